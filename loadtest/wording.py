@@ -65,4 +65,4 @@ def share(value: float) -> str:
 
 def ratio(value: float | None) -> str:
     """Return such as ``0.873``, – for None."""
-    return "–" if value is None else f"{value:.3f}"
+    return "–" if value is None else "∞" if value == float("inf") else f"{value:.3f}"

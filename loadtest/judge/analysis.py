@@ -134,7 +134,8 @@ def _end_s(records: Records, items: Window) -> float:
 def _cut_s(records: Records, items: Window) -> float:
     """Return where the window begins: the later of the scenario's warm-up and the end of the transient that the data show.
 
-    Latencies may show one; a request that failed after the scenario's warm-up is never left out, and no fault that was asked for.
+    Latencies may show one. After the scenario's warm-up no request that failed is left out, no fault that was asked for, and no part of
+    the run that misses the SLO: what is left out keeps each limit at its quantile, so that a run which misses a limit still misses it.
     """
     scenario = records.scenario
     if isinstance(scenario.arrival, Burst):
@@ -143,7 +144,11 @@ def _cut_s(records: Records, items: Window) -> float:
     for metric in ("e2e", "ttft") if records.even and not scenario.faults else ():
         bounds = items.bounds(metric)
         due_s, length = items.due_s[bounds.has], stats.transient_length(bounds.high)
-        if length and np.isfinite(bounds.high[:length][due_s[:length] >= scenario.warmup_s]).all():
+        if not length:
+            continue
+        part = items.between(scenario.warmup_s, float(due_s[length]))
+        answered = np.isfinite(bounds.high[:length][due_s[:length] >= scenario.warmup_s]).all()
+        if answered and all(part.share_inside(limit) >= limit.quantile for limit in scenario.slo.limits):
             cut_s = max(cut_s, float(due_s[length]))
     return cut_s
 
@@ -178,7 +183,8 @@ def _distribution(metric: str, series: Series, also: Collection[float]) -> Distr
         num_failed=series.num_failed,
         n_eff=round(n_eff[0.99], 1),
         method=METHOD if series.resolved else NOT_ESTIMABLE,
-        mean_s=None if series.num_failed else series.mean_answered_s,
+        num_left=series.num_left,
+        mean_s=None if series.num_failed or series.num_left else series.mean_answered_s,
         mean_answered_s=series.mean_answered_s,
         quantiles=[_quantile(series.low, series.high, q, size, series.resolved) for q, size in n_eff.items()],
     )
@@ -186,6 +192,7 @@ def _distribution(metric: str, series: Series, also: Collection[float]) -> Distr
 
 def _quantile(low: Ordered, high: Ordered, q: float, n_eff: float, resolved: bool) -> Quantile:
     """Return it of sorted bounds."""
+    has_upper = stats.order_ranks(int(min(n_eff, low.size)), q)[1] is not None
     k = stats.rank(low.size, q) - 1
     at_least, at_most = float(low[k]), float(high[k])
     known = at_least == at_most and math.isfinite(at_most)
@@ -197,22 +204,28 @@ def _quantile(low: Ordered, high: Ordered, q: float, n_eff: float, resolved: boo
         high_s=upper if resolved and math.isfinite(upper) else None,
         censored_s=None if known or at_least == math.inf else at_least,
         failed=at_least == math.inf,
+        high_failed=resolved and has_upper and upper == math.inf,
     )
 
 
 def limit_result(limit: Limit, series: Series) -> LimitResult:
-    """Judge one limit over all requests (of itl: gaps) that have the metric. A pass needs a run long enough to show slow swings."""
+    """Judge one limit over all requests (of itl: gaps) that have the metric. A pass needs a run long enough to show slow swings.
+
+    Requests that this side left before the limit may be inside or over it: a pass must hold if all of them are over, a miss if none is.
+    """
     if not series.size:
         return LimitResult(str(limit), "undecided", 0.0, 0.0, 1.0, 0.0)
-    attained = series.attained(limit.limit_s)
+    inside, unknown = series.attained(limit.limit_s), series.unknown(limit.limit_s)
     n_eff = series.worth(limit.quantile, limit.limit_s)
-    lower, upper = stats.wilson(attained, n_eff)
+    lower, _ = stats.share_interval(inside, n_eff)
+    _, upper = stats.share_interval(inside + unknown, n_eff)
     verdict: Literal["pass", "fail", "undecided"] = "undecided"
     if upper < limit.quantile:
         verdict = "fail"
     elif lower >= limit.quantile and series.resolved:
         verdict = "pass"
-    return LimitResult(str(limit), verdict, attained, lower, upper, n_eff)
+    attained = inside / (1 - unknown) if unknown < 1 else 0.0
+    return LimitResult(str(limit), verdict, attained, lower, upper, n_eff, unknown)
 
 
 def _verdict(slo: Sequence[LimitResult], num_ok: int, *, interrupted: bool) -> Literal["pass", "slo-missed", "undecided"]:

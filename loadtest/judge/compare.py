@@ -11,22 +11,30 @@ from loadtest.judge import stats
 from loadtest.judge.analysis import has_interval, rate_counts, summary_of
 from loadtest.judge.metrics import Records, read_records
 from loadtest.judge.pairs import Pairs
-from loadtest.judge.series import LogRatio, log_ratio
+from loadtest.judge.series import failed_ratio, log_ratio
 from loadtest.judge.summary import Summary
 from loadtest.judge.window import Window
-from loadtest.wording import percentile
+from loadtest.plan.recorded import asked_of
+from loadtest.wording import percentile, ratio
 
 Claim = Literal["a faster", "b faster", "no difference shown", "mixed", "not estimable"]
 
 METRICS = ("ttft", "tpot", "itl", "e2e")
 QUANTILES = stats.QUANTILES[:-1]
 """Of the pages; p99.9 stands in summary.json only."""
+STRICT = 1 - (1 - stats.CONFIDENCE) / len(METRICS) / len(QUANTILES)
+"""Confidence of each ratio for the verdict over all of them."""
 RATES = {"completed": "requests/s completed", "goodput": "requests/s good", "output_tokens": "output tokens/s"}
-"""Fields of `loadtest.judge.summary.Throughput` that two runs are compared by, in words."""
+"""Fields of `loadtest.judge.summary.Throughput` that two runs are compared by, in words; goodput only under one SLO."""
+NOT_ASKED = ("name", "observe", "workers", "keep_text")
+"""Keys of a scenario that change nothing of what the target is asked, nor of how its answers are judged."""
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """One percentile of ``a`` over that of ``b``; below 1: ``a`` is faster. None: one of the runs cannot bound it, or has 0 there."""
+    """One percentile of ``a`` over that of ``b``; below 1: ``a`` is faster. None: one of the runs cannot bound it, or has 0 there.
+
+    Infinite: that of ``a`` lies among requests that failed, and that of ``b`` does not; 0: the other way round.
+    """
 
     metric: str
     q: float
@@ -37,7 +45,7 @@ class Ratio(msgspec.Struct, frozen=True):
     claim: Claim
 
     def __str__(self) -> str:
-        known = "" if self.ratio is None else f" x{self.ratio:.3f} ({self.low:.3f} .. {self.high:.3f})"
+        known = "" if self.ratio is None else f" x{ratio(self.ratio)} ({ratio(self.low)} .. {ratio(self.high)})"
         return f"{self.metric} {percentile(self.q)}{known}: {self.claim}"
 
 
@@ -123,13 +131,14 @@ def compare_records(names: tuple[str, str], runs: tuple[Records, Records], summa
         ratios=ratios,
         rates=_rates(runs, summaries, paired=paired, same_arrivals=same_arrivals),
         verdict=verdict,
-        threats=list(_threats(names, summaries, pairs, same_arrivals=same_arrivals)),
+        threats=list(_threats(names, runs, summaries, pairs, same_arrivals=same_arrivals)),
     )
 
 
 def _ratios(windows: tuple[Window, Window], pairs: Pairs | None) -> tuple[list[Ratio], Claim]:
     """Return the ratio of each metric and percentile, and what they claim together."""
-    ratios, strict = [], []
+    ratios: list[Ratio] = []
+    strict: list[Ratio] = []
     for metric in METRICS:
         by_request = pairs is not None and metric != "itl"  # a request has many gaps, and no single ITL that could be paired
         if pairs and by_request:
@@ -138,17 +147,17 @@ def _ratios(windows: tuple[Window, Window], pairs: Pairs | None) -> tuple[list[R
             first, second = (window.series(metric) for window in (pairs.windows if pairs else windows))
         for q in QUANTILES if first.size and second.size else ():
             found = log_ratio(first, second, q, paired=by_request)
-            ratios.append(_ratio(metric, q, found, stats.CONFIDENCE))
-            strict.append(_ratio(metric, q, found, 1 - (1 - stats.CONFIDENCE) / len(METRICS) / len(QUANTILES)))
+            for listed, confidence in ((ratios, stats.CONFIDENCE), (strict, STRICT)):
+                known = found.interval(confidence) if found else failed_ratio(first, second, q, confidence)
+                listed.append(_ratio(metric, q, known))
     return ratios, _together([ratio.claim for ratio in strict])
 
 
-def _ratio(metric: str, q: float, found: LogRatio | None, confidence: float) -> Ratio:
-    if found is None:
+def _ratio(metric: str, q: float, known: tuple[float, float, float] | None) -> Ratio:
+    if known is None:
         return Ratio(metric, q, None, None, None, "not estimable")
-    ratio, low, high = found.interval(confidence)
-    claim: Claim = "a faster" if high < 1 else "b faster" if low > 1 else "no difference shown"
-    return Ratio(metric, q, ratio, low, high, claim)
+    _, low, high = known
+    return Ratio(metric, q, *known, "a faster" if high < 1 else "b faster" if low > 1 else "no difference shown")
 
 
 def _together(claims: list[Claim]) -> Claim:
@@ -170,7 +179,10 @@ def _rates(
         return []
     counts = [rate_counts(run, Window.of(run).between(*span), span) for run, span in zip(runs, spans, strict=True)]
     found = []
+    one_slo = runs[0].scenario.slo.limits == runs[1].scenario.slo.limits
     for field, words in RATES.items():
+        if field == "goodput" and not one_slo:
+            continue
         a, b = (each[field] / length for each, length in zip(counts, lengths, strict=True))
         enough = all(has_interval(each, field) for each in counts)
         known = stats.rate_ratio_interval(a, b, paired=same_arrivals) if enough else None
@@ -179,14 +191,29 @@ def _rates(
     return found
 
 
+def _differing(runs: tuple[Records, Records]) -> list[str]:
+    """Return the keys of the scenario in which the runs differ, without `NOT_ASKED` and the seed."""
+    a, b = (asked_of(run.scenario, run.manifest) for run in runs)
+    return [key for key in a if key not in NOT_ASKED and a[key] != b[key]]
+
+
 def _spans(summaries: tuple[Summary, Summary], paired: bool) -> list[tuple[float, float]]:
     spans = [summary.window_s for summary in summaries]
     return [(max(span[0] for span in spans), min(span[1] for span in spans))] * 2 if paired else spans
 
 
 def _threats(
-    names: tuple[str, str], summaries: tuple[Summary, Summary], pairs: Pairs | None, *, same_arrivals: bool
+    names: tuple[str, str],
+    runs: tuple[Records, Records],
+    summaries: tuple[Summary, Summary],
+    pairs: Pairs | None,
+    *,
+    same_arrivals: bool,
 ) -> Iterator[str]:
+    if differing := _differing(runs):
+        yield (
+            f"The scenarios of the two runs differ in {', '.join(differing)}: a difference between the runs may come from that alone."
+        )
     if pairs is None:
         yield "The runs had different schedules (or a closed loop): chance in the load itself is part of each difference."
     elif not same_arrivals:
@@ -201,7 +228,18 @@ def _threats(
     failed = [sum(n for state, n in s.states.items() if state not in ("ok", "cancelled", "never_sent")) for s in summaries]
     if any(failed):
         shares = (f"{n} of {sum(s.states.values())} in {name}" for n, s, name in zip(failed, summaries, names, strict=True))
-        yield f"Requests failed: {', '.join(shares)}. A percentile above the share that was answered is not estimable."
+        yield (
+            f"Requests failed: {', '.join(shares)}. A percentile that lies among them is infinite: where it surely does in one run only, "
+            "the other run is faster there; elsewhere such a percentile has no ratio."
+        )
+    for name, run, summary in zip(names, runs, summaries, strict=True):
+        cut_s, warmup_s = summary.warmup_cut_s, run.scenario.warmup_s
+        if cut_s > warmup_s:
+            whose = "both runs" if pairs else "that run"
+            yield (
+                f"The warm-up of {name} took {cut_s:.0f} s, not the {warmup_s:.0f} s of the scenario: what was due before is left out of "
+                f"{whose}."
+            )
     if {s.loop for s in summaries} == {"open", "closed"}:
         yield "One loop is open and one is closed: their latencies have different meanings."
     yield "One run each: what differs from one start of a target to the next is not in the intervals; repeat in the order ABBA."

@@ -129,6 +129,7 @@ class Gaps:
         self._pieces = pieces
         self.low = self.high = Sorted.of(pieces())
         self.size, self.num_failed, self.mean_answered_s = self.low.size, self.low.num_infinite, self.low.mean_s
+        self.num_left = 0  # of a request that this side left, the gaps that came count
         self._quantiles = quantiles
         self._thresholds_s = {q: self.low[rank(self.size, q) - 1] for q in (*stats.LEVELS, *quantiles)} if self.size else {}
         self._batches(sorted({*self._thresholds_s.values(), *limits_s}))
@@ -143,7 +144,7 @@ class Gaps:
         for piece in self._pieces() if batch else ():
             seconds = np.where(piece == INFINITE_US, np.inf, piece / 1e6)
             for limit_s, counts in over.items():
-                _add(counts, (seconds > limit_s).astype(np.float64), at, self.size, batch)
+                _add(counts, stats.over(seconds, limit_s).astype(np.float64), at, self.size, batch)
             if table:
                 _add(ranks, table.ranks(piece), at, self.size, part)
             at += piece.size
@@ -164,6 +165,9 @@ class Gaps:
 
     def attained(self, limit_s: float) -> float:
         return self.low.num_within(limit_s) / self.size
+
+    def unknown(self, limit_s: float) -> float:
+        return 0.0
 
     def left_out(self, q: float) -> Floats:
         """As `loadtest.judge.series.Series.left_out`, of at least `stats.NUM_BATCHES` gaps; q must be of those that were given at first."""

@@ -6,8 +6,7 @@ import numpy as np
 
 from loadtest.judge.columns import Ints
 from loadtest.judge.series import InMemory, Series
-from loadtest.judge.stats import Floats
-from loadtest.judge.window import Window, last_positions
+from loadtest.judge.window import Bounds, Window, last_positions
 
 
 @dataclass(frozen=True)
@@ -41,22 +40,16 @@ class Pairs:
         return len(self.windows[0])
 
     def series(self, metric: str) -> tuple[Series, Series]:
-        """Return the upper bounds of the requests that have the metric in both runs; not for ``itl``."""
-        values = [_by_position(window, metric) for window in self.windows]
-        both = ~np.isnan(values[0][self.positions[0]]) & ~np.isnan(values[1][self.positions[1]])
-        a, b = (_series(each, at[both]) for each, at in zip(values, self.positions, strict=True))
+        """Return the bounds of the requests that have the metric in both runs; not for ``itl``."""
+        bounds = [window.bounds(metric) for window in self.windows]
+        both = bounds[0].has[self.positions[0]] & bounds[1].has[self.positions[1]]
+        a, b = (_series(each, at[both]) for each, at in zip(bounds, self.positions, strict=True))
         return a, b
 
 
-def _series(values: Floats, at: Ints) -> Series:
-    """Return the values at these positions as a series in the order of due times, with blocks in the order of the pairs."""
-    own = values[np.sort(at)]
-    return InMemory(own, own, blocks_of=values[at])
-
-
-def _by_position(window: Window, metric: str) -> Floats:
-    """Return the upper bound of each request; NaN: it does not have the metric."""
-    bounds = window.bounds(metric)
-    values = np.full(len(window), np.nan)
-    values[bounds.has] = bounds.high
-    return values
+def _series(bounds: Bounds, at: Ints) -> Series:
+    """Return the bounds at these positions as a series in the order of due times, with blocks in the order of the pairs."""
+    number = np.cumsum(bounds.has) - 1  # by position in the window, that among those which have the metric
+    own = number[np.sort(at)]
+    low, high = bounds.low[own], bounds.high[own]
+    return InMemory(high if (low == high).all() else low, high, left=bounds.left[own], blocks_of=bounds.high[number[at]])

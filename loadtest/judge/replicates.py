@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from loadtest.judge.metrics import read_records
 from loadtest.judge.stats import Floats
 from loadtest.judge.summary import Quantile, Summary, interval
 from loadtest.judge.window import Window
-from loadtest.plan.recorded import recorded_scenario
+from loadtest.plan.recorded import asked_of, recorded_scenario
 from loadtest.plan.scenario import Scenario
 from loadtest.quantiles import Ordered, rank
 from loadtest.records import Manifest, read_manifest
@@ -67,7 +67,7 @@ class Mean(msgspec.Struct, frozen=True):
 
 
 class Attained(msgspec.Struct, frozen=True):
-    """Share of the requests inside a limit. Interval: on each side the wider of Student's over the runs and Wilson's of all samples."""
+    """Share of the requests inside a limit. Interval: on each side the wider of Student's over the runs and that of all samples."""
 
     limit: str
     verdict: Literal["pass", "fail", "undecided"]
@@ -85,6 +85,8 @@ class Replicates(msgspec.Struct, frozen=True):
 
     runs: list[str]
     seeds: list[int]
+    num_ok: list[int]
+    """Complete answers that were due in the window of each run."""
     slo: list[Attained]
     rates: list[Mean]
     percentiles: list[Percentile]
@@ -101,7 +103,8 @@ class Replicates(msgspec.Struct, frozen=True):
         verdicts = {attained.verdict for attained in self.slo}
         if "fail" in verdicts:
             return ExitCode.SLO_MISSED
-        return ExitCode.UNDECIDED if "undecided" in verdicts else ExitCode.PASS
+        # As of one run: without a complete answer there is nothing to pass.
+        return ExitCode.UNDECIDED if "undecided" in verdicts or not all(self.num_ok) else ExitCode.PASS
 
 
 def pool(runs: Sequence[Path]) -> Replicates:
@@ -123,6 +126,7 @@ def pool(runs: Sequence[Path]) -> Replicates:
     return Replicates(
         runs=[run.name for run in runs],
         seeds=[each.scenario.seed for each in read],
+        num_ok=[each.summary.states.get("ok", 0) for each in read],
         slo=list(_attained(read)),
         rates=list(_rates([each.summary for each in read])),
         percentiles=list(_percentiles(read)),
@@ -133,7 +137,7 @@ def pool(runs: Sequence[Path]) -> Replicates:
 def _check_alike(runs: Sequence[Path], manifests: Sequence[Manifest]) -> None:
     names = [str(run) for run in runs]
     scenarios = [recorded_scenario(*pair) for pair in zip(runs, manifests, strict=True)]
-    asked = [_without_seed(*pair) for pair in zip(scenarios, manifests, strict=True)]
+    asked = [asked_of(*pair) for pair in zip(scenarios, manifests, strict=True)]
     owners: dict[int, str] = {}
     for name, scenario, manifest, keys in zip(names, scenarios, manifests, asked, strict=True):
         if differing := [key for key in keys if keys[key] != asked[0][key]]:
@@ -147,17 +151,11 @@ def _check_alike(runs: Sequence[Path], manifests: Sequence[Manifest]) -> None:
         owners[scenario.seed] = name
 
 
-def _without_seed(scenario: Scenario, manifest: Manifest) -> dict[str, Any]:
-    asked = scenario.model_dump(mode="json", exclude={"seed"})
-    for fault in asked["faults"]:
-        fault["below_pid"] = None  # of the target's process, which may have been started again
-    return asked | {"model": manifest.model}
-
-
 @dataclass(frozen=True)
 class _Read:
     """What is kept of a run that was read: of its window, eight bytes a request and metric, and how often each gap came."""
 
+    name: str
     scenario: Scenario
     target: str
     summary: Summary
@@ -171,22 +169,29 @@ def _read(run: Path) -> _Read:
     summary = summary_of(records)
     window = Window.of(records).between(*summary.window_s)
     latencies_s = {metric: window.bounds(metric).high for metric in METRICS if metric != "itl"}
-    return _Read(records.scenario, records.manifest.target, summary, latencies_s, window.sorted_gaps())
+    return _Read(run.name, records.scenario, records.manifest.target, summary, latencies_s, window.sorted_gaps())
 
 
 def _attained(runs: Sequence[_Read]) -> Iterator[Attained]:
     for number, limit in enumerate(runs[0].scenario.slo.limits):
         results = [run.summary.slo[number] for run in runs]
         shares, sizes = (np.array(values) for values in zip(*((r.attained, r.n_eff) for r in results), strict=True))
-        value, low, high = stats.mean_interval(shares)
-        alone = stats.wilson(float(np.average(shares, weights=sizes)) if sizes.any() else 0.0, float(sizes.sum()))
-        low, high = max(0.0, min(low, alone[0])), min(1.0, max(high, alone[1]))
+        (low, _), (_, high) = (
+            _interval(np.array([getattr(r, bound) for r in results]), sizes) for bound in ("at_least", "at_most")
+        )
         verdict: Literal["pass", "fail", "undecided"] = "undecided"
         if high < limit.quantile:
             verdict = "fail"
         elif low >= limit.quantile:
             verdict = "pass"
-        yield Attained(str(limit), verdict, value, low, high, shares.tolist())
+        yield Attained(str(limit), verdict, float(shares.mean()), low, high, shares.tolist())
+
+
+def _interval(shares: Floats, sizes: Floats) -> tuple[float, float]:
+    """Return the interval of a share that each run has one of; ``sizes`` are the independent samples of each."""
+    _, low, high = stats.mean_interval(shares)
+    alone = stats.share_interval(float(np.average(shares, weights=sizes)) if sizes.any() else 0.0, float(sizes.sum()))
+    return max(0.0, min(low, alone[0])), min(1.0, max(high, alone[1]))
 
 
 def _rates(summaries: Sequence[Summary]) -> Iterator[Mean]:
@@ -205,8 +210,10 @@ def _percentiles(runs: Sequence[_Read]) -> Iterator[Percentile]:
         per_run = np.array([_quantiles([run], metric) for run in runs])
         for number, q in enumerate(QUANTILES):
             value, low, high = stats.jackknife_interval(pooled[number], left_out[:, number])
-            bounds = (max(0.0, low), max(0.0, high)) if math.isfinite(high) else (None, None)
-            yield Percentile(metric, Quantile(q, _finite(value), *bounds), [_finite(v) for v in per_run[:, number].tolist()])
+            known = math.isfinite(high)
+            bounds = (max(0.0, low), max(0.0, high)) if known else (None, None)
+            at = Quantile(q, _finite(value), *bounds, high_failed=not known)
+            yield Percentile(metric, at, [_finite(v) for v in per_run[:, number].tolist()])
 
 
 def _quantiles(runs: Sequence[_Read], metric: str) -> list[float]:
@@ -228,6 +235,12 @@ def _finite(value: float) -> float | None:
 def _threats(runs: Sequence[_Read]) -> Iterator[str]:
     if len(targets := {run.target for run in runs}) > 1:
         yield f"The runs asked different addresses ({', '.join(sorted(targets))}): they are replicates if the same was behind all of them."
+    if empty := [run.name for run in runs if not run.summary.states.get("ok")]:
+        yield f"No request was answered completely in {', '.join(empty)}: the runs together pass nothing."
+    for run in runs:
+        cut_s, warmup_s = run.summary.warmup_cut_s, run.scenario.warmup_s
+        if cut_s > warmup_s:
+            yield f"The warm-up of {run.name} took {cut_s:.0f} s, not the {warmup_s:.0f} s of the scenario; all of it is left out."
     if num := sum(run.summary.steady is False for run in runs):
         yield f"{num} of the runs are not steady: runs of another length would have other percentiles."
     if any(run.summary.schedule_sha256 == runs[0].summary.schedule_sha256 for run in runs[1:]):

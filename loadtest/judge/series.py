@@ -8,6 +8,7 @@ import numpy as np
 from scipy import stats as law
 
 from loadtest.judge import stats
+from loadtest.judge.columns import Bools
 from loadtest.quantiles import Floats, Ordered
 
 LEAST_S = 1e-9
@@ -21,11 +22,15 @@ class Series(Protocol):
     def size(self) -> int: ...
     @property
     def num_failed(self) -> int:
-        """How many are not known exactly: failed, refused, timed out."""
+        """How many failed, were refused or timed out."""
+
+    @property
+    def num_left(self) -> int:
+        """How many this side left before they were known (`loadtest.judge.window.Bounds.left`)."""
 
     @property
     def mean_answered_s(self) -> float | None:
-        """Mean of the others."""
+        """Mean of those that are known exactly."""
 
     @property
     def low(self) -> Ordered: ...
@@ -39,7 +44,10 @@ class Series(Protocol):
         """As `loadtest.judge.stats.effective_size`."""
 
     def attained(self, limit_s: float) -> float:
-        """Return the share that is at most ``limit_s``."""
+        """Return the share that is known to be at most ``limit_s``."""
+
+    def unknown(self, limit_s: float) -> float:
+        """Return the share that this side left before ``limit_s``: nobody knows on which side of the limit it would have been."""
 
     def left_out(self, q: float) -> Floats:
         """Return the quantile without each of `stats.NUM_BATCHES` blocks, as `numpy.array_split` makes them.
@@ -51,17 +59,20 @@ class Series(Protocol):
 class InMemory:
     """Implements `Series` over arrays."""
 
-    def __init__(self, low: Floats, high: Floats, *, blocks_of: Floats | None = None) -> None:
+    def __init__(self, low: Floats, high: Floats, *, left: Bools | None = None, blocks_of: Floats | None = None) -> None:
         """Make a series of the bounds, in the order of due times; both may be the same array, which then is sorted once.
 
         Args:
+            left: As `loadtest.judge.window.Bounds.left`; None: this side left none.
             blocks_of: The values of ``high`` in the order in which `left_out` makes its blocks; None: as they are in ``high``.
         """
         self._high = high
         self._blocks_of = high if blocks_of is None else blocks_of
         self.size = low.size
         known = low[(low == high) & np.isfinite(high)]
-        self.num_failed = low.size - known.size
+        self._left_after = np.empty(0) if left is None else low[left]
+        self.num_left = self._left_after.size
+        self.num_failed = low.size - known.size - self.num_left
         self.mean_answered_s = float(known.mean()) if known.size else None
         self.high = np.sort(high)
         self.low = self.high if low is high else np.sort(low)
@@ -75,6 +86,9 @@ class InMemory:
 
     def attained(self, limit_s: float) -> float:
         return float((self._high <= limit_s).mean())
+
+    def unknown(self, limit_s: float) -> float:
+        return int((self._left_after <= limit_s).sum()) / self.size
 
     def left_out(self, q: float) -> Floats:
         blocks = np.array_split(self._blocks_of, stats.NUM_BATCHES)
@@ -93,6 +107,26 @@ class LogRatio(NamedTuple):
         """Return the ratio and its interval."""
         half = float(law.t.ppf((1 + confidence) / 2, stats.NUM_BATCHES - 1)) * self.error
         return math.exp(self.middle), math.exp(self.middle - half), math.exp(self.middle + half)
+
+
+def failed_ratio(a: Series, b: Series, q: float, confidence: float = stats.CONFIDENCE) -> tuple[float, float, float] | None:
+    """Return the quantile of ``a`` over that of ``b``, and its interval, where that of one run surely lies among requests that failed.
+
+    The ratio is infinite (``a`` failed there) or 0 (``b`` did). A request that timed out took at least its timeout, so that the end of the
+    interval on the side of 1 is finite. None: neither or both of the runs failed there, or the other one cannot bound its quantile.
+
+    By the intervals of the two quantiles, each at ``confidence``, which must not overlap.
+    """
+    if not (a.resolved and b.resolved):
+        return None
+    intervals = [stats.order_interval(each.low, each.high, q, each.worth(q), confidence) for each in (a, b)]
+    failed = [stats.order_interval(each.high, each.high, q, each.worth(q), confidence)[0] == math.inf for each in (a, b)]
+    (lower_a, upper_a), (lower_b, upper_b) = intervals
+    if failed[0] and upper_b < lower_a:
+        return math.inf, lower_a / max(upper_b, LEAST_S), math.inf
+    if failed[1] and upper_a < lower_b:
+        return 0.0, 0.0, upper_a / lower_b
+    return None
 
 
 def log_ratio(a: Series, b: Series, q: float, *, paired: bool) -> LogRatio | None:

@@ -60,8 +60,11 @@ def order_interval(low: Ordered, high: Ordered, q: float, n_eff: float, confiden
     return lower, upper
 
 
-def share_bound(num: int, n: int, confidence: float = CONFIDENCE) -> float:
-    """Return the one-sided upper bound (Clopper-Pearson) of the share of which ``num`` of ``n`` independent samples were seen."""
+def share_bound(num: float, n: float, confidence: float = CONFIDENCE) -> float:
+    """Return the one-sided upper bound (Clopper-Pearson) of the share of which ``num`` of ``n`` independent samples were seen.
+
+    Both may be effective sizes (real).
+    """
     return 1.0 if num >= n else float(law.beta.ppf(confidence, num + 1, n - num))
 
 
@@ -100,7 +103,12 @@ def effective_size(values: Floats, q: float, limit: float | None = None, *, orde
     ordered = np.sort(values) if ordered is None else ordered
     limits = [float(ordered[rank(values.size, level) - 1]) for level in (*LEVELS, q)]
     limits = limits if limit is None else [*limits[:-1], limit]
-    return values.size * min(effective_share(values > limit) for limit in limits)
+    return values.size * min(effective_share(over(values, limit)) for limit in limits)
+
+
+def over(values: Floats, limit: float) -> npt.NDArray[np.bool_]:
+    """Return which values are above the limit; of an infinite limit which are infinite, for a quantile that lies among failures."""
+    return values > limit if math.isfinite(limit) else np.isinf(values)
 
 
 def resolved(values: Floats) -> bool:
@@ -191,6 +199,15 @@ def wilson(share: float, n_eff: float, confidence: float = CONFIDENCE) -> tuple[
     centre = (share + z * z / (2 * n_eff)) / (1 + z * z / n_eff)
     half = z / (1 + z * z / n_eff) * math.sqrt(share * (1 - share) / n_eff + z * z / (4 * n_eff * n_eff))
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def share_interval(share: float, n_eff: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Return Wilson's interval of a share, whose upper end is not below the bound of Clopper and Pearson; (0, 1) without samples.
+
+    Wilson's upper end is too low for a share near 1 and few samples: of one sample that is over its limit it is 0.79.
+    """
+    low, high = wilson(share, n_eff, confidence)
+    return low, max(high, share_bound(share * n_eff, n_eff, (1 + confidence) / 2))
 
 
 def sequential_verdict(n: float, violations: float, q: float, confidence: float = 0.99) -> str:

@@ -3,6 +3,7 @@
 Only `read_summary` does IO.
 """
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -22,11 +23,13 @@ class Quantile(msgspec.Struct, frozen=True, omit_defaults=True):
     """None: it lies beyond all that was measured (``censored_s`` or ``failed``), or there is no sample."""
     low_s: float | None = None
     high_s: float | None = None
-    """None: the sample is too small to bound it on that side."""
+    """None: the sample is too small to bound it on that side, or ``high_failed``."""
     censored_s: float | None = None
     """The percentile is at least this, the timeout: it cannot be told more exactly."""
     failed: bool = False
     """The percentile lies among requests that failed, which are infinitely slow. A field of its own: JSON has no infinity."""
+    high_failed: bool = False
+    """The upper bound lies among requests that failed, timed out or were left: a larger sample would not make it finite."""
 
 
 class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -42,10 +45,12 @@ class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
     method: str
     """How the intervals were made."""
     mean_s: float | None
-    """Of all n; None: some failed, whose time is infinite."""
+    """Of all n; None: some failed, whose time is infinite, or were left."""
     quantiles: list[Quantile]
     mean_answered_s: float | None = None
-    """Of those that are known exactly: n less ``num_failed``. Lower than what users had, where some failed or timed out."""
+    """Of those known exactly: n less ``num_failed`` and ``num_left``. Lower than what users had, where some failed or timed out."""
+    num_left: int = 0
+    """Of n: this side left them before the metric was known. They count as at least so long."""
 
     def at(self, q: float) -> Quantile | None:
         """Return the percentile; None: it was not computed."""
@@ -69,17 +74,29 @@ class LimitResult(msgspec.Struct, frozen=True):
     limit: str
     verdict: Literal["pass", "fail", "undecided"]
     attained: float
-    """Share of the scheduled requests (of itl: of the gaps) inside the limit."""
+    """Share of the scheduled requests (of itl: of the gaps) inside the limit, without those that are ``unknown``; 0: all are."""
     low: float
     high: float
-    """Its 95 % interval."""
+    """The 95 % interval. All that is unknown counts as over the limit for ``low``, and as inside for ``high``."""
     n_eff: float
     """Independent samples that it was judged by."""
+    unknown: float = 0.0
+    """Share of the scheduled requests that this side left before the limit: it is not known whether they would have kept it."""
+
+    @property
+    def at_least(self) -> float:
+        """The share that is known to be inside the limit."""
+        return self.attained * (1 - self.unknown)
+
+    @property
+    def at_most(self) -> float:
+        """The share that is not known to be over the limit."""
+        return self.at_least + self.unknown
 
     @property
     def counts(self) -> tuple[float, float]:
-        """The independent samples, and how many of them are over the limit; both real."""
-        return self.n_eff, self.n_eff * (1 - self.attained)
+        """The independent samples, and how many of them are not known to be inside the limit; both real."""
+        return self.n_eff, self.n_eff * (1 - self.at_least)
 
 
 class Throughput(msgspec.Struct, frozen=True):
@@ -182,10 +199,13 @@ def rate_interval(throughput: Throughput, name: str) -> str:
 
 
 def interval(quantile: Quantile) -> str:
-    """Return such as ``123 ms [118, 130]``; ``≥ 120 s`` or ``∞ (failed)`` when the percentile lies among the requests without a value."""
+    """Return such as ``123 ms [118, 130]`` or ``123 ms [118, ∞]``.
+
+    ``≥ 120 s`` or ``∞ (failed)`` when the percentile lies among the requests without a value.
+    """
     if quantile.value_s is None:
         if quantile.failed:
             return "∞ (failed)"
         return "n too small" if quantile.censored_s is None else f"≥ {seconds([quantile.censored_s])[0]}"
-    value, *bounds = seconds([quantile.value_s, quantile.low_s, quantile.high_s])
+    value, *bounds = seconds([quantile.value_s, quantile.low_s, math.inf if quantile.high_failed else quantile.high_s])
     return f"{value} [{bounds[0]}, {bounds[1]}]"

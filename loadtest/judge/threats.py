@@ -7,6 +7,7 @@ from loadtest.judge.metrics import Records
 from loadtest.judge.summary import Summary
 from loadtest.judge.window import Window
 from loadtest.plan.laws import Burst
+from loadtest.wording import share
 
 NOT_ESTIMABLE = "no interval where the run is too short beside its own slow swings"
 """The method of a distribution whose percentiles one run cannot tell."""
@@ -81,13 +82,22 @@ def _threats_of_the_run(records: Records, summary: Summary) -> dict[str, bool]:
 
 def _threats_of_the_figures(records: Records, summary: Summary) -> dict[str, bool]:
     heads = [summary.distributions[m] for m in ("ttft", "e2e") if m in summary.distributions]
-    unbounded = [d.metric for d in heads if (p99 := d.at(0.99)) and p99.high_s is None]
+    p99s = [(d.metric, p99) for d in heads if (p99 := d.at(0.99)) and p99.high_s is None]
+    infinite, unbounded = ([metric for metric, p99 in p99s if p99.high_failed is failed] for failed in (True, False))
+    unknown = [
+        f"{share(result.unknown)} of the requests were left by this side before {result.limit}"
+        for result in summary.slo
+        if result.unknown
+    ]
     read_s, itl_s = _read_lag_and_itl(summary)
     warmup_s, varies = records.scenario.warmup_s, not isinstance(records.scenario.arrival, Burst)
     return {
         f"The p99 of {' and '.join(unbounded)} has no upper bound: too few independent samples; run longer or replicate.": (
             bool(unbounded)
         ),
+        f"The p99 of {' and '.join(infinite)} has no upper bound: its interval reaches the requests that failed, timed out or were left, "
+        "which have none. A longer run does not change that.": bool(infinite),
+        f"{', '.join(unknown)}: they count neither as inside nor as over.": bool(unknown),
         "Latencies swing more slowly than the run could see (near saturation): percentiles are not estimable from it alone.": (
             any(d.method == NOT_ESTIMABLE for d in heads)
         ),

@@ -18,11 +18,13 @@ from loadtest.quantiles import rank
 
 @dataclass(frozen=True)
 class Bounds:
-    """One metric of the requests that have it. ``has`` says which do; ``low`` and ``high`` are theirs, in the order of due times."""
+    """One metric of the requests that have it. ``has`` says which do; the rest is theirs, in the order of due times."""
 
     has: Bools
     low: Floats
     high: Floats
+    left: Bools
+    """This side left the request before the metric was known: it took at least ``low``, and is no failure of the target."""
 
 
 def last_positions(ids: Ints, wanted: Ints) -> Ints:
@@ -100,6 +102,7 @@ class Window:
         rows, there = self.records.columns, self.row >= 0
         low, high = np.full(len(self), np.inf), np.full(len(self), np.inf)
         has = self.has_gaps.copy() if metric in WITHIN else np.ones(len(self), dtype=bool)
+        left = np.zeros(len(self), dtype=bool)
         at = np.flatnonzero(there)
         at = at[rows.is_sent[self.row[at]]]
         index = self.row[at]
@@ -117,13 +120,14 @@ class Window:
                 known = cancelled & ~np.isnan(first)
                 low[at[cancelled]] = (end - begin)[cancelled]
                 low[at[known]] = high[at[known]] = (first - begin)[known]
+                left[at[cancelled & ~known]] = True
             else:
                 has[at[cancelled]] = False
             if metric not in WITHIN:
                 watched = timeout & ~np.isnan(rows.end_s[index])
                 low[at[watched]] = (rows.end_s[index] - begin)[watched]
         low, high = np.round(low[has], 9), np.round(high[has], 9)
-        return Bounds(has, low, high)
+        return Bounds(has, low, high, left[has])
 
     def _measured(self, metric: str, index: Ints, begin: Floats) -> Floats:
         """Return the metric of rows that are ok; NaN: they have none."""
@@ -188,7 +192,17 @@ class Window:
         if metric == "itl":
             return self.gaps
         bounds = self.bounds(metric)
-        return InMemory(bounds.low, bounds.high)
+        return InMemory(bounds.low, bounds.high, left=bounds.left)
+
+    def share_inside(self, limit: Limit) -> float:
+        """Return the share of the requests (of itl: of the gaps that came) that are known to be inside the limit; 1 if there are none."""
+        if limit.metric == "itl":
+            rows, index = self.records.columns, self.row[self.has_gaps & (self.row >= 0)]
+            num, num_inside = rows.num_gaps[index].sum(), rows.gaps_within[limit.limit_s][index].sum()
+        else:
+            high = self.bounds(limit.metric).high
+            num, num_inside = high.size, (high <= limit.limit_s).sum()
+        return float(num_inside / num) if num else 1.0
 
     def good(self, limits: Sequence[Limit]) -> Bools:
         """As `loadtest.judge.metrics.is_good`, of each request."""

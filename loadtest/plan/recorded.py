@@ -1,6 +1,7 @@
 """The scenario of a run, as its manifest holds it."""
 
 from pathlib import Path
+from typing import Any
 
 from loadtest.errors import UsageError
 from loadtest.plan.scenario import RECORDED, Scenario, parse_scenario
@@ -18,3 +19,11 @@ def recorded_scenario(run: Path, manifest: Manifest) -> Scenario:
     except UsageError as exc:
         key = "scenario" if exc.where == "scenario" else f"scenario.{exc.where}"
         raise UsageError(f"{run / 'manifest.json'}: {key}", f"{exc.problem}; {PUT_BACK}") from exc
+
+
+def asked_of(scenario: Scenario, manifest: Manifest) -> dict[str, Any]:
+    """Return what was asked, by the scenario's keys, without the seed; ``model`` is the one that was asked at last."""
+    asked = scenario.model_dump(mode="json", exclude={"seed"})
+    for fault in asked["faults"]:
+        fault["below_pid"] = None  # of the target's process, which may have been started again
+    return asked | {"model": manifest.model}

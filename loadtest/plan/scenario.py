@@ -255,7 +255,8 @@ class Scenario(Part):
     duration_s: Seconds = 60.0
     """Arrivals end here."""
     warmup_s: Seconds = 5.0
-    """Requests due before it are sent, kept and left out of every figure."""
+    """Requests due before it are sent, kept and left out of every figure. If latencies show a longer warm-up, in which no request failed
+    and every limit of the SLO was kept, all of that is left out, and the report says how long it was."""
     timeout_s: float = Field(default=120.0, gt=0)
     """From due to the end of the answer; a later answer is a timeout, which every distribution keeps as 'at least this'."""
     drain_s: Seconds = 120.0

@@ -2,6 +2,7 @@
 `loadtest.report.plots` and `loadtest.report.plots_load`.
 """
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -246,7 +247,7 @@ def comparison_kinds(other: RunData, comparison: Comparison) -> list[Kind[RunDat
     ratios = {
         f"{r.metric.upper()} {percentile(r.q)}": (r.ratio, r.low, r.high)
         for r in comparison.ratios
-        if r.ratio is not None and r.low is not None and r.high is not None
+        if r.ratio is not None and r.low is not None and r.high is not None and 0 < r.ratio < math.inf
     }
     kinds = [Kind(f"both-{m}", f"{m.upper()} of both", "Shaded: 95 % bands.", partial(overlay, m)) for m in CDF_WORDS]
     words = "Left of 1: this run is faster. Grey: the interval contains 1, and nothing is claimed."

@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,66 @@ def test_a_run_that_failed_is_said_to_have_failed(tmp_path: Path) -> None:
     refused = write_run(tmp_path / "refused", 200, lambda row: ended(row, "http_error", row.due_s))
     said = compare(refused, write_run(tmp_path / "served", 200)).lines()
     assert any(line.startswith("Requests failed: 200 of 200 in refused, 0 of 200 in served.") for line in said)
+
+
+def failing(folder: Path, share: float, state: str = "http_error", factor: float = 0.5, **values: Any) -> Path:
+    """Like `run_of`, twice as fast, but the ``share`` of the requests that chance picks ended in ``state``."""
+    took_s = factor * np.random.Generator(np.random.Philox([1, 1])).lognormal(0, 0.5, 2000)
+    fails = np.random.Generator(np.random.Philox([3, 3])).random(2000) < share
+
+    def change(row: Row) -> Row:
+        whole = answered(ScheduledRequest(row.id, row.due_s, "default", 10, 4), row.due_s, float(took_s[row.id]))
+        return ended(row, state, row.due_s + (120 if state == "timeout" else 0.1)) if fails[row.id] else whole
+
+    return write_run(folder, 2000, change, **values)
+
+
+@pytest.mark.parametrize(("state", "low"), [("http_error", math.inf), ("timeout", 20.0)])
+def test_a_run_whose_percentile_failed_is_slower_than_one_whose_did_not(tmp_path: Path, state: str, low: float) -> None:
+    """One that answers twice as fast, but not 38 % of its requests, is not the faster one."""
+    a, b = failing(tmp_path / "a", 0.38, state), run_of(tmp_path / "b", noise=2)
+    found, turned = compare(a, b), compare(b, a)
+    assert ttft(found, 0.5).claim == "a faster"
+    at, back = ttft(found, 0.95), ttft(turned, 0.95)
+    assert (at.ratio, at.high, at.claim) == (math.inf, math.inf, "b faster")
+    assert at.low is not None
+    assert back.high is not None
+    assert at.low >= low
+    assert (back.ratio, back.low, back.claim) == (0.0, 0.0, "a faster")
+    assert back.high == pytest.approx(1 / at.low)
+    assert (found.verdict, turned.verdict) == ("mixed", "mixed")
+    assert any(str(line).startswith("ttft p95 x∞ (") for line in found.lines())
+    assert "the other run is faster" in write_report(a, other=b).read_text()
+
+
+def test_a_run_in_which_all_failed_is_the_slower_one(tmp_path: Path) -> None:
+    found = compare(failing(tmp_path / "a", 1.0), run_of(tmp_path / "b"))
+    assert {ratio.claim for ratio in found.ratios if ratio.q < 0.99} == {"b faster"}
+    assert found.verdict == "b faster"
+    both = compare(tmp_path / "a", failing(tmp_path / "c", 1.0))
+    assert (both.verdict, {ratio.claim for ratio in both.ratios}) == ("not estimable", {"not estimable"})
+
+
+def test_one_outage_claims_no_percentile(tmp_path: Path) -> None:
+    """Of 2,000 requests 60 in a row failed: one outage, of which no run of this length tells how often it comes."""
+
+    def outage(row: Row) -> Row:
+        return ended(row, "http_error", row.due_s) if 1000 <= row.id < 1060 else row
+
+    found = compare(write_run(tmp_path / "a", 2000, outage), write_run(tmp_path / "b", 2000))
+    assert {ratio.claim for ratio in found.ratios if ratio.q == 0.99} == {"not estimable"}
+    assert found.verdict == "no difference shown"
+
+
+def test_what_an_interrupted_run_left_is_no_failure_of_its_target(tmp_path: Path) -> None:
+    """Both runs answer alike; of the first, interrupted at 20 s, the requests of the last 3 s have no first token."""
+
+    def cut_off(row: Row) -> Row | None:
+        return None if row.due_s >= 20 else ended(row, "cancelled", 20.0) if row.due_s >= 17 else row
+
+    a = write_run(tmp_path / "a", 2000, cut_off, manifest={"state": "interrupted", "ended_s": 20.0})
+    found = compare(a, write_run(tmp_path / "b", 2000))
+    assert {ratio.claim for ratio in found.ratios} <= {"not estimable", "no difference shown"}
 
 
 def test_different_schedules_are_strangers(tmp_path: Path) -> None:
@@ -226,3 +287,34 @@ def test_times_between_tokens_that_came_together_have_no_ratio(tmp_path: Path) -
     claims = {(ratio.metric, ratio.q): (ratio.ratio, ratio.claim) for ratio in found.ratios}
     assert claims["tpot", 0.5] == claims["itl", 0.5] == (None, "not estimable")
     assert claims["ttft", 0.5][1] == "no difference shown"
+
+
+def slow_at_first(row: Row) -> Row:
+    return answered(ScheduledRequest(row.id, row.due_s, "default", 10, 4), row.due_s, 4.0 if row.due_s < 20 else 1.0)
+
+
+def test_a_warm_up_that_was_found_in_one_run_is_named(tmp_path: Path) -> None:
+    a, b = write_run(tmp_path / "a", 1200, slow_at_first, warmup_s=5), write_run(tmp_path / "b", 1200, warmup_s=5)
+    found = compare(a, b)
+    assert found.num_common == 1000
+    said = [threat for threat in found.threats if "warm-up" in threat]
+    assert said == ["The warm-up of a took 20 s, not the 5 s of the scenario: what was due before is left out of both runs."]
+    other = write_run(tmp_path / "other", 1200, warmup_s=5, session="other")
+    said = [threat for threat in compare(a, other).threats if "warm-up" in threat]
+    assert said == ["The warm-up of a took 20 s, not the 5 s of the scenario: what was due before is left out of that run."]
+
+
+def test_runs_of_two_scenarios_are_said_to_be_and_goodput_under_two_slos_has_no_ratio(tmp_path: Path) -> None:
+    a = run_of(tmp_path / "a", slo="ttft_p90=2s", observe={"fleet": True})
+    b = run_of(tmp_path / "b", noise=2, slo="ttft_p90=800ms", timeout_s=30, workers=2, name="another-name")
+    found = compare(a, b)
+    said = [threat for threat in found.threats if "differ" in threat and "scenario" in threat]
+    assert said == [
+        "The scenarios of the two runs differ in timeout_s, slo: a difference between the runs may come from that alone."
+    ]
+    assert [rate.name for rate in found.rates] == ["requests/s completed", "output tokens/s"]
+    alike = compare(run_of(tmp_path / "c", slo="ttft_p90=2s", seed=2, session="c"), a)
+    assert not any("The scenarios" in threat for threat in alike.threats)
+    assert [rate.name for rate in alike.rates] == ["requests/s completed", "requests/s good", "output tokens/s"]
+    model = compare(run_of(tmp_path / "d", slo="ttft_p90=2s", manifest={"model": "another"}), a)
+    assert any(threat.startswith("The scenarios of the two runs differ in model:") for threat in model.threats)

@@ -15,7 +15,7 @@ from loadtest.judge.replicates import METRICS, Replicates, pool
 from loadtest.judge.stats import quantile, replicate_interval
 from loadtest.records import Row, ScheduledRequest
 from tests.loadtest import synthetic
-from tests.loadtest.judge.written_runs import answered, write_run
+from tests.loadtest.judge.written_runs import answered, ended, write_run
 
 T_2 = 4.302653
 """Student's t with two degrees of freedom at 97.5 %, from a table."""
@@ -131,3 +131,40 @@ def test_the_command_prints_lines_or_json(tmp_path: Path) -> None:
     assert (said.exit_code, said.output.splitlines()[0][:28]) == (0, "3 replicates, seeds 1, 2, 3;")
     as_json = CliRunner().invoke(app, ["pool", *runs, "--json"])
     assert msgspec.json.decode(as_json.output, type=Replicates) == pool([Path(run) for run in runs])
+
+
+def refused(folder: Path, seed: int, **values: Any) -> Path:
+    return write_run(folder / f"seed-{seed}", 100, lambda row: ended(row, "http_error", row.due_s), seed=seed, **values)
+
+
+@pytest.mark.parametrize("num_refused", [1, 3])
+def test_runs_without_a_complete_answer_pass_nothing(tmp_path: Path, num_refused: int) -> None:
+    """Also without an SLO, as one such run alone."""
+    whole = [a_run(tmp_path, seed, 1.0) for seed in (4, 5)]
+    pooled = pool([*(refused(tmp_path, seed) for seed in range(1, num_refused + 1)), *whole])
+    assert pooled.exit_code() is ExitCode.UNDECIDED
+    assert pooled.num_ok == [*[0] * num_refused, 100, 100]
+    names = ", ".join(f"seed-{seed}" for seed in range(1, num_refused + 1))
+    assert f"No request was answered completely in {names}: the runs together pass nothing." in pooled.threats
+    assert CliRunner().invoke(app, ["pool", *map(str, (tmp_path / name for name in pooled.runs))]).exit_code == 5
+
+
+def test_a_warm_up_that_was_found_is_named(tmp_path: Path) -> None:
+    def slow_at_first(row: Row) -> Row:
+        return answered(ScheduledRequest(row.id, row.due_s, "default", 10, 4), row.due_s, 4.0 if row.due_s < 20 else 1.0)
+
+    runs = [write_run(tmp_path / f"seed-{seed}", 1200, slow_at_first, seed=seed, warmup_s=5) for seed in (1, 2)]
+    threats = pool([*runs, write_run(tmp_path / "seed-3", 1200, seed=3, warmup_s=5)]).threats
+    said = [threat for threat in threats if "warm-up" in threat]
+    assert said == [
+        f"The warm-up of seed-{seed} took 20 s, not the 5 s of the scenario; all of it is left out." for seed in (1, 2)
+    ]
+
+
+def test_a_percentile_that_lies_among_the_failed_without_one_run_has_no_upper_bound(tmp_path: Path) -> None:
+    """Of 300 requests 12 failed, all in the third run: 4 %. Without the first run 6 % failed, more than the p95 leaves out."""
+    whole = [a_run(tmp_path, seed, 1.0) for seed in (1, 2)]
+    third = write_run(tmp_path / "seed-3", 100, lambda row: ended(row, "http_error", row.due_s) if row.id < 12 else row, seed=3)
+    p95 = next(p for p in pool([*whole, third]).percentiles if (p.metric, p.at.q) == ("ttft", 0.95))
+    assert (p95.at.value_s, p95.at.low_s, p95.at.high_failed) == (1.0, None, True)
+    assert str(p95) == "ttft p95 1000 ms [–, ∞]"

@@ -374,6 +374,7 @@ def test_a_folder_that_holds_no_run_is_named(tmp_path: Path, content: str | None
         (Quantile(0.99, 0.01234, 0.0118, None), "12.3 ms [11.8, –]"),
         (Quantile(0.99, 12.3, 11.0, 14.25), "12.3 s [11.0, 14.2]"),
         (Quantile(0.99, 0.0000123, 0.00001, 0.00002), "12.3 µs [10.0, 20.0]"),
+        (Quantile(0.99, 12.3, 11.0, high_failed=True), "12.3 s [11.0, ∞]"),
         (Quantile(0.99, None, censored_s=120.0), "≥ 120 s"),
         (Quantile(0.99, None, failed=True), "∞ (failed)"),
         (Quantile(0.99, None), "n too small"),
