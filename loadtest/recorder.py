@@ -15,7 +15,7 @@ from typing import get_args
 import msgspec
 
 from loadtest.errors import UsageError
-from loadtest.records import Manifest, RunEvent
+from loadtest.records import Manifest, RunEvent, part_of
 from loadtest.seal import SEALS, Seal, Sealed
 
 _ENCODER = msgspec.json.Encoder()
@@ -191,7 +191,7 @@ def give_up(out: Path, names: Sequence[str], *, is_new: bool) -> None:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Replace the file in one step: readers see the old one or the new one."""
-    part = path.with_suffix(".part")
+    part = part_of(path)
     try:
         part.write_bytes(content)
         part.replace(path)

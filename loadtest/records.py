@@ -18,6 +18,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, overload
+from uuid import uuid4
 
 import msgspec
 
@@ -218,6 +219,11 @@ REJECTIONS = (429, 503)
 """Statuses with which a server says that it is too busy."""
 TEXT_SHOWN = 60
 """Letters of an answer that a finding of the audit quotes."""
+
+
+def part_of(path: Path) -> Path:
+    """Return where to write a file before it takes the place of ``path``: another name for each call, so that no two writers share it."""
+    return path.with_name(f"{path.stem}.{uuid4().hex[:12]}.part")
 
 
 def id_prefix(manifest: Manifest) -> str:

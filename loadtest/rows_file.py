@@ -19,7 +19,7 @@ from pyarrow import parquet
 
 from loadtest.errors import UsageError
 from loadtest.inputs import open_bytes
-from loadtest.records import Row
+from loadtest.records import Row, part_of
 
 BATCH_ROWS = 1024
 """Rows that are in memory at a time: with 128 chunks each, 25 MB of Python objects while they are written, 2 MB when they are read."""
@@ -65,17 +65,21 @@ class _Lines:
         return np.frombuffer(self.offsets, dtype=np.int64)[order] if self.offsets else np.empty(0, dtype=np.int64)
 
 
-def write_parquet(rows: Path, to: Path) -> None:
+def write_parquet(rows: Path, to: Path) -> Any:
     """Write the rows of a rows.jsonl, if there is one, as Parquet; a last line that was cut off by a crash is left out.
 
+    Returns:
+        The file, open for `read_batches`. It stays as it is when another process replaces or removes the file of this name.
     Raises:
         UsageError: A line that is not the last one cannot be read; the message has its number.
         OSError: The file cannot be written.
     """
-    part = to.with_suffix(".part")
+    part = part_of(to)
     try:
         _write(rows, part)
+        file = pa.OSFile(str(part))
         part.replace(to)
+        return file
     finally:
         if part.is_file():
             part.unlink()
@@ -113,7 +117,7 @@ def _record_batch(rows: list[Row]) -> Any:
     return pa.RecordBatch.from_arrays([*arrays, *lists], schema=SCHEMA)
 
 
-def read_batches(path: Path, columns: list[str]) -> Iterator[Any]:
-    """Yield `pyarrow.RecordBatch` with these columns, in the order of due times, `BATCH_ROWS` rows at most."""
-    with parquet.ParquetFile(path, pre_buffer=False, memory_map=False) as file:
-        yield from file.iter_batches(batch_size=BATCH_ROWS, columns=columns, use_threads=False)
+def read_batches(file: Any, columns: list[str]) -> Iterator[Any]:
+    """Yield `pyarrow.RecordBatch` with these columns, in the order of due times, `BATCH_ROWS` rows at most. The file stays open."""
+    with parquet.ParquetFile(file, pre_buffer=False) as table:
+        yield from table.iter_batches(batch_size=BATCH_ROWS, columns=columns, use_threads=False)
