@@ -7,9 +7,12 @@ from loadtest.judge.metrics import Records
 from loadtest.judge.summary import Summary
 from loadtest.judge.window import Window
 from loadtest.plan.laws import Burst
+from loadtest.wording import shown
 
 NOT_ESTIMABLE = "no interval where the run is too short beside its own slow swings"
 """The method of a distribution whose percentiles one run cannot tell."""
+MAX_REASON = 300
+"""Letters of a row's reason, and of the error of a source of figures, that are shown: as many as a run records."""
 MAX_COALESCED_SHARE = 0.05
 MAX_CLOCK_DRIFT_S = 0.5
 MAX_READ_LAG_SHARE = 0.1
@@ -30,14 +33,14 @@ def first_reason(items: Window) -> list[str]:
         return []
     counts = np.bincount(rows.reason[failed])
     most = int(counts.argmax())
-    reason = rows.reasons[most] or "no reason given"
+    reason = shown(rows.reasons[most], MAX_REASON) or "no reason given"
     return [f"{failed.size} requests failed; the most frequent reason, of {int(counts[most])} of them: {reason.rstrip('.')}."]
 
 
 def silent_sources(records: Records) -> list[str]:
     """Return of which sources of the target's own figures nothing is known, and why."""
     answered = {sample.source for sample in records.server if not sample.error}
-    errors = {sample.source: sample.error for sample in records.server if sample.source not in answered}
+    errors = {sample.source: shown(sample.error, MAX_REASON) for sample in records.server if sample.source not in answered}
     said = {source: f"Nothing is known of the target's own figures ({source}): {error}." for source, error in errors.items()}
     if "serve" in errors and "fleet" in answered and not records.scenario.observe.fleet:
         said["serve"] = (
