@@ -181,12 +181,7 @@ def verdict(run_folder: Run) -> None:
     if manifest.state == "running":
         way_out = "wait for its end; what is there so far, `report` shows"
         raise UsageError(str(run_folder), f"the run goes on, or was killed with all its processes: {way_out}")
-    try:
-        summary = analyse(run_folder)
-    except OSError as exc:
-        raise UsageError(
-            str(run_folder), f"rows.parquet cannot be written there, nor to a temporary folder: {exc.strerror}"
-        ) from exc
+    summary = analyse(run_folder)
     summary.threats.extend(without_digest(run_folder, manifest))
     print_verdict(summary, manifest, run_folder)
     raise typer.Exit(VERDICTS[summary.verdict].code)
@@ -381,9 +376,13 @@ def _status() -> int:
     except LoadtestError as exc:
         typer.secho(f"error: {shown(str(exc), MAX_ERROR)}", fg="red", err=True)  # it may quote the target
         return exc.exit_code
-    except Exception:  # the root: Python would end with 1 here too
-        traceback.print_exc()
-        return ExitCode.INVALID
+    except Exception as exc:  # the root: Python would end with 1 here too
+        if not (isinstance(exc, OSError) and exc.filename):
+            traceback.print_exc()
+            return ExitCode.INVALID
+        way_out = "free space on its disk, or see that it can be read and written, and try again"
+        typer.secho(f"error: {shown(str(exc.filename))}: {exc.strerror}; {way_out}", fg="red", err=True)
+        return ExitCode.USAGE
     return ExitCode.PASS
 
 

@@ -1,6 +1,8 @@
 """Reads schedule.jsonl and rows.jsonl into columns, in a stream, and leaves the rows as rows.parquet beside them."""
 
+import errno
 import hashlib
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -63,7 +65,7 @@ def read_columns(run: Path, scenario: Scenario) -> tuple[RowColumns, Callable[[]
 
     Raises:
         UsageError: A row cannot be read.
-        OSError: rows.parquet fits neither there nor in a temporary folder.
+        OSError: rows.parquet can be written neither there nor to a temporary folder; ``filename`` is the one there.
     """
     file = _make_parquet(run)
     limits_s = [limit.limit_s for limit in scenario.slo.limits if limit.metric == "itl"]
@@ -95,9 +97,13 @@ def _make_parquet(run: Path) -> Any:
     rows = run / "rows.jsonl"
     try:
         return write_parquet(rows, run / PARQUET)
-    except OSError:
+    except OSError as exc:
+        number = exc.errno or errno.EIO
+    try:
         with tempfile.TemporaryDirectory(prefix="loadtest-") as folder:
             return write_parquet(rows, Path(folder) / PARQUET)
+    except OSError as exc:  # the reason that counts is that of the run's folder; pyarrow's error names no file
+        raise OSError(number, os.strerror(number), str(run / PARQUET)) from exc
 
 
 def _chunked(batch: Any) -> Chunked:

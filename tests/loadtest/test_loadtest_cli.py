@@ -347,6 +347,19 @@ def test_a_report_that_does_not_fit_on_the_disk_is_one_line(tmp_path: Path) -> N
     assert "the report cannot be written: Is a directory; call `report` again when it can" in failure("report", str(run))
 
 
+@pytest.mark.parametrize("command", ["verdict", "compare", "pool"])
+def test_a_full_disk_is_one_line_and_leaves_no_temporary_folder(command: str, tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"seed-{seed}", 100, seed=seed, session=str(seed)) for seed in (1, 2, 3)]
+    asked = " ".join(map(str, runs[: {"verdict": 1, "compare": 2, "pool": 3}[command]]))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    script = f"ulimit -f 1; exec {sys.executable} -m loadtest.cli {command} {asked}"  # files of 1 KiB, and no more
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=os.environ | {"TMPDIR": str(temporary)})
+    said = "File too large; free space on its disk, or see that it can be read and written, and try again"
+    assert (ended.returncode, ended.stderr) == (ExitCode.USAGE, f"error: {runs[0] / 'rows.parquet'}: {said}\n")
+    assert list(temporary.iterdir()) == list(tmp_path.rglob("*.part")) == []
+
+
 def test_an_address_that_is_in_use_is_refused_before_the_run(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.errors import UsageError
-from loadtest.recorder import Batch, End, Ledger, LineFile, Recorder, as_lines, claim, write_manifest
+from loadtest.recorder import Batch, End, Ledger, LineFile, Recorder, as_lines, claim, replace_file, write_manifest
 from loadtest.records import HealthSample, Manifest, Row, RunEvent, part_of, read_lines, read_manifest
 
 
@@ -107,6 +107,13 @@ def test_a_manifest_is_replaced_in_one_step(tmp_path: Path) -> None:
     write_manifest(tmp_path, manifest)
     assert read_manifest(tmp_path) == manifest
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+
+
+def test_a_file_that_does_not_fit_is_named_and_leaves_no_part(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="too large") as caught, small_disk():
+        replace_file(tmp_path / "saturate.json", b"x" * 101)
+    assert caught.value.filename == str(tmp_path / "saturate.json")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_processes_that_replace_one_file_write_under_different_names_first(tmp_path: Path) -> None:
