@@ -19,7 +19,7 @@ from pyarrow import parquet
 
 from loadtest.errors import UsageError
 from loadtest.inputs import open_bytes
-from loadtest.records import Row, part_of
+from loadtest.records import Row, part_of, unreadable
 
 BATCH_ROWS = 1024
 """Rows that are in memory at a time: with 128 chunks each, 25 MB of Python objects while they are written, 2 MB when they are read."""
@@ -56,7 +56,7 @@ class _Lines:
                     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
                         if not line.endswith(b"\n"):
                             return  # cut off by a crash
-                        raise UsageError(f"{path}:{number}", str(exc)) from exc
+                        raise UsageError(f"{path}:{number}", unreadable(line, exc)) from exc
                     self.offsets.append(at)
                 at += len(line)
 
@@ -99,10 +99,11 @@ def _batches(path: Path) -> Iterator[list[Row]]:
             batch = []
             for offset in offsets[first : first + BATCH_ROWS].tolist():
                 file.seek(offset)
+                line = file.readline()
                 try:
-                    batch.append(decoder.decode(file.readline()))
+                    batch.append(decoder.decode(line))
                 except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-                    raise UsageError(f"{path} at byte {offset}", str(exc)) from exc
+                    raise UsageError(f"{path} at byte {offset}", unreadable(line, exc)) from exc
             yield batch
 
 

@@ -44,8 +44,8 @@ def _requests(path: Path, digest: Any) -> Iterator[ScheduledRequest]:
                 break
             try:
                 request = decoder.decode(line)
-            except msgspec.DecodeError as exc:
-                raise UsageError(f"{path}:{number + 1}", f"{exc} (got {line[:80]!r})") from exc
+            except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+                raise UsageError(f"{path}:{number + 1}", f"{exc} (got {line[:80]!r}); {PUT_BACK}") from exc
             if not follows(request, number, due_s):
                 out = f"id {request.id} at {request.due_s} s is out of order; {PUT_BACK}"
                 raise UsageError(f"{path}:{number + 1}", out)
