@@ -98,6 +98,9 @@ def _threats_of_the_figures(records: Records, summary: Summary) -> dict[str, boo
         "tokens are intervals.": summary.coalesced_share > MAX_COALESCED_SHARE,
         f"Answers were read up to {read_s * 1e3:.1f} ms late at the p99: so much of the p99 of the ITL, {itl_s * 1e3:.1f} ms, may be the "
         "generator's own.": read_s > MAX_READ_LAG_SHARE * itl_s > 0,
+        "Some complete answers do not say how many tokens their prompts had: there is no rate of tokens, prompts included.": (
+            summary.throughput is not None and summary.throughput.total_tokens is None
+        ),
         f"The warm-up took {summary.warmup_cut_s:.0f} s, not the {warmup_s:.0f} s of the scenario; all of it is left out.": (
             summary.warmup_cut_s > warmup_s
         ),
