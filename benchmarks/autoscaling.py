@@ -274,7 +274,8 @@ def live_and_simulated(run: Path, bounds: tuple[int, int], cold_starts_s: Sequen
     values = [math.inf if value is None else value for value in known]  # one without a first token is late on either side
     columns = data.autoscaling().timeline  # type: ignore[union-attr]  # the fleet was scaled
     duration_s = records.scenario.duration_s
-    wanted = np.array([(t, n) for t, n in zip(columns["t_s"], columns["desired"], strict=True) if 0 <= t <= duration_s])
+    told = zip(columns["t_s"], columns["desired"], strict=True)
+    wanted = np.array([(t, n) for t, n in told if t is not None and n is not None and 0 <= t <= duration_s])
     live = {f"ttft_p{percent}_s": float(np.percentile(values, percent, method="higher")) for percent in (50, 95)}
     live["replica_s"] = float(np.trapezoid(wanted[:, 1], wanted[:, 0]))
     minimum, maximum = bounds

@@ -23,6 +23,7 @@ from loadtest.plan.overrides import overrides, scenario_of
 from loadtest.plan.scenario import Scenario, parse_scenario
 from loadtest.records import State
 from loadtest.wire.target import API_KEY_VARIABLE, Target, trust
+from loadtest.wording import shown
 
 app = typer.Typer(
     name="serve-app-loadtest",
@@ -38,6 +39,8 @@ Workers = Annotated[int | None, typer.Option("--workers", help="Load generator p
 Seed = Annotated[int | None, typer.Option("--seed", help="Another seed is another schedule.")]
 KeyFile = Annotated[Path | None, typer.Option(help="File with the key; default: LOADTEST_API_KEY.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
+MAX_ERROR = 4000
+"""Letters of an error that are printed: one of an invalid run gives several reasons."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,12 +184,7 @@ def verdict(run_folder: Run) -> None:
     if manifest.state == "interrupted" and not manifest.epoch_unix_s and not manifest.problems:
         typer.echo(NEVER_STARTED)
         raise typer.Exit(ExitCode.UNDECIDED)
-    try:
-        summary = analyse(run_folder)
-    except OSError as exc:
-        raise UsageError(
-            str(run_folder), f"rows.parquet cannot be written there, nor to a temporary folder: {exc.strerror}"
-        ) from exc
+    summary = analyse(run_folder)
     summary.threats.extend(without_digest(run_folder, manifest))
     print_verdict(summary, manifest, run_folder)
     raise typer.Exit(VERDICTS[summary.verdict].code)
@@ -380,11 +378,15 @@ def _status() -> int:
     except SystemExit as exc:
         return int(exc.code or 0)
     except LoadtestError as exc:
-        typer.secho(f"error: {exc}", fg="red", err=True)
+        typer.secho(f"error: {shown(str(exc), MAX_ERROR)}", fg="red", err=True)  # it may quote the target
         return exc.exit_code
-    except Exception:  # the root: Python would end with 1 here too
-        traceback.print_exc()
-        return ExitCode.INVALID
+    except Exception as exc:  # the root: Python would end with 1 here too
+        if not (isinstance(exc, OSError) and exc.filename):
+            traceback.print_exc()
+            return ExitCode.INVALID
+        way_out = "free space on its disk, or see that it can be read and written, and try again"
+        typer.secho(f"error: {shown(str(exc.filename))}: {exc.strerror}; {way_out}", fg="red", err=True)
+        return ExitCode.USAGE
     return ExitCode.PASS
 
 

@@ -15,7 +15,7 @@ from typing import get_args
 import msgspec
 
 from loadtest.errors import UsageError
-from loadtest.records import Manifest, RunEvent
+from loadtest.records import Manifest, RunEvent, part_of
 from loadtest.seal import SEALS, Seal, Sealed
 
 _ENCODER = msgspec.json.Encoder()
@@ -190,14 +190,20 @@ def give_up(out: Path, names: Sequence[str], *, is_new: bool) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace the file in one step: readers see the old one or the new one."""
-    part = path.with_suffix(".part")
+    """Replace the file in one step: readers see the old one or the new one.
+
+    Raises:
+        OSError: The disk is full, for example; ``filename`` is the path. The old file, if there is one, stays.
+    """
+    part = part_of(path)
     try:
         part.write_bytes(content)
         part.replace(path)
-    except BaseException:
+    except BaseException as exc:
         with contextlib.suppress(OSError):
             part.unlink()
+        if isinstance(exc, OSError):  # that of a full disk names no file
+            exc.filename = str(path)
         raise
 
 

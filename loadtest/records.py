@@ -18,12 +18,27 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, overload
+from uuid import uuid4
 
 import msgspec
 
 from loadtest.errors import UsageError
 from loadtest.inputs import open_bytes, regular
 
+PUT_BACK = "put back the file as the run wrote it, or run the scenario again"
+"""The way out of a record that was changed."""
+UnixSeconds = Annotated[float, msgspec.Meta(ge=-62_135_596_800, lt=253_402_300_800)]
+"""Of the years 1 to 9999, which is what a `datetime` can say."""
+MoreOrLess = Annotated[float, msgspec.Meta(gt=-253_402_300_800, lt=253_402_300_800)]
+"""Seconds from one of those years to another, either way."""
+MAX_WORKERS = 256
+"""Of a run: as many as a scenario may ask for."""
+Milliseconds = Annotated[float, msgspec.Meta(gt=-253_402_300_800_000, lt=253_402_300_800_000)]
+"""The same in thousandths."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+"""What fits into an array of 64-bit numbers."""
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=200_000_000)]
+"""Of one answer. The client takes 100,000,000 at most from the server's usage, and counts one for each event of an answer without it."""
 State = Literal[
     "ok",  # complete: [DONE] or the end of a whole body came
     "http_error",  # a status of 300 or more, another encoding or media type than was asked for, or no HTTP at all
@@ -39,13 +54,13 @@ State = Literal[
 class ScheduledRequest(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One planned request. What it asks follows from the scenario, its ``id`` and these fields."""
 
-    id: int
-    due_s: float | None
+    id: Count
+    due_s: MoreOrLess | None
     """None in a closed loop, which sends when a client is free, and of a later turn (``after``)."""
     cls: str
-    input_tokens: int
+    input_tokens: Count
     """Of a turn of a conversation: of what the user says in it; all that was said before is sent with it."""
-    output_tokens: int
+    output_tokens: Count
     session: str = ""
     blocks: tuple[int, ...] = ()
     """Of a trace that tells which prompts share what: an id per 512 tokens of the prompt; equal ids are equal tokens."""
@@ -83,32 +98,32 @@ class Chunks(Sequence[tuple[float, int]]):
 class Row(msgspec.Struct, omit_defaults=True, gc=False):
     """What became of one scheduled request. Times are seconds from the epoch; None: it did not come so far."""
 
-    id: int
-    worker: int
-    due_s: float
+    id: Count
+    worker: Annotated[int, msgspec.Meta(ge=0, lt=MAX_WORKERS)]
+    due_s: MoreOrLess
     """In a closed loop the time at which a client became free; of a later turn, when the user had read and thought."""
     state: State
     reason: str = ""
     """For people, and empty for ok; at most 300 characters."""
-    sent_s: float | None = None
+    sent_s: MoreOrLess | None = None
     """Before connecting; `sent_s - due_s` is the generator's own lag."""
-    connected_s: float | None = None
-    headers_s: float | None = None
-    first_s: float | None = None
+    connected_s: MoreOrLess | None = None
+    headers_s: MoreOrLess | None = None
+    first_s: MoreOrLess | None = None
     """First generated payload of any kind: content, reasoning, tool call."""
-    last_s: float | None = None
-    end_s: float | None = None
+    last_s: MoreOrLess | None = None
+    end_s: MoreOrLess | None = None
     """End of the answer, of whatever kind."""
-    status: int = 0
-    retry_after_s: float | None = None
-    chunks: Sequence[tuple[float, int]] = []
+    status: Annotated[int, msgspec.Meta(ge=0, le=999)] = 0
+    retry_after_s: MoreOrLess | None = None
+    chunks: Sequence[tuple[Milliseconds, Tokens]] = []
     """Per received chunk that held generated tokens: (ms after sent_s, tokens in it). A `Chunks` where rows are read in bulk."""
-    num_coalesced: int = 0
+    num_coalesced: Count = 0
     """Reads from the socket that held several events."""
-    prompt_tokens: int | None = None
+    prompt_tokens: Tokens | None = None
     """By the server's usage, as is ``output_tokens``."""
-    output_tokens: int | None = None
-    retokenized: int | None = None
+    output_tokens: Tokens | None = None
+    retokenized: Tokens | None = None
     """Output tokens as the scenario's tokenizer counts the text; `read_rows` takes it from tokens.jsonl."""
     text: str = ""
     text_sha256: str = ""
@@ -125,8 +140,8 @@ class Row(msgspec.Struct, omit_defaults=True, gc=False):
 class TokenCount(msgspec.Struct, frozen=True):
     """Output tokens of one row's text, by the scenario's tokenizer. Not in the row itself, which is sealed."""
 
-    id: int
-    tokens: int
+    id: Count
+    tokens: Tokens
 
 
 class HealthSample(msgspec.Struct, omit_defaults=True):
@@ -167,14 +182,6 @@ class RunEvent(msgspec.Struct, omit_defaults=True):
     text: str
 
 
-PUT_BACK = "put back the file as the run wrote it, or run the scenario again"
-"""The way out of a record that was changed."""
-UnixSeconds = Annotated[float, msgspec.Meta(ge=-62_135_596_800, lt=253_402_300_800)]
-"""Of the years 1 to 9999, which is what a `datetime` can say."""
-MoreOrLess = Annotated[float, msgspec.Meta(gt=-253_402_300_800, lt=253_402_300_800)]
-"""Seconds from one of those years to another, either way."""
-
-
 class Machine(TypedDict, total=False):
     """The machine that made the load."""
 
@@ -196,7 +203,7 @@ class Manifest(msgspec.Struct, omit_defaults=True):
     """What the classes of requests ask that name no model of their own; where all do, the first one's."""
     epoch_unix_s: UnixSeconds
     command: list[str]
-    workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
+    workers: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)] = 1
     ended_s: MoreOrLess | None = None
     clock_drift_s: MoreOrLess = 0.0
     """Wall clock minus monotonic clock over the run; not 0: the wall clock was stepped. No figure depends on it."""
@@ -220,6 +227,11 @@ TEXT_SHOWN = 60
 """Letters of an answer that a finding of the audit quotes."""
 
 
+def part_of(path: Path) -> Path:
+    """Return where to write a file before it takes the place of ``path``: another name for each call, so that no two writers share it."""
+    return path.with_name(f"{path.stem}.{uuid4().hex[:12]}.part")
+
+
 def id_prefix(manifest: Manifest) -> str:
     """Return what stands before a request's id in its header X-Request-Id."""
     return f"lt-{manifest.schedule_sha256[:8]}-"
@@ -241,7 +253,12 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
             except (msgspec.DecodeError, UnicodeDecodeError) as exc:
                 if not line.endswith(b"\n"):
                     return
-                raise UsageError(f"{path}:{number}", str(exc)) from exc
+                raise UsageError(f"{path}:{number}", unreadable(line, exc)) from exc
+
+
+def unreadable(line: bytes, exc: Exception) -> str:
+    """Return what is wrong with a record, whose value where it can be told, and the way out."""
+    return f"{exc}{_got(line, str(exc))}; {PUT_BACK}"
 
 
 def read_rows(run: Path) -> list[Row]:
@@ -272,7 +289,7 @@ def read_manifest(run: Path) -> Manifest:
     except OSError as exc:
         raise UsageError(str(run), f"holds no run: {path.name}: {exc.strerror}") from exc
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise UsageError(str(path), f"{exc}{_got(content, str(exc))}; {PUT_BACK}") from exc
+        raise UsageError(str(path), unreadable(content, exc)) from exc
 
 
 def _got(content: bytes, complaint: str) -> str:
@@ -280,7 +297,10 @@ def _got(content: bytes, complaint: str) -> str:
     path = re.search(r"`\$\.([\w.]+)`$", complaint)
     if path is None:
         return ""
-    value = msgspec.json.decode(content)
+    try:
+        value = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # something else is wrong behind it
+        return ""
     for name in path[1].split("."):
         value = value.get(name) if isinstance(value, dict) else None
     return f" (got {repr(value)[:60]})"

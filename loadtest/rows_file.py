@@ -19,7 +19,7 @@ from pyarrow import parquet
 
 from loadtest.errors import UsageError
 from loadtest.inputs import open_bytes
-from loadtest.records import Row
+from loadtest.records import Row, part_of, unreadable
 
 BATCH_ROWS = 1024
 """Rows that are in memory at a time: with 128 chunks each, 25 MB of Python objects while they are written, 2 MB when they are read."""
@@ -56,7 +56,7 @@ class _Lines:
                     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
                         if not line.endswith(b"\n"):
                             return  # cut off by a crash
-                        raise UsageError(f"{path}:{number}", str(exc)) from exc
+                        raise UsageError(f"{path}:{number}", unreadable(line, exc)) from exc
                     self.offsets.append(at)
                 at += len(line)
 
@@ -65,17 +65,21 @@ class _Lines:
         return np.frombuffer(self.offsets, dtype=np.int64)[order] if self.offsets else np.empty(0, dtype=np.int64)
 
 
-def write_parquet(rows: Path, to: Path) -> None:
+def write_parquet(rows: Path, to: Path) -> Any:
     """Write the rows of a rows.jsonl, if there is one, as Parquet; a last line that was cut off by a crash is left out.
 
+    Returns:
+        The file, open for `read_batches`. It stays as it is when another process replaces or removes the file of this name.
     Raises:
         UsageError: A line that is not the last one cannot be read; the message has its number.
         OSError: The file cannot be written.
     """
-    part = to.with_suffix(".part")
+    part = part_of(to)
     try:
         _write(rows, part)
+        file = pa.OSFile(str(part))
         part.replace(to)
+        return file
     finally:
         if part.is_file():
             part.unlink()
@@ -95,10 +99,11 @@ def _batches(path: Path) -> Iterator[list[Row]]:
             batch = []
             for offset in offsets[first : first + BATCH_ROWS].tolist():
                 file.seek(offset)
+                line = file.readline()
                 try:
-                    batch.append(decoder.decode(file.readline()))
+                    batch.append(decoder.decode(line))
                 except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-                    raise UsageError(f"{path} at byte {offset}", str(exc)) from exc
+                    raise UsageError(f"{path} at byte {offset}", unreadable(line, exc)) from exc
             yield batch
 
 
@@ -113,7 +118,7 @@ def _record_batch(rows: list[Row]) -> Any:
     return pa.RecordBatch.from_arrays([*arrays, *lists], schema=SCHEMA)
 
 
-def read_batches(path: Path, columns: list[str]) -> Iterator[Any]:
-    """Yield `pyarrow.RecordBatch` with these columns, in the order of due times, `BATCH_ROWS` rows at most."""
-    with parquet.ParquetFile(path, pre_buffer=False, memory_map=False) as file:
-        yield from file.iter_batches(batch_size=BATCH_ROWS, columns=columns, use_threads=False)
+def read_batches(file: Any, columns: list[str]) -> Iterator[Any]:
+    """Yield `pyarrow.RecordBatch` with these columns, in the order of due times, `BATCH_ROWS` rows at most. The file stays open."""
+    with parquet.ParquetFile(file, pre_buffer=False) as table:
+        yield from table.iter_batches(batch_size=BATCH_ROWS, columns=columns, use_threads=False)

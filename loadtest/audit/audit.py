@@ -139,8 +139,10 @@ def _check_rows(
         request = planned[row.id]
         if row.id not in expected:
             _check_end(row, found)
-        if row.state == "ok":
-            _check_tokens(row, request, classes[request.cls], found)
+        if (cls := classes.get(request.cls)) is None:
+            found.add("schedule", row.id, f"its class {request.cls!r} is none of the scenario's: {', '.join(classes)}")
+        elif row.state == "ok":
+            _check_tokens(row, request, cls, found)
         for problem in implausible(row, request, timeout_s=scenario.timeout_s):
             found.add("implausible", row.id, problem)
 

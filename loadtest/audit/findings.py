@@ -4,6 +4,8 @@ from collections import Counter
 
 import msgspec
 
+from loadtest.wording import shown
+
 KINDS = {
     "schedule": "the schedule's file is not the one that the manifest names",
     "edited": "records are not as the recorder left them",
@@ -29,6 +31,8 @@ KINDS = {
 }
 MAX_LISTED = 20
 """Findings listed per kind."""
+MAX_TEXT = 600
+"""Letters of a finding that are kept: a row's reason has 300 at most, and two quoted texts have 120."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -47,8 +51,9 @@ class Findings:
         self.touched: set[int] = set()
 
     def add(self, kind: str, request_id: int | None, text: str) -> None:
+        """Add a finding. The text may hold words of the target: it is cut, and its control characters are written as ``\\x1b``."""
         self.counts[kind] += 1
         if request_id is not None:
             self.touched.add(request_id)
         if self.counts[kind] <= MAX_LISTED:
-            self.findings.append(Finding(kind, request_id, text))
+            self.findings.append(Finding(kind, request_id, shown(text, MAX_TEXT)))

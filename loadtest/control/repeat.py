@@ -58,7 +58,7 @@ def _pooled(folders: Sequence[Path], out: Path, num: int, say: Callable[[str], N
         say(f"not pooled: {len(folders)} runs cannot show how much they differ")
         return ExitCode.UNDECIDED
     pooled = pool(folders)
+    say("\n".join(pooled.lines()))  # first: the disk may be full
     write_json(out / "replicates.json", pooled)
-    say("\n".join(pooled.lines()))
     code = pooled.exit_code()
     return ExitCode.UNDECIDED if code is ExitCode.PASS and len(folders) < num else code

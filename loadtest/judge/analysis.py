@@ -247,7 +247,7 @@ def _throughput(records: Records, items: Window, window: tuple[float, float]) ->
     counts = rate_counts(records, items, window)
     rates = {name: float(batches.sum()) / length_s for name, batches in counts.items()}
     intervals = {name: stats.rate_interval(batches, length_s) for name, batches in counts.items() if has_interval(counts, name)}
-    return Throughput(**rates, intervals=intervals)
+    return Throughput(**{"total_tokens": None} | rates, intervals=intervals)
 
 
 def _cost(records: Records, items: Window, window: tuple[float, float]) -> Cost | None:
@@ -267,21 +267,24 @@ def _cost(records: Records, items: Window, window: tuple[float, float]) -> Cost 
 
 
 def rate_counts(records: Records, items: Window, window: tuple[float, float]) -> dict[str, Floats]:
-    """Return what there was of each rate in each of `stats.NUM_BATCHES` equal parts of the window."""
+    """Return what there was of each rate in each of `stats.NUM_BATCHES` equal parts of the window.
+
+    Without ``total_tokens`` if some answer does not say how many tokens its prompt had.
+    """
     rows, done = records.columns, _ended_ok(records, window)
-    ended_s, output, prompt = rows.end_s[done], rows.num_output_tokens[done], np.maximum(rows.prompt_tokens[done], 0)
+    ended_s, output, prompt = rows.end_s[done], rows.num_output_tokens[done], rows.prompt_tokens[done]
     edges = np.linspace(*window, stats.NUM_BATCHES + 1)
 
     def count(at_s: Floats, weights: npt.NDArray[Any] | None = None) -> Floats:
         return np.histogram(at_s, bins=edges, weights=weights)[0].astype(np.float64)
 
-    return {
+    counts = {
         "offered": count(items.due_s),
         "completed": count(ended_s),
         "goodput": count(_good_at_s(records, items, window)),
         "output_tokens": count(ended_s, output),
-        "total_tokens": count(ended_s, output + prompt),
     }
+    return counts if (prompt == NONE).any() else counts | {"total_tokens": count(ended_s, output + prompt)}
 
 
 def _ended_ok(records: Records, window: tuple[float, float]) -> Bools:

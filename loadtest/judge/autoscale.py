@@ -9,7 +9,8 @@ Where the rate has no steps, the times at which classes of requests begin or end
 more or fewer replicas answer such a step is not known before, so the first change of desired says it.
 
 Everything lies on a grid of 1 s; second ``t`` holds the last sample in [t, t+1), or the one before. What is desired and ready are
-Ray Serve's replicas (of the deployments whose target changed, or of all if none did), else Kubernetes pods.
+Ray Serve's replicas (of the deployments whose target changed, or of all if none did), else Kubernetes pods. In the timeline and in
+replica-seconds a sample holds for `loadtest.judge.cost.MAX_HOLE_S` at most: after that nobody knows how many replicas there were.
 """
 
 import math
@@ -21,6 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from loadtest.judge.cost import MAX_HOLE_S
 from loadtest.plan.class_times import classes_from
 from loadtest.plan.laws import Arrival, Diurnal, FlashCrowd, OnOff, Ramp, Step
 from loadtest.plan.scenario import Scenario
@@ -90,8 +92,9 @@ class StepResult(msgspec.Struct, frozen=True, omit_defaults=True):
     num_oscillations: int
     """Times desired turned round."""
     replica_s: float | None
+    """Of the seconds in which somebody told how many were ready; None: nobody did in any."""
     over_provisioned_replica_s: float | None
-    """Ready beyond desired."""
+    """Ready beyond desired, in those seconds."""
 
 
 class Autoscaling(msgspec.Struct, frozen=True):
@@ -99,8 +102,11 @@ class Autoscaling(msgspec.Struct, frozen=True):
 
     deployments: list[str]
     steps: list[StepResult]
-    timeline: dict[str, list[float]]
-    """Columns: t_s; offered, violating and lost by due time, completed; desired, ready and gauges where the target told them."""
+    timeline: dict[str, list[float | None]]
+    """Columns: t_s; offered, violating and lost by due time, completed; desired, ready and gauges where the target told them.
+
+    None: the target did not tell them at that time.
+    """
 
 
 def load_steps(arrival: Arrival, duration_s: float) -> list[LoadStep]:
@@ -175,7 +181,7 @@ def analyse_autoscale(
         results.append(_result(step, until_s, watched_s, users, desired, ready, running_pods))
     columns: dict[str, Grid | None] = {"t_s": np.arange(users.size, dtype=float), **users.columns()}
     columns |= {"desired": desired, "ready": ready, **gauges}
-    return Autoscaling(deployments, results, {name: grid.tolist() for name, grid in columns.items() if grid is not None})
+    return Autoscaling(deployments, results, {name: _told(grid) for name, grid in columns.items() if grid is not None})
 
 
 def _num_seconds(samples: Sequence[ServerSample], rows: Sequence[Row]) -> int:
@@ -249,18 +255,22 @@ def _result(
     detected = provisioned = settled = placed = None
     turns, replica_s, over_s = 0, None, None
     if desired is not None and ready is not None:
+        told = ~np.isnan(desired[begin:end]) & ~np.isnan(ready[begin:end])
+        if told.any():
+            replica_s = float(ready[begin:end][told].sum())
+            over_s = float(np.maximum(0, ready - desired)[begin:end][told].sum())
+        desired, ready = _held(desired), _held(ready)
         moves = np.diff(desired, prepend=desired[0])
         if step.classes:
             sign = next(iter(np.sign(moves[begin:watched][moves[begin:watched] != 0])), 0.0)
         moved = moves[begin:end]
         turns = sum(a != b for a, b in pairwise(np.sign(moved[moved != 0]).tolist()))
-        replica_s = float(ready[begin:end].sum())
-        over_s = float(np.maximum(0, ready - desired)[begin:end].sum())
         detected = _first(sign * moves > 0, begin, watched) if sign else None
         if detected is not None:
             provisioned = _first(sign * (ready - desired[detected]) >= 0, detected, watched)
             settled = _first(sign * ready >= (sign * desired[detected : max(end, detected + 1)]).max(), detected, watched)
             if running_pods is not None:
+                running_pods = _held(running_pods)
                 placed = _first(sign * (running_pods - running_pods[max(begin - 1, 0)]) > 0, detected, watched)
     recovered = users.recovered(begin, end, watched)
     outside = users.outside(begin, end) if recovered != begin else None
@@ -292,14 +302,34 @@ def _deployments(samples: Sequence[ServerSample]) -> list[str]:
 
 
 def _grid(samples: Sequence[ServerSample], names: Sequence[str], size: int) -> Grid | None:
-    """Return the sum of the named values in each second; None if no sample has any. Before the first sample it is that one's."""
+    """Return the sum of the named values in each second, NaN where none was told for `MAX_HOLE_S`; None if no sample has any.
+
+    Before the first sample it is that one's, for as long.
+    """
     grid = np.full(size, np.nan)
     for sample in sorted(samples, key=lambda s: s.t_s):
         values = [sample.values[name] for name in names if name in sample.values]
         if values:
             grid[max(0, int(sample.t_s))] = sum(values)
-    known = np.flatnonzero(~np.isnan(grid))
-    if not known.size:
+    if np.isnan(grid).all():
         return None
-    filled: Grid = grid[known[np.maximum(0, np.searchsorted(known, np.arange(size), side="right") - 1)]]
-    return filled
+    known = _last_known(grid)
+    held = _held(grid)
+    held[np.abs(np.arange(size) - known) >= MAX_HOLE_S] = np.nan
+    return held
+
+
+def _held(grid: Grid) -> Grid:
+    """Return the grid with the last known value, or the first one, where none is known."""
+    return grid[_last_known(grid)]
+
+
+def _last_known(grid: Grid) -> NDArray[np.int64]:
+    """Return for each second the one of its last known value; before the first known value, that one's."""
+    known = np.flatnonzero(~np.isnan(grid))
+    found: NDArray[np.int64] = known[np.maximum(0, np.searchsorted(known, np.arange(grid.size), side="right") - 1)]
+    return found
+
+
+def _told(grid: Grid) -> list[float | None]:
+    return [None if math.isnan(value) else value for value in grid.tolist()]

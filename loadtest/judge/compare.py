@@ -107,7 +107,7 @@ def compare(a: Path, b: Path) -> Comparison:
         UsageError: One of the folders holds no run.
     """
     runs = read_records(a), read_records(b)
-    return compare_records((a.name, b.name), runs, (summary_of(runs[0]), summary_of(runs[1])))
+    return compare_records((a.resolve().name, b.resolve().name), runs, (summary_of(runs[0]), summary_of(runs[1])))
 
 
 def compare_records(names: tuple[str, str], runs: tuple[Records, Records], summaries: tuple[Summary, Summary]) -> Comparison:

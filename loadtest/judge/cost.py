@@ -14,7 +14,7 @@ from loadtest.quantiles import Floats
 from loadtest.records import ServerSample
 
 MAX_HOLE_S = 10.0
-"""A count of replicas holds until the next one, but no longer than this: what was not seen is not charged."""
+"""A count of replicas holds until the next one, but no longer than this: what was not seen is not counted."""
 
 
 class Cost(msgspec.Struct, frozen=True, omit_defaults=True):

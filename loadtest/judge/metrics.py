@@ -137,6 +137,7 @@ def read_records(run: Path) -> Records:
 
     Raises:
         UsageError: It holds no run, or a record cannot be read.
+        OSError: As `read_columns`.
     """
     manifest = read_manifest(run)
     requests, sha256 = read_schedule_columns(run / "schedule.jsonl")

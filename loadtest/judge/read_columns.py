@@ -1,9 +1,9 @@
 """Reads schedule.jsonl and rows.jsonl into columns, in a stream, and leaves the rows as rows.parquet beside them."""
 
+import errno
 import hashlib
-import shutil
+import os
 import tempfile
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,8 @@ def _requests(path: Path, digest: Any) -> Iterator[ScheduledRequest]:
                 break
             try:
                 request = decoder.decode(line)
-            except msgspec.DecodeError as exc:
-                raise UsageError(f"{path}:{number + 1}", f"{exc} (got {line[:80]!r})") from exc
+            except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+                raise UsageError(f"{path}:{number + 1}", f"{exc} (got {line[:80]!r}); {PUT_BACK}") from exc
             if not follows(request, number, due_s):
                 out = f"id {request.id} at {request.due_s} s is out of order; {PUT_BACK}"
                 raise UsageError(f"{path}:{number + 1}", out)
@@ -60,47 +60,50 @@ def _requests(path: Path, digest: Any) -> Iterator[ScheduledRequest]:
 def read_columns(run: Path, scenario: Scenario) -> tuple[RowColumns, Callable[[], Iterator[Chunked]]]:
     """Return the rows of a run as columns, in the order of due times, and what reads their chunks again.
 
-    rows.parquet is made anew from rows.jsonl; of a folder that cannot be written to, in a temporary one.
+    rows.parquet is made anew from rows.jsonl; of a folder that cannot be written to, in a temporary one. It is opened once, so that all
+    passes read the same rows, also when another process makes it anew meanwhile.
 
     Raises:
         UsageError: A row cannot be read.
+        OSError: rows.parquet can be written neither there nor to a temporary folder; ``filename`` is the one there.
     """
-    path = _make_parquet(run)
+    file = _make_parquet(run)
     limits_s = [limit.limit_s for limit in scenario.slo.limits if limit.metric == "itl"]
     builder = ColumnsBuilder(scenario.stall_s, limits_s)
     tokens = run / "tokens.jsonl"
     counted = {count.id: count.tokens for count in read_lines(tokens, TokenCount)} if tokens.exists() else {}
-    for batch in read_batches(path, [*SCALARS, "chunk_us", "chunk_tokens"]):
+    for batch in read_batches(file, [*SCALARS, "chunk_us", "chunk_tokens"]):
         scalars = {name: batch.column(name).to_pylist() for name in SCALARS}
         if counted:
             pairs = zip(scalars["id"], scalars["retokenized"], strict=True)
             scalars["retokenized"] = [counted.get(number, known) for number, known in pairs]
         builder.add(scalars, _chunked(batch))
-    chunks = _Chunks(path)
-    if path.parent != run:
-        weakref.finalize(chunks, shutil.rmtree, path.parent, ignore_errors=True)
-    return builder.build(), chunks
+    return builder.build(), _Chunks(file)
 
 
 class _Chunks:
     """Reads the chunks of all rows, each time that it is called."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, file: Any) -> None:
+        self._file = file
 
     def __call__(self) -> Iterator[Chunked]:
-        for batch in read_batches(self._path, ["chunk_us", "chunk_tokens"]):
+        for batch in read_batches(self._file, ["chunk_us", "chunk_tokens"]):
             yield _chunked(batch)
 
 
-def _make_parquet(run: Path) -> Path:
+def _make_parquet(run: Path) -> Any:
+    """Return rows.parquet, open. One in a temporary folder is removed at once: it lasts as long as it is open."""
+    rows = run / "rows.jsonl"
     try:
-        write_parquet(run / "rows.jsonl", run / PARQUET)
-        return run / PARQUET
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="loadtest-"))
-        write_parquet(run / "rows.jsonl", folder / PARQUET)
-        return folder / PARQUET
+        return write_parquet(rows, run / PARQUET)
+    except OSError as exc:
+        number = exc.errno or errno.EIO
+    try:
+        with tempfile.TemporaryDirectory(prefix="loadtest-") as folder:
+            return write_parquet(rows, Path(folder) / PARQUET)
+    except OSError as exc:  # the reason that counts is that of the run's folder; pyarrow's error names no file
+        raise OSError(number, os.strerror(number), str(run / PARQUET)) from exc
 
 
 def _chunked(batch: Any) -> Chunked:

@@ -7,10 +7,12 @@ from loadtest.judge.metrics import Records
 from loadtest.judge.summary import Summary
 from loadtest.judge.window import Window
 from loadtest.plan.laws import Burst
-from loadtest.wording import share
+from loadtest.wording import share, shown
 
 NOT_ESTIMABLE = "no interval where the run is too short beside its own slow swings"
 """The method of a distribution whose percentiles one run cannot tell."""
+MAX_REASON = 300
+"""Letters of a row's reason, and of the error of a source of figures, that are shown: as many as a run records."""
 MAX_COALESCED_SHARE = 0.05
 MAX_CLOCK_DRIFT_S = 0.5
 MAX_READ_LAG_SHARE = 0.1
@@ -31,14 +33,14 @@ def first_reason(items: Window) -> list[str]:
         return []
     counts = np.bincount(rows.reason[failed])
     most = int(counts.argmax())
-    reason = rows.reasons[most] or "no reason given"
+    reason = shown(rows.reasons[most], MAX_REASON) or "no reason given"
     return [f"{failed.size} requests failed; the most frequent reason, of {int(counts[most])} of them: {reason.rstrip('.')}."]
 
 
 def silent_sources(records: Records) -> list[str]:
     """Return of which sources of the target's own figures nothing is known, and why."""
     answered = {sample.source for sample in records.server if not sample.error}
-    errors = {sample.source: sample.error for sample in records.server if sample.source not in answered}
+    errors = {sample.source: shown(sample.error, MAX_REASON) for sample in records.server if sample.source not in answered}
     said = {source: f"Nothing is known of the target's own figures ({source}): {error}." for source, error in errors.items()}
     if "serve" in errors and "fleet" in answered and not records.scenario.observe.fleet:
         said["serve"] = (
@@ -105,6 +107,9 @@ def _threats_of_the_figures(records: Records, summary: Summary) -> dict[str, boo
         "tokens are intervals.": summary.coalesced_share > MAX_COALESCED_SHARE,
         f"Answers were read up to {read_s * 1e3:.1f} ms late at the p99: so much of the p99 of the ITL, {itl_s * 1e3:.1f} ms, may be the "
         "generator's own.": read_s > MAX_READ_LAG_SHARE * itl_s > 0,
+        "Some complete answers do not say how many tokens their prompts had: there is no rate of tokens, prompts included.": (
+            summary.throughput is not None and summary.throughput.total_tokens is None
+        ),
         f"The warm-up took {summary.warmup_cut_s:.0f} s, not the {warmup_s:.0f} s of the scenario; all of it is left out.": (
             summary.warmup_cut_s > warmup_s
         ),

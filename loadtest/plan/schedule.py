@@ -93,8 +93,8 @@ def read_schedule(path: Path) -> Schedule:
     for number, line in enumerate(lines):
         try:
             request = decoder.decode(line)
-        except msgspec.DecodeError as exc:
-            raise UsageError(f"{path}:{number + 1}", f"{exc} (got {line[:80]!r})") from exc
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise UsageError(f"{path}:{number + 1}", f"{exc} (got {line[:80]!r}); {PUT_BACK}") from exc
         if not follows(request, number, due_s):
             raise UsageError(f"{path}:{number + 1}", f"id {request.id} at {request.due_s} s is out of order; {PUT_BACK}")
         due_s = request.due_s or due_s

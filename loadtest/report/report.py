@@ -74,11 +74,11 @@ def _run_context(run: Path, other: Path | None) -> dict[str, Any]:
 
 
 def _comparison(run: Path, data: RunData, other: Path) -> dict[str, Any]:
-    beside = read_run(other)
+    beside, names = read_run(other), (run.resolve().name, other.resolve().name)  # of ".", too
     try:
-        found = compare_records((run.name, other.name), (data.records, beside.records), (data.summary, beside.summary))
+        found = compare_records(names, (data.records, beside.records), (data.summary, beside.summary))
     except InvalidRun as exc:
-        return {"other": other.name, "lines": [f"There is nothing to compare: {exc}."]}
+        return {"other": names[1], "lines": [f"There is nothing to compare: {exc}."]}
     kinds = comparison_kinds(beside, found)
     paired = f"paired: {found.num_common} requests of one schedule" if found.paired else "not paired"
     claims = {"a faster": "this run is faster", "b faster": "the other run is faster"}
@@ -96,7 +96,7 @@ def _comparison(run: Path, data: RunData, other: Path) -> dict[str, Any]:
         (rate.name, ratio(rate.ratio), f"[{ratio(rate.low)}, {ratio(rate.high)}]", _rate_claim(rate)) for rate in found.rates
     ]
     figures = draw_all(kinds, data, run / "figures")
-    return {"other": other.name, "lines": [*lines, *found.threats], "rows": rows, "figures": figures}
+    return {"other": names[1], "lines": [*lines, *found.threats], "rows": rows, "figures": figures}
 
 
 def _rate_claim(rate: RateRatio) -> str:
@@ -272,7 +272,8 @@ def _throughput(summary: Summary) -> list[tuple[str, str]]:
         "output_tokens": "output tokens",
         "total_tokens": "tokens, prompts included",
     }
-    return [(text, rate_interval(summary.throughput, name)) for name, text in words.items()]
+    known = {name: text for name, text in words.items() if getattr(summary.throughput, name) is not None}
+    return [(text, rate_interval(summary.throughput, name)) for name, text in known.items()]
 
 
 def _numbers(summary: Summary) -> Iterator[tuple[str, list[list[str]]]]:

@@ -30,8 +30,8 @@ def search_context(search: Path) -> dict[str, Any]:
     """
     try:
         capacity = msgspec.json.decode(regular(search / "saturate.json").read_bytes(), type=Capacity)
-    except (OSError, msgspec.DecodeError) as exc:
-        raise UsageError(str(search / "saturate.json"), str(exc)) from exc
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise UsageError(str(search / "saturate.json"), f"{exc}; put back the file as the search wrote it") from exc
     runs = dict(_runs(search, {probe.ask.seed for probe in capacity.probes}))
     missing = [probe.ask.seed for probe in capacity.probes if probe.ask.seed not in runs]
     if missing or not runs:

@@ -42,7 +42,8 @@ def _figures(summary: Summary) -> Iterator[Tile]:
             yield Tile(label, [_latency(q, at) for q, at in found])
     if done := summary.throughput:
         yield Tile("requests/s", [_rate("completed", done, "completed"), _rate("offered", done, "offered")])
-        yield Tile("tokens/s", [_rate("output", done, "output_tokens"), _rate("with prompts", done, "total_tokens")])
+        with_prompts = [] if done.total_tokens is None else [_rate("with prompts", done, "total_tokens")]
+        yield Tile("tokens/s", [_rate("output", done, "output_tokens"), *with_prompts])
     if summary.cost and (lines := list(cost_lines(summary.cost))):
         yield Tile("cost", lines)
     if num := sum(summary.states.values()):

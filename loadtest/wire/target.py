@@ -15,10 +15,13 @@ import httpx
 
 from loadtest.errors import UsageError
 from loadtest.wire.sse import error_message, shorten
+from loadtest.wording import shown
 
 ANSWER_WITHIN_S = 10.0
 MAX_PAGE_BYTES = 16 * 1024 * 1024
 """Of a list of models or a page of metrics; beyond it something else answers."""
+MAX_NAMES = 1000
+"""Letters of the names of models that an error lists."""
 API_KEY_VARIABLE = "LOADTEST_API_KEY"
 CA_VARIABLE = "SSL_CERT_FILE"
 """Names a file of certificates to trust: OpenSSL's own variable, so that every process of a run, and every library, follows it."""
@@ -186,7 +189,7 @@ def preflight(target: Target, model: str, named: Mapping[str, str] | None = None
 def _check_all_are(served: Mapping[str, str], asked: Mapping[str, str], target: Target) -> None:
     for where, name in asked.items():
         if name not in served:
-            raise UsageError(where, f"{name!r} is not served at {target.root}; it serves {', '.join(served)}")
+            raise UsageError(where, f"{name!r} is not served at {target.root}; it serves {shown(', '.join(served), MAX_NAMES)}")
 
 
 def _served(url: str, answer: httpx.Response, *, believed: bool) -> dict[str, str] | None:
@@ -198,22 +201,25 @@ def _served(url: str, answer: httpx.Response, *, believed: bool) -> dict[str, st
     status, kind = answer.status_code, answer.headers.get("content-type", "").partition(";")[0]
     if status == 403 and believed:
         return None
+    said = shown(error_message(answer.content))
     if status in (401, 403):
-        raise UsageError("--api-key", f"{url} answers {status}: {error_message(answer.content)}; give the target's key")
+        raise UsageError("--api-key", f"{url} answers {status}: {said}; give the target's key")
     if 300 <= status < 400:
-        raise UsageError("target", f"{url} redirects to {answer.headers.get('location', 'nowhere')}; name the final address")
+        raise UsageError(
+            "target", f"{url} redirects to {shown(answer.headers.get('location', 'nowhere'))}; name the final address"
+        )
     if kind == "text/html":
-        raise UsageError("target", f"{url} answers {status} and HTML, not the OpenAI API: {shorten(answer.content)}")
+        raise UsageError("target", f"{url} answers {status} and HTML, not the OpenAI API: {shown(shorten(answer.content))}")
     if status in (404, 405, 501):
         return None
     if status != 200:
-        raise UsageError("target", f"{url} answers {status}: {error_message(answer.content)}")
+        raise UsageError("target", f"{url} answers {status}: {said}")
     try:
         listed = answer.json()
         models = listed if isinstance(listed, list) else listed["data"]
         served = {str(model["id"]): str(model.get("parent") or model["id"]) for model in models}
     except (ValueError, LookupError, TypeError):
-        raise UsageError("target", f"{url} does not answer as the OpenAI API does: {shorten(answer.content)}") from None
+        raise UsageError("target", f"{url} does not answer as the OpenAI API does: {shown(shorten(answer.content))}") from None
     if not served:
         raise UsageError("target", f"{url} lists no model yet; wait until the server is ready")
     return served

@@ -37,7 +37,8 @@ class Result:
 
     def ready_pods(self) -> set[int]:
         """Return how many ready pods the run saw the target have, at one time or another."""
-        return set(map(int, json.loads(self.files["autoscale.json"])["timeline"]["pods_ready"]))
+        told = json.loads(self.files["autoscale.json"])["timeline"]["pods_ready"]
+        return {int(count) for count in told if count is not None}
 
 
 @contextmanager

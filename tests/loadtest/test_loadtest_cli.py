@@ -18,9 +18,10 @@ from loadtest.judge.analysis import analyse
 from loadtest.judge.summary import read_summary
 from loadtest.plan.laws import Poisson
 from loadtest.plan.overrides import overrides, scenario_of
-from loadtest.recorder import write_json, write_manifest
-from loadtest.records import read_manifest
+from loadtest.recorder import as_lines, write_json, write_manifest
+from loadtest.records import Row, ServerSample, read_manifest
 from tests.loadtest.judge.written_runs import ended, write_run
+from tests.loadtest.scripted import Server
 
 SCENARIO = """
 name: tiny
@@ -104,6 +105,33 @@ def test_a_problem_in_a_manifest_is_cut_and_commands_no_terminal(tmp_path: Path)
         assert "\\x1b[2Jzzz" in said.replace("\n", "")
         assert "\x1b" not in said
         assert len(said) < 4000
+
+
+def refused_with_a_command(row: Row) -> Row:
+    row = ended(row, "http_error", row.due_s + 0.01)
+    row.status, row.reason = 200, "200: asked for a stream, got text/plain: \x1b]0;PWNED\x07\x1b[32mPASS"
+    return row
+
+
+@pytest.mark.parametrize("command", ["verdict", "audit", "report"])
+def test_a_target_commands_no_terminal(command: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 20, refused_with_a_command)
+    errors = [ServerSample(float(t), "metrics", error="RuntimeError: \x1b[32mready") for t in range(5)]
+    (run / "server.jsonl").write_bytes(as_lines(errors))
+    called = CliRunner().invoke(app, [command, str(run)])
+    said = called.output + (run / "report.html").read_text() if command == "report" else called.output
+    assert "\\x1b]0;PWNED\\x07\\x1b[32mPASS" in said
+    assert command == "audit" or "\\x1b[32mready" in said
+    assert "\x1b" not in said
+
+
+def test_the_error_of_a_target_commands_no_terminal() -> None:
+    body = b'{"error": "\\u001b[32mPASS"}'
+    server = Server(lambda peer: peer.answer(f"HTTP/1.1 401 Unauthorized\nContent-Length: {len(body)}\n", body))
+    command = [sys.executable, "-m", "loadtest.cli", "run", "laptop", "--target", server.url]
+    said = subprocess.run(command, capture_output=True, text=True).stderr
+    server.join()
+    assert said == f"error: --api-key: {server.url}/v1/models answers 401: \\x1b[32mPASS; give the target's key\n"
 
 
 def test_plan_names_what_will_happen(scenario: Path) -> None:
@@ -317,6 +345,19 @@ def test_a_report_that_does_not_fit_on_the_disk_is_one_line(tmp_path: Path) -> N
     run = write_run(tmp_path / "run", 20)
     (run / "report.html").mkdir()  # as good as a full disk: it cannot be written
     assert "the report cannot be written: Is a directory; call `report` again when it can" in failure("report", str(run))
+
+
+@pytest.mark.parametrize("command", ["verdict", "compare", "pool"])
+def test_a_full_disk_is_one_line_and_leaves_no_temporary_folder(command: str, tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"seed-{seed}", 100, seed=seed, session=str(seed)) for seed in (1, 2, 3)]
+    asked = " ".join(map(str, runs[: {"verdict": 1, "compare": 2, "pool": 3}[command]]))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    script = f"ulimit -f 1; exec {sys.executable} -m loadtest.cli {command} {asked}"  # files of 1 KiB, and no more
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=os.environ | {"TMPDIR": str(temporary)})
+    said = "File too large; free space on its disk, or see that it can be read and written, and try again"
+    assert (ended.returncode, ended.stderr) == (ExitCode.USAGE, f"error: {runs[0] / 'rows.parquet'}: {said}\n")
+    assert list(temporary.iterdir()) == list(tmp_path.rglob("*.part")) == []
 
 
 def test_an_address_that_is_in_use_is_refused_before_the_run(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.errors import UsageError
-from loadtest.recorder import Batch, End, Ledger, LineFile, Recorder, as_lines, claim, write_manifest
-from loadtest.records import HealthSample, Manifest, Row, RunEvent, read_lines, read_manifest
+from loadtest.recorder import Batch, End, Ledger, LineFile, Recorder, as_lines, claim, replace_file, write_manifest
+from loadtest.records import HealthSample, Manifest, Row, RunEvent, part_of, read_lines, read_manifest
 
 
 def a_batch(worker: int, number: int, num_rows: int = 2) -> Batch:
@@ -107,3 +107,17 @@ def test_a_manifest_is_replaced_in_one_step(tmp_path: Path) -> None:
     write_manifest(tmp_path, manifest)
     assert read_manifest(tmp_path) == manifest
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+
+
+def test_a_file_that_does_not_fit_is_named_and_leaves_no_part(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="too large") as caught, small_disk():
+        replace_file(tmp_path / "saturate.json", b"x" * 101)
+    assert caught.value.filename == str(tmp_path / "saturate.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_processes_that_replace_one_file_write_under_different_names_first(tmp_path: Path) -> None:
+    """Else one of them puts the half of the other in its place."""
+    parts = {part_of(tmp_path / "summary.json") for _ in range(2)}
+    assert len(parts) == 2
+    assert {(part.parent, part.suffix) for part in parts} == {(tmp_path, ".part")}

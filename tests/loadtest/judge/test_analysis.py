@@ -12,6 +12,7 @@ from loadtest.judge.analysis import analyse
 from loadtest.judge.metrics import bounds_s, gaps_s
 from loadtest.judge.summary import Summary, interval, rate_interval
 from loadtest.records import Chunks, Row, RunEvent, ScheduledRequest, read_rows
+from loadtest.report.report import write_report
 from tests.loadtest.judge.written_runs import answered, ended, every_fourth, quantile, write_run
 from tests.loadtest.synthetic import write_lines
 
@@ -46,6 +47,22 @@ def test_throughput_counts_what_ended_in_the_window(tmp_path: Path) -> None:
     assert throughput.output_tokens == pytest.approx(4 * 9.86)
     assert throughput.total_tokens == pytest.approx(14 * 9.86)
     assert throughput.goodput == 0
+
+
+@pytest.mark.parametrize("every", [1, 30])
+def test_prompts_whose_tokens_nobody_told_are_not_counted_as_empty(tmp_path: Path, every: int) -> None:
+    def untold(row: Row) -> Row:
+        return msgspec.structs.replace(row, prompt_tokens=None) if row.id % every == 0 else row
+
+    run = write_run(tmp_path / "run", 100, untold)
+    summary = analyse(run)
+    assert summary.throughput is not None
+    assert (summary.throughput.total_tokens, "total_tokens" in summary.throughput.intervals) == (None, False)
+    said = "Some complete answers do not say how many tokens their prompts had: there is no rate of tokens, prompts included."
+    assert said in summary.threats
+    assert msgspec.json.decode(msgspec.json.encode(summary), type=Summary) == summary
+    page = write_report(run).read_text()
+    assert ("output tokens" in page, "<td>tokens, prompts included" in page, "with prompts" in page) == (True, False, False)
 
 
 def test_the_intervals_of_the_rates_hold_what_the_load_is(tmp_path: Path) -> None:

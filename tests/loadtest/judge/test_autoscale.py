@@ -206,12 +206,25 @@ def test_the_timeline_has_a_value_for_each_second() -> None:
     samples.append(ServerSample(50.0, "serve", error="timeout"))
     timeline = analysed(samples, rows(range(60, 61))).timeline
     assert {len(column) for column in timeline.values()} == {DURATION_S + 1}
-    assert timeline["desired"] == [1.0] * 71 + [2.0] * 170  # the sample of second 70 was skipped
-    assert timeline["ready"] == [1.0] * 81 + [2.0] * 160
+    assert timeline["desired"] == [1.0] * 71 + [2.0] * 38 + [None] * 132  # the sample of second 70 was skipped, the last is of 99
+    assert timeline["ready"] == [1.0] * 81 + [2.0] * 28 + [None] * 132
     assert timeline["offered"] == [10.0] * DURATION_S + [0.0]
     assert [t for t, num in enumerate(timeline["violating"]) if num] == [60]
     assert sum(timeline["completed"]) == DURATION_S * 10
     assert "pods_ready" not in timeline
+
+
+def test_replicas_of_which_nobody_told_are_not_counted() -> None:
+    """As in the cost of the window. A change that was told after the silence is found all the same."""
+    samples = replicas({0: 1, 100: 3}, {0: 1, 130: 3})
+    found = analysed([sample for sample in samples if 15 <= sample.t_s < 30 or 120 <= sample.t_s < 180], rows())
+    before, step = found.steps
+    # Nine seconds before the first sample and nine behind the last one of a series: those that lie within ten seconds of it.
+    assert (before.replica_s, step.replica_s) == (9 + 15 + 9, 10 + 50 * 3 + 9 * 3)
+    assert (step.over_provisioned_replica_s, step.detection_s, step.settled_s) == (0, 60, 70)
+    silent = analysed([sample for sample in samples if sample.t_s < 30], rows())
+    assert (silent.steps[1].replica_s, silent.steps[1].over_provisioned_replica_s) == (None, None)
+    assert silent.timeline["ready"] == [2.0] * 39 + [None] * 202  # the ingress as well: no target changed
 
 
 @pytest.mark.parametrize(

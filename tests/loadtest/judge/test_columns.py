@@ -1,6 +1,7 @@
 """The columns say of all rows what the plain functions of `loadtest.judge.metrics` say of each, and need no row in memory."""
 
 import gc
+import shutil
 import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from loadtest.judge import stats
-from loadtest.judge.analysis import analyse
+from loadtest.judge.analysis import analyse, summary_of
 from loadtest.judge.columns import Chunked, Ints, RowColumns
 from loadtest.judge.compare import compare
 from loadtest.judge.gaps import INFINITE_US, Gaps, Sorted
@@ -130,15 +131,35 @@ def test_rows_that_are_read_from_parquet_are_those_that_were_recorded(run: Path)
     assert direct.max_gap_us.tolist() == records.columns.max_gap_us.tolist()
 
 
-def test_a_folder_that_cannot_be_written_is_analysed_too(run: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_analysed_too(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = analyse(run)
     copy = tmp_path / "copy"
     copy.mkdir()
     for file in run.glob("*.json*"):
         (copy / file.name).write_bytes(file.read_bytes())
-    (copy / "rows.part").mkdir()  # root may write anywhere: a folder in the way of the file stands for a read-only one
+    (copy / "rows.parquet").mkdir()  # root may write anywhere: a folder in the way of the file stands for a read-only one
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
     assert msgspec.json.encode(analyse(copy)) == msgspec.json.encode(expected)
-    assert not (copy / "rows.parquet").exists()
+    assert list((copy / "rows.parquet").iterdir()) == list(copy.glob("*.part")) == list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("num_later", [360, 1440])
+def test_a_run_that_another_process_reads_as_well_keeps_the_rows_that_were_read_first(
+    run: Path, tmp_path: Path, num_later: int
+) -> None:
+    """The other reader makes rows.parquet anew, of more rows where the run goes on."""
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    lines = (run / "rows.jsonl").read_bytes().splitlines(keepends=True)
+    (copy / "seal.jsonl").unlink(missing_ok=True)
+    records = read_records(copy)
+    expected = summary_of(records)
+    (copy / "rows.jsonl").write_bytes(b"".join((2 * lines)[:num_later]))
+    read_records(copy)
+    assert parquet.read_metadata(copy / "rows.parquet").num_rows == num_later
+    assert summary_of(records) == expected
 
 
 def test_a_window_whose_gaps_were_counted_is_freed_at_once(run: Path) -> None:

@@ -44,6 +44,15 @@ def test_a_run_that_is_ten_percent_faster_is_claimed(tmp_path: Path) -> None:
     assert found.lines()[0] == "a / b: a faster (2000 requests, each with itself)"
 
 
+def test_a_run_that_is_named_by_a_dot_has_the_name_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "seed-1", 200)
+    write_run(tmp_path / "seed-2", 200)
+    monkeypatch.chdir(tmp_path / "seed-1")
+    found = compare(Path(), Path("../seed-2/."))
+    assert (found.a, found.b) == ("seed-1", "seed-2")
+    assert "seed-1" in write_report(Path("../seed-2"), other=Path()).read_text()
+
+
 def test_equal_runs_show_no_difference(tmp_path: Path) -> None:
     found = compare(run_of(tmp_path / "a"), run_of(tmp_path / "b", noise=2))
     assert found.verdict == "no difference shown"

@@ -63,6 +63,8 @@ def test_preflight_returns_the_model_and_what_the_target_is() -> None:
         (NO_PAGE, "", "model: .* answers 404, so the model must be named"),
         (page(b"<html>Hello</html>", kind="text/html; charset=utf-8"), "", "target: .* HTML, not the OpenAI API"),
         (page({"error": "no"}, "401 Unauthorized"), "", "--api-key: .* answers 401: no; give the target's key"),
+        (page({"error": "\x1b[2J"}, "401 Unauthorized"), "", r"answers 401: \\x1b\[2J; give the target's key"),
+        (page({"data": [{"id": "\x1b[2J"}]}), "large", r"it serves \\x1b\[2J$"),
         (page({"error": {"message": "starting"}}, "503 X"), "", "target: .* answers 503: starting"),
         (page({"data": []}), "", "target: .* lists no model yet"),
         (page([1]), "", "target: .* does not answer as the OpenAI API does"),
