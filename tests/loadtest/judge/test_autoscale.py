@@ -210,7 +210,7 @@ def test_the_timeline_has_a_value_for_each_second() -> None:
     assert timeline["ready"] == [1.0] * 81 + [2.0] * 28 + [None] * 132
     assert timeline["offered"] == [10.0] * DURATION_S + [0.0]
     assert [t for t, num in enumerate(timeline["violating"]) if num] == [60]
-    assert sum(timeline["completed"]) == DURATION_S * 10
+    assert sum(num or 0.0 for num in timeline["completed"]) == DURATION_S * 10
     assert "pods_ready" not in timeline
 
 
