@@ -136,11 +136,7 @@ class EngineOutput:
         if (stats := outputs.scheduler_stats) is not None:
             waiting = stats.num_waiting_reqs + stats.num_skipped_waiting_reqs
             self._load = (stats.num_running_reqs, waiting, stats.kv_cache_usage)
-        buffers = self._encoder.encode(outputs)
-        if _wire_bytes(buffers) > self._max_frame_bytes:
-            outputs = self._without_the_largest(outputs)
-            buffers = self._encoder.encode(outputs)
-        self._send_step(slot, outputs, buffers)
+        self._send_step(slot, outputs, self._encoder.encode(outputs))
 
     def _put_out_golden(self, outputs: Sequence[EngineCoreOutput]) -> None:
         for output in outputs:
@@ -151,11 +147,16 @@ class EngineOutput:
                 self._golden_ids = []
 
     def _send_step(self, slot: int, outputs: EngineCoreOutputs, buffers: Sequence[Any]) -> None:
-        """Send one frame, or several where one would have too many buffers: three per request with logprobs."""
-        if len(buffers) > MAX_BUFFERS:
+        """Send one frame, or several where one would be too large or have too many buffers: three per request with logprobs.
+
+        An output that is too large by itself is replaced by the error of its request.
+        """
+        num_bytes = _wire_bytes(buffers)
+        if len(buffers) > MAX_BUFFERS or num_bytes > self._max_frame_bytes:
             half = len(outputs.outputs) // 2
             if half == 0:
-                parts = [replace(outputs, outputs=[self._ended(outputs.outputs[0], f"{len(buffers)} buffers")])]
+                size = f"{len(buffers)} buffers" if len(buffers) > MAX_BUFFERS else f"{num_bytes} bytes"
+                parts = [replace(outputs, outputs=[self._ended(outputs.outputs[0], size)])]
             else:
                 rest = replace(outputs, outputs=outputs.outputs[half:], scheduler_stats=None, finished_requests=None)
                 parts = [replace(outputs, outputs=outputs.outputs[:half]), rest]
@@ -166,21 +167,6 @@ class EngineOutput:
         frame = encode_frame(encode_message(Outputs([bytes(b) for b in buffers])))
         num_outputs = len(outputs.outputs)
         self._send(pipe.StepOutputs(slot, self._core.num_steps, self._core.busy_s, *self._load, finished, frame, num_outputs))
-
-    def _without_the_largest(self, outputs: EngineCoreOutputs) -> EngineCoreOutputs:
-        """Return what fits one frame: the largest outputs are replaced by the error of their request.
-
-        Not sent in several frames: they would together exceed the listener's ``send_buffer_bytes``, which costs the link, too.
-        """
-        sizes = [_wire_bytes(self._encoder.encode(output)) for output in outputs.outputs]
-        total = sum(sizes) + _wire_bytes(self._encoder.encode(replace(outputs, outputs=[])))
-        kept = list(outputs.outputs)
-        for index in sorted(range(len(kept)), key=sizes.__getitem__, reverse=True):
-            if total <= self._max_frame_bytes:
-                break
-            kept[index] = self._ended(kept[index], f"{sizes[index]} bytes")
-            total += _wire_bytes(self._encoder.encode(kept[index])) - sizes[index]
-        return replace(outputs, outputs=kept)
 
     def _ended(self, output: EngineCoreOutput, size: str) -> EngineCoreOutput:
         """Abort the request in the engine and return the last that its ingress hears of it."""
