@@ -211,8 +211,8 @@ def _percentiles(runs: Sequence[_Read]) -> Iterator[Percentile]:
         for number, q in enumerate(QUANTILES):
             value, low, high = stats.jackknife_interval(pooled[number], left_out[:, number])
             known = math.isfinite(high)
-            bounds = (max(0.0, low), max(0.0, high)) if known else (None, None)
-            at = Quantile(q, _finite(value), *bounds, high_failed=not known)
+            low_s, high_s = (max(0.0, low), max(0.0, high)) if known else (None, None)
+            at = Quantile(q, _finite(value), low_s, high_s, high_failed=not known)
             yield Percentile(metric, at, [_finite(v) for v in per_run[:, number].tolist()])
 
 
