@@ -151,16 +151,15 @@ def test_a_failed_request_whose_length_the_model_decides_owes_what_the_others_br
     assert (itl.n, itl.num_failed) == (900 + 100, 100)
 
 
-@pytest.mark.parametrize(("num_failed", "words"), [(0, "1.00 s"), (40, "∞")])
+@pytest.mark.parametrize(("num_failed", "words"), [(0, "1000 ms [1000, 1000]"), (50, "1000 ms [1000, ∞]")])
 def test_a_percentile_whose_upper_bound_is_a_failed_request_says_so(tmp_path: Path, num_failed: int, words: str) -> None:
-    """Of 6,000 requests at most 0.7 % failed, so that the p99 is known, but not how far above it the failed ones begin."""
+    """Of 6,000 requests at most 0.83 % failed, so that the p99 is known, but not how far above it the failed ones begin."""
     failed = set(np.random.Generator(np.random.Philox(1)).permutation(6000)[:num_failed].tolist())
     run = write_run(tmp_path / "run", 6000, lambda row: ended(row, "http_error", row.due_s) if row.id in failed else row)
     summary = analyse(run)
     p99 = quantile(summary, "ttft", 0.99)
-    assert p99.value_s == pytest.approx(1.0)
-    assert p99.high_failed == (num_failed > 0)
-    assert interval(p99).endswith(f", {words.removesuffix(' s')}]")
+    assert p99.high_failed is (num_failed > 0)
+    assert interval(p99) == words
     said = [threat for threat in summary.threats if "no upper bound" in threat]
     assert said == (
         ["The p99 of ttft and e2e has no upper bound: its interval reaches the requests that failed, timed out or were left, "
