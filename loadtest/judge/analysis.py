@@ -247,7 +247,7 @@ def _throughput(records: Records, items: Window, window: tuple[float, float]) ->
     counts = rate_counts(records, items, window)
     rates = {name: float(batches.sum()) / length_s for name, batches in counts.items()}
     intervals = {name: stats.rate_interval(batches, length_s) for name, batches in counts.items() if has_interval(counts, name)}
-    return Throughput(total_tokens=rates.pop("total_tokens", None), **rates, intervals=intervals)
+    return Throughput(**rates, intervals=intervals)
 
 
 def _cost(records: Records, items: Window, window: tuple[float, float]) -> Cost | None:

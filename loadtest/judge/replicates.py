@@ -120,11 +120,11 @@ def pool(runs: Sequence[Path]) -> Replicates:
     _check_alike(runs, [read_manifest(run) for run in runs])
     read = [_read(run) for run in runs]
     if sick := [
-        f"{run.name}: {gate.text}" for run, each in zip(runs, read, strict=True) for gate in each.summary.gates if not gate.ok
+        f"{run.resolve().name}: {gate.text}" for run, each in zip(runs, read, strict=True) for gate in each.summary.gates if not gate.ok
     ]:
         raise InvalidRun(sick)
     return Replicates(
-        runs=[run.name for run in runs],
+        runs=[run.resolve().name for run in runs],
         seeds=[each.scenario.seed for each in read],
         num_ok=[each.summary.states.get("ok", 0) for each in read],
         slo=list(_attained(read)),
@@ -169,7 +169,7 @@ def _read(run: Path) -> _Read:
     summary = summary_of(records)
     window = Window.of(records).between(*summary.window_s)
     latencies_s = {metric: window.bounds(metric).high for metric in METRICS if metric != "itl"}
-    return _Read(run.name, records.scenario, records.manifest.target, summary, latencies_s, window.sorted_gaps())
+    return _Read(run.resolve().name, records.scenario, records.manifest.target, summary, latencies_s, window.sorted_gaps())
 
 
 def _attained(runs: Sequence[_Read]) -> Iterator[Attained]:

@@ -107,7 +107,7 @@ class Throughput(msgspec.Struct, frozen=True):
     goodput: float
     """Requests inside all limits of the SLO; without an SLO, the completed ones."""
     output_tokens: float
-    total_tokens: float | None
+    total_tokens: float | None = None
     """Prompt tokens included, as some published tables count. None: of some answer the server did not say how many its prompt had."""
     intervals: dict[str, tuple[float, float]] = {}
     """By field: 95 % interval of the rate that a longer run would have (`loadtest.judge.stats.rate_interval`).
