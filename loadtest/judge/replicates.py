@@ -120,7 +120,10 @@ def pool(runs: Sequence[Path]) -> Replicates:
     _check_alike(runs, [read_manifest(run) for run in runs])
     read = [_read(run) for run in runs]
     if sick := [
-        f"{run.resolve().name}: {gate.text}" for run, each in zip(runs, read, strict=True) for gate in each.summary.gates if not gate.ok
+        f"{run.resolve().name}: {gate.text}"
+        for run, each in zip(runs, read, strict=True)
+        for gate in each.summary.gates
+        if not gate.ok
     ]:
         raise InvalidRun(sick)
     return Replicates(
