@@ -132,7 +132,7 @@ class Bench:
             if setup.profile is None and (setup.qps or setup.rates):
                 capacity = self.measure(Experiment("capacity", CONTINUOUS, LATENCY_CAP, num=setup.num_burst), url, 1.0)
                 if capacity is None:
-                    raise SystemExit(f"the fleet's capacity is invalid {MAX_TRIES} of {MAX_TRIES}: no rate can follow from it")
+                    raise InvalidRun([f"the fleet's capacity, {MAX_TRIES} of {MAX_TRIES} times: no rate can follow from it"])
                 unit = capacity.per_s("completed") / 8.0  # the study's saturates around 8
             for qps in setup.qps:
                 experiment = Experiment("latency", CONTINUOUS, LATENCY_CAP, qps=qps * unit, num=setup.num_latency)
@@ -258,7 +258,11 @@ def main() -> None:
             folder = round_folder(arguments.out / name, number)
             folder.mkdir(parents=True)
             bench = Bench(of_round(setup, number), folder)
-            bench.static(bench.continuous())
+            try:
+                bench.static(bench.continuous())
+            except InvalidRun as exc:
+                print(f"{name}, round {number}: {exc}; what was measured until then is drawn", flush=True)
+                break
     for name in (*chosen, *arguments.draw):
         print(draw(change(SETUPS[name]), arguments.out / name))
         for figure in (arguments.out / name).glob("*.png") if arguments.figures else ():

@@ -166,7 +166,7 @@ def _by(rounds: Sequence[Runs], kind: str, what: str) -> Iterable[Runs]:
     found = defaultdict[Any, list[tuple[Entry, Run]]](list)
     for entry, run in chain.from_iterable(rounds):
         if entry["kind"] == kind:
-            found[entry["system"], entry[what]].append((entry, run))
+            found[entry["system"], entry.get(what, entry["nominal_qps"])].append((entry, run))
     return found.values()
 
 
@@ -344,11 +344,14 @@ def _invalid(row: Entry, num_empty: int) -> list[str]:
 
 
 def _medians(medians: Sequence[tuple[float | None, float | None, float | None]]) -> str:
-    """Return the geometric mean of the rounds' medians as `_ratio` does; of one round the interval that it has by itself."""
-    known = [value for value, _, _ in medians if value is not None]
-    if len(medians) == 1 or len(known) < len(medians):
+    """Return the geometric mean of the rounds' medians as `_ratio` does; of one round the interval that it has by itself.
+
+    Without a mean where a round has no median, since half of its requests failed.
+    """
+    if len(medians) == 1:
         return "{} ({}-{})".format(*map(_seconds, medians[0]))
-    return _ratio(known)
+    known = [value for value, _, _ in medians if value is not None]
+    return _ratio(known) if len(known) == len(medians) else f"?, known in {len(known)} of {len(medians)} rounds"
 
 
 def _mean(values: Sequence[float]) -> str:

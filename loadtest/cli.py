@@ -3,6 +3,7 @@
 Exit status: 0 pass, 1 SLO missed, 2 usage, 3 invalid run, 4 audit mismatch, 5 undecided.
 """
 
+import errno
 import functools
 import inspect
 import os
@@ -39,6 +40,8 @@ Workers = Annotated[int | None, typer.Option("--workers", help="Load generator p
 Seed = Annotated[int | None, typer.Option("--seed", help="Another seed is another schedule.")]
 KeyFile = Annotated[Path | None, typer.Option(help="File with the key; default: LOADTEST_API_KEY.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
+_OF_A_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+"""Errors of a file that its user can mend. Others with a file's name are faults of this program."""
 MAX_ERROR = 4000
 """Letters of an error that are printed: one of an invalid run gives several reasons."""
 
@@ -181,7 +184,8 @@ def verdict(run_folder: Run) -> None:
     if manifest.state == "running":
         way_out = "wait for its end; what is there so far, `report` shows"
         raise UsageError(str(run_folder), f"the run goes on, or was killed with all its processes: {way_out}")
-    if manifest.state == "interrupted" and not manifest.epoch_unix_s and not manifest.problems:
+    has_rows = (run_folder / "rows.jsonl").exists()
+    if manifest.state == "interrupted" and not (manifest.epoch_unix_s or manifest.problems or has_rows):
         typer.echo(NEVER_STARTED)
         raise typer.Exit(ExitCode.UNDECIDED)
     summary = analyse(run_folder)
@@ -381,7 +385,7 @@ def _status() -> int:
         typer.secho(f"error: {shown(str(exc), MAX_ERROR)}", fg="red", err=True)  # it may quote the target
         return exc.exit_code
     except Exception as exc:  # the root: Python would end with 1 here too
-        if not (isinstance(exc, OSError) and exc.filename):
+        if not (isinstance(exc, OSError) and exc.filename and exc.errno in _OF_A_DISK):
             traceback.print_exc()
             return ExitCode.INVALID
         way_out = "free space on its disk, or see that it can be read and written, and try again"

@@ -293,10 +293,10 @@ def read_manifest(run: Path) -> Manifest:
 
 
 def _got(content: bytes, complaint: str) -> str:
-    """Return the value that msgspec complains of, if it is inside mappings alone."""
+    """Return the value that msgspec complains of, if it is inside mappings alone; of what is no JSON, its beginning."""
     path = re.search(r"`\$\.([\w.]+)`$", complaint)
     if path is None:
-        return ""
+        return f" (got {content[:60]!r})" if "malformed" in complaint else ""
     try:
         value = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # something else is wrong behind it

@@ -42,16 +42,17 @@ def below(faults: Sequence[Fault], pid: int | None) -> tuple[Fault, ...]:
     return tuple(f if f.below_pid is not None else f.model_copy(update={"below_pid": pid}) for f in faults)
 
 
-def check_faults(faults: Sequence[Fault], duration_s: float) -> None:
+def check_faults(faults: Sequence[Fault], longest_s: float) -> None:
     """Check before the run what can be known then; that `process` fits exactly one is known only when its time comes.
 
     Raises:
-        UsageError: A fault names no process, root or command, or one that is not there; or the run of ``duration_s`` ends before its time.
+        UsageError: A fault names no process, root or command, or one that is not there; or the run, which lasts ``longest_s`` at most, ends
+            before its time.
     """
     for index, fault in enumerate(faults):
         where = f"faults.{index}"
-        if fault.at_s >= duration_s:
-            ends = f"{fault.at_s:g} is not before duration_s, {duration_s:g}, so the fault would never happen"
+        if fault.at_s >= longest_s:
+            ends = f"{fault.at_s:g} is not before duration_s and drain_s together, {longest_s:g}, so the fault would never happen"
             raise UsageError(f"{where}.at_s", f"{ends}; lower at_s or raise duration_s")
         if fault.action in ("kill", "stop"):
             _check_process(where, fault)

@@ -130,7 +130,7 @@ def prepare(scenario: Scenario, target: Target, out: Path, *, command: Sequence[
     Raises:
         UsageError: As `run`.
     """
-    check_faults(scenario.faults, scenario.duration_s)
+    check_faults(scenario.faults, scenario.duration_s + scenario.drain_s)
     _check_tokenizer(scenario)
     schedule = make_schedule(scenario)
     model, target_info = check_target(scenario, target)

@@ -16,7 +16,7 @@ from loadtest.inputs import open_bytes
 from loadtest.judge.columns import SCALARS, Chunked, ColumnsBuilder, RowColumns, ScheduleColumns
 from loadtest.plan.scenario import Scenario
 from loadtest.plan.schedule import follows
-from loadtest.records import PUT_BACK, ScheduledRequest, TokenCount, read_lines
+from loadtest.records import PUT_BACK, ScheduledRequest, TokenCount, read_lines, unreadable
 from loadtest.rows_file import read_batches, write_parquet
 
 PARQUET = "rows.parquet"
@@ -45,7 +45,7 @@ def _requests(path: Path, digest: Any) -> Iterator[ScheduledRequest]:
             try:
                 request = decoder.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-                raise UsageError(f"{path}:{number + 1}", f"{exc} (got {line[:80]!r}); {PUT_BACK}") from exc
+                raise UsageError(f"{path}:{number + 1}", unreadable(line, exc)) from exc
             if not follows(request, number, due_s):
                 out = f"id {request.id} at {request.due_s} s is out of order; {PUT_BACK}"
                 raise UsageError(f"{path}:{number + 1}", out)

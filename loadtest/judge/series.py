@@ -113,12 +113,13 @@ def failed_ratio(a: Series, b: Series, q: float, confidence: float = stats.CONFI
     """Return the quantile of ``a`` over that of ``b``, and its interval, where that of one run surely lies among requests that failed.
 
     The ratio is infinite (``a`` failed there) or 0 (``b`` did). A request that timed out took at least its timeout, so that the end of the
-    interval on the side of 1 is finite. None: neither or both of the runs failed there, or the other one cannot bound its quantile.
+    interval on the side of 1 is finite. None: neither or both of the runs failed there, the other one cannot bound its quantile, or the
+    load generator left requests of a run.
 
     By the intervals of the two quantiles, each at ``confidence``, which must not overlap.
     """
-    if not (a.resolved and b.resolved):
-        return None
+    if not (a.resolved and b.resolved) or a.num_left or b.num_left:
+        return None  # nobody knows how long the requests that were left would have taken
     intervals = [stats.order_interval(each.low, each.high, q, each.worth(q), confidence) for each in (a, b)]
     failed = [stats.order_interval(each.high, each.high, q, each.worth(q), confidence)[0] == math.inf for each in (a, b)]
     (lower_a, upper_a), (lower_b, upper_b) = intervals

@@ -87,7 +87,7 @@ def _threats_of_the_figures(records: Records, summary: Summary) -> dict[str, boo
     p99s = [(d.metric, p99) for d in heads if (p99 := d.at(0.99)) and p99.high_s is None]
     infinite, unbounded = ([metric for metric, p99 in p99s if p99.high_failed is failed] for failed in (True, False))
     unknown = [
-        f"{share(result.unknown)} of the requests were left by this side before {result.limit}"
+        f"{share(result.unknown)} of the requests were cancelled by the load generator before they reached {result.limit}"
         for result in summary.slo
         if result.unknown
     ]
@@ -99,7 +99,7 @@ def _threats_of_the_figures(records: Records, summary: Summary) -> dict[str, boo
         ),
         f"The p99 of {' and '.join(infinite)} has no upper bound: its interval reaches the requests that failed, timed out or were left, "
         "which have none. A longer run does not change that.": bool(infinite),
-        f"{', '.join(unknown)}: they count neither as inside nor as over.": bool(unknown),
+        f"{', '.join(unknown)}: the interval takes them as over at its low end and as inside at its high end.": bool(unknown),
         "Latencies swing more slowly than the run could see (near saturation): percentiles are not estimable from it alone.": (
             any(d.method == NOT_ESTIMABLE for d in heads)
         ),

@@ -22,7 +22,7 @@ def recorded_scenario(run: Path, manifest: Manifest) -> Scenario:
 
 
 def asked_of(scenario: Scenario, manifest: Manifest) -> dict[str, Any]:
-    """Return what was asked, by the scenario's keys, without the seed; ``model`` is the one that was asked at last."""
+    """Return what was asked, by the scenario's keys, without the seed; ``model`` is the one that requests named."""
     asked = scenario.model_dump(mode="json", exclude={"seed"})
     for fault in asked["faults"]:
         fault["below_pid"] = None  # of the target's process, which may have been started again

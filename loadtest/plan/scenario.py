@@ -213,8 +213,8 @@ class Observe(Part):
 
     metrics_url: str = ""
     """Prometheus text; default: /metrics of the target. ``none`` switches it off."""
-    interval_s: float = Field(default=1.0, gt=0.1)
-    """Between two scrapes."""
+    interval_s: float = Field(default=1.0, gt=0.1, le=5)
+    """Between two scrapes. A number of replicas that is told holds for 10 s at most."""
     serve_status: bool = False
     """Also the replicas of Ray Serve, from the dashboard at ``ray_dashboard_url``. If that fails from the start, as beside `serve-app up`,
     which starts none, `/fleet` of the target is asked in its place, and the report says so."""

@@ -27,7 +27,7 @@ from loadtest.plan.prompts import record_of
 from loadtest.plan.scenario import Length, Pause, Scenario
 from loadtest.plan.traces import read_trace, recorded_s, replay_times
 from loadtest.plan.workload import fingerprint, splitmix64, tokens_of
-from loadtest.records import PUT_BACK, ScheduledRequest
+from loadtest.records import PUT_BACK, ScheduledRequest, unreadable
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -54,7 +54,7 @@ class Schedule:
 
         Args:
             concurrency: The clients of a closed loop, of which worker w has each ``num_workers``-th from client w on; 0: it is open.
-                The clients take the requests in turn, so that all have the same number, or one less.
+                A worker's requests are then in proportion to its clients, each of which takes the next one when it is free.
         """
         if not 0 <= worker < num_workers:
             raise ValueError(f"worker {worker} of {num_workers}")
@@ -94,7 +94,7 @@ def read_schedule(path: Path) -> Schedule:
         try:
             request = decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            raise UsageError(f"{path}:{number + 1}", f"{exc} (got {line[:80]!r}); {PUT_BACK}") from exc
+            raise UsageError(f"{path}:{number + 1}", unreadable(line, exc)) from exc
         if not follows(request, number, due_s):
             raise UsageError(f"{path}:{number + 1}", f"id {request.id} at {request.due_s} s is out of order; {PUT_BACK}")
         due_s = request.due_s or due_s

@@ -60,7 +60,8 @@ class _Choice(msgspec.Struct, gc=False):
         return text
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=100_000_000)]
+MAX_TOKENS = 100_000_000
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 
 
 class _Usage(msgspec.Struct, gc=False):
@@ -238,7 +239,7 @@ class BodyParser:
                 if choice.finish_reason:
                     self._parsed.finish_reason = choice.finish_reason
         # With n > 1 vLLM sends an event for each choice, and its continuous usage counts that choice's tokens alone.
-        only = event.choices[0].index if event.choices is not None and len(event.choices) == 1 else None
+        only = event.choices[0].index if event.choices and len(event.choices) == 1 else None
         before = self._num_tokens if only is None else self._of_choice.get(only, 0)
         total = None if event.usage is None else event.usage.completion_tokens
         # A total that comes first with an empty last event says nothing about when its tokens came.
@@ -249,6 +250,9 @@ class BodyParser:
             num_tokens = max(0, total - before)
         else:
             num_tokens = 1 if has_payload else 0
+        if self._num_tokens + num_tokens > MAX_TOKENS:
+            self._parsed.error = self._parsed.error or f"usage.completion_tokens of all choices are more than {MAX_TOKENS}"
+            num_tokens = 0
         self._count(at_s, num_tokens, has_payload)
         if only is not None:
             self._of_choice[only] = before + num_tokens

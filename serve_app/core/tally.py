@@ -20,7 +20,7 @@ class Tally:
     prompt_tokens: int = 0
     """Of those requests."""
     rejected: int = 0
-    """Of those requests, how many were refused because the queue was full or no replica came in time."""
+    """Of ``requests``, how many were refused because the queue was full or no replica came in time."""
     prefilled_tokens: int = 0
     """Prompt tokens that engines computed for requests whose first output has come: without those of ``cached_tokens``."""
     cached_tokens: int = 0

@@ -161,8 +161,9 @@ def merged(*several: Values) -> dict[str, Any]:
 
 
 def types_of(value: Any) -> Any:
-    """Return what is in a manifest with the name of its type in place of each value: of equal manifests that are equal, a name that reads
-    like a number is no text.
+    """Return a manifest with the name of its type in place of each value.
+
+    Two renderings differ in this only where a value changed its type, such as a release name that YAML reads as a number.
     """
     if isinstance(value, Mapping):
         return {key: types_of(entry) for key, entry in value.items()}

@@ -206,7 +206,7 @@ def test_faults_whose_time_has_not_come_never_happen(children: Children) -> None
         (
             {"action": "command", "command": ["true"], "at_s": 60},
             "faults.0.at_s",
-            "60 is not before duration_s, 60, .*; lower at_s",
+            "60 is not before duration_s and drain_s together, 60, .*; lower at_s",
         ),
     ],
 )

@@ -161,6 +161,15 @@ def test_what_an_interrupted_run_left_is_no_failure_of_its_target(tmp_path: Path
     assert {ratio.claim for ratio in found.ratios} <= {"not estimable", "no difference shown"}
 
 
+def test_requests_that_were_cancelled_here_and_there_are_no_failures_either(tmp_path: Path) -> None:
+    """As with `cancel_after_s`: of the first run every fifth request has no first token."""
+    a = write_run(tmp_path / "a", 2000, lambda row: ended(row, "cancelled", row.due_s + 3) if row.id % 5 == 0 else row)
+    found = compare(a, write_run(tmp_path / "b", 2000))
+    claims = {ratio.claim for ratio in found.ratios if ratio.metric in ("ttft", "e2e")}
+    assert "not estimable" in claims
+    assert claims <= {"not estimable", "no difference shown"}
+
+
 def test_different_schedules_are_strangers(tmp_path: Path) -> None:
     other = run_of(tmp_path / "b", noise=2, seed=2, session="another")
     found = compare(run_of(tmp_path / "a"), other)

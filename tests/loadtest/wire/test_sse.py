@@ -209,6 +209,8 @@ def test_each_choice_has_a_continuous_usage_of_its_own() -> None:
     assert (cut.error, cut.output_tokens, sum(num for _, num in cut.chunks)) == ("", 5, 5)
     fell = parse_stream([*reads[:4], (4.0, of_choice(0, "f", 3) + DONE)])
     assert fell.error == "usage.completion_tokens fell from 4 to 3"
+    many = parse_stream([(float(k), of_choice(k, "a", 90_000_000)) for k in range(2)] + [(2.0, DONE)])
+    assert (many.error, many.output_tokens) == ("usage.completion_tokens of all choices are more than 100000000", 90_000_000)
 
 
 def test_a_stream_cut_without_done_is_incomplete_and_what_follows_done_is_ignored() -> None:
