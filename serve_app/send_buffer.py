@@ -8,9 +8,9 @@ class SendBuffer:
     """Tells a peer that reads from one that does not. The link calls `written` after each write, `drained` and `lost` when they happen.
 
     Bytes that were just written say nothing about the peer: none of them may have left this process yet. So one look that finds more
-    than ``limit_bytes`` only makes the buffer full, until the peer has read it. While it is full, there is one look each ``patience_s``;
-    the peer is stuck if a look does not find fewer bytes than the look before. So a side that goes on writing to a full buffer also
-    calls a peer stuck that reads, but less than is written.
+    than ``limit_bytes`` only makes the buffer full. From then on there is one look each ``patience_s``. The buffer is full until the
+    transport asks for more or a look finds at most ``limit_bytes``; the peer is stuck if a look finds more than that, and no fewer
+    than the look before. So a side that goes on writing to a full buffer also calls a peer stuck that reads, but less than is written.
     """
 
     def __init__(
