@@ -8,8 +8,9 @@ class SendBuffer:
     """Tells a peer that reads from one that does not. The link calls `written` after each write, `drained` and `lost` when they happen.
 
     Bytes that were just written say nothing about the peer: none of them may have left this process yet. So one look that finds more
-    than ``limit_bytes`` only makes the buffer full. It is full until the peer has read it, and the peer is stuck if ``patience_s``
-    later no fewer bytes wait.
+    than ``limit_bytes`` only makes the buffer full. From then on there is one look each ``patience_s``. The buffer is full until the
+    transport asks for more or a look finds at most ``limit_bytes``; the peer is stuck if a look finds more than that, and no fewer
+    than the look before. So a side that goes on writing to a full buffer also calls a peer stuck that reads, but less than is written.
     """
 
     def __init__(
@@ -33,11 +34,14 @@ class SendBuffer:
     def drained(self) -> None:
         """The transport asks for more: its ``resume_writing``."""
         if self._next_look is not None:
-            self.lost()
+            self._stop_looking()
             self._on_room()
 
     def lost(self) -> None:
         """The connection is gone."""
+        self._stop_looking()
+
+    def _stop_looking(self) -> None:
         if self._next_look is not None:
             self._next_look.cancel()
             self._next_look = None

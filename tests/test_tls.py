@@ -1,4 +1,4 @@
-"""Links with certificates, on both event loops: the replica uses `TlsConnection`, the ingress the TLS of the event loop."""
+"""Links with certificates, on both event loops. Both ends use `TlsConnection`; some tests put the TLS of the event loop at one end."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from serve_app.replica import pipe
 from serve_app.replica.server import MAX_UNPROVED
 from serve_app.testing.certificates import make_tls
 from serve_app.testing.fleet import FakeReplica, fleet, in_loop, settings, start_replica, until
-from serve_app.testing.probe import Probe
+from serve_app.testing.probe import Probe, port_of, silent_listener
 from serve_app.tls import LinkTls, ingress_tls, replica_tls
 
 
@@ -132,6 +132,40 @@ async def test_a_peer_that_speaks_no_tls_is_refused(tmp_path: Path) -> None:
         await probe.connect(replica.lease.port)
     assert probe.opened == 0
     await replica.close()
+
+
+@in_loop
+async def test_a_replica_that_speaks_no_tls_is_refused(tmp_path: Path) -> None:
+    replica = await start_replica(settings(), "a")
+    probe = Probe()
+    with pytest.raises(ssl.SSLError, match="WRONG_VERSION_NUMBER"):
+        await probe.connect(replica.lease.port, tls=ingresses(make_tls(tmp_path, "fleet")).context())
+    assert (probe.opened, probe.lost) == (0, [])
+    await replica.close()
+
+
+@in_loop
+async def test_a_replica_that_hangs_up_before_the_end_of_tls_fails_the_dial(tmp_path: Path) -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1 << 16)
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    probe = Probe()
+    with pytest.raises(ConnectionResetError, match="before the TLS handshake was over"):
+        await probe.connect(port_of(server), tls=ingresses(make_tls(tmp_path, "fleet")).context())
+    assert (probe.opened, probe.lost) == (0, [])
+    server.close()
+
+
+@in_loop
+async def test_a_replica_that_does_not_finish_tls_is_left_after_the_limit(tmp_path: Path) -> None:
+    server, readers = await silent_listener()
+    with pytest.raises(HandshakeTimeout):
+        await Probe().connect(port_of(server), tls=ingresses(make_tls(tmp_path, "fleet")).context(), timeout_s=0.5)
+    with contextlib.suppress(ConnectionError):
+        await readers[0].read()  # to the end of the stream
+    server.close()
 
 
 @in_loop
@@ -288,6 +322,24 @@ async def test_a_replica_that_reads_again_in_time_keeps_its_link(tmp_path: Path)
     replica.relay.thaw()
     await until(lambda: len(engine.told) == num_sent)
     assert (probe.lost, probe.room, link.can_send()) == ([], 1, True)
+    await replica.close()
+
+
+@in_loop
+async def test_a_replica_that_reads_slowly_and_steadily_keeps_its_link(tmp_path: Path) -> None:
+    tls = make_tls(tmp_path, "fleet")
+    replica = await start_replica(settings(), "a", tls=replicas(tls))
+    replica.server.engine = Recorder()
+    probe = Probe(send_buffer_bytes=8 << 20, stuck_after_s=1.0)
+    link = await probe.connect(replica.lease.port, tls=ingresses(tls).context())
+    replica.relay.pause_s = 0.01  # at most 6.25 MiB/s: to read what waits takes longer than the link's patience
+    num_sent = 0
+    while probe.room < 2 and not probe.lost:
+        if link.can_send():
+            link.write(link.connection.send_add(f"r{num_sent}@0", [b"x" * (1 << 18)]))
+            num_sent += 1
+        await asyncio.sleep(0)
+    assert probe.lost == []
     await replica.close()
 
 

@@ -47,8 +47,8 @@ class ProtocolSettings(Section):
     credit: Int = Field(default=2048, ge=1)
     """Unfinished attempts that one ingress may have on one replica."""
     send_buffer_bytes: Int = Field(default=64 << 20, ge=1 << 20)
-    """Bytes that may wait on a link for its peer to read. With more, an ingress sends no new request there, and the link is closed
-    if no fewer wait heartbeat_timeout_s later. At least max_frame_bytes."""
+    """Bytes that may wait on a link for its peer to read. With more, an ingress sends no new request there until fewer wait.
+    The link is closed if their number has not shrunk in heartbeat_timeout_s. At least max_frame_bytes."""
     tls: TlsSettings | None = None
     """Encrypts the links. Default: none."""
 

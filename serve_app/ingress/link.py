@@ -14,6 +14,7 @@ from serve_app.protocol.connection import IngressConnection, State
 from serve_app.protocol.errors import CODES, HandshakeTimeout, PeerClosed, ProtocolError
 from serve_app.protocol.messages import ENGINE_LOST, Message
 from serve_app.send_buffer import SendBuffer
+from serve_app.tls_connection import TlsConnection
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ logger = logging.getLogger(__name__)
 MAX_TOGETHER = 8
 """Frames of one write. In a burst one turn of the event loop may take in 50 requests, in 20 ms: the engine can begin with the first."""
 _LARGE_FRAME_BYTES = 1 << 20
-"""A frame from this size on is written at once: nothing compares frames that are not written with the limit of the send buffer."""
+"""The limit of the send buffer is checked at writes only, so a frame of this size or more is written at once."""
 
 
 class ReplicaLink(asyncio.Protocol):
@@ -75,6 +76,7 @@ class ReplicaLink(asyncio.Protocol):
 
         Raises:
             ProtocolError: One side refused the other, or it took too long; the transport is closed.
+            OSError: The connection was lost, or TLS failed (ssl.SSLError).
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -121,7 +123,7 @@ class ReplicaLink(asyncio.Protocol):
         if exc is not None and self._end is LinkEnd.BROKE_OFF:
             self._cause = str(exc)
         if not self._opened.done():
-            self._opened.set_exception(ConnectionError(self._cause))
+            self._opened.set_exception(exc if isinstance(exc, OSError) else ConnectionError(self._cause))
             self._opened.exception()  # read here: a dial that was cancelled reads it no more
         elif self._opened.exception() is None:
             self._on_lost(self, self._end, self._cause)
@@ -190,21 +192,21 @@ def _end_by(error: ProtocolError) -> LinkEnd:
 
 
 async def dial(
-    address: tuple[str, int], link: Callable[[], ReplicaLink], *, timeout_s: float, tls: ssl.SSLContext | None
+    address: tuple[str, int], new_link: Callable[[], ReplicaLink], *, timeout_s: float, tls: ssl.SSLContext | None
 ) -> ReplicaLink:
-    """Connect and finish the handshake within ``timeout_s`` each.
+    """Connect within ``timeout_s``, and then finish TLS and the handshake within ``timeout_s``.
 
     Raises:
         OSError: Nobody listens there, or TLS failed.
         ProtocolError: The handshake was refused, by either side, or too slow.
     """
-    loop = asyncio.get_running_loop()
+    link = new_link()
+    end = link if tls is None else TlsConnection(link, tls, server_side=False)
     async with asyncio.timeout(timeout_s):
-        # The certificate names the deployment, not an address: pods come and go.
-        _, protocol = await loop.create_connection(link, *address, ssl=tls, server_hostname="" if tls else None)
+        await asyncio.get_running_loop().create_connection(lambda: end, *address)
     try:
-        await protocol.wait_open(timeout_s)
+        await link.wait_open(timeout_s)
     except asyncio.CancelledError:
-        protocol.abort("the dial was cancelled")
+        link.abort("the dial was cancelled")
         raise
-    return protocol
+    return link

@@ -21,10 +21,10 @@ from serve_app.protocol.connection import ReplicaConnection, State
 from serve_app.protocol.errors import AuthenticationFailed, HandshakeTimeout, ProtocolError, SlotsExhausted
 from serve_app.protocol.messages import Abort, Add, AddSuspect, Message, TrialPassed
 from serve_app.replica import pipe
-from serve_app.replica.tls_connection import TlsConnection
 from serve_app.replica.trials import Trials
 from serve_app.send_buffer import SendBuffer
 from serve_app.tls import LinkTls
+from serve_app.tls_connection import TlsConnection
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class ReplicaServer:
 
     def _accept(self) -> asyncio.Protocol:
         link = _Link(self)
-        return link if self._tls is None else TlsConnection(link, self._tls.context())
+        return link if self._tls is None else TlsConnection(link, self._tls.context(), server_side=True)
 
     def open_links(self) -> Iterator["_Link"]:
         return (link for link in self._links.values() if link.is_open())

@@ -47,9 +47,13 @@ def settings(**sections: dict[str, Any]) -> Settings:
 
 
 class Relay:
-    """A TCP relay in front of a replica. ``cut`` ends its connections, ``freeze`` holds all bytes back until ``thaw``."""
+    """A TCP relay in front of a replica. ``cut`` ends its connections, ``freeze`` holds all bytes back until ``thaw``.
+
+    ``pause_s`` is the wait after each read of at most 64 KiB.
+    """
 
     def __init__(self, port: int) -> None:
+        self.pause_s = 0.0
         self._target = port
         self._refusing = False
         self._flowing = asyncio.Event()
@@ -103,6 +107,7 @@ class Relay:
         with contextlib.suppress(OSError):
             while data := await source.read(1 << 16):
                 await self._flowing.wait()
+                await asyncio.sleep(self.pause_s)
                 target.write(data)
                 await target.drain()
         with contextlib.suppress(OSError, RuntimeError):

@@ -1,7 +1,8 @@
-"""TLS of one connection that a replica has accepted.
+"""TLS of one link, at either end. It differs from asyncio's and uvloop's own TLS in three ways that a link needs.
 
-asyncio's own TLS tells a protocol of its connection only after the TLS handshake: nobody could count or bound connections before that.
-asyncio's close of a TLS connection also waits 30 s for a peer that has gone. Here the link has the plain connection from the start.
+- The link has the plain connection from the start: a replica counts and bounds the connections whose TLS handshake is not over.
+- The size of the write buffer is that of the plain connection, so it becomes smaller whenever the peer reads (see `SendBuffer`).
+- A close does not wait for a peer that has gone; asyncio's and uvloop's waits 30 s.
 """
 
 import asyncio
@@ -19,29 +20,32 @@ _READ_BYTES = 1 << 14
 class TlsConnection(asyncio.Protocol, asyncio.Transport):
     """The protocol of the plain connection, and to ``link`` the transport of the encrypted one.
 
-    Until the TLS handshake is over, the peer can read nothing from here: `write` drops what it gets, and `close` aborts.
+    What the link writes before the TLS handshake is over waits for it; `close` aborts before that, since the peer could read nothing.
+    If TLS fails, the link's ``connection_lost`` gets the error.
     """
 
-    def __init__(self, link: asyncio.Protocol, context: ssl.SSLContext) -> None:
+    def __init__(self, link: asyncio.Protocol, context: ssl.SSLContext, *, server_side: bool) -> None:
         super().__init__()
         self._link = link
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
         self._established = False
+        self._early: list[bytes] = []
+        """What the link has written before the end of the TLS handshake."""
+        self._failure: OSError | None = None
         self._plain: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._plain = cast(asyncio.Transport, transport)  # uvloop's are none of asyncio's classes
         self._link.connection_made(self)
+        self.data_received(b"")  # the client speaks first
 
     def data_received(self, data: bytes) -> None:
         self._incoming.write(data)
         try:
             text, ended = self._decrypt()
         except ssl.SSLError as exc:
-            logger.info("connection from %s closed: TLS failed: %s", self._plain.get_extra_info("peername"), exc)
-            self._send()  # an alert tells the peer why
-            self._plain.close()
+            self._fail(exc)
             return
         self._send()
         if text:
@@ -57,27 +61,42 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
             if not self._established:
                 self._tls.do_handshake()
                 self._established = True
+                self.write(b"".join(self._early))
+                self._early.clear()
             while piece := self._tls.read(_READ_BYTES):
                 pieces.append(piece)
         except ssl.SSLWantReadError:
             return b"".join(pieces), False
         return b"".join(pieces), True
 
+    def _fail(self, failure: OSError) -> None:
+        self._failure = failure
+        if self._tls.server_side:  # the ingress says why a dial has failed
+            logger.info("connection from %s closed: TLS failed: %s", self._plain.get_extra_info("peername"), failure)
+        self._send()  # an alert tells the peer why
+        self._plain.close()
+
     def _send(self) -> None:
         if encrypted := self._outgoing.read():
             self._plain.write(encrypted)
 
     def eof_received(self) -> None:
-        self._link.eof_received()
+        if self._established:
+            self._link.eof_received()
+        else:
+            self._fail(ConnectionResetError("the peer closed the connection before the TLS handshake was over"))
 
     def resume_writing(self) -> None:
         self._link.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._link.connection_lost(exc)
+        self._link.connection_lost(self._failure or exc)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if not self._established or self.is_closing():
+        if self.is_closing():
+            return
+        if not self._established:
+            self._early.append(bytes(data))
             return
         rest = memoryview(data)
         while rest:
@@ -104,4 +123,4 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
         return self._plain.get_write_buffer_size()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._plain.get_extra_info(name, default)
+        return self._tls if name == "ssl_object" else self._plain.get_extra_info(name, default)
