@@ -259,7 +259,10 @@ def test_what_an_interrupted_run_cut_off_before_the_limit_misses_no_slo(tmp_path
     assert (limit.attained, limit.unknown) == (1.0 if num_left < 100 else 0.0, num_left / 100)
     ttft = summary.distributions["ttft"]
     assert (ttft.n, ttft.num_failed, ttft.num_left, ttft.mean_s) == (100, 0, num_left, None)
-    assert f"{num_left}.00 % of the requests were left by this side before ttft_p95=13000ms" in " ".join(summary.threats)
+    assert (
+        f"{num_left}.00 % of the requests were cancelled by the load generator before they reached ttft_p95=13000ms"
+        in " ".join(summary.threats)
+    )
 
 
 def test_an_interrupted_run_that_missed_the_slo_says_so(tmp_path: Path) -> None:
