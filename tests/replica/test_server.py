@@ -258,10 +258,13 @@ async def test_a_slow_reader_is_cut_off_at_the_limit_and_nobody_else() -> None:
     slow.pause()
     for _ in range(32):  # more than the buffers of four sockets hold
         replica.engine.emit_outputs(0, [b"x" * (1 << 19)])
-    while len(replica.server._links) == 2:
+
+    def one_is_cut_off() -> bool:
         for probe in (slow, other):
             probe.link.write(probe.link.connection.ping())  # neither is silent
-        await asyncio.sleep(0.01)
+        return len(replica.server._links) == 1
+
+    await until(one_is_cut_off)
     replica.engine.emit_outputs(1, [b"y"])
     await until(lambda: len(other.messages) == 2)
     assert other.messages[1] == Outputs([b"y"])
