@@ -3,15 +3,17 @@
     python -m benchmarks.batch_interference                            5 minutes on 2 cores
     python -m benchmarks.batch_interference --seed 2 --out results/b    two more rounds, of other chats
     python -m benchmarks.batch_interference --read results/a results/b  the figures of both together
+    .venv-cuda/bin/python -m benchmarks.batch_interference --config gpu.yaml --rate 6    the first model of that file, for example on a GPU
 
-One simulated replica with vLLM's priority scheduling behind one ingress. Chats come by a seeded schedule, the same one each time: alone
-and beside a batch, in turn. At last the batch runs alone. Idle capacity is what the batch computes alone, less what the chats take.
+One replica with vLLM's priority scheduling behind one ingress, on a simulated accelerator unless ``--config`` is given. Chats come by a
+seeded schedule, the same one each time: alone and beside a batch, in turn. At last the batch runs alone. Idle capacity is what the batch
+computes alone, less what the chats take.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,14 +34,15 @@ from loadtest.judge.series import InMemory, log_ratio
 from loadtest.judge.stats import Floats
 from loadtest.plan.scenario import parse_scenario
 from loadtest.wire.target import Target
-from serve_app.config import ModelSettings
+from serve_app.config import ModelSettings, load_settings
 
 MODEL = {
     "name": "llama-8b",
     "model": "embedded:smollm2-135m-instruct",
     "simulated": {"profile": "h100-llama-8b", "time_scale": 2.0, "eos_probability": 0.0},
+    "engine_args": {"max_model_len": 2048, "max_num_seqs": 256, "enable_prefix_caching": False},
 }
-ENGINE_ARGS = {"max_model_len": 2048, "max_num_seqs": 256, "scheduling_policy": "priority", "enable_prefix_caching": False}
+START_S = 600.0
 NUM_LINES = 40_000
 ALONE_S = 20.0
 QUANTILES = (0.5, 0.9, 0.99)
@@ -51,12 +54,17 @@ WORK = ("vllm:prompt_tokens", "vllm:generation_tokens")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rate", type=float, default=3.0, help="chats a second; simulated time is half as fast")
+    parser.add_argument(
+        "--config", type=Path, help="serve its first model, with vLLM's priority scheduling; default: a simulated accelerator"
+    )
+    parser.add_argument(
+        "--rate", type=float, default=3.0, help="chats a second; time is half as fast on the simulated accelerator"
+    )
     parser.add_argument("--seconds", type=float, default=50.0, help="of each load of chats")
     parser.add_argument("--rounds", type=int, default=2, help="of chats alone and beside a batch")
     parser.add_argument("--seed", type=int, default=0, help="of the first round's chats; the next rounds count on")
     parser.add_argument("--concurrency", type=int, default=32, help="ingress.batch.concurrency")
-    parser.add_argument("--engine-args", type=json.loads, default={}, help="of vLLM as JSON, beside those of this benchmark")
+    parser.add_argument("--engine-args", type=json.loads, default={}, help="of vLLM as JSON, beside the model's own")
     parser.add_argument("--share", type=float, help="batch_step_share; 10 for next to no bound")
     parser.add_argument("--out", type=Path, default=Path("results/batch-interference"))
     parser.add_argument("--read", type=Path, nargs="+", help="only print the figures of these folders together")
@@ -66,29 +74,42 @@ def main() -> None:
         return
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    share = {} if arguments.share is None else {"batch_step_share": arguments.share}
-    model = ModelSettings.model_validate(MODEL | {"engine_args": ENGINE_ARGS | arguments.engine_args} | share)
+    model = model_of(arguments.config, arguments.engine_args, arguments.share)
     config = fleet_config(model, 1) | {"name": "bench-interference"}
     config["ingress"] |= {"batch": {"dir": str((out / "store").resolve()), "concurrency": arguments.concurrency}}
     (out / "fleet.yaml").write_text(yaml.safe_dump(config))
     command = [VLLM[0], "-m", "serve_app.cli.main", "up", "-f", str(out / "fleet.yaml")]
     url = f"http://127.0.0.1:{config['ingress']['port']}"
-    with server(command, f"{url}/readyz", log=out / "fleet.log", environment=environment(model), start_s=240.0) as fleet:
+    with server(command, f"{url}/readyz", log=out / "fleet.log", environment=environment(model), start_s=START_S) as fleet:
         seeds = range(arguments.seed, arguments.seed + arguments.rounds)
-        measure(fleet, url, out, arguments.rate, arguments.seconds, seeds)
+        measure(fleet, url, model.name, out, arguments.rate, arguments.seconds, seeds)
     print(report(pooled([out])))
 
 
-def measure(fleet: psutil.Process, url: str, out: Path, rate: float, seconds: float, seeds: range) -> None:
+def model_of(config: Path | None, engine_args: dict[str, Any], share: float | None) -> ModelSettings:
+    """Return the model to serve: the first of a configuration, or the simulated one; with more of vLLM's arguments and another share."""
+    values: Mapping[str, Any] = MODEL if config is None else _first_model(config)
+    arguments = {**values.get("engine_args", {}), "scheduling_policy": "priority", **engine_args}
+    return ModelSettings.model_validate(
+        {**values, "engine_args": arguments} | ({} if share is None else {"batch_step_share": share})
+    )
+
+
+def _first_model(config: Path) -> dict[str, Any]:
+    name, model = next(iter(load_settings(config).models.items()))
+    return {**model.model_dump(mode="json", exclude_unset=True), "name": name}
+
+
+def measure(fleet: psutil.Process, url: str, model: str, out: Path, rate: float, seconds: float, seeds: range) -> None:
     """Run all loads into folders of ``out``, and write tokens a second by side and shares of a core by side and role beside them."""
     speeds: dict[str, list[float]] = {side: [] for side in (*SIDES, "batch alone")}
     cores: dict[str, dict[str, float]] = {}
     for number in seeds:
         for side in SIDES:
-            with batch(url) if side == SIDES[1] else nothing(), speed(url, speeds[side]), cpu(fleet, cores, side):
-                chats(url, out / f"{_folder(side)}{number}", rate, seconds, seed=number)
+            with batch(url, model) if side == SIDES[1] else nothing(), speed(url, speeds[side]), cpu(fleet, cores, side):
+                chats(url, model, out / f"{_folder(side)}{number}", rate, seconds, seed=number)
             print(side, number, f"{speeds[side][-1]:.0f} tokens/s", flush=True)
-    with batch(url), speed(url, speeds["batch alone"]), cpu(fleet, cores, "batch alone"):
+    with batch(url, model), speed(url, speeds["batch alone"]), cpu(fleet, cores, "batch alone"):
         time.sleep(ALONE_S)
     (out / RATES).write_text(json.dumps({"speeds": speeds, "cores": cores, "seeds": list(seeds)}))
 
@@ -146,7 +167,7 @@ def ratio(beside: Floats, alone: Floats, q: float) -> str:
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
-def chats(url: str, out: Path, rate: float, seconds: float, *, seed: int) -> None:
+def chats(url: str, model: str, out: Path, rate: float, seconds: float, *, seed: int) -> None:
     """Send the schedule of this seed; an invalid run says why, and its records count all the same."""
     request = {
         "token_ids": (10, 40_000),
@@ -154,7 +175,7 @@ def chats(url: str, out: Path, rate: float, seconds: float, *, seed: int) -> Non
         "output_tokens": {"dist": "exponential", "mean": 48, "max": 192},
     }
     arrival = {"law": "poisson", "rate": rate}
-    values = {"name": "chats", "model": MODEL["name"], "seed": seed + 1, "arrival": arrival, "requests": [request]}
+    values = {"name": "chats", "model": model, "seed": seed + 1, "arrival": arrival, "requests": [request]}
     scenario = parse_scenario({**values, "duration_s": seconds, "warmup_s": 5.0, "drain_s": 60.0, "keep_text": False})
     try:
         run(scenario, Target(url), out, quiet=True, report=False)
@@ -168,12 +189,12 @@ def nothing() -> Iterator[None]:
 
 
 @contextmanager
-def batch(url: str) -> Iterator[None]:
+def batch(url: str, model: str) -> Iterator[None]:
     """Have a batch in progress while the block runs, and cancel it then."""
     with httpx.Client(base_url=f"{url}/v1", timeout=120.0) as http:
         made = [
             {"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": body}
-            for i, body in enumerate(body_of(line) for line in lines(NUM_LINES, Lengths()))
+            for i, body in enumerate(body_of(line, model) for line in lines(NUM_LINES, Lengths()))
         ]
         text = "".join(json.dumps(line) + "\n" for line in made).encode()
         file = http.post("/files", files={"file": ("in.jsonl", text)}, data={"purpose": "batch"}).raise_for_status().json()
@@ -191,8 +212,8 @@ def batch(url: str) -> Iterator[None]:
             wait_for(http, batch_id, "cancelled")
 
 
-def body_of(line: dict[str, Any]) -> dict[str, Any]:
-    return {"model": MODEL["name"], **{key: value for key, value in line.items() if key != "id"}}
+def body_of(line: dict[str, Any], model: str) -> dict[str, Any]:
+    return {"model": model, **{key: value for key, value in line.items() if key != "id"}}
 
 
 def wait_for(http: httpx.Client, batch_id: str, status: str) -> None:

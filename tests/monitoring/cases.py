@@ -16,7 +16,10 @@ Series = Mapping[str, str]
 
 
 class Case(NamedTuple):
-    """``at``: minutes after the beginning. ``labels``: of the alert, beside job and severity. ``slow``: it takes days."""
+    """``at``: minutes after the beginning. ``labels``: of the alert, beside job and severity. ``slow``: it takes days.
+
+    ``calm_too``: other series with which it must not fire.
+    """
 
     fires: Series
     summary: str
@@ -24,6 +27,7 @@ class Case(NamedTuple):
     at: int = 60
     labels: Mapping[str, str] = MODEL
     slow: bool = False
+    calm_too: Series | None = None
 
 
 def requests(bad: str, good: str) -> Series:
@@ -55,6 +59,11 @@ def bound(least: int, most: int) -> Series:
     }
 
 
+def desired(values: str, *, controller: str = "running") -> Series:
+    """Return what the autoscaler wants; the series of an ended controller stay for a while."""
+    return {f'ray_serve_app_autoscaling_desired{{job="local/serve-app-ray",model="chat",WorkerId="{controller}"}}': values}
+
+
 def waiting(values: str) -> Series:
     return {f"serve_app_waiting_requests{{{M}}}": values}
 
@@ -74,9 +83,17 @@ TTFT, ITL = "time_to_first_token_seconds", "inter_token_latency_seconds"
 CASES: dict[str, Case] = {
     "ServeAppDown": Case({}, "No ingress of serve-app answers Prometheus.", {f"up{{{JOB}}}": "1x90"}, labels={}),
     "ServeAppNoReplica": Case(
-        {**waiting("0x90"), **bound(1, 2), **replica("draining", "1x90")},
+        {
+            **waiting("0x90"),
+            **bound(1, 2),
+            **replica("draining", "1x90"),
+            **desired("1x90"),
+            **desired("0x90", controller="ended"),
+        },
         "No replica of chat takes requests, says every one of 1 ingresses.",
         {**waiting("0x90"), **bound(0, 2)},
+        # Unloaded by an operator.
+        calm_too={**waiting("0x90"), **bound(1, 2), **desired("0x90")},
     ),
     # 2 % of the requests: over 14.4 times 0.1 %.
     "ServeAppRequestsFail": Case(

@@ -3,6 +3,7 @@
 Every expression keeps the label ``job``, so that alerts of two releases are two. docs/runbook.md has a section for each alert.
 """
 
+from serve_app.autoscaling.series import PREFIX
 from tools.monitoring.gpus import GPU_ALERTS
 from tools.monitoring.rule import IN_JOB, Alert
 from tools.monitoring.slo import burns
@@ -36,11 +37,13 @@ AVAILABILITY = (
         "2m",
         # The first series is there for every model of an ingress that answers, the second only with a replica. Requests that wait would
         # not do: they give up before the alert is due, and an ingress without replicas is unready and gets none. A model with min: 0 may
-        # have no replica while nobody asks, and a canary has its model behind it.
+        # have no replica while nobody asks, so may one that an operator unloaded, of which the autoscaler wants none, and a canary has its
+        # model behind it.
         f"count by (job, model) (serve_app_waiting_requests{{{IN_JOB}}})"
         f" unless on (job, model) (sum by (job, model) (1 - serve_app_replica_draining{{{IN_JOB}}}) > 0)"
         f" unless on (job, model) serve_app_canary_state{{{IN_JOB}}}"
-        f" and on (job, model) ({_bound('min')} > 0)",
+        f" and on (job, model) ({_bound('min')} > 0)"
+        f' unless on (model) (max by (model) (ray_{PREFIX}desired{{job="${{namespace}}/${{release}}-ray"}}) == 0)',
         "No replica of {{ $labels.model }} takes requests, says every one of {{ $value }} ingresses.",
         "autoscaling",
     ),
