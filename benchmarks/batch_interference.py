@@ -12,6 +12,7 @@ computes alone, less what the chats take.
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -82,7 +83,10 @@ def main() -> None:
     url = f"http://127.0.0.1:{config['ingress']['port']}"
     with server(command, f"{url}/readyz", log=out / "fleet.log", environment=environment(model), start_s=START_S) as fleet:
         seeds = range(arguments.seed, arguments.seed + arguments.rounds)
-        measure(fleet, url, model.name, out, arguments.rate, arguments.seconds, seeds)
+        try:
+            measure(fleet, url, model.name, out, arguments.rate, arguments.seconds, seeds)
+        except InvalidRun as exc:
+            sys.exit(f"nothing was measured: {exc}")
     print(report(pooled([out])))
 
 
@@ -168,7 +172,11 @@ def ratio(beside: Floats, alone: Floats, q: float) -> str:
 
 
 def chats(url: str, model: str, out: Path, rate: float, seconds: float, *, seed: int) -> None:
-    """Send the schedule of this seed; an invalid run says why, and its records count all the same."""
+    """Send the schedule of this seed; an invalid run says why, and its records count all the same.
+
+    Raises:
+        InvalidRun: No chat was answered.
+    """
     request = {
         "token_ids": (10, 40_000),
         "input_tokens": {"dist": "uniform", "min": 16, "max": 256},
@@ -177,10 +185,12 @@ def chats(url: str, model: str, out: Path, rate: float, seconds: float, *, seed:
     arrival = {"law": "poisson", "rate": rate}
     values = {"name": "chats", "model": model, "seed": seed + 1, "arrival": arrival, "requests": [request]}
     scenario = parse_scenario({**values, "duration_s": seconds, "warmup_s": 5.0, "drain_s": 60.0, "keep_text": False})
-    try:
-        run(scenario, Target(url), out, quiet=True, report=False)
-    except InvalidRun as exc:
-        print(f"{out.name} is invalid: {'; '.join(exc.reasons)}", flush=True)
+    run(scenario, Target(url), out, quiet=True, report=False)
+    found = Run(out, 1.0)
+    if not found.answered:
+        raise InvalidRun(found.problems or ["no chat was answered"])
+    if found.problems:
+        print(f"{out.name} is invalid: {'; '.join(found.problems)}", flush=True)
 
 
 @contextmanager
