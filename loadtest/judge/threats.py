@@ -77,7 +77,8 @@ def _threats_of_the_run(records: Records, summary: Summary) -> dict[str, bool]:
         ),
         f"{num_unsaid:,} later turns of conversations were not sent: the answer before them failed, or the run had ended.": num_unsaid
         > 0,
-        f"{num_cancelled} requests were left before their end by this side; they have no tpot or e2e.": num_cancelled > 0,
+        f"{num_cancelled} requests were cancelled by the load generator before their end; they have no tpot or e2e.": num_cancelled
+        > 0,
         f"{num_disagree} answers have different token counts by usage, by chunks or by the tokenizer.": num_disagree > 0,
     }
 
