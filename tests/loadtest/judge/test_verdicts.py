@@ -154,7 +154,13 @@ def test_what_else_could_be_wrong_is_said(tmp_path: Path) -> None:
     summary = analyse(run)
     assert summary.coalesced_share == pytest.approx(500 / 2997)  # three reads an answer, none of the cancelled one
     words = " ".join(summary.threats)
-    for part in ("17% of the reads", "stepped by 2.0 s", "simulated", "1 requests were cancelled by the load generator", "1 answers have different"):
+    for part in (
+        "17% of the reads",
+        "stepped by 2.0 s",
+        "simulated",
+        "1 requests were cancelled by the load generator",
+        "1 answers have different",
+    ):
         assert part in words, part
     assert summary.distributions["e2e"].n == 999
     assert summary.distributions["ttft"].n == 1000  # at least 0.5 s
