@@ -8,6 +8,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
+from serve_app.autoscaling.series import PREFIX
 from serve_app.core.events import HeartbeatArrived, LinkOpened
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
@@ -53,7 +54,8 @@ def test_alerts_ask_the_jobs_that_the_pod_monitors_make() -> None:
     others = ("serve_app:", "DCGM_")  # recorded series, and those of NVIDIA's exporter, whose job the cluster names
     asked = [selector for rule in rules(r) for selector in selectors(rule["expr"]) if not selector.name.startswith(others)]
     strangers = [s.text for s in asked if 'job="serving/demo-ingress"' not in s.text]
-    assert set(strangers) <= {'up{job="serving/demo-ray"}'}, "whose pods have the GPUs"
+    of_ray = {"up", f"ray_{PREFIX}desired"}  # whose pods have the GPUs; what the autoscaler wants
+    assert set(strangers) <= {f'{name}{{job="serving/demo-ray"}}' for name in of_ray}
 
 
 def test_pod_monitors_scrape_ports_that_their_pods_have() -> None:
@@ -83,14 +85,14 @@ def test_the_outage_of_an_idle_model_shows_in_the_series_of_the_alert() -> None:
     taking = {s.labels["model"] for s in samples if s.name == "serve_app_replica_draining" and 1 - s.value > 0}
     assert asked - taking == {"none", "drains"}
     expr = alert(render(MONITORED), "ServeAppNoReplica")["expr"]
-    left, right, canaries, bound = (
-        re.sub(r"{.*}", "", part) for part in re.split(" unless on .job, model. | and on .job, model. ", expr)
-    )
+    parts = re.split(r" (?:unless|and) on \((?:job, )?model\) ", expr)
+    left, right, canaries, bound, unwanted = (re.sub(r"{.*}", "", part) for part in parts)
     assert (left, right) == (
         "count by (job, model) (serve_app_waiting_requests)",
         "(sum by (job, model) (1 - serve_app_replica_draining) > 0)",
     )
     assert (canaries, bound) == ("serve_app_canary_state", "(max by (job, model) (serve_app_replica_bound) > 0)")
+    assert unwanted == f"(max by (model) (ray_{PREFIX}desired) == 0)"
     least = {s.labels["model"]: s.value for s in samples if s.name == "serve_app_replica_bound" and s.labels["bound"] == "min"}
     assert {model for model in asked - taking if least.get(model, 0) > 0} == {"none"}
 
