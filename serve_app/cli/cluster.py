@@ -5,8 +5,10 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -27,6 +29,8 @@ from serve_app.errors import ClusterFailed, ClusterSilent
 
 T = TypeVar("T")
 RAY_LIMIT_S = 30.0
+RAY_STARTS = 2
+"""How often our own Ray node is started before `up` gives up."""
 _CONNECT_LIMIT_S = 10.0
 _END_POLL_S = 0.1
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -186,28 +190,11 @@ def local_cluster(settings: Settings) -> Iterator[str]:
     _use_token(secrets.token_hex(32))
     import ray
 
-    num_cpus = _num_cpus(settings)
     try:
-        try:
-            context = ray.init(
-                address="local",
-                num_cpus=num_cpus,
-                num_gpus=_gpus_for_ray(settings),
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level="warning",
-                namespace=settings.name,
-                _temp_dir=f"{temp_dir}/ray",
-                _node_ip_address="127.0.0.1",
-                object_store_memory=OBJECT_STORE_BYTES,
-            )
-        except Exception as exc:  # Ray raises plain ones; its raylet gets 30 s, whatever else the machine does
-            raise ClusterFailed(
-                problem=f"Ray did not start: {str(exc).rstrip('.')}", hint="on a busy machine, start again"
-            ) from exc
+        context = _start_ray(settings, temp_dir, reaper)
         yield str(context.address_info["address"])
     finally:
-        mine = [p for p in psutil.Process().children(recursive=True) if p.pid != reaper.pid]
+        mine = _descendants(reaper)
         try:
             refuse_dead_ray()
             within(RAY_LIMIT_S, ray.shutdown)
@@ -217,6 +204,46 @@ def local_cluster(settings: Settings) -> Iterator[str]:
         atexit.unregister(ray.shutdown)
         end_processes(mine)
         reaper.finish()
+
+
+def _start_ray(settings: Settings, temp_dir: str, reaper: Reaper) -> Any:
+    """Return what ``ray.init`` returns for a new Ray node in the folder ``ray`` of ``temp_dir``.
+
+    Ray gives its raylet 30 s to register, whatever else the machine does, and has no setting for it. A busy machine may need longer for
+    the first start, which reads Ray's files from the disk: they are in memory for the second.
+
+    Raises:
+        ClusterFailed: Ray has not started, ``RAY_STARTS`` times in a row. None of its processes is left.
+    """
+    import ray
+
+    folder = f"{temp_dir}/ray"
+    for attempt in range(1, RAY_STARTS + 1):
+        try:
+            return ray.init(
+                address="local",
+                num_cpus=_num_cpus(settings),
+                num_gpus=_gpus_for_ray(settings),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="warning",
+                namespace=settings.name,
+                _temp_dir=folder,
+                _node_ip_address="127.0.0.1",
+                object_store_memory=OBJECT_STORE_BYTES,
+            )
+        except Exception as exc:  # Ray raises plain ones
+            problem = f"Ray did not start: {str(exc).rstrip('.')}"
+            if attempt == RAY_STARTS:
+                raise ClusterFailed(problem=problem, hint="on a busy machine, start again") from exc
+            print(f"{problem}; trying once more", file=sys.stderr, flush=True)
+            end_processes(_descendants(reaper), grace_s=0)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _descendants(reaper: Reaper) -> list[psutil.Process]:
+    """Return the processes that this one has started, and those that they have, without the reaper."""
+    return [p for p in psutil.Process().children(recursive=True) if p.pid != reaper.pid]
 
 
 def refuse_dead_ray() -> None:

@@ -17,7 +17,7 @@ from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, ROOT, Fleet, fleet, is_running, scrape
 from tests.e2e_fleet.streams import Answer, Ask, Load, completion, play
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500), pytest.mark.xdist_group("chaos")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("chaos")]
 
 PORT = 8069
 LIMIT_S = 600.0  # of a busy machine; a canary that crashes takes five starts until it is found
@@ -49,7 +49,7 @@ RELEASES: dict[str, tuple[dict[str, Any], str]] = {
 }
 WRONG_ANSWERS = ("canary-with-empty-answers", "canary-of-other-text")
 """Nobody but the reader of an answer can see that it is another text: what golden prompts do not find, a canary does not."""
-IN_SHORT = "canary-with-empty-answers"
+FIRST = "canary-with-empty-answers"
 
 
 def with_canary(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def pair(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Iter
         simulated={"profile": "a10g-llama-8b"},
     )
     config["health"] = {"eject_after_s": NEVER, "max_step_s": NEVER}  # a release whose steps take minutes is left to the canary
-    with fleet(with_canary(config, RELEASES[IN_SHORT][0]), tmp_path_factory.mktemp("canary"), PYTHONPATH=str(ROOT)) as running:
+    with fleet(with_canary(config, RELEASES[FIRST][0]), tmp_path_factory.mktemp("canary"), PYTHONPATH=str(ROOT)) as running:
         yield running
 
 
@@ -116,9 +116,7 @@ def renew(pair: Fleet, config: dict[str, Any], *, num_replicas: int) -> None:
     pair.wait_for_replicas(num_replicas, limit_s=LIMIT_S)
 
 
-@pytest.mark.parametrize(
-    "scenario", [pytest.param(name, marks=[] if name == IN_SHORT else pytest.mark.slow) for name in RELEASES]
-)
+@pytest.mark.parametrize("scenario", RELEASES)
 @pytest.mark.parametrize("seed", seeds())
 def test_a_canary_gets_its_share_until_it_is_found_worse(
     pair: Fleet, undisturbed: dict[int, Answer], scenario: str, seed: int
@@ -127,7 +125,7 @@ def test_a_canary_gets_its_share_until_it_is_found_worse(
         pytest.skip("its record is there")
     changes, state = RELEASES[scenario]
     starts = state != "undecided"
-    if scenario != IN_SHORT or seed > 1:  # another environment variable is another release, on which no verdict is there
+    if scenario != FIRST or seed > 1:  # another environment variable is another release, on which no verdict is there
         replace(pair, {**changes, "env": {"RELEASE": f"{scenario}-{seed}"}}, num_replicas=1 + starts)
     with Load(pair.url, ask_of(seed), num_streams=NUM_STREAMS) as load:
         began_at = time.monotonic()

@@ -15,7 +15,7 @@ from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, fleet, is_running, titled
 from tests.e2e_fleet.streams import Answer, Load, Volley, completion, play
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500), pytest.mark.xdist_group("chaos")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("chaos")]
 
 PORT = 8064
 QUIET = "quiet"
@@ -113,7 +113,6 @@ def is_forgotten(pair: Fleet) -> bool:
     return held == running + waiting
 
 
-@pytest.mark.slow
 def test_an_ingress_that_is_killed_costs_its_clients_one_reconnect_and_nobody_else_anything(pair: Fleet, seed: int) -> None:
     if is_there(INGRESS_KILLED, seed):
         pytest.skip("its record is there")

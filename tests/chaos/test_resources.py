@@ -32,7 +32,7 @@ from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, Series, fleet, is_running, scrape, taking, title
 from tests.e2e_fleet.streams import Answer, completion, play
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500), pytest.mark.xdist_group("chaos")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("chaos")]
 
 PORT = 8071
 LIMIT_S = 120.0  # of a busy machine; the records keep what was seen
@@ -220,7 +220,6 @@ def test_a_full_disk_is_seen_in_the_metrics_and_costs_lines_of_the_ledger(
 
 
 @needs_cgroup("pids")
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds())
 def test_processes_that_can_start_no_thread_go_on_with_those_they_have(pair: Fleet, undisturbed: Answer, seed: int) -> None:
     members = [ingress(pair), *engine_cores(pair), *(p.parent() for p in engine_cores(pair))]
@@ -242,7 +241,6 @@ def test_processes_that_can_start_no_thread_go_on_with_those_they_have(pair: Fle
     tried(pair, undisturbed, "threads", seed, course)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds())
 def test_a_clock_that_steps_by_an_hour_changes_nothing(
     pair: Fleet, undisturbed: Answer, clock: dict[str, str], home: Path, seed: int
@@ -275,7 +273,6 @@ def test_a_clock_that_steps_by_an_hour_changes_nothing(
 
 
 @needs_cgroup("memory")
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds())
 def test_an_engine_core_that_the_kernel_kills_is_counted_as_out_of_memory_and_its_streams_go_on(
     pair: Fleet, undisturbed: Answer, seed: int

@@ -11,7 +11,7 @@ from tests.e2e.answers import Case, Json, differences, is_error
 from tests.e2e.conftest import ask_both
 from tests.e2e.fleet import MODEL, started_pair
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def embed(name: str, **fields: Any) -> Case:

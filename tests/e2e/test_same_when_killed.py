@@ -103,6 +103,7 @@ def test_streams_are_the_same_when_an_engine_core_is_killed(fleet: Fleet, undist
     fleet.wait_for_replicas(2, limit_s=RESTART_LIMIT_S)
 
 
+@pytest.mark.slow
 def test_every_kind_of_request_is_the_same_when_a_replica_process_is_killed(fleet: Fleet) -> None:
     text = play(fleet.url, [completion(MODEL, prompt=PROMPTS[0])])[0].text()
     stop = re.findall(r"[ -~]{6}", text)[-1]

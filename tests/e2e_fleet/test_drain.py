@@ -14,7 +14,7 @@ from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, Traces, fleet
 from tests.e2e_fleet.streams import Answer, chat, completion, play
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 STREAMS = [completion(MODEL, max_tokens=400), chat(MODEL, max_tokens=400)]
 STEP_LIMIT_S = 180.0

@@ -13,7 +13,7 @@ from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, fleet, replicas, taking
 from tests.e2e_fleet.streams import Answer, chat, completion, play
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500), pytest.mark.xdist_group("hung")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("hung")]
 
 PORT = 8057
 LIMIT_S = 240.0  # of a busy machine; the properties keep what was seen
@@ -80,7 +80,7 @@ def gone_after(pair: Fleet, victim: Member, since: float) -> float:
 
 @pytest.mark.parametrize(
     ("stop", "reason"),
-    [(stop_engine_core, "engine_stopped"), pytest.param(stop_replica, "", marks=pytest.mark.slow)],
+    [(stop_engine_core, "engine_stopped"), (stop_replica, "")],
 )
 def test_streams_are_the_same_when_what_serves_them_stops(
     pair: Fleet, undisturbed: list[Answer], stop: Callable[[Member], None], reason: str, record_property: Record

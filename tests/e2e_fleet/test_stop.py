@@ -10,10 +10,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
-from tests.e2e.fleet import environment, serve_app, wait_until
+from tests.e2e.fleet import environment, serve_app, wait_ready, wait_until
 from tests.e2e_fleet.conftest import ELASTIC_PORT, Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, Traces, fleet
 from tests.e2e_fleet.streams import completion, play
@@ -124,6 +125,22 @@ def test_up_ends_with_a_word_when_ray_is_dead(configure: Configure, tmp_path: Pa
         assert running.server.process.wait(END_LIMIT_S) == 1, running.server.tail()
         assert "error: Ray's raylet has ended" in running.server.log.read_text()
         assert traces.left() == []
+
+
+@pytest.mark.slow
+def test_a_ray_that_does_not_start_in_time_is_started_once_more(configure: Configure, tmp_path: Path) -> None:
+    with serve_app(config_of(configure, 8049, drain_s=4.0), tmp_path) as server:
+        up = psutil.Process(server.process.pid)
+        wait_until(lambda: bool(raylets(up)), limit_s=FAIL_LIMIT_S, what="a raylet")
+        (stopped,) = raylets(up)
+        stopped.suspend()
+        wait_ready(server, "/readyz")
+        assert "Ray did not start" in server.log.read_text()
+        assert not stopped.is_running()
+
+
+def raylets(up: psutil.Process) -> list[psutil.Process]:
+    return [p for p in up.children() if p.name() == "raylet"]
 
 
 def failure(config: dict[str, Any], home: Path) -> str:

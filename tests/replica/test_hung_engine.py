@@ -85,7 +85,9 @@ def deadlock(pair: Pair) -> None:
     pair.file.write_text("deadlock")
 
 
-@pytest.mark.parametrize(("hang", "code"), [(stop_engine_core, "engine_stopped"), (deadlock, "engine_silent")])
+@pytest.mark.parametrize(
+    ("hang", "code"), [(stop_engine_core, "engine_stopped"), pytest.param(deadlock, "engine_silent", marks=pytest.mark.slow)]
+)
 def test_an_engine_that_hangs_in_the_midst_of_a_request_is_killed(pair: Pair, hang: Callable[[Pair], None], code: str) -> None:
     pair.work()
     hang(pair)
@@ -119,7 +121,7 @@ def stop_supervisor(pair: Pair) -> None:
     os.kill(pair.supervisor.pid, signal.SIGSTOP)
 
 
-@pytest.mark.parametrize("hang", [block, stop_supervisor])
+@pytest.mark.parametrize("hang", [block, pytest.param(stop_supervisor, marks=pytest.mark.slow)])
 def test_a_supervisor_that_hangs_is_killed_with_its_engine(pair: Pair, hang: Callable[[Pair], None]) -> None:
     hang(pair)
     assert pair.supervisor.wait() == -signal.SIGKILL

@@ -106,6 +106,7 @@ def hang_workers(engine: Engine) -> None:
         worker.suspend()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill", [kill_supervisor, kill_engine_core, kill_worker])
 def test_nothing_is_left_of_an_engine_that_was_loading(engine: Engine, kill: Callable[[Engine], None]) -> None:
     while len(engine.workers()) < NUM_WORKERS:
@@ -114,6 +115,7 @@ def test_nothing_is_left_of_an_engine_that_was_loading(engine: Engine, kill: Cal
     until_gone(engine.pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill", [kill_supervisor, kill_engine_core])
 def test_nothing_is_left_of_an_engine_that_was_serving_with_workers_that_hang(
     engine: Engine, kill: Callable[[Engine], None]

@@ -142,10 +142,21 @@ def test_the_exit_status_tells_whether_something_failed(
         selftest(only="T1", out=tmp_path / "out")
 
 
+LONG = ("T4", "T6", "T8", "T14", "T21")
+"""The tests of docs/selftest.md that take the longest. `make selftest-loadtest` and `make test-all` have them."""
+
+
 def quick_cases() -> list[Any]:
     """Return each case of ``selftest --quick`` as a parameter."""
     chosen = [(check, case) for check in choose("", quick=True) for case in check.cases or ("",)]
-    return [pytest.param(c._replace(cases=(case,) if case else ()), id=f"{c.test} {c.run.__name__} {case}") for c, case in chosen]
+    return [
+        pytest.param(
+            check._replace(cases=(case,) if case else ()),
+            id=f"{check.test} {check.run.__name__} {case}",
+            marks=[pytest.mark.slow] if check.test in LONG else [],
+        )
+        for check, case in chosen
+    ]
 
 
 class Busy(Bench):
