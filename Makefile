@@ -182,10 +182,11 @@ define build-image
 	  --secret id=pip,src="$$config" -t $(2) .
 endef
 
-test-cluster: image ## install on the cluster of KUBECONFIG and test it, 15 minutes on 2 cores; BUILD must load images where its nodes find them
+CLUSTER_TESTS ?= cluster
+test-cluster: image ## install on the cluster of KUBECONFIG and test it, half an hour on 2 cores, 20 minutes with CLUSTER_TESTS="cluster and not slow"; BUILD must load images where its nodes find them
 	@[ -n "$${KUBECONFIG:-}" ] || { echo "error: KUBECONFIG names no cluster" >&2; exit 2; }
 	$(BUILD) -t $(REDIS_IMAGE) tests/cluster/redis
-	SERVE_APP_IMAGE=$(IMAGE) SERVE_APP_REDIS_IMAGE=$(REDIS_IMAGE) $(BIN)/pytest -m cluster --durations=0 tests/cluster
+	SERVE_APP_IMAGE=$(IMAGE) SERVE_APP_REDIS_IMAGE=$(REDIS_IMAGE) $(BIN)/pytest -m "$(CLUSTER_TESTS)" --durations=0 tests/cluster
 
 test-cluster-cuda: image image-cuda ## the same for a fleet of both images: install, answers, lost pods, scaling; 15 minutes, 60 GB of disk
 	@[ -n "$${KUBECONFIG:-}" ] || { echo "error: KUBECONFIG names no cluster" >&2; exit 2; }

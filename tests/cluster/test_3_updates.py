@@ -22,6 +22,7 @@ SLOW = {
 }
 
 
+@pytest.mark.slow
 def test_a_release_that_answers_its_golden_prompt_otherwise_takes_no_request_and_is_rolled_back(release: Release) -> None:
     wait_until("no pods left over by an update", lambda: len(release.ready_pods("model")) == NUM_REPLICAS)
     cluster = release.active_cluster()
@@ -40,6 +41,7 @@ def test_a_release_that_answers_its_golden_prompt_otherwise_takes_no_request_and
     assert release.active_cluster() == cluster
 
 
+@pytest.mark.slow
 def test_a_canary_that_is_slow_loses_its_share_and_goes_in_the_ray_cluster_in_which_it_came(release: Release) -> None:
     """Both are changes of the configuration in place: the ingresses are replaced, the API key and the pods of the model's group stay.
 

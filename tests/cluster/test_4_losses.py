@@ -83,6 +83,7 @@ def drain(node: str, selector: str) -> None:
         kubectl("uncordon", node)
 
 
+@pytest.mark.slow
 def test_a_node_drain_may_take_the_only_ingress_which_ends_its_streams_first(release: Release) -> None:
     """The drain is limited to the ingress: a single node has no room for the rest. Meanwhile new requests find nobody, as they must."""
     (ingress,) = wait_until("one ingress pod", lambda: only_pod(release))
