@@ -213,7 +213,7 @@ def _start_ray(settings: Settings, temp_dir: str, reaper: Reaper) -> Any:
     the first start, which reads Ray's files from the disk: they are in memory for the second.
 
     Raises:
-        ClusterFailed: Ray has not started, ``RAY_STARTS`` times in a row. None of its processes is left.
+        ClusterFailed: Ray has not started, ``RAY_STARTS`` times in a row. The caller ends the processes of the last time.
     """
     import ray
 

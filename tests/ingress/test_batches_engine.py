@@ -166,11 +166,12 @@ async def test_a_priority_of_a_client_changes_its_place_in_the_engine_and_nothin
     async with serving(model, tmp_path, credit=1) as ingress:
         url = f"{str(ingress.client.base_url).removesuffix('/v1/')}{CHAT}"
         async with httpx.AsyncClient(timeout=None) as http, asyncio.TaskGroup() as chats:
-            chats.create_task(http.post(url, json=body("a"), headers={"x-vllm-priority": str(BACKGROUND_PRIORITY)}))
-            chats.create_task(http.post(url, json=body("a") | {"priority": BACKGROUND_PRIORITY}))
-            await until(lambda: len(ingress.front.client.fleet.waiting) == 1)
+            by_header = chats.create_task(http.post(url, json=body("a"), headers={"x-vllm-priority": str(BACKGROUND_PRIORITY)}))
+            by_body = chats.create_task(http.post(url, json=body("a") | {"priority": BACKGROUND_PRIORITY}))
+            await until(lambda: len(ingress.front.client.fleet.waiting) == 1 and len(ingress.engine.added) == 1)
             assert ingress.held_back() == 0
             ingress.engine.step(4)
             await until(lambda: len(ingress.engine.added) == 2)
             assert [request.priority for request in ingress.engine.added] == [BACKGROUND_PRIORITY] * 2
             ingress.engine.step(4)
+        assert [by_header.result().status_code, by_body.result().status_code] == [200, 200]
