@@ -189,6 +189,7 @@ def _kv_tokens(records: Sequence[Record], model: str) -> int:
         seen, inputs = record.seen.models[model], record.decided[model].inputs
         if seen.load.running and seen.load.kv_usage and "output_tokens" in inputs:
             tokens = inputs["prompt_tokens"] / computed + 2 * inputs["output_tokens"]
+            _require(0 < tokens < math.inf, record, f"{tokens:g} tokens of a request")
             held += seen.load.running / max(1, seen.running) * tokens
             share += seen.load.kv_usage
     return int(held / share) if share else UNLIMITED
@@ -201,9 +202,9 @@ def jobs_of(records: Sequence[Record], model: str, seed: int) -> Iterator[Job]:
     began, owed, number = records[0].time, 0.0, 0
     for record in records:
         load = record.seen.models[model].load
-        _require(load.requests <= MOST_PER_S * max(1.0, load.interval_s), record, f"{load.requests:g} requests")
+        _require(0 <= load.requests <= MOST_PER_S * max(1.0, load.interval_s), record, f"{load.requests:g} requests")
         for tokens, requests in ((load.prompt_tokens, load.requests), (load.finished_tokens, load.finished)):
-            _require(tokens <= MOST_TOKENS * max(1.0, requests), record, f"{tokens:g} tokens of {requests:g} requests")
+            _require(0 <= tokens <= MOST_TOKENS * max(1.0, requests), record, f"{tokens:g} tokens of {requests:g} requests")
         at = record.time - began
         owed += load.requests
         due = sorted(max(0.0, at - rng.random() * load.interval_s) for _ in range(int(owed)))
