@@ -20,7 +20,7 @@ from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, fleet, replicas, scrape, taking
 from tests.e2e_fleet.streams import Ask, Load, completion, play
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500), pytest.mark.xdist_group("chaos")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("chaos")]
 
 PORT = 8068
 LIMIT_S = 120.0  # of a busy machine; the records keep what was seen
@@ -80,7 +80,7 @@ class Link:
 
 
 @pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
-@pytest.mark.parametrize("scenario", [s if s == "partition" else pytest.param(s, marks=pytest.mark.slow) for s in WAYS])
+@pytest.mark.parametrize("scenario", WAYS)
 @pytest.mark.parametrize("seed", seeds())
 def test_streams_go_on_elsewhere_when_packets_are_lost_and_late_ones_reach_no_client(
     pair: Fleet, scenario: str, seed: int
@@ -138,7 +138,6 @@ class Slowed:
             self._process.resume()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds())
 def test_a_replica_that_is_slow_gets_less_and_is_not_ejected(pair: Fleet, seed: int) -> None:
     if is_there("slow", seed):

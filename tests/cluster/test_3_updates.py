@@ -22,7 +22,6 @@ SLOW = {
 }
 
 
-@pytest.mark.slow
 def test_a_release_that_answers_its_golden_prompt_otherwise_takes_no_request_and_is_rolled_back(release: Release) -> None:
     wait_until("no pods left over by an update", lambda: len(release.ready_pods("model")) == NUM_REPLICAS)
     cluster = release.active_cluster()
@@ -68,6 +67,7 @@ def test_a_canary_that_is_slow_loses_its_share_and_goes_in_the_ray_cluster_in_wh
         seen[0].require_all_complete()
 
 
+@pytest.mark.slow
 def test_a_value_of_the_pods_makes_a_new_ray_cluster_and_the_rollback_of_one_that_cannot_start_another(release: Release) -> None:
     """The second change comes while the Ray cluster from before the first still lives on, as it does for a minute and a half.
 

@@ -112,6 +112,7 @@ def test_every_kind_of_request_is_the_same_when_a_replica_process_is_killed(flee
     fleet.wait_for_replicas(2, limit_s=RESTART_LIMIT_S)
 
 
+@pytest.mark.slow
 def test_without_the_lease_board_serving_goes_on_and_a_new_replica_is_found(fleet: Fleet, undisturbed: list[Answer]) -> None:
     board = fleet.process("ray::LeaseBoard").pid
     assert_same(play(fleet.url, greedy_streams(), lambda: kill(board)), undisturbed)
