@@ -17,7 +17,7 @@ from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, ROOT, Fleet, fleet, is_running, scrape
 from tests.e2e_fleet.streams import Answer, Ask, Load, completion, play
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500), pytest.mark.xdist_group("chaos")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("chaos")]
 
 PORT = 8069
 LIMIT_S = 600.0  # of a busy machine; a canary that crashes takes five starts until it is found
@@ -116,7 +116,7 @@ def renew(pair: Fleet, config: dict[str, Any], *, num_replicas: int) -> None:
     pair.wait_for_replicas(num_replicas, limit_s=LIMIT_S)
 
 
-@pytest.mark.parametrize("scenario", [pytest.param(name, marks=[] if name == FIRST else pytest.mark.slow) for name in RELEASES])
+@pytest.mark.parametrize("scenario", RELEASES)
 @pytest.mark.parametrize("seed", seeds())
 def test_a_canary_gets_its_share_until_it_is_found_worse(
     pair: Fleet, undisturbed: dict[int, Answer], scenario: str, seed: int
