@@ -50,7 +50,7 @@ demo: model ## start, ask, break a replica in mid-stream, show that the answer g
 demo-autoscaling: model ## a simulated fleet, a load that jumps, and the plot of replicas and latencies: 5 minutes, no GPU
 	$(BIN)/python -m tools.demo_autoscaling
 
-test: .venv ## all tests that need neither a cluster nor Helm, about 20 minutes on 2 cores
+test: .venv ## the tests that need neither a cluster nor Helm, 20 to 35 minutes on 2 cores
 	$(BIN)/pytest $(WORKERS) -m "not slow and not cluster and not cuda" --ignore tests/chart --durations 30
 
 test-all: .venv ## the same and the slow ones: starting, stopping and scaling whole fleets again and again

@@ -209,8 +209,8 @@ def local_cluster(settings: Settings) -> Iterator[str]:
 def _start_ray(settings: Settings, temp_dir: str, reaper: Reaper) -> Any:
     """Return what ``ray.init`` returns for a new Ray node in the folder ``ray`` of ``temp_dir``.
 
-    Ray gives its raylet 30 s to register, whatever else the machine does, and has no setting for it. A busy machine may need longer for
-    the first start, which reads Ray's files from the disk: they are in memory for the second.
+    Ray gives its raylet 30 s to register, whatever else the machine does, and has no setting for it. On a busy machine the raylet may
+    need longer, so that Ray is started once more.
 
     Raises:
         ClusterFailed: Ray has not started, ``RAY_STARTS`` times in a row. The caller ends the processes of the last time.

@@ -1,4 +1,7 @@
-"""Serve's controller, the lease board and an ingress are killed under streams and new requests. Two models, two ingresses, simulated."""
+"""Serve's controller, the lease board and an ingress are killed under streams and new requests. Two models, two ingresses, simulated.
+
+It sleeps before a fault: the fault comes at a random moment of the load, which the seed chooses.
+"""
 
 import asyncio
 import random

@@ -1,4 +1,7 @@
-"""Two simulated replicas, of which one loses its packets on the way to and from the ingress, or is slow."""
+"""Two simulated replicas, of which one loses its packets on the way to and from the ingress, or is slow.
+
+It sleeps before a fault: the fault comes at a random moment of the load, which the seed chooses.
+"""
 
 import random
 import threading

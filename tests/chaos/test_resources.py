@@ -1,4 +1,8 @@
-"""A resource runs out under running streams and comes back, or the clock steps. Two simulated replicas."""
+"""A resource runs out under running streams and comes back, or the clock steps. Two simulated replicas.
+
+It sleeps before a fault, which comes at a random moment that the seed chooses, and while it measures
+the CPU time of a process that must not spin.
+"""
 
 import contextlib
 import json

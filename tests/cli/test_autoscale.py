@@ -245,6 +245,15 @@ def test_damaged_numbers_end_in_a_sentence(log: Path, tmp_path: Path, old: str, 
         assert result.exception is None or isinstance(result.exception, DecisionLogError | SystemExit), arguments
 
 
+def test_a_negative_count_is_named_before_anything_is_simulated(log: Path, tmp_path: Path) -> None:
+    lines = log.read_text().splitlines()
+    lines[300] = re.sub('"prompt_tokens":[0-9.e-]+', '"prompt_tokens":-1e300', lines[300])
+    file, policy = tmp_path / "damaged.jsonl", tmp_path / "same.yaml"
+    policy.write_text(yaml.safe_dump({"models": {"chat": {"model": "/m", "replicas": {"min": 1, "max": 9}}}}))
+    file.write_text("\n".join(lines))
+    assert "tells of -" in str(run("replay", file, "--policy", policy).exception)
+
+
 def test_a_log_of_a_clock_before_1970_is_shown(log: Path, tmp_path: Path) -> None:
     file = tmp_path / "old.jsonl"
     file.write_text(re.sub(r'"time":1[0-9]{9}', '"time":-100', log.read_text()))

@@ -1,4 +1,7 @@
-"""A batch beside chats, with vLLM's own front end over real connections; the engines are fake and compute when told to."""
+"""A batch beside chats, with vLLM's own front end over real connections; the engines are fake and compute when told to.
+
+It sleeps between two questions by HTTP for the state of a batch, as clients do.
+"""
 
 import asyncio
 import contextlib
