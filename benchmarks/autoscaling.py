@@ -208,14 +208,6 @@ def main() -> None:
     compare(chosen, per_replica, results, seeds, options.out, options.figures)
 
 
-def seeds_of(policy: str, seeds: Sequence[int]) -> Sequence[int]:
-    """Return the seeds with which a policy runs at first.
-
-    One where it is off by ten times, which is no chance and takes ten times as long, and one of request counts, until the best is known.
-    """
-    return seeds[:1] if policy in FAR_OFF or policy.startswith(COUNT) else seeds
-
-
 def run_all(
     scenarios: list[Scenario], per_replica: float, seeds: Sequence[int], labels: tuple[str, ...]
 ) -> list[tuple[Row, Timeline]]:
@@ -230,7 +222,8 @@ def run_all(
 
         pairs = [(scenario, policy) for scenario in scenarios for policy in policies(scenario, per_replica)]
         pairs = [(scenario, policy) for scenario, policy in pairs if policy.startswith(labels)]
-        run([(scenario, policy, per_replica, seed) for scenario, policy in pairs for seed in seeds_of(policy, seeds)])
+        firsts = [(*pair, per_replica, seed) for pair in pairs for seed in (seeds[:1] if pair[1].startswith(COUNT) else seeds)]
+        run(firsts)
         rows = [row for row, _ in results]
         best = [(scenario, tuned(summaries(rows, scenario.name))) for scenario in scenarios]
         run([(scenario, count.policy, per_replica, seed) for scenario, count in best if count for seed in seeds[1:]])

@@ -14,7 +14,7 @@ share of all first tokens within 2 s.
 import argparse
 import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -105,24 +105,31 @@ def _task_of_another(task: tuple[int | None, int, int, str]) -> Result:
 def line(case: Case, results: list[Result]) -> str:
     """Return the row of one case's table: means of all seeds, and the worst."""
     first_s = fmean(result.first_s for result in results)
-    in_time, replica_s = Mean.of(r.in_time for r in results), Mean.of(r.replica_s for r in results)
+    replica_s = Mean.of(r.replica_s for r in results)
     ratios = f"{fmean(r.most for r in results):.2f}, {max(r.most for r in results):.2f}"
-    shares = f"{in_time.text('.1%')}, {min(r.in_time for r in results):.1%}"
     first = "–" if math.isnan(first_s) else f"{first_s:.0f} s"
     cost = f"{replica_s.text(',.0f')} | {replica_s.value / fmean(r.bound_s for r in results):.2f}"
-    return f"| {case.name} | {case.needed} | {ratios} | {shares} | {cost} | {fmean(r.changes for r in results):.1f} | {first} |"
+    return f"| {case.name} | {case.needed} | {ratios} | {_in_time(results)} | {cost} | {fmean(r.changes for r in results):.1f} | {first} |"
 
 
-def line_beside_others(case: Case, ours: Result, others: dict[str, Result]) -> str:
-    """Return the row of one case: of each policy the share in time, and the replica-seconds over ours.
+def line_beside_others(case: Case, ours: Sequence[Result], others: Mapping[str, Sequence[Result]]) -> str:
+    """Return the row of one case: of each policy the share in time, its worst seed, and the replica-seconds over ours.
 
-    Of the request counts it has the one that is the best in hindsight (`best_count`), with its target.
+    Of the request counts it has the one that is the best in hindsight (`best_count`), with its target. Each policy has the same seeds.
     """
-    counts = {label: (r.in_time, r.replica_s) for label, r in others.items() if label.startswith(COUNT)}
-    best = best_count(counts, ours.in_time)
-    shown = [ours, *(r for label, r in others.items() if label not in counts), others[best]]
-    cells = " | ".join(f"{r.in_time:.1%}, {r.replica_s / ours.replica_s:.2f}" for r in shown)
-    return f"| {case.name} | {cells} ({best.removeprefix(COUNT).strip()}) |"
+    replica_s = {label: fmean(r.replica_s for r in results) for label, results in others.items()}
+    counts = [label for label in others if label.startswith(COUNT)]
+    pairs = {label: (fmean(r.in_time for r in others[label]), replica_s[label]) for label in counts}
+    best = best_count(pairs, fmean(r.in_time for r in ours))
+    base_s = fmean(r.replica_s for r in ours)
+    cells = [f"{_in_time(ours)}; 1.00"]
+    cells += [f"{_in_time(results)}; {replica_s[label] / base_s:.2f}" for label, results in others.items() if label not in counts]
+    cells.append(f"{_in_time(others[best])}; {replica_s[best] / base_s:.2f} ({best.removeprefix(COUNT).strip()})")
+    return f"| {case.name} | {' | '.join(cells)} |"
+
+
+def _in_time(results: Sequence[Result]) -> str:
+    return f"{Mean.of(r.in_time for r in results).text('.1%')}, {min(r.in_time for r in results):.1%}"
 
 
 def _pool() -> ProcessPoolExecutor:
@@ -130,17 +137,18 @@ def _pool() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(max_workers=2, initializer=gc.disable)
 
 
-def _print_beside_others(replicas: int | None, chosen: list[int], seed: int) -> None:
+def _print_beside_others(replicas: int | None, chosen: list[int], seeds: Sequence[int]) -> None:
     cases = cases_of(replicas)
     labels = [*_others(cases[chosen[0]])]  # of all cases the same
     names = ["serve-app", *(label for label in labels if not label.startswith(COUNT))]
-    print(f"| seed {seed}: in time, replica-s over ours | {' | '.join(names)} | {COUNT}, best of {len(TARGETS)} (target) |")
+    print(f"| in time, worst; replica-s over ours | {' | '.join(names)} | {COUNT}, best of {len(TARGETS)} (target) |")
     print("|---" * (len(names) + 2) + "|", flush=True)
     with _pool() as pool:
-        ours = pool.map(_task, [(replicas, i, seed, None) for i in chosen])
-        others = pool.map(_task_of_another, [(replicas, i, seed, label) for i in chosen for label in labels])
+        ours = pool.map(_task, [(replicas, i, seed, None) for i in chosen for seed in seeds])
+        others = pool.map(_task_of_another, [(replicas, i, seed, label) for i in chosen for label in labels for seed in seeds])
         for i in chosen:
-            print(line_beside_others(cases[i], next(ours), {label: next(others) for label in labels}), flush=True)
+            own = [next(ours) for _ in seeds]
+            print(line_beside_others(cases[i], own, {label: [next(others) for _ in seeds] for label in labels}), flush=True)
 
 
 def main() -> None:
@@ -152,7 +160,7 @@ def main() -> None:
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--headroom", type=float, help="in place of the default")
-    which.add_argument("--others", action="store_true", help="the other policies beside ours, with the first seed")
+    which.add_argument("--others", action="store_true", help="the other policies beside ours")
     options = parser.parse_args()
     if options.replicas is not None and options.replicas < 1:
         parser.error(f"--replicas {options.replicas}: 1 at least")
@@ -166,7 +174,7 @@ def main() -> None:
             f"no case's name begins with {' or '.join(options.names)}{why}; there are: {'; '.join(c.name for c in cases)}"
         )
     if options.others:
-        _print_beside_others(options.replicas, chosen, options.seeds[0])
+        _print_beside_others(options.replicas, chosen, options.seeds)
         return
     print("| case (simulated) | needed | most / needed, worst | in time, worst | replica-s | x bound | changes | first order |")
     print("|---|---|---|---|---|---|---|---|", flush=True)

@@ -110,6 +110,8 @@ def test_lines_of_one_engine_hide_no_queue_of_another() -> None:
     assert num_lines(fleet) == (32, 0), "engine b reads the prompts of all"
     fleet.replicas["b"].waiting = 5
     assert num_lines(fleet) == (32, 5)
+    fleet.replicas["a"].waiting = 0  # its chats went to a new replica, and its next heartbeat is still to come
+    assert num_lines(fleet) == (32, 5)
 
 
 def test_lines_that_run_are_no_demand_and_keep_one_replica() -> None:

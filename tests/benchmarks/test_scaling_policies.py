@@ -123,7 +123,7 @@ def test_a_case_stands_beside_other_policies_with_costs_over_ours() -> None:
     case = next(case for case in CASES if case.name == "step x1.5 from 8 replicas")
     ours = Result(most=1.2, in_time=0.98, replica_s=1000.0, changes=4, first_s=6.0, bound_s=500.0)
     worse, dear = ours._replace(in_time=0.9, replica_s=800.0), ours._replace(in_time=0.99, replica_s=1500.0)
-    others = {"planner": worse, f"{COUNT} 16": dear, f"{COUNT} 32": worse}
-    assert line_beside_others(case, ours, others) == (
-        "| step x1.5 from 8 replicas | 98.0%, 1.00 | 90.0%, 0.80 | 99.0%, 1.50 (16) |"
+    others = {"planner": [worse, worse._replace(in_time=0.7)], f"{COUNT} 16": [dear, dear], f"{COUNT} 32": [worse, worse]}
+    assert line_beside_others(case, [ours, ours._replace(replica_s=3000.0)], others) == (
+        "| step x1.5 from 8 replicas | 98.0% ± 0.0%, 98.0%; 1.00 | 80.0% ± 127.1%, 70.0%; 0.40 | 99.0% ± 0.0%, 99.0%; 0.75 (16) |"
     )
