@@ -164,6 +164,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.replicas is not None and options.replicas < 1:
         parser.error(f"--replicas {options.replicas}: 1 at least")
+    if options.headroom is not None and not 0 <= options.headroom < math.inf:
+        parser.error(f"--headroom {options.headroom}: 0 at least, and finite")
     cases = cases_of(options.replicas)
     chosen = [i for i, case in enumerate(cases) if case.name.startswith(tuple(options.names) or "")]
     if options.others:

@@ -226,7 +226,12 @@ def _sampled(
     t_s: float, source: Literal["metrics", "serve", "kubernetes", "fleet"], read: Callable[[], dict[str, float]]
 ) -> ServerSample:
     try:
-        return ServerSample(t_s, source, values=read())
+        values = read()
+        "".join(values).encode()  # a foreign name with half of a surrogate pair could not be written
+        for name, value in values.items():
+            if not math.isfinite(value):
+                raise ValueError(f"{name} is {value:g}, which is no number of anything")
+        return ServerSample(t_s, source, values=values)
     except Exception as exc:  # the root of this source: whatever a foreign client or a foreign answer brings
         return ServerSample(t_s, source, error=f"{type(exc).__name__}: {' '.join(str(exc).split())}"[:300])
 

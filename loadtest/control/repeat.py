@@ -6,6 +6,7 @@ from pathlib import Path
 from loadtest.control.runner import check_target, run
 from loadtest.errors import ExitCode, LoadtestError, UsageError
 from loadtest.judge.replicates import MIN_RUNS, pool
+from loadtest.plan.laws import MAX_SEED
 from loadtest.plan.scenario import Scenario
 from loadtest.recorder import claim, give_up, write_json
 from loadtest.records import read_manifest
@@ -32,6 +33,8 @@ def repeat(
     """
     if num < MIN_RUNS:
         raise UsageError("--repeat", f"{num} runs cannot show how much they differ; take 1, or {MIN_RUNS} and more")
+    if (last := scenario.seed + num - 1) > MAX_SEED:
+        raise UsageError("--repeat", f"{num} runs from seed {scenario.seed} on would need seed {last}; the largest is {MAX_SEED}")
     check_target(scenario, target)
     is_new = claim(out, marker="replicates.json")
     folders: list[Path] = []

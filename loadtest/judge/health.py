@@ -108,7 +108,7 @@ def _sent(rows: RowColumns, scenario: Scenario, manifest: Manifest) -> Gate:
     if manifest.state == "interrupted":
         unsent &= ~rows.has_reason(STOPPED)
     num = int(unsent.sum())
-    text = f"{num} requests were never sent"
+    text = f"{num} requests that were due in the window were never sent"
     text += f", the first because: {rows.reasons[rows.reason[unsent][0]]}" if num else ""
     return Gate("every request sent", not num, num, 0, text)
 

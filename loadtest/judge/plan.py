@@ -60,6 +60,7 @@ class Plan:
     """Limits of the SLO that the sample is too small to show kept, were every request inside; of itl, which counts gaps, none."""
     num_left_out: int
     num_after_end: int
+    has_conversations: bool
     sha256: str
 
     def lines(self) -> list[str]:
@@ -74,9 +75,11 @@ class Plan:
             if self.workers >= self.workers_needed
             else f"; the scenario has {self.workers}: set workers: {self.workers_needed}"
         )
+        history = " without what each turn repeats of its conversation" if self.has_conversations else ""
+        most = "at most " if self.has_conversations else ""  # a slow target is asked fewer of the later turns
         rows = [
-            f"requests    {self.num_requests:,} ({self.num_samples:,} after the warm-up), rate {rate}",
-            f"tokens      {self.input_tokens:,} of prompts, {self.output_tokens:,} of answers",
+            f"requests    {most}{self.num_requests:,} ({self.num_samples:,} after the warm-up), rate {rate}",
+            f"tokens      {self.input_tokens:,} of prompts{history}, {self.output_tokens:,} of answers",
             f"time        {_lasting(self.duration_s)} of arrivals, at most {_lasting(self.longest_s)} with the last answers",
             f"workers     {self.workers_needed} needed{few}",
         ]
@@ -133,6 +136,7 @@ def make_plan(scenario: Scenario, schedule: Schedule) -> Plan:
         ),
         num_left_out=schedule.num_left_out,
         num_after_end=schedule.num_after_end,
+        has_conversations=scenario.has_conversations,
         sha256=schedule.sha256,
     )
 

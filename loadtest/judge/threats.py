@@ -53,9 +53,9 @@ def silent_sources(records: Records) -> list[str]:
 def _threats_of_the_run(records: Records, summary: Summary) -> dict[str, bool]:
     manifest, scenario = records.manifest, records.scenario
     rows = records.columns
-    num_unsaid = (
-        int((rows.is_state("never_sent") & (rows.due_s >= scenario.duration_s)).sum()) if scenario.has_conversations else 0
-    )
+    unsaid = rows.is_state("never_sent") & (rows.due_s >= scenario.duration_s) & scenario.has_conversations
+    num_unsaid = int(unsaid.sum())
+    why = rows.reasons[rows.reason[unsaid][0]] if num_unsaid else ""
     num_cancelled, num_disagree = summary.states.get("cancelled", 0), summary.tokens.get("disagree", 0)
     return {
         "A closed loop sends only when an answer has ended: a stall of the target removes load and hides its own waiting time.": (
@@ -75,8 +75,7 @@ def _threats_of_the_run(records: Records, summary: Summary) -> dict[str, bool]:
         f"{manifest.num_after_end:,} requests of the trace were left out: they come after {scenario.duration_s:g} s.": (
             manifest.num_after_end > 0
         ),
-        f"{num_unsaid:,} later turns of conversations were not sent: the answer before them failed, or the run had ended.": num_unsaid
-        > 0,
+        f"{num_unsaid:,} later turns of conversations were not sent, the first because: {why}.": num_unsaid > 0,
         f"{num_cancelled} requests were cancelled by the load generator before their end; they have no tpot or e2e.": num_cancelled
         > 0,
         f"{num_disagree} answers have different token counts by usage, by chunks or by the tokenizer.": num_disagree > 0,

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -16,6 +17,29 @@ def _no_nul(path: Path) -> Path:
 
 
 InputFile = Annotated[Path, AfterValidator(_no_nul)]
+
+
+def _address(value: str) -> str:
+    urlsplit(value)  # its ValueError says what is wrong
+    return value
+
+
+Url = Annotated[str, AfterValidator(_address)]
+MAX_SEED = 2**63 - 1
+
+
+def refuse_half_characters(value: Any, path: str = "scenario") -> None:
+    """Check that each text in ``value``, a scenario or a part of it, can be written to a file.
+
+    Raises:
+        ValueError: A text has half of a surrogate pair, which YAML and JSON can write as an escape; the message has the key.
+    """
+    if isinstance(value, str) and not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+        raise ValueError(f"{path} is {value!r}, which has half of a surrogate pair; write the character itself")
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, item in items:
+        refuse_half_characters(key, f"a key of {path}")
+        refuse_half_characters(item, str(key) if path == "scenario" else f"{path}.{key}")
 
 
 class Part(BaseModel):

@@ -24,7 +24,19 @@ from pydantic_core import ErrorDetails
 from loadtest.errors import UsageError
 from loadtest.inputs import read_yaml
 from loadtest.plan.class_times import check_times
-from loadtest.plan.laws import ARRIVALS, Arrival, Burst, Closed, InputFile, Part, Seconds, Trace
+from loadtest.plan.laws import (
+    ARRIVALS,
+    MAX_SEED,
+    Arrival,
+    Burst,
+    Closed,
+    InputFile,
+    Part,
+    Seconds,
+    Trace,
+    Url,
+    refuse_half_characters,
+)
 from loadtest.plan.slo import Slo, parse_slo
 from loadtest.wording import shown
 
@@ -121,8 +133,8 @@ class RequestClass(Part):
     scenario's folder."""
     token_ids: tuple[Annotated[int, Field(ge=0, lt=2**31)], Annotated[int, Field(ge=0, lt=2**31)]] = (10, 1000)
     """Range of the random ids, both ends included; all must exist in the model's vocabulary."""
-    shared_prefix_tokens: int = Field(default=0, ge=0)
-    """So many leading tokens are the same in all requests of the class; of a conversation they are its system prompt."""
+    shared_prefix_tokens: int = Field(default=0, ge=0, le=1_000_000)
+    """So many leading tokens, all of a shorter prompt, are the same in all requests of the class; a conversation's system prompt."""
     input_tokens: Length = Length()
     """Of the prompt, the shared prefix included; a chat template comes on top. Of a conversation: of what the user says in one turn."""
     output_tokens: Length = Length()
@@ -211,7 +223,7 @@ class Fault(Part):
 class Observe(Part):
     """What is recorded of the target once a second."""
 
-    metrics_url: str = ""
+    metrics_url: Url = ""
     """Prometheus text; default: /metrics of the target. ``none`` switches it off."""
     interval_s: float = Field(default=1.0, gt=0.1, le=5)
     """Between two scrapes. A number of replicas that is told holds for 10 s at most."""
@@ -246,7 +258,7 @@ class Scenario(Part):
     """In the report's title and the default folder. 1 to 60 letters, digits and ``._-``, not dots alone."""
     model: str = ""
     """What the classes ask that name no ``model`` of their own. Empty: the first one that the target lists at /v1/models."""
-    seed: int = Field(default=1, ge=0, lt=2**63)
+    seed: int = Field(default=1, ge=0, le=MAX_SEED)
     """Of all that is drawn: the same seed gives the same schedule and the same prompts."""
     arrival: Arrival
     """When requests are sent."""
@@ -287,6 +299,7 @@ class Scenario(Part):
     @model_validator(mode="before")
     @classmethod
     def _slo_words(cls, values: Any) -> Any:
+        refuse_half_characters(values)
         if isinstance(values, dict) and isinstance(values.get("slo"), str):
             return {**values, "slo": parse_slo(values["slo"])}
         return values

@@ -78,7 +78,7 @@ def _chunks(data: RunData) -> list[Draw]:
 def _rates(data: RunData, edges: Floats) -> Draw:
     def ended(ok: bool) -> Floats:
         return np.array(
-            [row.end_s if row.end_s is not None else row.due_s for row in data.records.rows if (row.state == "ok") is ok]
+            [row.due_s if row.end_s is None else row.end_s for i in data.items if (row := i.row) and (row.state == "ok") is ok]
         )
 
     kinds = {"offered": np.array([item.due_s for item in data.items]), "completed": ended(True), "not completed": ended(False)}

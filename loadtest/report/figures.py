@@ -4,6 +4,7 @@ A figure is a function from the run's data to what is drawn on its axes; no axes
 """
 
 import io
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,8 +45,9 @@ class RunData:
 
     @cached_property
     def items(self) -> list[Item]:
-        """All requests with a due time, in its order."""
-        return self.records.items()
+        """All requests with a due time, in its order, without turns of conversations that were over when the arrivals ended."""
+        end_s = self.records.scenario.duration_s if self.records.scenario.has_conversations else math.inf
+        return [i for i in self.records.items() if i.row is None or i.row.state != "never_sent" or i.row.due_s < end_s]
 
     @cached_property
     def window(self) -> list[Item]:

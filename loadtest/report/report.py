@@ -217,7 +217,9 @@ def _accelerator(manifest: Manifest) -> str:
 def _class_words(cls: RequestClass) -> str:
     stream = "stream" if cls.stream else "no stream"
     eos = "EOS ignored" if cls.ignore_eos else "until EOS"
-    prefix = f", {cls.shared_prefix_tokens} of them shared" if cls.shared_prefix_tokens else ""
+    is_all = cls.input_tokens.dist == "constant" and cls.shared_prefix_tokens >= cls.input_tokens.mean
+    shared = "all" if is_all else f"the first {cls.shared_prefix_tokens}"
+    prefix = f", {shared} of them shared" if cls.shared_prefix_tokens else ""
     prompt = f"prompt of {_length(cls.input_tokens)} tokens{prefix}"
     if (talk := cls.conversation) is not None:
         pause = f"{talk.think_s.mean:g} s ({talk.think_s.dist}) after the answer before"

@@ -178,12 +178,19 @@ def preflight(target: Target, model: str, named: Mapping[str, str] | None = None
             _check_all_are(served, asked, target)
         with contextlib.suppress(httpx.HTTPError, ValueError, LookupError, TypeError):  # many servers have no such page
             said = get_within(http, f"{target.root}/version", ANSWER_WITHIN_S).raise_for_status().json()
-            info["version"] = str(said["version"])
+            info["version"] = _text(said["version"])
             if "serve_app" in said:  # which says when its engines are simulated
                 simulated = said.get("simulated", {})
                 bases = [(served or {}).get(name, name) for name in asked.values()]
-                info["simulated"] = "; ".join(dict.fromkeys(str(simulated[base]) for base in bases if base in simulated))
+                info["simulated"] = "; ".join(dict.fromkeys(_text(simulated[base]) for base in bases if base in simulated))
         return model, info
+
+
+def _text(said: Any) -> str:
+    """Return a word of the target. With half of a surrogate pair in it, which JSON can hold and no file can, it is a ValueError."""
+    text = str(said)
+    text.encode()
+    return text
 
 
 def _check_all_are(served: Mapping[str, str], asked: Mapping[str, str], target: Target) -> None:
@@ -217,7 +224,7 @@ def _served(url: str, answer: httpx.Response, *, believed: bool) -> dict[str, st
     try:
         listed = answer.json()
         models = listed if isinstance(listed, list) else listed["data"]
-        served = {str(model["id"]): str(model.get("parent") or model["id"]) for model in models}
+        served = {_text(model["id"]): _text(model.get("parent") or model["id"]) for model in models}
     except (ValueError, LookupError, TypeError):
         raise UsageError("target", f"{url} does not answer as the OpenAI API does: {shown(shorten(answer.content))}") from None
     if not served:

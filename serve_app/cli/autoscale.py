@@ -31,6 +31,10 @@ LEAST_S = 60
 """Of a piece that is simulated."""
 FAR_ATTAINMENT, FAR_REPLICA_S = 0.05, 0.15
 """Between a log and its own simulation, the second relative: further apart another simulation proves nothing."""
+MOST = 1e15
+"""No count, time or size in a log is larger: it would be damaged."""
+MEASURED = ("requests_per_s", "demand", "growth", "queue_s", "step_s", "output_token_s", "prompt_token_s", "cold_start_s")
+"""Inputs of a decision that are always finite; limits among the others are infinite where there is none."""
 OFF_S = 5.0
 """Seconds after which the last record says nothing of a moment any more."""
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -89,6 +93,7 @@ def explain(
     from serve_app.cli.explanation import explanation
 
     record = _at(_known(_read(_text(name, address, file, since)), model), at)
+    _check_figures(record)
     if as_json:
         decided = {key: dataclasses.asdict(decision) for key, decision in record.decided.items() if model in ("", key)}
         typer.echo(json.dumps({"time": record.time, "decided": decided}, indent=2))
@@ -291,6 +296,17 @@ def _known(records: "list[Record]", model: str) -> "list[Record]":
     return records
 
 
+def _check_figures(record: "Record") -> None:
+    """Refuse quantities that nothing can have; all others are told as facts."""
+    for key, decision in record.decided.items():
+        seen = record.seen.models.get(key)
+        told = {} if seen is None else dataclasses.asdict(seen.load)
+        for name, value in {**told, **{name: decision.inputs.get(name) for name in MEASURED}}.items():
+            if isinstance(value, float) and not abs(value) <= MOST:
+                wrong = f"record {record.number} tells of {name} {value:g} for {key!r}"
+                raise DecisionLogError(wrong, "the log is damaged: take another piece, or another --at")
+
+
 @contextmanager
 def _makes_sense(record: "Record") -> Iterator[None]:
     """Turn what a damaged log leads to into one sentence."""
@@ -331,8 +347,8 @@ def _fetch(name: str, address: str, since_s: float) -> str:
             f"the log of {name!r} cannot be read on the head node: {str(exc).splitlines()[-1]}", "try again"
         ) from exc
     if packed is None and within(RAY_LIMIT_S, lambda: _is_fixed(name)):
-        typer.echo(f"for each model of {name!r}, and for its ingresses, min = max: nothing is decided, so there is no log")
-        raise typer.Exit
+        why = f"for each model of {name!r}, and for its ingresses, min = max: nothing is decided, so there is no log"
+        raise DecisionLogError(why, "give a model a replicas.max above its replicas.min")
     if packed is None:
         others = f"logged there: {', '.join(names)}" if names else "an application logs as soon as it is scaled"
         raise DecisionLogError(f"no application {name!r} has a log there", others)

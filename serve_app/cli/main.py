@@ -17,6 +17,7 @@ from serve_app.errors import KeyRefused, ServingError
 
 app = typer.Typer(
     name="serve-app",
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -254,6 +254,19 @@ def test_a_negative_count_is_named_before_anything_is_simulated(log: Path, tmp_p
     assert "tells of -" in str(run("replay", file, "--policy", policy).exception)
 
 
+@pytest.mark.parametrize(
+    ("old", "value"), [('"kv_usage":', "1e308"), ('"output_token_s":', "-1e308"), ('"requests_per_s":', "Infinity")]
+)
+def test_what_nothing_can_be_is_not_explained(log: Path, tmp_path: Path, old: str, value: str) -> None:
+    *before, last = log.read_text().splitlines()
+    damaged = re.sub(f"{old}[0-9.e-]+", f"{old}{value}", last)
+    assert damaged != last
+    file = tmp_path / "damaged.jsonl"
+    file.write_text("\n".join([*before, damaged]))
+    for more in ([], ["--json"]):
+        assert f"tells of {old[1:-2]} {float(value):g} for 'chat'" in str(run("explain", "-f", file, *more).exception)
+
+
 def test_a_log_of_a_clock_before_1970_is_shown(log: Path, tmp_path: Path) -> None:
     file = tmp_path / "old.jsonl"
     file.write_text(re.sub(r'"time":1[0-9]{9}', '"time":-100', log.read_text()))

@@ -15,11 +15,13 @@ import pytest
 from loadtest.audit.audit import audit
 from loadtest.control.runner import prepare
 from loadtest.errors import ExitCode, UsageError
+from loadtest.judge.metrics import read_records
 from loadtest.plan.scenario import parse_scenario
 from loadtest.plan.schedule import read_schedule
 from loadtest.plan.workload import fingerprint
 from loadtest.proof.selftest.bench import ABOUT_TIME, Bench, poisson
 from loadtest.records import read_manifest
+from loadtest.report.figures import RunData
 from loadtest.report.report import write_report
 from loadtest.wire.target import Target
 from tests.loadtest.scripted import DONE, SSE, Peer, Server
@@ -106,8 +108,12 @@ def test_a_conversation_ends_with_the_answer_that_fails_and_each_turn_has_a_row(
     assert audit(observed.folder).counts == {}
     if observed.code is not ExitCode.INVALID:
         assert [turn.number for turn in observed.summary.turns] == [1, 2, 3]
-        assert any("later turns of conversations were not sent" in threat for threat in observed.summary.threats)
+        why = "later turns of conversations were not sent, the first because: "
+        assert any(why in threat for threat in observed.summary.threats)
         assert "<h2>Conversations</h2>" in write_report(observed.folder).read_text()
+        shown = {item.request.id for item in RunData(read_records(observed.folder), observed.summary).items}
+        over = {row.id for row in observed.rows if row.state == "never_sent" and row.due_s >= 3}
+        assert (shown & over, shown | over) == (set(), rows.keys())
 
 
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}

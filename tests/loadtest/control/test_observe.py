@@ -216,6 +216,10 @@ def test_sources_can_be_switched_off_or_lie_elsewhere(pages: dict[str, tuple[int
         ((500, "broken"), "HTTPStatusError: .*500"),
         ((200, "<html>hello</html>"), "ValueError: .* has no series"),
         ((200, "vllm:num_requests_running{} three"), "ValueError"),
+        (
+            (200, 2 * 'vllm:num_requests_running{engine="0"} 1e308\n'),
+            "ValueError: running is inf, which is no number of anything",
+        ),
         ((200, "never"), "ReadTimeout"),
     ],
 )
@@ -224,6 +228,16 @@ def test_what_goes_wrong_is_in_the_sample(pages: dict[str, tuple[int, str]], pag
     [sample] = sampled(Observe(), pages["url"][1])
     assert (sample.t_s, sample.values) == (4.5, {})
     assert re.match(error, sample.error)
+
+
+@pytest.mark.parametrize(("model", "after", "error"), [("m", "NaN", "is nan"), ("\\ud800", "1", "surrogates not allowed")])
+def test_what_no_file_can_hold_is_an_error_of_its_source(
+    pages: dict[str, tuple[int, str]], model: str, after: str, error: str
+) -> None:
+    member = f'{{"role": "replica", "model": "{model}", "state": "ready"}}'
+    pages["/fleet"] = 200, f'{{"members": [{member}], "decisions": [{{"model": "{model}", "after": {after}}}]}}'
+    [sample] = sampled(Observe(metrics_url="none", fleet=True), pages["url"][1])
+    assert (sample.values, error in sample.error) == ({}, True), sample
 
 
 def test_an_unreachable_target_and_a_dashboard_that_answers_nonsense_are_told(pages: dict[str, tuple[int, str]]) -> None:

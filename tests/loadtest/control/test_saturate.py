@@ -67,6 +67,13 @@ def test_a_search_whose_target_is_gone_ends_with_what_it_knows(tmp_path: Path) -
     assert not some or f"The search ended before it was done: {ended}" in page.read_text()
 
 
+def test_replicates_beyond_the_largest_seed_are_refused_before_any_load(tmp_path: Path) -> None:
+    scenario = parse_scenario(poisson(5, 2, seed=2**63 - 2))
+    with pytest.raises(UsageError, match="--repeat: 3 runs from seed 9223372036854775806 on would need seed 9223372036854775808"):
+        repeat(scenario, Target("http://127.0.0.1:1"), tmp_path / "runs", 3, command=(), say=print)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_replicates_whose_target_is_gone_end_in_words(tmp_path: Path) -> None:
     scenario = poisson(50, 2, slo="ttft_p50=1s", faults=[fault(1.6, "kill", "loadtest.proof.truth")])
     said: list[str] = []

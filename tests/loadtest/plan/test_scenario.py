@@ -142,6 +142,10 @@ def test_aliases_that_repeat_a_class_of_requests_work(tmp_path: Path) -> None:
         ("slo: {limits: [{metric: ttft, quantile: 0.9, limit_s: on}]}", "slo.limits.0: limit_s takes numbers (got True)"),
         ("name: ..", "name '..' is a folder's own name or the one above; add a letter or a digit"),
         ("name: .", "name '.' is a folder's own name"),
+        ('requests: [{extra_body: {a: "\\ud800"}}]', "requests.0.extra_body.a is '\\ud800', which has half of a surrogate pair"),
+        ('requests: [{prompts: "\\udfff"}]', "requests.0.prompts is '\\udfff', which has half of a surrogate pair"),
+        ('observe: {metrics_url: "http://[::1"}', "observe.metrics_url: Invalid IPv6 URL (got 'http://[::1')"),
+        ("requests: [{shared_prefix_tokens: 1000000000000}]", "requests.0.shared_prefix_tokens: Input should be less than"),
     ],
 )
 def test_what_is_no_number_and_no_name_is_refused(text: str, problem: str) -> None:

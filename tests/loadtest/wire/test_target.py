@@ -68,6 +68,7 @@ def test_preflight_returns_the_model_and_what_the_target_is() -> None:
         (page({"error": {"message": "starting"}}, "503 X"), "", "target: .* answers 503: starting"),
         (page({"data": []}), "", "target: .* lists no model yet"),
         (page([1]), "", "target: .* does not answer as the OpenAI API does"),
+        (page({"data": [{"id": "\ud800"}]}), "", "target: .* does not answer as the OpenAI API does"),
         (page({}, "307 X"), "", "target: .* redirects to nowhere"),
     ],
 )
