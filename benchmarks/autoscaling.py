@@ -222,8 +222,8 @@ def run_all(
 
         pairs = [(scenario, policy) for scenario in scenarios for policy in policies(scenario, per_replica)]
         pairs = [(scenario, policy) for scenario, policy in pairs if policy.startswith(labels)]
-        firsts = [(*pair, per_replica, seed) for pair in pairs for seed in (seeds[:1] if pair[1].startswith(COUNT) else seeds)]
-        run(firsts)
+        tasks = [(scenario, policy, per_replica, seed) for scenario, policy in pairs for seed in seeds]
+        run([task for task in tasks if task[3] == seeds[0] or not task[1].startswith(COUNT)])
         rows = [row for row, _ in results]
         best = [(scenario, tuned(summaries(rows, scenario.name))) for scenario in scenarios]
         run([(scenario, count.policy, per_replica, seed) for scenario, count in best if count for seed in seeds[1:]])

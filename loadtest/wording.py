@@ -40,6 +40,11 @@ def shown(text: str, most: int = 200) -> str:
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in cut)
 
 
+def is_writable(text: str) -> bool:
+    """Return whether a file can hold the text: JSON and YAML can name half of a surrogate pair, UTF-8 cannot."""
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
 def percentile(q: float) -> str:
     """Return such as ``p99`` or ``p99.9``, with nine digits at most."""
     return f"p{q * 100:.9g}"

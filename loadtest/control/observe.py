@@ -28,6 +28,7 @@ import httpx
 from loadtest.plan.scenario import Observe
 from loadtest.records import ServerSample
 from loadtest.wire.target import Target, get_within
+from loadtest.wording import is_writable, shown
 
 TIMEOUT_S = 2.0
 MAX_PODS = 500
@@ -227,13 +228,14 @@ def _sampled(
 ) -> ServerSample:
     try:
         values = read()
-        "".join(values).encode()  # a foreign name with half of a surrogate pair could not be written
         for name, value in values.items():
             if not math.isfinite(value):
-                raise ValueError(f"{name} is {value:g}, which is no number of anything")
+                raise ValueError(f"{name} is {value:g}, which is not finite")
+            if not is_writable(name):
+                raise ValueError(f"the name {name!r} has half of a surrogate pair, which no file can hold")
         return ServerSample(t_s, source, values=values)
     except Exception as exc:  # the root of this source: whatever a foreign client or a foreign answer brings
-        return ServerSample(t_s, source, error=f"{type(exc).__name__}: {' '.join(str(exc).split())}"[:300])
+        return ServerSample(t_s, source, error=shown(f"{type(exc).__name__}: {' '.join(str(exc).split())}"[:300], 300))
 
 
 def _kubernetes_api(url: str) -> httpx.Client:

@@ -6,8 +6,19 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from loadtest.wording import is_writable
+
 Rate = Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=7 * 86400, allow_inf_nan=False)]
+
+
+def _edge(value: float) -> float:
+    if 0 < value < 0.001:
+        raise ValueError("must be 0 or at least 0.001 s; write 0 for a jump")
+    return value
+
+
+Edge = Annotated[Seconds, AfterValidator(_edge)]
 
 
 def _no_nul(path: Path) -> Path:
@@ -28,18 +39,18 @@ Url = Annotated[str, AfterValidator(_address)]
 MAX_SEED = 2**63 - 1
 
 
-def refuse_half_characters(value: Any, path: str = "scenario") -> None:
-    """Check that each text in ``value``, a scenario or a part of it, can be written to a file.
+def refuse_unwritable(value: Any, path: str = "scenario") -> None:
+    """Check each text in ``value``, a scenario or a part of it.
 
     Raises:
-        ValueError: A text has half of a surrogate pair, which YAML and JSON can write as an escape; the message has the key.
+        ValueError: No file can hold a text; the message has the key.
     """
-    if isinstance(value, str) and not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+    if isinstance(value, str) and not is_writable(value):
         raise ValueError(f"{path} is {value!r}, which has half of a surrogate pair; write the character itself")
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for key, item in items:
-        refuse_half_characters(key, f"a key of {path}")
-        refuse_half_characters(item, str(key) if path == "scenario" else f"{path}.{key}")
+        refuse_unwritable(key, f"a key of {path}")
+        refuse_unwritable(item, str(key) if path == "scenario" else f"{path}.{key}")
 
 
 class Part(BaseModel):
@@ -114,9 +125,9 @@ class FlashCrowd(Part):
     rate: Rate
     peak_rate: Rate
     at_s: Seconds
-    rise_s: Seconds = 5.0
+    rise_s: Edge = 5.0
     hold_s: Seconds = 30.0
-    fall_s: Seconds = 30.0
+    fall_s: Edge = 30.0
 
 
 class Diurnal(Part):

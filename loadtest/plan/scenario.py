@@ -24,19 +24,7 @@ from pydantic_core import ErrorDetails
 from loadtest.errors import UsageError
 from loadtest.inputs import read_yaml
 from loadtest.plan.class_times import check_times
-from loadtest.plan.laws import (
-    ARRIVALS,
-    MAX_SEED,
-    Arrival,
-    Burst,
-    Closed,
-    InputFile,
-    Part,
-    Seconds,
-    Trace,
-    Url,
-    refuse_half_characters,
-)
+from loadtest.plan.laws import ARRIVALS, MAX_SEED, Arrival, Burst, Closed, InputFile, Part, Seconds, Trace, Url, refuse_unwritable
 from loadtest.plan.slo import Slo, parse_slo
 from loadtest.wording import shown
 
@@ -134,7 +122,8 @@ class RequestClass(Part):
     token_ids: tuple[Annotated[int, Field(ge=0, lt=2**31)], Annotated[int, Field(ge=0, lt=2**31)]] = (10, 1000)
     """Range of the random ids, both ends included; all must exist in the model's vocabulary."""
     shared_prefix_tokens: int = Field(default=0, ge=0, le=1_000_000)
-    """So many leading tokens, all of a shorter prompt, are the same in all requests of the class; a conversation's system prompt."""
+    """The first so many tokens of each prompt are the same in all requests of the class; a shorter prompt is shared whole. Of a
+    conversation they are the system prompt."""
     input_tokens: Length = Length()
     """Of the prompt, the shared prefix included; a chat template comes on top. Of a conversation: of what the user says in one turn."""
     output_tokens: Length = Length()
@@ -299,7 +288,7 @@ class Scenario(Part):
     @model_validator(mode="before")
     @classmethod
     def _slo_words(cls, values: Any) -> Any:
-        refuse_half_characters(values)
+        refuse_unwritable(values)
         if isinstance(values, dict) and isinstance(values.get("slo"), str):
             return {**values, "slo": parse_slo(values["slo"])}
         return values

@@ -45,7 +45,10 @@ class RunData:
 
     @cached_property
     def items(self) -> list[Item]:
-        """All requests with a due time, in its order, without turns of conversations that were over when the arrivals ended."""
+        """All requests with a due time, in its order.
+
+        Left out are later turns of conversations that came due after the end of the arrivals and were never sent.
+        """
         end_s = self.records.scenario.duration_s if self.records.scenario.has_conversations else math.inf
         return [i for i in self.records.items() if i.row is None or i.row.state != "never_sent" or i.row.due_s < end_s]
 

@@ -15,7 +15,7 @@ import httpx
 
 from loadtest.errors import UsageError
 from loadtest.wire.sse import error_message, shorten
-from loadtest.wording import shown
+from loadtest.wording import is_writable, shown
 
 ANSWER_WITHIN_S = 10.0
 MAX_PAGE_BYTES = 16 * 1024 * 1024
@@ -187,9 +187,13 @@ def preflight(target: Target, model: str, named: Mapping[str, str] | None = None
 
 
 def _text(said: Any) -> str:
-    """Return a word of the target. With half of a surrogate pair in it, which JSON can hold and no file can, it is a ValueError."""
-    text = str(said)
-    text.encode()
+    """Return a word of the target.
+
+    Raises:
+        ValueError: No file can hold it.
+    """
+    if not is_writable(text := str(said)):
+        raise ValueError(shown(text))
     return text
 
 

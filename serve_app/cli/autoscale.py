@@ -31,10 +31,10 @@ LEAST_S = 60
 """Of a piece that is simulated."""
 FAR_ATTAINMENT, FAR_REPLICA_S = 0.05, 0.15
 """Between a log and its own simulation, the second relative: further apart another simulation proves nothing."""
-MOST = 1e15
+MAX_FIGURE = 1e15
 """No count, time or size in a log is larger: it would be damaged."""
 MEASURED = ("requests_per_s", "demand", "growth", "queue_s", "step_s", "output_token_s", "prompt_token_s", "cold_start_s")
-"""Inputs of a decision that are always finite; limits among the others are infinite where there is none."""
+"""Inputs of a decision that are always finite. Among the others are limits, which are infinite where there is no limit."""
 OFF_S = 5.0
 """Seconds after which the last record says nothing of a moment any more."""
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -93,7 +93,7 @@ def explain(
     from serve_app.cli.explanation import explanation
 
     record = _at(_known(_read(_text(name, address, file, since)), model), at)
-    _check_figures(record)
+    _check_figures(record, model)
     if as_json:
         decided = {key: dataclasses.asdict(decision) for key, decision in record.decided.items() if model in ("", key)}
         typer.echo(json.dumps({"time": record.time, "decided": decided}, indent=2))
@@ -296,13 +296,15 @@ def _known(records: "list[Record]", model: str) -> "list[Record]":
     return records
 
 
-def _check_figures(record: "Record") -> None:
-    """Refuse quantities that nothing can have; all others are told as facts."""
+def _check_figures(record: "Record", model: str) -> None:
+    """Refuse quantities of the model, or of all, that nothing can have; all others are told as facts."""
     for key, decision in record.decided.items():
+        if model not in ("", key):
+            continue
         seen = record.seen.models.get(key)
         told = {} if seen is None else dataclasses.asdict(seen.load)
         for name, value in {**told, **{name: decision.inputs.get(name) for name in MEASURED}}.items():
-            if isinstance(value, float) and not abs(value) <= MOST:
+            if isinstance(value, float) and not abs(value) <= MAX_FIGURE:
                 wrong = f"record {record.number} tells of {name} {value:g} for {key!r}"
                 raise DecisionLogError(wrong, "the log is damaged: take another piece, or another --at")
 

@@ -254,6 +254,11 @@ def test_a_negative_count_is_named_before_anything_is_simulated(log: Path, tmp_p
     assert "tells of -" in str(run("replay", file, "--policy", policy).exception)
 
 
+@pytest.mark.parametrize("arguments", [["-h"], ["explain", "-h"]])
+def test_help_has_a_short_option(arguments: list[str]) -> None:
+    assert "Usage: " in run(*arguments).output
+
+
 @pytest.mark.parametrize(
     ("old", "value"), [('"kv_usage":', "1e308"), ('"output_token_s":', "-1e308"), ('"requests_per_s":', "Infinity")]
 )

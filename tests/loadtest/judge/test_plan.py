@@ -34,6 +34,13 @@ def test_the_published_sample_sizes() -> None:
     assert [samples_needed(q) for q in (0.95, 0.99, 0.999)] == [72, 368, 3688]
 
 
+def test_a_plan_of_conversations_says_that_it_is_an_upper_bound_without_history() -> None:
+    talk = {"endpoint": "chat", "prompt": "text", "conversation": {"turns": {"mean": 3}, "think_s": {"mean": 1}}}
+    requests, tokens, *_ = plan_of({"law": "constant", "rate": 2}, requests=[talk]).lines()
+    assert requests.startswith("requests    at most ")
+    assert "of prompts without what each turn repeats of its conversation, " in tokens
+
+
 def test_a_plan_counts_requests_tokens_time_and_workers() -> None:
     plan = plan_of({"law": "constant", "rate": 100}, duration_s=120, warmup_s=20, drain_s=60, slo="ttft_p99.5=1s")
     assert (plan.num_requests, plan.num_samples) == (12_000, 10_000)

@@ -144,6 +144,10 @@ def test_aliases_that_repeat_a_class_of_requests_work(tmp_path: Path) -> None:
         ("name: .", "name '.' is a folder's own name"),
         ('requests: [{extra_body: {a: "\\ud800"}}]', "requests.0.extra_body.a is '\\ud800', which has half of a surrogate pair"),
         ('requests: [{prompts: "\\udfff"}]', "requests.0.prompts is '\\udfff', which has half of a surrogate pair"),
+        (
+            "arrival: {law: flash-crowd, rate: 1, peak_rate: 9, at_s: 9, rise_s: 1.0e-308}",
+            "arrival.rise_s: must be 0 or at least 0.001 s",
+        ),
         ('observe: {metrics_url: "http://[::1"}', "observe.metrics_url: Invalid IPv6 URL (got 'http://[::1')"),
         ("requests: [{shared_prefix_tokens: 1000000000000}]", "requests.0.shared_prefix_tokens: Input should be less than"),
     ],
