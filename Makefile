@@ -128,7 +128,7 @@ bench-batch-interference: .venv ## what a batch of the API costs those who chat,
 bench-batch-steps: .venv ## the same, computed without processes, for each way to bound a batch (half a minute)
 	$(BIN)/python -m benchmarks.batch_steps
 
-bench-autoscaling: .venv ## autoscaling policies on a simulated fleet: SLO attainment and replica-seconds (15 minutes)
+bench-autoscaling: .venv ## autoscaling policies on a simulated fleet: SLO attainment and replica-seconds (20 minutes)
 	$(BIN)/python -m benchmarks.autoscaling
 
 bench-autoscaling-cases: .venv ## the policy on loads where it once went wrong, with the seeds of docs/autoscaling-measured.md (10 minutes)

@@ -1,6 +1,6 @@
 """The policy where it once ordered far too much, far too little or too often: one row per case, on the simulated fleet.
 
-    python -m benchmarks.scaling_cases                 all cases, a few CPU minutes
+    python -m benchmarks.scaling_cases                 all cases, ten CPU minutes
     python -m benchmarks.scaling_cases trickle lengths those whose names begin so
     python -m benchmarks.scaling_cases --headroom 0    with other room for steps than the default
     python -m benchmarks.scaling_cases --others        the other policies beside ours, of the cases that they know enough for
