@@ -32,9 +32,9 @@ logger = logging.getLogger("ray.serve")  # this runs in Serve's controller: its 
 
 OBSERVE_S = 1.0
 KEEP_S = 5.0
+"""Between two copies of what is known to the lease board."""
 FOUND_S = 60.0
 """So long at most a new controller waits until Serve has found an ingress: without one, nothing can be seen."""
-"""Between two copies of what is known to the lease board."""
 Reports = dict[str, tuple[float, dict[str, float]]]
 
 

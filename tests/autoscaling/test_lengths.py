@@ -20,21 +20,26 @@ TOKENS_PER_S = 20.0
 RISE_AT, RISE_S = 120, 10
 
 
-def answers(shape: int | None, rate: float, factor: float, seed: int) -> Iterator[tuple[Load, float]]:
-    """Yield (load, mean tokens of the answers that ended) for each second; the rate rises by ``factor`` at `RISE_AT`.
+def answers(
+    shape: int | None, rate: float, seed: int, *, factor: float = 1.0, longer: float = 1.0, seconds: int = RISE_AT + RISE_S
+) -> Iterator[tuple[Load, float]]:
+    """Yield (load, mean tokens of the answers that ended) for each second; rate or lengths change at `RISE_AT`.
 
     Args:
         shape: Of the gamma law of the lengths, whose mean is `ANSWER`; 1 is exponential, None is all alike.
         rate: Requests per second.
-        factor: See above.
         seed: Of all chance.
+        factor: What the rate is multiplied by from then on.
+        longer: What the lengths are multiplied by, of the requests that come from then on.
+        seconds: To yield.
     """
     rng = random.Random(seed)
     running: list[list[float]] = []  # tokens made, and of the whole answer
-    for second in range(RISE_AT + RISE_S):
+    for second in range(seconds):
         arrived = rate * (factor if second >= RISE_AT else 1.0)
+        length = ANSWER * (longer if second >= RISE_AT else 1.0)
         for _ in range(int(arrived) + (rng.random() < arrived % 1)):
-            running.append([0.0, ANSWER if shape is None else rng.gammavariate(shape, ANSWER / shape)])
+            running.append([0.0, length if shape is None else rng.gammavariate(shape, length / shape)])
         made = 0.0
         for answer in running:
             new = min(TOKENS_PER_S, answer[1] - answer[0])
@@ -55,7 +60,7 @@ def answers(shape: int | None, rate: float, factor: float, seed: int) -> Iterato
 def learnt(shape: int | None, seed: int) -> tuple[float, float]:
     """Return the mean length as learnt, and as the answers that ended have it, over the seconds after a threefold rise."""
     scaler, found, plain = ModelAutoscaler(RULE), [], []
-    for second, (load, ended) in enumerate(answers(shape, 20.0, 3.0, seed)):
+    for second, (load, ended) in enumerate(answers(shape, 20.0, seed, factor=3.0)):
         scaler._learn_lengths(load)
         if second >= RISE_AT:
             found.append(scaler._output_tokens.value or 0.0)
@@ -74,6 +79,32 @@ def test_by_those_that_ended_alone_answers_would_look_shorter() -> None:
     """Else the test above would prove nothing."""
     assert fmean(learnt(1, seed)[1] for seed in range(10)) < 0.85 * ANSWER
     assert fmean(learnt(1, seed)[0] for seed in range(10)) == pytest.approx(ANSWER, rel=0.05)
+
+
+def grown(shape: int | None, seed: int, seconds: int) -> tuple[float, float]:
+    """Return by which share the learnt length has grown so long after answers became four times as long; then by those that ended alone."""
+    whole, ended = ModelAutoscaler(RULE), ModelAutoscaler(RULE)
+    found: list[tuple[float, ...]] = []
+    for load, _ in answers(shape, 20.0, seed, longer=4.0, seconds=RISE_AT + seconds):
+        whole._learn_lengths(load)
+        ended._learn_lengths(replace(load, output_tokens=load.finished_tokens))
+        found.append(tuple(scaler._output_tokens.value or 0.0 for scaler in (whole, ended)))
+    before, after = found[RISE_AT - 1], found[-1]
+    return after[0] / before[0] - 1, after[1] / before[1] - 1
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("shape", [1, 2])
+def test_longer_answers_are_learnt_while_they_run(shape: int, seed: int) -> None:
+    """After 20 s, which is how long a mean one of them runs."""
+    learnt_share, ended_share = grown(shape, seed, 20)
+    assert learnt_share >= max(0.4, 1.8 * ended_share)
+
+
+def test_longer_answers_that_are_all_alike_are_learnt_once_the_first_end() -> None:
+    """Until then nothing of them ends, and nothing that is counted tells them from shorter ones."""
+    assert grown(None, 1, 15)[0] == pytest.approx(0.0)
+    assert grown(None, 1, 30)[0] >= 0.8
 
 
 @settings(max_examples=4, deadline=None)

@@ -1,11 +1,19 @@
-"""What the autoscaler tells Prometheus, by hand, and once through Ray's own gauges."""
+"""What the autoscaler tells Prometheus, by hand, and once through Ray's own gauges and metrics agent."""
 
+import tempfile
+from dataclasses import replace
 from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.autoscaling.decision import Decision, Observation
 from serve_app.autoscaling.fleet import INGRESSES, FleetObservation, IngressObservation
 from serve_app.autoscaling.series import PREFIX, SERIES, Gauges, Sample, samples
 from serve_app.autoscaling.signals import Load
+from tests.e2e.fleet import wait_until
+from tests.ports import free_port
 
 SEEN = FleetObservation(
     at=1.0,
@@ -57,3 +65,51 @@ def test_outside_ray_nothing_is_told_and_nothing_fails() -> None:
     gauges = Gauges("app")
     gauges.tell(SEEN, DECIDED)
     assert gauges._gauges == {}
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(180)
+def test_rays_agent_serves_what_was_decided_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    port = free_port()
+    monkeypatch.setenv("RAY_metrics_report_interval_ms", "500")
+
+    def served() -> dict[tuple[str, str, str], float]:
+        try:
+            text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
+        except httpx.HTTPError:  # the agent starts after the node
+            return {}
+        found = [s for family in text_string_to_metric_families(text) for s in family.samples if f"ray_{PREFIX}" in s.name]
+        assert {s.labels["application"] for s in found} <= {"app"}
+        return {(s.name.removeprefix(f"ray_{PREFIX}"), s.labels["model"], s.labels.get("rule", "")): s.value for s in found}
+
+    def told(decided: dict[str, Decision]) -> dict[tuple[str, str, str], float]:
+        return {(s.name, s.model, s.rule): s.value for s in samples(SEEN, decided)}
+
+    # A short path: Ray's sockets are below it, whose paths have at most 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="ray-series-") as folder:
+        ray.init(
+            address="local",
+            num_cpus=1,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=100 << 20,
+            _temp_dir=folder,
+            _node_ip_address="127.0.0.1",
+            _metrics_export_port=port,
+        )
+        try:
+            gauges = Gauges("app")
+            gauges.tell(SEEN, DECIDED)
+            wait_until(lambda: served() == told(DECIDED), limit_s=60, what="all series")
+            chat = replace(DECIDED["chat"], desired=2, rule="queue", alternatives={"queue": 2})
+            gauges.tell(SEEN, DECIDED | {"chat": chat})
+            gone = {("because", "chat", "demand"): 0.0, ("wish", "chat", "demand"): 0.0, ("wish", "chat", "first"): 0.0}
+            wait_until(
+                lambda: served() == told(DECIDED | {"chat": chat}) | gone,
+                limit_s=60,
+                what="the second decision, and 0 for the first",
+            )
+        finally:
+            ray.shutdown()
