@@ -1,6 +1,7 @@
 """One model's decisions. The plant's request is 0.08 s of work; the SLO allows a batch of 87, a utilization of about 0.6."""
 
 import math
+import random
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.autoscaling.decision import Rule
+from serve_app.autoscaling.decision import Decision, Rule
 from serve_app.autoscaling.needs import MIN_KEEP_S
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S
 from serve_app.autoscaling.signals import Load
@@ -144,10 +145,25 @@ def test_one_silent_member_of_many_holds_up_neither_scaling_down_nor_learning() 
     assert fresh.decisions[-1].inputs["work_per_request_s"] == pytest.approx(WORK_S, rel=0.05)
 
 
-def without(load: Load, share: float) -> Load:
+def without(load: Load, share: float, silent: tuple[str, ...] = ("r1",)) -> Load:
     """Return what is known of a load when a share of the replicas is silent."""
     told = 1 - share
-    return replace(load, silent=("r1",), silent_replica_share=share, steps=told * load.steps, busy_s=told * load.busy_s)
+    return replace(load, silent=silent, silent_replica_share=share, steps=told * load.steps, busy_s=told * load.busy_s)
+
+
+def test_of_a_thousand_replicas_other_five_silent_each_second_hold_up_neither_scaling_down_nor_learning() -> None:
+    rng = random.Random(1)
+
+    def tick(plant: Plant, rate: float) -> Decision:
+        silent = tuple(f"r{number}" for number in rng.sample(range(1000), 5))
+        return plant.tick(without(plant.load(rate), 0.005, silent))
+
+    plant = Plant(running=1000, maximum=4000)
+    high = [tick(plant, 7500.0) for _ in range(300)][-1].desired
+    low = [tick(plant, 750.0) for _ in range(600)][-1]
+    assert 800 <= high <= 2000
+    assert low.desired <= 0.2 * high
+    assert low.inputs["work_per_request_s"] == pytest.approx(WORK_S, rel=0.05)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.25])
