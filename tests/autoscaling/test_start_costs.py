@@ -1,5 +1,6 @@
 """What replicas measured of themselves before they listened, as the beginning of the fit."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -86,6 +87,20 @@ def test_how_much_the_load_has_taught_is_told_per_cost() -> None:
     assert even[0] > 0.9, "what a step costs is what a trickle shows"
     assert even[1] < 0.3, "what a token costs beside it is not"
     assert min(mixed) > 0.9
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(0.6, 1.5), st.integers(5, 60), st.integers(0, 1000))
+def test_a_constant_load_of_many_at_once_teaches_nothing_wrong(factor: float, batch: int, seed: int) -> None:
+    """All windows show the same sum of a step and its tokens. What they do not tell apart stays as replicas measured it."""
+    costs, rng = started(measured_of(DEAR, factor)), random.Random(seed)
+    at_first = abs(work_of(costs.times()) - work_of(DEAR))
+    for _ in range(720):
+        steps = 50 + rng.uniform(-2, 2)
+        tokens, prompts = batch * steps, batch * steps * PROMPT / ANSWER
+        busy_s = steps * DEAR.step_s + tokens * DEAR.output_token_s + prompts * DEAR.prompt_token_s
+        costs.add(5.0, steps=steps, busy_s=busy_s, output_tokens=tokens, prefilled_tokens=prompts, prompts=tokens / ANSWER)
+    assert abs(work_of(costs.times()) - work_of(DEAR)) <= at_first + 0.02 * work_of(DEAR)
 
 
 @settings(max_examples=4, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # to shrink takes minutes
