@@ -1,1 +1,1 @@
-"""Scripts that make files which are in the repository: `make generated` runs them, tests compare."""
+"""Scripts behind the targets of the Makefile. Those that generate files of the repository have a test that compares the result."""
