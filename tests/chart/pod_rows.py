@@ -46,7 +46,7 @@ PODS: list[Row] = [
         lambda r: sorted({c["image"] for _, pod in r.pod_templates() for c in containers(pod["spec"])}),
         [
             f"r.example:5000/mirror/{name}"
-            for name in ("aws-cli/aws-cli:2.31.18", "serve-app:0.1.0", "serve-app:0.1.0-cuda", "valkey/valkey:8.1.4-bookworm")
+            for name in ("aws-cli/aws-cli:2.31.18", "serve-app:0.2.0", "serve-app:0.2.0-cuda", "valkey/valkey:8.1.4-bookworm")
         ],
         merged(EVERYTHING, LOADED_S3),
     ),
@@ -80,7 +80,7 @@ PODS: list[Row] = [
         [[{"name": "s"}]] * 5,
         {},
     ),
-    ("cudaImage.repository", "h/i", lambda r: r.container(MODEL)["image"], "h/i:0.1.0-cuda", GPU),
+    ("cudaImage.repository", "h/i", lambda r: r.container(MODEL)["image"], "h/i:0.2.0-cuda", GPU),
     ("cudaImage.tag", "9.9", lambda r: r.container(MODEL)["image"], "localhost/serve-app:9.9", GPU),
     ("cudaImage.digest", DIGEST, lambda r: r.container(MODEL)["image"], f"localhost/serve-app@{DIGEST}", GPU),
     ("rayVersion", "2.61.0", lambda r: r.cluster["rayVersion"], "2.61.0", {}),
@@ -90,7 +90,7 @@ PODS: list[Row] = [
     *resources("ingressPods.resources", lambda r: r.container("ingress")["resources"], disk=True),
     *pods("modelPods", MODEL),
     ("modelPods.resources", AMOUNTS, lambda r: r.container(MODEL)["resources"], AMOUNTS, {}),
-    ("modelPods.image", "cuda", lambda r: r.container(MODEL)["image"], "localhost/serve-app:0.1.0-cuda", SIMULATED),
+    ("modelPods.image", "cuda", lambda r: r.container(MODEL)["image"], "localhost/serve-app:0.2.0-cuda", SIMULATED),
     (
         "modelPods.compileCache.existingClaim",
         "c",

@@ -83,7 +83,7 @@ def of_model(model: dict[str, Any], **pods: Any) -> dict[str, Any]:
 
 
 def test_only_pods_of_models_on_cuda_and_their_headroom_run_the_cuda_image() -> None:
-    assert images(MIXED) == ours(cpu="localhost/serve-app:0.1.0", cuda="localhost/serve-app:0.1.0-cuda")
+    assert images(MIXED) == ours(cpu="localhost/serve-app:0.2.0", cuda="localhost/serve-app:0.2.0-cuda")
 
 
 D, E = ("sha256:" + letter * 64 for letter in "de")
