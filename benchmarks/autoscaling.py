@@ -7,8 +7,8 @@
     python -m benchmarks.autoscaling --live RUN --bounds 1 4 --cold-starts 34 15
                                                          a live run of `serve-app-loadtest` again, in simulated time
 
-The fleet is `serve_app/autoscaling/simulated_fleet.py`: the product's admission, routing and scaling code in simulated time, replicas
-with the step times of an accelerator profile. Arrivals are `loadtest`'s laws, so a live run can have the same.
+The fleet is `serve_app/autoscaling/simulation/simulated_fleet.py`: the product's admission, routing and scaling code in simulated time,
+with replicas whose steps take the times of an accelerator profile. Arrivals are `loadtest`'s laws, so a live run can have the same.
 """
 
 import argparse
@@ -37,8 +37,8 @@ from loadtest.plan.laws import Arrival, Diurnal, FlashCrowd, Gamma, Poisson, Ste
 from loadtest.report.figures import RunData
 from serve_app.autoscaling.capacity import Slo
 from serve_app.autoscaling.decision import Rule
-from serve_app.autoscaling.simulated_fleet import Outcome, Scaling, SimulatedFleet, World
-from serve_app.autoscaling.simulated_replica import Hardware, Job, steps_of_profile
+from serve_app.autoscaling.simulation.simulated_fleet import Outcome, Scaling, SimulatedFleet, World
+from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, steps_of_profile
 from serve_app.simulated.profiles import PROFILES
 
 PROFILE = "a10g-llama-8b"

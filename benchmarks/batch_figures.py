@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.batch_lines import Lengths, lines, sizes
-from serve_app.autoscaling.simulated_replica import Hardware, Job, Replica, steps_of_profile
+from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, Replica, steps_of_profile
 from serve_app.simulated.profiles import PROFILES, Profile
 
 PUBLISHED = {"naive": 59.137, "vllm": 2.481}

@@ -18,7 +18,7 @@ from benchmarks.batch import CONCURRENCY, PROFILE, part
 from benchmarks.batch_lines import sizes
 from benchmarks.batch_naive import SimulatedHandler, TransformersHandler, run_naive
 from benchmarks.targets import source_of
-from serve_app.beam import FleetModelHandler, Limits
+from serve_app.batch.apache_beam import FleetModelHandler, Limits
 from serve_app.config import ModelSettings
 from serve_app.engine_args import engine_core_args
 

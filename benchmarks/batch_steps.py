@@ -1,6 +1,6 @@
 """What a batch costs those who chat, computed: vLLM's scheduling and the simulated accelerator's law, without processes or a clock.
 
-    python -m benchmarks.batch_steps        each way to bound a batch, in a minute; docs/batch.md has the table
+    python -m benchmarks.batch_steps        each way to bound a batch, in a minute: benchmarks/results/batches-beside-chats.md
 
 One engine. Chats come by a seeded Poisson law; a batch keeps so many lines at the engine. What a machine adds to a step is left out, so
 that the figures are the same on each machine and under each load: `benchmarks.batch_interference` measures real processes.

@@ -31,8 +31,8 @@ from serve_app.membership import Lease
 from serve_app.replica import pipe
 from serve_app.replica.process import EngineProcess
 from serve_app.replica.server import ReplicaIdentity, ReplicaServer
-from serve_app.testing.fake_engine import FINGERPRINT, VLLM_VERSION
-from serve_app.testing.fleet import Fleet, fleet
+from tests.doubles.fake_engine import FINGERPRINT, VLLM_VERSION
+from tests.doubles.fleet import Fleet, fleet
 
 MODEL = "tiny"
 MAX_NUM_SEQS = 64

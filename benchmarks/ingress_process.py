@@ -32,10 +32,10 @@ def _settings(model: str, port: int, max_tokens: int) -> Any:
 
 async def serve_ingress(port: int, model: str, folder: Path, max_tokens: int) -> None:
     """Serve until killed; the replica's port is waited for in ``folder``, and what the replica needs is left there."""
-    from serve_app.fingerprint import model_fingerprint
+    from serve_app.host.vllm_start import settle
     from serve_app.ingress.runtime import IngressRuntime
+    from serve_app.links.fingerprint import model_fingerprint
     from serve_app.membership import Lease
-    from serve_app.vllm_start import settle
 
     runtime = await IngressRuntime.build(_settings(model, port, max_tokens), ingress_id="ingress-1", fleet_id="bench")
     front = runtime.front_ends[_NAME]
@@ -55,7 +55,7 @@ async def serve_engine(folder: Path, max_tokens: int) -> None:
     from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
     from serve_app.replica.server import ReplicaIdentity, ReplicaServer
-    from serve_app.testing.fake_engine import FakeEngine
+    from tests.doubles.fake_engine import FakeEngine
 
     class Engine(FakeEngine):
         """Its tokens cost it nothing."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from serve_app.autoscaling.simulated_replica import Hardware, Job, Replica
+from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, Replica
 from serve_app.core.events import HeartbeatArrived, LinkOpened, OutputsArrived, RequestArrived
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings

@@ -7,7 +7,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from serve_app.fingerprint import public_version
+from serve_app.links.fingerprint import public_version
 
 _INSIDE = "vllm/vllm-rs"
 

@@ -1,7 +1,7 @@
 """The fewest replica-seconds with which any policy serves given requests, whatever it knows of the future. Pure.
 
 A replica is paid from its order to its end, so at least while it works; the bound is the least work, at the best batches that the hardware
-allows. Three facts of the simulated replica (`serve_app/autoscaling/simulated_replica.py`) give it:
+allows. Three facts of the simulated replica (`serve_app/autoscaling/simulation/simulated_replica.py`) give it:
 
 1. A request takes at least as many steps as its answer has tokens, and all that time it holds KV cache for its prompt and its answer. So
    the requests of one step hold the cache once at most, and all steps are at least sum(answer x (prompt + answer)) / cache. They are
@@ -16,8 +16,8 @@ policy refused costs it nothing and is left out, so a bound belongs to one run.
 
 from collections.abc import Iterable
 
-from serve_app.autoscaling.simulated_fleet import Outcome
-from serve_app.autoscaling.simulated_replica import Hardware, Job
+from serve_app.autoscaling.simulation.simulated_fleet import Outcome
+from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job
 from serve_app.simulated.profiles import Profile
 from serve_app.simulated.timing import StepWork, step_time_s
 

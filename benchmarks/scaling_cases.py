@@ -28,7 +28,7 @@ from benchmarks.scaling_matrix import matrix
 from benchmarks.scaling_policies import Oracle, Ours, Planner, Restarted, Silent, request_count
 from benchmarks.scaling_tables import COUNT, Mean, best_count
 from serve_app.autoscaling.decision import Rule
-from serve_app.autoscaling.simulated_fleet import Scaling, SimulatedFleet, World
+from serve_app.autoscaling.simulation.simulated_fleet import Scaling, SimulatedFleet, World
 from serve_app.simulated.profiles import PROFILES
 
 

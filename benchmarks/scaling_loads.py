@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.autoscaling import MAX_ANSWER
-from serve_app.autoscaling.simulated_replica import Job
+from serve_app.autoscaling.simulation.simulated_replica import Job
 
 PER_REPLICA = 4.58
 """Requests per second of the usual kind that one simulated replica takes within the limit."""

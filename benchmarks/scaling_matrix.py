@@ -16,7 +16,7 @@ from benchmarks.autoscaling import COLD_START_S, SLO, hardware, highest_rate
 from benchmarks.scaling_loads import Case, Rate, RequestKind, always, jobs_of, step
 from benchmarks.scaling_policies import Fixed
 from benchmarks.scaling_tables import ATTAINMENT
-from serve_app.autoscaling.simulated_fleet import SimulatedFleet, World
+from serve_app.autoscaling.simulation.simulated_fleet import SimulatedFleet, World
 
 USUAL = RequestKind()
 LONG_PROMPTS = RequestKind(prompt=(1000, 1500))

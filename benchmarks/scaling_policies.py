@@ -13,7 +13,7 @@ from serve_app.autoscaling.decision import Observation, Rule
 from serve_app.autoscaling.fleet import FleetObservation, FleetScaler, Rules
 from serve_app.autoscaling.memory import Memory, pack, unpack
 from serve_app.autoscaling.signals import INCREMENTS, REPLICA_INCREMENTS, Load
-from serve_app.autoscaling.simulated_replica import Hardware
+from serve_app.autoscaling.simulation.simulated_replica import Hardware
 
 MODEL = "model"
 

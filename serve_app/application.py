@@ -5,9 +5,9 @@ from typing import Any
 
 from ray import serve
 
+from serve_app.autoscaling.rules import INGRESS, is_scaled, replica_deployment, scaled_models
 from serve_app.config import ModelSettings, Settings, parse_settings
 from serve_app.config.timeouts import serve_shutdown_s
-from serve_app.deployments import INGRESS, is_scaled, replica_deployment, scaled_models
 from serve_app.engine_args import INGRESS_ENVIRONMENT, PROCESS_ENVIRONMENT
 from serve_app.ingress.deployment import Ingress
 from serve_app.replica.deployment import Replica

@@ -2,7 +2,7 @@
 
 import threading
 
-from serve_app.decision_notes import QUEUED, READ_S, BoardKeeper, DecisionNotes, board_keeper
+from serve_app.autoscaling.decision_notes import QUEUED, READ_S, BoardKeeper, DecisionNotes, board_keeper
 from serve_app.membership import LeaseBoard, ScalingNote
 
 LIMIT_S = 30.0  # only ends a test that hangs

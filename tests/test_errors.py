@@ -8,7 +8,7 @@ import pytest
 
 from serve_app import errors
 from serve_app.errors import ConfigError, NoReplica, ServingError
-from serve_app.protocol.errors import PeerClosed
+from serve_app.links.protocol.errors import PeerClosed
 
 
 def tree(kind: type[ServingError], depth: int = 0) -> Iterator[tuple[int, type[ServingError]]]:

@@ -7,7 +7,7 @@ import pytest
 
 from serve_app.application import build
 from serve_app.config import parse_settings
-from serve_app.logs import log_configuration, masked
+from serve_app.host.logs import log_configuration, masked
 
 MODEL = {"model": "org/big", "engine_args": {"max_num_batched_tokens": 2048, "tokenizer": "org/words"}}
 

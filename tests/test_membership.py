@@ -14,7 +14,7 @@ from serve_app import membership
 from serve_app.config import MembershipSettings
 from serve_app.errors import LeaseBoardSilent
 from serve_app.membership import MAX_NOTES, Lease, LeaseBoard, Membership, ScalingNote, board_name
-from serve_app.testing.fleet import in_loop, until
+from tests.doubles.fleet import in_loop, until
 
 A = Lease("a", "replica", "tiny", "10.0.0.1", 4000, epoch=1, pid=11)
 B = Lease("b", "ingress", "", "10.0.0.2", 8010, epoch=2, pid=12)

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from ray._private import worker
 
-from serve_app.sigterm import RAYS_LAST_CALL, OrderlyEnd
+from serve_app.host.sigterm import RAYS_LAST_CALL, OrderlyEnd
 
 LIMIT_S = 60.0
 WORKER = """
 import asyncio, itertools, sys, threading, time, types
 from ray._private.worker import Worker
-from serve_app.sigterm import OrderlyEnd
+from serve_app.host.sigterm import OrderlyEnd
 
 async def drain():
     print("draining", flush=True)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.surroundings import ClockSteps, free_threads
+from serve_app.host.surroundings import ClockSteps, free_threads
 
 
 def cgroup(folder: Path, *, limit: str, current: int) -> None:

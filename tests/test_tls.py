@@ -13,14 +13,14 @@ import pytest
 import uvloop
 
 from serve_app.config import TlsSettings
-from serve_app.protocol.errors import HandshakeTimeout, PeerClosed, ProtocolError
-from serve_app.protocol.messages import Outputs
+from serve_app.links.protocol.errors import HandshakeTimeout, PeerClosed, ProtocolError
+from serve_app.links.protocol.messages import Outputs
+from serve_app.links.tls import LinkTls, ingress_tls, replica_tls
 from serve_app.replica import pipe
 from serve_app.replica.server import MAX_UNPROVED
-from serve_app.testing.certificates import make_tls
-from serve_app.testing.fleet import FakeReplica, fleet, in_loop, settings, start_replica, until
-from serve_app.testing.probe import Probe, port_of, silent_listener
-from serve_app.tls import LinkTls, ingress_tls, replica_tls
+from tests.doubles.certificates import make_tls
+from tests.doubles.fleet import FakeReplica, fleet, in_loop, settings, start_replica, until
+from tests.doubles.probe import Probe, port_of, silent_listener
 
 
 @pytest.fixture(autouse=True, params=["asyncio", "uvloop"])

@@ -20,11 +20,11 @@ os.environ.update(INGRESS_ENVIRONMENT)  # before vLLM is imported: it would look
 
 from serve_app.checkpoints import KINDS
 from serve_app.config import parse_settings
-from serve_app.ingress.app import VLLM_ROUTES, WITHOUT_KEY
-from serve_app.ingress.fleet_client import FleetClient
-from serve_app.ingress.frontend import build_front_end
-from serve_app.ingress.generate_body import GenerateRequest
-from serve_app.ingress.grammar_compiler import GrammarCompiler
+from serve_app.ingress.fleet.fleet_client import FleetClient
+from serve_app.ingress.front_end.front_end import build_front_end
+from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
+from serve_app.ingress.routes.app import VLLM_ROUTES, WITHOUT_KEY
+from serve_app.ingress.routes.generate_body import GenerateRequest
 
 PAGE = Path(__file__).parents[1] / "docs" / "openapi.json"
 APPLICATIONS: Mapping[str, Mapping[str, Any]] = {"llama": {}, "embedding": {"runner": "pooling"}}

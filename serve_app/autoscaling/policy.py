@@ -16,15 +16,15 @@ from typing import Any
 
 from serve_app.autoscaling.decision import Observation
 from serve_app.autoscaling.decision_log import DecisionLog, log_path
+from serve_app.autoscaling.decision_notes import DecisionNotes, board_keeper, board_of
 from serve_app.autoscaling.fleet import INGRESSES, FleetObservation, FleetScaler, IngressObservation
 from serve_app.autoscaling.memory import Keeper, Memory, id_of, members, pack, unpack
+from serve_app.autoscaling.rules import INGRESS, replica_deployment, rules_of, scaled_models
 from serve_app.autoscaling.series import Gauges
 from serve_app.autoscaling.signals import INCREMENTS, REPLICA_INCREMENTS, STALE_S, Load, Meter
 from serve_app.config import ModelSettings, Settings, parse_settings
 from serve_app.config.schedule import bounds_at
 from serve_app.core.step_costs import MeasuredCosts, combined
-from serve_app.decision_notes import DecisionNotes, board_keeper, board_of
-from serve_app.deployments import INGRESS, replica_deployment, rules_of, scaled_models
 from serve_app.errors import ConfigError
 from serve_app.membership import ScalingNote
 

@@ -235,7 +235,7 @@ def key_of_environment() -> str:
 
 
 def key_of_file(path: Path) -> str:
-    """Return the first API key in plain text of a file, which may be the ingress's (`serve_app.ingress.api_keys`).
+    """Return the first API key in plain text of a file, which may be the ingress's (`serve_app.ingress.http.api_keys`).
 
     Raises:
         KeyRefused: The file cannot be read, or all its lines are empty, comments or digests.

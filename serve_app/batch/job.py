@@ -25,9 +25,9 @@ from serve_app.batch.requests import Defaults, Request, request_of
 from serve_app.batch.rows import ProblemOfLine, any_line, rows
 from serve_app.batch.runner import Progress, Runner
 from serve_app.batch.storage import Storage
+from serve_app.books.series import counter
 from serve_app.config import BatchSettings
 from serve_app.errors import BatchError, JournalBroken, StorageAway, StorageFailed
-from serve_app.series import counter
 
 logger = logging.getLogger(__name__)
 

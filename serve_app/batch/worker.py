@@ -23,9 +23,9 @@ from serve_app.batch.job import REQUEST_TIMEOUT_S, Job
 from serve_app.batch.records import Batch
 from serve_app.batch.rows import ProblemOfLine, any_line
 from serve_app.batch.storage import Storage
+from serve_app.books.series import gauge
 from serve_app.config import BatchSettings
 from serve_app.errors import LeaseLost, StorageAway
-from serve_app.series import gauge
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

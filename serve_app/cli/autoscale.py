@@ -20,7 +20,7 @@ from serve_app.errors import DecisionLogError
 
 if TYPE_CHECKING:
     from serve_app.autoscaling.decision_log import Record
-    from serve_app.autoscaling.replay import Result
+    from serve_app.autoscaling.simulation.replay import Result
     from serve_app.config import Settings
 
 app = typer.Typer(help="What the autoscaler decided, why, and what else it would have come to.", no_args_is_help=True)
@@ -152,9 +152,9 @@ def _replay_same(found: "Sequence[Sequence[Record]]") -> None:
 
 
 def _replay_other(records: "Sequence[Record]", settings: "Settings", label: str) -> None:
-    from serve_app.autoscaling.replay import again, lived, measured
+    from serve_app.autoscaling.rules import rules_of
+    from serve_app.autoscaling.simulation.replay import again, lived, measured
     from serve_app.config.schedule import bounds_at
-    from serve_app.deployments import rules_of
 
     if records[-1].time - records[0].time < LEAST_S:
         raise DecisionLogError(f"only {_span(records)} is without a gap", f"take a piece of {LEAST_S} s or more")

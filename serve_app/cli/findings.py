@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from serve_app.descriptors import SPARE
+from serve_app.host.descriptors import SPARE
 
 State = Literal["ok", "warning", "error"]
 GIB = 1 << 30
@@ -111,7 +111,7 @@ def memory(available_bytes: int, needed_bytes: int) -> Finding:
 
 
 def descriptors(soft: int, hard: int, streams: int) -> Finding:
-    """Judge the limit of open files: an ingress needs one for each stream, and ``SPARE`` for itself (`serve_app/descriptors.py`)."""
+    """Judge the limit of open files: an ingress needs one for each stream, and ``SPARE`` for itself (`serve_app/host/descriptors.py`)."""
     needed = streams + SPARE
     said = f"limit {soft} of open files"
     if soft >= needed:

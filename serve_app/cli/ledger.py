@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from serve_app.ledger_check import Report
+    from serve_app.books.ledger_check import Report
 
 app = typer.Typer(help="The account that ingresses keep of each request, where `ingress.ledger` is set.", no_args_is_help=True)
 
@@ -28,7 +28,7 @@ def verify(
     Exit status 0: nothing is wrong, though notes may tell of requests that ran when an ingress was killed. 1: each line on stderr
     names a file, a line and what is wrong. 2: there is no ledger, or it cannot be read.
     """
-    from serve_app.ledger_check import check
+    from serve_app.books.ledger_check import check
 
     try:
         report = check(_files(paths))
@@ -54,7 +54,7 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
     Raises:
         typer.BadParameter: One is not there, or holds no ledger.
     """
-    from serve_app.ledger_lines import ledger_files
+    from serve_app.books.ledger_lines import ledger_files
 
     for path in paths:
         files = ledger_files(path) if path.is_dir() else [path]

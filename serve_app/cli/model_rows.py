@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from serve_app.autoscaling.rules import replica_deployment
 from serve_app.cli.rayservice import own_words
 from serve_app.cli.running import Running
 from serve_app.config import ModelSettings
-from serve_app.deployments import replica_deployment
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from serve_app.autoscaling.rules import replica_deployment
 from serve_app.cli.cluster import RAY_LIMIT_S, connect_to_run, within
 from serve_app.config import ModelSettings, Settings, parse_settings
-from serve_app.deployments import replica_deployment
 from serve_app.errors import ClusterFailed
 
 
@@ -64,7 +64,7 @@ class Running:
         Others' are the application's keys that `serve_config` never sets, as ``runtime_env``, and in ``deployments`` all but our bounds.
         """
         from serve_app.application import bounds_entry, serve_config
-        from serve_app.deployments import scaled_models
+        from serve_app.autoscaling.rules import scaled_models
 
         (application,) = serve_config(settings)["applications"]
         minimums = {m.name: self.minimum(m) for m in self.settings.models.values() if self.minimum(m) != m.replicas.min}

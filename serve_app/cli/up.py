@@ -14,6 +14,7 @@ import requests
 import typer
 from rich.console import Console
 
+from serve_app.autoscaling.rules import INGRESS
 from serve_app.cli.cluster import RAY_LIMIT_S, RunState, connect, local_cluster, ray_token, refuse_dead_ray, within
 from serve_app.cli.rayservice import own_reasons
 from serve_app.cli.running import hand_over
@@ -21,7 +22,6 @@ from serve_app.cli.settings_file import read_settings
 from serve_app.cli.startable import refuse_hopeless_start, refuse_name_in_use
 from serve_app.cli.ui import pages
 from serve_app.config import Settings
-from serve_app.deployments import INGRESS
 from serve_app.errors import ClusterFailed, ClusterSilent
 
 _POLL_S = 0.5

@@ -18,7 +18,7 @@ from serve_app.config import ModelSettings, Settings, default_cache_dir, inherit
 from serve_app.config.checks import dotted
 from serve_app.engine_args import INGRESS_ENVIRONMENT, engine_core_args, engine_environment
 from serve_app.errors import ClusterFailed, ConfigError, FrontEndStartFailed
-from serve_app.foreign_errors import in_one_line
+from serve_app.host.foreign_errors import in_one_line
 
 LIMIT_S = 600.0
 """vLLM's import alone takes a minute on a busy machine."""
@@ -68,9 +68,9 @@ def _key_in(model: ModelSettings, said: str) -> str:
 
 async def _refusals(settings: Settings, folders: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the name of each model that vLLM refuses, and why; an engine core is not asked about where the front end is refused."""
-    from serve_app.ingress.fleet_client import FleetClient
-    from serve_app.ingress.frontend import build_front_end
-    from serve_app.ingress.grammar_compiler import GrammarCompiler
+    from serve_app.ingress.fleet.fleet_client import FleetClient
+    from serve_app.ingress.front_end.front_end import build_front_end
+    from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
 
     found = []
     for name, folder in folders.items():

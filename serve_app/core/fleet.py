@@ -1,7 +1,7 @@
 """The fleet of one model as one ingress sees it: who holds which request, who waits, and who starts where.
 
 Pure: events in, instructions out, time is a number. State has one door, ``handle``, and one ``validate``. The adapter is
-``ingress/fleet_client.py``. Each request ends exactly once: a delivered output with a finish reason, a ``FailRequest``, or the
+``ingress/fleet/fleet_client.py``. Each request ends exactly once: a delivered output with a finish reason, a ``FailRequest``, or the
 front end's own abort. Cost: one dict lookup and one list extend per token; waiting requests cost nothing until something changes.
 """
 

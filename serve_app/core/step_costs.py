@@ -1,7 +1,8 @@
 """What a step of an engine costs, from a few batches that were timed one by one. Pure.
 
-A replica times such batches before it listens (`serve_app/replica/self_measurement.py`), a simulated one in its own time
-(`serve_app/autoscaling/simulated_replica.py`), and the autoscaler starts from what they found (`serve_app/autoscaling/capacity.py`).
+A replica times such batches before it listens (`serve_app/replica/self_measurement.py`), a simulated replica in its own time
+(`serve_app/autoscaling/simulation/simulated_replica.py`), and the autoscaler starts from their results
+(`serve_app/autoscaling/capacity.py`).
 """
 
 import statistics

@@ -64,7 +64,7 @@ code and status, so that no code is given twice. Import from the package, not fr
         PeerClosed               502  peer_closed             the peer's own word: its Goodbye
 
 `code` goes over the wire in a Goodbye and, where vLLM has no such error, into the `type` of an HTTP error body
-(`ingress/error_answers.py`): never rename one. Errors keep their fields when pickled, because Ray carries them between processes.
+(`ingress/http/error_answers.py`): never rename one. Errors keep their fields when pickled, because Ray carries them between processes.
 """
 
 from serve_app.errors.base import ServingError

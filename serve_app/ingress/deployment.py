@@ -12,10 +12,10 @@ from ray import serve
 
 from serve_app.config import Settings, parse_settings
 from serve_app.config.timeouts import serve_shutdown_s
-from serve_app.logs import log_configuration, use_serve_handlers
+from serve_app.host.logs import log_configuration, use_serve_handlers
+from serve_app.host.sigterm import OrderlyEnd
+from serve_app.host.vllm_start import settle, without_collection
 from serve_app.membership import Lease, Membership
-from serve_app.sigterm import OrderlyEnd
-from serve_app.vllm_start import settle, without_collection
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +26,8 @@ class Ingress:
     async def __init__(self, settings: Mapping[str, Any], *_replicas: Any) -> None:  # type: ignore[misc]  # Serve awaits it
         # Here, not above: the command line and Serve's controller import this module and need no vLLM (0.5 GB, 8 s of CPU).
         with without_collection():
+            from serve_app.ingress.http.shared_port import fleet_id, refuse_another_fleets_port
             from serve_app.ingress.runtime import IngressRuntime
-            from serve_app.ingress.shared_port import fleet_id, refuse_another_fleets_port
 
         use_serve_handlers()
         self.settings: Settings = parse_settings(settings)

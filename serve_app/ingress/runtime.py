@@ -12,19 +12,19 @@ from serve_app.checkpoints import resolve_model
 from serve_app.config import ModelSettings, Settings, cluster_token, default_cache_dir
 from serve_app.config.timeouts import SHUTDOWN_MARGIN_S
 from serve_app.core.fleet_report import describe, num_lines, num_on_draining
-from serve_app.ingress import metrics
-from serve_app.ingress.accounting import Accounting
-from serve_app.ingress.api_keys import ApiKeys
-from serve_app.ingress.app import AppLimits, IngressApp
-from serve_app.ingress.fleet_client import FleetClient
-from serve_app.ingress.frontend import VLLM_VERSION, FrontEnd, build_front_end
-from serve_app.ingress.generate import NEWLINE, NUL
-from serve_app.ingress.grammar_compiler import GrammarCompiler
-from serve_app.ingress.listener import Listener
-from serve_app.ingress.own_answers import FleetReport
-from serve_app.ingress.request_metrics import begin_at_zero
+from serve_app.ingress.books import metrics
+from serve_app.ingress.books.accounting import Accounting
+from serve_app.ingress.books.request_metrics import begin_at_zero
+from serve_app.ingress.fleet.fleet_client import FleetClient
+from serve_app.ingress.front_end.front_end import VLLM_VERSION, FrontEnd, build_front_end
+from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
+from serve_app.ingress.http.api_keys import ApiKeys
+from serve_app.ingress.http.listener import Listener
+from serve_app.ingress.routes.app import AppLimits, IngressApp
+from serve_app.ingress.routes.generate import NEWLINE, NUL
+from serve_app.ingress.routes.own_answers import FleetReport
+from serve_app.links.tls import LinkTls, ingress_tls
 from serve_app.membership import Lease
-from serve_app.tls import LinkTls, ingress_tls
 
 logger = logging.getLogger(__name__)
 

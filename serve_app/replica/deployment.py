@@ -16,15 +16,15 @@ from ray.serve.schema import ReplicaRank
 from serve_app.config import Settings, cluster_token, parse_settings
 from serve_app.config.timeouts import serve_shutdown_s
 from serve_app.errors import EngineLost
-from serve_app.logs import log_configuration, use_serve_handlers
+from serve_app.host.logs import log_configuration, use_serve_handlers
+from serve_app.host.sigterm import OrderlyEnd
+from serve_app.links.tls import replica_tls
 from serve_app.membership import Lease, Membership
 from serve_app.replica import pipe
 from serve_app.replica.oom import OomOrder
 from serve_app.replica.process import EngineProcess
 from serve_app.replica.server import ReplicaIdentity, ReplicaServer
 from serve_app.replica.start_report import StartReport, asked_at
-from serve_app.sigterm import OrderlyEnd
-from serve_app.tls import replica_tls
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ import time
 
 import msgspec
 
+from serve_app.host.vllm_start import inspect_models_here, without_collection
 from serve_app.replica import pipe
 from serve_app.replica.process_group import end_own_group
 from serve_app.replica.supervisor_watch import SupervisorWatch
-from serve_app.vllm_start import inspect_models_here, without_collection
 
 
 def run(sock: socket.socket, end: pipe.EngineEnd, watch: SupervisorWatch) -> None:

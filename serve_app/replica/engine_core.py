@@ -25,8 +25,8 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from serve_app.engine_args import BATCH_STEP_SHARE
-from serve_app.fingerprint import model_fingerprint, public_version
-from serve_app.protocol.messages import Capabilities
+from serve_app.links.fingerprint import model_fingerprint, public_version
+from serve_app.links.protocol.messages import Capabilities
 from serve_app.replica import pipe
 from serve_app.replica.adapters import adapters_in, check_sums, load_all, max_rank
 from serve_app.replica.cold_start import EnginePhases

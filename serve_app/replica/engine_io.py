@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, FinishReason
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from serve_app.protocol.frames import FrameDecoder, encode_frame
-from serve_app.protocol.messages import MAX_BUFFERS, MAX_REASON_CHARS, Outputs, encode_message, readable
+from serve_app.links.protocol.frames import FrameDecoder, encode_frame
+from serve_app.links.protocol.messages import MAX_BUFFERS, MAX_REASON_CHARS, Outputs, encode_message, readable
 from serve_app.replica import pipe
 
 logger = logging.getLogger(__name__)

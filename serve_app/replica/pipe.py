@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import msgspec
 
 from serve_app.core.step_costs import MeasuredCosts
-from serve_app.foreign_errors import in_one_line
-from serve_app.protocol.frames import encode_frame
-from serve_app.protocol.messages import MAX_REASON_CHARS, Capabilities, readable
+from serve_app.host.foreign_errors import in_one_line
+from serve_app.links.protocol.frames import encode_frame
+from serve_app.links.protocol.messages import MAX_REASON_CHARS, Capabilities, readable
 from serve_app.replica.cold_start import EnginePhases
 from serve_app.replica.process_group import end_own_group
 

@@ -16,7 +16,7 @@ from serve_app.core.health import HealthLimits
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.engine_args import engine_core_args, engine_environment
 from serve_app.errors import EngineDied, EngineHung, EngineLost, EngineOutOfMemory, EngineStartFailed
-from serve_app.protocol.frames import FrameDecoder
+from serve_app.links.protocol.frames import FrameDecoder
 from serve_app.replica import pipe
 from serve_app.replica.golden import ask_all
 from serve_app.replica.health import LOOK_EVERY_S, MAX_GAP_S, EngineWatch, answers_probe

@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from serve_app import descriptors
 from serve_app.config import ProtocolSettings
 from serve_app.errors import ListenFailed
-from serve_app.protocol.connection import ReplicaConnection, State
-from serve_app.protocol.errors import AuthenticationFailed, HandshakeTimeout, ProtocolError, SlotsExhausted
-from serve_app.protocol.messages import Abort, Add, AddSuspect, Message, TrialPassed
+from serve_app.host import descriptors
+from serve_app.links.protocol.connection import ReplicaConnection, State
+from serve_app.links.protocol.errors import AuthenticationFailed, HandshakeTimeout, ProtocolError, SlotsExhausted
+from serve_app.links.protocol.messages import Abort, Add, AddSuspect, Message, TrialPassed
+from serve_app.links.send_buffer import SendBuffer
+from serve_app.links.tls import LinkTls
+from serve_app.links.tls_connection import TlsConnection
 from serve_app.replica import pipe
 from serve_app.replica.trials import Trials
-from serve_app.send_buffer import SendBuffer
-from serve_app.tls import LinkTls
-from serve_app.tls_connection import TlsConnection
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ its place until the engine answers a question asked behind the abort: it may be 
 from collections.abc import Callable, Container, Iterable
 from typing import Generic, TypeVar
 
-from serve_app.protocol.messages import AddSuspect
+from serve_app.links.protocol.messages import AddSuspect
 
 L = TypeVar("L")
 

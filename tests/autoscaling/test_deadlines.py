@@ -9,8 +9,8 @@ from serve_app.autoscaling.capacity import Slo, StepTimes
 from serve_app.autoscaling.deadlines import Lines
 from serve_app.autoscaling.decision import ModelAutoscaler, Observation, Rule
 from serve_app.autoscaling.signals import Load
-from serve_app.autoscaling.simulated_fleet import SimulatedFleet, World
-from serve_app.autoscaling.simulated_replica import Hardware, Job, steps_of_times
+from serve_app.autoscaling.simulation.simulated_fleet import SimulatedFleet, World
+from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, steps_of_times
 from serve_app.batch.deadlines import lines_per_s
 from serve_app.batch.records import Batch
 from serve_app.core.fleet import FleetState

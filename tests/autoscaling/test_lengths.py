@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from serve_app.autoscaling.capacity import StepCosts, StepTimes
 from serve_app.autoscaling.decision import ModelAutoscaler
 from serve_app.autoscaling.signals import Load
-from serve_app.autoscaling.simulated_replica import Hardware, Job, Replica, steps_of_times
+from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, Replica, steps_of_times
 from tests.autoscaling.plant import ANSWER, RULE
 from tests.autoscaling.queue_plant import QueuePlant, rate_of
 

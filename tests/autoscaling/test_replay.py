@@ -11,9 +11,9 @@ from serve_app.autoscaling.capacity import Slo, StepTimes
 from serve_app.autoscaling.decision import Observation, Rule
 from serve_app.autoscaling.decision_log import Record
 from serve_app.autoscaling.fleet import FleetObservation, FleetScaler, Rules
-from serve_app.autoscaling.replay import Result, again, jobs_of, lived, measured
-from serve_app.autoscaling.simulated_fleet import Outcome, SimulatedFleet, World
-from serve_app.autoscaling.simulated_replica import Hardware, Job, steps_of_times
+from serve_app.autoscaling.simulation.replay import Result, again, jobs_of, lived, measured
+from serve_app.autoscaling.simulation.simulated_fleet import Outcome, SimulatedFleet, World
+from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, steps_of_times
 from serve_app.errors import DecisionLogError
 
 TIMES = StepTimes(step_s=0.03, output_token_s=0.0005, prompt_token_s=0.0002)

@@ -6,8 +6,8 @@ import pytest
 
 from serve_app.autoscaling.capacity import StepTimes
 from serve_app.autoscaling.decision import Observation
-from serve_app.autoscaling.simulated_fleet import Outcome, SimulatedFleet, World
-from serve_app.autoscaling.simulated_replica import Hardware, Job, Replica, steps_of_times
+from serve_app.autoscaling.simulation.simulated_fleet import Outcome, SimulatedFleet, World
+from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, Replica, steps_of_times
 
 HARDWARE = Hardware(step_s=steps_of_times(StepTimes(1.0, 0.0, 0.1)), kv_tokens=1000, max_num_seqs=2, max_batched_tokens=10)
 """A step lasts a second, and a tenth more for each prompt token; ten tokens fit into one."""

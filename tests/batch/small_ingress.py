@@ -19,7 +19,7 @@ from serve_app.batch.rows import any_line
 from serve_app.batch.service import BatchService, Routes
 from serve_app.config import BatchSettings, IngressSettings
 from serve_app.errors import ServingError
-from serve_app.ingress.listener import Listener
+from serve_app.ingress.http.listener import Listener
 
 
 class SmallIngress:

@@ -15,7 +15,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms.window import FixedWindows, GlobalWindows, TimestampedValue
 
-from serve_app.beam import Failure, FleetModelHandler, Limits, SplitFailures
+from serve_app.batch.apache_beam import Failure, FleetModelHandler, Limits, SplitFailures
 from serve_app.errors import BatchError, ServiceAway
 from tests.batch.service import Service, block_of_the_docs
 

@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from serve_app.batch.in_process import InProcess
-from serve_app.testing.fleet import in_loop
+from tests.doubles.fleet import in_loop
 
 
 @in_loop

@@ -17,11 +17,11 @@ from apache_beam.ml.inference.base import KeyedModelHandler, KeyModelMapping, Ru
 from apache_beam.testing.util import assert_that, equal_to
 
 from serve_app.batch import shared_fleet
+from serve_app.batch.apache_beam import EmbeddedModelHandler
 from serve_app.batch.client import Limits
 from serve_app.batch.keeper import State
 from serve_app.batch.keeping import Keep
 from serve_app.batch.shared_fleet import SharedFleet
-from serve_app.beam import EmbeddedModelHandler
 from serve_app.errors import BatchError, ConfigError
 from tests.batch.fake_fleet import FOLDER
 from tests.e2e.fleet import wait_until

@@ -2,7 +2,7 @@
 
 from benchmarks.routing_fleet import BLOCK_SIZE, CachingReplica, Points
 from benchmarks.routing_truth import TrueIndex
-from serve_app.autoscaling.simulated_replica import Hardware
+from serve_app.autoscaling.simulation.simulated_replica import Hardware
 
 HARDWARE = Hardware(step_s=lambda *_: 0.01, kv_tokens=1000, max_num_seqs=8)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from benchmarks.autoscaling import PROFILE, hardware
 from benchmarks.scaling_bound import least_busy_s, least_replica_s
 from serve_app.autoscaling.decision import Observation
-from serve_app.autoscaling.simulated_fleet import SimulatedFleet, World
-from serve_app.autoscaling.simulated_replica import Job, Replica
+from serve_app.autoscaling.simulation.simulated_fleet import SimulatedFleet, World
+from serve_app.autoscaling.simulation.simulated_replica import Job, Replica
 from serve_app.simulated.profiles import PROFILES
 
 JOBS = st.lists(st.tuples(st.floats(0, 60), st.integers(1, 3000), st.integers(1, 1500)), min_size=1, max_size=60)

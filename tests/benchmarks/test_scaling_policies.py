@@ -12,7 +12,7 @@ from benchmarks.scaling_tables import COUNT, Mean, best_count
 from serve_app.autoscaling.decision import Decision, Observation, Rule
 from serve_app.autoscaling.fleet import FleetObservation, FleetScaler, Rules
 from serve_app.autoscaling.signals import Load
-from serve_app.autoscaling.simulated_fleet import Scaling
+from serve_app.autoscaling.simulation.simulated_fleet import Scaling
 
 
 def decide(policy: Scaling, counts: dict[float, float], *, until: int, target: int = 1, waiting: bool = False) -> dict[int, int]:

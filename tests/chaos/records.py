@@ -18,7 +18,7 @@ from types import MappingProxyType
 import msgspec
 
 from loadtest.judge.stats import share_bound
-from serve_app.ledger_lines import Line, ledger_files
+from serve_app.books.ledger_lines import Line, ledger_files
 from tests.e2e_fleet.streams import Answer
 
 NUM_RUNS = 5

@@ -12,7 +12,7 @@ from serve_app.autoscaling.series import PREFIX
 from serve_app.core.events import HeartbeatArrived, LinkOpened
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
-from serve_app.ingress.metrics import CanaryCollector, Configured, FleetCollector
+from serve_app.ingress.books.metrics import CanaryCollector, Configured, FleetCollector
 from tests.chart.places import alert
 from tests.chart.render import Refused, Rendered, at, merged, render
 from tests.monitoring.expressions import selectors

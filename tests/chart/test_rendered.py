@@ -14,8 +14,8 @@ from ray.serve.schema import ServeDeploySchema
 from serve_app.application import serve_config
 from serve_app.cli.manifests import manifest_problems
 from serve_app.config import parse_settings
-from serve_app.ingress.app import VLLM_ROUTES, WITHOUT_KEY
-from serve_app.ingress.sagemaker import INVOCATIONS, PING
+from serve_app.ingress.routes.app import VLLM_ROUTES, WITHOUT_KEY
+from serve_app.ingress.routes.sagemaker import INVOCATIONS, PING
 from tests.chart.places import ALB, HUB, LOADED, MONITORS, OUTSIDE, ROUTE, S3, TOLERATION, annotations
 from tests.chart.render import CHART, CI_FILES, Object, Rendered, at, merged, models, render, tool
 from tests.chart.schemas import kubeconform_schemas

@@ -23,7 +23,7 @@ from serve_app.cli.demo import BREAK_AFTER_TOKENS, _Victim
 from serve_app.cli.demo_answers import Answer, Summary
 from serve_app.cli.demo_client import Client
 from serve_app.errors import ClusterFailed
-from serve_app.testing.fleet import MODEL, settings
+from tests.doubles.fleet import MODEL, settings
 
 
 def data(**event: Any) -> str:

@@ -14,7 +14,7 @@ from serve_app.cli.doctor import needed_bytes, needed_gpus
 from serve_app.cli.findings import GIB, Finding
 from serve_app.cli.main import app
 from serve_app.config import load_settings, parse_settings
-from serve_app.descriptors import SPARE
+from serve_app.host.descriptors import SPARE
 
 CONFIG = """
 models: {{chat: {{model: embedded:smollm2-135m-instruct, simulated: {{profile: a10g-llama-8b}}}}}}

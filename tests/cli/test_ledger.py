@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
+from serve_app.books.ledger_check import Numbers
+from serve_app.books.ledger_lines import OUTCOMES, Counts, Head, Last, Line, Outcome, file_name
 from serve_app.cli.main import app
-from serve_app.ledger_check import Numbers
-from serve_app.ledger_lines import OUTCOMES, Counts, Head, Last, Line, Outcome, file_name
 
 STARTED = 1_790_000_000.0
 

@@ -21,9 +21,9 @@ from serve_app.cli.model_update import changed, way_back, where_to_look
 from serve_app.cli.running import Running, _as_given
 from serve_app.config import parse_settings
 from serve_app.errors import ClusterFailed, ConfigError, ServingError
-from serve_app.testing.fake_kubernetes import FakeKubernetes, serving, write_kubeconfig
 from tests.cli.helpers import rayservice
 from tests.cli.test_rollout import use
+from tests.doubles.fake_kubernetes import FakeKubernetes, serving, write_kubeconfig
 
 MODELS: dict[str, Any] = {
     "chat": {

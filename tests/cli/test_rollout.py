@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from serve_app.cli.main import app
 from serve_app.errors import ServingError
-from serve_app.testing.fake_kubernetes import FakeKubernetes, serving, write_kubeconfig
 from tests.cli.helpers import cluster, pod, rayservice, redis_pod, unschedulable, warning
 from tests.cli.test_manifests import service as manifest
+from tests.doubles.fake_kubernetes import FakeKubernetes, serving, write_kubeconfig
 
 DEPLOYING = cluster("demo-new", application="DEPLOYING", deployment="UPDATING")
 UPGRADING = rayservice(pending=DEPLOYING, conditions={"UpgradeInProgress": "True"})

@@ -7,7 +7,7 @@ import msgspec
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine import EngineCoreRequest
 
-from serve_app.ingress.resume import WAYS, Way, names
+from serve_app.ingress.fleet.intake import WAYS, Way, names
 from tests.contracts.changes import difference, fail_with, line
 
 DOCS = Path(__file__).parents[2] / "docs" / "reliability.md"
@@ -19,7 +19,7 @@ def test_each_field_of_vllms_structs_has_exactly_one_way() -> None:
         "StructuredOutputsParams": [f.name for f in dataclasses.fields(StructuredOutputsParams)],
         "EngineCoreRequest": [f.name for f in msgspec.structs.fields(EngineCoreRequest)],
     }
-    look = "; look what the engine keeps for it, then name its way in serve_app/ingress/resume.py"
+    look = "; look what the engine keeps for it, then name its way in serve_app/ingress/fleet/intake.py"
     changes = []
     for struct, now in fields.items():
         change = difference(sorted(_known(struct)), sorted(now))

@@ -20,9 +20,9 @@ from vllm.v1.executor.abstract import Executor
 
 from serve_app import engine_args
 from serve_app.config import ModelSettings
-from serve_app.ingress import resume
-from serve_app.ingress.app import VLLM_ROUTES
-from serve_app.ingress.fleet_client import FleetClient
+from serve_app.ingress.fleet import intake
+from serve_app.ingress.fleet.fleet_client import FleetClient
+from serve_app.ingress.routes.app import VLLM_ROUTES
 from serve_app.simulated.executor import SimulatedExecutor
 from tests.contracts.changes import asked_of, difference, fail_with, find, line, members, parameters
 from tests.contracts.vllm_names import ASKED_OF_THE_EXECUTOR, ENGINE_ONLY, LEFT_OUT
@@ -58,7 +58,7 @@ def test_the_output_handler_aborts_what_a_stop_string_ended_and_nothing_else() -
 def test_the_engine_client_is_made_by_names_only() -> None:
     tree = ast.walk(ast.parse(inspect.getsource(async_llm)))
     calls = [n for n in tree if isinstance(n, ast.Call) and getattr(n.func, "attr", "") == "make_async_mp_client"]
-    assert [call.args for call in calls] == [[]], "serve_app/ingress/frontend.py stands in with a function of keywords"
+    assert [call.args for call in calls] == [[]], "serve_app/ingress/front_end/front_end.py stands in with a function of keywords"
 
 
 def test_the_simulated_executor_is_asked_for_nothing_else() -> None:
@@ -105,7 +105,7 @@ def test_every_environment_variable_that_we_set_is_read() -> None:
 
 
 def test_the_same_temperature_is_greedy() -> None:
-    assert find("vllm.sampling_params", "_SAMPLING_EPS") == resume._GREEDY_BELOW
+    assert find("vllm.sampling_params", "_SAMPLING_EPS") == intake._GREEDY_BELOW
 
 
 def test_vllm_has_a_handler_for_every_route_that_we_pass_on() -> None:
@@ -119,7 +119,7 @@ def test_vllm_has_a_handler_for_every_route_that_we_pass_on() -> None:
 LOOK = """
 import sys
 from vllm.model_executor.models import registry
-from serve_app.vllm_start import inspect_models_here
+from serve_app.host.vllm_start import inspect_models_here
 
 registry._SUBPROCESS_COMMAND = [sys.executable, "-c", "raise SystemExit('a process was started')"]
 model = registry.ModelRegistry.models["LlamaForCausalLM"]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import serve_app
-from serve_app.fingerprint import public_version
+from serve_app.links.fingerprint import public_version
 from tests.contracts.changes import called, exact, fail_with, find, used
 from tests.contracts.vllm_names import CALLED, EXACT, USED, VERSION
 

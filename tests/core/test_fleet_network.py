@@ -35,7 +35,7 @@ from serve_app.core.instructions import (
 )
 from serve_app.core.request import Resume
 from serve_app.errors import ServingError
-from serve_app.protocol.messages import AddSuspect
+from serve_app.links.protocol.messages import AddSuspect
 from serve_app.replica.trials import Trials
 from tests.core.helpers import Output, outputs
 

@@ -19,7 +19,7 @@ from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import AbortAttempts, DeliverOutputs, FailRequest, Instruction, PassTrial, StartAttempt
 from serve_app.core.request import Resume
 from serve_app.errors import RequestQuarantined
-from serve_app.protocol.messages import AddSuspect, TrialBegins, TrialPassed
+from serve_app.links.protocol.messages import AddSuspect, TrialBegins, TrialPassed
 from serve_app.replica.trials import Trials
 from tests.core.helpers import Output
 

@@ -14,7 +14,7 @@ from vllm.v1.executor.abstract import Executor
 
 from serve_app.config import ModelSettings
 from serve_app.engine_args import engine_core_args
-from serve_app.fingerprint import model_fingerprint
+from serve_app.links.fingerprint import model_fingerprint
 
 
 def main(whose: str, *arguments: str) -> None:

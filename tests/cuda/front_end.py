@@ -8,8 +8,8 @@ from pathlib import Path
 from vllm.platforms import current_platform
 
 from serve_app.config import load_settings
-from serve_app.fingerprint import model_fingerprint
 from serve_app.ingress.runtime import IngressRuntime
+from serve_app.links.fingerprint import model_fingerprint
 
 
 async def main(path: Path) -> None:

@@ -25,7 +25,7 @@ START_LIMIT_S = 420.0
 END_LIMIT_S = 40.0
 _BARE = """
 import runpy
-from serve_app.vllm_start import inspect_models_here
+from serve_app.host.vllm_start import inspect_models_here
 inspect_models_here()
 runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 """

@@ -6,10 +6,10 @@ A process of its own, because a process talks to one Ray cluster at a time.
 import sys
 from pathlib import Path
 
+from serve_app.autoscaling.rules import replica_deployment
 from serve_app.cli.cluster import connect, find_run
 from serve_app.cli.up import deploy
 from serve_app.config import Settings, load_settings
-from serve_app.deployments import replica_deployment
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ def test_a_beam_pipeline_has_each_answer_once_from_a_real_service(configure: Con
     from apache_beam.ml.inference.base import RunInference
     from apache_beam.testing.util import assert_that, equal_to
 
-    from serve_app.beam import FleetModelHandler
+    from serve_app.batch.apache_beam import FleetModelHandler
 
     with fleet(config_of(configure, 8047, num_replicas=2), tmp_path) as running:
         handler = FleetModelHandler(running.url, chat=False)
@@ -129,7 +129,7 @@ import apache_beam as beam
 from apache_beam.ml.inference.base import RunInference
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing.util import assert_that, equal_to
-from serve_app.beam import EmbeddedModelHandler, Keep
+from serve_app.batch.apache_beam import EmbeddedModelHandler, Keep
 
 def row(prediction):
     return prediction.example, prediction.inference["usage"]["completion_tokens"]

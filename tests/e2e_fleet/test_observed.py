@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.series import TABLE
+from serve_app.books.series import TABLE
 from tests.e2e.fleet import wait_until
 from tests.e2e_fleet.operations import MODEL, Fleet, scrape
 from tests.e2e_fleet.streams import completion, play

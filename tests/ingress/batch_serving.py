@@ -17,9 +17,9 @@ from starlette.types import Receive, Scope, Send
 
 from serve_app.batch.service import BatchService
 from serve_app.config import BatchSettings, IngressSettings
-from serve_app.ingress.api_keys import ApiKeys
-from serve_app.ingress.app import AppLimits, IngressApp
-from serve_app.ingress.listener import Listener
+from serve_app.ingress.http.api_keys import ApiKeys
+from serve_app.ingress.http.listener import Listener
+from serve_app.ingress.routes.app import AppLimits, IngressApp
 from tests.ingress.fake_fronts import front
 from tests.ports import free_port
 

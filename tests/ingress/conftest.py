@@ -18,9 +18,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase, unregister_vllm_metrics
 
 from serve_app.checkpoints import make_tiny_llama
-from serve_app.ingress.generate import generate_route
-from serve_app.ingress.held_answer import HeldAnswer
-from serve_app.ingress.verdict import Verdict
+from serve_app.ingress.exchange.held_answer import HeldAnswer
+from serve_app.ingress.exchange.verdict import Verdict
+from serve_app.ingress.routes.generate import generate_route
 
 MAX_LOGPROBS = 20
 MAX_MODEL_LEN = 512

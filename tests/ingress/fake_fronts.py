@@ -10,11 +10,11 @@ from typing import Any, cast
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve_app.ingress.api_keys import ApiKeys
-from serve_app.ingress.app import VLLM_ROUTES, AppLimits, IngressApp
-from serve_app.ingress.frontend import FrontEnd
-from serve_app.ingress.streaming import Streams
-from serve_app.testing.fleet import MODEL, settings
+from serve_app.ingress.front_end.front_end import FrontEnd
+from serve_app.ingress.http.api_keys import ApiKeys
+from serve_app.ingress.routes.app import VLLM_ROUTES, AppLimits, IngressApp
+from serve_app.ingress.shortcuts.streaming import Streams
+from tests.doubles.fleet import MODEL, settings
 
 MAX_BODY_BYTES = 1000
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from serve_app.ingress.error_answers import FleetError
-from serve_app.testing.fleet import Fleet
+from serve_app.ingress.http.error_answers import FleetError
+from tests.doubles.fleet import Fleet
 
 PROMPT = [1, 2, 3]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import httpx
 
 from serve_app.config import parse_settings
-from serve_app.fingerprint import model_fingerprint
-from serve_app.ingress.app import AppLimits, IngressApp
-from serve_app.ingress.fleet_client import FleetClient
-from serve_app.ingress.frontend import build_front_end
-from serve_app.ingress.grammar_compiler import GrammarCompiler
-from serve_app.testing.fake_engine import FakeEngine
-from serve_app.testing.fleet import MODEL, start_replica, until
+from serve_app.ingress.fleet.fleet_client import FleetClient
+from serve_app.ingress.front_end.front_end import build_front_end
+from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
+from serve_app.ingress.routes.app import AppLimits, IngressApp
+from serve_app.links.fingerprint import model_fingerprint
+from tests.doubles.fake_engine import FakeEngine
+from tests.doubles.fleet import MODEL, start_replica, until
 
 
 @contextlib.asynccontextmanager

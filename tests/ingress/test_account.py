@@ -3,8 +3,8 @@
 import pytest
 
 from serve_app.core.request import RequestState, Resume
-from serve_app.ingress.account import Account, Phase
-from serve_app.ingress.outcomes import Answer
+from serve_app.ingress.exchange.account import Account, Phase
+from serve_app.ingress.exchange.outcomes import Answer
 
 
 def request(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from serve_app.checkpoints import make_tiny_llama
-from serve_app.testing.fleet import MODEL, in_loop
+from tests.doubles.fleet import MODEL, in_loop
 from tests.ingress.serving import serving
 
 pytestmark = pytest.mark.engine

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from serve_app.checkpoints import make_tiny_llama
-from serve_app.ingress.connection import LimitedHttpProtocol
-from serve_app.ingress.gathering import Gathering
-from serve_app.ingress.held_answer import HeldAnswer
-from serve_app.testing.fleet import in_loop, until
+from serve_app.ingress.exchange.held_answer import HeldAnswer
+from serve_app.ingress.http.connection import LimitedHttpProtocol
+from serve_app.ingress.shortcuts.gathering import Gathering
+from tests.doubles.fleet import in_loop, until
 from tests.ingress.streams import CHAT, COMPLETIONS, NUM_TOKENS, Play, serving
 
 pytestmark = pytest.mark.engine

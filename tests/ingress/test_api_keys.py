@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.errors import ConfigError, InvalidApiKey
-from serve_app.ingress.api_keys import ApiKeys
+from serve_app.ingress.http.api_keys import ApiKeys
 
 FIRST, SECOND = "first-key-0123456789", "second-key-0123456789"
 

@@ -7,8 +7,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from serve_app.errors import LeaseBoardSilent
-from serve_app.ingress.app import VLLM_ROUTES, AppLimits, IngressApp
-from serve_app.testing.fleet import in_loop
+from serve_app.ingress.routes.app import VLLM_ROUTES, AppLimits, IngressApp
+from tests.doubles.fleet import in_loop
 from tests.ingress.fake_fronts import MAX_BODY_BYTES, call, error, front, get, ingress, name_of_big, post
 
 

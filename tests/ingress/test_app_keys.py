@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.ingress.api_keys import ApiKeys
-from serve_app.ingress.app import IngressApp
+from serve_app.ingress.http.api_keys import ApiKeys
+from serve_app.ingress.routes.app import IngressApp
 from tests.ingress.fake_fronts import call, error, ingress, post
 
 

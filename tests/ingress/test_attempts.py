@@ -8,7 +8,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.outputs import LogprobsLists, SamplingMaskLists
 
 from serve_app.core.instructions import DeliverOutputs, StartAttempt
-from serve_app.ingress.attempts import attempt_request, drop_what_belongs_to_swallowed, refused_grammars
+from serve_app.ingress.fleet.attempts import attempt_request, drop_what_belongs_to_swallowed, refused_grammars
 
 
 def request(prompt_embeds: Any = None, sampling_params: SamplingParams | None = None, **fields: Any) -> EngineCoreRequest:

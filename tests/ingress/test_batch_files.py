@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from serve_app.testing.fleet import in_loop, until
+from tests.doubles.fleet import in_loop, until
 from tests.ingress.batch_serving import KEYS, file_size_limit, serving
 
 

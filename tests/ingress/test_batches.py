@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from serve_app.batch import worker
-from serve_app.ingress import body_fields
-from serve_app.testing.fleet import in_loop
+from serve_app.ingress.http import body_fields
+from tests.doubles.fleet import in_loop
 from tests.ingress.batch_serving import (
     CHAT,
     KEYS,

@@ -19,15 +19,15 @@ from serve_app.batch.service import BatchService
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import BatchSettings, parse_settings
 from serve_app.engine_args import BACKGROUND_PRIORITY
-from serve_app.fingerprint import model_fingerprint
-from serve_app.ingress.app import AppLimits, IngressApp
-from serve_app.ingress.fleet_client import FleetClient
-from serve_app.ingress.frontend import FrontEnd, build_front_end
-from serve_app.ingress.grammar_compiler import GrammarCompiler
-from serve_app.ingress.listener import Listener
+from serve_app.ingress.fleet.fleet_client import FleetClient
+from serve_app.ingress.front_end.front_end import FrontEnd, build_front_end
+from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
+from serve_app.ingress.http.listener import Listener
+from serve_app.ingress.routes.app import AppLimits, IngressApp
 from serve_app.ingress.runtime import IngressRuntime
-from serve_app.testing.fake_engine import FakeEngine
-from serve_app.testing.fleet import MODEL, FakeReplica, in_loop, start_replica, until
+from serve_app.links.fingerprint import model_fingerprint
+from tests.doubles.fake_engine import FakeEngine
+from tests.doubles.fleet import MODEL, FakeReplica, in_loop, start_replica, until
 from tests.ports import free_port
 
 pytestmark = pytest.mark.engine

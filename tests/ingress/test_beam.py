@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm.entrypoints.generate.beam_search.utils import get_beam_search_score
 
-from serve_app.ingress.beam import Beam, BeamSearch
+from serve_app.ingress.routes.beam_search import Beam, BeamSearch
 
 EOS = 0
 

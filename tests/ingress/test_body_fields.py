@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from serve_app.errors import BadRequest
-from serve_app.ingress import body_fields
-from serve_app.ingress.app import AppLimits, IngressApp
-from serve_app.ingress.body_fields import MAX_VALUES, BodyFields, check_num_values, parse_fields
+from serve_app.ingress.http import body_fields
+from serve_app.ingress.http.body_fields import MAX_VALUES, BodyFields, check_num_values, parse_fields
+from serve_app.ingress.routes.app import AppLimits, IngressApp
 from tests.ingress.fake_fronts import error, front, ingress, name_of_big, post
 
 TOO_LONG = ("x" * 129, "has 129 characters, limit 128")

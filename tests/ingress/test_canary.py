@@ -14,14 +14,14 @@ from serve_app.config.model import CanarySettings
 from serve_app.core.canary import State
 from serve_app.core.request import RequestState, Resume
 from serve_app.errors import NoFreePlace, NoReplica, QueueFull, RequestQuarantined, ServingError
-from serve_app.ingress import outcomes
-from serve_app.ingress.accounting import Accounting
-from serve_app.ingress.app import AppLimits, IngressApp
-from serve_app.ingress.frontend import FrontEnd
-from serve_app.ingress.ledger import Ledger
-from serve_app.ingress.verdict import current_verdict
-from serve_app.testing.fleet import MODEL, in_loop, settings
+from serve_app.ingress.books.accounting import Accounting
+from serve_app.ingress.books.ledger import Ledger
+from serve_app.ingress.exchange import outcomes
+from serve_app.ingress.exchange.verdict import current_verdict
+from serve_app.ingress.front_end.front_end import FrontEnd
+from serve_app.ingress.routes.app import AppLimits, IngressApp
 from tests.core.helpers import Output
+from tests.doubles.fleet import MODEL, in_loop, settings
 from tests.ingress.fake_fronts import App, Front, call
 
 CHAT = "/v1/chat/completions"

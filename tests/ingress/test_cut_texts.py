@@ -8,8 +8,8 @@ from transformers import AutoTokenizer
 
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.core.request import RequestState, Resume
-from serve_app.testing import fake_engine
-from serve_app.testing.fleet import in_loop, until
+from tests.doubles import fake_engine
+from tests.doubles.fleet import in_loop, until
 from tests.ingress.test_held_frontend import Ingress, serving
 
 TEXT = "one ☃ two zEND OFz three"

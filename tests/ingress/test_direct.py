@@ -13,11 +13,11 @@ from prometheus_client import REGISTRY
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 
 from serve_app.errors import QueueFull
-from serve_app.ingress.direct import DirectAnswer
-from serve_app.ingress.error_answers import FleetError
-from serve_app.ingress.fleet_client import FleetClient
-from serve_app.ingress.verdict import Verdict, current_verdict
-from serve_app.testing.fleet import MODEL, FakeReplica, in_loop, until
+from serve_app.ingress.exchange.verdict import Verdict, current_verdict
+from serve_app.ingress.fleet.fleet_client import FleetClient
+from serve_app.ingress.http.error_answers import FleetError
+from serve_app.ingress.shortcuts.direct import DirectAnswer
+from tests.doubles.fleet import MODEL, FakeReplica, in_loop, until
 from tests.ingress.streams import CHANGING, CHAT, COMPLETIONS, Ingress, Play, serving
 from tests.ingress.test_streaming import model
 

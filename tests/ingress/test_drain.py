@@ -10,11 +10,11 @@ import pytest
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from serve_app.ingress.app import AppLimits, IngressApp
-from serve_app.ingress.grammar_compiler import GrammarCompiler
-from serve_app.ingress.listener import Listener
+from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
+from serve_app.ingress.http.listener import Listener
+from serve_app.ingress.routes.app import AppLimits, IngressApp
 from serve_app.ingress.runtime import IngressRuntime
-from serve_app.testing.fleet import in_loop, settings, until
+from tests.doubles.fleet import in_loop, settings, until
 from tests.ingress.fake_fronts import front
 from tests.ingress.test_listener import HEAD
 from tests.ports import free_port

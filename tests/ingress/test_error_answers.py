@@ -9,7 +9,7 @@ from vllm.exceptions import GenerationError, GracefulHTTPError, RetryableRequest
 from vllm.v1.engine.exceptions import EngineGenerateError
 
 from serve_app.errors import BadRequest, BodyTooSlow, ModelNotFound, NoReplica, QueueFull, RequestTooLarge, ServingError
-from serve_app.ingress.error_answers import (
+from serve_app.ingress.http.error_answers import (
     MAX_ERROR_BYTES,
     MAX_TEXT_CHARS,
     FleetError,

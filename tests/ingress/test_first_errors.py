@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError, model_validator
 from starlette.testclient import TestClient
 from typing_extensions import TypedDict
 
-from serve_app.ingress.first_errors import (
+from serve_app.ingress.http.first_errors import (
     MAX_GRAMMAR_CHARS,
     MAX_OBJECTS,
     MAX_SEQUENCES,

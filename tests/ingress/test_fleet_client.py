@@ -11,11 +11,11 @@ from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from serve_app.errors import NoReplica, QueueFull
-from serve_app.ingress.error_answers import FleetError
-from serve_app.ingress.verdict import Verdict, current_verdict
+from serve_app.ingress.exchange.verdict import Verdict, current_verdict
+from serve_app.ingress.http.error_answers import FleetError
 from serve_app.membership import Lease
-from serve_app.testing.fake_engine import CAPABILITIES, FakeEngine, answer
-from serve_app.testing.fleet import MODEL, fleet, in_loop, settings, start_replica, until
+from tests.doubles.fake_engine import CAPABILITIES, FakeEngine, answer
+from tests.doubles.fleet import MODEL, fleet, in_loop, settings, start_replica, until
 from tests.ingress.helpers import PROMPT, error_of, is_running
 
 STARTS: list[tuple[str, str, dict[str, Any]]] = [

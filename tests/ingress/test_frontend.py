@@ -11,11 +11,11 @@ import pytest
 from serve_app.checkpoints import make_tiny_embedding, make_tiny_llama
 from serve_app.config import parse_settings
 from serve_app.errors import FrontEndStartFailed
-from serve_app.ingress.fleet_client import FleetClient
-from serve_app.ingress.frontend import FrontEnd, build_front_end, serves
-from serve_app.ingress.grammar_compiler import GrammarCompiler
-from serve_app.testing.fake_engine import CAPABILITIES
-from serve_app.testing.fleet import in_loop
+from serve_app.ingress.fleet.fleet_client import FleetClient
+from serve_app.ingress.front_end.front_end import FrontEnd, build_front_end, serves
+from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
+from tests.doubles.fake_engine import CAPABILITIES
+from tests.doubles.fleet import in_loop
 
 pytestmark = pytest.mark.engine
 

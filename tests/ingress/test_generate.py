@@ -16,7 +16,7 @@ from vllm.inputs import tokens_input
 from vllm.sampling_params import BeamSearchParams, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from serve_app.ingress.generate import NUL, generate_route
+from serve_app.ingress.routes.generate import NUL, generate_route
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("generate")]
 

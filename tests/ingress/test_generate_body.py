@@ -6,8 +6,8 @@ import math
 import pytest
 
 from serve_app.errors import BadRequest
-from serve_app.ingress.first_errors import MAX_GRAMMAR_CHARS
-from serve_app.ingress.generate_body import MAX_COLONS, parse_body
+from serve_app.ingress.http.first_errors import MAX_GRAMMAR_CHARS
+from serve_app.ingress.routes.generate_body import MAX_COLONS, parse_body
 
 PROMPT = "The engine core schedules"
 

@@ -19,12 +19,12 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.errors import GrammarsBusy
-from serve_app.ingress import grammar_compiler
-from serve_app.ingress.grammar_compiler import GrammarCompiler, TrialLimits
-from serve_app.ingress.grammar_readers import _for_guidance
-from serve_app.ingress.grammar_trials import GrammarTrials, tokenizer_description
-from serve_app.ingress.verdict import Verdict, current_verdict
-from serve_app.testing.fleet import MODEL, in_loop, until
+from serve_app.ingress.exchange.verdict import Verdict, current_verdict
+from serve_app.ingress.front_end import grammar_compiler
+from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler, TrialLimits
+from serve_app.ingress.front_end.grammar_readers import _for_guidance
+from serve_app.ingress.front_end.grammar_trials import GrammarTrials, tokenizer_description
+from tests.doubles.fleet import MODEL, in_loop, until
 from tests.ingress.serving import serving
 
 pytestmark = pytest.mark.engine

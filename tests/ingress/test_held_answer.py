@@ -6,8 +6,8 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.errors import NoReplica, QueueFull
-from serve_app.ingress.error_answers import FleetError
-from serve_app.ingress.verdict import current_verdict
+from serve_app.ingress.exchange.verdict import current_verdict
+from serve_app.ingress.http.error_answers import FleetError
 from tests.ingress.fake_fronts import error, front, ingress, post
 
 FULL = QueueFull(waiting=3, limit=3, retry_after_s=4.6)
@@ -85,7 +85,7 @@ def fails(*, more: bool) -> ASGIApp:
 
 def test_a_failure_that_was_answered_whole_leaves_the_connection_as_it_is_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert answered(fails(more=False)) == (500, b"Internal Server Error")
-    ours = [record.message for record in caplog.records if record.name == "serve_app.ingress.app"]
+    ours = [record.message for record in caplog.records if record.name == "serve_app.ingress.routes.app"]
     assert ours == ["/v1/completions for the model 'tiny' failed with status 500, request -"]
     assert "AssertionError: a bug" in caplog.text
 

@@ -15,12 +15,12 @@ from starlette.types import Message, Receive, Scope, Send
 from vllm.benchmarks.lib import endpoint_request_func as bench
 
 from serve_app.errors import NoReplica
-from serve_app.ingress.app import AppLimits, IngressApp
-from serve_app.ingress.error_answers import FleetError
-from serve_app.ingress.held_answer import HeldAnswer
-from serve_app.ingress.listener import Listener
-from serve_app.ingress.verdict import current_verdict
-from serve_app.testing.fleet import in_loop, settings, until
+from serve_app.ingress.exchange.held_answer import HeldAnswer
+from serve_app.ingress.exchange.verdict import current_verdict
+from serve_app.ingress.http.error_answers import FleetError
+from serve_app.ingress.http.listener import Listener
+from serve_app.ingress.routes.app import AppLimits, IngressApp
+from tests.doubles.fleet import in_loop, settings, until
 from tests.ingress.fake_fronts import front
 from tests.ingress.test_held_answer import OF_VLLM
 from tests.ports import free_port

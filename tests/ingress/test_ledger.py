@@ -12,21 +12,21 @@ import httpx
 import msgspec
 import pytest
 
+from serve_app.books.ledger_check import Report, check
+from serve_app.books.ledger_lines import Line, ledger_files
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import Settings, parse_settings
-from serve_app.fingerprint import model_fingerprint
-from serve_app.ingress.accounting import Accounting
-from serve_app.ingress.api_keys import ApiKeys
-from serve_app.ingress.app import AppLimits, IngressApp
-from serve_app.ingress.fleet_client import FleetClient
-from serve_app.ingress.frontend import FrontEnd, build_front_end
-from serve_app.ingress.grammar_compiler import GrammarCompiler
-from serve_app.ingress.listener import Listener
+from serve_app.ingress.books.accounting import Accounting
+from serve_app.ingress.fleet.fleet_client import FleetClient
+from serve_app.ingress.front_end.front_end import FrontEnd, build_front_end
+from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
+from serve_app.ingress.http.api_keys import ApiKeys
+from serve_app.ingress.http.listener import Listener
+from serve_app.ingress.routes.app import AppLimits, IngressApp
 from serve_app.ingress.runtime import IngressRuntime
-from serve_app.ledger_check import Report, check
-from serve_app.ledger_lines import Line, ledger_files
-from serve_app.testing.fake_engine import FakeEngine
-from serve_app.testing.fleet import MODEL, FakeReplica, in_loop, start_replica, until
+from serve_app.links.fingerprint import model_fingerprint
+from tests.doubles.fake_engine import FakeEngine
+from tests.doubles.fleet import MODEL, FakeReplica, in_loop, start_replica, until
 from tests.ports import free_port
 
 pytestmark = pytest.mark.engine

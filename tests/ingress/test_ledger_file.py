@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import REGISTRY
 
+from serve_app.books.ledger_check import check
+from serve_app.books.ledger_lines import ledger_files
 from serve_app.config import LedgerSettings
-from serve_app.ingress import ledger_file
-from serve_app.ingress.ledger import Ledger
-from serve_app.ingress.outcomes import Answer
-from serve_app.ledger_check import check
-from serve_app.ledger_lines import ledger_files
+from serve_app.ingress.books import ledger_file
+from serve_app.ingress.books.ledger import Ledger
+from serve_app.ingress.exchange.outcomes import Answer
 
 WHOLE = Answer(200, ended=True, told_status=0)
 num_lost = partial(REGISTRY.get_sample_value, "serve_app_ledger_lost_total")

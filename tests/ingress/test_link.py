@@ -7,14 +7,14 @@ import pytest
 
 from serve_app.core.events import LinkEnd
 from serve_app.errors import ServingError
-from serve_app.ingress.link import MAX_TOGETHER, ReplicaLink
-from serve_app.protocol.connection import State
-from serve_app.protocol.errors import AuthenticationFailed, HandshakeTimeout, PeerClosed
-from serve_app.protocol.messages import Heartbeat
+from serve_app.ingress.fleet.link import MAX_TOGETHER, ReplicaLink
+from serve_app.links.protocol.connection import State
+from serve_app.links.protocol.errors import AuthenticationFailed, HandshakeTimeout, PeerClosed
+from serve_app.links.protocol.messages import Heartbeat
 from serve_app.replica import pipe
-from serve_app.testing.fake_engine import CAPABILITIES
-from serve_app.testing.fleet import in_loop, settings, start_replica, until
-from serve_app.testing.probe import Probe, port_of, silent_listener
+from tests.doubles.fake_engine import CAPABILITIES
+from tests.doubles.fleet import in_loop, settings, start_replica, until
+from tests.doubles.probe import Probe, port_of, silent_listener
 
 TOKEN = b"sixteen bytes or more"
 

@@ -11,13 +11,13 @@ import pytest
 from prometheus_client import REGISTRY
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app import descriptors
-from serve_app.descriptors import SPARE
-from serve_app.ingress.app import AppLimits, IngressApp
-from serve_app.ingress.connection import GONE, MAX_HEAD_BYTES, MAX_PIPELINED, STALLED, LimitedHttpProtocol
-from serve_app.ingress.listener import Listener
-from serve_app.ingress.loop_lag import LATE_LOOKS
-from serve_app.testing.fleet import in_loop, settings, until
+from serve_app.host import descriptors
+from serve_app.host.descriptors import SPARE
+from serve_app.ingress.http.connection import GONE, MAX_HEAD_BYTES, MAX_PIPELINED, STALLED, LimitedHttpProtocol
+from serve_app.ingress.http.listener import Listener
+from serve_app.ingress.http.loop_lag import LATE_LOOKS
+from serve_app.ingress.routes.app import AppLimits, IngressApp
+from tests.doubles.fleet import in_loop, settings, until
 from tests.ingress.fake_fronts import front
 from tests.ports import free_port
 

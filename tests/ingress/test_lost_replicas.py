@@ -9,8 +9,8 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from serve_app.errors import ReplicaLost
-from serve_app.testing.fake_engine import answer
-from serve_app.testing.fleet import Fleet, fleet, in_loop, settings, until
+from tests.doubles.fake_engine import answer
+from tests.doubles.fleet import Fleet, fleet, in_loop, settings, until
 from tests.ingress.helpers import PROMPT, error_of, is_running
 
 

@@ -18,10 +18,10 @@ from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.request import Resume
 from serve_app.engine_args import frontend_engine_args
-from serve_app.ingress.lazy_histogram import MAX_WAITING, LazyHistogram
-from serve_app.ingress.metrics import Configured, FleetCollector, LoadGauges, shared_stat_logger
-from serve_app.testing.fleet import MODEL, Fleet, in_loop, until
-from serve_app.testing.fleet import fleet as fleet_on_loopback
+from serve_app.ingress.books.lazy_histogram import MAX_WAITING, LazyHistogram
+from serve_app.ingress.books.metrics import Configured, FleetCollector, LoadGauges, shared_stat_logger
+from tests.doubles.fleet import MODEL, Fleet, in_loop, until
+from tests.doubles.fleet import fleet as fleet_on_loopback
 
 
 def busy_fleet() -> FleetState:

@@ -5,8 +5,8 @@ import contextlib
 import itertools
 from collections.abc import AsyncIterator
 
-from serve_app.testing.fake_engine import answer
-from serve_app.testing.fleet import Fleet, fleet, in_loop, until
+from tests.doubles.fake_engine import answer
+from tests.doubles.fleet import Fleet, fleet, in_loop, until
 from tests.ingress.helpers import PROMPT
 
 STEP_S = 0.05

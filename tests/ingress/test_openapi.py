@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from serve_app.ingress.app import VLLM_ROUTES
-from serve_app.ingress.own_answers import OwnAnswers
+from serve_app.ingress.routes.app import VLLM_ROUTES
+from serve_app.ingress.routes.own_answers import OwnAnswers
 from tools.openapi import OWN, PAGE
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from serve_app.errors import BadRequest, NoFreePlace, QueueFull, ReplicaLost, RequestQuarantined, ServingError
-from serve_app.ingress.outcomes import Answer, ending
+from serve_app.ingress.exchange.outcomes import Answer, ending
 
 WHOLE = Answer(200, ended=True, told_status=0)
 BEGUN = Answer(200, ended=False, told_status=0)

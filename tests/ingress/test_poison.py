@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from serve_app.errors import RequestQuarantined
-from serve_app.ingress.attempts import fingerprint_of
-from serve_app.ingress.error_answers import FleetError
-from serve_app.testing.fake_engine import answer
-from serve_app.testing.fake_front_end import Stream
-from serve_app.testing.fleet import FakeReplica, Fleet, fleet, in_loop, settings, start_replica, until
+from serve_app.ingress.fleet.intake import fingerprint_of
+from serve_app.ingress.http.error_answers import FleetError
+from tests.doubles.fake_engine import answer
+from tests.doubles.fake_front_end import Stream
+from tests.doubles.fleet import FakeReplica, Fleet, fleet, in_loop, settings, start_replica, until
 from tests.ingress.helpers import error_of
 
 POISON = [6, 6, 6]

@@ -16,7 +16,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import Request
 
 from serve_app.core.prefix_index import NO_PREFIX, tokens_at
-from serve_app.ingress.prefixes import hash_points, prefix_of
+from serve_app.ingress.fleet.intake import hash_points, prefix_of
 
 BLOCK = 2
 CACHE = SimpleNamespace(enable_prefix_caching=True, block_size=BLOCK)
@@ -75,7 +75,7 @@ def test_hashes_are_equal_just_where_vllms_are(one: Any, other: Any) -> None:
 def test_another_process_has_the_same_hashes() -> None:
     asked = engine_request(list(range(40)), salt="s", session_id="mine")
     code = (
-        "from types import SimpleNamespace as S; from serve_app.ingress.prefixes import prefix_of\n"
+        "from types import SimpleNamespace as S; from serve_app.ingress.fleet.intake import prefix_of\n"
         "asked = S(session_id='mine', prompt_token_ids=list(range(40)), prompt_embeds=None, lora_request=None, cache_salt='s',\n"
         "          mm_features=None)\n"
         f"print(prefix_of(asked, S(enable_prefix_caching=True, block_size={BLOCK})))"

@@ -17,9 +17,9 @@ from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.checkpoints.tiny_tokenizer import write_tokenizer
-from serve_app.ingress import fleet_client
-from serve_app.ingress.prompt_end import MAX_WHOLE_TOKENS, NUM_END_TOKENS, begin_at_the_end
-from serve_app.testing.fleet import in_loop, until
+from serve_app.ingress.fleet import fleet_client
+from serve_app.ingress.shortcuts.prompt_end import MAX_WHOLE_TOKENS, NUM_END_TOKENS, begin_at_the_end
+from tests.doubles.fleet import in_loop, until
 from tests.ingress.test_held_frontend import serving
 
 pytestmark = pytest.mark.engine

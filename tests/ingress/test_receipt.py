@@ -11,8 +11,8 @@ import pytest
 from openai import AsyncOpenAI
 
 from serve_app.core.routing import Reason
-from serve_app.ingress.streaming import Stream
-from serve_app.testing.fleet import MODEL, in_loop, until
+from serve_app.ingress.shortcuts.streaming import Stream
+from tests.doubles.fleet import MODEL, in_loop, until
 from tests.ingress.streams import CHANGING
 from tests.ingress.test_ledger import KEY, SECRET_TEXT, Ingress, model, serving
 

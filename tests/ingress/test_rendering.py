@@ -13,9 +13,15 @@ from vllm.renderers.params import ChatParams, TokenizeParams
 from vllm.tokenizers.hf import maybe_make_thread_pool
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from serve_app.ingress.rendering import MAX_CHARS_A_TURN, MAX_CHARS_HERE, _chars_of_conversation, _is_plain, render_directly
-from serve_app.ingress.thread_batches import Call, ThreadBatches
-from serve_app.testing.fleet import in_loop
+from serve_app.ingress.shortcuts.rendering import (
+    MAX_CHARS_A_TURN,
+    MAX_CHARS_HERE,
+    _chars_of_conversation,
+    _is_plain,
+    render_directly,
+)
+from serve_app.ingress.shortcuts.thread_batches import Call, ThreadBatches
+from tests.doubles.fleet import in_loop
 
 pytestmark = pytest.mark.engine
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from prometheus_client import REGISTRY
 
+from serve_app.books.series import TABLE
 from serve_app.core.request import RequestState, Resume
-from serve_app.ingress.key_latencies import KeyLatencies
-from serve_app.ingress.loop_lag import LATE_LOOKS, PERIOD_S, LoopLag
-from serve_app.ingress.outcomes import WORDS, Ending
-from serve_app.ingress.request_metrics import begin_at_zero, count_request
-from serve_app.ingress.verdict import Verdict
-from serve_app.series import TABLE
+from serve_app.ingress.books.key_latencies import KeyLatencies
+from serve_app.ingress.books.request_metrics import begin_at_zero, count_request
+from serve_app.ingress.exchange.outcomes import WORDS, Ending
+from serve_app.ingress.exchange.verdict import Verdict
+from serve_app.ingress.http.loop_lag import LATE_LOOKS, PERIOD_S, LoopLag
 
 
 def value(name: str, **labels: str) -> float | None:

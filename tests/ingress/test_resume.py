@@ -5,7 +5,7 @@ from vllm.sampling_params import RepetitionDetectionParams, SamplingParams, Stru
 from vllm.v1.engine import EngineCoreRequest
 
 from serve_app.core.request import Resume
-from serve_app.ingress.resume import resume_of
+from serve_app.ingress.fleet.intake import resume_of
 
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 SEEDED: dict[str, Any] = {"seed": 7}

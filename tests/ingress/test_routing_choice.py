@@ -2,8 +2,8 @@
 
 import pytest
 
-from serve_app.testing.fake_engine import CAPABILITIES
-from serve_app.testing.fleet import MODEL, Fleet, fleet, in_loop, settings, until
+from tests.doubles.fake_engine import CAPABILITIES
+from tests.doubles.fleet import MODEL, Fleet, fleet, in_loop, settings, until
 
 PROMPT = list(range(3 * CAPABILITIES.block_size))
 

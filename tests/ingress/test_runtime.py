@@ -13,11 +13,11 @@ from serve_app.autoscaling.policy import load_at_ingresses
 from serve_app.config import parse_settings
 from serve_app.core.request import RequestState, Resume
 from serve_app.core.tally import Tally
-from serve_app.ingress import metrics
+from serve_app.ingress.books import metrics
+from serve_app.ingress.exchange.verdict import current_verdict
 from serve_app.ingress.runtime import IngressRuntime
-from serve_app.ingress.verdict import current_verdict
-from serve_app.testing.fleet import in_loop
 from tests.core.helpers import Output, arrived, fleet_of, outputs, run
+from tests.doubles.fleet import in_loop
 from tests.ingress.fake_fronts import call, echo, front
 
 

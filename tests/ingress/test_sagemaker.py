@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.ingress.api_keys import ApiKeys
+from serve_app.ingress.http.api_keys import ApiKeys
 from tests.ingress.fake_fronts import MAX_BODY_BYTES, error, front, get, ingress, post
 
 

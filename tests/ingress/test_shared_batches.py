@@ -12,9 +12,9 @@ import openai
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from serve_app.testing.fleet import in_loop, until
 from tests.batch.postgres_server import PASSWORD, PostgresServer, database_url, postgres
 from tests.batch.s3_server import CREDENTIALS, s3_url
+from tests.doubles.fleet import in_loop, until
 from tests.ingress.batch_serving import KEYS, Model, Served, answers, begin, counts, ended, jsonl, line, serving
 
 __all__ = ["database_url", "postgres", "s3_url"]

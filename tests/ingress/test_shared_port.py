@@ -8,11 +8,11 @@ import pytest
 
 from serve_app.config import IngressSettings
 from serve_app.errors import ListenFailed
-from serve_app.ingress import shared_port
-from serve_app.ingress.app import AppLimits, IngressApp
-from serve_app.ingress.listener import Listener
-from serve_app.ingress.shared_port import fleet_id, refuse_another_fleets_port
-from serve_app.testing.fleet import in_loop, settings
+from serve_app.ingress.http import shared_port
+from serve_app.ingress.http.listener import Listener
+from serve_app.ingress.http.shared_port import fleet_id, refuse_another_fleets_port
+from serve_app.ingress.routes.app import AppLimits, IngressApp
+from tests.doubles.fleet import in_loop, settings
 from tests.ingress.fake_fronts import front
 from tests.ports import free_port
 

@@ -9,9 +9,9 @@ import pytest
 from starlette.types import Message
 
 from serve_app.errors import NoReplica
-from serve_app.ingress.held_answer import HeldAnswer
-from serve_app.ingress.verdict import Verdict
-from serve_app.testing.fleet import in_loop, until
+from serve_app.ingress.exchange.held_answer import HeldAnswer
+from serve_app.ingress.exchange.verdict import Verdict
+from tests.doubles.fleet import in_loop, until
 from tests.ingress.fake_fronts import error
 from tests.ingress.test_held_answer import CREATED, DELTA, DONE, IN_PROGRESS, OF_VLLM
 

@@ -7,9 +7,9 @@ import pytest
 
 from serve_app.config import ModelSettings
 from serve_app.core.events import StartMeasured
-from serve_app.ingress.start_times import StartTimes
+from serve_app.ingress.fleet.start_times import StartTimes
 from serve_app.membership import Lease
-from serve_app.testing.fleet import MODEL, settings
+from tests.doubles.fleet import MODEL, settings
 
 
 def lease(replica_id: str, **load: Any) -> Lease:

@@ -11,10 +11,10 @@ import pytest
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.core.instructions import FailRequest
 from serve_app.errors import NoReplica
-from serve_app.ingress import pace
-from serve_app.ingress.pace import Pace
-from serve_app.ingress.streaming import Stream, Streams
-from serve_app.testing.fleet import FakeReplica, in_loop, until
+from serve_app.ingress.shortcuts import pace
+from serve_app.ingress.shortcuts.pace import Pace
+from serve_app.ingress.shortcuts.streaming import Stream, Streams
+from tests.doubles.fleet import FakeReplica, in_loop, until
 from tests.ingress.streams import COMPLETIONS, Ingress, Play, serving
 
 pytestmark = pytest.mark.engine

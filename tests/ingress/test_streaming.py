@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from serve_app.checkpoints import make_tiny_llama
-from serve_app.ingress.fleet_client import FleetClient
-from serve_app.ingress.metrics import SharedPrometheusStatLogger
-from serve_app.ingress.streaming import text_of
-from serve_app.testing.fleet import in_loop, until
+from serve_app.ingress.books.metrics import SharedPrometheusStatLogger
+from serve_app.ingress.fleet.fleet_client import FleetClient
+from serve_app.ingress.shortcuts.streaming import text_of
+from tests.doubles.fleet import in_loop, until
 from tests.ingress.streams import CHAT, COMPLETIONS, NUM_TOKENS, Ingress, Play, both, serving
 
 pytestmark = pytest.mark.engine
@@ -140,7 +140,7 @@ async def test_uvicorns_cycle_has_what_is_read_of_it(model: Path, monkeypatch: p
 async def test_every_character_is_written_as_vllm_writes_it() -> None:
     from vllm.entrypoints.generate.base.protocol import DeltaMessage
 
-    from serve_app.ingress.streaming import _encode
+    from serve_app.ingress.shortcuts.streaming import _encode
 
     for first in range(0, 0x110000, 0x400):
         text = "".join(chr(c) for c in range(first, first + 0x400) if not 0xD800 <= c < 0xE000)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from vllm.renderers.base import _SwappableExecutor
 
-from serve_app.ingress.thread_batches import MAX_CALLS, MAX_CHARS, Call, ThreadBatches, tried
-from serve_app.testing.fleet import in_loop
+from serve_app.ingress.shortcuts.thread_batches import MAX_CALLS, MAX_CHARS, Call, ThreadBatches, tried
+from tests.doubles.fleet import in_loop
 
 LIMIT_S = 60.0
 HANGS = 1000

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from serve_app.checkpoints.tiny_tokenizer import write_tokenizer
-from serve_app.ingress import token_cache
-from serve_app.ingress.token_cache import MIN_PART_CHARS, TokenCache, cuts_of
+from serve_app.ingress.shortcuts import token_cache
+from serve_app.ingress.shortcuts.token_cache import MIN_PART_CHARS, TokenCache, cuts_of
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|im_end|>x", "<s>")
 TEMPLATE = "".join(SPECIAL)

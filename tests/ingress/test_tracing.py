@@ -15,9 +15,9 @@ from pydantic import ValidationError
 
 from serve_app.config import TracingSettings
 from serve_app.config.timeouts import SHUTDOWN_MARGIN_S
+from serve_app.ingress.books.span_export import CLOSE_S, OUTCOMES, SpanExport
 from serve_app.ingress.runtime import LAST_WORDS_S
-from serve_app.ingress.span_export import CLOSE_S, OUTCOMES, SpanExport
-from serve_app.testing.fleet import MODEL, in_loop, until
+from tests.doubles.fleet import MODEL, in_loop, until
 from tests.ingress.collector import Collector, attributes, collector
 from tests.ingress.test_ledger import KEY, SECRET_TEXT, Ingress, model, serving
 

@@ -7,9 +7,9 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from serve_app.errors import BadRequest, RequestTooLarge, SendFailed
-from serve_app.ingress import fleet_client
-from serve_app.ingress.error_answers import FleetError
-from serve_app.testing.fleet import Fleet, fleet, in_loop, settings, until
+from serve_app.ingress.fleet import fleet_client
+from serve_app.ingress.http.error_answers import FleetError
+from tests.doubles.fleet import Fleet, fleet, in_loop, settings, until
 
 PROMPT = [1, 2, 3]
 SURROGATE = "\ud800"

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from serve_app.testing.fleet import in_loop
+from tests.doubles.fleet import in_loop
 from tests.ingress.test_listener import HEAD, answer, connection, size
 
 UPGRADE = HEAD + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"

@@ -2,7 +2,7 @@ import asyncio
 import contextvars
 
 from serve_app.errors import QueueFull
-from serve_app.ingress.verdict import Verdict, current_verdict
+from serve_app.ingress.exchange.verdict import Verdict, current_verdict
 
 
 def test_outside_of_a_request_there_is_no_verdict() -> None:

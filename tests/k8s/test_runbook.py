@@ -19,7 +19,7 @@ import pytest
 import typer
 import yaml
 
-from serve_app.series import TABLE
+from serve_app.books.series import TABLE
 from tests.chart.render import CHART, RELEASE, render, tool
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import yaml
 from vllm.v1.metrics import loggers
 from vllm.v1.metrics.buckets import histogram_buckets
 
-from serve_app.series import TABLE
+from serve_app.books.series import TABLE
 from tests.monitoring.expressions import (
     ELSEWHERE,
     FACTS,

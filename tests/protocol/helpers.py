@@ -6,10 +6,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from serve_app.protocol.connection import IngressConnection, ReplicaConnection, State
-from serve_app.protocol.errors import ProtocolError
-from serve_app.protocol.frames import FrameDecoder, encode_frame
-from serve_app.protocol.messages import (
+from serve_app.links.protocol.connection import IngressConnection, ReplicaConnection, State
+from serve_app.links.protocol.errors import ProtocolError
+from serve_app.links.protocol.frames import FrameDecoder, encode_frame
+from serve_app.links.protocol.messages import (
     Abort,
     Add,
     AddSuspect,

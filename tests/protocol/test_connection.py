@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.protocol.connection import IngressConnection, ReplicaConnection, State
-from serve_app.protocol.errors import (
+from serve_app.links.protocol.connection import IngressConnection, ReplicaConnection, State
+from serve_app.links.protocol.errors import (
     CreditExceeded,
     DuplicateAttempt,
     FrameTooLarge,
@@ -13,8 +13,8 @@ from serve_app.protocol.errors import (
     PeerClosed,
     UnexpectedMessage,
 )
-from serve_app.protocol.frames import encode_frame
-from serve_app.protocol.messages import (
+from serve_app.links.protocol.frames import encode_frame
+from serve_app.links.protocol.messages import (
     Abort,
     Add,
     AddSuspect,

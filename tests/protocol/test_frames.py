@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.protocol.errors import FrameTooLarge
-from serve_app.protocol.frames import FrameDecoder, encode_frame
+from serve_app.links.protocol.errors import FrameTooLarge
+from serve_app.links.protocol.frames import FrameDecoder, encode_frame
 from tests.protocol.helpers import cut_at
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.protocol.connection import IngressConnection, ReplicaConnection, State
-from serve_app.protocol.errors import (
+from serve_app.links.protocol.connection import IngressConnection, ReplicaConnection, State
+from serve_app.links.protocol.errors import (
     AuthenticationFailed,
     FingerprintMismatch,
     FrameTooLarge,
@@ -18,9 +18,9 @@ from serve_app.protocol.errors import (
     VersionMismatch,
     WrongModel,
 )
-from serve_app.protocol.frames import encode_frame
-from serve_app.protocol.handshake import MAX_HANDSHAKE_FRAME_BYTES
-from serve_app.protocol.messages import Add, Challenge, Goodbye, Hello, Message, Ping, Proof, encode_message
+from serve_app.links.protocol.frames import encode_frame
+from serve_app.links.protocol.handshake import MAX_HANDSHAKE_FRAME_BYTES
+from serve_app.links.protocol.messages import Add, Challenge, Goodbye, Hello, Message, Ping, Proof, encode_message
 from tests.protocol.helpers import (
     CAPABILITIES,
     SHARED,
@@ -161,7 +161,7 @@ def test_a_wrong_token_is_refused_by_the_replica(monkeypatch: pytest.MonkeyPatch
     impostor = make_ingress(token=b"guessed")
     replica.receive_data(impostor.initiate())
     with monkeypatch.context() as patch:
-        patch.setattr("serve_app.protocol.connection.check_proof", lambda *_: None)
+        patch.setattr("serve_app.links.protocol.connection.check_proof", lambda *_: None)
         impostor.receive_data(replica.data_to_send())
     assert isinstance(refusal(replica, impostor.data_to_send()), AuthenticationFailed)
 

@@ -5,9 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
-from serve_app.protocol.connection import State
-from serve_app.protocol.errors import CreditExceeded, DuplicateAttempt, PeerClosed, UnexpectedMessage
-from serve_app.protocol.messages import Abort, Add, Heartbeat, Outputs, Ping
+from serve_app.links.protocol.connection import State
+from serve_app.links.protocol.errors import CreditExceeded, DuplicateAttempt, PeerClosed, UnexpectedMessage
+from serve_app.links.protocol.messages import Abort, Add, Heartbeat, Outputs, Ping
 from tests.protocol.helpers import make_ingress, make_replica, outputs
 
 CREDIT = 3

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.protocol.errors import MalformedMessage
-from serve_app.protocol.messages import (
+from serve_app.links.protocol.errors import MalformedMessage
+from serve_app.links.protocol.messages import (
     Abort,
     Add,
     AddSuspect,

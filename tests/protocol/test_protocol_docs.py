@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from serve_app.protocol import errors
-from serve_app.protocol.connection import IngressConnection, ReplicaConnection
-from serve_app.protocol.errors import ProtocolError
-from serve_app.protocol.messages import Capabilities, Message
+from serve_app.links.protocol import errors
+from serve_app.links.protocol.connection import IngressConnection, ReplicaConnection
+from serve_app.links.protocol.errors import ProtocolError
+from serve_app.links.protocol.messages import Capabilities, Message
 from tests.protocol.helpers import make_ingress, make_replica, outputs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")

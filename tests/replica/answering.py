@@ -13,8 +13,8 @@ from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from serve_app.config import HealthSettings, ModelSettings
-from serve_app.protocol.frames import FrameDecoder
-from serve_app.protocol.messages import Outputs, decode_message
+from serve_app.links.protocol.frames import FrameDecoder
+from serve_app.links.protocol.messages import Outputs, decode_message
 from serve_app.replica import pipe
 from serve_app.replica.process import EngineProcess
 

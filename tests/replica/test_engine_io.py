@@ -21,8 +21,8 @@ from vllm.v1.engine import (
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
-from serve_app.protocol.frames import FrameDecoder
-from serve_app.protocol.messages import Outputs, decode_message
+from serve_app.links.protocol.frames import FrameDecoder
+from serve_app.links.protocol.messages import Outputs, decode_message
 from serve_app.replica import pipe
 from serve_app.replica.engine_io import EngineInput, EngineOutput
 

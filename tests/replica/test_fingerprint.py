@@ -10,7 +10,7 @@ import pytest
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import ModelSettings
 from serve_app.engine_args import engine_core_args, frontend_engine_args
-from serve_app.fingerprint import model_fingerprint
+from serve_app.links.fingerprint import model_fingerprint
 
 LLAMA = {"model_type": "llama", "vocab_size": 512, "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True}
 

@@ -14,7 +14,7 @@ from serve_app.errors import EngineStartFailed
 from serve_app.replica import pipe
 from serve_app.replica.golden import ask_all
 from serve_app.replica.process import EngineProcess
-from serve_app.testing.fleet import in_loop
+from tests.doubles.fleet import in_loop
 
 PARIS = GoldenPrompt(prompt="The capital of France is", expect="Paris")
 

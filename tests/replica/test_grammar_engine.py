@@ -18,9 +18,9 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import HealthSettings, ModelSettings
 from serve_app.core.instructions import StartAttempt
-from serve_app.ingress.attempts import attempt_request
-from serve_app.protocol.frames import FrameDecoder
-from serve_app.protocol.messages import Outputs, decode_message
+from serve_app.ingress.fleet.attempts import attempt_request
+from serve_app.links.protocol.frames import FrameDecoder
+from serve_app.links.protocol.messages import Outputs, decode_message
 from serve_app.replica import pipe
 from serve_app.replica.process import EngineProcess
 

@@ -10,7 +10,7 @@ from serve_app.core.health import HealthLimits, ProcessUse
 from serve_app.errors import EngineHung
 from serve_app.replica import health, pipe, process_group
 from serve_app.replica.health import EngineWatch
-from serve_app.testing.fleet import in_loop, until
+from tests.doubles.fleet import in_loop, until
 
 
 def no_descriptor(_: object) -> dict[int, ProcessUse]:

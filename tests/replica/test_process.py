@@ -11,14 +11,14 @@ import serve_app
 from serve_app.config import HealthSettings, ModelSettings
 from serve_app.errors import CheckpointError, EngineStartFailed
 from serve_app.replica.process import EngineProcess
-from serve_app.testing.fleet import in_loop
+from tests.doubles.fleet import in_loop
 
 MODEL = ModelSettings(name="tiny", model="/models/tiny")
 HANGS = "import threading; threading.Event().wait()"
 
 READY = """
 import pathlib, socket, sys
-from serve_app.protocol.messages import Capabilities
+from serve_app.links.protocol.messages import Capabilities
 from serve_app.replica import pipe
 from serve_app.replica.cold_start import EnginePhases
 end = pipe.EngineEnd(socket.socket(fileno=int(sys.argv[1])))

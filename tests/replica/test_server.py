@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 import ray
 
-from serve_app import descriptors
 from serve_app.config import parse_settings
 from serve_app.errors import ListenFailed
-from serve_app.ingress.link import dial
-from serve_app.protocol.connection import IngressConnection, State
-from serve_app.protocol.errors import HandshakeTimeout, MalformedMessage, PeerClosed
-from serve_app.protocol.frames import FrameDecoder
-from serve_app.protocol.messages import Goodbye, Heartbeat, Message, Outputs, decode_message
+from serve_app.host import descriptors
+from serve_app.ingress.fleet.link import dial
+from serve_app.links.protocol.connection import IngressConnection, State
+from serve_app.links.protocol.errors import HandshakeTimeout, MalformedMessage, PeerClosed
+from serve_app.links.protocol.frames import FrameDecoder
+from serve_app.links.protocol.messages import Goodbye, Heartbeat, Message, Outputs, decode_message
 from serve_app.replica import pipe
 from serve_app.replica.deployment import reachable_address
 from serve_app.replica.server import MAX_UNPROVED
-from serve_app.testing.fake_engine import answer
-from serve_app.testing.fleet import FakeReplica, fleet, in_loop, settings, start_replica, until
-from serve_app.testing.probe import Probe
+from tests.doubles.fake_engine import answer
+from tests.doubles.fleet import FakeReplica, fleet, in_loop, settings, start_replica, until
+from tests.doubles.probe import Probe
 
 
 async def linked(replica: FakeReplica, **changes: Any) -> Probe:

@@ -17,7 +17,7 @@ from ray.serve.context import ReplicaContext
 
 from serve_app.replica.cold_start import EnginePhases
 from serve_app.replica.start_report import StartReport, asked_at, process_created_at
-from serve_app.testing.fleet import in_loop, until
+from tests.doubles.fleet import in_loop, until
 
 WHO = {"model": "tiny", "replica": "abc"}
 

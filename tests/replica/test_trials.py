@@ -2,11 +2,11 @@
 
 from functools import partial
 
-from serve_app.protocol.messages import AddSuspect, Heartbeat, Message, Outputs, TrialBegins
+from serve_app.links.protocol.messages import AddSuspect, Heartbeat, Message, Outputs, TrialBegins
 from serve_app.replica import pipe
 from serve_app.replica.trials import Trials
-from serve_app.testing.fleet import FakeReplica, in_loop, settings, start_replica, until
-from serve_app.testing.probe import Probe
+from tests.doubles.fleet import FakeReplica, in_loop, settings, start_replica, until
+from tests.doubles.probe import Probe
 from tests.replica.test_server import linked, recorded
 
 

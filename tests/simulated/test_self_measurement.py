@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.autoscaling.simulated_replica import Hardware, steps_of_profile
+from serve_app.autoscaling.simulation.simulated_replica import Hardware, steps_of_profile
 from serve_app.replica.self_measurement import CPU_SHARE, GPU_LIMIT_S, limit_s, measure
 from serve_app.simulated import executor
 from serve_app.simulated.profiles import PROFILES

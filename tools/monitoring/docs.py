@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from serve_app.series import TABLE
+from serve_app.books.series import TABLE
 from tools.monitoring.alerts import ALERTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"

@@ -10,7 +10,7 @@ from loadtest.audit.audit import audit
 from loadtest.audit.server_log import ServerLog
 from loadtest.errors import UsageError
 from loadtest.records import ServerSample
-from serve_app.ledger_lines import Counts, Head, Line
+from serve_app.books.ledger_lines import Counts, Head, Line
 from tests.loadtest.audit.test_audit import EPOCH_UNIX_S, NUM, Run, line
 
 

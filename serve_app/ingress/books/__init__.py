@@ -1,0 +1,1 @@
+"""The books read exchanges and write metrics, ledger, traces and receipts."""

@@ -1,0 +1,40 @@
+"""Latencies by API key, of as many keys as ``ingress.key_latencies`` allows: a key has some 30 samples for each model it asks.
+
+Chats and completions of clients only. Lines of batches are left out, since they wait for free places on purpose.
+"""
+
+from serve_app.books import series
+from serve_app.ingress.exchange.verdict import Verdict
+
+OTHERS = "others"
+"""The key of all that came after the allowed ones; a real key's name has only hex digits."""
+
+_ttft = series.histogram("key_ttft_seconds", (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0))
+_tpot = series.histogram("key_tpot_seconds", (0.01, 0.025, 0.05, 0.1, 0.2, 0.5))
+_e2e = series.histogram("key_e2e_seconds", (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0))
+
+
+class KeyLatencies:
+    """``max_keys``: how many keys get series of their own, in the order in which they come; the others share one. 0: no series."""
+
+    def __init__(self, max_keys: int) -> None:
+        self._max_keys = max_keys
+        self._known: set[str] = set()
+
+    def note(self, key: str, verdict: Verdict, outcome: str, *, now: float) -> None:
+        """A request with this key has ended at ``now``; without a token there is nothing to tell of it."""
+        first = verdict.first
+        if self._max_keys == 0 or verdict.background or first is None or (first_at := first.trail.first_token_at) is None:
+            return
+        labels = (self._shown(key), verdict.model)
+        _ttft.labels(*labels).observe(first_at - first.arrived_at)
+        if outcome != "complete":
+            return
+        _e2e.labels(*labels).observe(now - first.arrived_at)
+        if (num_tokens := len(first.emitted_ids)) > 1:
+            _tpot.labels(*labels).observe((first.trail.last_token_at - first_at) / (num_tokens - 1))
+
+    def _shown(self, key: str) -> str:
+        if key not in self._known and len(self._known) < self._max_keys:
+            self._known.add(key)
+        return key if key in self._known else OTHERS

@@ -1,0 +1,304 @@
+"""Prometheus series of an ingress: vLLM's own for every model at once, and the fleet's.
+
+vLLM's logger expects to be alone in its process: each new one unregisters every ``vllm:`` collector. Here the models of one
+ingress share the collectors; vLLM labels every series with ``model_name``.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import accumulate
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from prometheus_client import Counter, Gauge
+from prometheus_client.core import REGISTRY, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+from prometheus_fastapi_instrumentator import metrics as http_metrics
+from vllm.v1.metrics import loggers
+from vllm.v1.metrics.stats import SchedulerStats
+
+from serve_app.books import series
+from serve_app.core.canary import State
+from serve_app.core.events import LinkEnd
+from serve_app.core.fleet import FleetState
+from serve_app.core.fleet_report import describe
+from serve_app.core.gaps import BOUNDS_S, Gaps
+from serve_app.host.surroundings import ClockSteps, free_threads
+from serve_app.ingress.books.lazy_histogram import LazyHistogram
+from serve_app.links.protocol.messages import ENGINE_LOST
+
+
+def _shared(cls: type) -> Any:
+    """Return a stand-in for a prometheus class that gives out the collector of that name if there is one already."""
+    made: dict[str, Any] = {}
+
+    def collector(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name not in made:
+            made[name] = cls(name, *args, **kwargs)
+        return made[name]
+
+    return staticmethod(collector)
+
+
+def shared_stat_logger() -> Any:
+    """Return a class: vLLM's Prometheus logger, once per model, over collectors that all models of the process share."""
+    shared = {"_gauge_cls": _shared(Gauge), "_counter_cls": _shared(Counter), "_histogram_cls": _shared(LazyHistogram)}
+
+    def sharing(part: type) -> Any:
+        """Return ``part`` of vLLM's logger with our stand-ins for those of prometheus's classes that it uses."""
+        return type(part.__name__, (part,), {name: cls for name, cls in shared.items() if hasattr(part, name)})
+
+    class StatLogger(sharing(loggers.PrometheusStatLogger)):  # type: ignore[misc]  # made, not written
+        _spec_decoding_cls = sharing(loggers.SpecDecodingProm)
+        _kv_connector_cls = sharing(loggers.KVConnectorProm)
+        _ec_connector_cls = sharing(loggers.ECConnectorProm)
+        _perf_metrics_cls = sharing(loggers.PerfMetricsProm)
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            unregister = loggers.unregister_vllm_metrics
+            loggers.unregister_vllm_metrics = lambda: None  # it would take the other models' series away
+            try:
+                super().__init__(*args, **kwargs)
+            finally:
+                loggers.unregister_vllm_metrics = unregister
+            self.streams: Any = None
+
+        def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None:
+            """As vLLM's, with what `streaming` has counted since the last step, and all gaps between tokens at once."""
+            if self.streams is not None:
+                iteration_stats = _sum(self.streams.take_stats(), iteration_stats)
+            gaps: list[float] = []
+            if iteration_stats is not None:
+                gaps, iteration_stats.inter_token_latencies_iter = iteration_stats.inter_token_latencies_iter, []
+            super().record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+            if gaps:
+                self.histogram_inter_token_latency[engine_idx].observe_all(gaps)
+
+    return StatLogger
+
+
+def _sum(written: Any, stats: Any) -> Any:
+    """Return both counts of one step; ``stats`` is None where vLLM had no output of it."""
+    if not written.num_generation_tokens:
+        return stats
+    if stats is None:
+        return written
+    stats.num_generation_tokens += written.num_generation_tokens
+    stats.num_preempted_reqs += written.num_preempted_reqs
+    stats.inter_token_latencies_iter += written.inter_token_latencies_iter
+    return stats
+
+
+SharedPrometheusStatLogger = shared_stat_logger()
+
+# vLLM's own HTTP series. Whoever makes them first counts: the middleware of a vLLM app that finds them there counts nothing.
+http_metrics.default(registry=REGISTRY)
+_http: dict[str, Any] = {
+    name: REGISTRY._names_to_collectors[f"http_{name}"]
+    for name in ("requests_total", "request_size_bytes", "response_size_bytes", "request_duration_seconds")
+}
+_http_seconds: Any = REGISTRY._names_to_collectors["http_request_duration_highr_seconds"]
+
+
+@cache
+def _http_series(path: str) -> tuple[Any, Any, Any]:
+    sizes = _http["request_size_bytes"].labels(path), _http["response_size_bytes"].labels(path)
+    return *sizes, _http["request_duration_seconds"].labels("POST", path)
+
+
+@cache
+def _http_requests(path: str, status_class: int) -> Any:
+    return _http["requests_total"].labels("POST", f"{status_class}xx", path)
+
+
+def count_http(path: str, headers: Iterable[tuple[bytes, bytes]], head: Mapping[str, Any], duration_s: float) -> None:
+    """Count a request to a route of vLLM's as its middleware does, which sees only the requests to one of several models.
+
+    Args:
+        headers: The request's.
+        head: The answer's ``http.response.start``; empty if its client has gone before.
+    """
+    size_in, size_out, seconds = _http_series(path)
+    _http_requests(path, head.get("status", 200) // 100).inc()
+    size_in.observe(_content_length(headers))
+    size_out.observe(_content_length(head.get("headers", ())))
+    _http_seconds.observe(duration_s)
+    seconds.observe(duration_s)
+
+
+def _content_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    return next((int(value) for name, value in headers if name == b"content-length"), 0)
+
+
+_engines_lost = series.counter("engines_lost")
+_links_lost = series.counter("links_lost")
+
+
+def count_goodbye(model: str, code: str) -> None:
+    """Count a replica's goodbye if it says that its engine is lost. The replica ends before anybody could scrape a series of its own."""
+    if code in ENGINE_LOST:
+        _engines_lost.labels(model, code).inc()
+
+
+def count_lost_link(model: str, end: LinkEnd) -> None:
+    """Count a link's end, whoever ended it."""
+    _links_lost.labels(model, end.name.lower()).inc()
+
+
+FREE_DISK = series.gauge("free_disk_bytes")
+FREE_DISK.set_function(lambda: shutil.disk_usage(tempfile.gettempdir()).free)
+FREE_THREADS = series.gauge("free_threads")
+FREE_THREADS.set_function(free_threads)
+CLOCK_STEPS = series.gauge("clock_steps_seconds")
+CLOCK_STEPS.set_function(ClockSteps().seconds)
+
+_REPLICA_GAUGES = ("held", "outstanding_tokens", "running", "waiting", "kv_usage", "draining")
+"""What `describe` tells of a replica; each is a series ``serve_app_replica_NAME``."""
+
+
+class Configured(NamedTuple):
+    """What the configuration says of a model: replicas at least and at most, and GPUs of each."""
+
+    least: int
+    most: int
+    gpus: int = 0
+
+
+class FleetCollector(Collector):
+    """Reads the fleets when scraped; costs the request path nothing."""
+
+    def __init__(self, fleets: Iterable[FleetState], models: Mapping[str, Configured] = MappingProxyType({})) -> None:
+        self._fleets = list(fleets)
+        self._models = dict(models)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each series with a sample for every fleet."""
+        described = [(fleet, fleet.settings.model, describe(fleet)) for fleet in self._fleets]
+        yield from _counts(described)
+        gaps = series.histogram_family("resume_gap_seconds")
+        for fleet, model, _ in described:
+            _add_gaps(gaps, model, fleet.failover.gaps)
+        yield gaps
+        bound, gpus = series.gauge_family("replica_bound"), series.gauge_family("gpus")
+        for model, told in self._models.items():
+            bound.add_metric([model, "min"], told.least)
+            bound.add_metric([model, "max"], told.most)
+        for fleet, model, _ in described:
+            if model in self._models:
+                gpus.add_metric([model], len(fleet.replicas) * self._models[model].gpus)
+        yield from (bound, gpus)
+        yield from _replicas(described)
+
+
+_Described = Sequence[tuple[FleetState, str, Mapping[str, Any]]]
+
+
+def _counts(described: _Described) -> Iterator[Metric]:
+    """Yield what is one number for each model, or one for each of a few words."""
+    for name, key in (("waiting_requests", "waiting"), ("outstanding_tokens",) * 2, ("quarantined_fingerprints", "blocked")):
+        family = series.gauge_family(name)
+        for _, model, state in described:
+            family.add_metric([model], state[key])
+        yield family
+    for name, key in (("engine_requests", "outcomes"), ("routed", "routed")):
+        words = series.counter_family(name)
+        for _, model, state in described:
+            for word, count in state[key].items():
+                words.add_metric([model, word], count)
+        yield words
+    for name, key in (("resumptions",) * 2, ("moved",) * 2, ("expected_prefix_hit_tokens", "expected_hit_tokens")):
+        counts = series.counter_family(name)
+        for _, model, state in described:
+            counts.add_metric([model], state[key])
+        yield counts
+    starts = series.gauge_family("cold_start_p90_seconds")
+    for _, model, state in described:
+        if state["cold_start_s"] is not None:
+            starts.add_metric([model], state["cold_start_s"])
+    yield starts
+
+
+def _replicas(described: _Described) -> Iterator[Metric]:
+    for name in _REPLICA_GAUGES:
+        family = series.gauge_family(f"replica_{name}")
+        for _, model, state in described:
+            for replica_id, load in state["replicas"].items():
+                family.add_metric([model, replica_id], float(load[name]))
+        yield family
+    steps = series.counter_family("replica_steps")
+    for fleet, model, _ in described:
+        for replica in fleet.replicas.values():
+            steps.add_metric([model, replica.replica_id], replica.step)
+    yield steps
+
+
+def _add_gaps(family: HistogramMetricFamily, model: str, gaps: Gaps) -> None:
+    ends = [*map(floatToGoString, BOUNDS_S), "+Inf"]
+    for way, counts in gaps.counts.items():
+        family.add_metric([model, way], list(zip(ends, accumulate(counts), strict=True)), gaps.sums_s[way])
+
+
+class CanaryCollector(Collector):
+    """Reads what canaries say of themselves when scraped."""
+
+    def __init__(self, described: Mapping[str, Callable[[], Mapping[str, Any]]]) -> None:
+        self._described = dict(described)
+
+    def collect(self) -> Iterator[Metric]:
+        requests, states = series.counter_family("canary_requests"), series.gauge_family("canary_state")
+        for name, told in self._described.items():
+            said = told()
+            requests.add_metric([name, said["of"]], said["requests"])
+            for state in State:
+                states.add_metric([name, said["of"], state.value], float(state.value == said["state"]))
+        yield from (requests, states)
+
+
+def register(
+    fleets: Iterable[FleetState],
+    canaries: Mapping[str, Callable[[], Mapping[str, Any]]],
+    models: Mapping[str, Configured] = MappingProxyType({}),
+) -> None:
+    """Show the fleets with what is configured of their models, and of each canary by its name what it says of itself.
+
+    What may be lost is there at zero: Prometheus sees no increase in a series that begins with 1.
+    """
+    fleets = list(fleets)
+    for fleet in fleets:
+        for code in ENGINE_LOST:
+            _engines_lost.labels(fleet.settings.model, code)
+        for end in LinkEnd:
+            _links_lost.labels(fleet.settings.model, end.name.lower())
+    REGISTRY.register(FleetCollector(fleets, models))
+    REGISTRY.register(CanaryCollector(canaries))
+
+
+class LoadGauges:
+    """The fleet's load in place of one engine's in the ``SchedulerStats`` that vLLM's gauges are set from."""
+
+    def __init__(self, fleet: FleetState) -> None:
+        self._fleet = fleet
+        self._shown = self._load()
+
+    def show(self, stats: Any) -> None:
+        """Put the load into a step's stats; its counters stay the step's own."""
+        self._shown = stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage = self._load()
+        stats.num_skipped_waiting_reqs = 0  # a replica counts them as waiting
+
+    def changes(self) -> SchedulerStats | None:
+        """Return stats to show if the load is another than the last one shown: after a load no step comes that would show its end."""
+        if self._load() == self._shown:
+            return None
+        stats = SchedulerStats()
+        self.show(stats)
+        return stats
+
+    def _load(self) -> tuple[int, int, float]:
+        """Return running and waiting requests of the whole fleet, and the used share of the fullest KV cache."""
+        replicas = self._fleet.replicas.values()
+        running = sum(r.running for r in replicas)
+        waiting = sum(r.waiting for r in replicas) + len(self._fleet.waiting)
+        return running, waiting, max((r.kv_usage for r in replicas), default=0.0)

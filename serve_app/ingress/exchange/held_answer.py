@@ -1,0 +1,278 @@
+"""Between vLLM's app and the client: a refusal before the first byte gets a real status, an error after it a last event.
+
+vLLM begins a stream before it asks the engine, and ends one only by errors of its own. A stream that stays silent gets its head and
+comments, because clients and what stands before the ingress give a silent connection up; from then on a refusal is an event.
+An answer that is not streamed has nothing that it could say before its end, and stays silent.
+"""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from http import HTTPStatus
+from typing import NamedTuple, Protocol
+
+from starlette.types import Message, Send
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from serve_app.errors import ServingError
+from serve_app.ingress.exchange.outcomes import Answer
+from serve_app.ingress.exchange.verdict import Verdict
+from serve_app.ingress.http.error_answers import MAX_ERROR_BYTES, answer_of, responses_event, shortened, stream_event, stream_line
+from serve_app.ingress.shortcuts.gathering import Gathering
+
+_BEFORE_THE_ENGINE = (b"event: response.created\n", b"event: response.in_progress\n")
+_ERROR_OF_VLLM = b'data: {"error": '
+ERRORS = (_ERROR_OF_VLLM, b"event: error\n", b'{"error": ')
+"""How an error begins that is told after the begin of a stream."""
+_STATUS = re.compile(rb'"code": ?(\d{3})\b')
+"""In an error event. A message that quotes the same has a backslash before each quotation mark."""
+
+
+class _Form(NamedTuple):
+    """Of a stream: how each of its events ends, what says nothing between two of them, and how it says an error."""
+
+    end: bytes
+    filler: bytes
+    event: Callable[[ServingError], bytes]
+
+
+_FORMS = {
+    b"text/event-stream": _Form(b"\n\n", b": waiting\n\n", stream_event),
+    b"application/x-ndjson": _Form(b"\n", b"\n", partial(stream_line, end=b"\n")),
+    b"application/x-nul-json": _Form(b"\0", b"\0", partial(stream_line, end=b"\0")),
+}
+
+
+class Timer(Protocol):
+    """As asyncio's ``TimerHandle``."""
+
+    def cancel(self) -> None: ...
+
+
+class HeldAnswer:
+    """An ASGI ``send`` that keeps everything back until the first byte that the engine has a part in, or a long silence.
+
+    Unlike ASGI's own, it takes a second head in the place of one that did not go out, and drops one that comes later.
+    """
+
+    def __init__(self, send: Send, verdict: Verdict, *, is_responses: bool) -> None:
+        self._send = send
+        self._verdict = verdict
+        self._is_responses = is_responses
+        self._held: list[Message] = []
+        self._form: _Form | None = None
+        self._num_events = 0
+        self._begun = False
+        self._ended = False
+        self._silent = True
+        self._between_events = True
+        self._filled = False
+        self._breaking: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()  # the app and the filling both send, and what is held must go out before anything else
+        self.is_sending = False
+        self.status = 0
+        self.head: Message = {}
+        """The last that the app gave, or that went out in its place."""
+        self._told_status = 0
+        self._is_ending = False
+        self._last: Gathering | None = None
+        self.on_event: Callable[[bytes], None] | None = None
+        """Is told each body that went out."""
+
+    @property
+    def cycle(self) -> RequestResponseCycle | None:
+        """The answer as uvicorn has it; None behind another server."""
+        owner = getattr(self._send, "__self__", None)
+        return owner if isinstance(owner, RequestResponseCycle) else None
+
+    def takes_events(self, cycle: RequestResponseCycle) -> bool:
+        """Return whether `write` may write now: between two whole events, and to a client that takes them."""
+        busy = self.is_sending or self._ended or self._lock.locked() or self._verdict.error is not None
+        return self._begun and self._between_events and not busy and not cycle.flow.write_paused and not cycle.disconnected
+
+    def write(self, cycle: RequestResponseCycle, event: bytes) -> None:
+        """Write a whole event that the app did not send, as uvicorn would."""
+        if self._filled and self._form is not None:
+            self._filled, event = False, self._form.filler + event
+        self._silent = False
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(event), event))
+
+    def expect_end(self) -> None:
+        """Its next writes are the last: gather them. vLLM has the last tokens, and makes its last events without a pause."""
+        self._is_ending = True
+
+    @property
+    def answer(self) -> Answer:
+        """What went to the client so far."""
+        return Answer(self.status, self._ended, self._told_status)
+
+    async def __call__(self, message: Message) -> None:
+        if self._begun and not self._lock.locked():  # a lock for each token would cost 1 us
+            await self._take(message)
+        else:
+            async with self._lock:
+                await self._take(message)
+
+    async def _take(self, message: Message) -> None:
+        if self._ended:
+            return
+        if message["type"] == "http.response.start":
+            self._hold_head(message)
+            return
+        body = message.get("body", b"")
+        if not self._begun and self._is_responses and body.startswith(_BEFORE_THE_ENGINE):
+            self._held.append(message)
+            return
+        error = self._verdict.error
+        if error is not None and not self._begun:
+            await self._refuse()
+            return
+        is_event = body.startswith(ERRORS)
+        if len(body) > MAX_ERROR_BYTES and (is_event or self.head.get("status", 200) >= HTTPStatus.BAD_REQUEST):
+            message = self._shorten(message)
+        if is_event:
+            self._told_status = max(self._told_status, status_of(body))
+        if error is not None and body.startswith(_ERROR_OF_VLLM):
+            message = {**message, "body": stream_event(error)}  # vLLM's has no type that tells one 503 from another
+        if self._begun:
+            await self._pass_on(message)
+        else:
+            await self._begin(message)
+
+    async def _begin(self, message: Message) -> None:
+        """Send what was held, and the first body with it."""
+        gathering = Gathering.of(self.cycle)
+        try:
+            await self._release()
+            await self._pass_on(message)
+        finally:
+            if gathering is not None:
+                gathering.flush()
+
+    async def end(self) -> bool:
+        """Tell the client why the app has failed, if the fleet knows; return whether the client has a whole answer now."""
+        error = self._verdict.error
+        if error is None:
+            return self._ended
+        async with self._lock:
+            if not self._begun:
+                await self._refuse()
+            elif not self._ended:
+                say = stream_event if self._form is None else self._form.event
+                event = responses_event(error, self._num_events) if self._is_responses else say(error)
+                await self._pass_on({"type": "http.response.body", "body": event, "more_body": False})
+        return True
+
+    @contextlib.asynccontextmanager
+    async def filling(self, pause: Callable[[Callable[[], None]], Timer]) -> AsyncIterator[None]:
+        """Break the silences of a stream while the app runs: of each pause in which nothing was sent, at its end.
+
+        Args:
+            pause: Begins one: calls the function that it is given at the end, unless what it returns is cancelled before.
+        """
+        self._pause = pause
+        self._timer = pause(self._pause_is_over)
+        try:
+            yield
+        finally:
+            self._timer.cancel()
+            if self._breaking is not None:
+                self._breaking.cancel()
+                await asyncio.wait([self._breaking])
+
+    @property
+    def _must_speak(self) -> bool:
+        # With a verdict the end is on its way, and before the head it may still be a real status.
+        return self._silent and not self._ended and self._verdict.error is None
+
+    def _pause_is_over(self) -> None:
+        if self._must_speak:  # only then is there a task, which would cost every answer 30 us
+            self._breaking = asyncio.create_task(self._break_silence(), name="fill silences")
+        else:
+            self._begin_pause()
+
+    def _begin_pause(self) -> None:
+        self._silent = True
+        self._timer = self._pause(self._pause_is_over)
+
+    async def _break_silence(self) -> None:
+        async with self._lock:
+            if self._must_speak and self._form is not None and self._between_events:
+                await self._release()
+                await self._send({"type": "http.response.body", "body": self._form.filler, "more_body": True})
+                self._filled = True
+        self._begin_pause()
+
+    def _hold_head(self, message: Message) -> None:
+        if not self._begun:
+            self.head = message
+            self._held = [message]
+            media_type = dict(message.get("headers", ())).get(b"content-type", b"")
+            self._form = _FORMS.get(media_type.partition(b";")[0])
+
+    def _shorten(self, message: Message) -> Message:
+        """Return the error with its texts cut, and give a head that has not gone out the new length."""
+        body = shortened(message["body"])
+        is_told = any(name == b"content-length" for name, _ in self.head.get("headers", ()))  # a stream has none
+        if self._held and self.head is self._held[0] and is_told:
+            headers = [(name, value) for name, value in self.head["headers"] if name != b"content-length"]
+            self.head = self._held[0] = {**self.head, "headers": [*headers, (b"content-length", b"%d" % len(body))]}
+        return {**message, "body": body}
+
+    async def _refuse(self) -> None:
+        error = self._verdict.error
+        assert error is not None
+        self._begun = self._ended = True
+        response = answer_of(error).response()
+        self.status = response.status_code
+        self.head = {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
+        await self._send(self.head)
+        await self._send({"type": "http.response.body", "body": response.body})
+
+    async def _release(self) -> None:
+        self._begun = True
+        held, self._held = self._held, []
+        for message in held:
+            await self._pass_on(message)
+
+    async def _pass_on(self, message: Message) -> None:
+        told = message.get("body")
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        else:
+            if body := message.get("body"):
+                self._num_events += 1
+                self._silent = False
+                if self._form is not None:
+                    self._between_events = body.endswith(self._form.end)
+                    message = self._after_a_filler(self._form, message) if self._filled else message
+            self._ended = not message.get("more_body", False)
+        if self._is_ending and (last := Gathering.of(self.cycle)) is not None:
+            self._is_ending, self._last = False, last
+            asyncio.get_running_loop().call_soon(last.flush)  # should vLLM pause after all, the client does not wait for it
+        self.is_sending = True
+        try:
+            await self._send(message)
+        finally:
+            self.is_sending = False
+            if self._last is not None and self._ended:
+                self._last.flush()
+        if self.on_event is not None and told:
+            self.on_event(told)
+
+    def _after_a_filler(self, form: _Form, message: Message) -> Message:
+        """Repeat the filler in one piece with the event behind it.
+
+        The client of `vllm bench serve` (0.32) strips each piece that it reads, so it takes a comment that comes alone for the beginning of
+        the next event. When its vLLM no longer does, a test in test_held_clients.py fails, and this method and `_filled` go.
+        """
+        self._filled = False
+        return {**message, "body": form.filler + message["body"]}
+
+
+def status_of(event: bytes) -> int:
+    """Return the status that an error event tells, 500 where it tells none."""
+    found = _STATUS.search(event)
+    return int(found[1]) if found else HTTPStatus.INTERNAL_SERVER_ERROR.value

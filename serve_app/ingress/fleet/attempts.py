@@ -1,0 +1,133 @@
+"""From the front end's request to the request of one attempt.
+
+Pure functions over vLLM's request struct. The front end's own object is never changed: ``RequestState`` and the children of n>1
+share its lists and its ``SamplingParams``.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from vllm.v1.engine import FinishReason
+
+from serve_app.core.instructions import DeliverOutputs, StartAttempt
+from serve_app.errors import BadRequest, RequestTooLarge, SendFailed, ServingError
+from serve_app.ingress.fleet.intake import Way, names
+from serve_app.links.protocol.connection import IngressConnection
+from serve_app.links.protocol.errors import FrameTooLarge, MalformedMessage
+
+
+def attempt_request(request: Any, start: StartAttempt) -> Any:
+    """Return a copy of ``request`` for one attempt: its own id, and after tokens were emitted only what is left to do."""
+    attempt = copy.copy(request)
+    attempt.request_id = start.attempt_id
+    attempt.client_index = 0
+    if not start.emitted or attempt.sampling_params is None:
+        return attempt
+    params = attempt.sampling_params = copy.copy(request.sampling_params)
+    for name in names("SamplingParams", Way.ONCE):
+        setattr(params, name, None)
+    if params.extra_args:
+        once = names("extra_args", Way.ONCE)
+        params.extra_args = {k: v for k, v in params.extra_args.items() if k not in once}
+    if start.continue_from:
+        count = len(start.continue_from)
+        attempt.prompt_token_ids = [*request.prompt_token_ids, *start.continue_from]
+        params.max_tokens = request.sampling_params.max_tokens - count
+        params.min_tokens = max(0, request.sampling_params.min_tokens - count)
+    return attempt
+
+
+def drop_what_belongs_to_swallowed(deliver: DeliverOutputs) -> None:
+    """Drop the log probabilities and sampling masks of tokens that a replay swallowed, as the fleet dropped the tokens."""
+    for index, count in deliver.swallowed:
+        output: Any = deliver.outputs[index]
+        num_left = len(output.new_token_ids)
+        if output.new_logprobs is not None:
+            output.new_logprobs = output.new_logprobs.slice_request(count, num_left)
+        if output.new_sampling_mask is not None:
+            output.new_sampling_mask = output.new_sampling_mask.slice_request(count, num_left)
+
+
+def refused_grammars(outputs: Iterable[Any], requests: Mapping[str, Any], states: Mapping[str, Any]) -> dict[str, BadRequest]:
+    """Return by id the requests that ended because an engine could not compile what constrains their answer.
+
+    vLLM ends such a request as failed before its first token and says no more, and its front end would answer 500. A failure with a stop
+    reason is the replica's own, such as an output that no frame takes (``replica/engine_io.py``): the client cannot mend that.
+
+    Args:
+        requests: What was asked of the engine, by id.
+        states: What vLLM's output processor keeps of each request, by id.
+    """
+    problem = "the engine cannot compile the grammar of the answer; simplify it, or leave out rare keywords of a schema"
+    return {
+        output.request_id: BadRequest("structured_outputs", problem)
+        for output in outputs
+        if output.finish_reason == FinishReason.ERROR
+        and output.stop_reason is None
+        and (params := requests[output.request_id].sampling_params) is not None
+        and params.structured_outputs is not None
+        and (state := states.get(output.request_id)) is not None
+        and state.is_prefilling
+    }
+
+
+def why_unsendable(request: Any, exc: Exception, encode: Callable[[Any], object]) -> ServingError:
+    """Return what the client is told of a request that could not be put on the wire; ``exc`` is what that raised.
+
+    vLLM's validation lets values through that its own ``encode`` refuses: lone surrogates, integers beyond 64 bits.
+    """
+    match exc:
+        case FrameTooLarge():
+            return RequestTooLarge(size_bytes=exc.size_bytes, limit_bytes=exc.limit_bytes)
+        case MalformedMessage():
+            return BadRequest(param="request", problem=exc.problem)
+        case ServingError():
+            return SendFailed(request=request.request_id, cause=str(exc))
+    for name, value in _parameters(request):
+        try:
+            encode(value)
+        except Exception as refusal:  # its kind depends on the value: UnicodeEncodeError, OverflowError, TypeError, ...
+            return BadRequest(param=name, problem=f"cannot be encoded for the engine: {refusal}")
+    if isinstance(exc, RecursionError):
+        return BadRequest(param="request", problem="has values that are nested too deeply")
+    return SendFailed(request=request.request_id, cause=f"{type(exc).__name__}: {exc}")
+
+
+def _parameters(request: Any) -> list[tuple[str, Any]]:
+    """Return what a client has set, by the names of its fields; the header X-Vllm-Priority sets `priority`."""
+    params = request.sampling_params or request.pooling_params
+    values = {name: getattr(params, name) for name in params.__struct_fields__ if not name.startswith("_")}
+    xargs = dict(values.pop("extra_args", None) or {})
+    transfer = xargs.pop("kv_transfer_params", None)
+    structured = values.pop("structured_outputs", None)
+    return [
+        *values.items(),
+        ("kv_transfer_params", transfer),
+        ("vllm_xargs", xargs),
+        ("response_format", structured),
+        ("cache_salt", request.cache_salt),
+        ("priority", request.priority),
+        ("session_id", request.session_id),
+        ("chat_template_kwargs", request.reasoning_parser_kwargs),
+    ]
+
+
+def take_in(frame: Any, connection: IngressConnection, now: float) -> bool:
+    """Make vLLM's ``EngineCoreOutputs`` as if they came from an engine on this machine, and end what has finished on its link.
+
+    Times become those of this machine's clock: the monotonic times of the engine's machine mean nothing here, and vLLM subtracts them from
+    the ingress's. ``engine_index`` becomes 0, the only engine for which vLLM's loggers have series here: to them the fleet is one engine.
+
+    Returns:
+        Whether some attempt has finished.
+    """
+    some_finished = False
+    for output in frame.outputs:
+        if output.finish_reason is not None:
+            some_finished = True
+            connection.attempt_finished(output.request_id)
+        for event in output.events or ():
+            event.timestamp += now - frame.timestamp
+    frame.timestamp, frame.engine_index = now, 0
+    return some_finished

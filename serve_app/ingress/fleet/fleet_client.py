@@ -1,0 +1,385 @@
+"""vLLM's ``EngineCoreClient`` over a fleet of engine cores: the adapter between vLLM's front end and ``FleetState``.
+
+It decides nothing: what vLLM and the links do becomes events, instructions become writes. One per model and ingress.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any, Literal, NoReturn
+
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+from serve_app.config import ModelSettings, Settings
+from serve_app.core.events import (
+    AttemptUnsendable,
+    BlocksTold,
+    Event,
+    HeartbeatArrived,
+    LinkEnd,
+    LinkLost,
+    LinkOpened,
+    OutputsArrived,
+    RequestArrived,
+    RequestsAborted,
+    Ticked,
+    TrialBegan,
+)
+from serve_app.core.instructions import (
+    AbortAttempts,
+    CloseLink,
+    DeliverOutputs,
+    FailRequest,
+    Instruction,
+    PassTrial,
+    StartAttempt,
+)
+from serve_app.engine_args import BACKGROUND_PRIORITY
+from serve_app.errors import SendFailed, ServingError
+from serve_app.ingress.books.metrics import LoadGauges
+from serve_app.ingress.exchange.verdict import Verdict, current_verdict
+from serve_app.ingress.fleet.attempts import (
+    attempt_request,
+    drop_what_belongs_to_swallowed,
+    refused_grammars,
+    take_in,
+    why_unsendable,
+)
+from serve_app.ingress.fleet.intake import arrival_of, refusal_of
+from serve_app.ingress.fleet.link import ReplicaLink
+from serve_app.ingress.fleet.new_fleet import new_fleet
+from serve_app.ingress.fleet.replica_links import ReplicaLinks
+from serve_app.ingress.fleet.start_times import StartTimes
+from serve_app.ingress.http.error_answers import FleetError
+from serve_app.ingress.shortcuts.prompt_end import begin_at_the_end
+from serve_app.ingress.shortcuts.streaming import Streams
+from serve_app.links.protocol.messages import Heartbeat, Message, Outputs, TrialBegins
+from serve_app.links.tls import LinkTls
+from serve_app.membership import Lease
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.25  # how late a silent link or an expired wait may be noticed; 1 s would be felt, 0.01 s would cost CPU
+
+
+class FleetClient(EngineCoreClient):
+    """What ``AsyncLLM`` takes for its engine core."""
+
+    engine_ranks_managed = (0,)
+
+    def __init__(self, settings: Settings, model: ModelSettings, *, ingress_id: str, token: bytes, tls: LinkTls | None) -> None:
+        self.model = model
+        self.resources = SimpleNamespace(engine_dead=False)  # a fleet is never dead: replicas come back
+        self.fleet = new_fleet(settings, model)
+        self._settings = settings
+        self._vllm_config: Any = None
+        self._output_processor: Any = None
+        # Unbounded, as vLLM's own: nothing in it may be dropped, and a link that is not read looks silent and is ejected. Each frame
+        # holds a token of some request or the counters of an engine step, and vLLM's reader waits for nothing else.
+        self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
+        self._encoder = MsgpackEncoder()
+        self._decoder = MsgpackDecoder(EngineCoreOutputs)
+        self._reader: asyncio.Task[Any] | None = None  # vLLM's output handler
+        self._requests: dict[str, EngineCoreRequest] = {}
+        self._adapters: dict[str, frozenset[int]] = {}  # of each replica, by its lease
+        self._failed_siblings: set[str] = set()  # unfinished requests of an n>1 of which another choice has failed
+        self._verdicts: dict[str, Verdict] = {}
+        self.links = ReplicaLinks(
+            settings.protocol,
+            ingress_id=ingress_id,
+            model=model.name,
+            token=token,
+            tls=tls,
+            on_open=self._link_opened,
+            on_messages=self._messages,
+            on_lost=self._link_lost,
+            on_room=self._send_unsent,
+        )
+        self.streams = Streams(self._outputs.put_nowait)
+        self._gauges = LoadGauges(self.fleet)
+        self._start_times = StartTimes(model, no_replica_s=settings.timeouts.no_replica_s)
+        self._to_do: deque[Instruction] = deque()
+        self._carrying_out = False
+
+    def bind(self, *, vllm_config: Any, output_processor: Any, fingerprint: str, vllm_version: str) -> None:
+        """Tell the client what exists only after ``AsyncLLM`` was built around it."""
+        self._vllm_config, self._output_processor = vllm_config, output_processor
+        self.streams.bind(output_processor)
+        self.links.bind(vllm_config=vllm_config, fingerprint=fingerprint, vllm_version=vllm_version)
+
+    async def run(self) -> None:
+        """Tick and ping until cancelled; links and dials end with it."""
+        ping_at = 0.0
+        try:
+            while True:
+                await asyncio.sleep(_TICK_S)
+                now = time.monotonic()
+                self._handle(Ticked())
+                self._show_load()
+                if now >= ping_at:
+                    ping_at = now + self._settings.protocol.heartbeat_interval_s
+                    self.links.ping()
+        finally:
+            await self.links.stop()
+
+    def _show_load(self) -> None:
+        # Gauges are queued only when nothing else is: an engine step that is queued shows the load itself.
+        if self._outputs.empty() and (stats := self._gauges.changes()) is not None:
+            self._outputs.put_nowait(EngineCoreOutputs(scheduler_stats=stats))
+
+    def is_ready(self) -> bool:
+        """Return whether some replica takes new requests."""
+        return any(not r.draining for r in self.fleet.replicas.values())
+
+    def set_members(self, leases: Iterable[Lease]) -> None:
+        """Take in who is in the fleet: replicas of every model."""
+        mine = [lease for lease in leases if lease.model == self.model.name]
+        self._adapters = {lease.replica_id: frozenset(lease.adapters) for lease in mine}
+        self.links.set_members(mine)
+        for event in self._start_times.events(mine):
+            self._handle(event)
+
+    def quarantined(self) -> list[tuple[str, float]]:
+        """Return the fingerprints that this ingress has quarantined and the seconds for which they still are."""
+        return self.fleet.quarantine.own(now=time.monotonic())
+
+    def set_quarantined(self, blocks: Sequence[tuple[str, float]]) -> None:
+        """Take in what other ingresses have quarantined."""
+        if blocks:
+            self._handle(BlocksTold(blocks))
+
+    def _link_opened(self, link: ReplicaLink) -> None:
+        peer = link.connection.peer
+        assert peer is not None
+        told = peer.capabilities
+        kv_tokens = told.num_kv_blocks * told.block_size
+        adapters = self._adapters.get(link.replica_id, frozenset())
+        self._handle(LinkOpened(link.replica_id, peer.credit, peer.draining, told.weights, kv_tokens, adapters))
+
+    def _link_lost(self, link: ReplicaLink, end: LinkEnd) -> None:
+        self._handle(LinkLost(link.replica_id, end, frozenset(link.unsent)))
+
+    def _messages(self, link: ReplicaLink, messages: Sequence[Message]) -> None:
+        for message in messages:
+            if isinstance(message, Outputs):
+                if not self._outputs_arrived(link, message):
+                    break  # a later frame would leave a hole in an answer; each request resumes after its last token that was read
+            else:
+                self._message(link, message)
+        self.streams.write()
+
+    def _message(self, link: ReplicaLink, message: Message) -> None:
+        match message:
+            case Heartbeat():
+                load = (message.step, message.running, message.waiting, message.kv_usage)
+                self._handle(HeartbeatArrived(link.replica_id, *load, message.draining, message.drain_left_s))
+            case TrialBegins():
+                self._handle(TrialBegan(message.attempt_id))
+
+    def _outputs_arrived(self, link: ReplicaLink, message: Outputs) -> bool:
+        """Return whether the frame could be read; if not, the link is closed."""
+        try:
+            frame = self._decoder.decode(message.buffers)
+        except Exception as exc:  # whatever vLLM's decoder raises: the replica speaks another language
+            link.close("malformed_message", f"outputs: {type(exc).__name__}: {exc}", LinkEnd.MISUNDERSTOOD)
+            return False
+        now = time.monotonic()
+        some_finished = take_in(frame, link.connection, now)
+        instructions = self.fleet.handle(OutputsArrived(link.replica_id, frame.outputs), now=now)
+        frame.outputs = []
+        if instructions and isinstance(deliver := instructions[0], DeliverOutputs):
+            del instructions[0]
+            drop_what_belongs_to_swallowed(deliver)
+            outputs: Sequence[Any] = deliver.outputs
+            if some_finished and (refused := refused_grammars(outputs, self._requests, self._output_processor.request_states)):
+                instructions += [FailRequest(request_id, error) for request_id, error in refused.items()]
+                outputs = [o for o in outputs if o.request_id not in refused]
+            frame.outputs = self.streams.take(outputs, now)
+            self._forget_finished(frame.outputs)
+        if frame.scheduler_stats is not None:
+            self._gauges.show(frame.scheduler_stats)
+        if frame.outputs or frame.scheduler_stats is not None:  # a step in the middle of a long prompt has only counters
+            self._outputs.put_nowait(frame)
+        self._carry_out(instructions)
+        return True
+
+    def _forget_finished(self, outputs: list[Any]) -> None:
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._forget(output.request_id)
+                if output.finish_reason == FinishReason.ERROR:
+                    self._failed_siblings |= self._siblings(output.request_id) & self._requests.keys()
+
+    def _forget(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+        self.streams.forget(request_id)
+        self._verdicts.pop(request_id, None)
+        self._failed_siblings.discard(request_id)
+
+    def _siblings(self, request_id: str) -> set[str]:
+        state = self._output_processor.request_states.get(request_id)
+        return set() if state is None or state.parent_req is None else state.parent_req.child_requests
+
+    def _handle(self, event: Event) -> None:
+        self._carry_out(self.fleet.handle(event, now=time.monotonic()))
+
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        """Do these, in order, and then what that led to: not at once, or a queue of bad requests would be as deep a recursion."""
+        self._to_do += instructions
+        if self._carrying_out:
+            return
+        self._carrying_out = True
+        try:
+            while self._to_do:
+                self._carry_out_one(self._to_do.popleft())
+        finally:
+            self._carrying_out = False
+
+    def _carry_out_one(self, instruction: Instruction) -> None:
+        """Raises nothing: the instructions behind this one are other clients' requests."""
+        try:
+            match instruction:
+                case StartAttempt():
+                    self._start_attempt(instruction)
+                case AbortAttempts():
+                    self._abort_attempts(instruction)
+                case PassTrial():
+                    self._pass_trial(instruction)
+                case FailRequest():
+                    self._fail_request(instruction)
+                case CloseLink():
+                    self._close_link(instruction)
+                case DeliverOutputs():
+                    raise AssertionError("comes first, and only from OutputsArrived")
+        except Exception as exc:  # of StartAttempt also whatever vLLM's encoder raises at what it took from the client
+            if isinstance(instruction, StartAttempt):
+                reason = why_unsendable(self._requests[instruction.request_id], exc, self._encoder.encode)
+                self._handle(AttemptUnsendable(instruction.request_id, reason))
+            else:
+                logger.exception("%s was not carried out", type(instruction).__name__)
+
+    def _start_attempt(self, start: StartAttempt) -> None:
+        if (original := self._requests.get(start.request_id)) is None:
+            return  # its sibling's end has just ended it
+        if not (link := self.links[start.replica_id]).can_send():
+            link.unsent[start.attempt_id] = start  # until there is room, or until the link is lost and the request resumes
+            return
+        request = attempt_request(original, start)
+        num_emitted = len(start.continue_from)
+        link.write(link.connection.send_add(start.attempt_id, self._encoder.encode(request), num_emitted, suspect=start.suspect))
+
+    def _send_unsent(self, link: ReplicaLink) -> None:
+        starts, link.unsent = link.unsent, {}
+        self._carry_out(list(starts.values()))
+
+    def _abort_attempts(self, abort: AbortAttempts) -> None:
+        if (link := self.links.get(abort.replica_id)) is not None and link.is_open():
+            link.write(link.connection.send_abort([i for i in abort.attempt_ids if link.unsent.pop(i, None) is None]))
+
+    def _pass_trial(self, passed: PassTrial) -> None:
+        if (link := self.links.get(passed.replica_id)) is not None and link.is_open():
+            link.write(link.connection.send_trial_passed(passed.attempt_id))
+
+    def _close_link(self, close: CloseLink) -> None:
+        self.links.eject(close.replica_id, close.reason)
+
+    def _fail_request(self, fail: FailRequest) -> None:
+        """End the whole HTTP-level generation, siblings of n>1 included, with the error."""
+        self.streams.write_now(fail.request_id)
+        if (verdict := self._verdicts.get(fail.request_id)) is not None:
+            verdict.error = fail.error
+        self._forget(fail.request_id)
+        state = self._output_processor.request_states.get(fail.request_id)
+        if state is None:
+            return
+        queue, parent = state.queue, state.parent_req
+        whole = fail.request_id if parent is None else parent.request_id
+        others = self._output_processor.abort_requests([whole], internal=True)
+        queue.put(FleetError(fail.error))
+        self._abort([i for i in others if i != fail.request_id], "failed")
+
+    def _abort(self, request_ids: list[str], outcome: Literal["aborted", "complete", "failed"]) -> None:
+        for request_id in request_ids:
+            self._forget(request_id)
+        if request_ids:
+            self._handle(RequestsAborted(request_ids, outcome))
+
+    # What AsyncLLM calls.
+
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        """Queue or start the request.
+
+        Raises:
+            FleetError: It was refused; nothing is left of it in vLLM's output processor.
+        """
+        if (refused := refusal_of(request, self.model)) is not None:
+            self._refuse(request, refused)
+        verdict = current_verdict.get()
+        try:
+            arrived = self._arrival(request, background=verdict is not None and verdict.background)
+        except Exception as exc:  # whatever a value of the client's leads to: vLLM's output processor has the request already
+            error = why_unsendable(request, exc, self._encoder.encode)
+            if isinstance(error, SendFailed):  # no value of the client's explains it
+                logger.exception("request %s could not be read", request.request_id)
+            self._refuse(request, error)
+        instructions = self.fleet.handle(arrived, now=time.monotonic())
+        if instructions and isinstance(refusal := instructions[0], FailRequest):
+            self._refuse(request, refusal.error)
+        self._requests[request.request_id] = request
+        self.streams.arrived(request.request_id)
+        if verdict is not None:
+            self._verdicts[request.request_id] = verdict
+            verdict.began(self.fleet.requests[request.request_id], request.external_req_id or request.request_id)
+        self._carry_out(instructions)
+
+    def _arrival(self, request: EngineCoreRequest, *, background: bool) -> RequestArrived:
+        if background:
+            request.priority = max(request.priority, BACKGROUND_PRIORITY)  # embeddings have no field for it
+        if (state := self._output_processor.request_states.get(request.request_id)) is not None:
+            begin_at_the_end(state.detokenizer, request.prompt_token_ids)
+        return arrival_of(request, self.model, self._vllm_config, background=background)
+
+    def _refuse(self, request: EngineCoreRequest, error: ServingError) -> NoReturn:
+        self._output_processor.abort_requests([request.request_id], internal=True)
+        if (verdict := current_verdict.get()) is not None:
+            verdict.error = error
+        raise FleetError(error)
+
+    async def abort_requests_async(self, request_ids: list[str]) -> None:
+        """Stop these requests in their engines.
+
+        vLLM asks for that when a client has gone, when it closes a generation of which one choice failed, and, from its output
+        handler only, when its detokenizer has found a stop string.
+        """
+        if asyncio.current_task() is self._reader:
+            self._abort(request_ids, "complete")
+            return
+        self._abort([i for i in request_ids if i in self._failed_siblings], "failed")
+        self._abort([i for i in request_ids if i in self._requests], "aborted")
+
+    async def get_output_async(self) -> EngineCoreOutputs:
+        """Never raises: vLLM's output handler would fail all requests and end."""
+        self._reader = asyncio.current_task()
+        return await self._outputs.get()
+
+    async def get_supported_tasks_async(self) -> tuple[str, ...]:
+        """Return the replicas' tasks, or before the first one joins what the model's runner type implies."""
+        if self.links.capabilities is not None:
+            return tuple(self.links.capabilities.tasks)
+        return ("embed",) if self._vllm_config.model_config.runner_type == "pooling" else ("generate",)
+
+    async def is_sleeping_async(self) -> bool:
+        return False
+
+    def dp_engines_running(self) -> bool:
+        return True
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it every link
+            self.links.close()

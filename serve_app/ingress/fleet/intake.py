@@ -1,0 +1,266 @@
+"""The intake reads from vLLM's engine request what ``FleetState`` decides by, before the request waits or starts.
+
+It finds how many tokens the answer may have, how the answer can resume at another replica, the fingerprint under which requests like it are
+quarantined, the hashes of its prompt for routing, and its LoRA adapter. Pure.
+
+The ways to resume are an allow-list: a parameter that `WAYS` does not name came with a newer vLLM, and it is not known yet what the engine
+keeps for it. tests/contracts/test_resume_ways.py compares the table with the installed vLLM and with docs/reliability.md.
+
+The hashes of a prompt must be equal in all ingresses, and nowhere else: no engine sees them. Python's own hash of a tuple of integers is
+equal in all processes, and ten times as fast as a digest of each block. A client who makes two prompts collide gains a cache miss.
+"""
+
+import dataclasses
+import functools
+import hashlib
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+from vllm.lora.request import LoRARequest
+
+from serve_app.config import ModelSettings
+from serve_app.core.events import RequestArrived
+from serve_app.core.prefix_index import NO_PREFIX, Prefix, tokens_at
+from serve_app.core.request import Resume
+from serve_app.errors import BadRequest
+
+MAX_POINTS = 4096
+"""Of one prompt: 4 million tokens in blocks of 16."""
+_GREEDY_BELOW = 1e-5  # vllm.sampling_params: a lower temperature is greedy
+
+
+class Way(Enum):
+    """What a parameter means for an attempt that begins after tokens were emitted. The value is its word in the documentation."""
+
+    SAME = "sent again"
+    """The engine keeps no history for it, or derives it from all tokens, prompt and emitted ids alike, or only the front end reads it."""
+    REST = "what is left"
+    """A count of output tokens: the attempt gets what the emitted ones leave of it."""
+    ONCE = "once"
+    """Delivered, or used up, with the first token: later attempts do not ask for it again."""
+    SEED = "seed"
+    """vLLM's V2 runner derives its noise from seed and position. The V1 runner's generator has a history, which only a replay repeats."""
+    GRAMMAR = "grammar"
+    """The engine's grammar accepts the emitted tokens before it masks the next one (serve_app/replica/grammar.py)."""
+    OUTPUT = "output history"
+    """The engine looks at its own output. Replayed if repeatable, else continued: the engine then sees only what follows the seam."""
+    KEYS = "by key"
+    """A mapping whose keys have ways of their own; a key without one is WHOLE."""
+    WHOLE = "whole"
+    """Prompt + emitted ids do not continue it: replayed if repeatable, else the client gets one explicit error."""
+
+
+WAYS: dict[str, dict[Way, str]] = {
+    "SamplingParams": {
+        Way.SAME: """n repetition_penalty temperature top_p top_k min_p stop stop_token_ids ignore_eos logprobs
+            logprob_token_ids flat_logprobs detokenize skip_special_tokens spaces_between_special_tokens include_stop_str_in_output
+            output_kind stream_interval skip_clone output_text_buffer_length _eos_token_id _all_stop_token_ids _watermarking_skipped
+            logit_bias allowed_token_ids skip_reading_prefix_cache""",
+        Way.REST: "max_tokens min_tokens",
+        Way.ONCE: "prompt_logprobs prompt_logprob_token_ids prompt_logprob_start",
+        Way.SEED: "seed",
+        Way.GRAMMAR: "structured_outputs",
+        Way.OUTPUT: """presence_penalty frequency_penalty bad_words _bad_words_token_ids thinking_token_budget repetition_detection
+            watermarking""",
+        Way.KEYS: "extra_args",
+        Way.WHOLE: "routed_experts_prompt_start trace_decode_token_ids",
+    },
+    "extra_args": {
+        Way.SAME: "kv_cache_report_mode",
+        Way.ONCE: "kv_transfer_params",
+    },
+    "StructuredOutputsParams": {
+        Way.GRAMMAR: """json regex choice grammar json_object disable_any_whitespace disable_additional_properties whitespace_pattern
+            structural_tag _backend _backend_was_auto""",
+    },
+    "EngineCoreRequest": {
+        Way.SAME: """request_id prompt_token_ids mm_features sampling_params pooling_params arrival_time lora_request cache_salt
+            data_parallel_rank prompt_is_token_ids client_index current_wave priority trace_headers external_req_id reasoning_ended
+            reasoning_parser_kwargs abort_immediately session_id kv_hints""",
+        Way.WHOLE: "prompt_embeds resumable",
+    },
+}
+"""Struct of vLLM -> way -> the names of its fields. Of `extra_args`, the keys that vLLM's own code reads."""
+
+_GRAMMAR_BACKENDS = frozenset({"xgrammar", "guidance", "outlines"})
+"""Those for which tests/replica/test_grammar.py shows that a grammar which accepts the emitted tokens masks as the lost one did."""
+
+
+def names(struct: str, way: Way) -> list[str]:
+    return WAYS[struct].get(way, "").split()
+
+
+_KNOWN_KEYS = frozenset(key for way in WAYS["extra_args"] for key in names("extra_args", way))
+
+
+def arrival_of(request: Any, model: ModelSettings, vllm_config: Any, *, background: bool) -> RequestArrived:
+    """Return the event of an ``EngineCoreRequest`` for ``model``. ``background``: it is a line of a batch."""
+    prompt_tokens = len(request.prompt_token_ids or ())
+    return RequestArrived(
+        request.request_id,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_output_tokens(request.sampling_params, prompt_tokens, vllm_config.model_config.max_model_len),
+        resume=resume_of(request, replays_seeded=model.device == "cpu" and model.simulated is None),
+        fingerprint=fingerprint_of(request, model.name),
+        prefix=prefix_of(request, vllm_config.cache_config) if model.routing.by == "prefix" else NO_PREFIX,
+        background=background,
+        adapter=None if request.lora_request is None else request.lora_request.lora_int_id,
+    )
+
+
+def adapters_of(model: ModelSettings) -> dict[str, LoRARequest]:
+    """Return by name what engine requests for an adapter carry. Engines know it by its number, so all ingresses must give it the same."""
+    return {
+        name: LoRARequest(name, adapter.number(name), str(adapter.path), base_model_name=model.name)
+        for name, adapter in model.adapters.items()
+    }
+
+
+def refusal_of(request: Any, model: ModelSettings) -> BadRequest | None:
+    """Return why an engine with adapters cannot be given vLLM's ``EngineCoreRequest``; None if it can.
+
+    vLLM 0.32 looks up log probabilities of a prompt by token, and the adapters for them by request. With several requests in a batch
+    the numbers differ and the engine ends, also where the request has no adapter.
+    """
+    params = request.sampling_params
+    if model.adapters and params is not None and params.prompt_logprobs is not None:
+        return BadRequest("prompt_logprobs", "a model with LoRA adapters has none of its prompts; nor has echo with logprobs")
+    return None
+
+
+def max_output_tokens(params: Any, prompt_tokens: int, max_model_len: int) -> int:
+    """Return what the engine will give at most: it ends every answer at the model's length."""
+    if params is None:
+        return 0
+    return min(params.max_tokens or 1, max(max_model_len - prompt_tokens, 1))
+
+
+def fingerprint_of(request: Any, model: str) -> str:
+    """Return the same for requests that give an engine the same to compute: all but ids, seeds, priorities and salts.
+
+    The choices of an n>1 have one fingerprint; so has the same prompt, sent again.
+    """
+    digest = hashlib.sha256()
+    params = request.sampling_params or request.pooling_params
+    kind: Any = type(params)
+    told = _told_of(kind)(params)
+    media = [feature.identifier for feature in request.mm_features or ()]
+    lora = request.lora_request and request.lora_request.lora_name
+    digest.update(repr((model, lora, media, kind.__name__, told)).encode("utf-8", "backslashreplace"))
+    digest.update(array("q", request.prompt_token_ids or ()).tobytes())
+    if request.prompt_embeds is not None:
+        digest.update(request.prompt_embeds.float().numpy(force=True).tobytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _told_of(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
+    """Return what reads, of parameters of this class, all that an engine computes by, in order, but the seed."""
+    return attrgetter(*(name for name in kind.__struct_fields__ if not name.startswith("_") and name != "seed"))
+
+
+def resume_of(request: Any, *, replays_seeded: bool) -> Resume:
+    """Return how the request goes on after its replica is lost. ``replays_seeded``: its engines are vLLM's V1 runner, the one on CPU."""
+    params = request.sampling_params
+    if params is None:
+        return Resume.RESTART
+    greedy = params.temperature < _GREEDY_BELOW
+    repeatable = greedy or params.seed is not None
+    ways = {*_ways(request, "EngineCoreRequest"), *_ways(params, "SamplingParams"), *_ways_of_keys(params.extra_args)}
+    if (structured := params.structured_outputs) is not None:
+        ways |= {
+            Way.GRAMMAR if structured._backend in _GRAMMAR_BACKENDS else Way.WHOLE,
+            *_ways(structured, "StructuredOutputsParams"),
+        }
+    if Way.WHOLE in ways:
+        return Resume.REPLAY if repeatable else Resume.NEVER
+    if repeatable and (Way.OUTPUT in ways or (not greedy and replays_seeded)):
+        return Resume.REPLAY
+    return Resume.CONTINUE
+
+
+def _ways(struct: Any, name: str) -> Iterator[Way]:
+    """Yield the ways of those fields that are set and keep a request from going on where it was."""
+    cls: Any = type(struct)
+    for field, way, default in _fields_that_matter(cls, name):
+        value = getattr(struct, field)
+        if value is default or (isinstance(value, (str, list, dict, tuple, set, frozenset)) and not value):
+            continue
+        if value is False and way is Way.OUTPUT:  # vLLM's front end says so of `watermarking`, whose default is None
+            continue
+        if not isinstance(value, (bool, int, float)) or value != default:
+            yield way
+
+
+def _ways_of_keys(extra_args: dict[str, Any] | None) -> Iterator[Way]:
+    if extra_args and not _KNOWN_KEYS.issuperset(extra_args):
+        yield Way.WHOLE
+
+
+@functools.cache
+def _fields_that_matter(cls: Any, name: str) -> list[tuple[str, Way, Any]]:
+    """Return field, way and default; those of the other ways change nothing here and are not looked at per request."""
+    way_of = {field: way for way in WAYS[name] for field in names(name, way)}
+    fields = [(field, way_of.get(field, Way.WHOLE), default) for field, default in _defaults(cls)]
+    return [row for row in fields if row[1] in (Way.OUTPUT, Way.WHOLE)]
+
+
+def _defaults(cls: Any) -> Iterator[tuple[str, Any]]:
+    """Yield all fields of vLLM's struct or dataclass; a container's default is empty, which counts as not set in any case."""
+    if issubclass(cls, msgspec.Struct):
+        yield from ((field.name, field.default) for field in msgspec.structs.fields(cls))
+    else:
+        yield from ((field.name, field.default) for field in dataclasses.fields(cls))
+
+
+def prefix_of(request: Any, cache_config: Any) -> Prefix:
+    """Return the prefix of vLLM's ``EngineCoreRequest``; prompts share cached blocks only with equal adapter, salt and media.
+
+    ``cache_config`` is vLLM's: where it has no prefix cache, the session is all that there is to go by.
+    """
+    block_size = cache_config.block_size  # None before the first replica told it
+    session = None if request.session_id is None else _number("session", request.session_id)
+    ids = request.prompt_token_ids
+    if not ids or request.prompt_embeds is not None or not (cache_config.enable_prefix_caching and block_size):
+        return NO_PREFIX if session is None else Prefix(session=session)
+    lora = request.lora_request
+    root = 0
+    if lora is not None or request.cache_salt is not None:
+        root = _number("root", None if lora is None else (lora.lora_name, lora.lora_path), request.cache_salt)
+    media = ((f.mm_position.offset, _number("media", f.identifier)) for f in request.mm_features or ())
+    return Prefix(hash_points(ids, block_size, root, media), block_size, session)
+
+
+def hash_points(ids: Sequence[int], block_size: int, root: int = 0, media: Iterable[tuple[int, int]] = ()) -> list[int]:
+    """Return a hash of the prompt up to each of its points.
+
+    Args:
+        ids: Token ids of the prompt.
+        root: Tells prompts with equal tokens apart that share nothing.
+        media: Position of the first token and identity of each image, sound or video.
+    """
+    marks = sorted(media)
+    hashes: list[int] = []
+    start, hashed = 0, root
+    for end in _ends(block_size)[: bisect_left(_ends(block_size), len(ids) + 1)]:
+        hashed = hash((hashed, *ids[start:end]))
+        while marks and marks[0][0] < end:
+            hashed = hash((hashed, *marks.pop(0)))
+        hashes.append(hashed)
+        start = end
+    return hashes
+
+
+@functools.cache
+def _ends(block_size: int) -> list[int]:
+    return [tokens_at(point, block_size) for point in range(MAX_POINTS)]
+
+
+def _number(*parts: object) -> int:
+    """Return the same number for the same words in every process, which Python's hash of a text is not."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode("utf-8", "backslashreplace"), digest_size=8).digest())

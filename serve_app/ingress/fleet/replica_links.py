@@ -1,0 +1,148 @@
+"""The links of one model at one ingress: whom to dial, what the replicas at their other ends can do, and how links end."""
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from serve_app.config import ProtocolSettings
+from serve_app.core.events import LinkEnd
+from serve_app.ingress.books.metrics import count_lost_link
+from serve_app.ingress.fleet.dialer import Dialer
+from serve_app.ingress.fleet.link import ReplicaLink
+from serve_app.links.protocol.connection import IngressConnection
+from serve_app.links.protocol.messages import Capabilities, Message
+from serve_app.links.tls import LinkTls
+from serve_app.membership import Lease
+
+logger = logging.getLogger(__name__)
+
+
+class ReplicaLinks:
+    """Open links by replica. ``on_open`` and ``on_lost`` are called once for each, ``on_lost`` not for one that `eject` ended."""
+
+    def __init__(
+        self,
+        settings: ProtocolSettings,
+        *,
+        ingress_id: str,
+        model: str,
+        token: bytes,
+        tls: LinkTls | None,
+        on_open: Callable[[ReplicaLink], None],
+        on_messages: Callable[[ReplicaLink, Sequence[Message]], None],
+        on_lost: Callable[[ReplicaLink, LinkEnd], None],
+        on_room: Callable[[ReplicaLink], None],
+    ) -> None:
+        self.capabilities: Capabilities | None = None
+        """Of a linked replica; of the last one that was linked while there is none."""
+        self._settings = settings
+        self._ingress_id = ingress_id
+        self._model = model
+        self._token = token
+        self._on_open = on_open
+        self._on_messages = on_messages
+        self._on_lost = on_lost
+        self._on_room = on_room
+        self._links: dict[str, ReplicaLink] = {}
+        self._dialer = Dialer(self._new_link, self._links.__contains__, timeout_s=settings.handshake_timeout_s, tls=tls)
+        self._fingerprint = ""
+        self._vllm_version = ""
+        self._vllm_config: Any = None
+        self._max_model_len = 0  # as configured
+
+    def bind(self, *, vllm_config: Any, fingerprint: str, vllm_version: str) -> None:
+        """Tell what every handshake needs; ``vllm_config`` then follows the capabilities of the linked replicas."""
+        self._vllm_config, self._fingerprint, self._vllm_version = vllm_config, fingerprint, vllm_version
+        self._max_model_len = vllm_config.model_config.max_model_len
+
+    def __iter__(self) -> Iterator[ReplicaLink]:
+        return iter(list(self._links.values()))
+
+    def __getitem__(self, replica_id: str) -> ReplicaLink:
+        return self._links[replica_id]
+
+    def get(self, replica_id: str) -> ReplicaLink | None:
+        return self._links.get(replica_id)
+
+    def set_members(self, leases: Iterable[Lease]) -> None:
+        """Dial replicas that are new. One whose lease is gone keeps its link as long as it talks: links tell the truth."""
+        self._dialer.set_members(leases)
+
+    def ping(self) -> None:
+        for link in self._links.values():
+            if link.is_open():
+                link.write(link.connection.ping())
+
+    def eject(self, replica_id: str, reason: str) -> None:
+        """End the link at once, without a word to a peer that may not read."""
+        if (link := self._links.pop(replica_id, None)) is not None:
+            self._apply_capabilities()
+            logger.warning("replica %s of %s ejected: %s", replica_id, self._model, reason)
+            count_lost_link(self._model, LinkEnd.UNRESPONSIVE)
+            link.abort(reason)
+            self._dialer.dial_missing()
+
+    async def stop(self) -> None:
+        """Say goodbye on every link and dial nobody any more."""
+        dials = self._dialer.stop()
+        self.close()
+        await dials
+
+    def close(self) -> None:
+        for link in self:
+            link.close("ingress_stopped", "the ingress stopped")
+
+    def _new_link(self, replica_id: str) -> ReplicaLink:
+        connection = IngressConnection(
+            ingress_id=self._ingress_id,
+            model=self._model,
+            fingerprint=self._fingerprint,
+            vllm_version=self._vllm_version,
+            token=self._token,
+            nonce=os.urandom(32),
+            max_frame_bytes=self._settings.max_frame_bytes,
+        )
+        return ReplicaLink(
+            connection,
+            on_open=partial(self._link_opened, replica_id),
+            on_messages=self._on_messages,
+            on_lost=self._link_lost,
+            on_room=self._on_room,
+            send_buffer_bytes=self._settings.send_buffer_bytes,
+            stuck_after_s=self._settings.heartbeat_timeout_s,
+        )
+
+    def _link_opened(self, expected: str, link: ReplicaLink) -> None:
+        if link.replica_id != expected:  # a lease outlived its replica, and another one has got its port
+            link.close("wrong_replica", f"replica {expected} was expected here")
+            return
+        if (old := self._links.pop(link.replica_id, None)) is not None:
+            old.abort("replaced by a new link")
+        self._links[link.replica_id] = link
+        self._apply_capabilities()
+        logger.info("replica %s of %s joined", link.replica_id, self._model)
+        self._on_open(link)
+
+    def _link_lost(self, link: ReplicaLink, end: LinkEnd, cause: str) -> None:
+        if self._links.get(link.replica_id) is not link:
+            return
+        del self._links[link.replica_id]
+        self._apply_capabilities()
+        logger.warning("replica %s of %s lost: %s", link.replica_id, self._model, cause)
+        count_lost_link(self._model, end)
+        self._on_lost(link, end)
+        self._dialer.dial_missing()
+
+    def _apply_capabilities(self) -> None:
+        """Take what depends on the device from the replicas that are linked; the ingress's own platform knows nothing of it."""
+        linked = [peer.capabilities for link in self._links.values() if (peer := link.connection.peer) is not None]
+        if not linked:
+            return  # the last ones known are a better guess than none
+        self.capabilities = linked[-1]
+        config = self._vllm_config
+        # Each time from the configured length: a short replica must not outlive itself.
+        config.model_config.max_model_len = min(self._max_model_len, *(c.max_model_len for c in linked))
+        config.cache_config.block_size = linked[-1].block_size
+        config.cache_config.num_gpu_blocks = linked[-1].num_kv_blocks

@@ -1,0 +1,207 @@
+"""One model's front end: vLLM's ``AsyncLLM`` and OpenAI app, built around a ``FleetClient`` instead of an engine of its own."""
+
+import argparse
+from collections.abc import Awaitable, Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+from fastapi import FastAPI, HTTPException, Request, Response
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.middleware.exceptions import ExceptionMiddleware
+from vllm import version
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.renderers.chat_utils import load_chat_template
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine import async_llm
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from serve_app.config import ModelSettings
+from serve_app.config.checks import dotted
+from serve_app.engine_args import frontend_engine_args
+from serve_app.errors import FrontEndStartFailed
+from serve_app.host.foreign_errors import in_one_line
+from serve_app.host.vllm_start import inspect_models_here
+from serve_app.ingress.books.metrics import SharedPrometheusStatLogger
+from serve_app.ingress.fleet.fleet_client import FleetClient
+from serve_app.ingress.fleet.intake import adapters_of
+from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
+from serve_app.ingress.front_end.grammar_trials import GrammarTrials, try_grammars
+from serve_app.ingress.http.first_errors import stop_at_first_errors
+from serve_app.ingress.shortcuts.direct import DirectRoute, direct_routes
+from serve_app.ingress.shortcuts.rendering import render_directly
+from serve_app.links.fingerprint import model_fingerprint, public_version
+
+_TOOL_FLAGS = {"--enable-auto-tool-choice": "enable_auto_tool_choice: true", "--tool-call-parser": "tool_call_parser"}
+VLLM_VERSION = public_version(version.__version__)
+
+
+class _FrontendEngineArgs(AsyncEngineArgs):
+    """Engine arguments of a process that computes nothing: no quantized kernels are looked for."""
+
+    def create_model_config(self) -> Any:
+        config = super().create_model_config()
+        config.quantization = None
+        return config
+
+
+class FrontEnd:
+    """What serves one model at the ingress."""
+
+    def __init__(self, model: ModelSettings, client: FleetClient, engine: AsyncLLM, args: argparse.Namespace) -> None:
+        self.model = model
+        self.client = client
+        self.engine = engine
+        self.max_logprobs: int = engine.model_config.max_logprobs
+        self.repeats: frozenset[str] = frozenset()
+        """Paths whose streams have events that are alike but for their text."""
+        self.direct: dict[str, DirectRoute] = {}
+        """By path: what is answered without vLLM's app."""
+        self.adapters = adapters_of(model)
+        """By the name that requests ask for."""
+        self.grammars: GrammarTrials | None = None
+        self._args = args
+        self._tasks: tuple[str, ...] = ()
+        self._app: FastAPI | None = None
+
+    async def app(self) -> FastAPI:
+        """Return vLLM's app for what the replicas say they can do; built again when that changes."""
+        tasks = await self.client.get_supported_tasks_async()
+        if self._app is None or tasks != self._tasks:
+            app = build_app(self._args, tasks, self.engine.model_config)
+            _refuse_what_has_no_handler(app)
+            stop_at_first_errors(app)
+            await init_app_state(self.engine, app.state, self._args, tasks)
+            # Not by vLLM's own way in, which asks an engine to load each: replicas have loaded them before they take requests.
+            app.state.openai_serving_models.lora_requests.update(self.adapters)
+            renderer = app.state.online_renderer
+            renderer.create_error_response = partial(_error_in_our_keys, renderer.create_error_response, self.model.name)
+            # vLLM's error handlers stop the server through it when the engine is dead; a fleet never is.
+            app.state.server = SimpleNamespace(should_exit=False)
+            self._app, self._tasks = app, tasks
+            self.repeats = _repeats(app, self._args)
+            self.direct = direct_routes(app, self._args)
+        return self._app
+
+
+def _repeats(app: FastAPI, args: argparse.Namespace) -> frozenset[str]:
+    """A parser of tool calls or reasoning makes other events of a text; vLLM's log of answers and foreign middleware see each event."""
+    if args.enable_log_outputs or args.middleware:
+        return frozenset()
+    chat = getattr(app.state, "openai_serving_chat", None)
+    has_parser = chat is None or chat.parser_cls is not None
+    return frozenset({"/v1/completions"} if has_parser else {"/v1/completions", "/v1/chat/completions"})
+
+
+def _error_in_our_keys(create: Callable[..., Any], name: str, message: Any, *args: Any, **kwargs: Any) -> Any:
+    """Do what vLLM's method does; a refusal that asks for flags of `vllm serve` names the keys that stand for them here."""
+    if isinstance(message, str) and any(flag in message for flag in _TOOL_FLAGS):
+        for flag, key in _TOOL_FLAGS.items():
+            message = message.replace(flag, key)
+        message += f" in {dotted(('models', name, 'frontend_args'))} of this server's configuration"
+    return create(message, *args, **kwargs)
+
+
+def _refuse_what_has_no_handler(app: FastAPI) -> None:
+    """Let what vLLM has no handler for end in an error of vLLM's form.
+
+    FastAPI raises Starlette's HTTPException for a body that Python cannot parse, and vLLM has a handler for FastAPI's own only. JSON inside
+    the JSON, like the arguments of a tool call, becomes 400 where Python's parser gives up; vLLM says 500.
+    """
+    refuse: Any = app.exception_handlers[ValueError]
+    say: Any = app.exception_handlers[HTTPException]
+
+    async def refuse_unparsed(request: Request, exc: Exception) -> Response:
+        assert isinstance(exc, StarletteHTTPException)
+        # Without Python's advice behind ";" to change the server's limits.
+        cause = "" if exc.__cause__ is None else f": {str(exc.__cause__).partition(';')[0]}"
+        return cast(Response, await say(request, HTTPException(exc.status_code, f"{exc.detail}{cause}")))
+
+    async def refuse_depth(request: Request, _: Exception) -> Response:
+        said = "Some JSON text in the request, like the arguments of a tool call, is nested too deeply"
+        return cast(Response, await refuse(request, ValueError(said)))
+
+    _add_handler(app, RecursionError, refuse_depth)
+    _add_handler(app, StarletteHTTPException, refuse_unparsed)
+
+
+def _add_handler(app: FastAPI, kind: type[Exception], handler: Callable[[Request, Exception], Awaitable[Response]]) -> None:
+    """Do what Starlette's method does, also where the app's middlewares stand already: SageMaker's bootstrap in vLLM makes them."""
+    app.add_exception_handler(kind, handler)
+    layer: Any = app.middleware_stack
+    while layer is not None and not isinstance(layer, ExceptionMiddleware):
+        layer = getattr(layer, "app", None)
+    if layer is not None:
+        layer.add_exception_handler(kind, handler)
+
+
+def serves(app: FastAPI, path: str) -> bool:
+    """Return whether the model is of a kind that this route is for: vLLM leaves out ``/v1/embeddings`` of a chat model."""
+    return any(getattr(route, "path", None) == path for route in app.routes)
+
+
+async def build_front_end(model: ModelSettings, model_path: str, client: FleetClient, compiler: GrammarCompiler) -> FrontEnd:
+    """Build the front end; takes seconds (tokenizer, chat template) and starts no engine.
+
+    Args:
+        compiler: Compiles grammars on trial, for this model and others; its owner closes it.
+
+    Raises:
+        FrontEndStartFailed: vLLM refuses an argument, or a file of the checkpoint.
+    """
+    try:
+        return await _build(model, frontend_engine_args(model, model_path), client, compiler)
+    except Exception as exc:  # vLLM raises of every kind: KeyError for an unknown parser, OSError for a missing tokenizer
+        raise FrontEndStartFailed(model.name, in_one_line(exc)) from exc
+
+
+async def _build(model: ModelSettings, engine_args: dict[str, Any], client: FleetClient, compiler: GrammarCompiler) -> FrontEnd:
+    args = _namespace(model, engine_args)
+    inspect_models_here()
+    vllm_config = _FrontendEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    engine = _async_llm(vllm_config, client)
+    render_directly(engine.renderer, load_chat_template(args.chat_template))
+    client.bind(
+        vllm_config=vllm_config,
+        output_processor=engine.output_processor,
+        fingerprint=model_fingerprint(vllm_config.model_config),
+        vllm_version=VLLM_VERSION,
+    )
+    for stat_logger in engine.logger_manager.stat_loggers:
+        if isinstance(stat_logger, SharedPrometheusStatLogger):
+            stat_logger.streams = client.streams
+    front = FrontEnd(model, client, engine, args)
+    front.grammars = try_grammars(engine, vllm_config, compiler)
+    await front.app()  # what it cannot be built of is said now
+    return front
+
+
+def _async_llm(vllm_config: Any, client: FleetClient) -> AsyncLLM:
+    """Build ``AsyncLLM`` with ``client``. Its constructor asks a static factory; only for this call that factory is ours."""
+    original = async_llm.EngineCoreClient
+    async_llm.EngineCoreClient = SimpleNamespace(make_async_mp_client=lambda **_: client)
+    try:
+        return AsyncLLM.from_vllm_config(
+            vllm_config, usage_context=UsageContext.OPENAI_API_SERVER, stat_loggers=[SharedPrometheusStatLogger]
+        )
+    finally:
+        async_llm.EngineCoreClient = original
+
+
+def _namespace(model: ModelSettings, engine_args: dict[str, Any]) -> argparse.Namespace:
+    """Return vLLM's parsed command line as ``vllm serve`` would have it, our settings over its defaults."""
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    ours = {
+        "allowed_origins": [],  # no CORS: a browser app that needs it sits behind its own gateway
+        "disable_fastapi_docs": True,
+        "disable_uvicorn_access_log": True,
+        # The first one is in the answers.
+        "served_model_name": [model.name] if model.canary is None else [model.canary.of, model.name],
+    }
+    for name, value in {**engine_args, **ours, **model.frontend_args}.items():
+        setattr(args, name, value)
+    return args

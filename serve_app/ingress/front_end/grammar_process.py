@@ -1,0 +1,171 @@
+"""A process that compiles grammars on trial, each in a child of its own with a limit on CPU time and memory.
+
+xgrammar's compiler has no limit of time, and nothing can stop a thread in it; the kernel can stop a child process. This process imports
+the libraries that read grammars (`grammar_readers`) and nothing of vLLM, so that it stays small and has one thread: forking it is cheap
+and safe.
+
+Each line of standard input is JSON: first the limits, then a tokenizer with its number, or a trial with the number of its tokenizer. An
+empty object on standard output says that the process is ready, then each trial becomes one line. The process ends with its input.
+"""
+
+import json
+import math
+import os
+import resource
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import xgrammar as xgr
+
+from serve_app.ingress.front_end.grammar_readers import read, tag_arguments
+
+_LOOK_S = 0.05
+"""Seconds between two looks for children that were killed; one that ends by itself writes its line before."""
+
+_SAID_CHARS = 300
+"""Each is 12 bytes of JSON at most, so that a line stays below the 4,096 bytes that a pipe writes in one piece."""
+
+_CAUSES = {signal.SIGXCPU: "time", signal.SIGABRT: "memory", signal.SIGSEGV: "depth"}
+"""Other signals, like the kernel's SIGKILL for want of memory, say nothing of the grammar."""
+
+
+def serve() -> None:
+    """Run the trials that standard input asks for, all at once, until it ends."""
+    os.nice(5)  # the ingress's event loop and streams go first
+    children: dict[int, int] = {}
+    compilers: dict[int, Any] = {}
+    waiting, limits = b"", None
+    while True:
+        readable, _, _ = select.select([0], [], [], _LOOK_S if children else None)
+        if readable:
+            if not (data := os.read(0, 1 << 20)):
+                break
+            *lines, waiting = (waiting + data).split(b"\n")
+            for line in map(json.loads, lines):
+                if limits is None:
+                    limits = line["limits"]
+                    os.write(1, b"{}\n")
+                elif "tokenizer" in line:
+                    compilers[line["number"]] = _compiler(line["tokenizer"])
+                else:
+                    children[_begin(compilers[line["number"]], line, limits)] = line["id"]
+        _report_killed(children)
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _compiler(tokenizer: str) -> Any:
+    # One thread: a child's CPU time is then its time. No cache: a child compiles once.
+    return xgr.GrammarCompiler(xgr.TokenizerInfo.deserialize_json(tokenizer), max_threads=1, cache_enabled=False)
+
+
+def _begin(compiler: Any, trial: Mapping[str, Any], limits: Mapping[str, Any]) -> int:
+    if pid := os.fork():
+        return pid
+    status = 1
+    try:
+        _limit(limits["compile_s"], limits["memory_bytes"])
+        signal.setitimer(signal.ITIMER_REAL, limits["run_s"])  # its signal ends a process that waits for anything, too
+        os.write(1, json.dumps({"id": trial["id"], **_try(compiler, trial, limits["in_loop_s"])}).encode() + b"\n")
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _limit(cpu_s: int, more_bytes: int) -> None:
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # before the ingress, and before anything else
+    with open("/proc/self/statm") as file:
+        has_bytes = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (has_bytes + more_bytes,) * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _try(compiler: Any, trial: Mapping[str, Any], in_loop_s: float) -> dict[str, Any]:
+    """Return the step that failed and what it said, if any, and the CPU seconds of what vLLM does in loops that others wait for.
+
+    These are `read_s`, the reading, in the ingress's event loop, and `mask_s`, finding the tokens that may come first, in an engine step.
+    """
+    kind, spec = trial["kind"], trial["spec"]
+    step, said, cost = "read", "", {"read_s": 0.0, "mask_s": 0.0}
+    try:
+        read_it = partial(read, kind, spec, second=trial["second"], ignores=trial["ignores"])
+        cost["read_s"], raised = _measured(read_it, in_loop_s)
+        if raised is None:
+            step = "compile"
+            grammar = _compile(compiler, kind, spec, any_whitespace=trial["any_whitespace"])
+            cost["mask_s"], raised = _measured(partial(_first_mask, grammar), in_loop_s)
+        if raised is not None:
+            raise raised
+        step = "done"
+    except MemoryError:
+        step = "memory"
+    except Exception as exc:  # of whatever kind xgrammar raises
+        said = str(exc)[:_SAID_CHARS]
+        step = "memory" if "bad_alloc" in said else step
+    except BaseException as exc:  # a panic of a library in Rust: vLLM must not meet it in the event loop
+        step, said = "compile", str(exc)[:_SAID_CHARS]
+    return {"step": step, "said": said, **cost}
+
+
+def _measured(do: Callable[[], object], limit_s: float) -> tuple[float, Exception | None]:
+    """Return the CPU seconds that it takes and what it raises; where it takes longer than the limit, the lesser of two times.
+
+    A good grammar must not be refused for one bad moment of the machine.
+    """
+    least_s, raised = math.inf, None
+    for _ in range(2):
+        began = time.process_time()
+        try:
+            do()
+        except MemoryError:
+            raise
+        except Exception as exc:
+            raised = exc
+        least_s = min(least_s, time.process_time() - began)
+        if least_s <= limit_s:
+            break
+    return least_s, raised
+
+
+def _first_mask(grammar: Any) -> None:
+    xgr.GrammarMatcher(grammar).fill_next_token_bitmask(xgr.allocate_token_bitmask(1, grammar.tokenizer_info.vocab_size))
+
+
+def _compile(compiler: Any, kind: str, spec: str, *, any_whitespace: bool) -> Any:
+    """Do what vLLM's backend does in the engine core."""
+    match kind:
+        case "json":
+            separators = None if any_whitespace else (",", ":")
+            return compiler.compile_json_schema(spec, any_whitespace=any_whitespace, separators=separators)
+        case "regex":
+            return compiler.compile_regex(spec)
+        case "structural_tag":
+            return compiler.compile_structural_tag(*tag_arguments(spec))
+        case "lark":
+            return compiler.compile_lark(spec)
+    return compiler.compile_grammar(spec)
+
+
+def _report_killed(children: dict[int, int]) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        trial_id = children.pop(pid)
+        if os.WIFSIGNALED(status):
+            step = _CAUSES.get(signal.Signals(os.WTERMSIG(status)), "late")
+        elif os.WEXITSTATUS(status):
+            step = "memory"  # it could not even write its line
+        else:
+            continue
+        os.write(1, json.dumps({"id": trial_id, "step": step, "said": "", "read_s": 0.0, "mask_s": 0.0}).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    serve()

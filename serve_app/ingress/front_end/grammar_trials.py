@@ -1,0 +1,216 @@
+"""Grammars that a request's answer must keep to, tried before the event loop reads them and an engine compiles them.
+
+Within 64 KiB a schema, regular expression or grammar may keep xgrammar's compiler busy for minutes: in the engine core, whose few compiler
+threads every constrained request needs, also after its client has left. Nothing can stop a thread in there. So each new grammar is
+compiled once in a process of the ingress (`grammar_compiler.py`), which the kernel ends at a limit, and only what passes goes on to an
+engine. The engine compiles it again: the result is larger than the text by a factor of a thousand, and slower to send than to make.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+import xgrammar as xgr
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.utils.mistral import is_mistral_tokenizer
+from vllm.v1.structured_output.backend_guidance import has_guidance_unsupported_json_features
+from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
+from vllm.v1.structured_output.request import get_structured_output_key
+from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
+
+from serve_app.errors import BadRequest, GrammarsBusy
+from serve_app.ingress.exchange.verdict import current_verdict
+from serve_app.ingress.front_end.grammar_compiler import LATE, GrammarCompiler
+from serve_app.ingress.front_end.grammar_readers import GUIDANCE, OUTLINES
+
+_REMEMBERED = 1024
+_RETRY_AFTER_S = 1.0
+
+
+@dataclass
+class _Trial:
+    """A grammar that is tried, for ``num_waiting`` requests."""
+
+    task: asyncio.Task[None]
+    num_waiting: int = 0
+    begun: bool = False
+
+
+class GrammarTrials:
+    """The trials of one model.
+
+    Args:
+        tokenizer: Returns xgrammar's serialized description of the tokenizer; called in a thread, until it has returned once.
+            Requests with a grammar fail by what it raises.
+        compiler: Shared by all models of the ingress, whose owner closes it.
+        any_whitespace: Whether schemas allow any white space between the values, as vLLM's setting says.
+        has_fallback: Whether vLLM reads with another library what xgrammar cannot, as it does with the backend `auto`.
+    """
+
+    def __init__(
+        self, tokenizer: Callable[[], str], compiler: GrammarCompiler, *, any_whitespace: bool = True, has_fallback: bool = True
+    ) -> None:
+        self.compiler = compiler
+        self._describe = tokenizer
+        self._describing = asyncio.Lock()
+        self._described: str | None = None
+        self._any_whitespace = any_whitespace
+        self._has_fallback = has_fallback
+        self._trials: dict[bytes, _Trial] = {}
+        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
+
+    async def prepare(self) -> None:
+        """Start the process and tell it this model's tokenizer, so that the first request with a grammar need not wait for either."""
+        await self.compiler.prepare(await self._tokenizer())
+
+    async def check(self, params: StructuredOutputsParams) -> None:
+        """Return if the grammar of ``params`` may go on to vLLM and an engine.
+
+        What xgrammar cannot read is left to vLLM, which reads it with another library: the trial has done that, too, within the limits.
+
+        Raises:
+            VLLMValidationError: Compiling it fails, or exceeds a limit, or there is no verdict in time. The HTTP request's own verdict
+                has the error, so that a stream is refused before it begins.
+        """
+        if (kind_and_spec := _kind_and_spec(params)) is None:
+            return
+        digest = hashlib.sha256("\0".join(kind_and_spec).encode("utf-8", "surrogatepass")).digest()
+        if digest not in self._verdicts:
+            await self._wait_for_verdict(digest, *kind_and_spec)
+        if digest not in self._verdicts:
+            _refuse(GrammarsBusy(limit_s=self.compiler.limits.wait_s, retry_after_s=_RETRY_AFTER_S))
+        self._verdicts.move_to_end(digest)
+        if (refusal := self._verdicts[digest]) is not None:
+            _refuse(BadRequest("structured_outputs", refusal))
+
+    async def _wait_for_verdict(self, digest: bytes, kind: str, spec: str) -> None:
+        """Return when there is one, or none in time. A trial that has begun goes on without the requests that wanted it."""
+        if (trial := self._trials.get(digest)) is None:
+            task = asyncio.create_task(self._judge(digest, kind, spec), name="grammar-trial")
+            trial = self._trials[digest] = _Trial(task)
+            task.add_done_callback(lambda _: self._forget(digest, task))
+        trial.num_waiting += 1
+        try:
+            async with asyncio.timeout(self.compiler.limits.wait_s):
+                await asyncio.shield(trial.task)
+        except TimeoutError:
+            return
+        finally:
+            trial.num_waiting -= 1
+            if not (trial.num_waiting or trial.begun):
+                trial.task.cancel()
+                self._forget(digest, trial.task)  # now, or the next request with this grammar would wait for what was cancelled
+
+    def _forget(self, digest: bytes, task: asyncio.Task[None]) -> None:
+        if (trial := self._trials.get(digest)) is not None and trial.task is task:
+            del self._trials[digest]
+
+    async def _judge(self, digest: bytes, kind: str, spec: str) -> None:
+        async with self.compiler.places:
+            self._trials[digest].begun = True
+            tokenizer = await self._tokenizer()
+            second, ignores = _second_reader(kind, spec) if self._has_fallback else (None, False)
+            grammar = {"kind": kind, "spec": spec, "any_whitespace": self._any_whitespace, "second": second, "ignores": ignores}
+            result = await self.compiler.try_(grammar, tokenizer)
+            if result["step"] != LATE:
+                self._remember(digest, self._refusal(result))
+
+    async def _tokenizer(self) -> str:
+        async with self._describing:
+            if self._described is None:
+                self._described = await asyncio.to_thread(self._describe)
+            return self._described
+
+    def _remember(self, digest: bytes, refusal: str | None) -> None:
+        self._verdicts[digest] = refusal
+        if len(self._verdicts) > _REMEMBERED:
+            self._verdicts.popitem(last=False)
+
+    def _refusal(self, result: dict[str, Any]) -> str | None:
+        """Return what is said to the client; None if the grammar passes."""
+        limits, way_out = self.compiler.limits, "simplify it: fewer alternatives, repetitions or properties"
+        match result["step"]:
+            case "time":
+                return f"The grammar of the answer takes more than {limits.compile_s} s to compile, which is the limit; {way_out}"
+            case "memory":
+                limit = f"{limits.memory_bytes >> 20} MiB"
+                return f"The grammar of the answer takes more than {limit} to compile, which is the limit; {way_out}"
+            case "depth":
+                return (
+                    "The grammar of the answer ends its compiler, most likely by recursion that reads no character; remove that"
+                )
+            case "compile":
+                return f"The grammar of the answer cannot be compiled: {result['said']}"
+        for name, what in (("read_s", "to read"), ("mask_s", "for one token")):
+            if result[name] > limits.in_loop_s:
+                return f"The grammar of the answer takes {result[name]:.2f} s {what}, limit {limits.in_loop_s} s; {way_out}"
+        return None
+
+
+def _refuse(error: GrammarsBusy | BadRequest) -> NoReturn:
+    if (verdict := current_verdict.get()) is not None:
+        verdict.error = error  # vLLM says errors of a stream only after its head
+    raise VLLMValidationError(str(error), parameter="structured_outputs")
+
+
+def try_grammars(engine: Any, vllm_config: Any, compiler: GrammarCompiler) -> GrammarTrials | None:
+    """Let ``engine``, vLLM's `AsyncLLM`, try the grammar of each request before it takes the request.
+
+    Returns:
+        None, and tries nothing, where another compiler than xgrammar is configured, and for the tokenizers of Mistral's own library.
+    """
+    config, tokenizer = vllm_config.structured_outputs_config, engine.renderer.tokenizer
+    if config.backend not in ("auto", "xgrammar") or tokenizer is None or is_mistral_tokenizer(tokenizer):
+        return None
+    describe = partial(tokenizer_description, tokenizer, vllm_config.model_config.get_vocab_size())
+    trials = GrammarTrials(
+        describe, compiler, any_whitespace=not config.disable_any_whitespace, has_fallback=config.backend == "auto"
+    )
+    add = engine.add_request
+
+    async def add_request(request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        if (structured := getattr(params, "structured_outputs", None)) is not None:
+            await trials.check(structured)
+        return await add(request_id, prompt, params, *args, **kwargs)
+
+    engine.add_request = add_request
+    return trials
+
+
+def tokenizer_description(tokenizer: Any, vocab_size: int) -> str:
+    """Return xgrammar's serialized description of a tokenizer of Transformers'; takes 0.1 to 1 s of CPU time."""
+    return str(xgr.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size).serialize_json())
+
+
+def _kind_and_spec(params: StructuredOutputsParams) -> tuple[str, str] | None:
+    """Return what xgrammar will be given; None where that is always the same, or vLLM will refuse it anyway."""
+    if params.json_object or params.all_constraints_none():
+        return None
+    try:
+        if params.choice is not None:
+            return "ebnf", choice_as_grammar(params.choice)
+        kind, spec = get_structured_output_key(params)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    name = kind.name.lower()
+    if name == "grammar":
+        return ("lark" if grammar_is_likely_lark(spec) else "ebnf"), spec
+    return name, spec
+
+
+def _second_reader(kind: str, spec: str) -> tuple[str, bool]:
+    """Return the library that vLLM's backend `auto` asks after xgrammar, and whether it asks that even if xgrammar can read the grammar."""
+    if kind != "json":
+        return GUIDANCE, False
+    try:
+        schema = json.loads(spec)
+        second = OUTLINES if has_guidance_unsupported_json_features(schema) else GUIDANCE
+        return second, has_xgrammar_unsupported_json_features(schema)
+    except (AttributeError, TypeError, ValueError, RecursionError):  # vLLM refuses it at the same place
+        return GUIDANCE, False

@@ -1,0 +1,379 @@
+"""The ingress's ASGI application: an allow-list of routes in front of one vLLM app per model.
+
+Pure ASGI. A request's body is read here once (bounded), its ``model`` picks the front end, and vLLM's own app does the rest.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve_app.batch.service import BatchService, Routes
+from serve_app.errors import (
+    BadRequest,
+    BodyTooSlow,
+    IngressOverloaded,
+    NotSupported,
+    RequestTooLarge,
+    ServerStopping,
+    ServingError,
+    TooManyConnections,
+)
+from serve_app.host import descriptors
+from serve_app.ingress.books.accounting import Accounting
+from serve_app.ingress.books.key_latencies import KeyLatencies
+from serve_app.ingress.books.metrics import count_http
+from serve_app.ingress.books.receipt import ReceiptSend
+from serve_app.ingress.books.request_metrics import count_request
+from serve_app.ingress.exchange.held_answer import HeldAnswer
+from serve_app.ingress.exchange.verdict import Verdict, current_verdict
+from serve_app.ingress.front_end.front_end import FrontEnd, serves
+from serve_app.ingress.http.api_keys import ApiKeys
+from serve_app.ingress.http.body_fields import RESPONSES_STATE, check_num_values, check_request_id, parse_fields
+from serve_app.ingress.http.connection import CROWDED, STALLED
+from serve_app.ingress.http.error_answers import answer_of, behind, describe_error, method_not_allowed, not_found
+from serve_app.ingress.http.loop_lag import LoopLag
+from serve_app.ingress.routes.canary import SHARED_ROUTES
+from serve_app.ingress.routes.generate import generate_route
+from serve_app.ingress.routes.own_answers import FleetReport, OwnAnswers
+from serve_app.ingress.routes.sagemaker import INVOCATIONS, PING, route_of
+from serve_app.ingress.routes.served_models import ServedModels
+
+logger = logging.getLogger(__name__)
+
+VLLM_ROUTES = frozenset(
+    {
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/tokenize",
+        "/detokenize",
+    }
+)
+"""POST routes that vLLM's app answers. It registers many more; what is not here does not exist."""
+
+WITHOUT_KEY = frozenset({"/healthz", "/health", "/readyz", "/metrics", PING})
+"""Routes that probes and Prometheus read. They tell names, counts, and the first digits of the digests of keys; where
+``ingress.key_latencies`` is set, also how long the answers to each key took (TTFT, TPOT, E2E). They tell nothing of a single request."""
+
+_TOKENIZERS = frozenset({"/tokenize", "/detokenize"})
+_BYTES_PER_TOKEN = 16
+_TOKENIZED_BYTES = 256 << 10
+
+_A_MODEL = "/v1/models/"
+
+_RETRY_AFTER_S = 1.0
+"""From a server that stops or is far behind: other ingresses take the request at once. A client of the only one should not come back
+sooner."""
+
+
+@dataclass(frozen=True)
+class AppLimits:
+    """What one request may cost before vLLM sees it, and how long its stream may say nothing."""
+
+    max_body_bytes: int
+    body_timeout_s: float = 120.0
+    """From the head to the end of the body; 10 MiB in it are 0.7 Mbit/s."""
+    stream_silence_s: float = 5.0
+    max_loop_lag_s: float = 2.0
+    max_latency_keys: int = 0
+    """How many API keys get latency series of their own; 0: none."""
+
+
+class IngressApp:
+    """``await app(scope, receive, send)``."""
+
+    def __init__(
+        self,
+        front_ends: Mapping[str, FrontEnd],
+        limits: AppLimits,
+        *,
+        version: Mapping[str, Any],
+        keys: ApiKeys | None = None,
+        fleet_id: str = "",
+        accounting: Accounting | None = None,
+        sagemaker: bool = False,
+        generate_end: bytes = b"\n",
+        batches: BatchService | None = None,
+        report: FleetReport | None = None,
+    ) -> None:
+        self.draining = False
+        self.accounting = accounting
+        self._stopped = False
+        self._running: dict[asyncio.Timeout, Verdict] = {}
+        self._models = ServedModels(front_ends)
+        self._front_ends = front_ends
+        self.canaries = self._models.canaries
+        self._limits = limits
+        self.lag = LoopLag(limits.max_loop_lag_s)
+        self._keys = keys
+        self._latencies = KeyLatencies(limits.max_latency_keys)
+        self._generate = {
+            name: generate_route(front.engine, max_logprobs=front.max_logprobs, end=generate_end, adapters=front.adapters)
+            for name, front in front_ends.items()
+        }
+        self._post = VLLM_ROUTES | {"/generate"}
+        self._own = OwnAnswers(
+            self._models.listed, version=version, fleet_id=fleet_id, is_draining=lambda: self.draining, report=report
+        )
+        self._get = self._own.by_path()
+        if sagemaker:
+            self._get[PING] = self._own.readyz
+            self._post |= {INVOCATIONS}
+        self._stored: dict[str, Routes] = {} if batches is None else {"/v1/files": batches.files, "/v1/batches": batches.batches}
+        """With all that is below them."""
+
+    @property
+    def streams(self) -> int:
+        """Return the number of requests being answered."""
+        return len(self._running)
+
+    def end_all(self) -> None:
+        """End every request that still runs by its one error, behind all its text that has come, and from now on each new one."""
+        self._stopped = True
+        for front in self._front_ends.values():
+            front.client.streams.write_all()
+        for limit, verdict in self._running.items():
+            verdict.error = verdict.error or ServerStopping(retry_after_s=_RETRY_AFTER_S)
+            limit.reschedule(0.0)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._route(scope, receive, send)
+        except ServingError as exc:
+            await answer_of(exc).response()(scope, receive, send)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        key: str | None = None
+        if self._keys is not None and path not in WITHOUT_KEY:
+            key = self._keys.check(next((value for name, value in scope["headers"] if name == b"authorization"), None))
+        if (answer := self._get.get(path)) is not None:
+            response = await answer() if method in ("GET", "HEAD") else method_not_allowed("GET, HEAD")
+            await response(scope, receive, send)
+        elif path in self._post:
+            if method != "POST":
+                await method_not_allowed("POST")(scope, receive, send)
+            else:
+                await self._account_for(path, scope, receive, send, key)
+        elif path.startswith(_A_MODEL) and method in ("GET", "HEAD"):
+            await (await self._own.model(path.removeprefix(_A_MODEL)))(scope, receive, send)
+        elif (stored := self._stored.get("/".join(path.split("/", 3)[:3]))) is not None:
+            await self._answer_stored(stored, scope, receive, send, key or "")
+        elif path.startswith("/v1/responses/"):
+            raise NotSupported(feature=f"{method} {path}", hint=RESPONSES_STATE)
+        else:
+            await not_found(path)(scope, receive, send)
+
+    async def answer_batch(self, scope: Scope, receive: Receive, send: Send, owner: str) -> None:
+        """Answer a line of a batch, whose ``owner`` has shown a key for the batch; it has only places that are free."""
+        try:
+            await self._account_for(scope["path"], scope, receive, send, owner or None, background=True)
+        except ServingError as exc:
+            await answer_of(exc).response()(scope, receive, send)
+
+    def problem_of_line(self, line: bytes) -> str:
+        """Return why a line of a batch is refused before it is parsed, "" if it is not: the limits are those of a body over HTTP."""
+        if len(line) > (limit := self._limits.max_body_bytes):
+            return f"has {len(line)} bytes, limit {limit}"
+        try:
+            check_num_values(line, self._models.max_model_len)
+        except BadRequest as exc:
+            return exc.problem
+        return ""
+
+    async def _answer_stored(self, routes: Routes, scope: Scope, receive: Receive, send: Send, owner: str) -> None:
+        handlers = routes.methods(tuple(scope["path"].split("/")[3:]))
+        if handlers is None:
+            await not_found(scope["path"])(scope, receive, send)
+        elif (handler := handlers.get(scope["method"])) is None:
+            await method_not_allowed(", ".join(handlers))(scope, receive, send)
+        else:
+            self._refuse_at_an_end(scope)
+            with contextlib.suppress(ClientDisconnect):
+                response = await handler(Request(scope, receive), owner)
+                await response(scope, receive, send)
+
+    async def _account_for(
+        self, path: str, scope: Scope, receive: Receive, send: Send, key: str | None, *, background: bool = False
+    ) -> None:
+        """Serve the request; its end, whatever that is, is counted, and closes its account."""
+        account = None if self.accounting is None else self.accounting.begin(path, key, scope)
+        if account is not None and account.wants_receipt:
+            send = ReceiptSend(send, account)
+        verdict = Verdict(account, background=background)
+        held = HeldAnswer(send, verdict, is_responses=path == "/v1/responses")
+        refusal: ServingError | None = None
+        try:
+            await self._serve(scope, receive, send, held, verdict)
+        except ServingError as exc:
+            refusal = exc
+            if account is not None:
+                account.refusal = exc
+            raise
+        finally:
+            # The answer knows the verdict, too: as a cycle both would wait for Python's search for garbage.
+            verdict.repeatable = None
+            count_request(verdict, verdict.ending(held.answer, refusal), key, self._latencies)
+            if self.accounting is not None and account is not None:
+                self.accounting.end(account, held.answer, verdict.error, stalled=STALLED in scope.get("state", ()))
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, held: HeldAnswer, verdict: Verdict) -> None:
+        for name, value in scope["headers"]:
+            if name == b"x-request-id":
+                request_id = value.decode("latin-1")
+                check_request_id("X-Request-Id", request_id)
+                if verdict.account is not None:
+                    verdict.account.id = request_id
+        self._refuse_at_an_end(scope)
+        limit = asyncio.timeout(None)
+        self._running[limit] = verdict
+        try:
+            async with limit:
+                await self._read_and_answer(scope, receive, send, held, verdict)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        finally:
+            del self._running[limit]
+        if limit.expired():
+            await held.end()
+
+    def _refuse_at_an_end(self, scope: Scope) -> None:
+        """Refuse what comes when the ingress, its file descriptors, or its time have come to an end."""
+        if self._stopped:
+            raise ServerStopping(retry_after_s=_RETRY_AFTER_S)
+        if CROWDED in scope.get("state", ()):
+            raise TooManyConnections(descriptors.limit(), retry_after_s=_RETRY_AFTER_S)
+        if self.lag.is_overloaded:
+            raise IngressOverloaded(self.lag.limit_s, retry_after_s=_RETRY_AFTER_S)
+
+    async def _read_and_answer(self, scope: Scope, receive: Receive, send: Send, held: HeldAnswer, verdict: Verdict) -> None:
+        path = scope["path"]
+        try:
+            async with asyncio.timeout(self._limits.body_timeout_s) as limit:
+                body = await self._read_body(scope, receive)
+        except ClientDisconnect:
+            verdict.client_gone(held.answer)
+            return
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise BodyTooSlow(limit_s=self._limits.body_timeout_s) from None
+        check_num_values(body, self._models.max_model_len)
+        fields = parse_fields(body)
+        if verdict.account is not None:
+            verdict.account.asked(fields)
+
+        def note_gone() -> None:
+            verdict.client_gone(held.answer)
+
+        if path == INVOCATIONS:
+            path = route_of(body)
+            scope = {**scope, "path": path, "raw_path": path.encode()}
+        front = self._models.front_end(path, fields)
+        if path in _TOKENIZERS and len(body) > (limit_bytes := tokenizer_bytes(front.engine.model_config.max_model_len)):
+            raise RequestTooLarge(size_bytes=len(body), limit_bytes=limit_bytes)
+        app_of = partial(self._app_of, path, held, verdict)
+        of_adapter = fields is not None and isinstance(fields.model, str) and fields.model in front.adapters
+        if path in SHARED_ROUTES and not of_adapter and (canary := self.canaries.get(front.model.name)) is not None:
+            target = canary.split(app_of, front, verdict)
+        else:
+            target = await app_of(front)
+            if (route := front.direct.get(path)) is not None:
+                target = route.answer_to(scope, body, note_gone) or target
+        await self._answer(target, front, scope, _replay(body, receive, note_gone), held, verdict)
+
+    async def _app_of(self, path: str, held: HeldAnswer, verdict: Verdict, front: FrontEnd) -> ASGIApp:
+        """Make the front end the one that answers, and return its app for the route."""
+        verdict.model = front.model.name
+        if verdict.account is not None:
+            verdict.account.model = front.model.name
+        vllm_app = await front.app()
+        verdict.repeatable = held if path in front.repeats else None
+        if path == "/generate":
+            return self._generate_app(front)
+        return vllm_app if serves(vllm_app, path) else not_found(f"{path} for the model {front.model.name!r}")
+
+    async def _answer(
+        self, target: ASGIApp, front: FrontEnd, scope: Scope, receive: Receive, held: HeldAnswer, verdict: Verdict
+    ) -> None:
+        path, began_at = scope["path"], time.monotonic()
+        token = current_verdict.set(verdict)
+        raised: Exception | None = None
+        try:
+            async with held.filling(partial(asyncio.get_running_loop().call_later, self._limits.stream_silence_s)):
+                await target(scope, receive, held)
+        except Exception as error:
+            # vLLM's app raises what went wrong after the begin of a stream, because the stream cannot tell it any more. It also raises
+            # what it has answered with 500.
+            if not held.status and verdict.error is None:  # nothing has gone to the client: the error is an answer with a status
+                await describe_error(behind(error)).response()(scope, receive, held)
+            elif not await held.end():
+                raise  # the listener cuts the connection: the client must not take what it has for the whole answer
+            else:
+                raised = error
+        finally:
+            current_verdict.reset(token)
+            if path in VLLM_ROUTES:
+                count_http(path, scope["headers"], held.head, time.monotonic() - began_at)
+            if (raised or held.status >= 500) and verdict.error is None:
+                said = "%s for the model %r failed with status %d, request %s"
+                logger.error(said, path, front.model.name, held.status, verdict.request_id, exc_info=raised)
+
+    def _generate_app(self, front: FrontEnd) -> ASGIApp:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            response = await self._generate[front.model.name](Request(scope, receive))
+            await response(scope, receive, send)
+
+        return app
+
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
+        limit = self._limits.max_body_bytes
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > limit:
+            raise RequestTooLarge(size_bytes=int(announced), limit_bytes=limit)
+        chunks, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > limit:
+                raise RequestTooLarge(size_bytes=size, limit_bytes=limit)
+            if not message.get("more_body", False):
+                return b"".join(chunks)
+
+
+def tokenizer_bytes(max_model_len: int) -> int:
+    """Return the largest body that the routes of the tokenizer take: several times what the context has room for.
+
+    A model has one tokenizer, which reads one text after the other. 4 MiB kept all chats of the model waiting for 25 s.
+    """
+    return max(_TOKENIZED_BYTES, _BYTES_PER_TOKEN * max_model_len)
+
+
+def _replay(body: bytes, receive: Receive, gone: Callable[[], None]) -> Receive:
+    """Return a receive that gives the body that was read, then whatever really comes; ``gone`` is told of a disconnect."""
+    given = False
+
+    async def replayed() -> Message:
+        nonlocal given
+        if given:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                gone()
+            return message
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed

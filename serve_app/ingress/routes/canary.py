@@ -1,0 +1,281 @@
+"""A canary in front of its model: it answers its share of the requests, and the model answers what it fails to begin.
+
+docs/adr/0014-a-canary-judged-against-its-model.md. What the ingress sees of a request becomes values for ``core/canary.py``, which judges.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from enum import Enum, auto
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve_app.config import ModelSettings
+from serve_app.core.canary import CanaryLimits, Criterion, Judge, State, is_looping
+from serve_app.core.request import RequestState, Resume
+from serve_app.errors import NoFreePlace, QueueFull, RequestQuarantined, ServerStopping, ServingError
+from serve_app.ingress.exchange.held_answer import ERRORS, HeldAnswer, status_of
+from serve_app.ingress.exchange.outcomes import Answer
+from serve_app.ingress.exchange.verdict import Verdict
+from serve_app.ingress.front_end.front_end import FrontEnd
+
+logger = logging.getLogger(__name__)
+
+SHARED_ROUTES = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/generate"})
+"""Routes of which a canary gets its share. An answer of /v1/responses has begun before the engine is asked."""
+
+_LOOK_S = 0.5
+_GOODBYE_S = 1.0
+"""For the canary's app to notice that nobody waits for it any more."""
+_ITL_TOKENS, _ITL_AFTER_S = 32, 10.0
+"""A gap between tokens is judged after so many tokens, or after so long, whichever comes first."""
+_ITL_LEAST_TOKENS = 8
+
+
+class Canary:
+    """One canary at one ingress."""
+
+    def __init__(self, front: FrontEnd, model: ModelSettings) -> None:
+        assert front.model.canary is not None
+        self.front = front
+        self.of = model.name
+        self.judge = Judge(CanaryLimits(front.model.canary.share, front.model.canary.requests, front.model.canary.slow_factor))
+        self.release = f"{front.model.release()} beside {model.release()}"
+        """Equal in all ingresses that compare these two settings; a verdict on it says nothing of others."""
+
+    def condemned(self) -> tuple[tuple[str, str], ...]:
+        """Return what the lease tells other ingresses: the release and why it is bad."""
+        return ((self.release, self.judge.reason),) if self.judge.reason else ()
+
+    def learn(self, told: dict[str, str]) -> None:
+        """Take in what other ingresses condemned."""
+        if not self.judge.reason and (reason := told.get(self.release)) is not None:
+            self.judge.condemn(reason)
+            self._say_so()
+
+    def describe(self) -> dict[str, Any]:
+        """Return how it stands as plain data, for status and metrics."""
+        judge = self.judge
+        state = {"of": self.of, "state": judge.state.value, "reason": judge.reason}
+        return {**state, "requests": judge.num_taken, "judged": judge.num_judged, "share": judge.limits.share}
+
+    def split(self, app_of: Callable[[FrontEnd], Awaitable[ASGIApp]], model: FrontEnd, verdict: Verdict) -> ASGIApp:
+        """Return an app that answers by the canary or by the model.
+
+        Args:
+            app_of: Makes a front end the one that answers the request, and returns its app.
+        """
+
+        async def answer(scope: Scope, receive: Receive, held: Send) -> None:
+            assert isinstance(held, HeldAnswer)
+            body = await receive()
+            if self.judge.takes_next(is_ready=self.front.client.is_ready()):
+                outcome = await self._try(await app_of(self.front), scope, _Line(body, receive), held, verdict)
+                if outcome is _Outcome.ANSWERED:
+                    return
+                verdict.begin_again()
+                await (await app_of(model))(scope, _first(body, receive), held)
+                if outcome is _Outcome.REFUSED and held.answer.ended and not _is_error(held.answer):
+                    self._saw(Criterion.FAILED, 1.0)  # a shorter context, no tool parser, ...: a release that takes less
+                return
+            watch = _Watch(self.judge.saw_model, verdict)
+            app = await app_of(model)
+            raised = True
+            try:
+                await app(scope, _first(body, receive), held)
+                raised = False
+            finally:
+                watch.end(failed=_has_failed(verdict, held, raised=raised))
+
+        return answer
+
+    async def _try(self, app: ASGIApp, scope: Scope, line: "_Line", held: HeldAnswer, verdict: Verdict) -> "_Outcome":
+        """Let the canary answer; the model has to if the canary failed, or refused the request, before the first part of an answer."""
+        was = self.judge.state
+        watch = _Watch(self._saw, verdict)
+        gate = _Gate(held, verdict)
+        task = asyncio.create_task(_run(app, scope, line.receive, gate), name="canary")
+        try:
+            while not (await asyncio.wait([task], timeout=_LOOK_S))[0]:
+                watch.look()
+                if not gate.has_begun and (self.judge.state is State.BAD or watch.waits_s() > self.judge.patience_s()):
+                    gate.has_failed = True
+                    break
+        finally:
+            if not task.done():
+                gate.has_failed = not gate.has_begun
+                await line.hang_up(task)
+        raised = None if task.cancelled() else task.exception()
+        if raised is not None and not gate.has_begun:
+            gate.has_failed = True
+        taken_away = was is not State.BAD and self.judge.state is State.BAD and watch.waits_s() <= self.judge.patience_s()
+        if gate.has_failed and taken_away and verdict.error is None and raised is None:
+            return _Outcome.FAILED  # another request condemned the canary; this one says nothing
+        failed = None if gate.has_refused else _has_failed(verdict, held, raised=raised is not None or gate.has_failed)
+        watch.end(failed=failed)
+        if gate.has_failed:
+            logger.info("canary %s did not begin to answer, %s does: %r", self.front.model.name, self.of, verdict.error or raised)
+        elif raised is not None:
+            raise raised
+        if not gate.has_failed:
+            return _Outcome.ANSWERED
+        return _Outcome.REFUSED if gate.has_refused else _Outcome.FAILED
+
+    def _saw(self, criterion: Criterion, value: float) -> None:
+        was = self.judge.state
+        self.judge.saw_canary(criterion, value)
+        if self.judge.state is not was:
+            self._say_so()
+
+    def _say_so(self) -> None:
+        name, judge = self.front.model.name, self.judge
+        if judge.state is State.BAD:
+            logger.error("canary %s is bad, %s answers all requests: %s", name, self.of, judge.reason)
+        else:
+            logger.info("canary %s is good: %d requests were judged", name, judge.num_judged)
+
+
+class _Outcome(Enum):
+    ANSWERED = auto()
+    FAILED = auto()
+    REFUSED = auto()
+
+
+class _Gate:
+    """An ASGI ``send`` that lets nothing of a failure through before the first part of an answer."""
+
+    def __init__(self, held: HeldAnswer, verdict: Verdict) -> None:
+        self._held, self._verdict = held, verdict
+        self.has_begun = False
+        self.has_failed = False
+        self.has_refused = False
+        """It failed by the client's fault, as the canary sees that; the model may see it otherwise."""
+
+    async def __call__(self, message: Message) -> None:
+        if not self.has_begun and not self.has_failed:
+            self.has_failed = self._fails(message)
+            self.has_begun = not self.has_failed and message["type"] == "http.response.body"
+        if not self.has_failed:
+            await self._held(message)
+
+    def _fails(self, message: Message) -> bool:
+        error = self._verdict.error
+        if error is not None:
+            self.has_refused = not _is_the_servers(error)
+            return True
+        if message["type"] == "http.response.start":
+            self.has_refused = 400 <= int(message["status"]) < 500
+            return int(message["status"]) >= 400
+        body = message.get("body", b"")
+        if not body.startswith(ERRORS):
+            return False
+        self.has_refused = status_of(body) < 500
+        return True
+
+
+class _Watch:
+    """What one request shows of the side that answers it."""
+
+    def __init__(self, saw: Callable[[Criterion, float], None], verdict: Verdict) -> None:
+        self._saw = saw
+        self._requests: list[RequestState] = []
+        verdict.engine_requests = self._requests
+        self._began_at = time.monotonic()
+        self._to_time = {Criterion.TTFT, Criterion.ITL}
+
+    def waits_s(self) -> float:
+        """Return for how long it has waited for a first token; 0 once it has one."""
+        has_token = any(request.trail.first_token_at is not None for request in self._requests)
+        return 0.0 if has_token else time.monotonic() - self._began_at
+
+    def look(self) -> None:
+        """Time it while it runs: an answer may take minutes."""
+        self._time(least_tokens=_ITL_TOKENS)
+
+    def end(self, *, failed: bool | None) -> None:
+        """Take in how it ended. ``failed`` None: that says nothing, because the client was wrong, or gone."""
+        if failed is not None:
+            self._saw(Criterion.FAILED, float(failed))
+        self._time(least_tokens=_ITL_LEAST_TOKENS)
+        if failed is False and self._requests and self._requests[0].trail.end and self._requests[0].resume is not Resume.RESTART:
+            first = self._requests[0]
+            self._saw(Criterion.EMPTY, float(first.trail.end == "stop" and len(first.emitted_ids) <= 1))
+            self._saw(Criterion.LOOPED, float(is_looping(first.emitted_ids)))
+        elif Criterion.TTFT in self._to_time and (failed or failed is None) and self._requests:
+            self._saw(Criterion.TTFT, time.monotonic() - self._began_at)  # it waited in vain for so long at least
+
+    def _time(self, *, least_tokens: int) -> None:
+        if not self._requests or (first_at := (trail := self._requests[0].trail).first_token_at) is None:
+            return
+        if Criterion.TTFT in self._to_time:
+            self._to_time.discard(Criterion.TTFT)
+            self._saw(Criterion.TTFT, first_at - self._requests[0].arrived_at)
+        num_tokens = len(self._requests[0].emitted_ids)
+        long_enough = num_tokens >= least_tokens or (num_tokens > 1 and time.monotonic() - first_at > _ITL_AFTER_S)
+        if Criterion.ITL in self._to_time and long_enough:
+            self._to_time.discard(Criterion.ITL)
+            self._saw(Criterion.ITL, (trail.last_token_at - first_at) / (num_tokens - 1))
+
+
+class _Line:
+    """The client's side as the canary's app sees it: the body, then the disconnect, which may be ours."""
+
+    def __init__(self, body: Message, receive: Receive) -> None:
+        self._rest = _first(body, receive)
+        self._hung_up = asyncio.Event()
+
+    async def receive(self) -> Message:
+        coming, ours = asyncio.ensure_future(self._rest()), asyncio.ensure_future(self._hung_up.wait())
+        try:
+            await asyncio.wait([coming, ours], return_when=asyncio.FIRST_COMPLETED)
+            return coming.result() if coming.done() else {"type": "http.disconnect"}
+        finally:
+            coming.cancel()
+            ours.cancel()
+
+    async def hang_up(self, task: asyncio.Task[None]) -> None:
+        """End the app's task. A disconnect makes vLLM stop the request in its engine; the task's cancellation alone would not."""
+        self._hung_up.set()
+        await asyncio.wait([task], timeout=_GOODBYE_S)
+        task.cancel()  # nothing to a task that is done
+        await asyncio.wait([task])
+
+
+async def _run(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    await app(scope, receive, send)
+
+
+def _first(body: Message, receive: Receive) -> Receive:
+    """Return a receive that gives the body that was read, then whatever comes."""
+    messages = iter([body])
+
+    async def receive_from_the_body_on() -> Message:
+        return next(messages, None) or await receive()
+
+    return receive_from_the_body_on
+
+
+def _is_the_servers(error: ServingError) -> bool:
+    """Return whether another front end may do better. A release whose engines crash makes any request look like a poison."""
+    return error.http_status >= 500 or isinstance(error, RequestQuarantined)
+
+
+def _is_refused(verdict: Verdict) -> bool:
+    """Return whether the fleet had no place for it: that says how many replicas there are, not how good they are."""
+    return isinstance(verdict.error, QueueFull | ServerStopping | NoFreePlace)
+
+
+def _has_failed(verdict: Verdict, held: HeldAnswer, *, raised: bool) -> bool | None:
+    answer = held.answer
+    if verdict.gone is not None or _is_refused(verdict) or (verdict.error is not None and not _is_the_servers(verdict.error)):
+        return None
+    if raised or verdict.error is not None or max(answer.told_status, answer.status) >= 500:
+        return True
+    return False if answer.ended and not _is_error(answer) else None
+
+
+def _is_error(answer: Answer) -> bool:
+    """Return whether the client was told an error, by the status or within a stream."""
+    return max(answer.status, answer.told_status) >= 400

@@ -1,0 +1,351 @@
+"""The middle of a stream: vLLM writes its first and last events, and here one of them is repeated with each next text.
+
+A token costs vLLM's front end objects, a task switch and a JSON model in pydantic, and only its text is new. A stream's template is an
+event that vLLM wrote twice, but for the text, cut where that was. An event that differs from a template of an earlier answer in nothing
+but id and time is a template at once. From then on a token goes through vLLM's own detokenizer, and its event to the connection, within
+the read of the link that brought it. Tokens of a stream become one event where a read brings several, or where writing each by itself
+would take too much of the time (`pace`): vLLM, too, puts together what waits. Its `RequestState` is told that it may wait with the rest
+to the end (`stream_interval`), so the last token goes through vLLM, which writes what is left: the finish reason, usage, ``[DONE]``.
+
+What keeps the answers equal: a stream begins only once all characters that vLLM has given out stand in events that were written; until
+vLLM is caught up, what comes is parked. It has one choice, no log probabilities, no parser. A stop string that is found goes back to vLLM.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.metrics.stats import IterationStats
+
+from serve_app.ingress.exchange.held_answer import HeldAnswer
+from serve_app.ingress.exchange.verdict import Verdict, current_verdict
+from serve_app.ingress.shortcuts.pace import Pace
+
+_HEAD, _END = b"data: ", b"\n\n"
+_MAX_LEARNED = 16
+"""Events from which a stream may learn its template; those with ``echo`` never do."""
+_NEVER = 1 << 60
+"""Tokens between two outputs of vLLM's: only the last one comes."""
+_MAX_SHAPES = 64
+"""Templates of earlier answers that are remembered; routes, adapters and options of requests make a dozen."""
+_OF_ONE_ANSWER = re.compile(rb'"id":"(?:[^"\\]|\\.)*"|"created":\d+')
+_encode = msgspec.json.Encoder().encode
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: dict[str, Any] | None = None
+    finish_reason: Any = None
+    logprobs: Any = None
+    token_ids: Any = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: Any = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
+def text_of(event: bytes) -> str | None:
+    """Return the text of an event in the middle of a stream; None where it says anything else, or more."""
+    if not (event.startswith(_HEAD + b"{") and event.endswith(_END)):
+        return None
+    try:
+        found = _decode(event[len(_HEAD) :])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if len(found.choices) != 1 or found.usage is not None:
+        return None
+    choice = found.choices[0]
+    if choice.finish_reason is not None or choice.logprobs is not None or choice.token_ids is not None:
+        return None
+    if choice.delta is None:
+        return choice.text
+    said = {name: value for name, value in choice.delta.items() if value is not None}
+    return said["content"] if said.keys() == {"content"} and isinstance(said["content"], str) else None
+
+
+class _StopFound:
+    """A detokenizer that has found a stop string, for vLLM's own look at the same tokens."""
+
+    def __init__(self, detokenizer: Any, num_tokens_before: int, stop: str) -> None:
+        self._detokenizer = detokenizer
+        self._num_tokens_before: int | None = num_tokens_before
+        self._stop = stop
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._detokenizer, name)
+
+    def num_output_tokens(self) -> int:
+        before = self._num_tokens_before
+        return int(self._detokenizer.num_output_tokens()) if before is None else before
+
+    def update(self, *_: object) -> str:
+        self._num_tokens_before = None
+        return self._stop
+
+
+class Stream:
+    """One answer. ``num_given``: tokens of it that vLLM was given. ``parked``: outputs that wait until vLLM has written those."""
+
+    def __init__(
+        self,
+        verdict: Verdict,
+        held: HeldAnswer,
+        cycle: RequestResponseCycle,
+        learned: Callable[[], None],
+        shapes: set[tuple[bytes, ...]],
+    ) -> None:
+        self.begun = False
+        self.state: Any = None
+        self.num_given = 0
+        self.parked: list[tuple[Any, float]] = []
+        self._verdict = verdict
+        self._held = held
+        self._cycle = cycle
+        self._learned = learned
+        self._shapes = shapes
+        self._cut: list[bytes] = []
+        self._num_chars = 0
+        self._num_learned = 0
+        self.has_template = False
+        held.on_event = self._learn
+
+    def _learn(self, event: bytes) -> None:
+        self._num_learned += 1
+        if (text := text_of(event)) is not None:
+            self._num_chars += len(text)
+            if text and event.count(encoded := _encode(text)) == 1:
+                cut = event.split(encoded)
+                shape = tuple(_OF_ONE_ANSWER.sub(b"", part) for part in cut)
+                if cut == self._cut and len(self._shapes) < _MAX_SHAPES:
+                    self._shapes.add(shape)
+                # The first event may hold more than those behind it: it alone is no template, unless others were repeated.
+                self.has_template = cut == self._cut or shape in self._shapes
+                self._cut = cut
+        if self._num_learned >= _MAX_LEARNED or self.parked:
+            self._learned()
+
+    def can_ever_begin(self, state: Any, output: Any) -> bool:
+        """Return whether its events differ in nothing but a text; ``state`` is vLLM's ``RequestState``."""
+        self.state = state
+        plain = state is not None and self._verdict.num_requests == 1 and _is_plain(state, output)
+        return plain and bool(self._cycle.chunked_encoding) and self._num_learned < _MAX_LEARNED
+
+    def is_caught_up(self) -> bool:
+        """Return whether nothing of what vLLM was given is on its way any more."""
+        return (
+            self.state.detokenizer.num_output_tokens() == self.num_given
+            and self.state.queue.output is None
+            and not self._held.is_sending
+        )
+
+    def begin(self) -> bool:
+        """Take over from vLLM, which is caught up; False where it has given out what no event of its own says, as with ``echo``."""
+        detokenizer = self.state.detokenizer
+        if not self.has_template or self._num_chars != detokenizer._last_output_text_offset:
+            return False
+        self.state.stream_interval, self.state.sent_tokens_offset = _NEVER, detokenizer.num_output_tokens()
+        self.begun = True
+        self._held.on_event = None
+        return True
+
+    def expect_end(self) -> None:
+        """Its next writes are the last: gather them."""
+        self._held.expect_end()
+
+    def end(self) -> None:
+        self._held.on_event = None
+
+    def add(self, output: Any) -> bool:
+        """Take these tokens in, for `write`; False leaves them to vLLM, to end the answer."""
+        detokenizer = self.state.detokenizer
+        num_before = detokenizer.num_output_tokens()
+        if (stop := detokenizer.update(output.new_token_ids, False)) is not None:
+            self.state.detokenizer = _StopFound(detokenizer, num_before, stop)
+            return False
+        return True
+
+    def write(self) -> None:
+        """Write the text of what was taken in since the last event, now or with the next tokens."""
+        if self._held.takes_events(self._cycle):
+            text = self.state.detokenizer.get_next_output_text(False, True)
+            self._held.write(self._cycle, _encode(text).join(self._cut))
+
+
+def _is_plain(state: Any, output: Any) -> bool:
+    """Return whether an answer is of one choice, in steps, and of nothing but text."""
+    return (
+        state.parent_req is None
+        and state.output_kind == RequestOutputKind.DELTA
+        and state.stream_interval == 1
+        and not state.is_prefilling
+        and not state.streaming_input
+        and state.detokenizer is not None
+        and hasattr(state.detokenizer, "_last_output_text_offset")  # one without a tokenizer has no text
+        and state.logprobs_processor.num_logprobs is None
+        and output.new_logprobs is None
+        and output.new_sampling_mask is None
+        and output.routed_experts is None
+    )
+
+
+def _count_middle(stats: Any, of_request: Any, num_tokens: int, now: float) -> None:
+    """Count tokens in the middle of a stream as vLLM's ``IterationStats.update_from_output`` does, in a third of its time.
+
+    A gap is between arrivals at the ingress; the write of a token may come ``MAX_PAUSE_S`` later.
+    """
+    stats.num_generation_tokens += num_tokens
+    of_request.num_generation_tokens += num_tokens
+    stats.inter_token_latencies_iter.append(now - of_request.last_token_ts)
+    of_request.last_token_ts = now
+
+
+class Streams:
+    """Those of one model, and what vLLM would have counted of their tokens.
+
+    Args:
+        give: Gives a frame to vLLM, behind those that it was given before.
+    """
+
+    _pace = Pace()
+    """Of the process: the passes of all models take the time of one event loop."""
+
+    def __init__(self, give: Callable[[EngineCoreOutputs], None]) -> None:
+        self._give = give
+        self._stats = IterationStats()
+        self._processor: Any = None
+        self._of: dict[str, Stream] = {}
+        self._unwritten: dict[str, Stream] = {}
+        self._due: asyncio.TimerHandle | None = None
+        """The next pass, where tokens wait for it."""
+        self._shapes: set[tuple[bytes, ...]] = set()
+
+    def bind(self, output_processor: Any) -> None:
+        self._processor = output_processor
+
+    def arrived(self, request_id: str) -> None:
+        """Watch the answer of the present HTTP request, if it is one of those that can be repeated."""
+        verdict = current_verdict.get()
+        if verdict is None or (held := verdict.repeatable) is None:
+            return
+        verdict.num_requests += 1  # of several prompts none is repeated
+        if (cycle := held.cycle) is not None:
+            self._of[request_id] = Stream(verdict, held, cycle, partial(self._go_on, request_id), self._shapes)
+
+    def forget(self, request_id: str) -> None:
+        if (stream := self._of.pop(request_id, None)) is not None:
+            self._unwritten.pop(request_id, None)  # vLLM's last output brings that text
+            stream.end()
+
+    def take_stats(self) -> IterationStats:
+        """Return what was counted since this was last called."""
+        taken, self._stats = self._stats, IterationStats()
+        return taken
+
+    def take(self, outputs: Sequence[Any], now: float) -> list[Any]:
+        """Take in what can be repeated of a frame's outputs, for `write`, and return the rest, which vLLM's own way is for.
+
+        Args:
+            outputs: vLLM's ``EngineCoreOutput``.
+            now: Monotonic time of the frame, in seconds.
+        """
+        if not self._of:
+            return list(outputs)
+        rest = []
+        for output in outputs:
+            stream = self._of.get(output.request_id)
+            if stream is None:
+                rest.append(output)
+            elif output.finish_reason is not None or not (stream.begun or stream.has_template):
+                self._give_parked(stream)
+                stream.num_given += len(output.new_token_ids)
+                if output.finish_reason is not None:
+                    stream.expect_end()
+                rest.append(output)
+            elif stream.begun:
+                if not self._add(stream, output, now):
+                    rest.append(output)
+            else:
+                stream.parked.append((output, now))
+                self._go_on(output.request_id)
+        return rest
+
+    def write(self) -> None:
+        """Write one event of each stream that has taken in tokens since the last pass, now or as soon as it is time for a pass."""
+        if not self._unwritten or self._due is not None:
+            return
+        if wait_s := self._pace.wait_s(time.monotonic()):
+            self._due = asyncio.get_running_loop().call_later(wait_s, self._pass)
+        else:
+            self._pass()
+
+    def _pass(self) -> None:
+        self._due = None
+        unwritten, self._unwritten = self._unwritten, {}
+        began_s = time.thread_time()
+        for stream in unwritten.values():
+            stream.write()
+        self._pace.wrote(time.thread_time() - began_s, time.monotonic())
+
+    def write_all(self) -> None:
+        """Write now what waits for a pass, of all streams."""
+        if self._due is not None:
+            self._due.cancel()
+        self._pass()
+
+    def write_now(self, request_id: str) -> None:
+        """Write now what waits for a pass: the request has failed, so vLLM gets no last output that would bring it."""
+        if (stream := self._unwritten.pop(request_id, None)) is not None:
+            stream.write()
+
+    def _add(self, stream: Stream, output: Any, now: float) -> bool:
+        """Take the output in; return False if it ends the answer, and is vLLM's."""
+        if not stream.add(output):
+            self.forget(output.request_id)  # what comes behind a stop string is vLLM's to drop
+            return False
+        if output.events is None and not output.num_nans_in_logits:
+            _count_middle(self._stats, stream.state.stats, len(output.new_token_ids), now)
+        else:  # a preemption
+            self._processor._update_stats_from_output(stream.state, output, now, self._stats)
+        self._unwritten[output.request_id] = stream
+        return True
+
+    def _go_on(self, request_id: str) -> None:
+        """Let the stream begin with what it has parked once vLLM is caught up, or give all to vLLM where it never can."""
+        stream = self._of[request_id]
+        state = self._processor.request_states.get(request_id)
+        if not stream.parked or not stream.can_ever_begin(state, stream.parked[0][0]):
+            self._give_up(request_id, stream)
+        elif stream.is_caught_up():
+            if stream.begin():
+                self._write_parked(stream)
+            else:
+                self._give_up(request_id, stream)
+
+    def _write_parked(self, stream: Stream) -> None:
+        parked, stream.parked = stream.parked, []
+        for number, (output, now) in enumerate(parked):
+            if not self._add(stream, output, now):
+                self._give(EngineCoreOutputs(outputs=[o for o, _ in parked[number:]], timestamp=now))
+                return
+        self.write()
+
+    def _give_up(self, request_id: str, stream: Stream) -> None:
+        self.forget(request_id)
+        self._give_parked(stream)
+
+    def _give_parked(self, stream: Stream) -> None:
+        for output, now in stream.parked:
+            stream.num_given += len(output.new_token_ids)
+            self._give(EngineCoreOutputs(outputs=[output], timestamp=now))
+        stream.parked.clear()
