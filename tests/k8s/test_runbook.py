@@ -1,6 +1,6 @@
-"""docs/runbook.md: its commands run as pasted, and what they and the text name is there.
+"""docs/runbook.md and docs/platform.md: their commands run as pasted, and what they and the text name is there.
 
-Its shell blocks and inline commands run under bash with fakes of every program that would ask a cluster. The fakes record their
+Their shell blocks and inline commands run under bash with fakes of every program that would ask a cluster. The fakes record their
 arguments, which are then held against the command lines, the chart and the files of k8s/.
 """
 
@@ -24,6 +24,8 @@ from tests.chart.render import CHART, RELEASE, render, tool
 
 ROOT = Path(__file__).parents[2]
 RUNBOOK = ROOT / "docs/runbook.md"
+PAGES = (RUNBOOK, ROOT / "docs/platform.md")
+"""The second page uses what the runbook's first block defines."""
 OURS = ("serve-app", "serve-app-loadtest")
 FAKED = (*OURS, "kubectl", "helm", "aws", "terraform", "curl", "openssl", "envsubst", "base64", "sleep")
 ELSEWHERE = {"REGION": "eu-west-1", "CLUSTER": "serve-app", "NODE_ROLE": "serve-app-node"}
@@ -55,14 +57,18 @@ FENCE = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def sections() -> list[str]:
-    """Return a script for each section of the page: its blocks and inline commands, in order, after the first block of all."""
-    text = RUNBOOK.read_text()
+    """Return a script for each section of the pages: its blocks and inline commands, in order, after the first block of all."""
+    text = text_of_pages()
     functions = re.findall(r"^(\w+)\(\)", text, re.MULTILINE)
     first, *others = ("\n".join(commands(section, functions)) for section in re.split(r"^## ", text, flags=re.MULTILINE))
     preamble = FENCE.findall(text)[0]
     scripts = [first, *(preamble + script for script in others)]
     assert all("\nNAME=$RELEASE" in script for script in scripts)
     return [script.replace("\nNAME=$RELEASE", f"\nNAME={NAME}") for script in scripts]
+
+
+def text_of_pages() -> str:
+    return "\n".join(page.read_text() for page in PAGES)
 
 
 def commands(section: str, functions: Sequence[str]) -> Iterator[str]:
@@ -193,7 +199,7 @@ def test_the_metrics_exist() -> None:
     assert vllm.origin is not None
     theirs = Path(vllm.origin).with_name("v1") / "metrics/loggers.py"
     ours = {series.shown for series in TABLE}
-    text = RUNBOOK.read_text()
+    text = text_of_pages()
     named = set(re.findall(r"\bserve_app_[a-z_]+[a-z]", text))
     assert "serve_app_replica_kv_usage" in named
     assert named - ours == set()
@@ -204,7 +210,7 @@ def test_the_metrics_exist() -> None:
 def test_the_values_that_the_text_names_exist() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     sections = yaml.safe_load((CHART / "values.yaml").read_text())
-    named = {n for n in re.findall(r"`([a-zA-Z]+(?:\.[a-zA-Z0-9_]+)+)`", RUNBOOK.read_text()) if n.split(".")[0] in sections}
+    named = {n for n in re.findall(r"`([a-zA-Z]+(?:\.[a-zA-Z0-9_]+)+)`", text_of_pages()) if n.split(".")[0] in sections}
     assert len(named) > 10
     assert sorted(n for n in named if not is_value(n.split("."), schema, schema)) == []
 
@@ -226,11 +232,12 @@ def is_value(path: list[str], schema: Any, root: Any) -> bool:
 
 
 def test_every_link_leads_to_a_heading_or_a_file() -> None:
-    for target in re.findall(r"\]\(([^)]+)\)", RUNBOOK.read_text()):
-        name, _, anchor = target.partition("#")
-        path = (RUNBOOK.parent / name).resolve() if name else RUNBOOK
-        assert path.exists(), target
-        assert not anchor or anchor in anchors(path), target
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+            name, _, anchor = target.partition("#")
+            path = (page.parent / name).resolve() if name else page
+            assert path.exists(), target
+            assert not anchor or anchor in anchors(path), target
 
 
 def anchors(path: Path) -> set[str]:
