@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help run observe preview test-ui test-clients demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live soak bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
 
-.PHONY: charts chart-files monitoring-files lock-charts
+.PHONY: charts generated chart-files monitoring-files lock-charts
 BIN := .venv/bin
 CHARTS_PATH := $(CURDIR)/.venv-charts/bin:$(PATH):$(or $(KUBE_TESTBED),$(HOME)/.cache/kube-testbed)/bin
 TORCH := torch==2.13.0+cpu
@@ -14,6 +14,8 @@ OPENAI_JS := openai@6.49.0
 EMBEDDED_MODEL := smollm2-135m-instruct
 # More workers start more fleets at once than two cores can: Ray gives its raylet 30 s.
 WORKERS := -n 2 --dist loadgroup --no-loadscope-reorder
+# pytest with a second try for what failed; prints the flaky tests at its end and writes them into its first argument.
+TWICE := $(BIN)/python -m tests.second_try
 # Tests that compute on vLLM's CPU engine, which its CUDA build lacks.
 ON_CPU_ENGINES := ingress/test_generate.py ingress/test_generate_disconnect.py replica/test_tensor_parallel.py
 CONFIG ?= examples/cpu.yaml
@@ -51,10 +53,10 @@ demo-autoscaling: model ## a simulated fleet, a load that jumps, and the plot of
 	$(BIN)/python -m tools.demo_autoscaling
 
 test: .venv ## the tests that need neither a cluster nor Helm, 20 to 35 minutes on 2 cores
-	$(BIN)/pytest $(WORKERS) -m "not slow and not cluster and not cuda" --ignore tests/chart --durations 30
+	$(TWICE) build/flaky.txt $(WORKERS) -m "not slow and not cluster and not cuda" --ignore tests/chart --durations 30
 
 test-all: .venv ## the same and the slow ones: starting, stopping and scaling whole fleets again and again
-	$(BIN)/pytest $(WORKERS) -m "not cluster and not cuda" --ignore tests/chart
+	$(TWICE) build/flaky.txt $(WORKERS) -m "not cluster and not cuda" --ignore tests/chart
 
 test-ui: .venv ## the chat page and the fleet page in a headless Chromium, in front of a fake service and of a fleet; 2 minutes
 	@command -v chromium >/dev/null || { echo "error: no chromium on the PATH; on Debian and Ubuntu: apt install chromium" >&2; exit 2; }
@@ -82,10 +84,14 @@ check-cuda: .venv .venv-cuda/.installed ## what of the GPU path needs no GPU, wi
 	VLLM_TARGET_DEVICE=cpu .venv-cuda/bin/pytest $(WORKERS) tests/contracts tests/ingress tests/replica tests/simulated tests/config/test_vllm_*.py \
 	  $(addprefix --ignore tests/,$(ON_CPU_ENGINES))
 
-charts: .venv .venv-charts/.installed ## tests of the Helm charts and of the Dockerfiles without a cluster, under two minutes; wants helm, helm-docs, kubeconform
+charts: .venv .venv-charts/.installed ## tests of the Helm charts, lint of Dockerfiles, shell scripts and workflows, without a cluster, under two minutes; wants helm, helm-docs, kubeconform
 	@PATH="$(CHARTS_PATH)" command -v helm >/dev/null || { echo "error: helm is neither on the PATH nor in KUBE_TESTBED/bin" >&2; exit 2; }
-	.venv-charts/bin/yamllint --strict helm/*/Chart.yaml helm/*/values.yaml helm/*/ci helm/loadtest/files
+	.venv-charts/bin/yamllint --strict .github .pre-commit-config.yaml helm/*/Chart.yaml helm/*/values.yaml helm/*/ci helm/loadtest/files
 	.venv-charts/bin/hadolint Dockerfile tests/cluster/redis/Dockerfile
+	.venv-charts/bin/shellcheck .ci/run .ci/kind k8s/manifests/render requirements/complete-cuda tools/fetch-prometheus
+	.venv-charts/bin/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	.venv-charts/bin/check-jsonschema -q --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/feature.yml
+	.venv-charts/bin/check-jsonschema -q --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	PATH="$(CHARTS_PATH)" helm lint --strict --quiet helm/serve-app
 	PATH="$(CHARTS_PATH)" helm lint --strict --quiet helm/loadtest --values helm/loadtest/ci/job-values.yaml
 	PATH="$(CHARTS_PATH)" helm lint --strict --quiet helm/batch --values helm/batch/ci/job-values.yaml
@@ -100,6 +106,8 @@ chart-files: .venv monitoring-files ## renew what is made from the charts' value
 	$(BIN)/python -m tools.loadtest_chart_schema
 	$(BIN)/python -m tools.batch_chart_schema
 	PATH="$(CHARTS_PATH)" helm-docs --log-level error --chart-search-root helm
+
+generated: docs-files chart-files manifests ## renew every file that is made from the code or the charts; wants helm and helm-docs
 
 model: .venv ## fetch the embedded model (once)
 	$(BIN)/serve-app model fetch $(EMBEDDED_MODEL)
@@ -186,7 +194,7 @@ CLUSTER_TESTS ?= cluster
 test-cluster: image ## install on the cluster of KUBECONFIG and test it, half an hour on 2 cores, 20 minutes with CLUSTER_TESTS="cluster and not slow"; BUILD must load images where its nodes find them
 	@[ -n "$${KUBECONFIG:-}" ] || { echo "error: KUBECONFIG names no cluster" >&2; exit 2; }
 	$(BUILD) -t $(REDIS_IMAGE) tests/cluster/redis
-	SERVE_APP_IMAGE=$(IMAGE) SERVE_APP_REDIS_IMAGE=$(REDIS_IMAGE) $(BIN)/pytest -m "$(CLUSTER_TESTS)" --durations=0 tests/cluster
+	SERVE_APP_IMAGE=$(IMAGE) SERVE_APP_REDIS_IMAGE=$(REDIS_IMAGE) $(TWICE) build/flaky-cluster.txt -m "$(CLUSTER_TESTS)" --durations=0 tests/cluster
 
 test-cluster-cuda: image image-cuda ## the same for a fleet of both images: install, answers, lost pods, scaling; 15 minutes, 60 GB of disk
 	@[ -n "$${KUBECONFIG:-}" ] || { echo "error: KUBECONFIG names no cluster" >&2; exit 2; }
