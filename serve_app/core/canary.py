@@ -42,7 +42,7 @@ TIMES = {Criterion.TTFT: 0.05, Criterion.ITL: 0.005}
 """Criteria in seconds, and by how many the limit is above the model's median at least: on a fast model noise alone doubles a time."""
 
 
-class State(StrEnum):
+class CanaryState(StrEnum):
     UNDECIDED = "undecided"
     GOOD = "good"
     BAD = "bad"
@@ -72,10 +72,10 @@ class Judge:
         self._times_to_skip = dict.fromkeys(TIMES, _FIRST_TIMES)
 
     @property
-    def state(self) -> State:
+    def state(self) -> CanaryState:
         if self.reason:
-            return State.BAD
-        return State.GOOD if self.num_judged >= self.limits.requests else State.UNDECIDED
+            return CanaryState.BAD
+        return CanaryState.GOOD if self.num_judged >= self.limits.requests else CanaryState.UNDECIDED
 
     def takes_next(self, *, is_ready: bool) -> bool:
         """Return whether the canary gets the next request: evenly spread, never more than its share. Nothing is saved up for it."""

@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from serve_app.core.canary import State
+from serve_app.core.canary import CanaryState
 from tests.chaos.records import audit, is_there, seeds
 from tests.e2e.fleet import wait_ready, wait_until
 from tests.e2e_fleet.conftest import Configure
@@ -93,7 +93,7 @@ def canary(pair: Fleet) -> tuple[str, float]:
     """Return what the ingress says of its canary: the state, and how many requests it was given. Nothing while there is none."""
     with contextlib.suppress(httpx.HTTPError):
         series = scrape(pair.url)
-        states = [s for s in State if series.get(("serve_app_canary_state", (*OF_CANARY, ("state", s)))) == 1.0]
+        states = [s for s in CanaryState if series.get(("serve_app_canary_state", (*OF_CANARY, ("state", s)))) == 1.0]
         return "".join(states), series.get(("serve_app_canary_requests_total", OF_CANARY), 0.0)
     return "", 0.0
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.core.canary import CanaryLimits, Criterion, Judge, State, is_looping
+from serve_app.core.canary import CanaryLimits, CanaryState, Criterion, Judge, is_looping
 
 NUM_RUNS = 100
 Times = Callable[[random.Random], float]
@@ -41,13 +41,13 @@ def play(seed: int, share: float, *, fails: float = 0.01, model: Times = USUAL, 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5])
 def test_a_canary_like_its_model_is_found_good(share: float, sigma: float) -> None:
     judged = [play(seed, share, model=spread(sigma), canary=spread(sigma)) for seed in range(NUM_RUNS)]
-    assert [j.reason for j in judged if j.state is not State.GOOD] == []
+    assert [j.reason for j in judged if j.state is not CanaryState.GOOD] == []
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5])
 def test_a_canary_slower_by_less_than_the_factor_is_found_good(share: float) -> None:
     judged = [play(seed, share, canary=spread(0.5, times=1.3)) for seed in range(NUM_RUNS)]
-    assert [j.reason for j in judged if j.state is not State.GOOD] == []
+    assert [j.reason for j in judged if j.state is not CanaryState.GOOD] == []
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5])
@@ -55,13 +55,13 @@ def test_a_canary_slower_by_less_than_the_factor_is_found_good(share: float) -> 
 def test_a_canary_three_times_as_slow_is_found_bad(share: float, sigma: float) -> None:
     for seed in range(NUM_RUNS):
         found = play(seed, share, model=spread(sigma), canary=spread(sigma, times=3.0))
-        assert found.state is State.BAD
+        assert found.state is CanaryState.BAD
         assert "waited too long for the first token, of the model's own" in found.reason
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5])
 def test_a_canary_that_fails_a_fifth_is_found_bad(share: float) -> None:
-    assert [seed for seed in range(NUM_RUNS) if play(seed, share, fails=0.2).state is not State.BAD] == []
+    assert [seed for seed in range(NUM_RUNS) if play(seed, share, fails=0.2).state is not CanaryState.BAD] == []
 
 
 def test_a_canary_that_fails_each_request_is_found_bad_by_the_fifth() -> None:
@@ -75,11 +75,11 @@ def test_what_strikes_both_sides_does_not_count_against_the_canary() -> None:
     for _ in range(200):
         for saw in (judged.saw_model, judged.saw_canary):
             saw(Criterion.FAILED, 1.0)
-    assert judged.state is not State.BAD
+    assert judged.state is not CanaryState.BAD
 
 
 def test_a_canary_that_stays_slow_behind_cold_caches_is_found_and_one_that_warms_up_is_not() -> None:
-    for num_slow, state in ((10, State.UNDECIDED), (60, State.BAD)):
+    for num_slow, state in ((10, CanaryState.UNDECIDED), (60, CanaryState.BAD)):
         judged = judge()
         for _ in range(100):
             judged.saw_model(Criterion.TTFT, 0.2)
@@ -92,7 +92,7 @@ def test_before_the_model_was_timed_the_canary_is_not() -> None:
     judged = judge()
     for _ in range(100):
         judged.saw_canary(Criterion.TTFT, 60.0)
-    assert judged.state is State.UNDECIDED
+    assert judged.state is CanaryState.UNDECIDED
 
 
 def test_milliseconds_are_no_reason() -> None:
@@ -123,7 +123,7 @@ def test_a_condemned_canary_gets_nothing_and_the_first_reason_stays() -> None:
     judged = judge(0.5)
     judged.condemn("too slow")
     judged.condemn("another")
-    assert (judged.state, judged.reason) == (State.BAD, "too slow")
+    assert (judged.state, judged.reason) == (CanaryState.BAD, "too slow")
     assert not any(judged.takes_next(is_ready=True) for _ in range(10))
 
 

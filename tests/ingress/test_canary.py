@@ -8,16 +8,16 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from serve_app.ingress.books.accounting import Accounting
+from serve_app.ingress.exchange.verdict import current_verdict
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.config.model import CanarySettings
-from serve_app.core.canary import State
+from serve_app.core.canary import CanaryState
 from serve_app.core.request import RequestState, Resume
 from serve_app.errors import NoFreePlace, NoReplica, QueueFull, RequestQuarantined, ServingError
-from serve_app.ingress.books.accounting import Accounting
 from serve_app.ingress.books.ledger import Ledger
 from serve_app.ingress.exchange import outcomes
-from serve_app.ingress.exchange.verdict import current_verdict
 from serve_app.ingress.front_end.front_end import FrontEnd
 from serve_app.ingress.routes.app import AppLimits, IngressApp
 from tests.core.helpers import Output
@@ -68,7 +68,7 @@ def pair(canary: ASGIApp, model: ASGIApp | None = None, *, ready: bool = True, l
     )
 
 
-def state(app: IngressApp) -> State:
+def state(app: IngressApp) -> CanaryState:
     return app.canaries["model"].judge.state
 
 
@@ -120,7 +120,7 @@ async def test_what_the_canary_fails_to_begin_the_model_answers_and_a_few_condem
     app = pair(failing(how))
     assert await ask(app, 60) == {"model": 60}
     judge = app.canaries["model"].judge
-    assert state(app) is State.BAD
+    assert state(app) is CanaryState.BAD
     assert judge.num_taken < 12
     assert "requests failed, of the model's own 0 of" in judge.reason
 
@@ -134,7 +134,7 @@ async def test_a_canary_that_has_no_place_says_nothing_of_its_release(refusal: S
 
     app = pair(failing(is_full))
     assert await ask(app, 40) == {"model": 40}
-    assert state(app) is State.UNDECIDED
+    assert state(app) is CanaryState.UNDECIDED
 
 
 @in_loop
@@ -145,7 +145,7 @@ async def test_what_an_end_of_the_canarys_engines_is_blamed_on_is_tried_at_the_m
 
     app = pair(failing(looks_like_poison))
     assert await ask(app, 40) == {"model": 40}
-    assert state(app) is State.BAD
+    assert state(app) is CanaryState.BAD
 
 
 @in_loop
@@ -157,7 +157,7 @@ async def test_what_the_client_did_wrong_says_nothing_of_the_canary() -> None:
     app = pair(failing(is_wrong), failing(is_wrong))
     answers = [(await call(app, "POST", CHAT, json={"model": "model"})).status_code for _ in range(40)]
     assert Counter(answers) == {400: 40}
-    assert (state(app), app.canaries["model"].judge.num_judged) == (State.UNDECIDED, 0)
+    assert (state(app), app.canaries["model"].judge.num_judged) == (CanaryState.UNDECIDED, 0)
 
 
 @in_loop
@@ -168,7 +168,7 @@ async def test_what_only_the_canary_refuses_the_model_answers_and_a_few_condemn_
 
     app = pair(failing(is_too_long))
     assert await ask(app, 60) == {"model": 60}
-    assert state(app) is State.BAD
+    assert state(app) is CanaryState.BAD
 
 
 @in_loop
@@ -279,7 +279,7 @@ async def test_verdicts_are_told_and_learnt_for_the_same_release_only() -> None:
     await ask(bad, 60)
     told = dict(bad.canaries["model"].condemned())
     other.canaries["model"].learn({"another release": "x"})
-    assert state(other) is State.UNDECIDED
+    assert state(other) is CanaryState.UNDECIDED
     other.canaries["model"].learn(told)
-    assert state(other) is State.BAD
+    assert state(other) is CanaryState.BAD
     assert await ask(other, 10) == {"model": 10}

@@ -8,7 +8,7 @@ import pytest
 from serve_app.core.events import LinkEnd
 from serve_app.errors import ServingError
 from serve_app.ingress.fleet.link import MAX_TOGETHER, ReplicaLink
-from serve_app.links.protocol.connection import State
+from serve_app.links.protocol.connection import LinkState
 from serve_app.links.protocol.errors import AuthenticationFailed, HandshakeTimeout, PeerClosed
 from serve_app.links.protocol.messages import Heartbeat
 from serve_app.replica import pipe
@@ -51,7 +51,7 @@ async def test_a_replica_that_is_not_the_expected_one_says_why(changes: dict[str
     with pytest.raises(PeerClosed) as refusal:
         await probe.connect(replica.lease.port)
     assert refusal.value.peer_code == peer_code
-    assert (probe.opened, probe.lost, probe.link.connection.state) == (0, [], State.CLOSED)
+    assert (probe.opened, probe.lost, probe.link.connection.state) == (0, [], LinkState.CLOSED)
     await replica.close()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from serve_app.links.protocol.connection import IngressConnection, ReplicaConnection, State
+from serve_app.links.protocol.connection import IngressConnection, LinkState, ReplicaConnection
 from serve_app.links.protocol.errors import ProtocolError
 from serve_app.links.protocol.frames import FrameDecoder, encode_frame
 from serve_app.links.protocol.messages import (
@@ -64,7 +64,7 @@ def open_pair(**replica_changes: Any) -> tuple[IngressConnection, ReplicaConnect
     assert replica.receive_data(ingress.initiate()) == []
     assert ingress.receive_data(replica.data_to_send()) == []
     assert replica.receive_data(ingress.data_to_send()) == []
-    assert (ingress.state, replica.state) == (State.OPEN, State.OPEN)
+    assert (ingress.state, replica.state) == (LinkState.OPEN, LinkState.OPEN)
     return ingress, replica
 
 
@@ -84,7 +84,7 @@ class Outcome:
     messages: list[Message]
     error: str
     sent: bytes
-    state: State
+    state: LinkState
 
 
 def play(connection: IngressConnection | ReplicaConnection, chunks: Iterable[bytes], *, eof: bool = False) -> Outcome:
@@ -112,7 +112,7 @@ def cut_at(wire: bytes, positions: Iterable[int]) -> Iterator[bytes]:
 
 def assert_refused(connection: IngressConnection | ReplicaConnection, error: ProtocolError) -> None:
     """The link is closed, the peer is told why, once, and nothing comes out any more."""
-    assert connection.state is State.CLOSED
+    assert connection.state is LinkState.CLOSED
     assert frames_in(connection.data_to_send()) == [Goodbye(error.code, str(error)[:1000])]
     assert_silent(connection)
 
@@ -123,7 +123,7 @@ def assert_silent(connection: IngressConnection | ReplicaConnection) -> None:
         assert connection.receive_data(wire) == []
     connection.eof_received()
     assert connection.close("shutdown", "") == connection.data_to_send() == b""
-    assert connection.state is State.CLOSED
+    assert connection.state is LinkState.CLOSED
 
 
 ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=256)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.links.protocol.connection import IngressConnection, ReplicaConnection, State
+from serve_app.links.protocol.connection import IngressConnection, LinkState, ReplicaConnection
 from serve_app.links.protocol.errors import (
     CreditExceeded,
     DuplicateAttempt,
@@ -124,7 +124,7 @@ def assert_safe_end(make: Callable[[], IngressConnection | ReplicaConnection], w
     connection = make()
     outcome = play(connection, cut_at(wire, positions), eof=True)
     assert outcome == play(make(), [wire], eof=True)
-    assert outcome.state is State.CLOSED
+    assert outcome.state is LinkState.CLOSED
     goodbyes = [m for m in frames_in(outcome.sent) if isinstance(m, Goodbye)]
     if outcome.error and not outcome.error.startswith("PeerClosed"):
         assert len(goodbyes) == 1
@@ -255,7 +255,7 @@ def test_the_ingress_refuses_its_own_faults_and_the_link_goes_on() -> None:
     wire += ingress.send_add("b", [b"x"])
     with pytest.raises(CreditExceeded):
         ingress.send_add("c", [b"x"])
-    assert (ingress.state, ingress.attempts, ingress.data_to_send()) == (State.OPEN, {"a", "b"}, b"")
+    assert (ingress.state, ingress.attempts, ingress.data_to_send()) == (LinkState.OPEN, {"a", "b"}, b"")
     assert replica.receive_data(wire) == [Add("a", [b"x"], 0), Add("b", [b"x"], 0)]
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.links.protocol.connection import IngressConnection, ReplicaConnection, State
+from serve_app.links.protocol.connection import IngressConnection, LinkState, ReplicaConnection
 from serve_app.links.protocol.errors import (
     AuthenticationFailed,
     FingerprintMismatch,
@@ -83,7 +83,7 @@ def test_both_sides_know_each_other_once_the_link_is_open() -> None:
 
 def test_nothing_is_believed_before_the_proof() -> None:
     replica = greeted()
-    assert (replica.state, replica.peer) == (State.HANDSHAKE, None)
+    assert (replica.state, replica.peer) == (LinkState.HANDSHAKE, None)
 
 
 def test_the_proofs_are_hmac_sha256_over_role_and_both_frames() -> None:
@@ -218,11 +218,11 @@ def test_no_flipped_bit_of_the_handshake_leaves_both_sides_open() -> None:
     for position in range(8 * len(HELLO)):
         replica, ingress = make_replica(), initiated()
         played = play(replica, [flipped(HELLO, position)])
-        assert play(ingress, [played.sent]).state is not State.OPEN, position
+        assert play(ingress, [played.sent]).state is not LinkState.OPEN, position
     for position in range(8 * len(CHALLENGE)):
-        assert play(initiated(), [flipped(CHALLENGE, position)]).state is not State.OPEN, position
+        assert play(initiated(), [flipped(CHALLENGE, position)]).state is not LinkState.OPEN, position
     for position in range(8 * len(PROOF)):
-        assert play(greeted(), [flipped(PROOF, position)]).state is not State.OPEN, position
+        assert play(greeted(), [flipped(PROOF, position)]).state is not LinkState.OPEN, position
 
 
 def flipped(wire: bytes, position: int) -> bytes:
@@ -254,7 +254,7 @@ def test_the_ingress_speaks_first() -> None:
     ingress = initiated()
     with pytest.raises(UnexpectedMessage):
         ingress.initiate()
-    assert ingress.state is State.HANDSHAKE
+    assert ingress.state is LinkState.HANDSHAKE
 
 
 def test_nothing_is_sent_before_the_link_is_open() -> None:
@@ -262,7 +262,7 @@ def test_nothing_is_sent_before_the_link_is_open() -> None:
     for send in (ingress.ping, lambda: ingress.send_add("a", [b"x"]), lambda: replica.send_trial_begins("a")):
         with pytest.raises(UnexpectedMessage):
             send()
-    assert (ingress.attempts, ingress.state, replica.state) == (set(), State.HANDSHAKE, State.HANDSHAKE)
+    assert (ingress.attempts, ingress.state, replica.state) == (set(), LinkState.HANDSHAKE, LinkState.HANDSHAKE)
 
 
 def test_a_large_frame_is_refused_until_the_peer_has_proved_itself() -> None:

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
-from serve_app.links.protocol.connection import State
+from serve_app.links.protocol.connection import LinkState
 from serve_app.links.protocol.errors import CreditExceeded, DuplicateAttempt, PeerClosed, UnexpectedMessage
 from serve_app.links.protocol.messages import Abort, Add, Heartbeat, Outputs, Ping
 from tests.protocol.helpers import make_ingress, make_replica, outputs
@@ -32,7 +32,7 @@ class LinkMachine(RuleBasedStateMachine):
         attempt_id = f"r{self.num_added}@0"
         expected = (
             UnexpectedMessage
-            if self.ingress.state is not State.OPEN
+            if self.ingress.state is not LinkState.OPEN
             else CreditExceeded
             if len(self.ingress.attempts) == CREDIT
             else None
@@ -52,18 +52,18 @@ class LinkMachine(RuleBasedStateMachine):
         with pytest.raises(DuplicateAttempt):
             self.ingress.send_add(attempt_id, [b"request"])
 
-    @precondition(lambda self: self.ingress.state is State.OPEN)
+    @precondition(lambda self: self.ingress.state is LinkState.OPEN)
     @rule(attempt_ids=st.lists(added, max_size=2))
     def abort(self, attempt_ids: list[str]) -> None:
         self.to_replica += self.ingress.send_abort([i for i in attempt_ids if int(i[1:-2]) < self.num_added])
 
-    @precondition(lambda self: self.ingress.state is State.OPEN)
+    @precondition(lambda self: self.ingress.state is LinkState.OPEN)
     @rule()
     def ping(self) -> None:
         self.num_pings += 1
         self.to_replica += self.ingress.ping()
 
-    @precondition(lambda self: self.replica.state is State.OPEN)
+    @precondition(lambda self: self.replica.state is LinkState.OPEN)
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
         finished = [i for i in sorted(self.running) if data.draw(st.booleans())]
@@ -72,7 +72,7 @@ class LinkMachine(RuleBasedStateMachine):
             self.replica.attempt_finished(attempt_id)
         self.to_ingress += outputs(b"step", *(i.encode() for i in finished))
 
-    @precondition(lambda self: self.replica.state is State.OPEN)
+    @precondition(lambda self: self.replica.state is LinkState.OPEN)
     @rule()
     def heartbeat(self) -> None:
         self.to_ingress += self.replica.send_heartbeat(step=1, running=len(self.running), waiting=0, kv_usage=0.0)
@@ -118,13 +118,13 @@ class LinkMachine(RuleBasedStateMachine):
         while self.to_replica or self.to_ingress:
             self.deliver_to_replica(100_000)
             self.deliver_to_ingress(100_000)
-        assert [self.ingress.state, self.replica.state] == [State.OPEN, State.OPEN]
+        assert [self.ingress.state, self.replica.state] == [LinkState.OPEN, LinkState.OPEN]
         assert self.ingress.attempts == self.replica.attempts
         assert self.num_pings_seen == self.num_pings
         goodbye = self.replica.close("shutdown", "the test is over")
         with pytest.raises(PeerClosed):
             self.ingress.receive_data(goodbye)
-        assert [self.ingress.state, self.replica.state] == [State.CLOSED, State.CLOSED]
+        assert [self.ingress.state, self.replica.state] == [LinkState.CLOSED, LinkState.CLOSED]
 
 
 TestLink = LinkMachine.TestCase

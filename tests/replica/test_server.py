@@ -13,7 +13,7 @@ from serve_app.config import parse_settings
 from serve_app.errors import ListenFailed
 from serve_app.host import descriptors
 from serve_app.ingress.fleet.link import dial
-from serve_app.links.protocol.connection import IngressConnection, State
+from serve_app.links.protocol.connection import IngressConnection, LinkState
 from serve_app.links.protocol.errors import HandshakeTimeout, MalformedMessage, PeerClosed
 from serve_app.links.protocol.frames import FrameDecoder
 from serve_app.links.protocol.messages import Goodbye, Heartbeat, Message, Outputs, decode_message
@@ -312,7 +312,7 @@ async def handshake_begun(replica: FakeReplica) -> tuple[asyncio.StreamReader, a
     reader, writer = await asyncio.open_connection("127.0.0.1", replica.port)
     connection = Probe().new_connection()
     writer.write(connection.initiate())
-    while connection.state is State.HANDSHAKE:
+    while connection.state is LinkState.HANDSHAKE:
         connection.receive_data(await reader.read(1 << 16))
     return reader, writer, connection
 

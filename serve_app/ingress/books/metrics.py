@@ -21,7 +21,7 @@ from vllm.v1.metrics import loggers
 from vllm.v1.metrics.stats import SchedulerStats
 
 from serve_app.books import series
-from serve_app.core.canary import State
+from serve_app.core.canary import CanaryState
 from serve_app.core.events import LinkEnd
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_report import describe
@@ -252,7 +252,7 @@ class CanaryCollector(Collector):
         for name, told in self._described.items():
             said = told()
             requests.add_metric([name, said["of"]], said["requests"])
-            for state in State:
+            for state in CanaryState:
                 states.add_metric([name, said["of"], state.value], float(state.value == said["state"]))
         yield from (requests, states)
 

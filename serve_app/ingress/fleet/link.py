@@ -10,7 +10,7 @@ from serve_app.core.events import LinkEnd
 from serve_app.core.instructions import StartAttempt
 from serve_app.errors import EngineStopped
 from serve_app.ingress.books.metrics import count_goodbye
-from serve_app.links.protocol.connection import IngressConnection, State
+from serve_app.links.protocol.connection import IngressConnection, LinkState
 from serve_app.links.protocol.errors import CODES, HandshakeTimeout, PeerClosed, ProtocolError
 from serve_app.links.protocol.messages import ENGINE_LOST, Message
 from serve_app.links.send_buffer import SendBuffer
@@ -65,7 +65,7 @@ class ReplicaLink(asyncio.Protocol):
         return peer.replica_id
 
     def is_open(self) -> bool:
-        return self.connection.state is State.OPEN
+        return self.connection.state is LinkState.OPEN
 
     def can_send(self) -> bool:
         """Return whether an attempt may be written now; if not, it belongs into `unsent`."""
@@ -163,7 +163,7 @@ class ReplicaLink(asyncio.Protocol):
     def close(self, code: str, reason: str, end: LinkEnd = LinkEnd.ENDED_HERE) -> None:
         """Say goodbye and close; ``on_lost`` follows if the link was open."""
         self._end, self._cause = end, reason
-        if self.connection.state is not State.CLOSED:
+        if self.connection.state is not LinkState.CLOSED:
             self._transport.write(self._take_unwritten() + self.connection.close(code, reason))
         self._transport.close()
 

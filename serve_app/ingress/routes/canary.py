@@ -13,7 +13,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.config import ModelSettings
-from serve_app.core.canary import CanaryLimits, Criterion, Judge, State, is_looping
+from serve_app.core.canary import CanaryLimits, CanaryState, Criterion, Judge, is_looping
 from serve_app.core.request import RequestState, Resume
 from serve_app.errors import NoFreePlace, QueueFull, RequestQuarantined, ServerStopping, ServingError
 from serve_app.ingress.exchange.held_answer import ERRORS, HeldAnswer, status_of
@@ -100,7 +100,7 @@ class Canary:
         try:
             while not (await asyncio.wait([task], timeout=_LOOK_S))[0]:
                 watch.look()
-                if not gate.has_begun and (self.judge.state is State.BAD or watch.waits_s() > self.judge.patience_s()):
+                if not gate.has_begun and (self.judge.state is CanaryState.BAD or watch.waits_s() > self.judge.patience_s()):
                     gate.has_failed = True
                     break
         finally:
@@ -110,7 +110,9 @@ class Canary:
         raised = None if task.cancelled() else task.exception()
         if raised is not None and not gate.has_begun:
             gate.has_failed = True
-        taken_away = was is not State.BAD and self.judge.state is State.BAD and watch.waits_s() <= self.judge.patience_s()
+        taken_away = (
+            was is not CanaryState.BAD and self.judge.state is CanaryState.BAD and watch.waits_s() <= self.judge.patience_s()
+        )
         if gate.has_failed and taken_away and verdict.error is None and raised is None:
             return _Outcome.FAILED  # another request condemned the canary; this one says nothing
         failed = None if gate.has_refused else _has_failed(verdict, held, raised=raised is not None or gate.has_failed)
@@ -131,7 +133,7 @@ class Canary:
 
     def _say_so(self) -> None:
         name, judge = self.front.model.name, self.judge
-        if judge.state is State.BAD:
+        if judge.state is CanaryState.BAD:
             logger.error("canary %s is bad, %s answers all requests: %s", name, self.of, judge.reason)
         else:
             logger.info("canary %s is good: %d requests were judged", name, judge.num_judged)

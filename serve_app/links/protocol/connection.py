@@ -60,7 +60,7 @@ from serve_app.links.protocol.messages import (
 )
 
 
-class State(enum.StrEnum):
+class LinkState(enum.StrEnum):
     """Where a link is; it only ever moves down this list."""
 
     HANDSHAKE = "handshake"
@@ -82,7 +82,7 @@ class _Connection:
     """32 fresh random bytes."""
     max_frame_bytes: int
     """The same on both sides, or the larger frames of one end the link."""
-    state: State = field(default=State.HANDSHAKE, init=False)
+    state: LinkState = field(default=LinkState.HANDSHAKE, init=False)
     attempts: set[str] = field(default_factory=set, init=False)
     """Unfinished attempts of this link."""
     undelivered: list[Message] = field(default_factory=list, init=False, repr=False)
@@ -103,7 +103,7 @@ class _Connection:
         """
         messages: list[Message] = []
         try:
-            while self.state is not State.CLOSED and (bodies := self._decoder.receive_data(data)):
+            while self.state is not LinkState.CLOSED and (bodies := self._decoder.receive_data(data)):
                 for body in bodies:
                     self._receive_frame(body, messages)
                 data = b""  # the limit may have been raised within ``bodies``: ask for what waits
@@ -119,8 +119,8 @@ class _Connection:
         Raises:
             MalformedMessage: It stopped inside a frame or before the link was open.
         """
-        if self.state is State.CLOSED or (self.state is State.OPEN and not self._decoder.buffered_bytes):
-            self.state = State.CLOSED
+        if self.state is LinkState.CLOSED or (self.state is LinkState.OPEN and not self._decoder.buffered_bytes):
+            self.state = LinkState.CLOSED
             return
         error = MalformedMessage(f"end of stream in state {self.state}, {self._decoder.buffered_bytes} bytes into a frame")
         self._refuse(error)
@@ -138,7 +138,7 @@ class _Connection:
         Raises:
             MalformedMessage: ``code`` is neither an error's nor a word in snake_case of at most 64 characters.
         """
-        if self.state is not State.CLOSED:
+        if self.state is not LinkState.CLOSED:
             self._say_goodbye(code, reason)
         return self.data_to_send()
 
@@ -158,7 +158,7 @@ class _Connection:
 
     def _receive_frame(self, body: bytes, messages: list[Message]) -> None:
         """Act on one frame and append to ``messages`` what is for the adapter."""
-        if self.state is State.OPEN:
+        if self.state is LinkState.OPEN:
             message = decode_message(body)
             if isinstance(message, self._received_when_open):
                 self._on_message(message)
@@ -169,7 +169,7 @@ class _Connection:
             message = decode_message(body)
         if isinstance(message, Goodbye):
             raise PeerClosed(message.code, message.reason)
-        if self.state is not State.HANDSHAKE:
+        if self.state is not LinkState.HANDSHAKE:
             raise self._unexpected(message)
         self._receive_handshake(message, body)
 
@@ -190,12 +190,12 @@ class _Connection:
             raise CreditExceeded(self._credit_limit())
 
     def _open(self) -> None:
-        self.state = State.OPEN
+        self.state = LinkState.OPEN
         self._decoder.max_frame_bytes = self.max_frame_bytes
 
     def _frame(self, message: Message) -> bytes:
         """Return ``message`` behind whatever has to go out before it."""
-        if self.state is not State.OPEN:
+        if self.state is not LinkState.OPEN:
             raise self._unexpected(message)
         body = encode_message(message)
         if not isinstance(message, Add | AddSuspect):  # it is large, and checked when made
@@ -212,12 +212,12 @@ class _Connection:
         # Cut and cleaned: never let the Goodbye itself be malformed.
         goodbye = decode_message(encode_message(Goodbye(code, readable(reason, MAX_REASON_CHARS))))
         self._queue(goodbye)
-        self.state = State.CLOSED
+        self.state = LinkState.CLOSED
 
     def _refuse(self, error: ProtocolError) -> None:
         if not isinstance(error, PeerClosed):
             self._say_goodbye(error.code, str(error))
-        self.state = State.CLOSED
+        self.state = LinkState.CLOSED
 
 
 @dataclass(kw_only=True, eq=False)
@@ -244,7 +244,7 @@ class IngressConnection(_Connection):
             fingerprint=self.fingerprint,
             nonce=self.nonce,
         )
-        if self._hello or self.state is not State.HANDSHAKE:
+        if self._hello or self.state is not LinkState.HANDSHAKE:
             raise self._unexpected(hello)
         self._hello = encode_message(hello)
         return encode_frame(self._hello)
@@ -256,7 +256,7 @@ class IngressConnection(_Connection):
             DuplicateAttempt, CreditExceeded, FrameTooLarge, MalformedMessage: Nothing is to be sent; the link goes on.
             UnexpectedMessage: The link is not open.
         """
-        if self.state is State.OPEN:
+        if self.state is LinkState.OPEN:
             self._check_attempt(attempt_id)
         frame = self._frame(add_message(attempt_id, buffers, num_emitted, suspect=suspect))
         self.attempts.add(attempt_id)
