@@ -30,7 +30,7 @@ from serve_app.links.protocol.messages import Capabilities
 from serve_app.replica import pipe
 from serve_app.replica.adapters import adapters_in, check_sums, load_all, max_rank
 from serve_app.replica.cold_start import EnginePhases
-from serve_app.replica.engine_io import EngineInput, EngineOutput
+from serve_app.replica.engine_io import InputThread, OutputThread
 from serve_app.replica.grammar import accept_emitted
 from serve_app.replica.own_requests import own_request
 from serve_app.replica.scheduler import bounded
@@ -166,7 +166,7 @@ class PipedEngineCore(EngineCoreProc):
         """vLLM's input thread."""
 
         def read() -> None:
-            engine_input = EngineInput(self, self._end.send, self._end.pinged)
+            engine_input = InputThread(self, self._end.send, self._end.pinged)
             self._end.send(self._ready())
             ready_event.set()
             engine_input.run(self._sock)
@@ -175,7 +175,7 @@ class PipedEngineCore(EngineCoreProc):
 
     def process_output_sockets(self, output_paths: Any, coord_output_path: Any, engine_index: int) -> None:
         """vLLM's output thread."""
-        self._end.run_thread(EngineOutput(self, self._end.send, self._max_frame_bytes).run)
+        self._end.run_thread(OutputThread(self, self._end.send, self._max_frame_bytes).run)
 
     def _ready(self) -> pipe.EngineReady:
         response = self._make_ready_response()

@@ -41,7 +41,7 @@ class Core(Protocol):
     def _handle_request_preproc_error(self, request: EngineCoreRequest) -> None: ...
 
 
-class EngineInput:
+class InputThread:
     """Supervisor to engine."""
 
     def __init__(self, core: Core, send: Send, pinged: Callable[[], None]) -> None:
@@ -105,7 +105,7 @@ class EngineInput:
             core._handle_request_preproc_error(request)
 
 
-class EngineOutput:
+class OutputThread:
     """Engine to supervisor, one message per step and ingress.
 
     The limits of a link are kept here, where it costs the requests that break them; at the ingress it would cost the link, and

@@ -24,7 +24,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 from serve_app.links.protocol.frames import FrameDecoder
 from serve_app.links.protocol.messages import Outputs, decode_message
 from serve_app.replica import pipe
-from serve_app.replica.engine_io import EngineInput, EngineOutput
+from serve_app.replica.engine_io import InputThread, OutputThread
 
 DEAD = b"dead"
 MAX_FRAME_BYTES = 2_000_000
@@ -66,7 +66,7 @@ def read(core: FakeCore, *messages: pipe.ToEngine) -> list[pipe.FromEngine]:
         for message in messages:
             ours.sendall(pipe.encode(message))
         ours.shutdown(socket.SHUT_WR)
-        EngineInput(core, sent.append, lambda: None).run(theirs)
+        InputThread(core, sent.append, lambda: None).run(theirs)
     return sent
 
 
@@ -75,7 +75,7 @@ def write(core: FakeCore, *items: tuple[int, EngineCoreOutputs]) -> list[pipe.Fr
     sent: list[pipe.FromEngine] = []
     for item in (*items, DEAD):
         core.output_queue.put(item)
-    EngineOutput(core, sent.append, MAX_FRAME_BYTES).run()
+    OutputThread(core, sent.append, MAX_FRAME_BYTES).run()
     return sent
 
 
@@ -210,7 +210,7 @@ def pipe_ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def _fail_to_read(sock: socket.socket) -> None:
     end = pipe.EngineEnd(sock)
-    thread = threading.Thread(target=end.run_thread, args=(lambda: EngineInput(FakeCore(), end.send, end.pinged).run(sock),))
+    thread = threading.Thread(target=end.run_thread, args=(lambda: InputThread(FakeCore(), end.send, end.pinged).run(sock),))
     thread.start()
     threading.Event().wait()  # as the engine's main thread, which knows nothing of it
 
@@ -218,7 +218,7 @@ def _fail_to_read(sock: socket.socket) -> None:
 def _fail_to_write(sock: socket.socket) -> None:
     core, end = FakeCore(), pipe.EngineEnd(sock)
     core.output_queue.put((0, EngineCoreOutputs(outputs=[EngineCoreOutput("r@0", [1], kv_transfer_params={"x": object()})])))
-    thread = threading.Thread(target=end.run_thread, args=(EngineOutput(core, end.send, MAX_FRAME_BYTES).run,))
+    thread = threading.Thread(target=end.run_thread, args=(OutputThread(core, end.send, MAX_FRAME_BYTES).run,))
     thread.start()
     threading.Event().wait()
 
@@ -248,7 +248,7 @@ def test_a_ping_is_noted_and_asks_the_engine_for_a_token_only_if_it_says_so() ->
     with ours, theirs:
         ours.sendall(pipe.encode(pipe.Ping(False)) + pipe.encode(pipe.Ping(True)))
         ours.shutdown(socket.SHUT_WR)
-        EngineInput(core, lambda message: None, lambda: noted.append("ping")).run(theirs)
+        InputThread(core, lambda message: None, lambda: noted.append("ping")).run(theirs)
     assert noted == ["ping", "ping"]
     assert taken(core) == [(EngineCoreRequestType.UTILITY, (pipe.PROBE_SLOT, 0, "probe", ()))]
 
