@@ -17,7 +17,7 @@ from typing import Protocol, cast
 from serve_app.config import ProtocolSettings
 from serve_app.errors import ListenFailed
 from serve_app.host import descriptors
-from serve_app.links.protocol.connection import ReplicaConnection, State
+from serve_app.links.protocol.connection import LinkState, ReplicaConnection
 from serve_app.links.protocol.errors import AuthenticationFailed, HandshakeTimeout, ProtocolError, SlotsExhausted
 from serve_app.links.protocol.messages import Abort, Add, AddSuspect, Message, TrialPassed
 from serve_app.links.send_buffer import SendBuffer
@@ -212,7 +212,7 @@ class _Link(asyncio.Protocol):
         )
 
     def is_open(self) -> bool:
-        return self._connection.state is State.OPEN
+        return self._connection.state is LinkState.OPEN
 
     def num_attempts(self) -> int:
         return len(self._connection.attempts)
@@ -308,7 +308,7 @@ class _Link(asyncio.Protocol):
         )
 
     def say_goodbye(self, code: str, reason: str) -> None:
-        if self._connection.state is not State.CLOSED:
+        if self._connection.state is not LinkState.CLOSED:
             self._transport.write(self._connection.close(code, reason))
         self._transport.close()
 
