@@ -121,6 +121,8 @@ class IngressSettings(Section):
     """Whether a request with the header `X-Serve-App-Receipt: 1` is told its phases and replicas: docs/receipts.md."""
     sagemaker_routes: bool = Field(default=False, strict=True)
     """Whether `/ping` and `/invocations` exist, as Amazon SageMaker calls them: docs/migration.md."""
+    shortcuts: bool = Field(default=True, strict=True)
+    """Whether common requests take shortcuts past parts of vLLM's front end. Without them, answers are the same, only slower."""
     generate_delimiter: Literal["newline", "nul"] = "newline"
     """What is behind each value of a stream of `/generate`. nul: for clients of vLLM's first server, which split at the byte 0."""
     batch: BatchSettings | None = None

@@ -12,8 +12,9 @@ from serve_app.checkpoints import resolve_model
 from serve_app.config import ModelSettings, Settings, cluster_token, default_cache_dir
 from serve_app.config.timeouts import SHUTDOWN_MARGIN_S
 from serve_app.core.fleet_report import describe, num_lines, num_on_draining
+from serve_app.ingress import shortcuts
 from serve_app.ingress.books import metrics
-from serve_app.ingress.books.accounting import Accounting
+from serve_app.ingress.books.books import Books
 from serve_app.ingress.books.request_metrics import begin_at_zero
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.front_end.front_end import VLLM_VERSION, FrontEnd, build_front_end
@@ -58,7 +59,6 @@ class IngressRuntime:
             settings.ingress.max_body_bytes,
             stream_silence_s=settings.timeouts.stream_silence_s,
             max_loop_lag_s=settings.ingress.max_loop_lag_s,
-            max_latency_keys=settings.ingress.key_latencies,
         )
         app = IngressApp(
             fronts,
@@ -66,7 +66,7 @@ class IngressRuntime:
             version=_version(settings),
             keys=keys,
             fleet_id=fleet_id,
-            accounting=Accounting.of(settings, ingress_id),
+            books=Books.of(settings, ingress_id),
             sagemaker=settings.ingress.sagemaker_routes,
             generate_end=NUL if settings.ingress.generate_delimiter == "nul" else NEWLINE,
             batches=batches,
@@ -83,7 +83,10 @@ class IngressRuntime:
     ) -> FrontEnd:
         client = FleetClient(settings, model, ingress_id=ingress_id, token=cluster_token(settings), tls=tls)
         path = await asyncio.to_thread(resolve_model, model.model, default_cache_dir())
-        return await build_front_end(model, path, client, grammars)
+        front = await build_front_end(model, path, client, grammars)
+        if settings.ingress.shortcuts:
+            shortcuts.install(front)
+        return front
 
     def start(self) -> list[asyncio.Task[Any]]:
         """Start batches, the clients' loops and the watch of the event loop; the caller owns the tasks."""
@@ -121,8 +124,7 @@ class IngressRuntime:
         await self.grammars.close()
         if self.batches is not None:
             await asyncio.to_thread(self.batches.close)
-        if self.app.accounting is not None:
-            await asyncio.to_thread(self.app.accounting.close)
+        await asyncio.to_thread(self.app.books.close)
 
     def set_members(self, leases: Iterable[Lease]) -> None:
         leases = list(leases)

@@ -18,8 +18,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase, unregister_vllm_metrics
 
 from serve_app.checkpoints import make_tiny_llama
+from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.exchange.held_answer import HeldAnswer
-from serve_app.ingress.exchange.verdict import Verdict
 from serve_app.ingress.routes.generate import generate_route
 
 MAX_LOGPROBS = 20
@@ -88,7 +88,7 @@ def app(engine: AsyncLLM) -> ASGIApp:
     routes = Starlette(routes=[Route("/generate", handler, methods=["POST"])])
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await routes(scope, receive, HeldAnswer(send, Verdict(), is_responses=False))
+        await routes(scope, receive, HeldAnswer(send, Exchange("/v1/completions")))
 
     return app
 

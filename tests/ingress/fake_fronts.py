@@ -10,10 +10,10 @@ from typing import Any, cast
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve_app.ingress.front_end.front_end import FrontEnd
+from serve_app.ingress.fleet.output_path import OutputPath
+from serve_app.ingress.front_end.front_end import FrontEnd, Shortcuts
 from serve_app.ingress.http.api_keys import ApiKeys
 from serve_app.ingress.routes.app import VLLM_ROUTES, AppLimits, IngressApp
-from serve_app.ingress.shortcuts.streaming import Streams
 from tests.doubles.fleet import MODEL, settings
 
 MAX_BODY_BYTES = 1000
@@ -62,8 +62,7 @@ class Front:
     engine: Any = field(default_factory=lambda: ENGINE)
     max_logprobs: int = 20
     adapters: Mapping[str, Any] = field(default_factory=dict)
-    repeats: frozenset[str] = frozenset()
-    direct: Mapping[str, Any] = field(default_factory=dict)
+    shortcuts: Shortcuts = field(default_factory=Shortcuts)
 
     async def app(self) -> App:
         return self.asgi
@@ -71,7 +70,7 @@ class Front:
 
 def front(name: str, asgi: ASGIApp = echo, *, ready: bool = True, required: bool = True) -> FrontEnd:
     model = settings().models[MODEL].model_copy(update={"name": name, "required": required})
-    client = SimpleNamespace(is_ready=lambda: ready, streams=Streams(lambda _: None))
+    client = SimpleNamespace(is_ready=lambda: ready, output_path=OutputPath(lambda _: None, None))
     return cast(FrontEnd, Front(model, client, App(name, asgi)))
 
 

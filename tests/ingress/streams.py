@@ -49,9 +49,10 @@ class Ingress:
 
     @contextlib.contextmanager
     def by_vllm_alone(self) -> Any:
-        repeats, self.front.repeats = self.front.repeats, frozenset()
+        shortcuts = self.front.shortcuts
+        self.front.shortcuts = shortcuts._replace(repeats=frozenset())
         yield
-        self.front.repeats = repeats
+        self.front.shortcuts = shortcuts
 
 
 @contextlib.asynccontextmanager

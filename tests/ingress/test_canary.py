@@ -8,16 +8,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from serve_app.ingress.books.accounting import Accounting
-from serve_app.ingress.exchange.verdict import current_verdict
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.config.model import CanarySettings
 from serve_app.core.canary import CanaryState
 from serve_app.core.request import RequestState, Resume
 from serve_app.errors import NoFreePlace, NoReplica, QueueFull, RequestQuarantined, ServingError
+from serve_app.ingress.books.books import Books
 from serve_app.ingress.books.ledger import Ledger
-from serve_app.ingress.exchange import outcomes
+from serve_app.ingress.exchange.exchange import current_exchange
 from serve_app.ingress.front_end.front_end import FrontEnd
 from serve_app.ingress.routes.app import AppLimits, IngressApp
 from tests.core.helpers import Output
@@ -33,10 +32,10 @@ def says(name: str, *, before: Callable[[], Awaitable[None] | None] | None = Non
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
-        verdict = current_verdict.get()
-        assert verdict is not None
+        exchange = current_exchange.get()
+        assert exchange is not None
         request = RequestState("r", prompt_tokens=1, max_tokens=3, resume=Resume.CONTINUE)
-        verdict.began(request, "answer")
+        exchange.requests.add(request, "answer")
         if before is not None and (waited := before()) is not None:
             await waited
         request.emitted_ids += [1, 2, 3]
@@ -64,7 +63,7 @@ def pair(canary: ASGIApp, model: ASGIApp | None = None, *, ready: bool = True, l
         {f.model.name: f for f in fronts},
         AppLimits(1000),
         version={},
-        accounting=None if ledger is None else Accounting(ledger=ledger),
+        books=Books(ledger=ledger),
     )
 
 
@@ -81,26 +80,26 @@ async def ask(app: IngressApp, num: int = 1, path: str = CHAT, model: str = "mod
 def failing(how: Callable[[Any, Send], Awaitable[None]]) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
-        await how(current_verdict.get(), send)
+        await how(current_exchange.get(), send)
 
     return app
 
 
-async def _answers_500(verdict: Any, send: Send) -> None:
+async def _answers_500(exchange: Any, send: Send) -> None:
     await send({"type": "http.response.start", "status": 500, "headers": []})
     await send({"type": "http.response.body", "body": b"no"})
 
 
-async def _raises(verdict: Any, send: Send) -> None:
+async def _raises(exchange: Any, send: Send) -> None:
     raise RuntimeError("broken")
 
 
-async def _loses_its_replica(verdict: Any, send: Send) -> None:
-    verdict.error = NoReplica(model="next", waited_s=30.0, retry_after_s=1.0)
-    await _answers_500(verdict, send)
+async def _loses_its_replica(exchange: Any, send: Send) -> None:
+    exchange.error = NoReplica(model="next", waited_s=30.0, retry_after_s=1.0)
+    await _answers_500(exchange, send)
 
 
-async def _begins_a_stream_with_an_error(verdict: Any, send: Send) -> None:
+async def _begins_a_stream_with_an_error(exchange: Any, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
     await send({"type": "http.response.body", "body": b'data: {"error": {"message": "x"}}\n\n', "more_body": True})
     await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
@@ -128,9 +127,9 @@ async def test_what_the_canary_fails_to_begin_the_model_answers_and_a_few_condem
 @pytest.mark.parametrize("refusal", [QueueFull(waiting=1, limit=1, retry_after_s=1.0), NoFreePlace(waiting=1, retry_after_s=1.0)])
 @in_loop
 async def test_a_canary_that_has_no_place_says_nothing_of_its_release(refusal: ServingError) -> None:
-    async def is_full(verdict: Any, send: Send) -> None:
-        verdict.error = refusal
-        await _answers_500(verdict, send)
+    async def is_full(exchange: Any, send: Send) -> None:
+        exchange.error = refusal
+        await _answers_500(exchange, send)
 
     app = pair(failing(is_full))
     assert await ask(app, 40) == {"model": 40}
@@ -139,9 +138,9 @@ async def test_a_canary_that_has_no_place_says_nothing_of_its_release(refusal: S
 
 @in_loop
 async def test_what_an_end_of_the_canarys_engines_is_blamed_on_is_tried_at_the_model() -> None:
-    async def looks_like_poison(verdict: Any, send: Send) -> None:
-        verdict.error = RequestQuarantined(blocked_s=1.0)
-        await _answers_500(verdict, send)
+    async def looks_like_poison(exchange: Any, send: Send) -> None:
+        exchange.error = RequestQuarantined(blocked_s=1.0)
+        await _answers_500(exchange, send)
 
     app = pair(failing(looks_like_poison))
     assert await ask(app, 40) == {"model": 40}
@@ -150,7 +149,7 @@ async def test_what_an_end_of_the_canarys_engines_is_blamed_on_is_tried_at_the_m
 
 @in_loop
 async def test_what_the_client_did_wrong_says_nothing_of_the_canary() -> None:
-    async def is_wrong(verdict: Any, send: Send) -> None:
+    async def is_wrong(exchange: Any, send: Send) -> None:
         await send({"type": "http.response.start", "status": 400, "headers": []})
         await send({"type": "http.response.body", "body": b"no"})
 
@@ -162,7 +161,7 @@ async def test_what_the_client_did_wrong_says_nothing_of_the_canary() -> None:
 
 @in_loop
 async def test_what_only_the_canary_refuses_the_model_answers_and_a_few_condemn_it() -> None:
-    async def is_too_long(verdict: Any, send: Send) -> None:
+    async def is_too_long(exchange: Any, send: Send) -> None:
         await send({"type": "http.response.start", "status": 400, "headers": []})
         await send({"type": "http.response.body", "body": b"no"})
 
@@ -220,8 +219,8 @@ async def test_a_request_that_is_taken_from_the_canary_is_stopped_there(monkeypa
 
 @in_loop
 async def test_a_client_that_gives_up_says_nothing_of_the_canary() -> None:
-    async def gone(verdict: Any, send: Send) -> None:
-        verdict.client_gone(outcomes.Answer(0, ended=False, told_status=0))
+    async def gone(exchange: Any, send: Send) -> None:
+        exchange.client_gone()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b'{"by": "next"}'})  # as vLLM's app answers nobody
 
@@ -232,7 +231,7 @@ async def test_a_client_that_gives_up_says_nothing_of_the_canary() -> None:
 
 @in_loop
 async def test_a_mistake_of_the_client_that_both_tell_within_a_stream_says_nothing_of_the_canary() -> None:
-    async def mistaken(verdict: Any, send: Send) -> None:
+    async def mistaken(exchange: Any, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
         event = b'data: {"error": {"message": "told", "code": 400}}\n\n'
         await send({"type": "http.response.body", "body": event, "more_body": True})

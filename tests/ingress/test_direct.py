@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 
 from serve_app.errors import QueueFull
-from serve_app.ingress.exchange.verdict import Verdict, current_verdict
+from serve_app.ingress.exchange.exchange import Exchange, current_exchange
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.http.error_answers import FleetError
 from serve_app.ingress.shortcuts.direct import DirectAnswer
@@ -198,9 +198,10 @@ class Both:
 
     @contextlib.contextmanager
     def by_vllms_app(self) -> Any:
-        direct, self._front.direct = self._front.direct, {}
+        shortcuts = self._front.shortcuts
+        self._front.shortcuts = shortcuts._replace(direct={})
         yield
-        self._front.direct = direct
+        self._front.shortcuts = shortcuts
 
     async def post(self, path: str, content: bytes, headers: dict[str, str]) -> tuple[int, dict[str, str], list[bytes]]:
         response = await self._client.post(path, content=content, headers=headers)
@@ -262,10 +263,10 @@ async def test_headers_that_change_the_answer_change_it_alike(model: Path, monke
 @in_loop
 async def test_what_goes_wrong_behind_the_handler_is_told_alike(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def full(*_: Any) -> None:
-        verdict = current_verdict.get()
-        assert verdict is not None
-        verdict.error = QueueFull(waiting=3, limit=3, retry_after_s=4.6)
-        raise FleetError(verdict.error)
+        exchange = current_exchange.get()
+        assert exchange is not None
+        exchange.error = QueueFull(waiting=3, limit=3, retry_after_s=4.6)
+        raise FleetError(exchange.error)
 
     async def bug(*_: Any) -> None:
         raise LookupError("a bug")
@@ -291,7 +292,7 @@ async def test_what_goes_wrong_behind_the_handler_is_told_alike(model: Path, mon
 @in_loop
 async def test_a_client_that_goes_is_aborted_whatever_it_waits_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[bool] = []
-    monkeypatch.setattr(Verdict, "client_gone", lambda verdict, answer: noted.append(answer.ended))
+    monkeypatch.setattr(Exchange, "client_gone", lambda exchange: noted.append(exchange.ended))
     async with serving(model, monkeypatch, 18125) as ingress:
         replica = await ingress.join()
         for stream in (False, True):

@@ -11,7 +11,7 @@ from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from serve_app.errors import NoReplica, QueueFull
-from serve_app.ingress.exchange.verdict import Verdict, current_verdict
+from serve_app.ingress.exchange.exchange import Exchange, current_exchange
 from serve_app.ingress.http.error_answers import FleetError
 from serve_app.membership import Lease
 from tests.doubles.fake_engine import CAPABILITIES, FakeEngine, answer
@@ -201,13 +201,13 @@ async def test_a_replica_with_another_fingerprint_is_not_joined(caplog: pytest.L
 @in_loop
 async def test_a_request_is_refused_at_once_when_the_queue_is_full_and_nothing_of_it_is_left() -> None:
     async with fleet(settings(ingress={"max_waiting_requests": 0})) as f:
-        verdict = Verdict()
-        token = current_verdict.set(verdict)
+        exchange = Exchange("/v1/completions")
+        token = current_exchange.set(exchange)
         with pytest.raises(FleetError) as refusal:
             await f.front.add("r", PROMPT)
-        current_verdict.reset(token)
+        current_exchange.reset(token)
         assert isinstance(refusal.value.error, QueueFull)
-        assert verdict.error is refusal.value.error
+        assert exchange.error is refusal.value.error
         assert refusal.value.http_status == 503
         assert (f.front.request_states, f.client.fleet.requests) == ({}, {})
 
@@ -215,13 +215,13 @@ async def test_a_request_is_refused_at_once_when_the_queue_is_full_and_nothing_o
 @in_loop
 async def test_a_request_that_waited_too_long_is_told_so_through_its_verdict() -> None:
     async with fleet(settings(timeouts={"no_replica_s": 0})) as f:
-        verdict = Verdict()
-        token = current_verdict.set(verdict)
+        exchange = Exchange("/v1/completions")
+        token = current_exchange.set(exchange)
         stream = await f.front.add("r", PROMPT)
-        current_verdict.reset(token)
+        current_exchange.reset(token)
         await until(lambda: stream.error)
         assert isinstance(error_of(stream), NoReplica)
-        assert verdict.error is error_of(stream)
+        assert exchange.error is error_of(stream)
 
 
 @in_loop

@@ -19,7 +19,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.errors import GrammarsBusy
-from serve_app.ingress.exchange.verdict import Verdict, current_verdict
+from serve_app.ingress.exchange.exchange import Exchange, current_exchange
 from serve_app.ingress.front_end import grammar_compiler
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler, TrialLimits
 from serve_app.ingress.front_end.grammar_readers import _for_guidance
@@ -99,11 +99,11 @@ async def test_what_takes_more_memory_is_refused(model: Path) -> None:
 @in_loop
 async def test_without_a_verdict_in_time_the_client_may_come_again_and_no_verdict_is_kept(model: Path) -> None:
     async with trials_of(model, compile_s=60, run_s=0.5) as trials:
-        verdict = Verdict()
-        token = current_verdict.set(verdict)
+        exchange = Exchange("/v1/completions")
+        token = current_exchange.set(exchange)
         assert "retry in 1.0 s" in await refusal(trials, **SLOW)
-        current_verdict.reset(token)
-        assert isinstance(verdict.error, GrammarsBusy)
+        current_exchange.reset(token)
+        assert isinstance(exchange.error, GrammarsBusy)
         assert "retry in 1.0 s" in await refusal(trials, **SLOW)
 
 

@@ -15,8 +15,8 @@ from starlette.types import Message, Receive, Scope, Send
 from vllm.benchmarks.lib import endpoint_request_func as bench
 
 from serve_app.errors import NoReplica
+from serve_app.ingress.exchange.exchange import current_exchange
 from serve_app.ingress.exchange.held_answer import HeldAnswer
-from serve_app.ingress.exchange.verdict import current_verdict
 from serve_app.ingress.http.error_answers import FleetError
 from serve_app.ingress.http.listener import Listener
 from serve_app.ingress.routes.app import AppLimits, IngressApp
@@ -75,11 +75,11 @@ class Held:
         await StreamingResponse(self._answer(), media_type="text/event-stream")(scope, receive, send)
 
     async def _answer(self) -> AsyncIterator[bytes]:
-        verdict = current_verdict.get()
-        assert verdict is not None
+        exchange = current_exchange.get()
+        assert exchange is not None
         try:
             await self.go_on.wait()
-            verdict.error = AWAY if self.refused else None
+            exchange.error = AWAY if self.refused else None
             if self.raises:
                 raise FleetError(AWAY)
             for chunk in self.chunks:

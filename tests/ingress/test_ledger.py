@@ -16,7 +16,7 @@ from serve_app.books.ledger_check import Report, check
 from serve_app.books.ledger_lines import Line, ledger_files
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import Settings, parse_settings
-from serve_app.ingress.books.accounting import Accounting
+from serve_app.ingress.books.books import Books
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.front_end.front_end import FrontEnd, build_front_end
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
@@ -86,8 +86,8 @@ async def serving(model: Path, folder: Path, **sections: Any) -> AsyncIterator[I
     client = FleetClient(values, values.models[MODEL], ingress_id="ingress-1", token=b"", tls=None)
     grammars = GrammarCompiler()
     front = await build_front_end(values.models[MODEL], str(model), client, grammars)
-    accounting = Accounting.of(values, "ingress-1")
-    app = IngressApp({MODEL: front}, AppLimits(2000), version={}, keys=ApiKeys(keys), accounting=accounting)
+    books = Books.of(values, "ingress-1")
+    app = IngressApp({MODEL: front}, AppLimits(2000), version={}, keys=ApiKeys(keys), books=books)
     runtime = IngressRuntime(app, Listener(app, values.ingress), {MODEL: front}, grammars)
     await runtime.listener.start()
     tasks = runtime.start()

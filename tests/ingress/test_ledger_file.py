@@ -19,9 +19,8 @@ from serve_app.books.ledger_lines import ledger_files
 from serve_app.config import LedgerSettings
 from serve_app.ingress.books import ledger_file
 from serve_app.ingress.books.ledger import Ledger
-from serve_app.ingress.exchange.outcomes import Answer
+from serve_app.ingress.exchange.exchange import Exchange
 
-WHOLE = Answer(200, ended=True, told_status=0)
 num_lost = partial(REGISTRY.get_sample_value, "serve_app_ledger_lost_total")
 
 
@@ -32,9 +31,11 @@ def small(folder: Path) -> LedgerSettings:
 def answer(ledger: Ledger, num: int = 1) -> None:
     """Let requests come and be answered, one after the other."""
     for _ in range(num):
-        account = ledger.begin("/v1/completions", None)
-        account.id = f"id-{account.number}"
-        ledger.end(account, WHOLE, None, stalled=False)
+        exchange = Exchange("/v1/completions")
+        ledger.begin(exchange)
+        exchange.id = f"id-{exchange.number}"
+        exchange.status, exchange.ended = 200, True
+        ledger.end(exchange, exchange.end())
 
 
 def until(holds: object) -> None:
@@ -136,8 +137,8 @@ def test_a_folder_that_was_removed_costs_lines_and_is_made_again_and_a_clock_tha
 CHILD = """
     import os, resource, signal, sys, time
     from pathlib import Path
-    from serve_app.ingress import ledger_file
-    from tests.ingress.test_ledger_file import Ledger, answer, num_lost, small, until
+    from serve_app.ingress.books import ledger_file
+    from tests.ingress.test_ledger_file import Exchange, Ledger, answer, num_lost, small, until
     folder = Path(sys.argv[1])
 """
 
@@ -185,7 +186,8 @@ def test_a_process_that_is_killed_within_a_line_leaves_all_lines_before_it(tmp_p
             write(fd, data[:-40])
             os.kill(os.getpid(), signal.SIGKILL)
         os.write = torn
-        running = ledger.begin("/v1/completions", None)
+        running = Exchange("/v1/completions")
+        ledger.begin(running)
         answer(ledger)
         time.sleep(60)
         """,

@@ -3,11 +3,11 @@
 import pytest
 
 from serve_app.errors import BadRequest, NoFreePlace, QueueFull, ReplicaLost, RequestQuarantined, ServingError
-from serve_app.ingress.exchange.outcomes import Answer, ending
+from serve_app.ingress.exchange.outcomes import Sent, ending
 
-WHOLE = Answer(200, ended=True, told_status=0)
-BEGUN = Answer(200, ended=False, told_status=0)
-NOTHING = Answer(0, ended=False, told_status=0)
+WHOLE = Sent(200, ended=True, error_status=0)
+BEGUN = Sent(200, ended=False, error_status=0)
+NOTHING = Sent(0, ended=False, error_status=0)
 FULL = QueueFull(waiting=1, limit=1, retry_after_s=5.0)
 LOST = ReplicaLost(request="r", reason="it died")
 QUARANTINED = RequestQuarantined(blocked_s=600.0)
@@ -19,11 +19,11 @@ QUARANTINED = RequestQuarantined(blocked_s=600.0)
         (WHOLE, None, True, "complete"),
         (WHOLE, None, False, "complete"),  # /tokenize
         (BEGUN, None, True, "failed"),
-        (Answer(200, ended=True, told_status=500), None, True, "failed"),
-        (Answer(200, ended=True, told_status=400), None, False, "invalid"),  # vLLM looks at some values only in the stream
-        (Answer(200, ended=True, told_status=400), None, True, "failed"),
-        (Answer(500, ended=True, told_status=0), None, True, "failed"),
-        (Answer(400, ended=True, told_status=0), None, False, "invalid"),
+        (Sent(200, ended=True, error_status=500), None, True, "failed"),
+        (Sent(200, ended=True, error_status=400), None, False, "invalid"),  # vLLM looks at some values only in the stream
+        (Sent(200, ended=True, error_status=400), None, True, "failed"),
+        (Sent(500, ended=True, error_status=0), None, True, "failed"),
+        (Sent(400, ended=True, error_status=0), None, False, "invalid"),
         (NOTHING, BadRequest("model", "name one of a, b"), False, "invalid"),
         (NOTHING, FULL, False, "rejected"),
         (NOTHING, NoFreePlace(waiting=1, retry_after_s=1.0), False, "held_back"),
@@ -32,7 +32,7 @@ QUARANTINED = RequestQuarantined(blocked_s=600.0)
         (NOTHING, QUARANTINED, False, "blocked"),
     ],
 )
-def test_the_series_have_one_word_for_each_end(answer: Answer, error: ServingError | None, started: bool, word: str) -> None:
+def test_the_series_have_one_word_for_each_end(answer: Sent, error: ServingError | None, started: bool, word: str) -> None:
     ends = ("length",) if answer == WHOLE and started else ("",)
     assert ending(answer, error, gone=None, stalled=False, started=started, engines_ends=ends).word() == word
 

@@ -10,8 +10,8 @@ from serve_app.books.series import TABLE
 from serve_app.core.request import RequestState, Resume
 from serve_app.ingress.books.key_latencies import KeyLatencies
 from serve_app.ingress.books.request_metrics import begin_at_zero, count_request
+from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.exchange.outcomes import WORDS, Ending
-from serve_app.ingress.exchange.verdict import Verdict
 from serve_app.ingress.http.loop_lag import LATE_LOOKS, PERIOD_S, LoopLag
 
 
@@ -19,13 +19,14 @@ def value(name: str, **labels: str) -> float | None:
     return REGISTRY.get_sample_value(f"serve_app_{name}", labels)
 
 
-def verdict_of(model: str, *, arrived_at: float = 0.0, started_at: float | None = None) -> Verdict:
-    verdict = Verdict()
-    verdict.model = model
-    verdict.first = RequestState("r", 5, 5, Resume.CONTINUE)
-    verdict.first.arrived_at = arrived_at
-    verdict.first.trail.starts = [] if started_at is None else [started_at]
-    return verdict
+def exchange_of(model: str, key: str | None = None, *, arrived_at: float = 0.0, started_at: float | None = None) -> Exchange:
+    exchange = Exchange("/v1/completions", key)
+    exchange.model = model
+    first = RequestState("r", 5, 5, Resume.CONTINUE)
+    exchange.requests.add(first, "answer")
+    first.arrived_at = arrived_at
+    first.trail.starts = [] if started_at is None else [started_at]
+    return exchange
 
 
 def test_every_outcome_is_there_at_zero_before_the_first_request() -> None:
@@ -35,7 +36,7 @@ def test_every_outcome_is_there_at_zero_before_the_first_request() -> None:
 
 
 def test_a_refused_request_is_counted_by_its_reason_and_its_key() -> None:
-    count_request(verdict_of("m1"), Ending("rejected", 503, "queue_full"), "abcdef", KeyLatencies(0))
+    count_request(exchange_of("m1", "abcdef"), Ending("rejected", 503, "queue_full"), KeyLatencies(0))
     assert value("requests_total", model="m1", outcome="rejected") == 1.0
     assert value("request_errors_total", model="m1", reason="queue_full") == 1.0
     assert value("key_requests_total", key="abcdef", model="m1", outcome="rejected") == 1.0
@@ -43,10 +44,8 @@ def test_a_refused_request_is_counted_by_its_reason_and_its_key() -> None:
 
 
 def test_an_answer_is_no_error_and_tells_how_long_it_waited() -> None:
-    count_request(verdict_of("m2", arrived_at=10.0, started_at=12.0), Ending("complete", 200, ""), None, KeyLatencies(0))
-    count_request(
-        verdict_of("m2", arrived_at=10.0, started_at=10.0), Ending("aborted", 200, "client_gone"), None, KeyLatencies(0)
-    )
+    count_request(exchange_of("m2", arrived_at=10.0, started_at=12.0), Ending("complete", 200, ""), KeyLatencies(0))
+    count_request(exchange_of("m2", arrived_at=10.0, started_at=10.0), Ending("aborted", 200, "client_gone"), KeyLatencies(0))
     errors = [s for metric in REGISTRY.collect() for s in metric.samples if s.name == "serve_app_request_errors_total"]
     assert [s for s in errors if s.labels["model"] == "m2"] == []
     assert value("queue_seconds_sum", model="m2") == 2.0
@@ -65,14 +64,16 @@ def test_the_tasks_of_the_loop_are_counted_when_asked() -> None:
     asyncio.run(count_tasks())
 
 
-def answered(model: str, *, background: bool = False) -> Verdict:
-    """Return a request of the second 10 with 5 tokens, the first at 12 and the last at 14."""
-    verdict = Verdict(background=background)
-    verdict.model = model
-    verdict.first = RequestState("r", 5, 5, Resume.CONTINUE)
-    verdict.first.arrived_at, verdict.first.emitted_ids = 10.0, [1, 2, 3, 4, 5]
-    verdict.first.trail.first_token_at, verdict.first.trail.last_token_at = 12.0, 14.0
-    return verdict
+def answered(model: str, *, background: bool = False) -> Exchange:
+    """Return a request of the second 10 with 5 tokens, the first at 12 and the last at 14, that ended at 15."""
+    exchange = Exchange("/v1/completions", background=background)
+    exchange.model = model
+    first = RequestState("r", 5, 5, Resume.CONTINUE)
+    exchange.requests.add(first, "answer")
+    first.arrived_at, first.emitted_ids = 10.0, [1, 2, 3, 4, 5]
+    exchange.ended_at = 15.0
+    first.trail.first_token_at, first.trail.last_token_at = 12.0, 14.0
+    return exchange
 
 
 def latencies_of(key: str, model: str) -> list[tuple[float | None, float | None]]:
@@ -83,21 +84,21 @@ def latencies_of(key: str, model: str) -> list[tuple[float | None, float | None]
 
 def test_latencies_are_told_by_key_and_an_answer_that_broke_off_has_only_its_first_token() -> None:
     latencies = KeyLatencies(1)
-    latencies.note("aa", answered("m3"), "complete", now=15.0)
-    latencies.note("aa", answered("m3"), "aborted", now=15.0)
+    latencies.note(answered("m3"), "aa", "complete")
+    latencies.note(answered("m3"), "aa", "aborted")
     assert latencies_of("aa", "m3") == [(2.0, 4.0), (1.0, 0.5), (1.0, 5.0)]
 
 
 def test_keys_beyond_the_allowed_number_share_one_name() -> None:
     latencies = KeyLatencies(2)
     for key in ("aa", "bb", "cc", "dd", "aa"):
-        latencies.note(key, answered("m4"), "complete", now=15.0)
+        latencies.note(answered("m4"), key, "complete")
     assert [latencies_of(key, "m4")[2][0] for key in ("aa", "bb", "cc", "dd", "others")] == [2.0, 1.0, None, None, 2.0]
 
 
 def test_lines_of_batches_and_a_limit_of_zero_tell_no_latencies() -> None:
-    KeyLatencies(2).note("aa", answered("m5", background=True), "complete", now=15.0)
-    KeyLatencies(0).note("aa", answered("m5"), "complete", now=15.0)
+    KeyLatencies(2).note(answered("m5", background=True), "aa", "complete")
+    KeyLatencies(0).note(answered("m5"), "aa", "complete")
     assert latencies_of("aa", "m5") == [(None, None)] * 3
 
 

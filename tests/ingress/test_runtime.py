@@ -14,7 +14,7 @@ from serve_app.config import parse_settings
 from serve_app.core.request import RequestState, Resume
 from serve_app.core.tally import Tally
 from serve_app.ingress.books import metrics
-from serve_app.ingress.exchange.verdict import current_verdict
+from serve_app.ingress.exchange.exchange import current_exchange
 from serve_app.ingress.runtime import IngressRuntime
 from tests.core.helpers import Output, arrived, fleet_of, outputs, run
 from tests.doubles.fleet import in_loop
@@ -23,10 +23,11 @@ from tests.ingress.fake_fronts import call, echo, front
 
 async def answer(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer, and note an engine request that took 2 s to its first token."""
-    verdict = current_verdict.get()
-    assert verdict is not None
-    verdict.first = RequestState("r", 5, 5, Resume.CONTINUE)
-    verdict.first.arrived_at, verdict.first.trail.first_token_at = 10.0, 12.0
+    exchange = current_exchange.get()
+    assert exchange is not None
+    first = RequestState("r", 5, 5, Resume.CONTINUE)
+    exchange.requests.add(first, "answer")
+    first.arrived_at, first.trail.first_token_at = 10.0, 12.0
     await echo(scope, receive, send)
 
 

@@ -9,8 +9,8 @@ import pytest
 from starlette.types import Message
 
 from serve_app.errors import NoReplica
+from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.exchange.held_answer import HeldAnswer
-from serve_app.ingress.exchange.verdict import Verdict
 from tests.doubles.fleet import in_loop, until
 from tests.ingress.fake_fronts import error
 from tests.ingress.test_held_answer import CREATED, DELTA, DONE, IN_PROGRESS, OF_VLLM
@@ -62,8 +62,8 @@ class Answer:
 
     def __init__(self, *, is_responses: bool = False) -> None:
         self.sent: list[Message] = []
-        self.verdict = Verdict()
-        self.held = HeldAnswer(self.take, self.verdict, is_responses=is_responses)
+        self.exchange = Exchange("/v1/responses" if is_responses else "/v1/completions")
+        self.held = HeldAnswer(self.take, self.exchange)
         self.pauses = Pauses()
 
     async def take(self, message: Message) -> None:
@@ -91,7 +91,7 @@ async def test_a_stream_that_waits_gets_its_own_head_a_comment_for_each_silence_
         await answer.send(body(DONE), body(b"", more=False))
     assert answer.content() == COMMENT * 3 + FIRST + SECOND + DONE
     assert answer.content().replace(COMMENT, b"") == FIRST + SECOND + DONE
-    assert answer.held.status == 200
+    assert answer.exchange.status == 200
 
 
 @in_loop
@@ -115,7 +115,7 @@ async def test_what_is_no_stream_stays_silent_and_a_refusal_of_it_is_a_real_stat
         await answer.pauses.end()
         await answer.pauses.end()
         assert answer.sent == []
-        answer.verdict.error = AWAY
+        answer.exchange.error = AWAY
         await answer.send(head(b"application/json", 500), body(b"internal", more=False))
     assert (answer.sent[0]["status"], (b"retry-after", b"42") in answer.sent[0]["headers"]) == (503, True)
     assert json.loads(answer.content()) == AWAY_BODY
@@ -138,7 +138,7 @@ async def test_a_refusal_after_a_comment_is_an_event_that_says_when_to_come_agai
     async with answer.held.filling(answer.pauses):
         await answer.send(SSE)
         await answer.pauses.end()
-        answer.verdict.error = AWAY
+        answer.exchange.error = AWAY
         await answer.send(body(OF_VLLM), body(DONE), body(b"", more=False))
     event = b"data: %s\n\n" % json.dumps(AWAY_BODY).encode()
     assert answer.content() == COMMENT * 2 + event + DONE
@@ -150,7 +150,7 @@ async def test_a_refusal_that_is_known_before_the_first_comment_is_a_real_status
     answer = Answer()
     async with answer.held.filling(answer.pauses):
         await answer.send(SSE)
-        answer.verdict.error = AWAY
+        answer.exchange.error = AWAY
         await answer.pauses.end()
         assert answer.sent == []
         await answer.send(body(OF_VLLM), body(DONE), body(b"", more=False))
@@ -165,7 +165,7 @@ async def test_a_stream_of_responses_says_what_it_has_before_its_comments_which_
         await answer.pauses.end()
         assert answer.content() == CREATED + IN_PROGRESS + COMMENT
         await answer.pauses.end()
-        answer.verdict.error = AWAY
+        answer.exchange.error = AWAY
         assert await answer.held.end()
     before, _, event = answer.content().partition(b"event: error\ndata: ")
     assert before == CREATED + IN_PROGRESS + COMMENT * 3
@@ -192,9 +192,9 @@ async def test_a_stream_of_lines_gets_empty_ones_and_a_refusal_as_its_last() -> 
         await answer.send(LINES)
         await answer.pauses.end()
         assert answer.sent == [LINES, body(b"\n")]
-        answer.verdict.error = AWAY
+        answer.exchange.error = AWAY
         await answer.send(head(b"application/json", 503), body(refusal, more=False))
-    assert (answer.held.status, answer.content()) == (200, b"\n\n" + refusal)
+    assert (answer.exchange.status, answer.content()) == (200, b"\n\n" + refusal)
 
 
 @in_loop
@@ -230,7 +230,7 @@ async def test_what_the_app_sends_meanwhile_does_not_overtake_the_head() -> None
         await go_on.wait()
         await answer.take(message)
 
-    answer.held = HeldAnswer(slow, answer.verdict, is_responses=False)
+    answer.held = HeldAnswer(slow, answer.exchange)
     async with answer.held.filling(answer.pauses), asyncio.TaskGroup() as tasks:
         await answer.send(SSE)
         pause = tasks.create_task(answer.pauses.end())

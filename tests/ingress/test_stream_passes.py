@@ -111,7 +111,7 @@ async def test_the_passes_of_two_models_take_the_time_of_one_process(monkeypatch
     monkeypatch.setattr(Streams, "_pace", Pace(), raising=False)
     monkeypatch.setattr(pace, "MAX_PAUSE_S", 3600.0)
     monkeypatch.setattr(pace, "MAX_SHARE", 1e-12)  # whatever a pass takes, the next one is an hour later
-    written, (one, other) = list[str](), (Streams(lambda _: None), Streams(lambda _: None))
+    written, (one, other) = list[str](), (Streams(lambda _: None, None), Streams(lambda _: None, None))
     one._unwritten["r1"] = Written("r1", written)
     one.write()
     other._unwritten["r2"] = Written("r2", written)

@@ -1,13 +1,13 @@
-"""Latencies by API key, of as many keys as ``ingress.key_latencies`` allows: a key has some 30 samples for each model it asks.
+"""Key latencies are histograms of TTFT, TPOT and E2E for each API key, for as many keys as ``ingress.key_latencies`` allows.
 
-Chats and completions of clients only. Lines of batches are left out, since they wait for free places on purpose.
+A key has some 30 samples for each model that it asks. Lines of batches are left out, since they wait for free places on purpose.
 """
 
 from serve_app.books import series
-from serve_app.ingress.exchange.verdict import Verdict
+from serve_app.ingress.exchange.exchange import Exchange
 
 OTHERS = "others"
-"""The key of all that came after the allowed ones; a real key's name has only hex digits."""
+"""The label of all keys that came after the allowed number; a real key's name has only hex digits."""
 
 _ttft = series.histogram("key_ttft_seconds", (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0))
 _tpot = series.histogram("key_tpot_seconds", (0.01, 0.025, 0.05, 0.1, 0.2, 0.5))
@@ -21,16 +21,16 @@ class KeyLatencies:
         self._max_keys = max_keys
         self._known: set[str] = set()
 
-    def note(self, key: str, verdict: Verdict, outcome: str, *, now: float) -> None:
-        """A request with this key has ended at ``now``; without a token there is nothing to tell of it."""
-        first = verdict.first
-        if self._max_keys == 0 or verdict.background or first is None or (first_at := first.trail.first_token_at) is None:
+    def note(self, exchange: Exchange, key: str, outcome: str) -> None:
+        """Observe a request with this key that has ended; a request without a token has no latencies."""
+        first = exchange.requests.first
+        if self._max_keys == 0 or exchange.background or first is None or (first_at := first.trail.first_token_at) is None:
             return
-        labels = (self._shown(key), verdict.model)
+        labels = (self._shown(key), exchange.model)
         _ttft.labels(*labels).observe(first_at - first.arrived_at)
         if outcome != "complete":
             return
-        _e2e.labels(*labels).observe(now - first.arrived_at)
+        _e2e.labels(*labels).observe(exchange.ended_at - first.arrived_at)
         if (num_tokens := len(first.emitted_ids)) > 1:
             _tpot.labels(*labels).observe((first.trail.last_token_at - first_at) / (num_tokens - 1))
 

@@ -1,19 +1,18 @@
-"""The ledger of one ingress process: each HTTP request that asks a model becomes one line, at its one outcome.
+"""The ledger of one ingress writes one line for each HTTP request that asks a model, when the request has ended.
 
-Counted are POST requests to the routes of models, with a good API key where one is asked for: else anybody could push out what
-the ledger holds. ``account.py`` knows what became of a request, ``ledger_file.py`` writes, ``ledger_lines.py`` describes each field.
+It has the POST requests to the routes of models, with a valid API key where keys are required: otherwise any client could push out what
+the ledger holds. ``ledger_file.py`` writes the files, ``serve_app/books/ledger_lines.py`` describes each field.
 """
 
 import time
 
 import msgspec
 
-from serve_app.books.ledger_lines import OUTCOMES, Counts, Head, Last, Line, file_name
+from serve_app.books.ledger_lines import MAX_ATTEMPTS_LISTED, OUTCOMES, Counts, Head, Last, Line, file_name
 from serve_app.config import LedgerSettings
-from serve_app.errors import ServingError
 from serve_app.ingress.books.ledger_file import LedgerFiles
-from serve_app.ingress.exchange.account import Account
-from serve_app.ingress.exchange.outcomes import Answer
+from serve_app.ingress.exchange.exchange import Exchange
+from serve_app.ingress.exchange.outcomes import Ending
 
 
 class Ledger:
@@ -30,23 +29,22 @@ class Ledger:
         self._outcomes: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
         self._begin_file()
 
-    def begin(self, path: str, key: str | None) -> Account:
-        """A request came."""
-        account = Account(self._begun, path, key)
+    def begin(self, exchange: Exchange) -> None:
+        """Give the exchange, which begins, its number."""
+        exchange.number = self._begun
         self._open.add(self._begun)
         self._begun += 1
-        return account
 
-    def end(self, account: Account, answer: Answer, error: ServingError | None, *, stalled: bool) -> Line:
-        """The request has ended: write its line, and return it."""
-        line = account.line(self._seq, answer, error, stalled=stalled)
+    def end(self, exchange: Exchange, ending: Ending) -> Line:
+        """Write the line of the exchange, which has ended, and return it."""
+        line = line_of(exchange, ending, seq=self._seq)
         data = self._encode(line) + b"\n"
         if self._files.wants_new_file or self._num_bytes + len(data) > self._file_bytes:
             self._begin_file()
         self._num_bytes += len(data)
         self._files.put(data)
         self._seq += 1
-        self._open.remove(account.number)
+        self._open.remove(exchange.number)
         self._outcomes[line.outcome] += 1
         return line
 
@@ -70,3 +68,32 @@ class Ledger:
 
     def _counts(self) -> Counts:
         return Counts(seq=self._seq, begun=self._begun, open=sorted(self._open), outcomes=dict(self._outcomes))
+
+
+def line_of(exchange: Exchange, ending: Ending, *, seq: int) -> Line:
+    """Return the ledger's line of an exchange that has ended."""
+    totals = exchange.requests.totals(ending.outcome)
+    first_at = totals.first_token_at
+    return Line(
+        seq=seq,
+        number=exchange.number,
+        time=round(exchange.time, 3),
+        id=exchange.answer_id,
+        key=exchange.key,
+        model=exchange.model or None,
+        path=exchange.path,
+        stream=exchange.stream,
+        outcome=ending.outcome,
+        status=ending.status or None,
+        reason=ending.reason or totals.reason,
+        engine_requests=exchange.requests.num,
+        attempts=totals.num_attempts,
+        replicas=totals.replicas[:MAX_ATTEMPTS_LISTED],
+        ends=totals.ends[:MAX_ATTEMPTS_LISTED],
+        prompt_tokens=exchange.requests.prompt_tokens,
+        output_tokens=totals.output_tokens,
+        queued_s=None if totals.queued_s is None else round(totals.queued_s, 4),
+        first_token_s=None if first_at is None else round(first_at - exchange.arrived_at, 4),
+        total_s=round(exchange.ended_at - exchange.arrived_at, 4),
+        gaps_s=[round(gap_s, 4) for gap_s in totals.gaps_s[:MAX_ATTEMPTS_LISTED]],
+    )

@@ -64,12 +64,13 @@ def shared_stat_logger() -> Any:
                 super().__init__(*args, **kwargs)
             finally:
                 loggers.unregister_vllm_metrics = unregister
-            self.streams: Any = None
+            self.stats_beside: Callable[[], Any] = lambda: None
+            """Returns what was counted of tokens that vLLM was not given."""
 
         def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None:
-            """As vLLM's, with what `streaming` has counted since the last step, and all gaps between tokens at once."""
-            if self.streams is not None:
-                iteration_stats = _sum(self.streams.take_stats(), iteration_stats)
+            """As vLLM's, with the tokens that vLLM was not given, and all gaps between tokens at once."""
+            if (beside := self.stats_beside()) is not None:
+                iteration_stats = _sum(beside, iteration_stats)
             gaps: list[float] = []
             if iteration_stats is not None:
                 gaps, iteration_stats.inter_token_latencies_iter = iteration_stats.inter_token_latencies_iter, []

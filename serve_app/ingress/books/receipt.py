@@ -1,6 +1,6 @@
-"""The receipt of a request, for a client that asks for it: where its time went, at which replicas, and why there.
+"""A receipt shows the client that asks for it where the time of its request went, which replicas served it, and why those.
 
-An answer of JSON has it as a header, a stream of events as a comment behind its last event. docs/receipts.md describes the fields.
+A JSON answer carries the receipt as a header, a stream of events as a comment after its last event. docs/receipts.md describes the fields.
 """
 
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.types import Message, Scope, Send
 
-from serve_app.ingress.exchange.account import Account
+from serve_app.ingress.exchange.exchange import Exchange
 
 HEADER = b"x-serve-app-receipt"
 """Of the request, with the value 1, and of the answer."""
@@ -19,30 +19,31 @@ def asks_for_receipt(scope: Scope) -> bool:
     return (HEADER, b"1") in scope["headers"]
 
 
-def receipt(account: Account, ended_at: float) -> dict[str, Any]:
-    """Return what is known of the request at the monotonic second ``ended_at``, its end."""
-    trail = None if account.first is None else account.first.trail
+def receipt(exchange: Exchange, ended_at: float) -> dict[str, Any]:
+    """Return the receipt of a request that ends at the monotonic second ``ended_at``."""
+    requests = exchange.requests
+    trail = None if requests.first is None else requests.first.trail
     return {
-        "id": account.answer_id,
-        "model": account.model,
-        "total_s": round(ended_at - account.arrived_at, 6),
-        "phases_s": {name: round(end - begin, 6) for name, begin, end in account.phases(ended_at)},
-        "attempts": [{"replica": each.replica, "reason": each.reason, "end": each.end} for each in account.attempts()],
+        "id": exchange.answer_id,
+        "model": exchange.model or None,
+        "total_s": round(ended_at - exchange.arrived_at, 6),
+        "phases_s": {name: round(end - begin, 6) for name, begin, end in exchange.phases(ended_at)},
+        "attempts": [{"replica": each.replica, "reason": each.reason, "end": each.end} for each in requests.attempts()],
         "expected_prefix_hit_tokens": None if trail is None else trail.expected_hit_tokens,
         "prefix_hit_tokens": None if trail is None else trail.cached_tokens,
-        "resume_gaps_s": [round(end - begin, 6) for begin, end in account.gaps()],
+        "resume_gaps_s": [round(end - begin, 6) for begin, end in requests.gaps()],
     }
 
 
 class ReceiptSend:
-    """An ASGI ``send`` that adds the receipt of the account's request. A stream that has no comments gets none."""
+    """An ASGI ``send`` that adds the receipt of the exchange. A stream of a form that has no comments gets none."""
 
-    def __init__(self, send: Send, account: Account) -> None:
+    def __init__(self, send: Send, exchange: Exchange) -> None:
         self._send = send
-        self._account = account
+        self._exchange = exchange
         self._is_stream = False
         self.__self__ = getattr(send, "__self__", None)
-        """As of a bound method: by it `HeldAnswer` finds the connection, to which it writes the middle of a stream."""
+        """As of a bound method: through it `HeldAnswer` finds the connection, to which it writes the middle of a stream."""
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -56,4 +57,4 @@ class ReceiptSend:
         await self._send(message)
 
     def _text(self) -> bytes:
-        return json.dumps(receipt(self._account, time.monotonic()), separators=(",", ":")).encode("ascii")
+        return json.dumps(receipt(self._exchange, time.monotonic()), separators=(",", ":")).encode("ascii")

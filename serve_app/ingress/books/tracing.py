@@ -1,4 +1,4 @@
-"""The trace of an HTTP request: made at its end, of the times in its `Account`, and only if it is to be kept.
+"""A tracer makes the trace of an HTTP request at its end, from the times in its `Exchange`, and only if it is to be kept.
 
     POST /v1/chat/completions     SERVER; an event `route` for each attempt
       intake  queue  engine_queue  prefill  decode  finish      one behind the other
@@ -27,7 +27,7 @@ from serve_app.config import TracingSettings
 from serve_app.core.events import LinkEnd
 from serve_app.ingress.books.request_metrics import TRACED
 from serve_app.ingress.books.span_export import SpanExport
-from serve_app.ingress.exchange.account import Account, CallersTrace
+from serve_app.ingress.exchange.exchange import CallersTrace, Exchange
 from serve_app.ingress.exchange.outcomes import Ending
 
 KEPT = ("error", "resumed", "slow", "caller", "share", "no")
@@ -63,22 +63,22 @@ class Tracer:
         for why in KEPT:
             TRACED.labels(why)
 
-    def begin(self, account: Account, scope: Scope) -> None:
+    def begin(self, exchange: Exchange, scope: Scope) -> None:
         """Note the caller's trace, if the request's head names one."""
         parents = [value for name, value in scope["headers"] if name == b"traceparent"]
         if len(parents) == 1:  # W3C: of several none counts
             states = [value.decode("latin-1") for name, value in scope["headers"] if name == b"tracestate"]
             client = scope.get("client")
-            account.callers_trace = CallersTrace(parents[0].decode("latin-1"), states, client[0] if client else "")
+            exchange.callers_trace = CallersTrace(parents[0].decode("latin-1"), states, client[0] if client else "")
 
-    def end(self, account: Account, line: Line) -> None:
+    def end(self, exchange: Exchange, line: Line) -> None:
         """Make the spans of the request that has ended now, and queue them, if its trace is kept."""
-        caller = None if (told := account.callers_trace) is None else _context_of(told)
+        caller = None if (told := exchange.callers_trace) is None else _context_of(told)
         trusted = caller is not None and told is not None and self._trusts(told.client)
         why = self._why(line, caller if trusted else None)
         TRACED.labels(why).inc()
         if why != "no":
-            self._make_spans(account, line, why, caller, trusted=trusted)
+            self._make_spans(exchange, line, why, caller, trusted=trusted)
 
     def close(self) -> None:
         """Send what is queued; takes seconds at most."""
@@ -104,29 +104,29 @@ class Tracer:
             return "caller" if caller.trace_flags.sampled else "no"
         return "share" if random.random() < limits.share else "no"
 
-    def _make_spans(self, account: Account, line: Line, why: str, caller: SpanContext | None, *, trusted: bool) -> None:
+    def _make_spans(self, exchange: Exchange, line: Line, why: str, caller: SpanContext | None, *, trusted: bool) -> None:
         def ns(at: float) -> int:
-            return int((account.time + at - account.arrived_at) * 1e9)
+            return int((exchange.time + at - exchange.arrived_at) * 1e9)
 
         root = self._tracer.start_span(
             f"POST {line.path}",
             _under(trace.NonRecordingSpan(caller)) if caller is not None and trusted else Context(),
             SpanKind.SERVER,
-            _attributes(account, line, why),
+            _attributes(exchange, line, why),
             [Link(caller)] if caller is not None and not trusted else [],
-            ns(account.arrived_at),
+            ns(exchange.arrived_at),
         )
-        for attempt in account.attempts():
+        for attempt in exchange.requests.attempts():
             told = {"serve_app.replica": attempt.replica, "serve_app.route_reason": attempt.reason, "serve_app.end": attempt.end}
             root.add_event("route", told, ns(attempt.at))
-        for name, began_at, ended_at in account.phases(account.ended_at):
+        for name, began_at, ended_at in exchange.phases(exchange.ended_at):
             span = self._tracer.start_span(name, _under(root), start_time=ns(began_at))
-            for lost_at, resumed_at in account.gaps() if name == "decode" else ():
+            for lost_at, resumed_at in exchange.requests.gaps() if name == "decode" else ():
                 self._tracer.start_span("resume", _under(span), start_time=ns(lost_at)).end(ns(resumed_at))
             span.end(ns(ended_at))
         if line.outcome == "failed" or (line.status or 0) >= 500:
             root.set_status(Status(StatusCode.ERROR, line.reason))
-        root.end(ns(account.ended_at))
+        root.end(ns(exchange.ended_at))
 
 
 def _under(span: Span) -> Context:
@@ -140,9 +140,9 @@ def _context_of(told: CallersTrace) -> SpanContext | None:
     return context if context.is_valid else None
 
 
-def _attributes(account: Account, line: Line, why: str) -> dict[str, AttributeValue]:
+def _attributes(exchange: Exchange, line: Line, why: str) -> dict[str, AttributeValue]:
     """Return OpenTelemetry's attributes for HTTP and generative AI, and ours; a number of output tokens, but none of them."""
-    trail = None if account.first is None else account.first.trail
+    trail = None if exchange.requests.first is None else exchange.requests.first.trail
     told: dict[str, AttributeValue | None] = {
         "http.request.method": "POST",
         "http.route": line.path,

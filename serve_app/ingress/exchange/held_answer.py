@@ -1,14 +1,16 @@
-"""Between vLLM's app and the client: a refusal before the first byte gets a real status, an error after it a last event.
+"""A held answer stands between vLLM's app and the client, so that a refusal before the first byte gets a real status.
 
-vLLM begins a stream before it asks the engine, and ends one only by errors of its own. A stream that stays silent gets its head and
-comments, because clients and what stands before the ingress give a silent connection up; from then on a refusal is an event.
-An answer that is not streamed has nothing that it could say before its end, and stays silent.
+vLLM begins a stream before it asks the engine, and ends a stream only by errors of its own. So the head is held back until the first byte
+in which the engine has a part; after that, an error of the fleet is the stream's last event. A stream that stays silent gets its head and
+comments, because clients and proxies give up a silent connection; from then on a refusal is an event. An answer that is not streamed has
+nothing to say before its end, and stays silent.
 """
 
 import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Callable
+from contextvars import ContextVar
 from functools import partial
 from http import HTTPStatus
 from typing import NamedTuple, Protocol
@@ -17,21 +19,19 @@ from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from serve_app.errors import ServingError
-from serve_app.ingress.exchange.outcomes import Answer
-from serve_app.ingress.exchange.verdict import Verdict
+from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.http.error_answers import MAX_ERROR_BYTES, answer_of, responses_event, shortened, stream_event, stream_line
-from serve_app.ingress.shortcuts.gathering import Gathering
 
 _BEFORE_THE_ENGINE = (b"event: response.created\n", b"event: response.in_progress\n")
 _ERROR_OF_VLLM = b'data: {"error": '
 ERRORS = (_ERROR_OF_VLLM, b"event: error\n", b'{"error": ')
-"""How an error begins that is told after the begin of a stream."""
+"""How an error inside of a stream begins."""
 _STATUS = re.compile(rb'"code": ?(\d{3})\b')
 """In an error event. A message that quotes the same has a backslash before each quotation mark."""
 
 
 class _Form(NamedTuple):
-    """Of a stream: how each of its events ends, what says nothing between two of them, and how it says an error."""
+    """The form of a stream: how each event ends, a filler that says nothing between two events, and how an error becomes an event."""
 
     end: bytes
     filler: bytes
@@ -51,45 +51,61 @@ class Timer(Protocol):
     def cancel(self) -> None: ...
 
 
+class Gathered(Protocol):
+    """Writes to a connection that wait for `flush`, which sends them as one."""
+
+    def flush(self) -> None: ...
+
+
+Gather = Callable[[RequestResponseCycle | None], Gathered | None]
+"""Begins to gather the writes to a connection; None where they are gathered already, or uvicorn has no connection here."""
+
+
+def write_at_once(cycle: RequestResponseCycle | None) -> Gathered | None:
+    """Gather no writes: each goes to the connection by itself."""
+    return None
+
+
 class HeldAnswer:
     """An ASGI ``send`` that keeps everything back until the first byte that the engine has a part in, or a long silence.
 
-    Unlike ASGI's own, it takes a second head in the place of one that did not go out, and drops one that comes later.
+    Unlike ASGI's own, it accepts a second head in place of one that was not sent, and drops a head that comes later. What it sends it notes
+    in the exchange.
     """
 
-    def __init__(self, send: Send, verdict: Verdict, *, is_responses: bool) -> None:
+    def __init__(self, send: Send, exchange: Exchange) -> None:
         self._send = send
-        self._verdict = verdict
-        self._is_responses = is_responses
+        self.exchange = exchange
+        self.gather: Gather = write_at_once
+        self._is_responses = exchange.path == "/v1/responses"
+        self.repeats = False
+        """The middle of the answer may be written by `write`: its events differ in nothing but their text."""
         self._held: list[Message] = []
         self._form: _Form | None = None
         self._num_events = 0
         self._begun = False
-        self._ended = False
         self._silent = True
         self._between_events = True
         self._filled = False
         self._breaking: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()  # the app and the filling both send, and what is held must go out before anything else
         self.is_sending = False
-        self.status = 0
         self.head: Message = {}
-        """The last that the app gave, or that went out in its place."""
-        self._told_status = 0
+        """The last head that the app gave, or the one that was sent in its place."""
         self._is_ending = False
-        self._last: Gathering | None = None
+        self._last: Gathered | None = None
         self.on_event: Callable[[bytes], None] | None = None
-        """Is told each body that went out."""
+        """Called with each body that was sent."""
 
     @property
     def cycle(self) -> RequestResponseCycle | None:
-        """The answer as uvicorn has it; None behind another server."""
+        """uvicorn's side of the answer; None behind another server."""
         owner = getattr(self._send, "__self__", None)
         return owner if isinstance(owner, RequestResponseCycle) else None
 
     def takes_events(self, cycle: RequestResponseCycle) -> bool:
         """Return whether `write` may write now: between two whole events, and to a client that takes them."""
-        busy = self.is_sending or self._ended or self._lock.locked() or self._verdict.error is not None
+        busy = self.is_sending or self.exchange.ended or self._lock.locked() or self.exchange.error is not None
         return self._begun and self._between_events and not busy and not cycle.flow.write_paused and not cycle.disconnected
 
     def write(self, cycle: RequestResponseCycle, event: bytes) -> None:
@@ -103,11 +119,6 @@ class HeldAnswer:
         """Its next writes are the last: gather them. vLLM has the last tokens, and makes its last events without a pause."""
         self._is_ending = True
 
-    @property
-    def answer(self) -> Answer:
-        """What went to the client so far."""
-        return Answer(self.status, self._ended, self._told_status)
-
     async def __call__(self, message: Message) -> None:
         if self._begun and not self._lock.locked():  # a lock for each token would cost 1 us
             await self._take(message)
@@ -116,7 +127,7 @@ class HeldAnswer:
                 await self._take(message)
 
     async def _take(self, message: Message) -> None:
-        if self._ended:
+        if self.exchange.ended:
             return
         if message["type"] == "http.response.start":
             self._hold_head(message)
@@ -125,7 +136,7 @@ class HeldAnswer:
         if not self._begun and self._is_responses and body.startswith(_BEFORE_THE_ENGINE):
             self._held.append(message)
             return
-        error = self._verdict.error
+        error = self.exchange.error
         if error is not None and not self._begun:
             await self._refuse()
             return
@@ -133,7 +144,7 @@ class HeldAnswer:
         if len(body) > MAX_ERROR_BYTES and (is_event or self.head.get("status", 200) >= HTTPStatus.BAD_REQUEST):
             message = self._shorten(message)
         if is_event:
-            self._told_status = max(self._told_status, status_of(body))
+            self.exchange.error_status = max(self.exchange.error_status, status_of(body))
         if error is not None and body.startswith(_ERROR_OF_VLLM):
             message = {**message, "body": stream_event(error)}  # vLLM's has no type that tells one 503 from another
         if self._begun:
@@ -143,7 +154,7 @@ class HeldAnswer:
 
     async def _begin(self, message: Message) -> None:
         """Send what was held, and the first body with it."""
-        gathering = Gathering.of(self.cycle)
+        gathering = self.gather(self.cycle)
         try:
             await self._release()
             await self._pass_on(message)
@@ -152,14 +163,14 @@ class HeldAnswer:
                 gathering.flush()
 
     async def end(self) -> bool:
-        """Tell the client why the app has failed, if the fleet knows; return whether the client has a whole answer now."""
-        error = self._verdict.error
+        """Send the client the error of the exchange, if it has one; return whether the client has a whole answer now."""
+        error = self.exchange.error
         if error is None:
-            return self._ended
+            return self.exchange.ended
         async with self._lock:
             if not self._begun:
                 await self._refuse()
-            elif not self._ended:
+            elif not self.exchange.ended:
                 say = stream_event if self._form is None else self._form.event
                 event = responses_event(error, self._num_events) if self._is_responses else say(error)
                 await self._pass_on({"type": "http.response.body", "body": event, "more_body": False})
@@ -184,8 +195,8 @@ class HeldAnswer:
 
     @property
     def _must_speak(self) -> bool:
-        # With a verdict the end is on its way, and before the head it may still be a real status.
-        return self._silent and not self._ended and self._verdict.error is None
+        # After an error the end is on its way, and before the head it can still be a real status.
+        return self._silent and not self.exchange.ended and self.exchange.error is None
 
     def _pause_is_over(self) -> None:
         if self._must_speak:  # only then is there a task, which would cost every answer 30 us
@@ -222,11 +233,11 @@ class HeldAnswer:
         return {**message, "body": body}
 
     async def _refuse(self) -> None:
-        error = self._verdict.error
+        error = self.exchange.error
         assert error is not None
-        self._begun = self._ended = True
+        self._begun = self.exchange.ended = True
         response = answer_of(error).response()
-        self.status = response.status_code
+        self.exchange.status = response.status_code
         self.head = {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
         await self._send(self.head)
         await self._send({"type": "http.response.body", "body": response.body})
@@ -238,18 +249,18 @@ class HeldAnswer:
             await self._pass_on(message)
 
     async def _pass_on(self, message: Message) -> None:
-        told = message.get("body")
+        body = message.get("body")
         if message["type"] == "http.response.start":
-            self.status = message["status"]
+            self.exchange.status = message["status"]
         else:
-            if body := message.get("body"):
+            if body:
                 self._num_events += 1
                 self._silent = False
                 if self._form is not None:
                     self._between_events = body.endswith(self._form.end)
                     message = self._after_a_filler(self._form, message) if self._filled else message
-            self._ended = not message.get("more_body", False)
-        if self._is_ending and (last := Gathering.of(self.cycle)) is not None:
+            self.exchange.ended = not message.get("more_body", False)
+        if self._is_ending and (last := self.gather(self.cycle)) is not None:
             self._is_ending, self._last = False, last
             asyncio.get_running_loop().call_soon(last.flush)  # should vLLM pause after all, the client does not wait for it
         self.is_sending = True
@@ -257,10 +268,10 @@ class HeldAnswer:
             await self._send(message)
         finally:
             self.is_sending = False
-            if self._last is not None and self._ended:
+            if self._last is not None and self.exchange.ended:
                 self._last.flush()
-        if self.on_event is not None and told:
-            self.on_event(told)
+        if self.on_event is not None and body:
+            self.on_event(body)
 
     def _after_a_filler(self, form: _Form, message: Message) -> Message:
         """Repeat the filler in one piece with the event behind it.
@@ -273,6 +284,10 @@ class HeldAnswer:
 
 
 def status_of(event: bytes) -> int:
-    """Return the status that an error event tells, 500 where it tells none."""
+    """Return the status in an error event, 500 where it has none."""
     found = _STATUS.search(event)
     return int(found[1]) if found else HTTPStatus.INTERNAL_SERVER_ERROR.value
+
+
+current_answer: ContextVar[HeldAnswer | None] = ContextVar("answer", default=None)
+"""The answer of the HTTP request that the running code answers; None outside of one."""

@@ -1,4 +1,4 @@
-"""How an HTTP request ended, in one word for its ledger line and in one for `serve_app_requests_total`. Pure."""
+"""Outcomes say how an HTTP request ended: one word for its ledger line, a finer one for `serve_app_requests_total`. Pure."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -10,13 +10,13 @@ WORDS = ("complete", "aborted", "failed", "rejected", "invalid", "blocked", "qua
 """All that `Ending.word` returns."""
 
 
-class Answer(NamedTuple):
-    """What went to the client. ``status`` 0: nothing yet."""
+class Sent(NamedTuple):
+    """What the client was sent. ``status`` 0: nothing yet; ``ended``: the whole answer."""
 
     status: int
     ended: bool
-    told_status: int
-    """The status of the error that was told after the begin of a stream, 500 where it has none; 0: no error was told."""
+    error_status: int
+    """The status of an error that was sent inside of a stream, 500 where the error has none; 0: no such error was sent."""
 
 
 class Ending(NamedTuple):
@@ -37,10 +37,10 @@ class Ending(NamedTuple):
 
 
 def ending(
-    answer: Answer,
+    sent: Sent,
     error: ServingError | None,
     *,
-    gone: Answer | None,
+    gone: Sent | None,
     stalled: bool,
     started: bool,
     engines_ends: Collection[str],
@@ -57,15 +57,15 @@ def ending(
     if gone is not None:
         return Ending("aborted", gone.status, "client_stalled" if stalled else "client_gone")
     if error is not None:
-        return Ending("failed" if started else "rejected", answer.status or error.http_status, error.code)
+        return Ending("failed" if started else "rejected", sent.status or error.http_status, error.code)
     if "error" in engines_ends:
-        return Ending("failed", answer.status, "engine_error")
+        return Ending("failed", sent.status, "engine_error")
     if "abort" in engines_ends:
-        return Ending("aborted", answer.status, "engine_abort")
-    if answer.status >= 400:
-        return Ending("failed" if answer.status >= 500 else "rejected", answer.status, f"http_{answer.status}")
-    if 400 <= answer.told_status < 500 and not started:
-        return Ending("rejected", answer.told_status, f"http_{answer.told_status}")
-    if answer.told_status or not answer.ended:
-        return Ending("failed", answer.status, "internal_error")
-    return Ending("complete", answer.status, "")
+        return Ending("aborted", sent.status, "engine_abort")
+    if sent.status >= 400:
+        return Ending("failed" if sent.status >= 500 else "rejected", sent.status, f"http_{sent.status}")
+    if 400 <= sent.error_status < 500 and not started:
+        return Ending("rejected", sent.error_status, f"http_{sent.error_status}")
+    if sent.error_status or not sent.ended:
+        return Ending("failed", sent.status, "internal_error")
+    return Ending("complete", sent.status, "")

@@ -43,7 +43,7 @@ from serve_app.core.instructions import (
 from serve_app.engine_args import BACKGROUND_PRIORITY
 from serve_app.errors import SendFailed, ServingError
 from serve_app.ingress.books.metrics import LoadGauges
-from serve_app.ingress.exchange.verdict import Verdict, current_verdict
+from serve_app.ingress.exchange.exchange import Exchange, current_exchange
 from serve_app.ingress.fleet.attempts import (
     attempt_request,
     drop_what_belongs_to_swallowed,
@@ -54,11 +54,10 @@ from serve_app.ingress.fleet.attempts import (
 from serve_app.ingress.fleet.intake import arrival_of, refusal_of
 from serve_app.ingress.fleet.link import ReplicaLink
 from serve_app.ingress.fleet.new_fleet import new_fleet
+from serve_app.ingress.fleet.output_path import OutputPath
 from serve_app.ingress.fleet.replica_links import ReplicaLinks
 from serve_app.ingress.fleet.start_times import StartTimes
 from serve_app.ingress.http.error_answers import FleetError
-from serve_app.ingress.shortcuts.prompt_end import begin_at_the_end
-from serve_app.ingress.shortcuts.streaming import Streams
 from serve_app.links.protocol.messages import Heartbeat, Message, Outputs, TrialBegins
 from serve_app.links.tls import LinkTls
 from serve_app.membership import Lease
@@ -89,7 +88,7 @@ class FleetClient(EngineCoreClient):
         self._requests: dict[str, EngineCoreRequest] = {}
         self._adapters: dict[str, frozenset[int]] = {}  # of each replica, by its lease
         self._failed_siblings: set[str] = set()  # unfinished requests of an n>1 of which another choice has failed
-        self._verdicts: dict[str, Verdict] = {}
+        self._exchanges: dict[str, Exchange] = {}
         self.links = ReplicaLinks(
             settings.protocol,
             ingress_id=ingress_id,
@@ -101,7 +100,7 @@ class FleetClient(EngineCoreClient):
             on_lost=self._link_lost,
             on_room=self._send_unsent,
         )
-        self.streams = Streams(self._outputs.put_nowait)
+        self.output_path: OutputPath = OutputPath(self._outputs.put_nowait, None)
         self._gauges = LoadGauges(self.fleet)
         self._start_times = StartTimes(model, no_replica_s=settings.timeouts.no_replica_s)
         self._to_do: deque[Instruction] = deque()
@@ -110,8 +109,16 @@ class FleetClient(EngineCoreClient):
     def bind(self, *, vllm_config: Any, output_processor: Any, fingerprint: str, vllm_version: str) -> None:
         """Tell the client what exists only after ``AsyncLLM`` was built around it."""
         self._vllm_config, self._output_processor = vllm_config, output_processor
-        self.streams.bind(output_processor)
+        self.use(OutputPath)
         self.links.bind(vllm_config=vllm_config, fingerprint=fingerprint, vllm_version=vllm_version)
+
+    def use(self, path: type[OutputPath]) -> None:
+        """Bring outputs to vLLM by another path from now on; called before the first request."""
+        self.output_path = path(self._outputs.put_nowait, self._output_processor)
+
+    def take_stats(self) -> Any:
+        """Return vLLM's statistics of tokens that vLLM was not given since the last call; None where there are none."""
+        return self.output_path.take_stats()
 
     async def run(self) -> None:
         """Tick and ping until cancelled; links and dials end with it."""
@@ -172,7 +179,7 @@ class FleetClient(EngineCoreClient):
                     break  # a later frame would leave a hole in an answer; each request resumes after its last token that was read
             else:
                 self._message(link, message)
-        self.streams.write()
+        self.output_path.write()
 
     def _message(self, link: ReplicaLink, message: Message) -> None:
         match message:
@@ -200,7 +207,7 @@ class FleetClient(EngineCoreClient):
             if some_finished and (refused := refused_grammars(outputs, self._requests, self._output_processor.request_states)):
                 instructions += [FailRequest(request_id, error) for request_id, error in refused.items()]
                 outputs = [o for o in outputs if o.request_id not in refused]
-            frame.outputs = self.streams.take(outputs, now)
+            frame.outputs = self.output_path.take(outputs, now)
             self._forget_finished(frame.outputs)
         if frame.scheduler_stats is not None:
             self._gauges.show(frame.scheduler_stats)
@@ -218,8 +225,8 @@ class FleetClient(EngineCoreClient):
 
     def _forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
-        self.streams.forget(request_id)
-        self._verdicts.pop(request_id, None)
+        self.output_path.forget(request_id)
+        self._exchanges.pop(request_id, None)
         self._failed_siblings.discard(request_id)
 
     def _siblings(self, request_id: str) -> set[str]:
@@ -291,9 +298,9 @@ class FleetClient(EngineCoreClient):
 
     def _fail_request(self, fail: FailRequest) -> None:
         """End the whole HTTP-level generation, siblings of n>1 included, with the error."""
-        self.streams.write_now(fail.request_id)
-        if (verdict := self._verdicts.get(fail.request_id)) is not None:
-            verdict.error = fail.error
+        self.output_path.write_now(fail.request_id)
+        if (exchange := self._exchanges.get(fail.request_id)) is not None:
+            exchange.error = fail.error
         self._forget(fail.request_id)
         state = self._output_processor.request_states.get(fail.request_id)
         if state is None:
@@ -320,9 +327,9 @@ class FleetClient(EngineCoreClient):
         """
         if (refused := refusal_of(request, self.model)) is not None:
             self._refuse(request, refused)
-        verdict = current_verdict.get()
+        exchange = current_exchange.get()
         try:
-            arrived = self._arrival(request, background=verdict is not None and verdict.background)
+            arrived = self._arrival(request, background=exchange is not None and exchange.background)
         except Exception as exc:  # whatever a value of the client's leads to: vLLM's output processor has the request already
             error = why_unsendable(request, exc, self._encoder.encode)
             if isinstance(error, SendFailed):  # no value of the client's explains it
@@ -332,23 +339,22 @@ class FleetClient(EngineCoreClient):
         if instructions and isinstance(refusal := instructions[0], FailRequest):
             self._refuse(request, refusal.error)
         self._requests[request.request_id] = request
-        self.streams.arrived(request.request_id)
-        if verdict is not None:
-            self._verdicts[request.request_id] = verdict
-            verdict.began(self.fleet.requests[request.request_id], request.external_req_id or request.request_id)
+        self.output_path.arrived(request.request_id)
+        if exchange is not None:
+            self._exchanges[request.request_id] = exchange
+            exchange.requests.add(self.fleet.requests[request.request_id], request.external_req_id or request.request_id)
         self._carry_out(instructions)
 
     def _arrival(self, request: EngineCoreRequest, *, background: bool) -> RequestArrived:
         if background:
             request.priority = max(request.priority, BACKGROUND_PRIORITY)  # embeddings have no field for it
-        if (state := self._output_processor.request_states.get(request.request_id)) is not None:
-            begin_at_the_end(state.detokenizer, request.prompt_token_ids)
+        self.output_path.prepare(request)
         return arrival_of(request, self.model, self._vllm_config, background=background)
 
     def _refuse(self, request: EngineCoreRequest, error: ServingError) -> NoReturn:
         self._output_processor.abort_requests([request.request_id], internal=True)
-        if (verdict := current_verdict.get()) is not None:
-            verdict.error = error
+        if (exchange := current_exchange.get()) is not None:
+            exchange.error = error
         raise FleetError(error)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:

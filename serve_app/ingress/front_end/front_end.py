@@ -1,20 +1,20 @@
 """One model's front end: vLLM's ``AsyncLLM`` and OpenAI app, built around a ``FleetClient`` instead of an engine of its own."""
 
 import argparse
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.types import ASGIApp, Scope
 from vllm import version
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
-from vllm.renderers.chat_utils import load_chat_template
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import async_llm
@@ -27,13 +27,12 @@ from serve_app.errors import FrontEndStartFailed
 from serve_app.host.foreign_errors import in_one_line
 from serve_app.host.vllm_start import inspect_models_here
 from serve_app.ingress.books.metrics import SharedPrometheusStatLogger
+from serve_app.ingress.exchange.held_answer import Gather, write_at_once
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.fleet.intake import adapters_of
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
 from serve_app.ingress.front_end.grammar_trials import GrammarTrials, try_grammars
 from serve_app.ingress.http.first_errors import stop_at_first_errors
-from serve_app.ingress.shortcuts.direct import DirectRoute, direct_routes
-from serve_app.ingress.shortcuts.rendering import render_directly
 from serve_app.links.fingerprint import model_fingerprint, public_version
 
 _TOOL_FLAGS = {"--enable-auto-tool-choice": "enable_auto_tool_choice: true", "--tool-call-parser": "tool_call_parser"}
@@ -49,6 +48,24 @@ class _FrontendEngineArgs(AsyncEngineArgs):
         return config
 
 
+class DirectRoute(Protocol):
+    """A route that some requests take without vLLM's app."""
+
+    def answer_to(self, scope: Scope, body: bytes, note_gone: Callable[[], None]) -> ASGIApp | None:
+        """Return what answers the request; None where vLLM's app has to. ``note_gone`` is called when the client goes before the end."""
+
+
+class Shortcuts(NamedTuple):
+    """What makes answers of one app of vLLM's cheaper; without any, every answer is the same."""
+
+    direct: Mapping[str, DirectRoute] = {}
+    """By path."""
+    repeats: frozenset[str] = frozenset()
+    """Paths whose streams have events that differ in nothing but their text."""
+    gather: Gather = write_at_once
+    """How the writes of an answer are gathered."""
+
+
 class FrontEnd:
     """What serves one model at the ingress."""
 
@@ -57,25 +74,24 @@ class FrontEnd:
         self.client = client
         self.engine = engine
         self.max_logprobs: int = engine.model_config.max_logprobs
-        self.repeats: frozenset[str] = frozenset()
-        """Paths whose streams have events that are alike but for their text."""
-        self.direct: dict[str, DirectRoute] = {}
-        """By path: what is answered without vLLM's app."""
+        self.shortcuts = Shortcuts()
+        self.args = args
+        """vLLM's command line."""
         self.adapters = adapters_of(model)
         """By the name that requests ask for."""
         self.grammars: GrammarTrials | None = None
-        self._args = args
         self._tasks: tuple[str, ...] = ()
         self._app: FastAPI | None = None
+        self._shortcuts_of: Callable[[FastAPI], Shortcuts] = lambda _: Shortcuts()
 
     async def app(self) -> FastAPI:
         """Return vLLM's app for what the replicas say they can do; built again when that changes."""
         tasks = await self.client.get_supported_tasks_async()
         if self._app is None or tasks != self._tasks:
-            app = build_app(self._args, tasks, self.engine.model_config)
+            app = build_app(self.args, tasks, self.engine.model_config)
             _refuse_what_has_no_handler(app)
             stop_at_first_errors(app)
-            await init_app_state(self.engine, app.state, self._args, tasks)
+            await init_app_state(self.engine, app.state, self.args, tasks)
             # Not by vLLM's own way in, which asks an engine to load each: replicas have loaded them before they take requests.
             app.state.openai_serving_models.lora_requests.update(self.adapters)
             renderer = app.state.online_renderer
@@ -83,18 +99,14 @@ class FrontEnd:
             # vLLM's error handlers stop the server through it when the engine is dead; a fleet never is.
             app.state.server = SimpleNamespace(should_exit=False)
             self._app, self._tasks = app, tasks
-            self.repeats = _repeats(app, self._args)
-            self.direct = direct_routes(app, self._args)
+            self.shortcuts = self._shortcuts_of(app)
         return self._app
 
-
-def _repeats(app: FastAPI, args: argparse.Namespace) -> frozenset[str]:
-    """A parser of tool calls or reasoning makes other events of a text; vLLM's log of answers and foreign middleware see each event."""
-    if args.enable_log_outputs or args.middleware:
-        return frozenset()
-    chat = getattr(app.state, "openai_serving_chat", None)
-    has_parser = chat is None or chat.parser_cls is not None
-    return frozenset({"/v1/completions"} if has_parser else {"/v1/completions", "/v1/chat/completions"})
+    def take(self, shortcuts_of: Callable[[FastAPI], Shortcuts]) -> None:
+        """Answer by the shortcuts that this function finds in vLLM's app, and in each one that takes its place."""
+        self._shortcuts_of = shortcuts_of
+        if self._app is not None:
+            self.shortcuts = shortcuts_of(self._app)
 
 
 def _error_in_our_keys(create: Callable[..., Any], name: str, message: Any, *args: Any, **kwargs: Any) -> Any:
@@ -164,7 +176,6 @@ async def _build(model: ModelSettings, engine_args: dict[str, Any], client: Flee
     inspect_models_here()
     vllm_config = _FrontendEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
     engine = _async_llm(vllm_config, client)
-    render_directly(engine.renderer, load_chat_template(args.chat_template))
     client.bind(
         vllm_config=vllm_config,
         output_processor=engine.output_processor,
@@ -173,7 +184,7 @@ async def _build(model: ModelSettings, engine_args: dict[str, Any], client: Flee
     )
     for stat_logger in engine.logger_manager.stat_loggers:
         if isinstance(stat_logger, SharedPrometheusStatLogger):
-            stat_logger.streams = client.streams
+            stat_logger.stats_beside = client.take_stats
     front = FrontEnd(model, client, engine, args)
     front.grammars = try_grammars(engine, vllm_config, compiler)
     await front.app()  # what it cannot be built of is said now

@@ -25,7 +25,7 @@ from vllm.v1.structured_output.request import get_structured_output_key
 from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
 
 from serve_app.errors import BadRequest, GrammarsBusy
-from serve_app.ingress.exchange.verdict import current_verdict
+from serve_app.ingress.exchange.exchange import current_exchange
 from serve_app.ingress.front_end.grammar_compiler import LATE, GrammarCompiler
 from serve_app.ingress.front_end.grammar_readers import GUIDANCE, OUTLINES
 
@@ -75,8 +75,8 @@ class GrammarTrials:
         What xgrammar cannot read is left to vLLM, which reads it with another library: the trial has done that, too, within the limits.
 
         Raises:
-            VLLMValidationError: Compiling it fails, or exceeds a limit, or there is no verdict in time. The HTTP request's own verdict
-                has the error, so that a stream is refused before it begins.
+            VLLMValidationError: Compiling it fails, or exceeds a limit, or there is no result in time. The exchange of the HTTP
+                request has the error, too, so that a stream is refused before it begins.
         """
         if (kind_and_spec := _kind_and_spec(params)) is None:
             return
@@ -154,8 +154,8 @@ class GrammarTrials:
 
 
 def _refuse(error: GrammarsBusy | BadRequest) -> NoReturn:
-    if (verdict := current_verdict.get()) is not None:
-        verdict.error = error  # vLLM says errors of a stream only after its head
+    if (exchange := current_exchange.get()) is not None:
+        exchange.error = error  # vLLM says errors of a stream only after its head
     raise VLLMValidationError(str(error), parameter="structured_outputs")
 
 

@@ -27,13 +27,10 @@ from serve_app.errors import (
     TooManyConnections,
 )
 from serve_app.host import descriptors
-from serve_app.ingress.books.accounting import Accounting
-from serve_app.ingress.books.key_latencies import KeyLatencies
+from serve_app.ingress.books.books import Books
 from serve_app.ingress.books.metrics import count_http
-from serve_app.ingress.books.receipt import ReceiptSend
-from serve_app.ingress.books.request_metrics import count_request
-from serve_app.ingress.exchange.held_answer import HeldAnswer
-from serve_app.ingress.exchange.verdict import Verdict, current_verdict
+from serve_app.ingress.exchange.exchange import Exchange, current_exchange
+from serve_app.ingress.exchange.held_answer import HeldAnswer, current_answer
 from serve_app.ingress.front_end.front_end import FrontEnd, serves
 from serve_app.ingress.http.api_keys import ApiKeys
 from serve_app.ingress.http.body_fields import RESPONSES_STATE, check_num_values, check_request_id, parse_fields
@@ -84,8 +81,6 @@ class AppLimits:
     """From the head to the end of the body; 10 MiB in it are 0.7 Mbit/s."""
     stream_silence_s: float = 5.0
     max_loop_lag_s: float = 2.0
-    max_latency_keys: int = 0
-    """How many API keys get latency series of their own; 0: none."""
 
 
 class IngressApp:
@@ -99,23 +94,22 @@ class IngressApp:
         version: Mapping[str, Any],
         keys: ApiKeys | None = None,
         fleet_id: str = "",
-        accounting: Accounting | None = None,
+        books: Books | None = None,
         sagemaker: bool = False,
         generate_end: bytes = b"\n",
         batches: BatchService | None = None,
         report: FleetReport | None = None,
     ) -> None:
         self.draining = False
-        self.accounting = accounting
+        self.books = books or Books()
         self._stopped = False
-        self._running: dict[asyncio.Timeout, Verdict] = {}
+        self._running: dict[asyncio.Timeout, Exchange] = {}
         self._models = ServedModels(front_ends)
         self._front_ends = front_ends
         self.canaries = self._models.canaries
         self._limits = limits
         self.lag = LoopLag(limits.max_loop_lag_s)
         self._keys = keys
-        self._latencies = KeyLatencies(limits.max_latency_keys)
         self._generate = {
             name: generate_route(front.engine, max_logprobs=front.max_logprobs, end=generate_end, adapters=front.adapters)
             for name, front in front_ends.items()
@@ -140,9 +134,9 @@ class IngressApp:
         """End every request that still runs by its one error, behind all its text that has come, and from now on each new one."""
         self._stopped = True
         for front in self._front_ends.values():
-            front.client.streams.write_all()
-        for limit, verdict in self._running.items():
-            verdict.error = verdict.error or ServerStopping(retry_after_s=_RETRY_AFTER_S)
+            front.client.output_path.write_all()
+        for limit, exchange in self._running.items():
+            exchange.error = exchange.error or ServerStopping(retry_after_s=_RETRY_AFTER_S)
             limit.reschedule(0.0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -163,7 +157,7 @@ class IngressApp:
             if method != "POST":
                 await method_not_allowed("POST")(scope, receive, send)
             else:
-                await self._account_for(path, scope, receive, send, key)
+                await self._serve(Exchange(path, key), scope, receive, send)
         elif path.startswith(_A_MODEL) and method in ("GET", "HEAD"):
             await (await self._own.model(path.removeprefix(_A_MODEL)))(scope, receive, send)
         elif (stored := self._stored.get("/".join(path.split("/", 3)[:3]))) is not None:
@@ -176,7 +170,7 @@ class IngressApp:
     async def answer_batch(self, scope: Scope, receive: Receive, send: Send, owner: str) -> None:
         """Answer a line of a batch, whose ``owner`` has shown a key for the batch; it has only places that are free."""
         try:
-            await self._account_for(scope["path"], scope, receive, send, owner or None, background=True)
+            await self._serve(Exchange(scope["path"], owner or None, background=True), scope, receive, send)
         except ServingError as exc:
             await answer_of(exc).response()(scope, receive, send)
 
@@ -202,43 +196,31 @@ class IngressApp:
                 response = await handler(Request(scope, receive), owner)
                 await response(scope, receive, send)
 
-    async def _account_for(
-        self, path: str, scope: Scope, receive: Receive, send: Send, key: str | None, *, background: bool = False
-    ) -> None:
-        """Serve the request; its end, whatever that is, is counted, and closes its account."""
-        account = None if self.accounting is None else self.accounting.begin(path, key, scope)
-        if account is not None and account.wants_receipt:
-            send = ReceiptSend(send, account)
-        verdict = Verdict(account, background=background)
-        held = HeldAnswer(send, verdict, is_responses=path == "/v1/responses")
-        refusal: ServingError | None = None
+    async def _serve(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request; its end, whatever that is, is written into the books."""
+        held = HeldAnswer(self.books.begin(exchange, scope, send), exchange)
         try:
-            await self._serve(scope, receive, send, held, verdict)
+            await self._answer_in_time(scope, receive, send, held)
         except ServingError as exc:
-            refusal = exc
-            if account is not None:
-                account.refusal = exc
+            exchange.error = exchange.error or exc
             raise
         finally:
-            # The answer knows the verdict, too: as a cycle both would wait for Python's search for garbage.
-            verdict.repeatable = None
-            count_request(verdict, verdict.ending(held.answer, refusal), key, self._latencies)
-            if self.accounting is not None and account is not None:
-                self.accounting.end(account, held.answer, verdict.error, stalled=STALLED in scope.get("state", ()))
+            exchange.stalled = STALLED in scope.get("state", ())
+            self.books.end(exchange)
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, held: HeldAnswer, verdict: Verdict) -> None:
+    async def _answer_in_time(self, scope: Scope, receive: Receive, send: Send, held: HeldAnswer) -> None:
+        """Answer the request until `end_all` ends it."""
         for name, value in scope["headers"]:
             if name == b"x-request-id":
                 request_id = value.decode("latin-1")
                 check_request_id("X-Request-Id", request_id)
-                if verdict.account is not None:
-                    verdict.account.id = request_id
+                held.exchange.id = request_id
         self._refuse_at_an_end(scope)
         limit = asyncio.timeout(None)
-        self._running[limit] = verdict
+        self._running[limit] = held.exchange
         try:
             async with limit:
-                await self._read_and_answer(scope, receive, send, held, verdict)
+                await self._read_and_answer(scope, receive, held)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -256,13 +238,13 @@ class IngressApp:
         if self.lag.is_overloaded:
             raise IngressOverloaded(self.lag.limit_s, retry_after_s=_RETRY_AFTER_S)
 
-    async def _read_and_answer(self, scope: Scope, receive: Receive, send: Send, held: HeldAnswer, verdict: Verdict) -> None:
-        path = scope["path"]
+    async def _read_and_answer(self, scope: Scope, receive: Receive, held: HeldAnswer) -> None:
+        path, exchange = scope["path"], held.exchange
         try:
             async with asyncio.timeout(self._limits.body_timeout_s) as limit:
                 body = await self._read_body(scope, receive)
         except ClientDisconnect:
-            verdict.client_gone(held.answer)
+            exchange.client_gone()
             return
         except TimeoutError:
             if not limit.expired():
@@ -270,64 +252,58 @@ class IngressApp:
             raise BodyTooSlow(limit_s=self._limits.body_timeout_s) from None
         check_num_values(body, self._models.max_model_len)
         fields = parse_fields(body)
-        if verdict.account is not None:
-            verdict.account.asked(fields)
-
-        def note_gone() -> None:
-            verdict.client_gone(held.answer)
-
+        exchange.asked(fields)
         if path == INVOCATIONS:
             path = route_of(body)
             scope = {**scope, "path": path, "raw_path": path.encode()}
         front = self._models.front_end(path, fields)
         if path in _TOKENIZERS and len(body) > (limit_bytes := tokenizer_bytes(front.engine.model_config.max_model_len)):
             raise RequestTooLarge(size_bytes=len(body), limit_bytes=limit_bytes)
-        app_of = partial(self._app_of, path, held, verdict)
+        app_of = partial(self._app_of, path, held)
         of_adapter = fields is not None and isinstance(fields.model, str) and fields.model in front.adapters
         if path in SHARED_ROUTES and not of_adapter and (canary := self.canaries.get(front.model.name)) is not None:
-            target = canary.split(app_of, front, verdict)
+            target = canary.split(app_of, front)
         else:
             target = await app_of(front)
-            if (route := front.direct.get(path)) is not None:
-                target = route.answer_to(scope, body, note_gone) or target
-        await self._answer(target, front, scope, _replay(body, receive, note_gone), held, verdict)
+            if (route := front.shortcuts.direct.get(path)) is not None:
+                target = route.answer_to(scope, body, exchange.client_gone) or target
+        await self._answer(target, front, scope, _replay(body, receive, exchange.client_gone), held)
 
-    async def _app_of(self, path: str, held: HeldAnswer, verdict: Verdict, front: FrontEnd) -> ASGIApp:
+    async def _app_of(self, path: str, held: HeldAnswer, front: FrontEnd) -> ASGIApp:
         """Make the front end the one that answers, and return its app for the route."""
-        verdict.model = front.model.name
-        if verdict.account is not None:
-            verdict.account.model = front.model.name
+        held.exchange.model = front.model.name
         vllm_app = await front.app()
-        verdict.repeatable = held if path in front.repeats else None
+        held.repeats, held.gather = path in front.shortcuts.repeats, front.shortcuts.gather
         if path == "/generate":
             return self._generate_app(front)
         return vllm_app if serves(vllm_app, path) else not_found(f"{path} for the model {front.model.name!r}")
 
-    async def _answer(
-        self, target: ASGIApp, front: FrontEnd, scope: Scope, receive: Receive, held: HeldAnswer, verdict: Verdict
-    ) -> None:
-        path, began_at = scope["path"], time.monotonic()
-        token = current_verdict.set(verdict)
+    async def _answer(self, target: ASGIApp, front: FrontEnd, scope: Scope, receive: Receive, held: HeldAnswer) -> None:
+        path, exchange, began_at = scope["path"], held.exchange, time.monotonic()
+        tokens = current_exchange.set(exchange), current_answer.set(held)
         raised: Exception | None = None
         try:
             async with held.filling(partial(asyncio.get_running_loop().call_later, self._limits.stream_silence_s)):
                 await target(scope, receive, held)
         except Exception as error:
-            # vLLM's app raises what went wrong after the begin of a stream, because the stream cannot tell it any more. It also raises
+            # vLLM's app raises what went wrong after the begin of a stream, because the stream cannot say it any more. It also raises
             # what it has answered with 500.
-            if not held.status and verdict.error is None:  # nothing has gone to the client: the error is an answer with a status
+            if (
+                not exchange.status and exchange.error is None
+            ):  # the client was sent nothing: the error is an answer with a status
                 await describe_error(behind(error)).response()(scope, receive, held)
             elif not await held.end():
                 raise  # the listener cuts the connection: the client must not take what it has for the whole answer
             else:
                 raised = error
         finally:
-            current_verdict.reset(token)
+            current_exchange.reset(tokens[0])
+            current_answer.reset(tokens[1])
             if path in VLLM_ROUTES:
                 count_http(path, scope["headers"], held.head, time.monotonic() - began_at)
-            if (raised or held.status >= 500) and verdict.error is None:
+            if (raised or exchange.status >= 500) and exchange.error is None:
                 said = "%s for the model %r failed with status %d, request %s"
-                logger.error(said, path, front.model.name, held.status, verdict.request_id, exc_info=raised)
+                logger.error(said, path, front.model.name, exchange.status, exchange.engines_id, exc_info=raised)
 
     def _generate_app(self, front: FrontEnd) -> ASGIApp:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -363,7 +339,7 @@ def tokenizer_bytes(max_model_len: int) -> int:
 
 
 def _replay(body: bytes, receive: Receive, gone: Callable[[], None]) -> Receive:
-    """Return a receive that gives the body that was read, then whatever really comes; ``gone`` is told of a disconnect."""
+    """Return a receive that gives the body that was read, then what the client sends; ``gone`` is called when it disconnects."""
     given = False
 
     async def replayed() -> Message:

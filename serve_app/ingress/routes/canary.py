@@ -14,11 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.config import ModelSettings
 from serve_app.core.canary import CanaryLimits, CanaryState, Criterion, Judge, is_looping
-from serve_app.core.request import RequestState, Resume
+from serve_app.core.request import Resume
 from serve_app.errors import NoFreePlace, QueueFull, RequestQuarantined, ServerStopping, ServingError
+from serve_app.ingress.exchange.engine_requests import EngineRequests
+from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.exchange.held_answer import ERRORS, HeldAnswer, status_of
-from serve_app.ingress.exchange.outcomes import Answer
-from serve_app.ingress.exchange.verdict import Verdict
+from serve_app.ingress.exchange.outcomes import Sent
 from serve_app.ingress.front_end.front_end import FrontEnd
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Canary:
         state = {"of": self.of, "state": judge.state.value, "reason": judge.reason}
         return {**state, "requests": judge.num_taken, "judged": judge.num_judged, "share": judge.limits.share}
 
-    def split(self, app_of: Callable[[FrontEnd], Awaitable[ASGIApp]], model: FrontEnd, verdict: Verdict) -> ASGIApp:
+    def split(self, app_of: Callable[[FrontEnd], Awaitable[ASGIApp]], model: FrontEnd) -> ASGIApp:
         """Return an app that answers by the canary or by the model.
 
         Args:
@@ -70,32 +71,33 @@ class Canary:
 
         async def answer(scope: Scope, receive: Receive, held: Send) -> None:
             assert isinstance(held, HeldAnswer)
-            body = await receive()
+            body, exchange = await receive(), held.exchange
             if self.judge.takes_next(is_ready=self.front.client.is_ready()):
-                outcome = await self._try(await app_of(self.front), scope, _Line(body, receive), held, verdict)
+                outcome = await self._try(await app_of(self.front), scope, _Line(body, receive), held)
                 if outcome is _Outcome.ANSWERED:
                     return
-                verdict.begin_again()
+                exchange.begin_again()
                 await (await app_of(model))(scope, _first(body, receive), held)
-                if outcome is _Outcome.REFUSED and held.answer.ended and not _is_error(held.answer):
+                if outcome is _Outcome.REFUSED and exchange.ended and not _is_error(exchange.sent):
                     self._saw(Criterion.FAILED, 1.0)  # a shorter context, no tool parser, ...: a release that takes less
                 return
-            watch = _Watch(self.judge.saw_model, verdict)
+            watch = _Watch(self.judge.saw_model, exchange.requests)
             app = await app_of(model)
             raised = True
             try:
                 await app(scope, _first(body, receive), held)
                 raised = False
             finally:
-                watch.end(failed=_has_failed(verdict, held, raised=raised))
+                watch.end(failed=_has_failed(exchange, raised=raised))
 
         return answer
 
-    async def _try(self, app: ASGIApp, scope: Scope, line: "_Line", held: HeldAnswer, verdict: Verdict) -> "_Outcome":
+    async def _try(self, app: ASGIApp, scope: Scope, line: "_Line", held: HeldAnswer) -> "_Outcome":
         """Let the canary answer; the model has to if the canary failed, or refused the request, before the first part of an answer."""
         was = self.judge.state
-        watch = _Watch(self._saw, verdict)
-        gate = _Gate(held, verdict)
+        exchange = held.exchange
+        watch = _Watch(self._saw, exchange.requests)
+        gate = _Gate(held)
         task = asyncio.create_task(_run(app, scope, line.receive, gate), name="canary")
         try:
             while not (await asyncio.wait([task], timeout=_LOOK_S))[0]:
@@ -110,15 +112,15 @@ class Canary:
         raised = None if task.cancelled() else task.exception()
         if raised is not None and not gate.has_begun:
             gate.has_failed = True
-        taken_away = (
-            was is not CanaryState.BAD and self.judge.state is CanaryState.BAD and watch.waits_s() <= self.judge.patience_s()
-        )
-        if gate.has_failed and taken_away and verdict.error is None and raised is None:
+        taken_away = was is not CanaryState.BAD and self.judge.state is CanaryState.BAD and watch.waits_s() <= self.judge.patience_s()
+        if gate.has_failed and taken_away and exchange.error is None and raised is None:
             return _Outcome.FAILED  # another request condemned the canary; this one says nothing
-        failed = None if gate.has_refused else _has_failed(verdict, held, raised=raised is not None or gate.has_failed)
+        failed = None if gate.has_refused else _has_failed(exchange, raised=raised is not None or gate.has_failed)
         watch.end(failed=failed)
         if gate.has_failed:
-            logger.info("canary %s did not begin to answer, %s does: %r", self.front.model.name, self.of, verdict.error or raised)
+            logger.info(
+                "canary %s did not begin to answer, %s does: %r", self.front.model.name, self.of, exchange.error or raised
+            )
         elif raised is not None:
             raise raised
         if not gate.has_failed:
@@ -148,8 +150,8 @@ class _Outcome(Enum):
 class _Gate:
     """An ASGI ``send`` that lets nothing of a failure through before the first part of an answer."""
 
-    def __init__(self, held: HeldAnswer, verdict: Verdict) -> None:
-        self._held, self._verdict = held, verdict
+    def __init__(self, held: HeldAnswer) -> None:
+        self._held = held
         self.has_begun = False
         self.has_failed = False
         self.has_refused = False
@@ -163,7 +165,7 @@ class _Gate:
             await self._held(message)
 
     def _fails(self, message: Message) -> bool:
-        error = self._verdict.error
+        error = self._held.exchange.error
         if error is not None:
             self.has_refused = not _is_the_servers(error)
             return True
@@ -180,16 +182,15 @@ class _Gate:
 class _Watch:
     """What one request shows of the side that answers it."""
 
-    def __init__(self, saw: Callable[[Criterion, float], None], verdict: Verdict) -> None:
+    def __init__(self, saw: Callable[[Criterion, float], None], requests: EngineRequests) -> None:
         self._saw = saw
-        self._requests: list[RequestState] = []
-        verdict.engine_requests = self._requests
+        self._requests = requests
         self._began_at = time.monotonic()
         self._to_time = {Criterion.TTFT, Criterion.ITL}
 
     def waits_s(self) -> float:
         """Return for how long it has waited for a first token; 0 once it has one."""
-        has_token = any(request.trail.first_token_at is not None for request in self._requests)
+        has_token = any(request.trail.first_token_at is not None for request in self._requests.kept)
         return 0.0 if has_token else time.monotonic() - self._began_at
 
     def look(self) -> None:
@@ -197,28 +198,29 @@ class _Watch:
         self._time(least_tokens=_ITL_TOKENS)
 
     def end(self, *, failed: bool | None) -> None:
-        """Take in how it ended. ``failed`` None: that says nothing, because the client was wrong, or gone."""
+        """Take in how it ended. ``failed`` None: the end shows nothing about the release, because the client was wrong, or gone."""
         if failed is not None:
             self._saw(Criterion.FAILED, float(failed))
         self._time(least_tokens=_ITL_LEAST_TOKENS)
-        if failed is False and self._requests and self._requests[0].trail.end and self._requests[0].resume is not Resume.RESTART:
-            first = self._requests[0]
+        first = self._requests.first
+        if failed is False and first is not None and first.trail.end and first.resume is not Resume.RESTART:
             self._saw(Criterion.EMPTY, float(first.trail.end == "stop" and len(first.emitted_ids) <= 1))
             self._saw(Criterion.LOOPED, float(is_looping(first.emitted_ids)))
-        elif Criterion.TTFT in self._to_time and (failed or failed is None) and self._requests:
+        elif Criterion.TTFT in self._to_time and (failed or failed is None) and first is not None:
             self._saw(Criterion.TTFT, time.monotonic() - self._began_at)  # it waited in vain for so long at least
 
     def _time(self, *, least_tokens: int) -> None:
-        if not self._requests or (first_at := (trail := self._requests[0].trail).first_token_at) is None:
+        first = self._requests.first
+        if first is None or (first_at := first.trail.first_token_at) is None:
             return
         if Criterion.TTFT in self._to_time:
             self._to_time.discard(Criterion.TTFT)
-            self._saw(Criterion.TTFT, first_at - self._requests[0].arrived_at)
-        num_tokens = len(self._requests[0].emitted_ids)
+            self._saw(Criterion.TTFT, first_at - first.arrived_at)
+        num_tokens = len(first.emitted_ids)
         long_enough = num_tokens >= least_tokens or (num_tokens > 1 and time.monotonic() - first_at > _ITL_AFTER_S)
         if Criterion.ITL in self._to_time and long_enough:
             self._to_time.discard(Criterion.ITL)
-            self._saw(Criterion.ITL, (trail.last_token_at - first_at) / (num_tokens - 1))
+            self._saw(Criterion.ITL, (first.trail.last_token_at - first_at) / (num_tokens - 1))
 
 
 class _Line:
@@ -264,20 +266,20 @@ def _is_the_servers(error: ServingError) -> bool:
     return error.http_status >= 500 or isinstance(error, RequestQuarantined)
 
 
-def _is_refused(verdict: Verdict) -> bool:
-    """Return whether the fleet had no place for it: that says how many replicas there are, not how good they are."""
-    return isinstance(verdict.error, QueueFull | ServerStopping | NoFreePlace)
+def _is_refused(exchange: Exchange) -> bool:
+    """Return whether the fleet had no place for it: that shows how many replicas there are, not how good they are."""
+    return isinstance(exchange.error, QueueFull | ServerStopping | NoFreePlace)
 
 
-def _has_failed(verdict: Verdict, held: HeldAnswer, *, raised: bool) -> bool | None:
-    answer = held.answer
-    if verdict.gone is not None or _is_refused(verdict) or (verdict.error is not None and not _is_the_servers(verdict.error)):
+def _has_failed(exchange: Exchange, *, raised: bool) -> bool | None:
+    error, sent = exchange.error, exchange.sent
+    if exchange.gone is not None or _is_refused(exchange) or (error is not None and not _is_the_servers(error)):
         return None
-    if raised or verdict.error is not None or max(answer.told_status, answer.status) >= 500:
+    if raised or error is not None or max(sent.error_status, sent.status) >= 500:
         return True
-    return False if answer.ended and not _is_error(answer) else None
+    return False if sent.ended and not _is_error(sent) else None
 
 
-def _is_error(answer: Answer) -> bool:
-    """Return whether the client was told an error, by the status or within a stream."""
-    return max(answer.status, answer.told_status) >= 400
+def _is_error(sent: Sent) -> bool:
+    """Return whether the client was sent an error, as a status or inside a stream."""
+    return max(sent.status, sent.error_status) >= 400

@@ -11,6 +11,7 @@ What keeps the answers equal: a stream begins only once all characters that vLLM
 vLLM is caught up, what comes is parked. It has one choice, no log probabilities, no parser. A stop string that is found goes back to vLLM.
 """
 
+import argparse
 import asyncio
 import re
 import time
@@ -19,14 +20,16 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.metrics.stats import IterationStats
 
-from serve_app.ingress.exchange.held_answer import HeldAnswer
-from serve_app.ingress.exchange.verdict import Verdict, current_verdict
+from serve_app.ingress.exchange.held_answer import HeldAnswer, current_answer
+from serve_app.ingress.fleet.output_path import OutputPath
 from serve_app.ingress.shortcuts.pace import Pace
+from serve_app.ingress.shortcuts.prompt_end import begin_at_the_end
 
 _HEAD, _END = b"data: ", b"\n\n"
 _MAX_LEARNED = 16
@@ -74,6 +77,18 @@ def text_of(event: bytes) -> str | None:
     return said["content"] if said.keys() == {"content"} and isinstance(said["content"], str) else None
 
 
+def repeated_paths(app: FastAPI, args: argparse.Namespace) -> frozenset[str]:
+    """Return the paths whose streams can be repeated.
+
+    A parser of tool calls or reasoning makes other events of a text; vLLM's log of answers and foreign middleware see each event.
+    """
+    if args.enable_log_outputs or args.middleware:
+        return frozenset()
+    chat = getattr(app.state, "openai_serving_chat", None)
+    has_parser = chat is None or chat.parser_cls is not None
+    return frozenset({"/v1/completions"} if has_parser else {"/v1/completions", "/v1/chat/completions"})
+
+
 class _StopFound:
     """A detokenizer that has found a stop string, for vLLM's own look at the same tokens."""
 
@@ -99,7 +114,6 @@ class Stream:
 
     def __init__(
         self,
-        verdict: Verdict,
         held: HeldAnswer,
         cycle: RequestResponseCycle,
         learned: Callable[[], None],
@@ -109,7 +123,6 @@ class Stream:
         self.state: Any = None
         self.num_given = 0
         self.parked: list[tuple[Any, float]] = []
-        self._verdict = verdict
         self._held = held
         self._cycle = cycle
         self._learned = learned
@@ -138,7 +151,7 @@ class Stream:
     def can_ever_begin(self, state: Any, output: Any) -> bool:
         """Return whether its events differ in nothing but a text; ``state`` is vLLM's ``RequestState``."""
         self.state = state
-        plain = state is not None and self._verdict.num_requests == 1 and _is_plain(state, output)
+        plain = state is not None and len(self._held.exchange.requests.kept) == 1 and _is_plain(state, output)
         return plain and bool(self._cycle.chunked_encoding) and self._num_learned < _MAX_LEARNED
 
     def is_caught_up(self) -> bool:
@@ -210,37 +223,30 @@ def _count_middle(stats: Any, of_request: Any, num_tokens: int, now: float) -> N
     of_request.last_token_ts = now
 
 
-class Streams:
-    """Those of one model, and what vLLM would have counted of their tokens.
-
-    Args:
-        give: Gives a frame to vLLM, behind those that it was given before.
-    """
+class Streams(OutputPath):
+    """The streams of one model, and what vLLM would have counted of their tokens."""
 
     _pace = Pace()
     """Of the process: the passes of all models take the time of one event loop."""
 
-    def __init__(self, give: Callable[[EngineCoreOutputs], None]) -> None:
-        self._give = give
+    def __init__(self, give: Callable[[EngineCoreOutputs], None], output_processor: Any) -> None:
+        super().__init__(give, output_processor)
         self._stats = IterationStats()
-        self._processor: Any = None
         self._of: dict[str, Stream] = {}
         self._unwritten: dict[str, Stream] = {}
         self._due: asyncio.TimerHandle | None = None
         """The next pass, where tokens wait for it."""
         self._shapes: set[tuple[bytes, ...]] = set()
 
-    def bind(self, output_processor: Any) -> None:
-        self._processor = output_processor
+    def prepare(self, request: Any) -> None:
+        if (state := self._processor.request_states.get(request.request_id)) is not None:
+            begin_at_the_end(state.detokenizer, request.prompt_token_ids)
 
     def arrived(self, request_id: str) -> None:
         """Watch the answer of the present HTTP request, if it is one of those that can be repeated."""
-        verdict = current_verdict.get()
-        if verdict is None or (held := verdict.repeatable) is None:
-            return
-        verdict.num_requests += 1  # of several prompts none is repeated
-        if (cycle := held.cycle) is not None:
-            self._of[request_id] = Stream(verdict, held, cycle, partial(self._go_on, request_id), self._shapes)
+        held = current_answer.get()
+        if held is not None and held.repeats and (cycle := held.cycle) is not None:
+            self._of[request_id] = Stream(held, cycle, partial(self._continue, request_id), self._shapes)
 
     def forget(self, request_id: str) -> None:
         if (stream := self._of.pop(request_id, None)) is not None:
@@ -277,7 +283,7 @@ class Streams:
                     rest.append(output)
             else:
                 stream.parked.append((output, now))
-                self._go_on(output.request_id)
+                self._continue(output.request_id)
         return rest
 
     def write(self) -> None:
@@ -320,7 +326,7 @@ class Streams:
         self._unwritten[output.request_id] = stream
         return True
 
-    def _go_on(self, request_id: str) -> None:
+    def _continue(self, request_id: str) -> None:
         """Let the stream begin with what it has parked once vLLM is caught up, or give all to vLLM where it never can."""
         stream = self._of[request_id]
         state = self._processor.request_states.get(request_id)

@@ -1,10 +1,14 @@
-"""The phases of a request, from the times in its account."""
+"""One HTTP request: who sees it, the phases of its time, its tokens and its end."""
+
+import asyncio
+import contextvars
 
 import pytest
 
 from serve_app.core.request import RequestState, Resume
-from serve_app.ingress.exchange.account import Account, Phase
-from serve_app.ingress.exchange.outcomes import Answer
+from serve_app.errors import QueueFull
+from serve_app.ingress.books.ledger import line_of
+from serve_app.ingress.exchange.exchange import Exchange, Phase, current_exchange
 
 
 def request(
@@ -53,18 +57,18 @@ SECOND_CHOICE = request(arrived_at=2.0, starts=[3.0], first=6.5, last=9.0)
     ],
 )
 def test_each_phase_begins_where_the_one_before_it_ends(requests: list[RequestState], phases: list[Phase]) -> None:
-    account = Account(0, "/v1/completions", None)
-    account.arrived_at = 1.0
+    exchange = Exchange("/v1/completions")
+    exchange.arrived_at = 1.0
     for each in requests:
-        account.add(each, "answer")
-    assert account.phases(10.0) == phases
+        exchange.requests.add(each, "answer")
+    assert exchange.phases(10.0) == phases
 
 
 def prompt_tokens_of(*engine_requests: tuple[str, int]) -> int:
-    account = Account(0, "/v1/completions", None)
+    exchange = Exchange("/v1/completions")
     for answer_id, prompt_tokens in engine_requests:
-        account.add(RequestState("r", prompt_tokens, 1, Resume.CONTINUE), answer_id)
-    return account.line(0, Answer(200, True, 0), None, stalled=False).prompt_tokens
+        exchange.requests.add(RequestState("r", prompt_tokens, 1, Resume.CONTINUE), answer_id)
+    return line_of(exchange, exchange.end(), seq=0).prompt_tokens
 
 
 def test_the_prompt_of_a_beam_search_counts_once_and_each_prompt_of_a_list_does() -> None:
@@ -74,10 +78,10 @@ def test_the_prompt_of_a_beam_search_counts_once_and_each_prompt_of_a_list_does(
 
 
 def test_an_engines_clock_that_is_ahead_makes_no_phase_negative() -> None:
-    account = Account(0, "/v1/completions", None)
-    account.arrived_at = 1.0
-    account.add(request(arrived_at=2.0, starts=[3.0], scheduled_at=7.0, first=6.0, last=8.0), "answer")
-    assert [(name, end - begin) for name, begin, end in account.phases(10.0)] == [
+    exchange = Exchange("/v1/completions")
+    exchange.arrived_at = 1.0
+    exchange.requests.add(request(arrived_at=2.0, starts=[3.0], scheduled_at=7.0, first=6.0, last=8.0), "answer")
+    assert [(name, end - begin) for name, begin, end in exchange.phases(10.0)] == [
         ("intake", 1.0),
         ("queue", 1.0),
         ("engine_queue", 4.0),
@@ -85,3 +89,27 @@ def test_an_engines_clock_that_is_ahead_makes_no_phase_negative() -> None:
         ("decode", 1.0),
         ("finish", 2.0),
     ]
+
+
+def test_outside_of_a_request_there_is_no_exchange() -> None:
+    assert contextvars.Context().run(current_exchange.get) is None
+
+
+def test_tasks_of_one_request_share_its_exchange_and_those_of_another_do_not() -> None:
+    async def engine_request(error: QueueFull | None) -> None:
+        exchange = current_exchange.get()
+        assert exchange is not None
+        exchange.error = exchange.error or error
+
+    async def http_request(error: QueueFull | None) -> Exchange:
+        exchange = Exchange("/v1/completions")
+        current_exchange.set(exchange)
+        await asyncio.gather(engine_request(None), engine_request(error))
+        return exchange
+
+    async def both() -> tuple[Exchange, Exchange]:
+        return await asyncio.gather(http_request(full), http_request(None))
+
+    full = QueueFull(waiting=1, limit=1, retry_after_s=5.0)
+    refused, accepted = asyncio.run(both())
+    assert (refused.error, accepted.error) == (full, None)

@@ -1,0 +1,74 @@
+"""The books of one ingress: metrics of every exchange, and the ledger, traces and receipts where they are configured."""
+
+from typing import TYPE_CHECKING, Self
+
+from starlette.types import Scope, Send
+
+from serve_app.config import Settings
+from serve_app.ingress.books.key_latencies import KeyLatencies
+from serve_app.ingress.books.ledger import Ledger, line_of
+from serve_app.ingress.books.receipt import ReceiptSend, asks_for_receipt
+from serve_app.ingress.books.request_metrics import count_request
+from serve_app.ingress.exchange.exchange import Exchange
+
+if TYPE_CHECKING:  # OpenTelemetry's SDK is loaded only where traces are made
+    from serve_app.ingress.books.tracing import Tracer
+
+
+class Books:
+    """What is written down of each HTTP request that asks a model.
+
+    Args:
+        receipts: Clients may ask for receipts.
+        max_latency_keys: How many API keys get latency series of their own; 0: none.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger | None = None,
+        tracer: "Tracer | None" = None,
+        receipts: bool = False,
+        max_latency_keys: int = 0,
+    ) -> None:
+        self.ledger = ledger
+        self._tracer = tracer
+        self._receipts = receipts
+        self._latencies = KeyLatencies(max_latency_keys)
+
+    @classmethod
+    def of(cls, settings: Settings, ingress_id: str) -> Self:
+        """Return the books that the settings ask for."""
+        ledger = None if (where := settings.ingress.ledger) is None else Ledger(where, ingress_id)
+        tracer = None
+        if settings.tracing is not None:
+            from serve_app.ingress.books.tracing import Tracer
+
+            tracer = Tracer(settings.tracing, service=settings.name, ingress_id=ingress_id)
+        ingress = settings.ingress
+        return cls(ledger=ledger, tracer=tracer, receipts=ingress.receipts, max_latency_keys=ingress.key_latencies)
+
+    def begin(self, exchange: Exchange, scope: Scope, send: Send) -> Send:
+        """Note that the exchange begins. Return ``send``, or one that adds the receipt for which the client asks."""
+        if self.ledger is not None:
+            self.ledger.begin(exchange)
+        if self._tracer is not None:
+            self._tracer.begin(exchange, scope)
+        return ReceiptSend(send, exchange) if self._receipts and asks_for_receipt(scope) else send
+
+    def end(self, exchange: Exchange) -> None:
+        """Count the exchange, which has ended, and write its line and its trace."""
+        ending = exchange.end()
+        count_request(exchange, ending, self._latencies)
+        if self.ledger is None and self._tracer is None:
+            return
+        line = line_of(exchange, ending, seq=0) if self.ledger is None else self.ledger.end(exchange, ending)
+        if self._tracer is not None:
+            self._tracer.end(exchange, line)
+
+    def close(self) -> None:
+        """Write and send what waits; takes seconds at most."""
+        if self.ledger is not None:
+            self.ledger.close()
+        if self._tracer is not None:
+            self._tracer.close()
