@@ -36,7 +36,7 @@ from loadtest.plan.arrivals import due_times, generator
 from loadtest.plan.laws import Arrival, Diurnal, FlashCrowd, Gamma, Poisson, Step
 from loadtest.report.figures import RunData
 from serve_app.autoscaling.capacity import Slo
-from serve_app.autoscaling.decision import Rule
+from serve_app.autoscaling.decision import ScalingRules
 from serve_app.autoscaling.simulation.simulated_fleet import Outcome, Scaling, SimulatedFleet, World
 from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, steps_of_profile
 from serve_app.simulated.profiles import PROFILES
@@ -165,11 +165,11 @@ def row_of(scenario: Scenario, policy: str, make: Callable[[], Scaling], seed: i
 def policies(scenario: Scenario, per_replica: float) -> dict[str, Callable[[], Scaling]]:
     """Return label -> policy; the request counts with all settings that are tried."""
     found: dict[str, Callable[[], Scaling]] = {
-        "serve-app": partial(Ours, Rule(slo=SLO)),
+        "serve-app": partial(Ours, ScalingRules(slo=SLO)),
         "oracle": partial(Oracle, rate_at=scenario.rate_at, rate_per_replica=per_replica, cold_start_s=COLD_START_S),
     }
     found["planner"] = partial(Planner, hardware=hardware(), slo=SLO)
-    found["serve-app, utilization 1"] = partial(Ours, Rule(slo=SLO, utilization=1.0))
+    found["serve-app, utilization 1"] = partial(Ours, ScalingRules(slo=SLO, utilization=1.0))
     found |= FAR_OFF
     for target, down_s in product(TARGETS, DOWN_DELAYS_S):
         found[f"{COUNT}, target {target}, down after {down_s:g} s"] = partial(request_count, target, down_s)
@@ -275,7 +275,7 @@ def live_and_simulated(run: Path, bounds: tuple[int, int], cold_starts_s: Sequen
     world = World(hardware=hardware(), minimum=minimum, initial=minimum, maximum=maximum, cold_starts_s=tuple(cold_starts_s))
     planned = [item.request for item in data.items]
     jobs = (Job(str(r.id), r.due_s or 0.0, r.input_tokens, max(1, r.output_tokens)) for r in planned)
-    outcome = SimulatedFleet(world).run(jobs, duration_s, Ours(Rule(slo=SLO)))
+    outcome = SimulatedFleet(world).run(jobs, duration_s, Ours(ScalingRules(slo=SLO)))
     simulated = {f"ttft_p{percent}_s": outcome.ttft_s(percent / 100) for percent in (50, 95)}
     simulated["replica_s"] = float(sum(n for at, n, _, _ in outcome.timeline if at <= duration_s))
     ratios = {name: round(simulated[name] / live[name], 3) for name in live}

@@ -27,7 +27,7 @@ from benchmarks.scaling_loads import CASES, Case, jobs_of
 from benchmarks.scaling_matrix import matrix
 from benchmarks.scaling_policies import Oracle, Ours, Planner, Restarted, Silent, request_count
 from benchmarks.scaling_tables import COUNT, Mean, best_count
-from serve_app.autoscaling.decision import Rule
+from serve_app.autoscaling.decision import ScalingRules
 from serve_app.autoscaling.simulation.simulated_fleet import Scaling, SimulatedFleet, World
 from serve_app.simulated.profiles import PROFILES
 
@@ -48,10 +48,10 @@ class Result(NamedTuple):
 
 
 def _ours(case: Case, headroom: float | None) -> Ours:
-    rule = Rule(slo=SLO) if headroom is None else Rule(slo=SLO, headroom=headroom)
+    rules = ScalingRules(slo=SLO) if headroom is None else ScalingRules(slo=SLO, headroom=headroom)
     if case.silent_share:
-        return Silent(rule, case.silent_share)
-    return Ours(rule) if case.away_s is None else Restarted(rule, case.away_s, keeps=case.keeps_memory)
+        return Silent(rules, case.silent_share)
+    return Ours(rules) if case.away_s is None else Restarted(rules, case.away_s, keeps=case.keeps_memory)
 
 
 def _others(case: Case) -> dict[str, Callable[[], Scaling]]:

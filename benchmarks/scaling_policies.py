@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from serve_app.autoscaling.capacity import Capacity, Mix, Slo, StepTimes
-from serve_app.autoscaling.decision import Observation, Rule
-from serve_app.autoscaling.fleet import FleetObservation, FleetScaler, Rules
+from serve_app.autoscaling.decision import Observation, ScalingRules
+from serve_app.autoscaling.fleet import FleetObservation, FleetRules, FleetScaler
 from serve_app.autoscaling.memory import Memory, pack, unpack
 from serve_app.autoscaling.signals import INCREMENTS, REPLICA_INCREMENTS, Load
 from serve_app.autoscaling.simulation.simulated_replica import Hardware
@@ -21,8 +21,8 @@ MODEL = "model"
 class Ours:
     """The product's, as its policy calls it."""
 
-    def __init__(self, rule: Rule) -> None:
-        self._scaler = FleetScaler(Rules(models={MODEL: rule}))
+    def __init__(self, rules: ScalingRules) -> None:
+        self._scaler = FleetScaler(FleetRules(models={MODEL: rules}))
 
     def __call__(self, at: float, seen: Observation) -> int:
         return self._scaler.observe(FleetObservation(at=at, models={MODEL: seen}))[MODEL].desired
@@ -32,14 +32,14 @@ class Restarted(Ours):
     """The product's, whose controller is away for some seconds: the targets stay meanwhile, and the members' counters go on.
 
     Args:
-        rule: See `Ours`.
+        rules: See `Ours`.
         away: From when to when, in seconds.
         keeps: Whether the new controller gets what the old one knew; else it begins anew.
     """
 
-    def __init__(self, rule: Rule, away: tuple[float, float], *, keeps: bool) -> None:
-        super().__init__(rule)
-        self._rule, self._away, self._keeps = rule, away, keeps
+    def __init__(self, rules: ScalingRules, away: tuple[float, float], *, keeps: bool) -> None:
+        super().__init__(rules)
+        self._rules, self._away, self._keeps = rules, away, keeps
         self._missed: list[Load] = []
 
     def __call__(self, at: float, seen: Observation) -> int:
@@ -56,7 +56,7 @@ class Restarted(Ours):
 
     def _new(self, at: float) -> FleetScaler:
         if not self._keeps:
-            return FleetScaler(Rules(models={MODEL: self._rule}))
+            return FleetScaler(FleetRules(models={MODEL: self._rules}))
         began = self._away[0]
         data = pack(Memory(self._scaler, began, models={MODEL: ""}), time=began)
         memory = unpack(data or b"", time=at, models={MODEL: ""}, clock_s=at)
@@ -70,13 +70,13 @@ class Silent(Ours):
     The simulation adds all replicas up, so that each silent one is taken for an average one, as routing makes it.
 
     Args:
-        rule: See `Ours`.
+        rules: See `Ours`.
         share: Of the replicas that serve at ``since_s``, 0..1. So many are silent from then on; when others go, they stay.
         since_s: Seconds.
     """
 
-    def __init__(self, rule: Rule, share: float, since_s: float = 60.0) -> None:
-        super().__init__(rule)
+    def __init__(self, rules: ScalingRules, share: float, since_s: float = 60.0) -> None:
+        super().__init__(rules)
         self._share, self._since_s = share, since_s
         self._num_silent = 0
         self._last: dict[str, float] = {}

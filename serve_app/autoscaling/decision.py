@@ -53,7 +53,7 @@ Should the silent ones make none, a token then seems 1 / (1 - 0.25) = 1.33 times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class ScalingRules:
     """What the configuration says of one model; times in seconds."""
 
     slo: Slo
@@ -83,10 +83,10 @@ class Decision:
     """What was decided, and what it was decided from besides the observation."""
 
     desired: int
-    rule: str
-    """Name of the rule that decided: the other rules' wishes are in ``alternatives``."""
+    wish: str = field(metadata={"alias": "rule"})  # the key of the log, which other versions read
+    """Name of the wish that decided: the others are in ``alternatives``."""
     alternatives: Mapping[str, int]
-    """Rule -> replicas it asked for, bounds not yet applied."""
+    """Wish -> the replicas it asked for, bounds not yet applied."""
     inputs: Mapping[str, float]
     """Quantities that went in. ``demand`` and ``growth`` are in replicas that are busy all the time."""
     limit: str = ""
@@ -99,10 +99,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wishes:
-    """What the rules ask for at one moment."""
+    """What is asked for at one moment."""
 
     asked: Mapping[str, int]
-    """Rule -> replicas."""
+    """Wish -> replicas."""
     inputs: Mapping[str, float]
     limit: str
     demand: int = 0
@@ -115,7 +115,7 @@ class _Wishes:
 class ModelAutoscaler:
     """Decides for one model. ``observe`` is its one door, called about every second. All it remembers is in its fields."""
 
-    rule: Rule
+    rules: ScalingRules = field(metadata={"alias": "rule"})  # the key of the log's snapshots
     _history: History = field(default_factory=History)
     _costs: StepCosts = field(default_factory=StepCosts)
     _output_tokens: Mean = field(default_factory=Mean)
@@ -180,22 +180,22 @@ class ModelAutoscaler:
             # Who asks a model without replicas waits for one. Without anybody who waits, what came before the last replica went, as by
             # `serve-app models unload`, must neither start another one nor keep a GPU free for it.
             wishes = replace(wishes, asked={})
-        rule = max(wishes.asked, key=wishes.asked.__getitem__, default="idle")
-        up, kept = wishes.asked.get(rule, 0), self._kept(seen, wishes)
+        wish = max(wishes.asked, key=wishes.asked.__getitem__, default="idle")
+        up, kept = wishes.asked.get(wish, 0), self._kept(seen, wishes)
         kept = 0 if rests else kept
         silent = self._unproven.replicas
         desired = up
         if up <= seen.target:
-            desired, rule = (kept, "low for long") if kept < seen.target else (seen.target, "keep")
+            desired, wish = (kept, "low for long") if kept < seen.target else (seen.target, "keep")
             if desired < silent:
-                desired, rule = silent, "silent members"
+                desired, wish = silent, "silent members"
         maximum = max(seen.maximum, silent)  # one that a schedule lowers waits for them
         bounded = max(seen.minimum, min(maximum, desired))
         if bounded != desired:
-            rule = "minimum" if bounded > desired else "maximum"
+            wish = "minimum" if bounded > desired else "maximum"
         return Decision(
             desired=bounded,
-            rule=rule,
+            wish=wish,
             alternatives=wishes.asked,
             inputs=wishes.inputs,
             limit=wishes.limit,
@@ -289,7 +289,7 @@ class ModelAutoscaler:
     def _factor(self, capacity: Capacity) -> float:
         """Return the factor on the utilization that keeps the SLO as computed, <= 1: of the configuration, times what was measured."""
         measured = self._feedback.factor(with_ttft="ttft" not in capacity.left_out)
-        return min(1.0, self.rule.utilization * measured)
+        return min(1.0, self.rules.utilization * measured)
 
     def _for_demand(
         self, seen: Observation, capacity: Capacity, come: Arrivals, of: Mapping[str, float]
@@ -298,7 +298,7 @@ class ModelAutoscaler:
         demand, error = of["demand"], math.hypot(come.error, self._output_tokens.error)
         chance, room_chance = (min(MOST_CHANCE, max(LEAST_CHANCE, deviations * error)) for deviations in (CHANCE, ROOM_CHANCE))
         alone = partial(capacity.replicas_for, factor=self._factor(capacity))
-        with_room = partial(capacity.replicas_with_room, headroom=self.rule.headroom)
+        with_room = partial(capacity.replicas_with_room, headroom=self.rules.headroom)
         needed = alone(demand)
         # What may be chance is no reason for more replicas than there are, unless a short window says that the load rose.
         is_chance = come.is_even and max(needed, 1) > seen.target >= alone(demand * (1 - chance))
@@ -326,7 +326,7 @@ class ModelAutoscaler:
                 "queue_s": self._queue_s(seen, at, capacity, demand),
                 "itl_batch": capacity.slo_batches()["itl"],
                 "saturation": capacity.saturation(),
-                "correction": self._factor(capacity) / self.rule.utilization,
+                "correction": self._factor(capacity) / self.rules.utilization,
                 "itl_s": self._feedback.itl_s,
                 "expected_itl_s": self._feedback.expected_itl_s,
                 "late_share": self._feedback.late_share,
@@ -364,7 +364,7 @@ class ModelAutoscaler:
         if prompt_tokens:
             self._mix = Mix(prompt_tokens=prompt_tokens * self._computed(), output_tokens=self._output_tokens.value)
         error_s = self._costs.work_error_s(self._mix)
-        capacity = Capacity(times=times, mix=self._mix, max_batch=max_batch, slo=self.rule.slo, work_error_s=error_s)
+        capacity = Capacity(times=times, mix=self._mix, max_batch=max_batch, slo=self.rules.slo, work_error_s=error_s)
         # At the edge the last digits of a fit must not decide between one replica and thirty.
         batches = capacity.slo_batches().items()
         self._left_out = frozenset(n for n, batch in batches if batch < (RETURN_BATCH if n in self._left_out else LEAST_BATCH))

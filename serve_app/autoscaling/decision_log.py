@@ -17,6 +17,7 @@ from functools import cache
 from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
 from pathlib import Path
 from queue import Queue
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -48,7 +49,7 @@ class Record:
     """All that the scaler remembered before this observation."""
 
 
-_RECORD, _SCALER = TypeAdapter(Record), TypeAdapter(FleetScaler)
+_RECORD, _SCALER, _DECISION = TypeAdapter(Record), TypeAdapter(FleetScaler), TypeAdapter(Decision)
 _TIME = re.compile(r'"time":([0-9.e+]+)')
 
 
@@ -62,11 +63,11 @@ class DecisionLog:
     def observe(self, scaler: FleetScaler, seen: FleetObservation, *, time: float) -> dict[str, Decision]:
         """Return what ``scaler`` decides, and log it. ``time``: seconds since the epoch. A new log begins with a snapshot."""
         number, self._number = self._number, self._number + 1
-        snapshot = _SCALER.dump_json(scaler) if self._writer is not None and number % SNAPSHOT_EVERY == 0 else b""
+        snapshot = _SCALER.dump_json(scaler, by_alias=True) if self._writer is not None and number % SNAPSHOT_EVERY == 0 else b""
         decided = scaler.observe(seen)
         if self._writer is not None:
             record = Record(number=number, time=time, seen=seen, decided=decided)
-            line = _RECORD.dump_json(record, exclude_defaults=True)
+            line = _RECORD.dump_json(record, exclude_defaults=True, by_alias=True)
             if snapshot:  # whole: a default of the rules may be another one in the code that reads it
                 line = b'%b,"scaler":%b}' % (line[:-1], snapshot)
             self._writer.info("%s", line.decode())
@@ -143,6 +144,11 @@ def read(lines: Iterable[str]) -> tuple[list[Record], int]:
         except (ValidationError, ValueError, OverflowError, OSError):
             num_unreadable += 1
     return records, num_unreadable
+
+
+def row_of(decision: Decision) -> dict[str, Any]:
+    """Return a decision under the keys of the log."""
+    return dict(_DECISION.dump_python(decision, by_alias=True))
 
 
 def follows(record: Record, before: Record | None) -> bool:

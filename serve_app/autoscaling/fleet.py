@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from serve_app.autoscaling.capacity import StepCosts
-from serve_app.autoscaling.decision import Decision, ModelAutoscaler, Observation, Rule
+from serve_app.autoscaling.decision import Decision, ModelAutoscaler, Observation, ScalingRules
 from serve_app.autoscaling.history import Recent
 from serve_app.autoscaling.needs import LONGEST_STEP_S
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S
@@ -24,10 +24,10 @@ INGRESSES = "(ingresses)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class FleetRules:
     """What the configuration says. Keys are names of models."""
 
-    models: Mapping[str, Rule]
+    models: Mapping[str, ScalingRules]
     target_streams: int = 400
     """Open streams per ingress."""
     max_gpus: float | None = None
@@ -64,7 +64,7 @@ class FleetObservation:
 class FleetScaler:
     """Decides for everything. ``observe`` is its one door, called about every second. All it remembers is in its fields."""
 
-    rules: Rules
+    rules: FleetRules
     _models: dict[str, ModelAutoscaler] = field(default_factory=dict)
     _cpu: deque[tuple[float, float]] = field(default_factory=deque)
     _ingresses: Recent = field(default_factory=Recent)
@@ -72,12 +72,12 @@ class FleetScaler:
     """For how long ingresses have been observed: a pause counts `LONGEST_STEP_S` at most."""
     _turns: Turns = field(default_factory=Turns)
 
-    def obey(self, rules: Rules) -> None:
+    def obey(self, rules: FleetRules) -> None:
         """Go on under other rules with all that was measured."""
         self.rules = rules
         self._models = {name: model for name, model in self._models.items() if name in rules.models}
         for name, model in self._models.items():
-            model.rule = rules.models[name]
+            model.rules = rules.models[name]
 
     def pass_unseen(self, span_s: float, *, only: Set[str]) -> None:
         """Take in that no controller ran for ``span_s`` seconds, and forget all models but ``only`` these."""
@@ -132,17 +132,17 @@ class FleetScaler:
         elapsed = sum(interval for _, interval in self._cpu)
         cores = sum(cpu for cpu, _ in self._cpu) / elapsed if elapsed else 0.0
         wishes = {"streams": math.ceil(seen.streams / self.rules.target_streams), "cpu": math.ceil(cores / TARGET_CPU)}
-        rule = max(wishes, key=wishes.__getitem__)
+        wish = max(wishes, key=wishes.__getitem__)
         self._ingresses_observed_s += min(seen.interval_s, LONGEST_STEP_S)
-        kept = self._ingresses.add(self._ingresses_observed_s, wishes[rule], INGRESS_KEEP_S, first=seen.target)
-        desired, silent = wishes[rule], min(len(seen.silent), seen.target)
+        kept = self._ingresses.add(self._ingresses_observed_s, wishes[wish], INGRESS_KEEP_S, first=seen.target)
+        desired, silent = wishes[wish], min(len(seen.silent), seen.target)
         if desired <= seen.target:
-            desired, rule = (kept, "low for long") if kept < seen.target else (seen.target, "keep")
+            desired, wish = (kept, "low for long") if kept < seen.target else (seen.target, "keep")
             if desired < silent:
-                desired, rule = silent, "silent members"
+                desired, wish = silent, "silent members"
         return Decision(
             desired=max(seen.minimum, min(seen.maximum, desired)),
-            rule=rule,
+            wish=wish,
             alternatives=wishes,
             inputs={"streams": seen.streams, "cpu_cores": round(cores, 3)},
         )
@@ -155,8 +155,8 @@ def _limited(decision: Decision, granted: int, target: int) -> Decision:
     return replace(
         decision,
         desired=granted,
-        rule="another model's turn" if target and not granted else "GPUs are short",
-        alternatives={**decision.alternatives, decision.rule: decision.desired},
+        wish="another model's turn" if target and not granted else "GPUs are short",
+        alternatives={**decision.alternatives, decision.wish: decision.desired},
         ready_at=decision.ready_at if granted > target else None,
     )
 

@@ -116,7 +116,7 @@ def pack(memory: Memory, *, time: float) -> bytes | None:
         memory: As it is after an observation.
         time: Seconds since the epoch of that observation.
     """
-    data = _KEPT.dump_json(_Kept(version=version(), time=time, memory=memory))
+    data = _KEPT.dump_json(_Kept(version=version(), time=time, memory=memory), by_alias=True)
     return data if _is_small(data) else None
 
 

@@ -146,8 +146,8 @@ class DemandPolicy:
             deployment = names[name]
             target, memory.targets[deployment] = contexts[deployment].target_num_replicas, decision.desired
             if decision.desired not in (target, before.get(deployment)):
-                logger.info("%s: %d -> %d replicas (%s): %s", name, target, decision.desired, decision.rule, decision.inputs)
-                self._tell(ScalingNote(self._wall(), name, target, decision.desired, decision.rule))
+                logger.info("%s: %d -> %d replicas (%s): %s", name, target, decision.desired, decision.wish, decision.inputs)
+                self._tell(ScalingNote(self._wall(), name, target, decision.desired, decision.wish))
         self._warn(memory)
 
     def _seen(self, contexts: Mapping[str, Any], memory: Memory, at: float, interval_s: float) -> FleetObservation:

@@ -3,8 +3,8 @@
 import hashlib
 
 from serve_app.autoscaling.capacity import Slo
-from serve_app.autoscaling.decision import Rule
-from serve_app.autoscaling.fleet import Rules
+from serve_app.autoscaling.decision import ScalingRules
+from serve_app.autoscaling.fleet import FleetRules
 from serve_app.config import ModelSettings, Settings
 
 INGRESS = "ingress"
@@ -32,22 +32,22 @@ def is_scaled(settings: Settings) -> bool:
     return bool(scaled_models(settings)) or settings.ingress.replicas.is_scaled
 
 
-def rules_of(settings: Settings) -> Rules:
+def rules_of(settings: Settings) -> FleetRules:
     """Return the rules of all that may be scaled; models that may not hold their GPUs beforehand."""
     scaled = scaled_models(settings)
     max_gpus = settings.autoscaling.max_gpus
     if max_gpus is not None:
         max_gpus -= sum(m.replicas.min * m.gpus_per_replica for m in settings.models.values() if m not in scaled)
-    return Rules(
-        models={m.name: _rule(m) for m in scaled},
+    return FleetRules(
+        models={m.name: _rules_of_model(m) for m in scaled},
         target_streams=settings.ingress.replicas.target_streams,
         max_gpus=max_gpus,
     )
 
 
-def _rule(model: ModelSettings) -> Rule:
+def _rules_of_model(model: ModelSettings) -> ScalingRules:
     replicas = model.replicas
-    return Rule(
+    return ScalingRules(
         slo=Slo(ttft_s=replicas.ttft_slo_s, itl_s=replicas.itl_slo_s),
         utilization=replicas.utilization,
         headroom=replicas.headroom,

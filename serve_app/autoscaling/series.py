@@ -50,9 +50,9 @@ def samples(seen: FleetObservation, decided: Mapping[str, Decision]) -> Iterator
         assert observed is not None  # else nothing was decided for it
         yield Sample("desired", model, decision.desired)
         yield Sample("ready", model, observed.running)
-        yield Sample("because", model, 1.0, decision.rule)
-        for rule, wish in decision.alternatives.items():
-            yield Sample("wish", model, wish, rule)
+        yield Sample("because", model, 1.0, decision.wish)
+        for wish, replicas in decision.alternatives.items():
+            yield Sample("wish", model, replicas, wish)
         inputs = decision.inputs
         known = {"demand": "demand", "cold_start_seconds": "cold_start_s", "utilization_target": "utilization"}
         for name, key in known.items():

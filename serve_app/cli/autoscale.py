@@ -90,12 +90,13 @@ def explain(
     ] = False,
 ) -> None:
     """Say in words and numbers why there are as many replicas as there are."""
+    from serve_app.autoscaling.decision_log import row_of
     from serve_app.cli.explanation import explanation
 
     record = _at(_known(_read(_text(name, address, file, since)), model), at)
     _check_figures(record, model)
     if as_json:
-        decided = {key: dataclasses.asdict(decision) for key, decision in record.decided.items() if model in ("", key)}
+        decided = {key: row_of(decision) for key, decision in record.decided.items() if model in ("", key)}
         typer.echo(json.dumps({"time": record.time, "decided": decided}, indent=2))
         return
     with _makes_sense(record):
@@ -248,7 +249,7 @@ def _changes(records: "Sequence[Record]", model: str) -> Iterator[tuple[str, ...
                 clock(record.time),
                 name,
                 f"{last} -> {decision.desired}",
-                decision.rule,
+                decision.wish,
                 "" if demand is None else f"{demand:.2f}",
                 "" if load is None else f"{load.waiting + load.queued:.0f}",
                 "" if decision.ready_at is None else f"{decision.ready_at - record.seen.at:.0f} s",

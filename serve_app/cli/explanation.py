@@ -47,8 +47,8 @@ def explanation(record: Record, name: str) -> Iterator[str]:
     assert seen is not None  # else nothing was decided for it
     at = datetime.fromtimestamp(record.time, UTC)
     change = "stays at" if decision.desired == seen.target else f"{seen.target} ->"
-    reason = REASONS.get(decision.rule, decision.rule)
-    if decision.rule == "keep" and decision.desired <= seen.minimum:
+    reason = REASONS.get(decision.wish, decision.wish)
+    if decision.wish == "keep" and decision.desired <= seen.minimum:
         reason = "no more is wanted, and the configuration allows no fewer" if decision.desired else "nobody asks"
     yield f"{name}, {at:%Y-%m-%dT%H:%M:%SZ}: {change} {decision.desired}, because {reason}"
     if isinstance(seen, Observation):
@@ -57,7 +57,7 @@ def explanation(record: Record, name: str) -> Iterator[str]:
         cores = decision.inputs["cpu_cores"]
         yield f"  seen      {seen.running} serve, {seen.target} asked for; {seen.streams:.0f} streams, {cores:.2f} cores busy"
     if decision.alternatives:
-        yield "  rules     " + ", ".join(f"{rule} {wish}" for rule, wish in decision.alternatives.items())
+        yield "  rules     " + ", ".join(f"{wish} {replicas}" for wish, replicas in decision.alternatives.items())
     yield f"  bounds    {seen.minimum} to {seen.maximum}"
     if silent := seen.load.silent if isinstance(seen, Observation) else seen.silent:
         yield f"  silent    {', '.join(silent)}"
@@ -127,5 +127,5 @@ def _model(seen: Observation, decision: Decision) -> Iterator[str]:
         yield f"  growth    {of['growth']:.2f} replicas more when a new one serves, after a cold start of {of['cold_start_s']:.0f} s"
     if of["queue_s"]:
         yield f"  queue     {of['queue_s']:.1f} s of a replica's work will wait when a new replica serves"
-    if decision.rule == "keep" and decision.kept:
+    if decision.wish == "keep" and decision.kept:
         yield f"  kept      {decision.kept} were wanted in the last {of['keep_s']:.0f} s, or may be needed by chance"

@@ -5,13 +5,13 @@ import random
 from dataclasses import dataclass, field
 
 from serve_app.autoscaling.capacity import Slo, StepTimes
-from serve_app.autoscaling.decision import Decision, ModelAutoscaler, Observation, Rule
+from serve_app.autoscaling.decision import Decision, ModelAutoscaler, Observation, ScalingRules
 from serve_app.autoscaling.signals import Load
 
 TIMES = StepTimes(step_s=0.03, output_token_s=0.0004, prompt_token_s=0.0001)
 PROMPT, ANSWER = 400.0, 100.0
 WORK_S = ANSWER * TIMES.output_token_s + PROMPT * TIMES.prompt_token_s
-RULE = Rule(slo=Slo(ttft_s=5.0, itl_s=0.1), headroom=0.0)
+RULES = ScalingRules(slo=Slo(ttft_s=5.0, itl_s=0.1), headroom=0.0)
 """Without room for steps, so that the other rules decide."""
 
 
@@ -19,7 +19,7 @@ RULE = Rule(slo=Slo(ttft_s=5.0, itl_s=0.1), headroom=0.0)
 class Plant:
     """Runs one autoscaler; replicas that it asks for serve ``cold_start_s`` later, those that it does not, stop at once."""
 
-    rule: Rule = RULE
+    rules: ScalingRules = RULES
     running: int = 1
     minimum: int = 1
     maximum: int = 100
@@ -32,7 +32,7 @@ class Plant:
     """Requests per second that end; they follow the arrivals with 5 s of inertia."""
 
     def __post_init__(self) -> None:
-        self.autoscaler = ModelAutoscaler(self.rule)
+        self.autoscaler = ModelAutoscaler(self.rules)
         self._rng = random.Random(self.seed)
 
     @property

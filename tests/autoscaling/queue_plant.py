@@ -36,7 +36,7 @@ class QueuePlant(Plant):
         served = min(most, self.queue + arrived)
         self.queue += arrived - served
         self.came += arrived
-        self.late += arrived if self.queue > self.rule.slo.ttft_s * most else 0.0
+        self.late += arrived if self.queue > self.rules.slo.ttft_s * most else 0.0
         busy = served * work_s / max(1, self.running)
         batch = min(MAX_BATCH, IDLE_REQUESTS * busy / (1 - busy))
         step_s = TIMES.step_s + batch * work_s / ANSWER
@@ -75,4 +75,4 @@ def rate_of(replicas: float) -> float:
 
 def with_headroom(plant: QueuePlant, headroom: float) -> QueuePlant:
     """Return a plant whose policy has room for steps."""
-    return replace(plant, rule=replace(plant.rule, headroom=headroom))
+    return replace(plant, rules=replace(plant.rules, headroom=headroom))

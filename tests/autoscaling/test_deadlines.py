@@ -7,7 +7,7 @@ import pytest
 
 from serve_app.autoscaling.capacity import Slo, StepTimes
 from serve_app.autoscaling.deadlines import Lines
-from serve_app.autoscaling.decision import ModelAutoscaler, Observation, Rule
+from serve_app.autoscaling.decision import ModelAutoscaler, Observation, ScalingRules
 from serve_app.autoscaling.signals import Load
 from serve_app.autoscaling.simulation.simulated_fleet import SimulatedFleet, World
 from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, steps_of_times
@@ -37,7 +37,7 @@ class Lot:
     most: int = 0
 
     def __post_init__(self) -> None:
-        self.scaler = ModelAutoscaler(Rule(slo=Slo(ttft_s=2.0, itl_s=0.1)))
+        self.scaler = ModelAutoscaler(ScalingRules(slo=Slo(ttft_s=2.0, itl_s=0.1)))
 
     def lines(self) -> Iterator[Job]:
         """Each quarter of a second send as many as were answered, and again those that were refused a place, until all have answers."""
@@ -115,7 +115,7 @@ def test_lines_of_one_engine_hide_no_queue_of_another() -> None:
 
 
 def test_lines_that_run_are_no_demand_and_keep_one_replica() -> None:
-    scaler = ModelAutoscaler(Rule(slo=Slo(ttft_s=2.0, itl_s=0.1)))
+    scaler = ModelAutoscaler(ScalingRules(slo=Slo(ttft_s=2.0, itl_s=0.1)))
     load = Load(interval_s=1.0, lines=20, line_prompt_tokens=4000, running=32, lines_held=32, kv_usage=0.5, busy_s=1.0, steps=20)
     decided = [
         scaler.observe(Observation(running=1, target=1, minimum=0, maximum=9, load=load), at=float(at)) for at in range(200)

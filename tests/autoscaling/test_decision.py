@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.autoscaling.decision import Decision, Rule
+from serve_app.autoscaling.decision import Decision, ScalingRules
 from serve_app.autoscaling.needs import MIN_KEEP_S
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S
 from serve_app.autoscaling.signals import Load
-from tests.autoscaling.plant import RULE, WORK_S, Plant
+from tests.autoscaling.plant import RULES, WORK_S, Plant
 
 
 def test_a_steady_load_gets_the_replicas_that_keep_the_slo_and_no_other() -> None:
@@ -54,7 +54,7 @@ def test_less_load_takes_replicas_away_one_keep_time_after_it_was_last_needed() 
     first = next(i for i, wanted in enumerate(low) if wanted < high)
     assert first >= 100, "two cold starts"
     assert low[-1] == 1
-    assert "low for long" in {d.rule for d in plant.decisions[-900:]}
+    assert "low for long" in {d.wish for d in plant.decisions[-900:]}
 
 
 def test_a_load_that_grows_steadily_is_met_before_it_is_there() -> None:
@@ -89,7 +89,7 @@ def test_a_step_is_no_growth() -> None:
     assert most <= 0.25, "a quarter of a replica"
 
 
-HEADROOMS = pytest.mark.parametrize("headroom", [0.0, Rule(slo=RULE.slo).headroom])
+HEADROOMS = pytest.mark.parametrize("headroom", [0.0, ScalingRules(slo=RULES.slo).headroom])
 """Without room for steps the other rules decide; with it as by default, what users run."""
 
 
@@ -98,7 +98,7 @@ HEADROOMS = pytest.mark.parametrize("headroom", [0.0, Rule(slo=RULE.slo).headroo
 @given(seed=st.integers(0, 10_000), rate=st.floats(5, 80))
 def test_noise_makes_no_flapping(headroom: float, seed: int, rate: float) -> None:
     """Poisson arrivals at one rate for half an hour: the number of replicas changes by one, and back (three times with 2 of 60 seeds)."""
-    plant = Plant(replace(RULE, headroom=headroom), seed=seed)
+    plant = Plant(replace(RULES, headroom=headroom), seed=seed)
     plant.run(rate, 300)
     wanted = plant.run(rate, 1800)
     assert sum(a != b for a, b in pairwise(wanted)) <= 4
@@ -193,7 +193,7 @@ def test_when_one_of_two_silent_ingresses_reports_again_only_the_share_of_the_ot
     assert plant.decisions[-1].desired == 6
     for _ in range(200):
         plant.tick(replace(plant.load(1.0), silent=("i1",), silent_ingress_share=0.25, assumed_share=0.25))
-    assert (plant.decisions[-1].desired, plant.decisions[-1].rule) == (3, "silent members")
+    assert (plant.decisions[-1].desired, plant.decisions[-1].wish) == (3, "silent members")
 
 
 def test_replicas_that_have_not_reported_yet_make_no_request_larger() -> None:
@@ -225,7 +225,7 @@ def test_the_first_request_starts_the_first_replica_and_the_last_goes_when_all_i
     plant = Plant(minimum=0, running=0)
     assert plant.run(0.0, 20) == [0] * 20
     assert plant.tick(replace(plant.load(0.0), requests=1.0, prompt_tokens=400.0, waiting=1.0)).desired == 1
-    assert plant.decisions[-1].rule == "first"
+    assert plant.decisions[-1].wish == "first"
     assert plant.decisions[-1].ready_at == plant.at + plant.cold_start_s
     plant.run(2.0, 120)
     quiet = plant.run(0.0, 900)
@@ -242,7 +242,7 @@ def test_a_step_from_one_replica_overshoots_by_what_waits_meanwhile_and_no_more(
     """
     most, last = [], []
     for seed in range(1, 5):
-        plant = Plant(replace(RULE, headroom=headroom), cold_start_s=cold_start_s, seed=seed)
+        plant = Plant(replace(RULES, headroom=headroom), cold_start_s=cold_start_s, seed=seed)
         plant.run(6.0, 300)
         wanted = plant.run(50.0, 900)
         most.append(max(wanted))
@@ -271,7 +271,7 @@ def test_a_request_a_replica_that_waits_for_the_end_of_a_step_is_no_queue_withou
 
 
 def test_first_tokens_that_no_number_of_replicas_makes_early_do_not_fill_the_cluster() -> None:
-    plant = Plant(replace(RULE, slo=replace(RULE.slo, ttft_s=0.05)))
+    plant = Plant(replace(RULES, slo=replace(RULES.slo, ttft_s=0.05)))
     for _ in range(3600):
         load = plant.load(12.0)
         plant.tick(replace(load, late_first_tokens=load.first_tokens))
@@ -298,19 +298,19 @@ def test_until_costs_are_measured_a_queue_asks_for_one_replica_at_a_time() -> No
 
 
 @pytest.mark.parametrize(
-    ("sign", "rule"),
+    ("sign", "wish"),
     [
         ({"late_first_tokens": 10.0}, "late first tokens"),
         ({"rejected": 1.0}, "rejected"),
     ],
 )
-def test_signs_that_the_measure_is_wrong_ask_for_one_more_once_nothing_is_on_its_way(sign: dict[str, Any], rule: str) -> None:
+def test_signs_that_the_measure_is_wrong_ask_for_one_more_once_nothing_is_on_its_way(sign: dict[str, Any], wish: str) -> None:
     plant = Plant()
     before = plant.run(12.0, 300)[-1]
     decisions = [plant.tick(replace(plant.load(12.0), **sign)) for _ in range(25)]
     assert [d.desired for d in decisions[:2]] == [before] * 2, "not for a moment's sign"
     assert decisions[-1].desired == before + 1, "one, until it serves"
-    assert rule in {d.rule for d in decisions}
+    assert wish in {d.wish for d in decisions}
 
 
 def test_what_the_measure_missed_is_not_taken_away_to_be_missed_again() -> None:
@@ -329,7 +329,7 @@ def test_what_the_measure_missed_is_not_taken_away_to_be_missed_again() -> None:
 @pytest.mark.parametrize("itl_s", [0.0306, 0.0307, 0.0308, 0.0309, 0.031])
 def test_at_the_edge_of_what_an_itl_limit_allows_noise_does_not_decide(itl_s: float) -> None:
     """Without the limit one replica is enough; with it, at one request to a batch, it takes about 20."""
-    plant = Plant(replace(RULE, slo=replace(RULE.slo, itl_s=itl_s)))
+    plant = Plant(replace(RULES, slo=replace(RULES.slo, itl_s=itl_s)))
     plant.run(4.0, 600)
     wanted = plant.run(4.0, 3600)
     assert sum(abs(a - b) > 5 for a, b in pairwise(wanted)) <= 2
@@ -348,12 +348,12 @@ def test_what_waits_already_is_part_of_what_is_wanted() -> None:
     plant = Plant()
     before = plant.run(25.0, 400)[-1]
     decisions = [plant.tick(replace(plant.load(25.0), waiting=1500.0)) for _ in range(10)]
-    assert "queue" in {d.rule for d in decisions}
+    assert "queue" in {d.wish for d in decisions}
     assert decisions[-1].desired > before
 
 
 def test_lower_utilization_means_more_replicas() -> None:
-    plain, careful = Plant(), Plant(replace(RULE, utilization=0.45))
+    plain, careful = Plant(), Plant(replace(RULES, utilization=0.45))
     assert plain.run(25.0, 400)[-1] < careful.run(25.0, 400)[-1]
 
 
@@ -364,5 +364,5 @@ def test_a_decision_names_the_wishes_that_lost_and_when_its_replicas_serve() -> 
     decision = next(d for d in plant.decisions if d.ready_at is not None)
     assert decision.ready_at is not None
     last = plant.decisions[-1]
-    assert (last.desired, last.rule) == (3, "maximum")
+    assert (last.desired, last.wish) == (3, "maximum")
     assert last.alternatives["demand"] > 3

@@ -11,10 +11,20 @@ from typing import Any
 import pytest
 
 from serve_app.autoscaling import decision_log
-from serve_app.autoscaling.decision import Rule
-from serve_app.autoscaling.decision_log import DecisionLog, Record, decided_again, differing, export, files, read, stretches
-from serve_app.autoscaling.fleet import FleetObservation, FleetScaler, IngressObservation, Rules
-from tests.autoscaling.plant import RULE, Plant
+from serve_app.autoscaling.decision import ScalingRules
+from serve_app.autoscaling.decision_log import (
+    DecisionLog,
+    Record,
+    decided_again,
+    differing,
+    export,
+    files,
+    read,
+    row_of,
+    stretches,
+)
+from serve_app.autoscaling.fleet import FleetObservation, FleetRules, FleetScaler, IngressObservation
+from tests.autoscaling.plant import RULES, Plant
 from tests.e2e.fleet import wait_until
 
 START = 1.79e9
@@ -26,7 +36,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
     def write(seconds: int) -> Path:
         path = tmp_path / "log"
-        log, plant, scaler = DecisionLog(path), Plant(running=2), FleetScaler(Rules(models={"chat": RULE}))
+        log, plant, scaler = DecisionLog(path), Plant(running=2), FleetScaler(FleetRules(models={"chat": RULES}))
         for second in range(seconds):
             model = plant.see(plant.load(10.0 if second < seconds / 2 else 20.0))
             ingress = IngressObservation(running=1, target=1, minimum=1, maximum=2, streams=1.0, cpu_s=0.1, interval_s=1.0)
@@ -62,7 +72,7 @@ def test_any_piece_from_a_snapshot_on_gives_the_same_too(write: Callable[..., Pa
 def test_other_rules_give_other_decisions(write: Callable[..., Path]) -> None:
     logged = records(write(300))
     assert logged[0].scaler is not None
-    logged[0].scaler.obey(Rules(models={"chat": replace(RULE, utilization=0.1)}))
+    logged[0].scaler.obey(FleetRules(models={"chat": replace(RULES, utilization=0.1)}))
     assert [d for _, d in decided_again(logged)] != [r.decided for r in logged]
 
 
@@ -79,7 +89,7 @@ def test_the_last_digits_of_a_quantity_are_no_difference_and_all_else_is(write: 
     assert differs(inputs={**logged.inputs, "demand": logged.inputs["demand"] * 1.001})
     assert differs(inputs={key: value for key, value in logged.inputs.items() if key != "demand"})
     assert differs(desired=logged.desired + 1)
-    assert differs(rule="another")
+    assert differs(wish="another")
     assert differs(ready_at=1.0)
     assert differing(record, {}) == list(record.decided)
 
@@ -107,6 +117,18 @@ def test_a_stretch_ends_where_time_jumps_or_models_change(write: Callable[..., P
     assert [len(stretch) for stretch in stretches(gone)] == [70]
 
 
+def test_keys_that_other_versions_and_readers_know_stay(write: Callable[..., Path]) -> None:
+    """In the code a decision has a `wish` and a model's autoscaler `rules`; their key in the log is `rule`."""
+    first = json.loads(write(1).read_text().splitlines()[0])
+    (record,) = records_of([json.dumps(first)])
+    assert first["decided"]["chat"]["rule"] == record.decided["chat"].wish == row_of(record.decided["chat"])["rule"]
+    assert "wish" not in first["decided"]["chat"]
+    assert record.scaler is not None
+    record.scaler.observe(record.seen)
+    snapshot = json.loads(decision_log._SCALER.dump_json(record.scaler, by_alias=True))
+    assert snapshot["_models"]["chat"]["rule"] == snapshot["rules"]["models"]["chat"]
+
+
 def records_of(lines: list[str]) -> list[Record]:
     return read(lines)[0]
 
@@ -114,7 +136,9 @@ def records_of(lines: list[str]) -> list[Record]:
 def test_a_snapshot_holds_what_is_a_default_too(write: Callable[..., Path]) -> None:
     """The reader may be a later version, with other defaults."""
     first = json.loads(write(1).read_text().splitlines()[0])
-    assert first["scaler"]["rules"]["models"]["chat"]["utilization"] == RULE.utilization == Rule(slo=RULE.slo).utilization
+    assert (
+        first["scaler"]["rules"]["models"]["chat"]["utilization"] == RULES.utilization == ScalingRules(slo=RULES.slo).utilization
+    )
 
 
 def test_an_export_begins_with_the_last_snapshot_before_the_time_asked_for(write: Callable[..., Path]) -> None:
@@ -131,7 +155,7 @@ def test_an_export_begins_with_the_last_snapshot_before_the_time_asked_for(write
 def test_old_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decision_log, "MAX_FILE_BYTES", 30_000)
     path = tmp_path / "log"
-    log, plant, scaler = DecisionLog(path), Plant(running=2), FleetScaler(Rules(models={"chat": RULE}))
+    log, plant, scaler = DecisionLog(path), Plant(running=2), FleetScaler(FleetRules(models={"chat": RULES}))
     for _ in range(300):
         seen = plant.see(plant.load(10.0))
         log.observe(scaler, FleetObservation(at=plant.at, models={"chat": seen}), time=START + plant.at)
@@ -150,7 +174,7 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: p
     folder = tmp_path / "gone"
     log = DecisionLog(folder / "log")
     folder.rmdir()
-    scaler, plant = FleetScaler(Rules(models={"chat": RULE})), Plant()
+    scaler, plant = FleetScaler(FleetRules(models={"chat": RULES})), Plant()
     for _ in range(3):
         seen = plant.see(plant.load(10.0))
         assert log.observe(scaler, FleetObservation(at=plant.at, models={"chat": seen}), time=START)["chat"].desired == 1
@@ -162,5 +186,5 @@ def test_outside_ray_nothing_is_written() -> None:
     assert decision_log.log_path("chat") is None
     plant = Plant()
     seen = plant.see(plant.load(1.0))
-    scaler = FleetScaler(Rules(models={"chat": RULE}))
+    scaler = FleetScaler(FleetRules(models={"chat": RULES}))
     assert DecisionLog(None).observe(scaler, FleetObservation(at=1.0, models={"chat": seen}), time=START)["chat"].desired == 1

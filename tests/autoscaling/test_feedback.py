@@ -6,7 +6,7 @@ import pytest
 
 from serve_app.autoscaling.feedback import LEAST, MEASURED_S, MEMORY_S, MOST, Feedback
 from serve_app.autoscaling.signals import Load
-from tests.autoscaling.plant import RULE, TIMES
+from tests.autoscaling.plant import RULES, TIMES
 from tests.autoscaling.queue_plant import QueuePlant, rate_of
 
 STEP_S = 0.03
@@ -98,7 +98,7 @@ def test_first_tokens_that_no_replica_has_in_time_take_no_capacity() -> None:
     """A step alone takes 0.03 s and a prompt 0.04 s: all first tokens are late, however many replicas there are."""
     counts, corrections = [], []
     for late in (0.0, 1.0):
-        plant = QueuePlant(replace(RULE, slo=replace(RULE.slo, ttft_s=0.05)), running=20, maximum=100, cold_start_s=40.0)
+        plant = QueuePlant(replace(RULES, slo=replace(RULES.slo, ttft_s=0.05)), running=20, maximum=100, cold_start_s=40.0)
         for _ in range(900):
             load = plant.load(rate_of(20))
             plant.tick(replace(load, late_first_tokens=late * load.first_tokens))

@@ -10,13 +10,13 @@ from serve_app.autoscaling.fleet import (
     INGRESS_KEEP_S,
     INGRESSES,
     FleetObservation,
+    FleetRules,
     FleetScaler,
     IngressObservation,
-    Rules,
     Want,
     share_gpus,
 )
-from tests.autoscaling.plant import RULE, Plant
+from tests.autoscaling.plant import RULES, Plant
 from tests.autoscaling.queue_plant import QueuePlant, rate_of
 
 wants = st.lists(
@@ -68,8 +68,8 @@ def test_one_replica_more_or_less_than_its_share_stays_where_it_is() -> None:
 def test_what_a_model_only_keeps_against_chance_takes_no_gpu_from_another() -> None:
     """The first one wants one replica, and would keep a second one if it had it; the other one wants two of three GPUs."""
     plants = {"a": QueuePlant(maximum=100), "b": QueuePlant(maximum=100, seed=2)}
-    rule = replace(RULE, headroom=0.4, gpus_per_replica=1)
-    scaler = FleetScaler(Rules(models={"a": replace(rule, priority=1), "b": rule}, max_gpus=3))
+    rules = replace(RULES, headroom=0.4, gpus_per_replica=1)
+    scaler = FleetScaler(FleetRules(models={"a": replace(rules, priority=1), "b": rules}, max_gpus=3))
     for _ in range(600):
         rates = {"a": rate_of(0.85), "b": rate_of(1.5)}
         models = {name: plant.see(plant.load(rates[name])) for name, plant in plants.items()}
@@ -81,8 +81,8 @@ def test_what_a_model_only_keeps_against_chance_takes_no_gpu_from_another() -> N
 
 def test_two_models_that_are_short_of_gpus_do_not_swap_them() -> None:
     plants = {"a": Plant(maximum=100), "b": Plant(maximum=100, seed=2)}
-    rule = replace(RULE, gpus_per_replica=1)
-    scaler = FleetScaler(Rules(models=dict.fromkeys(plants, rule), max_gpus=9))
+    rules = replace(RULES, gpus_per_replica=1)
+    scaler = FleetScaler(FleetRules(models=dict.fromkeys(plants, rules), max_gpus=9))
     splits = []
     for _ in range(1800):
         models = {name: plant.see(plant.load(60.0)) for name, plant in plants.items()}
@@ -99,7 +99,7 @@ def observation(plant: Plant, rate: float) -> FleetObservation:
     return FleetObservation(at=plant.at, models={"m": seen})
 
 
-def decided(rules: Rules, seconds: int = 200) -> list[Decision]:
+def decided(rules: FleetRules, seconds: int = 200) -> list[Decision]:
     plant, scaler, decisions = Plant(running=3), FleetScaler(rules), []
     for _ in range(seconds):
         plant.at += 1.0
@@ -108,15 +108,15 @@ def decided(rules: Rules, seconds: int = 200) -> list[Decision]:
 
 
 def test_a_model_that_gets_fewer_gpus_than_it_wants_says_so() -> None:
-    rules = Rules(models={"m": replace(RULE, gpus_per_replica=2)}, max_gpus=9)
+    rules = FleetRules(models={"m": replace(RULES, gpus_per_replica=2)}, max_gpus=9)
     decision = decided(rules)[-1]
-    assert (decision.desired, decision.rule) == (4, "GPUs are short")
+    assert (decision.desired, decision.wish) == (4, "GPUs are short")
     assert decision.alternatives["demand"] > 4
 
 
 def test_an_unloaded_model_keeps_no_gpu_from_another_one() -> None:
-    rule = replace(RULE, gpus_per_replica=1)
-    scaler = FleetScaler(Rules(models={"a": rule, "b": rule}, max_gpus=2))
+    rules = replace(RULES, gpus_per_replica=1)
+    scaler = FleetScaler(FleetRules(models={"a": rules, "b": rules}, max_gpus=2))
     plants = {"a": Plant(minimum=0), "b": Plant(minimum=0, seed=2)}
 
     def tick() -> dict[str, int]:
@@ -130,14 +130,14 @@ def test_an_unloaded_model_keeps_no_gpu_from_another_one() -> None:
 
 
 def test_the_same_observations_give_the_same_decisions() -> None:
-    rules = Rules(models={"m": RULE}, max_gpus=3)
+    rules = FleetRules(models={"m": RULES}, max_gpus=3)
     assert decided(rules) == decided(rules)
 
 
 def test_short_gpus_do_not_go_to_and_fro_and_none_is_taken_while_the_only_ingress_is_silent() -> None:
     """Two models of one steady load each want more than half of the GPUs."""
-    rule = replace(RULE, gpus_per_replica=1)
-    scaler = FleetScaler(Rules(models={"a": rule, "b": rule, "vip": replace(rule, priority=1)}, max_gpus=8))
+    rules = replace(RULES, gpus_per_replica=1)
+    scaler = FleetScaler(FleetRules(models={"a": rules, "b": rules, "vip": replace(rules, priority=1)}, max_gpus=8))
     plants = {"a": Plant(seed=1, running=4), "b": Plant(seed=2, running=4), "vip": Plant(seed=3, running=0)}
     rates = {"a": 60.0, "b": 60.0, "vip": 0.0}
     granted = []
@@ -173,20 +173,20 @@ def ingress(streams: float, cores: float, *, target: int = 1, silent: tuple[str,
 
 
 @pytest.mark.parametrize(
-    ("streams", "cores", "desired", "rule"),
+    ("streams", "cores", "desired", "wish"),
     [(0, 0.0, 1, "keep"), (400, 0.5, 1, "keep"), (401, 0.5, 2, "streams"), (10, 1.5, 3, "cpu"), (9000, 0.1, 5, "streams")],
 )
-def test_ingresses_follow_streams_and_cpu(streams: float, cores: float, desired: int, rule: str) -> None:
-    decision = FleetScaler(Rules(models={}, target_streams=400)).observe(ingress(streams, cores))[INGRESSES]
-    assert (decision.desired, decision.rule) == (desired, rule)
+def test_ingresses_follow_streams_and_cpu(streams: float, cores: float, desired: int, wish: str) -> None:
+    decision = FleetScaler(FleetRules(models={}, target_streams=400)).observe(ingress(streams, cores))[INGRESSES]
+    assert (decision.desired, decision.wish) == (desired, wish)
 
 
 def test_an_ingress_goes_when_it_was_not_needed_for_long_but_as_many_as_are_silent_stay() -> None:
-    scaler = FleetScaler(Rules(models={}))
+    scaler = FleetScaler(FleetRules(models={}))
 
     def decide(target: int, silent: tuple[str, ...] = ()) -> tuple[int, str]:
         decision = scaler.observe(ingress(10, 0.1, target=target, silent=silent))[INGRESSES]
-        return decision.desired, decision.rule
+        return decision.desired, decision.wish
 
     two = "ingress-2", "ingress-3"
     for _ in range(int(INGRESS_KEEP_S)):
@@ -198,10 +198,10 @@ def test_an_ingress_goes_when_it_was_not_needed_for_long_but_as_many_as_are_sile
 
 
 def test_a_pause_without_a_controller_is_no_time_without_need_of_ingresses() -> None:
-    scaler = FleetScaler(Rules(models={}, target_streams=400))
+    scaler = FleetScaler(FleetRules(models={}, target_streams=400))
     seen = ingress(1600, 0.1, target=4)
     assert scaler.observe(seen)[INGRESSES].desired == 4
     assert seen.ingress is not None
     late = replace(seen.ingress, streams=1200, interval_s=INGRESS_KEEP_S + 10)
     decision = scaler.observe(replace(seen, at=INGRESS_KEEP_S + 10, ingress=late))[INGRESSES]
-    assert (decision.desired, decision.rule) == (4, "keep")
+    assert (decision.desired, decision.wish) == (4, "keep")

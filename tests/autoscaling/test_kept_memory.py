@@ -8,10 +8,10 @@ import pytest
 
 from serve_app.autoscaling import memory as module
 from serve_app.autoscaling.decision import UNSEEN_HALF_S, ModelAutoscaler
-from serve_app.autoscaling.fleet import FleetObservation, FleetScaler, Rules
+from serve_app.autoscaling.fleet import FleetObservation, FleetRules, FleetScaler
 from serve_app.autoscaling.history import HISTORY_S
 from serve_app.autoscaling.memory import MAX_AGE_S, Memory, pack, unpack
-from tests.autoscaling.plant import RULE
+from tests.autoscaling.plant import RULES
 from tests.autoscaling.queue_plant import QueuePlant, rate_of
 
 NAME, DIGEST, TIME = "m", {"m": "weights"}, 1_795_392_000.0
@@ -22,7 +22,7 @@ def loaded(seconds: int = 120) -> tuple[QueuePlant, Memory]:
     plant = QueuePlant(running=4, cold_start_s=40.0, seed=3)
     plant.run(rate_of(4), seconds)
     plant.run(1.5 * rate_of(4), 10)
-    scaler = FleetScaler(Rules(models={NAME: RULE}), _models={NAME: plant.autoscaler})
+    scaler = FleetScaler(FleetRules(models={NAME: RULES}), _models={NAME: plant.autoscaler})
     return plant, Memory(scaler, plant.at, models=dict(DIGEST))
 
 
@@ -52,7 +52,7 @@ def test_a_new_controller_decides_the_same_on_the_next_tick_and_a_minute_on() ->
         other = taken.scaler.observe(FleetObservation(at=plant.at, models={NAME: seen}))[NAME]
         inputs = dict(other.inputs)
         assert inputs.pop("taken_over_s") == 1.0
-        assert (other.desired, other.rule, other.alternatives) == (decision.desired, decision.rule, decision.alternatives)
+        assert (other.desired, other.wish, other.alternatives) == (decision.desired, decision.wish, decision.alternatives)
         assert inputs == pytest.approx(dict(decision.inputs), rel=0.02, abs=0.01)
         plant.obey(decision)
 
@@ -61,7 +61,7 @@ def test_a_controller_that_begins_anew_knows_nothing() -> None:
     """Else the test above would prove nothing."""
     plant, _ = loaded()
     seen = plant.see(plant.load(1.5 * rate_of(4)))
-    anew = FleetScaler(Rules(models={NAME: RULE})).observe(FleetObservation(at=plant.at, models={NAME: seen}))[NAME]
+    anew = FleetScaler(FleetRules(models={NAME: RULES})).observe(FleetObservation(at=plant.at, models={NAME: seen}))[NAME]
     assert anew.limit == "unmeasured"
 
 

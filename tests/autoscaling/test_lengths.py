@@ -13,7 +13,7 @@ from serve_app.autoscaling.capacity import StepCosts, StepTimes
 from serve_app.autoscaling.decision import ModelAutoscaler
 from serve_app.autoscaling.signals import Load
 from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, Replica, steps_of_times
-from tests.autoscaling.plant import ANSWER, RULE
+from tests.autoscaling.plant import ANSWER, RULES
 from tests.autoscaling.queue_plant import QueuePlant, rate_of
 
 TOKENS_PER_S = 20.0
@@ -59,7 +59,7 @@ def answers(
 
 def learnt(shape: int | None, seed: int) -> tuple[float, float]:
     """Return the mean length as learnt, and as the answers that ended have it, over the seconds after a threefold rise."""
-    scaler, found, plain = ModelAutoscaler(RULE), [], []
+    scaler, found, plain = ModelAutoscaler(RULES), [], []
     for second, (load, ended) in enumerate(answers(shape, 20.0, seed, factor=3.0)):
         scaler._learn_lengths(load)
         if second >= RISE_AT:
@@ -83,7 +83,7 @@ def test_by_those_that_ended_alone_answers_would_look_shorter() -> None:
 
 def grown(shape: int | None, seed: int, seconds: int) -> tuple[float, float]:
     """Return by which share the learnt length has grown so long after answers became four times as long; then by those that ended alone."""
-    whole, ended = ModelAutoscaler(RULE), ModelAutoscaler(RULE)
+    whole, ended = ModelAutoscaler(RULES), ModelAutoscaler(RULES)
     found: list[tuple[float, ...]] = []
     for load, _ in answers(shape, 20.0, seed, longer=4.0, seconds=RISE_AT + seconds):
         whole._learn_lengths(load)

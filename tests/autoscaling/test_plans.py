@@ -10,21 +10,21 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serve_app.autoscaling.capacity import StepCosts
-from serve_app.autoscaling.decision import Rule
+from serve_app.autoscaling.decision import ScalingRules
 from serve_app.autoscaling.orders import MAX_COLD_START_S, Orders, queue_at_s
-from tests.autoscaling.plant import ANSWER, PROMPT, RULE, TIMES, WORK_S
+from tests.autoscaling.plant import ANSWER, PROMPT, RULES, TIMES, WORK_S
 from tests.autoscaling.queue_plant import SATURATION, QueuePlant, rate_of, with_headroom
 
 FLEETS = st.sampled_from([3, 8, 65, 606])
-HEADROOMS = pytest.mark.parametrize("headroom", [0.0, Rule(slo=RULE.slo).headroom])
+HEADROOMS = pytest.mark.parametrize("headroom", [0.0, ScalingRules(slo=RULES.slo).headroom])
 
 
 def steady(
     num_replicas: int, *, cold_start_s: float = 40.0, told_s: float | None = None, seed: int = 1, headroom: float = 0.0
 ) -> QueuePlant:
     """Return a plant that has been under an even load for a while."""
-    rule = replace(RULE, headroom=headroom)
-    plant = QueuePlant(rule, running=num_replicas, maximum=10_000, cold_start_s=cold_start_s, told_s=told_s, seed=seed)
+    rules = replace(RULES, headroom=headroom)
+    plant = QueuePlant(rules, running=num_replicas, maximum=10_000, cold_start_s=cold_start_s, told_s=told_s, seed=seed)
     plant.run(rate_of(num_replicas), 300)
     return plant
 
@@ -86,7 +86,7 @@ def test_with_headroom_a_step_within_it_makes_nothing_late(fleet: int) -> None:
 def test_with_the_default_headroom_a_step_by_half_keeps_99_percent_of_five_minutes_in_time(fleet: float, seed: int) -> None:
     """Also of one and two replicas, where chance may explain most of what makes room necessary."""
     start = QueuePlant(running=math.ceil(fleet), maximum=10_000, cold_start_s=40.0, seed=seed)
-    plant = with_headroom(start, Rule(slo=RULE.slo).headroom)
+    plant = with_headroom(start, ScalingRules(slo=RULES.slo).headroom)
     plant.run(rate_of(fleet), 300)
     plant.run(rate_of(fleet), 120)
     before_late, before = plant.late, plant.came
@@ -142,7 +142,7 @@ def test_a_constant_load_changes_the_number_twice_an_hour_at_most(headroom: floa
     """The mean of six hours of chance. The demand alone wants another replica at 1.0; with 0.4 of room it is wanted at 0.935 and 1.87."""
     changes = 0
     for seed in range(6):
-        plant = QueuePlant(replace(RULE, headroom=headroom), running=int(replicas) + 1, seed=seed, cold_start_s=40.0)
+        plant = QueuePlant(replace(RULES, headroom=headroom), running=int(replicas) + 1, seed=seed, cold_start_s=40.0)
         plant.run(rate_of(replicas), 600)
         changes += sum(a != b for a, b in pairwise(plant.run(rate_of(replicas), 3600)))
     assert changes <= 6 * 2

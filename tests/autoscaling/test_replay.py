@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from serve_app.autoscaling.capacity import Slo, StepTimes
-from serve_app.autoscaling.decision import Observation, Rule
+from serve_app.autoscaling.decision import Observation, ScalingRules
 from serve_app.autoscaling.decision_log import Record
-from serve_app.autoscaling.fleet import FleetObservation, FleetScaler, Rules
+from serve_app.autoscaling.fleet import FleetObservation, FleetRules, FleetScaler
 from serve_app.autoscaling.simulation.replay import Result, again, jobs_of, lived, measured
 from serve_app.autoscaling.simulation.simulated_fleet import Outcome, SimulatedFleet, World
 from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, steps_of_times
 from serve_app.errors import DecisionLogError
 
 TIMES = StepTimes(step_s=0.03, output_token_s=0.0005, prompt_token_s=0.0002)
-RULE = Rule(slo=Slo(ttft_s=2.0, itl_s=0.1), utilization=0.8, gpus_per_replica=1)
+RULES = ScalingRules(slo=Slo(ttft_s=2.0, itl_s=0.1), utilization=0.8, gpus_per_replica=1)
 SECONDS = 400
 Logged = tuple[list[Record], Outcome]
 
@@ -31,11 +31,11 @@ def bounds(name: str, record: Record, cold_start_s: float) -> tuple[int, int]:
 def logged() -> Logged:
     """A simulated fleet of which the log tells: 4 requests/s, then 10. Its first replica had taken longer to start."""
     records: list[Record] = []
-    scaler = FleetScaler(Rules(models={"chat": RULE}))
+    scaler = FleetScaler(FleetRules(models={"chat": RULES}))
 
     def scaling(at: float, seen: Observation) -> int:
         observed = FleetObservation(at=1000 + at, models={"chat": seen})
-        before = FleetScaler(Rules(models={"chat": RULE})) if not records else None
+        before = FleetScaler(FleetRules(models={"chat": RULES})) if not records else None
         decided = scaler.observe(observed)
         records.append(Record(number=len(records), time=1e9 + at, seen=observed, decided=decided, scaler=before))
         return decided["chat"].desired
@@ -52,7 +52,7 @@ def logged() -> Logged:
 
 @pytest.fixture
 def run(logged: Logged) -> Callable[..., Result]:
-    def run(rules: Rules, **options: object) -> Result:
+    def run(rules: FleetRules, **options: object) -> Result:
         settings = {"bounds": bounds, "no_replica_s": 30.0, "max_waiting_requests": 1000, **options}
         return again(logged[0], rules, **settings)["chat"]  # type: ignore[arg-type]
 
@@ -81,7 +81,7 @@ def test_its_requests_are_as_many_and_as_long(logged: Logged) -> None:
 
 
 def test_under_its_own_rules_it_comes_to_about_the_same(logged: Logged, run: Callable[..., Result]) -> None:
-    said, result = lived(logged[0], "chat"), run(Rules(models={"chat": RULE}))
+    said, result = lived(logged[0], "chat"), run(FleetRules(models={"chat": RULES}))
     assert result.attainment == pytest.approx(said.attainment, abs=0.05)
     assert result.replica_s == pytest.approx(said.replica_s, rel=0.15)
     assert result.ttft_p95_s is not None
@@ -93,7 +93,7 @@ def test_replicas_start_as_those_of_the_log_did(logged: Logged, run: Callable[..
         load = replace(record.seen.models["chat"].load, cold_start_s=(60.0,))
         return replace(record, seen=replace(record.seen, models={"chat": replace(record.seen.models["chat"], load=load)}))
 
-    rules = Rules(models={"chat": RULE})
+    rules = FleetRules(models={"chat": RULES})
     slower = again([slow(r) for r in logged[0]], rules, bounds, no_replica_s=30.0, max_waiting_requests=1000)["chat"]
     own = run(rules)
     assert slower.ttft_p95_s is not None
@@ -102,16 +102,16 @@ def test_replicas_start_as_those_of_the_log_did(logged: Logged, run: Callable[..
 
 
 def test_more_headroom_costs_more_replicas_and_fewer_gpus_cost_the_slo(run: Callable[..., Result]) -> None:
-    own = run(Rules(models={"chat": RULE}))
-    roomy = run(Rules(models={"chat": replace(RULE, utilization=0.4)}))
+    own = run(FleetRules(models={"chat": RULES}))
+    roomy = run(FleetRules(models={"chat": replace(RULES, utilization=0.4)}))
     assert roomy.replica_s > 1.3 * own.replica_s
-    short = run(Rules(models={"chat": RULE}, max_gpus=1))
+    short = run(FleetRules(models={"chat": RULES}, max_gpus=1))
     assert short.most == 1
     assert short.attainment < own.attainment
 
 
 def test_a_model_that_other_rules_do_not_scale_has_its_minimum(run: Callable[..., Result]) -> None:
-    fixed = run(Rules(models={}), bounds=lambda name, record, cold_start_s: (6, 6))
+    fixed = run(FleetRules(models={}), bounds=lambda name, record, cold_start_s: (6, 6))
     assert (fixed.most, fixed.changes) == (6, 1)
 
 
@@ -119,7 +119,7 @@ def test_models_that_were_never_measured_are_left_out(logged: Logged) -> None:
     records = logged[0]
     assert measured(records) == ["chat"]
     assert measured(records[:3]) == []
-    assert again(records[:3], Rules(models={"chat": RULE}), bounds, no_replica_s=1.0, max_waiting_requests=1) == {}
+    assert again(records[:3], FleetRules(models={"chat": RULES}), bounds, no_replica_s=1.0, max_waiting_requests=1) == {}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_load_that_cannot_be_is_a_damaged_log(logged: Logged, wrong: dict[str,
     damaged = replace(seen, load=replace(seen.load, **wrong))
     records[200] = replace(records[200], seen=replace(records[200].seen, models={"chat": damaged}))
     with pytest.raises(DecisionLogError, match=f"record 200 tells of {told}; the log is damaged"):
-        again(records, Rules(models={"chat": RULE}), bounds, no_replica_s=1.0, max_waiting_requests=1)
+        again(records, FleetRules(models={"chat": RULES}), bounds, no_replica_s=1.0, max_waiting_requests=1)
 
 
 def test_step_times_that_cannot_be_are_a_damaged_log(logged: Logged) -> None:
@@ -145,4 +145,4 @@ def test_step_times_that_cannot_be_are_a_damaged_log(logged: Logged) -> None:
     wrong = replace(decision, inputs={**decision.inputs, "output_token_s": float("nan")})
     records[-1] = replace(records[-1], decided={"chat": wrong})
     with pytest.raises(DecisionLogError, match="tells of output_token_s = nan; the log is damaged"):
-        again(records, Rules(models={"chat": RULE}), bounds, no_replica_s=1.0, max_waiting_requests=1)
+        again(records, FleetRules(models={"chat": RULES}), bounds, no_replica_s=1.0, max_waiting_requests=1)

@@ -76,7 +76,7 @@ def test_a_controller_that_dies_in_mid_load_is_followed_by_one_that_decides_the_
     mine, undisturbed = (memory_of(controller).decided["tiny"] for controller in (one, other))
     assert mine.inputs["taken_over_s"] <= KEEP_S + OBSERVE_S
     assert mine.inputs["demand"] == pytest.approx(undisturbed.inputs["demand"], rel=0.01)
-    assert mine.rule == undisturbed.rule
+    assert mine.wish == undisturbed.wish
 
 
 def test_until_the_board_has_answered_every_deployment_keeps_its_target() -> None:

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from serve_app.autoscaling.capacity import Slo
-from serve_app.autoscaling.decision import Rule
-from serve_app.autoscaling.fleet import Rules
+from serve_app.autoscaling.decision import ScalingRules
+from serve_app.autoscaling.fleet import FleetRules
 from serve_app.autoscaling.rules import is_scaled, replica_deployment, rules_of
 from serve_app.config import parse_settings
 
@@ -31,8 +31,8 @@ def test_there_is_a_rule_for_each_model_that_may_scale() -> None:
     big = {"model": "org/big", "replicas": replicas, "required": False}
     ingress = {"replicas": {"min": 1, "max": 3, "target_streams": 50}}
     settings = parse_settings({"models": {"tiny": TINY, "big": big}, "ingress": ingress})
-    rule = Rule(slo=Slo(ttft_s=1.5, itl_s=0.05), utilization=0.7, headroom=0.5, priority=2)
-    assert rules_of(settings) == Rules(models={"big": rule}, target_streams=50)
+    rules = ScalingRules(slo=Slo(ttft_s=1.5, itl_s=0.05), utilization=0.7, headroom=0.5, priority=2)
+    assert rules_of(settings) == FleetRules(models={"big": rules}, target_streams=50)
     assert is_scaled(settings)
     assert not is_scaled(parse_settings({"models": {"tiny": TINY}}))
 

@@ -23,11 +23,11 @@ SEEN = FleetObservation(
 DECIDED = {
     "chat": Decision(
         desired=5,
-        rule="demand",
+        wish="demand",
         alternatives={"demand": 5, "first": 1},
         inputs={"demand": 2.0, "cold_start_s": 40.0, "utilization": 0.6},
     ),
-    INGRESSES: Decision(desired=3, rule="streams", alternatives={"streams": 3}, inputs={}),
+    INGRESSES: Decision(desired=3, wish="streams", alternatives={"streams": 3}, inputs={}),
 }
 
 
@@ -51,7 +51,7 @@ def test_a_decision_becomes_its_samples() -> None:
 
 def test_a_model_without_replicas_has_no_utilization_left() -> None:
     idle = Observation(running=0, target=0, minimum=0, maximum=9, load=Load())
-    decided = Decision(desired=0, rule="keep", alternatives={}, inputs={"demand": 0.0})
+    decided = Decision(desired=0, wish="keep", alternatives={}, inputs={"demand": 0.0})
     found = list(samples(FleetObservation(at=1.0, models={"chat": idle}, ingress=None), {"chat": decided}))
     assert [sample.value for sample in found if sample.name == "utilization"] == [0.0]
 
@@ -103,7 +103,7 @@ def test_rays_agent_serves_what_was_decided_last(monkeypatch: pytest.MonkeyPatch
             gauges = Gauges("app")
             gauges.tell(SEEN, DECIDED)
             wait_until(lambda: served() == told(DECIDED), limit_s=60, what="all series")
-            chat = replace(DECIDED["chat"], desired=2, rule="queue", alternatives={"queue": 2})
+            chat = replace(DECIDED["chat"], desired=2, wish="queue", alternatives={"queue": 2})
             gauges.tell(SEEN, DECIDED | {"chat": chat})
             gone = {("because", "chat", "demand"): 0.0, ("wish", "chat", "demand"): 0.0, ("wish", "chat", "first"): 0.0}
             wait_until(

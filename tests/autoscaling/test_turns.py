@@ -5,12 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.autoscaling.decision import Observation
-from serve_app.autoscaling.fleet import FleetObservation, FleetScaler, Rules
+from serve_app.autoscaling.fleet import FleetObservation, FleetRules, FleetScaler
 from serve_app.autoscaling.needs import keep_s
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S
 from serve_app.autoscaling.signals import Load
 from serve_app.autoscaling.turns import IDLE_S
-from tests.autoscaling.plant import RULE
+from tests.autoscaling.plant import RULES
 
 STAY_S = keep_s(DEFAULT_COLD_START_S)
 START_S = 5
@@ -21,12 +21,12 @@ class Shared:
     """Models of one GPU each that share ``gpus``. ``busy`` models have a request at any time, which waits while there is no replica."""
 
     def __init__(self, names: str, gpus: int, pinned: str = "") -> None:
-        rule = replace(RULE, gpus_per_replica=1)
-        self.scaler = FleetScaler(Rules(models=dict.fromkeys(names, rule), max_gpus=gpus))
+        rules = replace(RULES, gpus_per_replica=1)
+        self.scaler = FleetScaler(FleetRules(models=dict.fromkeys(names, rules), max_gpus=gpus))
         self.minimum = {name: int(name in pinned) for name in names}
         self.target = dict.fromkeys(names, 0)
         self.began = dict.fromkeys(names, 0.0)
-        self.rules = dict.fromkeys(names, "")
+        self.wishes = dict.fromkeys(names, "")
         self.at = 0.0
 
     def serves(self, name: str) -> bool:
@@ -42,7 +42,7 @@ class Shared:
         for name, decision in self.scaler.observe(FleetObservation(at=self.at, models=seen)).items():
             if decision.desired and not self.target[name]:
                 self.began[name] = self.at
-            self.target[name], self.rules[name] = decision.desired, decision.rule
+            self.target[name], self.wishes[name] = decision.desired, decision.wish
 
     def seconds(self, number: float, busy: str) -> None:
         for _ in range(int(number)):
@@ -61,7 +61,7 @@ def test_an_idle_model_makes_room_for_one_that_is_asked_for(first: str, then: st
         shared.second(busy=then)
     assert shared.target == {first: 0, then: 1}
     assert shared.at <= START_S + 5 + IDLE_S + 2
-    assert shared.rules[first] == "another model's turn"
+    assert shared.wishes[first] == "another model's turn"
 
 
 def test_without_anybody_who_asks_an_idle_model_stays_until_its_own_time() -> None:

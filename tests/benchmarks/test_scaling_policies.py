@@ -9,8 +9,8 @@ from benchmarks.scaling_cases import Result, line_beside_others
 from benchmarks.scaling_loads import CASES
 from benchmarks.scaling_policies import MODEL, Keda, Oracle, Planner, RequestCount, Silent
 from benchmarks.scaling_tables import COUNT, Mean, best_count
-from serve_app.autoscaling.decision import Decision, Observation, Rule
-from serve_app.autoscaling.fleet import FleetObservation, FleetScaler, Rules
+from serve_app.autoscaling.decision import Decision, Observation, ScalingRules
+from serve_app.autoscaling.fleet import FleetObservation, FleetRules, FleetScaler
 from serve_app.autoscaling.signals import Load
 from serve_app.autoscaling.simulation.simulated_fleet import Scaling
 
@@ -94,8 +94,8 @@ class Recording(FleetScaler):
 
 def test_of_replicas_that_fall_silent_the_steps_are_missing_and_what_runs_there_stays_as_last_reported() -> None:
     """Of 10 replicas with 20 requests each 2 fall silent; the load halves, and later 4 replicas are left, 2 of them silent."""
-    policy = Silent(Rule(slo=SLO), share=0.2, since_s=60.0)
-    policy._scaler = scaler = Recording(Rules(models={MODEL: Rule(slo=SLO)}))
+    policy = Silent(ScalingRules(slo=SLO), share=0.2, since_s=60.0)
+    policy._scaler = scaler = Recording(FleetRules(models={MODEL: ScalingRules(slo=SLO)}))
     loads = [
         (59.0, 10, Load(interval_s=1.0, steps=200.0, busy_s=10.0, running=200.0, queued=10.0, kv_usage=0.8)),
         (60.0, 10, Load(interval_s=1.0, steps=200.0, busy_s=10.0, running=200.0, queued=10.0, kv_usage=0.8)),

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from serve_app.application import serve_config
 from serve_app.autoscaling.decision_log import Record
-from serve_app.autoscaling.fleet import FleetObservation, FleetScaler, IngressObservation, Rules
+from serve_app.autoscaling.fleet import FleetObservation, FleetRules, FleetScaler, IngressObservation
 from serve_app.autoscaling.signals import Load
 from serve_app.cli import autoscale
 from serve_app.cli.explanation import REASONS, explanation
@@ -22,7 +22,7 @@ from serve_app.cli.main import app
 from serve_app.config import parse_settings
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.errors import DecisionLogError
-from tests.autoscaling.plant import RULE, TIMES, Plant
+from tests.autoscaling.plant import RULES, TIMES, Plant
 from tests.autoscaling.queue_plant import QueuePlant, rate_of
 from tests.autoscaling.test_start_costs import measured_of
 
@@ -32,7 +32,7 @@ START = 1_790_000_000.0  # 2026-09-21T14:13:20Z
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten minutes, the load doubles in their midst; an ingress falls silent at the end."""
-    plant, scaler = Plant(running=2, maximum=9), FleetScaler(Rules(models={"chat": RULE}))
+    plant, scaler = Plant(running=2, maximum=9), FleetScaler(FleetRules(models={"chat": RULES}))
     lines = []
     adapter = TypeAdapter(Record)
     for number in range(600):
@@ -46,7 +46,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
         decided = scaler.observe(seen)
         plant.obey(decided["chat"])
         record = Record(number=number, time=START + number, seen=seen, decided=decided, scaler=before)
-        lines.append(adapter.dump_json(record, exclude_defaults=True).decode())
+        lines.append(adapter.dump_json(record, exclude_defaults=True, by_alias=True).decode())
     path = tmp_path_factory.mktemp("log") / "log.jsonl"
     path.write_text("\n".join([*lines, ""]))
     return path
@@ -123,12 +123,12 @@ def test_explain_says_what_is_missing_before_the_demand_is_known(measured: Measu
 
 
 def test_explain_says_that_nobody_asks_a_model_at_zero(tmp_path: Path) -> None:
-    plant, scaler = Plant(running=0, minimum=0), FleetScaler(Rules(models={"chat": RULE}))
+    plant, scaler = Plant(running=0, minimum=0), FleetScaler(FleetRules(models={"chat": RULES}))
     seen = FleetObservation(at=1.0, models={"chat": plant.see(Load(interval_s=1.0))})
     before = FleetScaler(scaler.rules)
     record = Record(number=0, time=START, seen=seen, decided=scaler.observe(seen), scaler=before)
     path = tmp_path / "zero.jsonl"
-    path.write_bytes(TypeAdapter(Record).dump_json(record, exclude_defaults=True))
+    path.write_bytes(TypeAdapter(Record).dump_json(record, exclude_defaults=True, by_alias=True))
     assert "chat, 2026-09-21T14:13:20Z: stays at 0, because nobody asks\n" in run("explain", "-f", path).stdout
 
 

@@ -18,7 +18,7 @@ from statistics import median_low
 from serve_app.autoscaling.capacity import StepTimes
 from serve_app.autoscaling.decision import Observation
 from serve_app.autoscaling.decision_log import Record
-from serve_app.autoscaling.fleet import FleetObservation, FleetScaler, Rules
+from serve_app.autoscaling.fleet import FleetObservation, FleetRules, FleetScaler
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S
 from serve_app.autoscaling.simulation.simulated_fleet import OBSERVE_S, Outcome, SimulatedFleet, World
 from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, steps_of_times
@@ -79,7 +79,7 @@ def measured(records: Sequence[Record]) -> list[str]:
 
 def again(
     records: Sequence[Record],
-    rules: Rules,
+    rules: FleetRules,
     bounds: Bounds,
     *,
     no_replica_s: float,
@@ -102,7 +102,7 @@ def again(
     began, duration_s = records[0], records[-1].time - records[0].time
     scaler = copy.deepcopy(began.scaler)
     assert scaler is not None  # so begins every stretch
-    slo_s = {name: rule.slo.ttft_s for name, rule in scaler.rules.models.items()}
+    slo_s = {name: model.slo.ttft_s for name, model in scaler.rules.models.items()}
     scaler.obey(rules)
     runs = {}
     for name in measured(records):
