@@ -38,7 +38,8 @@ class Lease:
     tools/cold_start.py and tests measure starts by it.
     """
 
-    replica_id: str
+    member_id: str
+    """Id of the process among Serve's: of a replica of a model, or of an ingress."""
     role: Literal["replica", "ingress"]
     model: str
     host: str
@@ -63,9 +64,24 @@ class Lease:
     without this field, and a board of another version ignores it.
     """
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Ray pickles leases between processes whose versions may differ during an update: the key is what all of them know.
+        return {_KEYS.get(name, name): value for name, value in vars(self).items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update({_NAMES.get(key, key): value for key, value in state.items()})
+
+    def row(self) -> dict[str, Any]:
+        """Return the lease as plain data, under the keys of `GET /fleet` and of `serve-app status --json`."""
+        return {_KEYS.get(name, name): value for name, value in asdict(self).items()}
+
     def concerns(self) -> tuple[object, ...]:
         """Return what others act on at once."""
         return self.state, self.port, {fingerprint for _, fingerprint, _ in self.quarantined}, self.condemned
+
+
+_KEYS = {"member_id": "replica_id"}
+_NAMES = {key: name for name, key in _KEYS.items()}
 
 
 @dataclass(frozen=True)
@@ -102,14 +118,14 @@ class LeaseBoard:
 
     def renew(self, lease: Lease) -> None:
         """Add or renew a member; only a new one, another state, a new quarantine or a condemned canary wakes the pollers."""
-        known = self._leases.get(lease.replica_id)
-        self._leases[lease.replica_id] = (lease, self._now() + self._expiry_of(lease))
+        known = self._leases.get(lease.member_id)
+        self._leases[lease.member_id] = (lease, self._now() + self._expiry_of(lease))
         if known is None or known[0].concerns() != lease.concerns():
             self._bump()
 
-    def release(self, replica_id: str) -> None:
+    def release(self, member_id: str) -> None:
         """Take a member off at once, as it stops."""
-        if self._leases.pop(replica_id, None) is not None:
+        if self._leases.pop(member_id, None) is not None:
             self._bump()
 
     def members(self) -> list[Lease]:
@@ -131,7 +147,7 @@ class LeaseBoard:
 
     def report(self) -> dict[str, Any]:
         """Return members and scaling notes as plain data: what people are shown of the fleet. Notes are in order of time."""
-        return {"members": [asdict(lease) for lease in self.members()], "decisions": [asdict(note) for note in self._notes]}
+        return {"members": [lease.row() for lease in self.members()], "decisions": [asdict(note) for note in self._notes]}
 
     async def wait(self, seen: tuple[int, int], timeout_s: float) -> tuple[tuple[int, int], list[Lease]]:
         """Return (version, members) as soon as the version differs from ``seen``, or after ``timeout_s``."""
@@ -154,8 +170,8 @@ class LeaseBoard:
     def _expire(self) -> None:
         now = self._now()
         ended = [i for i, (_, until) in self._leases.items() if until < now]
-        for replica_id in ended:
-            del self._leases[replica_id]
+        for member_id in ended:
+            del self._leases[member_id]
         if ended:
             self._bump()
 
@@ -221,10 +237,10 @@ class Membership:
                     continue
             await asyncio.sleep(self._settings.renew_s)
 
-    async def release(self, replica_id: str) -> None:
+    async def release(self, member_id: str) -> None:
         """Give the lease up; a dead board forgets it by itself."""
         try:
-            await self._call("release", replica_id, timeout_s=self._settings.renew_s)
+            await self._call("release", member_id, timeout_s=self._settings.renew_s)
         except AWAY as exc:
             logger.info("lease not released: %s", exc)
 

@@ -73,6 +73,14 @@ def test_a_lease_of_a_version_that_knows_no_expiry_lives_by_the_boards() -> None
     assert leases.members() == []
 
 
+def test_a_lease_crosses_versions_under_the_key_that_all_of_them_know() -> None:
+    state = A.__getstate__()
+    assert (state["replica_id"], "member_id" in state) == ("a", False)
+    old = object.__new__(Lease)
+    old.__setstate__(state)
+    assert old == pickle.loads(pickle.dumps(A)) == A
+
+
 @in_loop
 async def test_a_new_quarantine_wakes_the_pollers_and_its_passing_time_does_not() -> None:
     leases = board(Clock())

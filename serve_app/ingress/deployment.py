@@ -53,7 +53,7 @@ class Ingress:
     def _lease(self) -> Lease:
         app = self._runtime.app
         return Lease(
-            replica_id=self.replica_id,
+            member_id=self.replica_id,
             role="ingress",
             model="",
             host=self.settings.ingress.host,

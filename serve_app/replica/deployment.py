@@ -111,7 +111,7 @@ class Replica:
         assert self._start_report is not None
         load = self._server.load
         return Lease(
-            replica_id=self.replica_id,
+            member_id=self.replica_id,
             role="replica",
             model=self.model.name,
             release=self.model.release(),

@@ -44,7 +44,7 @@ class Ingress:
         replica = await start_replica(self.settings, f"r{len(self.replicas)}", engine=engine)
         self.replicas.append(replica)
         self.front.client.set_members([r.lease for r in self.replicas])
-        await until(lambda: replica.lease.replica_id in self.front.client.fleet.replicas)
+        await until(lambda: replica.lease.member_id in self.front.client.fleet.replicas)
         return replica
 
     @contextlib.contextmanager

@@ -21,10 +21,10 @@ TOKENS = 5
 async def step(replicas: list[FakeReplica], deaths: list[str]) -> None:
     """Let every engine compute; one that has got the poison dies of it."""
     for replica in replicas:
-        if replica.lease.replica_id in deaths:
+        if replica.lease.member_id in deaths:
             continue
         if any(request.prompt_token_ids == POISON for _, request, _ in replica.engine.running.values()):
-            deaths.append(replica.lease.replica_id)
+            deaths.append(replica.lease.member_id)
             await replica.server.close("engine_dead", "the poison")
         else:
             replica.engine.step()
@@ -77,7 +77,7 @@ async def test_a_poison_ends_two_replicas_and_no_other_request_of_either_ingress
             await two.front.add("elsewhere", POISON, max_tokens=TOKENS)
         assert isinstance(refused.value.error, RequestQuarantined)
         assert (refused.value.http_status, two.client.quarantined()) == (422, [])
-        assert [r for r in replicas if r.lease.replica_id not in deaths and r.engine.running] == []
+        assert [r for r in replicas if r.lease.member_id not in deaths and r.engine.running] == []
         await close(replicas)
 
 

@@ -34,7 +34,7 @@ class Dialer:
         self._members: dict[str, Lease] = {}
 
     def set_members(self, leases: Iterable[Lease]) -> None:
-        self._members = {lease.replica_id: lease for lease in leases}
+        self._members = {lease.member_id: lease for lease in leases}
         self.dial_missing()
 
     def dial_missing(self) -> None:

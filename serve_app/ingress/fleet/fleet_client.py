@@ -147,7 +147,7 @@ class FleetClient(EngineCoreClient):
     def set_members(self, leases: Iterable[Lease]) -> None:
         """Take in who is in the fleet: replicas of every model."""
         mine = [lease for lease in leases if lease.model == self.model.name]
-        self._adapters = {lease.replica_id: frozenset(lease.adapters) for lease in mine}
+        self._adapters = {lease.member_id: frozenset(lease.adapters) for lease in mine}
         self.links.set_members(mine)
         for event in self._start_times.events(mine):
             self._handle(event)

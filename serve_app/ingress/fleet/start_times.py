@@ -25,7 +25,7 @@ class StartTimes:
             start_s = lease.load.get("start_s")
             if isinstance(start_s, int | float) and 0 < start_s < math.inf:
                 self._warn_if_too_long(start_s)
-                yield StartMeasured(lease.replica_id, float(start_s))
+                yield StartMeasured(lease.member_id, float(start_s))
 
     def _warn_if_too_long(self, start_s: float) -> None:
         if self._warned or self._model.replicas.min > 0 or start_s <= self._no_replica_s:
