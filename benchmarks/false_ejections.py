@@ -37,7 +37,7 @@ from tests.doubles.fleet import Fleet, fleet
 MODEL = "tiny"
 MAX_NUM_SEQS = 64
 SIMULATED = {"profile": "h100-llama-8b", "time_scale": 0.05}
-"""So fast that scheduler and relay would use a whole core, unless they are throttled."""
+"""So fast that scheduler and supervisor would use a whole core, unless they are throttled."""
 PROMPT_TOKENS = (20, 20, 20, 500, 1600)
 ANSWER_TOKENS = (20, 400)
 PERIOD_S = 0.1

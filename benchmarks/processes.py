@@ -92,5 +92,5 @@ def role_of(process: psutil.Process) -> str:
     line = " ".join(process.cmdline()) or process.name()
     role = next((role for mark, role in _ROLES if mark in line), "other")
     if "ServeReplica:" in line and role == "ray":
-        return "ingress" if ":ingress" in line else "relay"
+        return "ingress" if ":ingress" in line else "supervisor"
     return role

@@ -51,7 +51,7 @@ def test_the_fleet_serves_the_same_model_on_one_machine() -> None:
     ("title", "role"),
     [
         ("ray::ServeReplica:fleet:ingress", "ingress"),
-        ("ray::ServeReplica:fleet:replica-tiny", "relay"),
+        ("ray::ServeReplica:fleet:replica-tiny", "supervisor"),
         ("ray::ServeReplica:default:OpenAiIngress", "ingress"),
         ("ray::ServeReplica:default:LLMRouter", "ingress"),
         ("ray::ServeReplica:default:LLMServer:tiny", "api server"),
