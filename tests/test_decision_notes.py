@@ -2,7 +2,7 @@
 
 import threading
 
-from serve_app.autoscaling.decision_notes import QUEUED, READ_S, BoardKeeper, DecisionNotes, board_keeper
+from serve_app.autoscaling.decision_notes import QUEUED, READ_S, BoardMemoryStore, DecisionNotes, board_memory_store
 from serve_app.membership import LeaseBoard, ScalingNote
 
 LIMIT_S = 30.0  # only ends a test that hangs
@@ -60,24 +60,24 @@ def test_more_notes_than_may_wait_are_dropped_and_not_waited_for() -> None:
     answers.set()
 
 
-def answer_of(keeper: BoardKeeper) -> bytes:
+def answer_of(store: BoardMemoryStore) -> bytes:
     """Return what was kept once the thread has asked for it."""
-    keeper.kept()
-    assert keeper._reading is not None
-    keeper._reading.exception(LIMIT_S)
-    answer = keeper.kept()
+    store.kept()
+    assert store._reading is not None
+    store._reading.exception(LIMIT_S)
+    answer = store.kept()
     assert answer is not None
     return answer
 
 
 def test_what_the_autoscaler_knows_comes_back_from_the_board() -> None:
     board = LeaseBoard(expiry_s=10.0)
-    first = BoardKeeper(board.keep, board.kept)
+    first = BoardMemoryStore(board.keep, board.kept)
     assert answer_of(first) == b""
     first.keep(b"known")
     assert first._writing is not None
     first._writing.result(LIMIT_S)
-    assert answer_of(BoardKeeper(board.keep, board.kept)) == b"known"
+    assert answer_of(BoardMemoryStore(board.keep, board.kept)) == b"known"
 
 
 def test_a_board_that_does_not_answer_holds_nobody_up_and_one_that_fails_knows_nothing() -> None:
@@ -87,18 +87,18 @@ def test_a_board_that_does_not_answer_holds_nobody_up_and_one_that_fails_knows_n
         answers.wait(LIMIT_S)
         raise ValueError("no actor has that name")
 
-    keeper = BoardKeeper(lambda data: None, get)
-    assert keeper.kept() is None
+    store = BoardMemoryStore(lambda data: None, get)
+    assert store.kept() is None
     answers.set()
-    assert answer_of(keeper) == b""
+    assert answer_of(store) == b""
 
 
 def test_a_board_that_never_answers_is_not_waited_for_longer_than_a_limit() -> None:
     answers, now = threading.Event(), [0.0]
-    keeper = BoardKeeper(lambda data: None, lambda: b"" if answers.wait(LIMIT_S) else b"late", lambda: now[0])
-    assert keeper.kept() is None
+    store = BoardMemoryStore(lambda data: None, lambda: b"" if answers.wait(LIMIT_S) else b"late", lambda: now[0])
+    assert store.kept() is None
     now[0] = READ_S
-    assert keeper.kept() == b""
+    assert store.kept() == b""
     answers.set()
 
 
@@ -109,16 +109,16 @@ def test_while_a_copy_is_under_way_later_ones_are_left_out() -> None:
         answers.wait(LIMIT_S)
         put.append(data)
 
-    keeper = BoardKeeper(slow, lambda: b"")
-    keeper.keep(b"1")
-    keeper.keep(b"2")
+    store = BoardMemoryStore(slow, lambda: b"")
+    store.keep(b"1")
+    store.keep(b"2")
     answers.set()
-    assert keeper._writing is not None
-    keeper._writing.result(LIMIT_S)
-    keeper.keep(b"3")
-    keeper._writing.result(LIMIT_S)
+    assert store._writing is not None
+    store._writing.result(LIMIT_S)
+    store.keep(b"3")
+    store._writing.result(LIMIT_S)
     assert put == [b"1", b"3"]
 
 
 def test_outside_ray_nothing_is_kept() -> None:
-    assert board_keeper("serve-app") is None
+    assert board_memory_store("serve-app") is None

@@ -65,7 +65,7 @@ def board_of(name: str) -> Callable[[ScalingNote], None]:
     return put
 
 
-class BoardKeeper:
+class BoardMemoryStore:
     """Keeps what one application's autoscaler knows (`autoscaling/memory.py`). ``put`` and ``get`` may wait, and fail as Ray's calls do."""
 
     def __init__(
@@ -110,7 +110,7 @@ def _in_thread(call: Callable[[], T]) -> Future[T]:
     return future
 
 
-def board_keeper(name: str) -> BoardKeeper | None:
+def board_memory_store(name: str) -> BoardMemoryStore | None:
     """Return what keeps the knowledge on the lease board of the application ``name``. Outside Ray there is none."""
     if not ray.is_initialized():
         return None
@@ -124,4 +124,4 @@ def board_keeper(name: str) -> BoardKeeper | None:
     def get() -> bytes:
         return bytes(ray.get(board().kept.remote(), timeout=LIMIT_S))
 
-    return BoardKeeper(put, get)
+    return BoardMemoryStore(put, get)

@@ -29,7 +29,7 @@ MAX_AGE_S = 86_400.0
 """Older knowledge is of another load."""
 
 
-class Keeper(Protocol):
+class MemoryStore(Protocol):
     """Keeps what one application's autoscaler knows beyond its process. Neither method waits or raises."""
 
     def kept(self) -> bytes | None:

@@ -16,9 +16,9 @@ from typing import Any
 
 from serve_app.autoscaling.decision import Observation
 from serve_app.autoscaling.decision_log import DecisionLog, log_path
-from serve_app.autoscaling.decision_notes import DecisionNotes, board_keeper, board_of
+from serve_app.autoscaling.decision_notes import DecisionNotes, board_memory_store, board_of
 from serve_app.autoscaling.fleet import INGRESSES, FleetObservation, FleetScaler, IngressObservation
-from serve_app.autoscaling.memory import Keeper, Memory, id_of, members, pack, unpack
+from serve_app.autoscaling.memory import Memory, MemoryStore, id_of, members, pack, unpack
 from serve_app.autoscaling.rules import INGRESS, replica_deployment, rules_of, scaled_models
 from serve_app.autoscaling.series import Gauges
 from serve_app.autoscaling.signals import INCREMENTS, REPLICA_INCREMENTS, STALE_S, Load, Meter
@@ -46,7 +46,7 @@ class DemandPolicy:
         now: Seconds of a monotonic clock.
         wall: Seconds since the epoch, for the schedule and the log.
         tell: Gets a note of each change of a target, and must not wait. None: the lease board is told, by a thread.
-        keeper: Keeps what is known for the next controller. None: the lease board does, by a thread.
+        store: Keeps what is known for the next controller. None: the lease board does, by a thread.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class DemandPolicy:
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         tell: Callable[[ScalingNote], None] | None = None,
-        keeper: Keeper | None = None,
+        store: MemoryStore | None = None,
     ) -> None:
         self._settings: Settings | None = None
         self._wall = wall
@@ -67,7 +67,7 @@ class DemandPolicy:
         except ConfigError as exc:
             logger.error("autoscaling policy without effect: %s", exc)
         self._now = now
-        self._keeper = keeper
+        self._store = store
         self._kept_at = -math.inf
         self._began_at = self._awaits_until = -math.inf
 
@@ -93,9 +93,9 @@ class DemandPolicy:
         return targets, {ingress: {"memory": memory}} if memory is not None else {}
 
     def _begin(self, settings: Settings) -> Memory | None:
-        """Return the memory of the controller before, or a new one; None while the keeper has not answered yet."""
-        self._keeper = self._keeper or board_keeper(settings.name)
-        if (data := b"" if self._keeper is None else self._keeper.kept()) is None:
+        """Return the memory of the controller before, or a new one; None while the store has not answered yet."""
+        self._store = self._store or board_memory_store(settings.name)
+        if (data := b"" if self._store is None else self._store.kept()) is None:
             return None
         digests = {model.name: _digest(model) for model in settings.models.values()}
         rules, clock_s = rules_of(settings), self._now()
@@ -125,10 +125,10 @@ class DemandPolicy:
         return False
 
     def _keep(self, memory: Memory, at: float) -> None:
-        if at - self._kept_at >= KEEP_S and self._keeper is not None:
+        if at - self._kept_at >= KEEP_S and self._store is not None:
             self._kept_at = at
             if (data := pack(memory, time=self._wall())) is not None:
-                self._keeper.keep(data)
+                self._store.keep(data)
 
     def _observe(self, contexts: Mapping[str, Any], memory: Memory, at: float) -> None:
         assert self._settings is not None

@@ -2,9 +2,9 @@
 
 ``requests`` makes requests, and ``client`` asks for them; ``blocking`` is that client for threads. For files, ``rows`` reads the input,
 ``journal`` remembers what was answered through any crash, and ``runner`` brings them together: `serve-app batch run` over HTTP.
-``fleet_process`` is a service that lives for one batch. ``ray_data`` and ``apache_beam`` are for pipelines. ``shared_fleet`` is the service of
-a worker machine, ``keeper`` the process that holds it by the decisions of ``keeping``, and ``shared_client`` asks it. The reasons are
-in docs/adr/0015, 0018 and 0036.
+``fleet_process`` starts a service for one batch. ``ray_data`` and ``apache_beam`` are for pipelines. ``shared_fleet`` gives the worker
+processes of one machine a common service: ``fleet_keeper`` is the process that starts and ends it, by the decisions of ``fleet_watch``,
+and ``shared_client`` asks it. The reasons are in docs/adr/0015, 0018 and 0036.
 
 OpenAI's Files and Batches API is the same parts inside an ingress (docs/adr/0017-batches-run-in-the-ingress.md): ``service`` puts it
 together, and ``files_api`` and ``batches_api`` are the routes. ``storage`` has records (``store`` over ``sqlite_database`` or

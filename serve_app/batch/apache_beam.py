@@ -18,8 +18,8 @@ from apache_beam.metrics import Metrics
 from apache_beam.ml.inference.base import ModelHandler, PredictionResult
 
 from serve_app.batch.blocking import BlockingClient
-from serve_app.batch.client import Answer, Failure, Limits, key_of_environment
-from serve_app.batch.keeping import Keep
+from serve_app.batch.client import Failure, Limits, Reply, key_of_environment
+from serve_app.batch.fleet_watch import Keep
 from serve_app.batch.requests import Defaults, Request, request_of_example
 from serve_app.batch.shared_client import SharedClient
 from serve_app.batch.shared_fleet import SharedFleet
@@ -38,7 +38,7 @@ _NOT_ARGUMENTS = {
 class Asks(Protocol):
     """What a worker process asks by."""
 
-    def ask(self, requests: Sequence[Request]) -> list[Answer | Failure]:
+    def ask(self, requests: Sequence[Request]) -> list[Reply | Failure]:
         """Return the outcomes in the order of ``requests``."""
 
     def only_model(self) -> str:
@@ -202,25 +202,25 @@ def _is_failure(prediction: Any) -> bool:
     return isinstance(result.inference, Failure)
 
 
-def _prediction(example: Any, outcome: Answer | Failure, name: str) -> PredictionResult:
+def _prediction(example: Any, outcome: Reply | Failure, name: str) -> PredictionResult:
     if isinstance(outcome, Failure):
         return PredictionResult(example, outcome, name)
     return PredictionResult(example, outcome.body, str(outcome.body.get("model") or name))
 
 
-def _count(outcomes: Sequence[Answer | Failure]) -> None:
-    answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
+def _count(outcomes: Sequence[Reply | Failure]) -> None:
+    replies = [outcome for outcome in outcomes if isinstance(outcome, Reply)]
     counts = {
         "requests_sent": sum(outcome.num_sent for outcome in outcomes),
-        "failed_requests": len(outcomes) - len(answers),
-        "prompt_tokens": sum(answer.usage("prompt_tokens") for answer in answers),
-        "completion_tokens": sum(answer.usage("completion_tokens") for answer in answers),
+        "failed_requests": len(outcomes) - len(replies),
+        "prompt_tokens": sum(reply.usage("prompt_tokens") for reply in replies),
+        "completion_tokens": sum(reply.usage("completion_tokens") for reply in replies),
     }
     for name, count in counts.items():
         Metrics.counter(_METRICS, name).inc(count)
 
 
-def _raise_failures(outcomes: Sequence[Answer | Failure]) -> None:
+def _raise_failures(outcomes: Sequence[Reply | Failure]) -> None:
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     if failures:
         raise BatchError(

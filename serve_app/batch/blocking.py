@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 
-from serve_app.batch.client import Answer, Client, Failure, Limits, connect, only_model
+from serve_app.batch.client import BatchClient, Failure, Limits, Reply, connect, only_model
 from serve_app.batch.connections import Connections
 from serve_app.batch.requests import Request
 
@@ -25,12 +25,12 @@ class BlockingClient:
         self._url, self._key, self._limits = url, key, limits
         self._model = ""
         http = connect(url, key, limits)
-        self._client = Client(http, limits)
+        self._client = BatchClient(http, limits)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=_serve, args=(self._loop, http), daemon=True, name="batch client").start()
         weakref.finalize(self, _stop, self._loop)
 
-    def ask(self, requests: Sequence[Request], watch: Callable[[], object] | None = None) -> list[Answer | Failure]:
+    def ask(self, requests: Sequence[Request], watch: Callable[[], object] | None = None) -> list[Reply | Failure]:
         """Return the outcomes in the order of ``requests``, as soon as the last one is there.
 
         Args:
@@ -59,7 +59,7 @@ class BlockingClient:
         return self._model
 
 
-async def _ask_all(client: Client, requests: Sequence[Request]) -> list[Answer | Failure]:
+async def _ask_all(client: BatchClient, requests: Sequence[Request]) -> list[Reply | Failure]:
     tasks = [asyncio.create_task(_ask(client, request), name=request.key) for request in requests]
     try:
         return list(await asyncio.gather(*tasks))
@@ -69,7 +69,7 @@ async def _ask_all(client: Client, requests: Sequence[Request]) -> list[Answer |
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _ask(client: Client, request: Request) -> Answer | Failure:
+async def _ask(client: BatchClient, request: Request) -> Reply | Failure:
     if request.body is None:
         return Failure("invalid_line", f"the prompt {request.problem}")
     return await client.ask(request.path, request.body)

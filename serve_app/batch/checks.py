@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from serve_app.batch.records import LineError
 from serve_app.batch.requests import Defaults, request_of
-from serve_app.batch.rows import Row
+from serve_app.batch.rows import InputRow
 
 MAX_ERRORS = 100
 """Listed; the lines behind the last of them are not looked at."""
@@ -21,7 +21,7 @@ class Checked:
     errors: tuple[LineError, ...]
 
 
-def check_input(rows: Iterable[Row], *, endpoint: str, models: Collection[str], max_lines: int) -> Checked:
+def check_input(rows: Iterable[InputRow], *, endpoint: str, models: Collection[str], max_lines: int) -> Checked:
     """Look at the whole input; it costs the time to parse it, and the memory of its ids."""
     errors: list[LineError] = []
     seen: dict[str, int] = {}
@@ -47,7 +47,7 @@ def check_input(rows: Iterable[Row], *, endpoint: str, models: Collection[str], 
     return Checked(lines, tuple(errors[:MAX_ERRORS]))
 
 
-def _problem(row: Row, endpoint: str, models: Collection[str]) -> LineError | None:
+def _problem(row: InputRow, endpoint: str, models: Collection[str]) -> LineError | None:
     value = row.value
     if not isinstance(value, dict):
         code = "invalid_line" if row.is_refused else "invalid_json_line"
@@ -62,7 +62,7 @@ def _problem(row: Row, endpoint: str, models: Collection[str]) -> LineError | No
     return _body_problem(row, value, models)
 
 
-def _body_problem(row: Row, value: dict[str, Any], models: Collection[str]) -> LineError | None:
+def _body_problem(row: InputRow, value: dict[str, Any], models: Collection[str]) -> LineError | None:
     model = value["body"].get("model")
     if not isinstance(model, str) or model not in models:
         said = f"The model {str(model)[:80]!r} does not exist; served here: {', '.join(models)}."

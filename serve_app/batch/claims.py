@@ -10,7 +10,7 @@ from typing import Protocol
 
 from serve_app.batch.database import Transaction
 from serve_app.batch.folder import Folder
-from serve_app.batch.journal import Journal, Line
+from serve_app.batch.journal import Journal, JournalLine
 
 
 class Claim(Protocol):
@@ -29,7 +29,7 @@ class Claim(Protocol):
         """Return the batch's journal with all that was published under this claim and earlier ones."""
         ...
 
-    def publish(self, lines: Collection[Line]) -> None:
+    def publish(self, lines: Collection[JournalLine]) -> None:
         """Keep these lines where the next claim finds them.
 
         Raises:
@@ -108,7 +108,7 @@ class FolderClaim:
     def open_journal(self) -> Journal:
         return Journal(self._folder.journal(self._batch_id))
 
-    def publish(self, lines: Collection[Line]) -> None:
+    def publish(self, lines: Collection[JournalLine]) -> None:
         """Nothing: see above."""
 
     def forget_journal(self) -> None:

@@ -60,7 +60,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reply:
     """``body`` is the service's, and ``request_id`` the service's name of the request. ``num_sent``: how often it was sent, >= 1."""
 
     body: dict[str, Any]
@@ -83,7 +83,7 @@ class Failure:
     num_sent: int = 0
 
 
-class Client:
+class BatchClient:
     """Of one service, within one event loop. ``window`` requests run at once; more wait for a place, first come first served.
 
     The window begins with 16, grows while nothing is refused, and loses a third when the service has no place.
@@ -106,7 +106,7 @@ class Client:
         """Why the service has answered nothing since it last did; empty while it answers."""
         return "" if self._refused_since is None else self._trouble
 
-    async def ask(self, path: str, body: bytes) -> Answer | Failure:
+    async def ask(self, path: str, body: bytes) -> Reply | Failure:
         """Send the request to ``path`` until there is an answer, or no hope of one.
 
         Raises:
@@ -146,7 +146,7 @@ class Client:
                 self._enter()
                 ticket.set_result(None)
 
-    async def _ask(self, path: str, body: bytes) -> Answer | Failure:
+    async def _ask(self, path: str, body: bytes) -> Reply | Failure:
         num_sent = tries = 0
         while True:
             await self._wait_for_tokens()
@@ -162,7 +162,7 @@ class Client:
             else:
                 status, value, wait_s = response.status_code, _object(response), 2.0**tries
                 if status == 200 and value is not None:
-                    return self._answered(Answer(value, _request_id(response, value), num_sent))
+                    return self._answered(Reply(value, _request_id(response, value), num_sent))
                 said = _reason(response, value)
                 if status in _BACK_PRESSURE:
                     self._shrink()
@@ -179,14 +179,14 @@ class Client:
                 return Failure("request_failed", said, status, num_sent)
             await asyncio.sleep(_spread(min(wait_s, _MAX_WAIT_S)))
 
-    def _answered(self, answer: Answer) -> Answer:
+    def _answered(self, reply: Reply) -> Reply:
         self._refused_since = None
-        self._spend(answer.usage("total_tokens"))
+        self._spend(reply.usage("total_tokens"))
         if self._is_full:
             self.window = min(self.window + 1.0 / self.window, self._limits.concurrency)
         elif self._num_running >= int(self.window):
             self.window = min(self.window + 1.0, self._limits.concurrency)
-        return answer
+        return reply
 
     def _shrink(self) -> None:
         """The service has no place: fewer at once, by a third a second at most, because the refusals of one moment are one sign."""

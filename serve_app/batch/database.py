@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Rows(Protocol):
+class Result(Protocol):
     """What a statement found."""
 
     @property
@@ -22,7 +22,7 @@ class Rows(Protocol):
 class Transaction(Protocol):
     """One change, which is kept as a whole or not at all."""
 
-    def execute(self, sql: str, values: Sequence[object], /) -> Rows: ...
+    def execute(self, sql: str, values: Sequence[object], /) -> Result: ...
 
     def lock(self, name: str) -> None:
         """Wait until no other transaction has the lock of that name; it is given back at this transaction's end."""

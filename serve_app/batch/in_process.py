@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
 
-Answer = Callable[[Scope, Receive, Send, str], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send, str], Awaitable[None]]
 """The application, past its door: it gets the owner of the batch in place of an API key."""
 
 _GOODBYE_S = 5.0
@@ -24,7 +24,7 @@ _GOODBYE_S = 5.0
 
 
 class InProcess(httpx.AsyncBaseTransport):
-    """A transport to ``answer``, which runs in ``loop``.
+    """A transport to ``application``, which runs in ``loop``.
 
     ``places`` bounds the requests of all batches together, ``own`` those of this transport, so that no batch queues more of them than
     another; ``timeout_s`` is of one request, its wait for a place apart.
@@ -32,7 +32,7 @@ class InProcess(httpx.AsyncBaseTransport):
 
     def __init__(
         self,
-        answer: Answer,
+        application: Application,
         loop: asyncio.AbstractEventLoop,
         *,
         owner: str,
@@ -40,7 +40,7 @@ class InProcess(httpx.AsyncBaseTransport):
         own: asyncio.Semaphore,
         timeout_s: float,
     ) -> None:
-        self._answer, self._loop = answer, loop
+        self._application, self._loop = application, loop
         self._owner, self._places, self._own, self._timeout_s = owner, places, own, timeout_s
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -57,25 +57,25 @@ class InProcess(httpx.AsyncBaseTransport):
 
     async def _ask(self, path: str, body: bytes) -> httpx.Response:
         """Runs in the application's event loop."""
-        exchange = _Exchange(body)
-        answering = asyncio.create_task(self._run(path, exchange), name=f"batch {path}")  # not awaited: see below
+        call = _AsgiCall(body)
+        answering = asyncio.create_task(self._run(path, call), name=f"batch {path}")  # not awaited: see below
         try:
             # A cancelled `wait` leaves the task alone. It ends by the disconnect: a cancelled task would leave vLLM's request running.
             await asyncio.wait([answering])
         finally:
             if not answering.done():
-                exchange.gone.set()
+                call.gone.set()
                 await asyncio.wait([answering], timeout=_GOODBYE_S)
                 answering.cancel()
         answering.result()
-        return httpx.Response(exchange.status, headers=exchange.headers, content=b"".join(exchange.parts))
+        return httpx.Response(call.status, headers=call.headers, content=b"".join(call.parts))
 
-    async def _run(self, path: str, exchange: "_Exchange") -> None:
+    async def _run(self, path: str, call: "_AsgiCall") -> None:
         try:
-            await self._answer(_scope(path, len(exchange.body)), exchange.receive, exchange.send, self._owner)
+            await self._application(_scope(path, len(call.body)), call.receive, call.send, self._owner)
         except Exception:  # as a server does: one line's error is no reason to stop the others
             logger.exception("a request of a batch to %s failed inside the server", path)
-            exchange.fail()
+            call.fail()
 
 
 async def _answer_of(asked: "Future[httpx.Response]", request: httpx.Request) -> httpx.Response:
@@ -90,7 +90,7 @@ async def _answer_of(asked: "Future[httpx.Response]", request: httpx.Request) ->
         ) from exc  # as a broken connection: asked again
 
 
-class _Exchange:
+class _AsgiCall:
     """One request and its answer, in the words of ASGI."""
 
     def __init__(self, body: bytes) -> None:

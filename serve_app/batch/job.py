@@ -18,7 +18,7 @@ import httpx
 from serve_app.batch.checks import check_input
 from serve_app.batch.claims import Claim
 from serve_app.batch.client import Limits
-from serve_app.batch.journal import Counts, Journal
+from serve_app.batch.journal import Journal, JournalCounts
 from serve_app.batch.output import output_line, write_lines
 from serve_app.batch.records import Batch, File, LineError, Status
 from serve_app.batch.requests import Defaults, Request, request_of
@@ -55,7 +55,7 @@ _REST: dict[Status, tuple[Status, str, str]] = {
 """By the status in which it ends: the last status, and what the error file says of lines that have no answer."""
 
 
-class Job:
+class BatchJob:
     """``run`` it in an event loop that may wait for the disk."""
 
     def __init__(
@@ -192,7 +192,7 @@ class Job:
             return False
         return True
 
-    async def _tell(self, progress: Sequence[Progress], counts: Counts) -> None:
+    async def _tell(self, progress: Sequence[Progress], counts: JournalCounts) -> None:
         """Note the counts where clients see them, and see whether somebody has cancelled it."""
         ended = sum((one.ended for one in progress), Counter[str]())
         await asyncio.to_thread(self._change, lambda batch: batch.counted(counts.answered, counts.failed, ended))

@@ -31,7 +31,7 @@ _MAKE_ROOM = "make room and run the same command: what is in the journal is kept
 Standing = Literal["new", "done", "twice"]
 
 
-class Line(NamedTuple):
+class JournalLine(NamedTuple):
     """A line that has its result, as one journal tells it to another one."""
 
     key: str
@@ -41,7 +41,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Counts:
+class JournalCounts:
     """Lines of this run's input."""
 
     answered: int
@@ -125,7 +125,7 @@ class Journal:
         if changed and self._notes_recorded:
             self._recorded.append(key)
 
-    def recorded(self, limit: int, *, max_chars: int) -> list[Line]:
+    def recorded(self, limit: int, *, max_chars: int) -> list[JournalLine]:
         """Return lines that were recorded here and that `forget_recorded` has not dropped yet, the oldest first.
 
         A line whose result was lost with a transaction that failed is left out.
@@ -134,7 +134,7 @@ class Journal:
             limit: Most lines.
             max_chars: Most characters of their results together. A line that is longer comes alone.
         """
-        lines: list[Line] = []
+        lines: list[JournalLine] = []
         while len(lines) < min(limit, len(self._recorded)):
             sql = "SELECT key, digest, state = ?, result FROM lines WHERE key = ? AND state != ?"
             found = self._do(sql, _FAILED, self._recorded[len(lines)], _PENDING).fetchone()
@@ -146,14 +146,14 @@ class Journal:
             max_chars -= len(result)
             if lines and max_chars < 0:
                 break
-            lines.append(Line(key, digest, bool(failed), result))
+            lines.append(JournalLine(key, digest, bool(failed), result))
         return lines
 
     def forget_recorded(self, num: int) -> None:
         """Let `recorded` leave out the first ``num`` lines from now on."""
         del self._recorded[:num]
 
-    def restore(self, lines: Iterable[Line]) -> None:
+    def restore(self, lines: Iterable[JournalLine]) -> None:
         """Take in lines of an earlier journal of the same batch. Of two with one key the later one counts."""
         values = "INSERT OR REPLACE INTO lines VALUES (?, ?, 0, 0, ?, ?)"
         for line in lines:
@@ -172,10 +172,10 @@ class Journal:
         self._do("COMMIT")
         self._do("BEGIN")
 
-    def counts(self) -> Counts:
+    def counts(self) -> JournalCounts:
         """Return how the lines of this run's input stand."""
         found = dict(self._do("SELECT state, count(*) FROM lines WHERE run = ? GROUP BY state", self._run))
-        return Counts(found.get(_ANSWERED, 0), found.get(_FAILED, 0))
+        return JournalCounts(found.get(_ANSWERED, 0), found.get(_FAILED, 0))
 
     def results(self, *, failed: bool) -> Iterator[str]:
         """Yield the results of this run's lines in the order of the input: answers, or failures."""

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 
 from serve_app.batch.database import Database, Transaction
 from serve_app.batch.folder import Folder
-from serve_app.batch.journal import Journal, Line
+from serve_app.batch.journal import Journal, JournalLine
 from serve_app.batch.store import OPEN_SQL
 from serve_app.errors import LeaseLost
 
@@ -31,7 +31,7 @@ WHERE leases.ends_at < now() RETURNING fence
 """
 
 
-class Leases:
+class BatchLeases:
     """The leases of this process, which its random ``holder`` names. ``lease_s``: after so long without a renewal a lease ends."""
 
     def __init__(self, database: Database, scratch: Folder, *, lease_s: float) -> None:
@@ -53,14 +53,14 @@ class Leases:
     def taken(self) -> Collection[str]:
         return {batch for (batch,) in self._db.read("SELECT batch FROM leases WHERE ends_at >= now()")}
 
-    def take(self, batch_id: str) -> "Lease | None":
+    def take(self, batch_id: str) -> "BatchLease | None":
         def take(db: Transaction) -> int | None:
             db.lock(batch_id)
             found = db.execute(_TAKE, (batch_id, self._holder, self._lease_s)).fetchone()
             return None if found is None else int(found[0])
 
         fence = self._db.change(take)
-        return None if fence is None else Lease(self._db, self._scratch, batch_id, fence)
+        return None if fence is None else BatchLease(self._db, self._scratch, batch_id, fence)
 
     def clean(self) -> None:
         def clean(db: Transaction) -> None:
@@ -74,7 +74,7 @@ class Leases:
         """Nothing: each lease is given back by its own `close`, or ends by itself."""
 
 
-class Lease:
+class BatchLease:
     """The right to run one batch until another ingress has taken it over."""
 
     def __init__(self, database: Database, scratch: Folder, batch_id: str, fence: int) -> None:
@@ -102,7 +102,7 @@ class Lease:
             raise
         return journal
 
-    def publish(self, lines: Collection[Line]) -> None:
+    def publish(self, lines: Collection[JournalLine]) -> None:
         data = zlib.compress(json.dumps(lines).encode(), 1)
 
         def publish(db: Transaction) -> None:
@@ -131,9 +131,9 @@ class Lease:
 
         self._db.change(end)
 
-    def _published(self) -> Iterator[Line]:
+    def _published(self) -> Iterator[JournalLine]:
         last, sql = 0, f"SELECT number, lines FROM answers WHERE batch = ? AND number > ? ORDER BY number LIMIT {_READ_ROWS}"
         while found := self._db.read(sql, self._batch_id, last):
             for _, data in found:
-                yield from (Line(*line) for line in json.loads(zlib.decompress(data)))
+                yield from (JournalLine(*line) for line in json.loads(zlib.decompress(data)))
             last = found[-1][0]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg_pool import ConnectionPool
 
-from serve_app.batch.database import Rows, Transaction
+from serve_app.batch.database import Result, Transaction
 from serve_app.config.batch_urls import masked
 from serve_app.errors import StorageAway, StorageFailed
 
@@ -89,7 +89,7 @@ class PostgresDatabase:
 
     def change(self, change: Callable[[Transaction], T]) -> T:
         with self._connection(writes=True) as db:
-            return change(_Transaction(db))
+            return change(_PostgresTransaction(db))
 
     def identity(self) -> str:
         """Return what no other database has: the first ingress has drawn it."""
@@ -131,7 +131,7 @@ class PostgresDatabase:
     def _prepare(self) -> None:
         """Make the tables; several threads and processes may come at the same time."""
         with self._pool.connection() as db:
-            _Transaction(db).lock("schema")
+            _PostgresTransaction(db).lock("schema")
             db.execute(_SCHEMA.format(format=_FORMAT).encode())
             found = db.execute("SELECT max(format) FROM serve_app_format").fetchone()
         if found != (_FORMAT,):
@@ -140,11 +140,11 @@ class PostgresDatabase:
         self._is_prepared = True
 
 
-class _Transaction:
+class _PostgresTransaction:
     def __init__(self, db: "psycopg.Connection[Any]") -> None:
         self._db = db
 
-    def execute(self, sql: str, values: Sequence[object], /) -> Rows:
+    def execute(self, sql: str, values: Sequence[object], /) -> Result:
         return self._db.execute(_postgres(sql), values)
 
     def lock(self, name: str) -> None:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from serve_app.batch.client import Answer, Client, Failure, Limits, connect, key_of_environment, only_model
+from serve_app.batch.client import BatchClient, Failure, Limits, Reply, connect, key_of_environment, only_model
 from serve_app.batch.requests import Defaults, Request, request_of_example
 from serve_app.errors import BatchError
 
@@ -73,7 +73,7 @@ class _Asker:
         name = defaults.model or only_model(url, key, limits)
         self._defaults = Defaults(name, defaults.chat, defaults.system, parameters=defaults.parameters)
         self._column = column
-        self._client = Client(connect(url, key, limits), limits)
+        self._client = BatchClient(connect(url, key, limits), limits)
 
     async def __call__(self, batch: "pa.Table") -> "pa.Table":
         refuse_columns(batch.column_names, self._column)
@@ -83,7 +83,7 @@ class _Asker:
         )
         return _with_outcomes(batch, outcomes)
 
-    async def _ask(self, request: Request) -> Answer | Failure:
+    async def _ask(self, request: Request) -> Reply | Failure:
         if request.body is None:
             return Failure("invalid_line", f"the prompt {request.problem}")
         return await self._client.ask(request.path, request.body)
@@ -97,7 +97,7 @@ def refuse_columns(names: Sequence[str], column: str) -> None:
         raise BatchError(f"the dataset has a column {taken[0]!r} already", "rename it before predict")
 
 
-def _with_outcomes(batch: "pa.Table", outcomes: list[Answer | Failure]) -> "pa.Table":
+def _with_outcomes(batch: "pa.Table", outcomes: list[Reply | Failure]) -> "pa.Table":
     import pyarrow as pa
 
     values = [_values(outcome) for outcome in outcomes]
@@ -106,7 +106,7 @@ def _with_outcomes(batch: "pa.Table", outcomes: list[Answer | Failure]) -> "pa.T
     return batch
 
 
-def _values(outcome: Answer | Failure) -> tuple[str | None, str | None, str | None]:
+def _values(outcome: Reply | Failure) -> tuple[str | None, str | None, str | None]:
     """Return the answer's text, its body, and the reason of a failure; text is null where the answer has none, as an embedding.
 
     Half a surrogate pair has no UTF-8, which Arrow's texts need: it becomes `?`. The body keeps it, as an escape of JSON.

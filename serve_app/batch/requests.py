@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
-from serve_app.batch.rows import Row
+from serve_app.batch.rows import InputRow
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 """What a line in the form of OpenAI's Batch API may name as its `url`."""
@@ -45,7 +45,7 @@ class _WrongRow(Exception):
     """Its text is the problem."""
 
 
-def request_of(row: Row, defaults: Defaults) -> Request:
+def request_of(row: InputRow, defaults: Defaults) -> Request:
     """Return the row's request; never raises for what is in the row."""
     key = f"line-{row.number}"
     try:
@@ -66,12 +66,12 @@ def request_of(row: Row, defaults: Defaults) -> Request:
 def request_of_example(number: int, example: object, defaults: Defaults) -> Request:
     """Return the request of an element of a pipeline: a text, a mapping, or a list of messages, which may be dataclasses."""
     if isinstance(example, str | dict):
-        return request_of(Row(number, example), defaults)
+        return request_of(InputRow(number, example), defaults)
     if isinstance(example, list | tuple):
         messages = [asdict(m) if is_dataclass(m) and not isinstance(m, type) else m for m in example]
-        return request_of(Row(number, {"messages": messages}), defaults)
+        return request_of(InputRow(number, {"messages": messages}), defaults)
     kind = type(example).__name__
-    return request_of(Row(number, None, f"is of the type {kind}, no text, mapping or list of messages"), defaults)
+    return request_of(InputRow(number, None, f"is of the type {kind}, no text, mapping or list of messages"), defaults)
 
 
 def _json(body: dict[str, Any]) -> bytes:

@@ -22,7 +22,7 @@ _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class InputRow:
     """``number`` counts from 1: of JSONL and text the line, of CSV the line on which the record ends, of Parquet the row.
 
     ``value`` is a prompt or a mapping; with a ``problem`` there is none.
@@ -82,7 +82,7 @@ def open_input(name: str) -> BinaryIO:
         raise BatchError(f"{name} cannot be opened: {exc.strerror or exc}", "give a file that is there and can be read") from exc
 
 
-def rows(file: BinaryIO, form: str, *, name: str = "the input", problem_of_line: ProblemOfLine = any_line) -> Iterator[Row]:
+def rows(file: BinaryIO, form: str, *, name: str = "the input", problem_of_line: ProblemOfLine = any_line) -> Iterator[InputRow]:
     """Yield the rows; of text and JSONL, empty lines are none.
 
     Args:
@@ -108,40 +108,40 @@ def rows(file: BinaryIO, form: str, *, name: str = "the input", problem_of_line:
         ) from exc
 
 
-def _lines(file: BinaryIO, problem_of_line: ProblemOfLine, *, is_json: bool) -> Iterator[Row]:
+def _lines(file: BinaryIO, problem_of_line: ProblemOfLine, *, is_json: bool) -> Iterator[InputRow]:
     number = 0
     while line := file.readline(MAX_ROW_BYTES + 1):
         number += 1
         if len(line) > MAX_ROW_BYTES:
             while line and not line.endswith(b"\n"):
                 line = file.readline(1 << 20)
-            yield Row(number, None, f"is longer than {MAX_ROW_BYTES >> 20} MiB", is_refused=True)
+            yield InputRow(number, None, f"is longer than {MAX_ROW_BYTES >> 20} MiB", is_refused=True)
             continue
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
         if problem := problem_of_line(line):
-            yield Row(number, None, problem, is_refused=True)
+            yield InputRow(number, None, problem, is_refused=True)
         elif line.strip():
             yield _of_line(number, line, is_json=is_json)
 
 
-def _of_line(number: int, line: bytes, *, is_json: bool) -> Row:
+def _of_line(number: int, line: bytes, *, is_json: bool) -> InputRow:
     try:
         text = line.decode()
     except UnicodeDecodeError as exc:
-        return Row(number, None, f"is not UTF-8 at byte {exc.start}")
+        return InputRow(number, None, f"is not UTF-8 at byte {exc.start}")
     if not is_json:
-        return Row(number, text.rstrip("\r\n"))
+        return InputRow(number, text.rstrip("\r\n"))
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        return Row(number, None, f"is not JSON: {exc}")
+        return InputRow(number, None, f"is not JSON: {exc}")
     if not isinstance(value, str | dict):
-        return Row(number, None, f"is a JSON {type(value).__name__}, neither an object nor a text")
-    return Row(number, value)
+        return InputRow(number, None, f"is a JSON {type(value).__name__}, neither an object nor a text")
+    return InputRow(number, value)
 
 
-def _csv_rows(file: BinaryIO) -> Iterator[Row]:
+def _csv_rows(file: BinaryIO) -> Iterator[InputRow]:
     csv.field_size_limit(MAX_ROW_BYTES)
     reader = csv.DictReader(TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline=""), restkey=_MORE, restval=None)
     try:
@@ -153,17 +153,17 @@ def _csv_rows(file: BinaryIO) -> Iterator[Row]:
         ) from exc
 
 
-def _of_record(number: int, record: dict[Any, Any], num_columns: int) -> Row:
+def _of_record(number: int, record: dict[Any, Any], num_columns: int) -> InputRow:
     if _MORE in record or None in record.values():
-        return Row(number, None, f"has another number of columns than the first line, which has {num_columns}")
+        return InputRow(number, None, f"has another number of columns than the first line, which has {num_columns}")
     text = "".join(record.values())
     if any("\udc80" <= character <= "\udcff" for character in text):
-        return Row(number, None, "is not UTF-8")
+        return InputRow(number, None, "is not UTF-8")
     record.pop("", None)  # pandas writes its index without a name
-    return Row(number, record)
+    return InputRow(number, record)
 
 
-def _parquet_rows(file: BinaryIO) -> Iterator[Row]:
+def _parquet_rows(file: BinaryIO) -> Iterator[InputRow]:
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
@@ -174,6 +174,6 @@ def _parquet_rows(file: BinaryIO) -> Iterator[Row]:
     try:
         values: Iterable[Any] = (record for batch in ParquetFile(file).iter_batches(1024) for record in batch.to_pylist())
         for number, value in enumerate(values, 1):
-            yield Row(number, {name: held for name, held in value.items() if held is not None})
+            yield InputRow(number, {name: held for name, held in value.items() if held is not None})
     except ArrowException as exc:
         raise BatchError(f"not readable as Parquet: {exc}", "check the file, or say --format") from exc

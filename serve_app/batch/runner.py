@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from serve_app.batch.client import Answer, Client, Failure, Limits
+from serve_app.batch.client import BatchClient, Failure, Limits, Reply
 from serve_app.batch.connections import Poster
 from serve_app.batch.journal import Journal
 from serve_app.batch.output import output_line
@@ -56,7 +56,7 @@ class Runner:
         retry_failed: bool = False,
         takes: Callable[[Request], bool] = lambda request: True,
     ) -> None:
-        self._client = Client(http, limits)
+        self._client = BatchClient(http, limits)
         self.progress = Progress(window=self._client.window)
         self._journal, self._max_tasks, self._retry_failed = journal, limits.concurrency, retry_failed
         self._takes = takes
@@ -136,16 +136,16 @@ class Runner:
         except ServiceAway as exc:
             raise BatchError(exc.problem, "see to the service and run the same command: what was answered is kept") from exc
         self.progress.window = self._client.window
-        if isinstance(outcome, Answer):
+        if isinstance(outcome, Reply):
             self._answer(request, outcome)
         else:
             self._fail(request.key, request, outcome)
 
-    def _answer(self, request: Request, answer: Answer) -> None:
+    def _answer(self, request: Request, reply: Reply) -> None:
         self.progress.answered += 1
         self.progress.ended[request.model] += 1
-        self.progress.tokens += answer.usage("completion_tokens")
-        response = {"status_code": 200, "request_id": answer.request_id, "body": answer.body}
+        self.progress.tokens += reply.usage("completion_tokens")
+        response = {"status_code": 200, "request_id": reply.request_id, "body": reply.body}
         self._record(request.key, request.key, response, None, failed=False)
 
     def _fail(self, key: str, request: Request, failure: Failure) -> None:

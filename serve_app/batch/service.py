@@ -6,7 +6,7 @@ from typing import Protocol
 from serve_app.batch.batches_api import BatchesApi
 from serve_app.batch.disk_threads import DiskThreads
 from serve_app.batch.files_api import FilesApi, Handler
-from serve_app.batch.in_process import Answer
+from serve_app.batch.in_process import Application
 from serve_app.batch.rows import ProblemOfLine
 from serve_app.batch.storage import open_storage
 from serve_app.batch.worker import Worker
@@ -35,9 +35,9 @@ class BatchService:
         self.files: Routes = FilesApi(settings, self._storage, disk)
         self.batches: Routes = BatchesApi(settings, self._storage.store, disk, self._worker.wake)
 
-    def start(self, answer: Answer, models: Collection[str], problem_of_line: ProblemOfLine) -> None:
-        """Run batches by ``answer``, which is the ingress's own; ``models`` are the names that their lines may ask for."""
-        self._worker.start(answer, models, problem_of_line)
+    def start(self, application: Application, models: Collection[str], problem_of_line: ProblemOfLine) -> None:
+        """Run batches by ``application``, which is the ingress's own; ``models`` are the names that their lines may ask for."""
+        self._worker.start(application, models, problem_of_line)
 
     def lines_per_s(self) -> dict[str, float]:
         """Return model -> lines a second that have to be answered so that all batches of the database end in time."""

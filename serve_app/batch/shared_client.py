@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 
 from serve_app.batch.blocking import BlockingClient
-from serve_app.batch.client import Answer, Failure, Limits, only_model
+from serve_app.batch.client import Failure, Limits, Reply, only_model
 from serve_app.batch.requests import Request
 from serve_app.batch.shared_fleet import SharedFleet
 from serve_app.errors import ServiceAway
@@ -28,7 +28,7 @@ class SharedClient:
         self._url = fleet.url()
         self._client = BlockingClient(self._url, key, limits)
 
-    def ask(self, requests: Sequence[Request]) -> list[Answer | Failure]:
+    def ask(self, requests: Sequence[Request]) -> list[Reply | Failure]:
         """Return the outcomes in the order of ``requests``.
 
         Raises:

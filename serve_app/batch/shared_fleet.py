@@ -1,8 +1,8 @@
-"""One fleet for all worker processes of a machine that have the same configuration: the worker process's side.
+"""`SharedFleet` gives all worker processes of a machine that have the same configuration one fleet; this is the worker process's side.
 
-Whoever comes first starts the keeper (`keeper.py`); whoever finds no keeper starts another one. A worker process only holds a shared lock
-while it uses the fleet, so that nothing is left of one that was killed. Worker processes share a fleet if they have the same cache folder
-(``$SERVE_APP_CACHE``), the same loopback interface and the same version of serve-app.
+A worker process that finds no keeper (`fleet_keeper.py`) starts one. A worker process only holds a shared lock while it uses the fleet, so
+a killed worker process leaves nothing behind. Worker processes share a fleet if they have the same cache folder (``$SERVE_APP_CACHE``), the
+same loopback interface and the same version of serve-app.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
+from serve_app.batch.fleet_keeper import LOCK, LOG, USERS, KeeperReport, try_lock
 from serve_app.batch.fleet_process import UP
-from serve_app.batch.keeper import LOCK, LOG, USERS, State, try_lock
-from serve_app.batch.keeping import Keep
+from serve_app.batch.fleet_watch import Keep
 from serve_app.config import default_cache_dir
 from serve_app.errors import BatchError
 
@@ -64,26 +64,26 @@ class SharedFleet:
             time.sleep(_POLL_S)
         return state.url
 
-    def look(self) -> State:
+    def look(self) -> KeeperReport:
         """Return the keeper's last words. Starts a keeper where none lives.
 
         Raises:
             BatchError: The fleet was given up.
         """
         with self._lock:
-            state = State.read(self._folder)
+            state = KeeperReport.read(self._folder)
             if state.number >= self._wanted and state.status == "failed":
                 self._wanted = state.number + 1
                 raise BatchError(f"the fleet of this worker machine was given up: {state.why}", "mend what it says")
             if state.number < self._wanted or not self._is_kept():
                 self._begin(state)
-                return State(state.number, "starting")
+                return KeeperReport(state.number, "starting")
             return state
 
     def _join(self) -> None:
         self._users = self._locked_users()
         weakref.finalize(self, self._users.close)
-        state = State.read(self._folder)
+        state = KeeperReport.read(self._folder)
         self._wanted = state.number + int(state.status in ("none", "failed") or not self._is_kept())
 
     def _locked_users(self) -> IO[bytes]:
@@ -101,7 +101,7 @@ class SharedFleet:
         with (self._folder / LOCK).open("ab") as lock:
             return not try_lock(lock, shared=True)
 
-    def _begin(self, state: State) -> None:
+    def _begin(self, state: KeeperReport) -> None:
         """Start a keeper, unless one of this process is about to begin; of two keepers one ends at once."""
         if not self._is_kept():
             self._wanted = max(self._wanted, state.number + 1)
@@ -117,7 +117,7 @@ class SharedFleet:
         arguments = [str(self._folder), json.dumps(asdict(self._keep)), *self._command]
         with contextlib.closing((self._folder / LOG).open("ab")) as log:
             self._keeper = subprocess.Popen(
-                [sys.executable, "-m", "serve_app.batch.keeper", *arguments],
+                [sys.executable, "-m", "serve_app.batch.fleet_keeper", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=log,

@@ -65,7 +65,7 @@ class SqliteDatabase:
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                result = change(_Transaction(self._db))
+                result = change(_SqliteTransaction(self._db))
                 self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:
@@ -113,7 +113,7 @@ def _needs_room(exc: sqlite3.Error) -> bool:
     return "disk is full" in str(exc) or "disk I/O" in str(exc)
 
 
-class _Transaction:
+class _SqliteTransaction:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from serve_app.batch.claims import Claims, FolderClaims
 from serve_app.batch.folder import Folder
-from serve_app.batch.leases import Leases
+from serve_app.batch.leases import BatchLeases
 from serve_app.batch.sqlite_database import SqliteDatabase
 from serve_app.batch.store import Store
 from serve_app.config import BatchSettings
@@ -90,7 +90,7 @@ def shared(url: str, files: str, *, lease_s: float) -> Storage:
         if lock is not None:
             os.close(lock)
 
-    leases, store = Leases(database, folder, lease_s=lease_s), Store(database)
+    leases, store = BatchLeases(database, folder, lease_s=lease_s), Store(database)
     bucket = Bucket(files, folder, database.identity, store.has_files)
     return Storage("the shared database", folder, bucket, store, leases, close)
 

@@ -18,8 +18,8 @@ import httpx
 
 from serve_app.batch.claims import Claim
 from serve_app.batch.deadlines import lines_per_s
-from serve_app.batch.in_process import Answer, InProcess
-from serve_app.batch.job import REQUEST_TIMEOUT_S, Job
+from serve_app.batch.in_process import Application, InProcess
+from serve_app.batch.job import REQUEST_TIMEOUT_S, BatchJob
 from serve_app.batch.records import Batch
 from serve_app.batch.rows import ProblemOfLine, any_line
 from serve_app.batch.storage import Storage
@@ -44,7 +44,7 @@ FREE_BYTES = gauge("batch_free_bytes")
 
 
 class Worker:
-    """``start`` it in the event loop of ``answer``. ``models`` are the names that a line may ask for."""
+    """``start`` it in the event loop of ``application``. ``models`` are the names that a line may ask for."""
 
     def __init__(self, settings: BatchSettings, storage: Storage) -> None:
         self._settings, self._storage = settings, storage
@@ -62,11 +62,11 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self, answer: Answer, models: Collection[str], problem_of_line: ProblemOfLine = any_line) -> None:
+    def start(self, application: Application, models: Collection[str], problem_of_line: ProblemOfLine = any_line) -> None:
         ingress = asyncio.get_running_loop()
 
         def run() -> None:
-            asyncio.run(self._main(answer, models, problem_of_line, ingress))
+            asyncio.run(self._main(application, models, problem_of_line, ingress))
 
         self._thread = threading.Thread(target=run, name="batches", daemon=True)
         self._thread.start()
@@ -92,7 +92,11 @@ class Worker:
         await asyncio.to_thread(self._thread.join, _STOP_S)
 
     async def _main(
-        self, answer: Answer, models: Collection[str], problem_of_line: ProblemOfLine, ingress: asyncio.AbstractEventLoop
+        self,
+        application: Application,
+        models: Collection[str],
+        problem_of_line: ProblemOfLine,
+        ingress: asyncio.AbstractEventLoop,
     ) -> None:
         self._woken = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -101,10 +105,10 @@ class Worker:
 
         def transport(owner: str) -> httpx.AsyncBaseTransport:
             own = asyncio.Semaphore(concurrency)  # a batch of several models has a runner for each
-            return InProcess(answer, ingress, owner=owner, places=places, own=own, timeout_s=REQUEST_TIMEOUT_S)
+            return InProcess(application, ingress, owner=owner, places=places, own=own, timeout_s=REQUEST_TIMEOUT_S)
 
-        def job(batch: Batch, claim: Claim) -> Job:
-            return Job(
+        def job(batch: Batch, claim: Claim) -> BatchJob:
+            return BatchJob(
                 batch, self._settings, self._storage, claim, models=models, transport=transport, problem_of_line=problem_of_line
             )
 
@@ -124,7 +128,7 @@ class Worker:
         finally:
             woken.cancel()
 
-    async def _look(self, job: Callable[[Batch, Claim], Job]) -> None:
+    async def _look(self, job: Callable[[Batch, Claim], BatchJob]) -> None:
         """Begin what can begin; an error of the storage is logged, and the next look tries again."""
         try:
             self._forget_ended()
@@ -154,7 +158,7 @@ class Worker:
         if last is not None:
             last.result()
 
-    async def _begin(self, job: Callable[[Batch, Claim], Job]) -> None:
+    async def _begin(self, job: Callable[[Batch, Claim], BatchJob]) -> None:
         claims, store = self._storage.claims, self._storage.store
         batches, taken = await self._in_claims_thread(lambda: (store.open_batches(), claims.taken()))
         self._open = batches
@@ -214,7 +218,7 @@ class Worker:
         self._storage.claims.close()
 
 
-async def _run(job: Job, claim: Claim) -> None:
+async def _run(job: BatchJob, claim: Claim) -> None:
     """Run the job, and give its claim back, whatever ends it."""
     try:
         await job.run()

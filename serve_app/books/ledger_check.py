@@ -16,14 +16,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from serve_app.books.ledger_lines import MAX_ATTEMPTS_LISTED, OUTCOMES, VERSION, Counts, Head, Last, Line
+from serve_app.books.ledger_lines import MAX_ATTEMPTS_LISTED, OUTCOMES, VERSION, Head, Last, LedgerCounts, LedgerLine
 
 MAX_KEPT = 1000
 """Findings and notes that are kept of each; all are counted."""
 _ROUNDING_S = 0.001
 MAX_LINE_BYTES = 1 << 24
 """A head of a million requests that run has 8 MB."""
-_HEAD, _LINE, _LAST = msgspec.json.Decoder(Head), msgspec.json.Decoder(Line), msgspec.json.Decoder(Last)
+_HEAD, _LINE, _LAST = msgspec.json.Decoder(Head), msgspec.json.Decoder(LedgerLine), msgspec.json.Decoder(Last)
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Report:
         if len(self.notes) < MAX_KEPT:
             self.notes.append(note)
 
-    def add(self, line: Line) -> None:
+    def add(self, line: LedgerLine) -> None:
         """Take a request into the sums."""
         self.num_lines += 1
         self.outcomes[line.outcome] += 1
@@ -122,13 +122,13 @@ class _Chain:
         self._closed = False
         self._take(head.counts)
 
-    def _take(self, counts: Counts) -> None:
+    def _take(self, counts: LedgerCounts) -> None:
         self._seq, self._begun = counts.seq, counts.begun
         self._running = Numbers(counts.open)
         self._outcomes = Counter(counts.outcomes)
         self._num_missing = 0
 
-    def line(self, where: str, line: Line) -> None:
+    def line(self, where: str, line: LedgerLine) -> None:
         if line.seq < self._seq:
             self._report.wrong(
                 f"{where}: line number {line.seq} comes again, or out of order: {self._seq} was next; the file was changed"
@@ -152,7 +152,7 @@ class _Chain:
             way_out = "the ingress's log and serve_app_ledger_lost_total say why, unless somebody removed them"
             self._report.wrong(f"{where}: lines number {which} of the ingress are missing before it: {way_out}")
 
-    def compare(self, where: str, told: Counts) -> None:
+    def compare(self, where: str, told: LedgerCounts) -> None:
         """Check what the ingress says that it had counted by now, and go on from that."""
         self._skip_to(where, told.seq)
         self._running.add(self._begun, told.begun)
@@ -175,7 +175,7 @@ class _Chain:
             self._take(head.counts)
         self.file = head.file
 
-    def close(self, where: str, told: Counts) -> None:
+    def close(self, where: str, told: LedgerCounts) -> None:
         """The ingress's last line."""
         self.compare(where, told)
         self._closed = True
@@ -190,7 +190,7 @@ class _Chain:
             self._report.note(f"{where}: {num} requests had no outcome yet when the ingress ended")
 
 
-def _problems(line: Line) -> Iterator[str]:
+def _problems(line: LedgerLine) -> Iterator[str]:
     """Yield what cannot be."""
     listed = min(line.attempts, MAX_ATTEMPTS_LISTED)
     if len(line.replicas) < listed or len(line.ends) < listed:

@@ -2,7 +2,7 @@
 
     ledger-<start>-<ingress>-000000.jsonl
         {"ledger": 1, ...}     `Head`: what the ingress had counted when the file began
-        {"seq": 0, ...}        `Line`: one request
+        {"seq": 0, ...}        `LedgerLine`: one request
         {"closed": ..., ...}   `Last`: of an ingress that was stopped in order, in its last file
 
 ``seq`` counts the lines that an ingress wanted to write, ``number`` the requests that came to it, both from 0 and over all its files. So a
@@ -22,7 +22,7 @@ OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 MAX_ATTEMPTS_LISTED = 32
 
 
-class Counts(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What an ingress had counted at one moment."""
 
     seq: int
@@ -45,10 +45,10 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     time: float
     file: int
     """Number of the file, from 0."""
-    counts: Counts
+    counts: LedgerCounts
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
     """One request."""
 
     seq: int
@@ -93,7 +93,7 @@ class Last(msgspec.Struct, frozen=True, kw_only=True):
     """The last line of an ingress that was stopped in order."""
 
     closed: float
-    counts: Counts
+    counts: LedgerCounts
 
 
 def file_name(ingress: str, started: float, file: int) -> str:

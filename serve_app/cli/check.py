@@ -19,7 +19,7 @@ from serve_app.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckResult:
     """What was found: mistakes, and of a file without any what it asks for and what is missing on this machine."""
 
     problems: Sequence[ConfigError] = ()
@@ -38,24 +38,24 @@ def check(
 ) -> None:
     """Do what the command `serve-app check` says of itself."""
     edge_s = {"client_s": client_timeout_s, "load_balancer_idle_s": load_balancer_idle_s}
-    verdict = _judged(file, edge_s, _known_rules(ignore), ask_vllm=ask_vllm)
+    result = _judged(file, edge_s, _known_rules(ignore), ask_vllm=ask_vllm)
     if as_json:
-        is_valid = not verdict.problems
-        mistakes = [asdict(problem) for problem in verdict.problems]
-        typer.echo(json.dumps({"file": str(file), "valid": is_valid, "problems": mistakes, "notes": verdict.notes}, indent=2))
+        is_valid = not result.problems
+        mistakes = [asdict(problem) for problem in result.problems]
+        typer.echo(json.dumps({"file": str(file), "valid": is_valid, "problems": mistakes, "notes": result.notes}, indent=2))
         if not is_valid:
             raise typer.Exit(1)
         return
-    refuse(file, verdict.problems)
-    first, *rest = verdict.summary
+    refuse(file, result.problems)
+    first, *rest = result.summary
     typer.secho(first, fg="green")
     for line in rest:
         typer.echo(line)
-    for note in verdict.notes:
+    for note in result.notes:
         typer.secho(f"note: {note}", fg="yellow")
 
 
-def _judged(file: Path, edge_s: Mapping[str, float | None], ignored: frozenset[str], *, ask_vllm: bool) -> Verdict:
+def _judged(file: Path, edge_s: Mapping[str, float | None], ignored: frozenset[str], *, ask_vllm: bool) -> CheckResult:
     """Judge a file; what is expensive or depends on the rest is asked only when nothing was wrong before.
 
     Raises:
@@ -67,7 +67,7 @@ def _judged(file: Path, edge_s: Mapping[str, float | None], ignored: frozenset[s
     try:
         if are_manifests(text):
             wrong = list(manifest_problems(text, **edge_s, ignored=ignored))
-            return Verdict(wrong, (f"{file} is valid: serve-app's configuration, and the order of the timeouts.", _REST))
+            return CheckResult(wrong, (f"{file} is valid: serve-app's configuration, and the order of the timeouts.", _REST))
         values = mapping_in(text, file)
     except ConfigError as exc:
         raise in_file(file, exc) from exc
@@ -75,18 +75,18 @@ def _judged(file: Path, edge_s: Mapping[str, float | None], ignored: frozenset[s
         way_out = f"check what they render: helm template demo helm/serve-app -f {file} | serve-app check -"
         raise ConfigError(str(file), "holds values of the Helm chart", way_out)
     if wrong := list(problems(values)):
-        return Verdict(wrong)
+        return CheckResult(wrong)
     settings = parse_settings(values)
     known = timeouts_of(settings, **edge_s)
     if wrong := [*_unknown_models(settings), *timeout_problems([known], ignored)]:
-        return Verdict(wrong)
+        return CheckResult(wrong)
     asked = local_checkpoints(settings) if ask_vllm and engine_arg_types() else {}
     if asked:
         typer.secho("asking vLLM, which takes 10 to 30 s (--no-vllm leaves it out)", err=True)
         if wrong := vllm_problems(settings, asked):
-            return Verdict(wrong)
+            return CheckResult(wrong)
     summary = (f"{file} is valid.", *map(_model_line, settings.models.values()), *_summary(settings))
-    return Verdict((), summary, list(_notes(settings, asked)))
+    return CheckResult((), summary, list(_notes(settings, asked)))
 
 
 _REST = "The rest is checked by Kubernetes: kubectl apply --dry-run=server -f FILE"

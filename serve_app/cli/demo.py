@@ -15,8 +15,8 @@ from rich.markup import escape
 
 import serve_app
 from serve_app.cli.cluster import local_cluster, members
-from serve_app.cli.demo_answers import Answer, Summary
-from serve_app.cli.demo_client import Client
+from serve_app.cli.demo_answers import DemoAnswer, Summary
+from serve_app.cli.demo_client import DemoClient
 from serve_app.cli.settings_file import read_settings
 from serve_app.cli.startable import refuse_hopeless_start, refuse_missing_vllm
 from serve_app.cli.up import running
@@ -69,7 +69,7 @@ def _fetch(model: ModelSettings) -> None:
 
 
 def _show(settings: Settings) -> bool:
-    client = Client(settings)
+    client = DemoClient(settings)
     client.wait_for_replicas(REPLACED_LIMIT_S)
     console.print(f"{client.num_replicas} replicas of {client.model} behind {settings.ingress.local_url}")
     asked = _ask(client)
@@ -78,13 +78,13 @@ def _show(settings: Settings) -> bool:
     return asked and broken and loaded
 
 
-def _ask(client: Client) -> bool:
+def _ask(client: DemoClient) -> bool:
     _heading("1. A question")
     _print_question(QUESTION)
     return _stream(client, QUESTION, max_tokens=40)
 
 
-def _break_a_replica(settings: Settings, client: Client) -> bool:
+def _break_a_replica(settings: Settings, client: DemoClient) -> bool:
     _heading("2. A replica dies under a stream")
     if client.num_replicas < 2:
         console.print(f"skipped: it takes two replicas; set {dotted(('models', client.model, 'replicas', 'min'))} to 2")
@@ -106,7 +106,7 @@ def _break_a_replica(settings: Settings, client: Client) -> bool:
     return survived
 
 
-def _judge(undisturbed: Answer, answer: Answer, victim: "_Victim") -> bool:
+def _judge(undisturbed: DemoAnswer, answer: DemoAnswer, victim: "_Victim") -> bool:
     """Print how the broken stream compares with the undisturbed one, and return whether it is as good."""
     for problem in filter(None, (undisturbed.problem, answer.problem)):
         _print_problem(problem)
@@ -125,7 +125,7 @@ def _judge(undisturbed: Answer, answer: Answer, victim: "_Victim") -> bool:
 class _Victim:
     """Prints a stream and kills the engine that computes it, once."""
 
-    def __init__(self, client: Client, engines: dict[str, int]) -> None:
+    def __init__(self, client: DemoClient, engines: dict[str, int]) -> None:
         self.killed_at: float | None = None
         self.pause_s: float | None = None
         """Seconds from the kill to the next piece of text."""
@@ -150,7 +150,7 @@ class _Victim:
                 return
 
 
-def _load(client: Client) -> bool:
+def _load(client: DemoClient) -> bool:
     _heading(f"3. Load: {NUM_STREAMS} streams for {LOAD_S:.0f} s")
     with console.status("loading"):
         answers, elapsed_s = client.load(STORY, num_streams=NUM_STREAMS, seconds=LOAD_S)
@@ -161,7 +161,7 @@ def _load(client: Client) -> bool:
     return summary.good
 
 
-def _stream(client: Client, question: str, *, max_tokens: int) -> bool:
+def _stream(client: DemoClient, question: str, *, max_tokens: int) -> bool:
     """Print an answer as it comes, and return whether it is complete."""
     answer = client.chat(question, max_tokens=max_tokens, on_text=_print_text)
     console.print()

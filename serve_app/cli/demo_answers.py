@@ -11,7 +11,7 @@ from rich.table import Table
 
 
 @dataclass
-class Answer:
+class DemoAnswer:
     """One streamed chat answer; give each line of its event stream to `take`."""
 
     text: str = ""
@@ -71,7 +71,7 @@ class Summary:
     truncated: int
 
     @classmethod
-    def of(cls, answers: Sequence[Answer], elapsed_s: float) -> "Summary":
+    def of(cls, answers: Sequence[DemoAnswer], elapsed_s: float) -> "Summary":
         outcomes = Counter(answer.outcome for answer in answers)
         ttfts = [answer.ttft_s for answer in answers if answer.ttft_s is not None]
         p50, p99 = (float(value) for value in np.percentile(ttfts, [50, 99])) if ttfts else (None, None)

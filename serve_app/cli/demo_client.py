@@ -10,7 +10,7 @@ from typing import Any
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve_app.cli.demo_answers import Answer
+from serve_app.cli.demo_answers import DemoAnswer
 from serve_app.config import Settings
 from serve_app.errors import ClusterFailed
 
@@ -51,7 +51,7 @@ class _Streams:
                 response.raw.shutdown()
 
 
-class Client:
+class DemoClient:
     """Talks to the first model of a running application."""
 
     def __init__(self, settings: Settings) -> None:
@@ -92,7 +92,9 @@ class Client:
         mine = (s for s in samples if s.name == "serve_app_replica_held" and s.labels["model"] == self.model)
         return {s.labels["replica"]: s.value for s in mine}
 
-    def chat(self, question: str, *, max_tokens: int, on_text: OnText | None = None, streams: _Streams | None = None) -> Answer:
+    def chat(
+        self, question: str, *, max_tokens: int, on_text: OnText | None = None, streams: _Streams | None = None
+    ) -> DemoAnswer:
         """Stream one greedy answer; ``on_text`` gets every piece as it comes. What goes wrong is in the answer.
 
         The answer is one of ``streams`` while it is read.
@@ -105,7 +107,7 @@ class Client:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        answer, sent_at, streams = Answer(), time.monotonic(), streams or _Streams()
+        answer, sent_at, streams = DemoAnswer(), time.monotonic(), streams or _Streams()
         try:
             with self._send("POST", "/v1/chat/completions", json=body, stream=True) as response, streams.reading(response):
                 if not response.ok:
@@ -125,15 +127,15 @@ class Client:
     def _send(self, method: str, path: str, **options: Any) -> requests.Response:
         return requests.request(method, f"{self._url}{path}", timeout=_ANSWER_LIMIT_S, **options)
 
-    def load(self, question: str, *, num_streams: int, seconds: float) -> tuple[list[Answer], float]:
+    def load(self, question: str, *, num_streams: int, seconds: float) -> tuple[list[DemoAnswer], float]:
         """Keep ``num_streams`` answers streaming for ``seconds``; return them and the time until the last one ended.
 
         What interrupts it, as Ctrl-C does, cuts the answers under way.
         """
         started, streams = time.monotonic(), _Streams()
 
-        def loop(stream: int) -> list[Answer]:
-            answers: list[Answer] = []
+        def loop(stream: int) -> list[DemoAnswer]:
+            answers: list[DemoAnswer] = []
             while time.monotonic() - started < seconds and not streams.is_cut:
                 answers.append(self.chat(f"{question} ({stream}.{len(answers) + 1})", max_tokens=64, streams=streams))
             return answers

@@ -11,7 +11,7 @@ from serve_app.config import ModelSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ModelRow:
     """One model."""
 
     model: str
@@ -51,7 +51,7 @@ class Row:
 COLUMNS = ("model", "state", "ready", "bounds", "requests", "start", "loads", "release", "adapters")
 
 
-def rows(running: Running, report: Mapping[str, Any]) -> Iterator[Row]:
+def rows(running: Running, report: Mapping[str, Any]) -> Iterator[ModelRow]:
     """Yield a row for each configured model, in the order of the configuration."""
     for model in running.settings.models.values():
         deployment = report["deployments"].get(replica_deployment(model), {})
@@ -66,12 +66,12 @@ def _row(
     deployment: Mapping[str, Any],
     leases: Sequence[Mapping[str, Any]],
     ingresses: Sequence[Mapping[str, Any]],
-) -> Row:
+) -> ModelRow:
     states = deployment.get("replica_states", {})
     loads, revision = model.model, model.engine_args.get("revision")
     starts = [told["cold_start_s"] for told in ingresses if told.get("cold_start_s") is not None]
     state = state_of(states, deployment.get("target", 0), deployment.get("status", ""), deployment.get("rollout", ""))
-    return Row(
+    return ModelRow(
         model=model.name,
         loads=f"{loads}@{revision}" if revision else loads,
         release=model.release(),

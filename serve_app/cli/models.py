@@ -13,7 +13,7 @@ from serve_app.cli.options import AsJson
 from serve_app.errors import ClusterFailed, ModelFailed
 
 if TYPE_CHECKING:  # `--help` loads none of what commands work with
-    from serve_app.cli.model_rows import Row
+    from serve_app.cli.model_rows import ModelRow
     from serve_app.cli.running import Running
     from serve_app.config import ModelSettings
 
@@ -235,7 +235,7 @@ def _report(now: "Running") -> dict[str, Any]:
     return collect(now.settings.name, now.url)
 
 
-def _look(now: "Running", model: str) -> "tuple[Row, dict[str, Any]]":
+def _look(now: "Running", model: str) -> "tuple[ModelRow, dict[str, Any]]":
     """Return the model's row, and the report that it is from."""
     from serve_app.cli.model_rows import rows
 
@@ -246,12 +246,12 @@ def _look(now: "Running", model: str) -> "tuple[Row, dict[str, Any]]":
 def _follow(
     now: "Running",
     model: str,
-    is_done: "Callable[[Row], bool]",
+    is_done: "Callable[[ModelRow], bool]",
     timeout_s: float,
     *,
     began: float = 0.0,
     rest: Callable[[Mapping[str, Any]], str] = lambda report: "",
-) -> "Row":
+) -> "ModelRow":
     """Print what happens until ``is_done`` and nothing is left of ``rest``, and return the last row.
 
     Args:

@@ -33,7 +33,7 @@ _UNTOLD = (NOT_READY, *_BEFORE_START)
 
 
 @dataclass(frozen=True)
-class State:
+class ReportedStatus:
     """Of an application or a deployment, in Serve's words."""
 
     status: str
@@ -45,8 +45,8 @@ class RayCluster:
     """One of the two clusters of a RayService."""
 
     name: str
-    applications: Mapping[str, State]
-    deployments: Mapping[str, State]
+    applications: Mapping[str, ReportedStatus]
+    deployments: Mapping[str, ReportedStatus]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class RayService:
     """"" where Helm did not make it."""
     generation: int
     observed_generation: int
-    conditions: Mapping[str, State]
+    conditions: Mapping[str, ReportedStatus]
     """By type; the status is True, False or Unknown, the message has the reason in front."""
     active: RayCluster | None
     pending: RayCluster | None
@@ -98,7 +98,7 @@ def ray_service(value: Mapping[str, Any]) -> RayService:
     """Read what the API server says of a RayService."""
     metadata, status = value["metadata"], value.get("status") or {}
     conditions = {
-        c["type"]: State(c["status"], ": ".join(filter(None, (c.get("reason"), c.get("message")))))
+        c["type"]: ReportedStatus(c["status"], ": ".join(filter(None, (c.get("reason"), c.get("message")))))
         for c in status.get("conditions") or ()
     }
     return RayService(
@@ -133,8 +133,8 @@ def _cluster(status: Mapping[str, Any] | None) -> RayCluster | None:
     )
 
 
-def _state(value: Mapping[str, Any]) -> State:
-    return State(value.get("status", ""), value.get("message", ""))
+def _state(value: Mapping[str, Any]) -> ReportedStatus:
+    return ReportedStatus(value.get("status", ""), value.get("message", ""))
 
 
 def pod(value: Mapping[str, Any]) -> Pod:
@@ -209,28 +209,28 @@ def _seen_at(event: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RolloutResult:
     """What a moment of a rollout means, in one line."""
 
     kind: Literal["done", "progressing", "failed"]
     line: str
 
 
-def judge(service: RayService, pods: Sequence[Pod]) -> Verdict:
+def judge(service: RayService, pods: Sequence[Pod]) -> RolloutResult:
     """Return how the rollout of the newest generation stands; ``pods`` may be those of both clusters."""
     newest = service.newest()
     if service.observed_generation < service.generation or newest is None:
-        return Verdict("progressing", "KubeRay has not acted on the change yet")
+        return RolloutResult("progressing", "KubeRay has not acted on the change yet")
     mine = [p for p in pods if p.cluster == newest.name and p.phase != "Terminating"]
     redis = [p for p in pods if p.group == REDIS and p.phase != "Terminating"]
     if failure := _failure(service, newest, [*mine, *redis]):
-        return Verdict("failed", failure)
+        return RolloutResult("failed", failure)
     running = newest.applications and all(a.status == "RUNNING" for a in newest.applications.values())
     healthy = all(d.status == "HEALTHY" for d in newest.deployments.values())
     if service.is_true("Ready") and not service.is_true("UpgradeInProgress") and not service.pending and running and healthy:
-        return Verdict("done", f"cluster {newest.name} is ready")
+        return RolloutResult("done", f"cluster {newest.name} is ready")
     is_new = service.pending is not None and service.active is not None
-    return Verdict("progressing", "; ".join([*_progress(newest, mine, is_new=is_new), *_reasons([*redis, *mine])]))
+    return RolloutResult("progressing", "; ".join([*_progress(newest, mine, is_new=is_new), *_reasons([*redis, *mine])]))
 
 
 def _failure(service: RayService, newest: RayCluster, pods: Iterable[Pod]) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from serve_app.cli import kube
 from serve_app.cli.manifests import called, documents_in, manifest_problems
-from serve_app.cli.rayservice import RayService, Verdict, judge
+from serve_app.cli.rayservice import RayService, RolloutResult, judge
 from serve_app.cli.settings_file import in_file
 from serve_app.config import default_cache_dir, read_text
 from serve_app.errors import ClusterFailed, ConfigError
@@ -38,39 +38,39 @@ def rollout(
     cluster = kube.connect(context, namespace)
     way_back = _apply(cluster, name, file) if file else ""
     try:
-        service, verdict = follow(cluster, name, timeout_s=timeout_s, poll_s=poll_s)
+        service, result = follow(cluster, name, timeout_s=timeout_s, poll_s=poll_s)
     except KeyboardInterrupt:
         console.print(f"the rollout goes on; watch it with: serve-app rollout {name} {cluster.kubectl_options()}")
         raise typer.Exit(130) from None
     if as_json:
-        typer.echo(json.dumps({"name": name, "rollout": asdict(verdict)}))
-    if verdict.kind == "done":
+        typer.echo(json.dumps({"name": name, "rollout": asdict(result)}))
+    if result.kind == "done":
         if not as_json:
-            typer.echo(f"{name}: {verdict.line}")
+            typer.echo(f"{name}: {result.line}")
         return
-    said = "has failed" if verdict.kind == "failed" else f"has not ended within {timeout_s:g} s"
-    console.print(f"error: the rollout of {name} {said}: {verdict.line}", style="red")
+    said = "has failed" if result.kind == "failed" else f"has not ended within {timeout_s:g} s"
+    console.print(f"error: the rollout of {name} {said}: {result.line}", style="red")
     console.print(f"look:     serve-app status {name} {cluster.kubectl_options()}")
     console.print(f"way back: {way_back or _way_back(cluster, service)}")
-    raise typer.Exit(FAILED if verdict.kind == "failed" else TIMED_OUT)
+    raise typer.Exit(FAILED if result.kind == "failed" else TIMED_OUT)
 
 
-def follow(cluster: kube.Cluster, name: str, *, timeout_s: float, poll_s: float) -> tuple[RayService, Verdict]:
+def follow(cluster: kube.Cluster, name: str, *, timeout_s: float, poll_s: float) -> tuple[RayService, RolloutResult]:
     """Watch until it is done, has failed, or ``timeout_s`` have passed and it still goes on; each new line is printed once."""
     deadline = time.monotonic() + timeout_s
     said, kind, num_looks = "", "", 0
     while True:
         service = cluster.ray_service(name)
-        verdict = judge(service, cluster.pods(service))
-        num_looks = num_looks + 1 if verdict.kind == kind else 1
-        kind = verdict.kind
+        result = judge(service, cluster.pods(service))
+        num_looks = num_looks + 1 if result.kind == kind else 1
+        kind = result.kind
         if kind != "progressing" and num_looks == _SETTLED:
-            return service, verdict
+            return service, result
         if time.monotonic() >= deadline:
-            return service, Verdict("progressing", verdict.line)
-        if verdict.kind == "progressing" and verdict.line != said:
-            console.print(f"  {verdict.line}")
-            said = verdict.line
+            return service, RolloutResult("progressing", result.line)
+        if result.kind == "progressing" and result.line != said:
+            console.print(f"  {result.line}")
+            said = result.line
         time.sleep(poll_s)
 
 

@@ -221,8 +221,8 @@ def _show_release(name: str, context: str | None, namespace: str | None, console
     service = cluster.ray_service(name)
     pods = cluster.pods(service)
     if as_json:
-        verdict = asdict(judge(service, pods))
-        typer.echo(json.dumps({**asdict(service), "rollout": verdict, "pods": [asdict(p) for p in pods]}, indent=2))
+        result = asdict(judge(service, pods))
+        typer.echo(json.dumps({**asdict(service), "rollout": result, "pods": [asdict(p) for p in pods]}, indent=2))
         return
     where = f"namespace {cluster.namespace}" + (f", context {cluster.context}" if cluster.context else "")
     console.print(f"{name} ({where})")
@@ -231,8 +231,8 @@ def _show_release(name: str, context: str | None, namespace: str | None, console
 
 def show_release(service: RayService, pods: Sequence[Pod], console: Console) -> None:
     """Print how a RayService stands: its conditions, and for each of its clusters the applications and the pods."""
-    verdict = judge(service, pods)
-    console.print(f"rollout {verdict.kind}: {verdict.line}")
+    result = judge(service, pods)
+    console.print(f"rollout {result.kind}: {result.line}")
     rows = [(kind, state.status, state.message) for kind, state in service.conditions.items()]
     print_table(console, "", ("condition", "status", "message"), rows)
     for role, cluster in (("active", service.active), ("pending", service.pending)):

@@ -68,7 +68,7 @@ def timeouts_of(settings: Settings, *, client_s: float | None = None, load_balan
     )
 
 
-class Rule(NamedTuple):
+class TimeoutRule(NamedTuple):
     """``longer`` is at least the sum of ``shorter`` and ``margin_s``."""
 
     name: str
@@ -79,91 +79,91 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    Rule(
+    TimeoutRule(
         "drain-outlasts-wait",
         "drain_s",
         ("no_replica_s",),
         0,
         "a stopping ingress would cut requests that still wait for a replica",
     ),
-    Rule(
+    TimeoutRule(
         "client-outlasts-drain",
         "client_s",
         ("drain_s",),
         0,
         "clients would give up answers that are still being made",
     ),
-    Rule(
+    TimeoutRule(
         "load-balancer-outlasts-silence",
         "load_balancer_idle_s",
         ("no_replica_s", "prefill_s"),
         0,
         "the load balancer would cut requests without stream, which are silent while they wait for a replica and their prefill",
     ),
-    Rule(
+    TimeoutRule(
         "keep-alive-outlasts-load-balancer",
         "keep_alive_s",
         ("load_balancer_idle_s",),
         1,
         "the load balancer would send requests into connections that the ingress is closing, and answer 502",
     ),
-    Rule(
+    TimeoutRule(
         "unready-outlasts-probe",
         "unready_s",
         ("probe_s",),
         1,
         "a stopping ingress would refuse requests before the Service has turned away",
     ),
-    Rule(
+    TimeoutRule(
         "unready-outlasts-health-check",
         "unready_s",
         ("health_check_s",),
         2,
         "a stopping ingress would refuse requests that the load balancer still sends, which answers 502",
     ),
-    Rule(
+    TimeoutRule(
         "serve-outlasts-drain",
         "serve_shutdown_s",
         ("drain_s", "unready_s"),
         SHUTDOWN_MARGIN_S,
         "Serve would kill replicas that are draining",
     ),
-    Rule(
+    TimeoutRule(
         "node-drain-outlasts-serve",
         "node_drain_s",
         ("serve_shutdown_s",),
         0,
         "Ray would end the node under replicas that are draining",
     ),
-    Rule(
+    TimeoutRule(
         "pod-grace-outlasts-node-drain",
         "pod_grace_s",
         ("node_drain_s", "prestop_s"),
         10,
         "Kubernetes would kill the pod while its node is draining",
     ),
-    Rule(
+    TimeoutRule(
         "spot-notice-outlasts-drain",
         "spot_notice_s",
         ("drain_s", "unready_s"),
         0,
         "the node would go under the streams of its ingress; put ingresses on on-demand nodes",
     ),
-    Rule(
+    TimeoutRule(
         "head-outlasts-worker-sleep",
         "head_prestop_s",
         ("prestop_s",),
         15,
         "the head of a deleted cluster would go before its workers have announced their drain",
     ),
-    Rule(
+    TimeoutRule(
         "old-cluster-outlasts-drain",
         "old_cluster_s",
         ("drain_s",),
         60,
         "an upgrade would delete the old cluster under its streams",
     ),
-    Rule(
+    TimeoutRule(
         "gcs-reconnect-outlasts-drain",
         "gcs_reconnect_s",
         ("drain_s",),

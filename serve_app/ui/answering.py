@@ -5,9 +5,9 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from serve_app.ui.answer import Answer
 from serve_app.ui.api import Event, Service
 from serve_app.ui.preset import Message, Preset
+from serve_app.ui.shown_answer import ShownAnswer
 
 SHOW_S = 0.05
 """Least time between two states of an answer that are shown: a browser gains nothing from more."""
@@ -29,7 +29,7 @@ class Answering:
         if (reader := self._readers.get(page)) is not None:
             reader.cancel()
 
-    async def answer(self, page: str, preset: Preset, history: Sequence[Message], key: str) -> AsyncGenerator[Answer, None]:
+    async def answer(self, page: str, preset: Preset, history: Sequence[Message], key: str) -> AsyncGenerator[ShownAnswer, None]:
         """Yield the answer whenever it has grown, at most every `SHOW_S` seconds, and once at its end or stop.
 
         Close the generator: only then the connection is closed, and ``stop`` no longer knows of this answer.
@@ -38,7 +38,7 @@ class Answering:
             ServiceProblem: The service refuses or fails; what was yielded before stays valid.
         """
         self.stop(page)
-        answer = Answer(preset.n, sent_at=time.monotonic())
+        answer = ShownAnswer(preset.n, sent_at=time.monotonic())
         path, body = preset.request(history)
         news = asyncio.Event()
         reader = asyncio.create_task(_read(self._service.stream(path, body, key), answer, news), name="reader of an answer")
@@ -61,7 +61,7 @@ class Answering:
                 del self._readers[page]
 
 
-async def _read(events: AsyncGenerator[Event, None], answer: Answer, news: asyncio.Event) -> None:
+async def _read(events: AsyncGenerator[Event, None], answer: ShownAnswer, news: asyncio.Event) -> None:
     """Add ``events`` to ``answer``. A task of its own: what has come is shown also while the next event is waited for."""
     async with aclosing(events):
         async for event in events:

@@ -10,10 +10,10 @@ from typing import Any
 import gradio as gr
 from pydantic import ValidationError
 
-from serve_app.ui.answer import Answer
 from serve_app.ui.answering import Answering
 from serve_app.ui.api import Service, ServiceProblem
 from serve_app.ui.preset import MAX_CHOICES, Message, Preset
+from serve_app.ui.shown_answer import ShownAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +176,7 @@ class ChatPage:
         keeps = {keep: gr.update(visible=preset.n > 1) for keep in self.keeps}
         yield done | keeps | {self.asked: preset.prompt, self.choices: answer.texts}
 
-    def _show(self, history: list[Message], preset: Preset, answer: Answer) -> Update:
+    def _show(self, history: list[Message], preset: Preset, answer: ShownAnswer) -> Update:
         update: Update = {self.figures: _figures(answer.figures(now=time.monotonic()))}
         for number, (chat, keep) in enumerate(zip(self.chats, self.keeps, strict=True)):
             update[keep] = gr.update(visible=False)

@@ -8,7 +8,7 @@ from serve_app.autoscaling.policy import DemandPolicy
 from tests.autoscaling.controller import BIG, INGRESS, MONDAY, TINY, Controller, reporting_controller
 
 
-class RememberingKeeper:
+class RememberingStore:
     """Keeps what it is given."""
 
     def __init__(self) -> None:
@@ -51,13 +51,13 @@ def test_a_schedule_raises_the_minimum_a_cold_start_ahead_and_does_not_flap(cold
 def test_a_first_deployment_has_its_initial_replicas_and_an_upgrade_moves_no_target() -> None:
     settings = {"models": {"tiny": {"model": "/tiny", "replicas": {"min": 1, "max": 8, "initial": 3}}}}
     first = Controller(settings)
-    first.policy._keeper = keeper = RememberingKeeper()
+    first.policy._store = store = RememberingStore()
     first.targets, first.reports = {INGRESS: 1, TINY: 1}, {INGRESS: {"i1": {"streams": 0.0}}, TINY: {}}
     for _ in range(2):  # nothing is observed at the first one
         first.tick()
     assert first.targets[TINY] == 3
     upgraded = Controller(settings | {"logs": {"format": "json"}})
-    upgraded.policy._keeper = keeper
+    upgraded.policy._store = store
     upgraded.at = first.at
     upgraded.targets, upgraded.reports = (
         {INGRESS: 1, TINY: 1},
@@ -70,7 +70,7 @@ def test_a_first_deployment_has_its_initial_replicas_and_an_upgrade_moves_no_tar
 
 def test_a_controller_that_finds_no_memory_leaves_replicas_that_run_as_they_are() -> None:
     restarted = Controller({"models": {"tiny": {"model": "/tiny", "replicas": {"min": 1, "max": 8, "initial": 3}}}})
-    restarted.policy._keeper = RememberingKeeper()  # as while the lease board is away
+    restarted.policy._store = RememberingStore()  # as while the lease board is away
     restarted.targets = {INGRESS: 1, TINY: 1}
     restarted.reports = {INGRESS: {"i1": {"streams": 0.0}}, TINY: {"t1": {"running": 0.0}}}
     for _ in range(3):

@@ -3,14 +3,14 @@
 from io import BytesIO
 
 from serve_app.batch.checks import check_input
-from serve_app.batch.rows import MAX_ROW_BYTES, Row, rows
+from serve_app.batch.rows import MAX_ROW_BYTES, InputRow, rows
 
 PATH = "/v1/completions"
 
 
-def row(number: int, **changes: object) -> Row:
+def row(number: int, **changes: object) -> InputRow:
     line = {"custom_id": "a", "method": "POST", "url": PATH, "body": {"model": "m", "prompt": "x"}}
-    return Row(number, {**line, **changes})
+    return InputRow(number, {**line, **changes})
 
 
 def test_a_wrong_line_with_a_duplicate_id_is_told_both() -> None:

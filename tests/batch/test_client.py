@@ -13,9 +13,9 @@ import httpx
 import pytest
 from aiohttp import web
 
-from serve_app.batch.client import Answer, Client, Failure, Limits, connect, only_model
+from serve_app.batch.client import BatchClient, Failure, Limits, Reply, connect, only_model
 from serve_app.batch.connections import Connections
-from serve_app.batch.journal import Counts, Journal
+from serve_app.batch.journal import Journal, JournalCounts
 from serve_app.batch.requests import Defaults, request_of_example
 from serve_app.batch.runner import _YIELD_LINES, Progress, Runner
 from serve_app.errors import BatchError, KeyRefused, ServiceAway
@@ -34,10 +34,10 @@ def test_a_waiting_request_that_is_given_up_leaves_its_place_to_the_next(service
     async def ask() -> list[object]:
         limits = Limits(concurrency=1)
         async with connect(service.url, "", limits) as http:
-            client = Client(http, limits)
-            tasks: list[asyncio.Task[Answer | Failure]] = []
+            client = BatchClient(http, limits)
+            tasks: list[asyncio.Task[Reply | Failure]] = []
 
-            async def first() -> Answer | Failure:
+            async def first() -> Reply | Failure:
                 answer = await client.ask(PATH, body("a"))
                 tasks[2].cancel()  # it has just been given the place, and has not run yet
                 return answer
@@ -50,10 +50,10 @@ def test_a_waiting_request_that_is_given_up_leaves_its_place_to_the_next(service
             return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), timeout=60.0)
 
     first, second, third, fourth = asyncio.run(ask())
-    assert isinstance(first, Answer)
+    assert isinstance(first, Reply)
     assert isinstance(second, asyncio.CancelledError)
     assert isinstance(third, asyncio.CancelledError)
-    assert isinstance(fourth, Answer)
+    assert isinstance(fourth, Reply)
     assert (service.asked["a"], service.asked["b"], service.asked["c"], service.asked["d"]) == (1, 0, 0, 1)
     assert service.most_at_once == 1
 
@@ -91,16 +91,16 @@ def test_a_key_that_no_header_can_have_is_refused_and_not_told() -> None:
 
 
 def test_patience_counts_only_while_something_is_asked(service: Service) -> None:
-    async def ask() -> Answer | Failure:
+    async def ask() -> Reply | Failure:
         limits = Limits(patience_s=3.0)
         async with connect(service.url, "", limits) as http:
-            client = Client(http, limits)
+            client = BatchClient(http, limits)
             await client.ask(PATH, body("a"))
             service.verdict = lambda prompt: 503 if service.asked[prompt] < 3 else 200
             await asyncio.sleep(3.2)
             return await client.ask(PATH, body("b"))
 
-    assert isinstance(asyncio.run(ask()), Answer)
+    assert isinstance(asyncio.run(ask()), Reply)
     assert service.asked == {"a": 1, "b": 3}
 
 
@@ -114,11 +114,11 @@ def test_patience_counts_from_the_first_refusal_and_not_from_the_last_answer() -
             raise httpx.ReadError("the ingress was replaced")
         return httpx.Response(200, json={})
 
-    async def ask() -> Answer | Failure:
+    async def ask() -> Reply | Failure:
         async with httpx.AsyncClient(transport=httpx.MockTransport(slow_and_then_away), base_url="http://service") as http:
-            return await Client(http, Limits(patience_s=1.0)).ask(PATH, body("a"))
+            return await BatchClient(http, Limits(patience_s=1.0)).ask(PATH, body("a"))
 
-    assert isinstance(asyncio.run(ask()), Answer)
+    assert isinstance(asyncio.run(ask()), Reply)
     assert len(asked) == 2
 
 
@@ -126,7 +126,7 @@ def test_the_window_follows_what_the_service_takes(service: Service) -> None:
     async def ask() -> tuple[float, float, float]:
         limits = Limits(concurrency=40, patience_s=0.5)
         async with connect(service.url + "/v1/", "", limits) as http:
-            client = Client(http, limits)
+            client = BatchClient(http, limits)
             first = client.window
             await asyncio.gather(*(client.ask(PATH, body(str(i))) for i in range(200)))
             grown = client.window
@@ -160,7 +160,7 @@ def test_a_run_ends_with_what_watches_it_also_while_nothing_is_answered(service:
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_refused_key_is_no_failure_of_a_line(service: Service, tmp_path: Path, status: int) -> None:
-    async def run() -> Counts:
+    async def run() -> JournalCounts:
         limits = Limits()
         async with connect(service.url, "", limits) as http:
             with Journal(tmp_path / "journal") as journal:
@@ -172,7 +172,7 @@ def test_a_refused_key_is_no_failure_of_a_line(service: Service, tmp_path: Path,
     with pytest.raises(KeyRefused, match=f"the service answers {status}: no: {status}; set SERVE_APP_API_KEY"):
         asyncio.run(run())
     service.verdict = lambda prompt: 200
-    assert asyncio.run(run()) == Counts(answered=2, failed=0)
+    assert asyncio.run(run()) == JournalCounts(answered=2, failed=0)
 
 
 def test_other_tasks_run_also_while_no_line_is_asked(service: Service, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_each_line_with_the_id_of_another_one_is_in_the_errors_while_others_are_
             await asyncio.sleep(0)
         return httpx.Response(200, json={"id": "1", "choices": []})
 
-    async def run() -> Counts:
+    async def run() -> JournalCounts:
         values = [{"id": "same" if number // 20 % 2 else f"id-{number}", "prompt": str(number)} for number in range(1000)]
         requests = (request_of_example(number, value, Defaults("m", chat=False)) for number, value in enumerate(values, 1))
         async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://service") as http:
@@ -206,7 +206,7 @@ def test_each_line_with_the_id_of_another_one_is_in_the_errors_while_others_are_
                 await Runner(http, journal, Limits()).run(requests)
                 return journal.counts()
 
-    assert asyncio.run(run()) == Counts(answered=501, failed=499)
+    assert asyncio.run(run()) == JournalCounts(answered=501, failed=499)
 
 
 def test_as_many_requests_run_at_once_as_are_sent(service: Service) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from serve_app.batch.disk_threads import DiskThreads
 from serve_app.batch.folder import Folder
-from serve_app.batch.journal import Journal, Line
+from serve_app.batch.journal import Journal, JournalLine
 from serve_app.batch.records import Batch, File
 from serve_app.batch.sqlite_database import SqliteDatabase
 from serve_app.batch.storage import in_folder
@@ -160,7 +160,7 @@ def test_a_journal_whose_disk_is_full_tells_no_result_that_it_has_lost(disk: Pat
         for _ in range(2):
             with pytest.raises(BatchError, match="make room and run the same command"):
                 journal.commit()
-        assert journal.recorded(2, max_chars=100) == [Line("kept", "digest", False, "answer")]
+        assert journal.recorded(2, max_chars=100) == [JournalLine("kept", "digest", False, "answer")]
         journal.forget_recorded(1)
         assert journal.recorded(2, max_chars=100) == []
     journal.close()

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from serve_app.batch import job, worker
 from serve_app.batch.claims import FolderClaim
-from serve_app.batch.job import Job
+from serve_app.batch.job import BatchJob
 from serve_app.batch.journal import Journal
 from serve_app.batch.output import write_lines
 from serve_app.batch.records import Batch, File
@@ -54,13 +54,13 @@ class Stored:
     def cancel(self) -> None:
         self.store.change(self.batch, lambda batch: batch.moved("cancelling", now=time.time()))
 
-    def job(self, answer: Callable[[httpx.Request], Any]) -> Job:
+    def job(self, answer: Callable[[httpx.Request], Any]) -> BatchJob:
         def transport(owner: str) -> httpx.AsyncBaseTransport:
             return httpx.MockTransport(answer)
 
         claim = self.storage.claims.take("batch_1")
         assert claim is not None
-        return Job(self.batch, self.settings, self.storage, claim, models=["tiny"], transport=transport)
+        return BatchJob(self.batch, self.settings, self.storage, claim, models=["tiny"], transport=transport)
 
 
 def answered(_: httpx.Request) -> httpx.Response:
@@ -232,15 +232,15 @@ def test_a_job_that_is_given_up_while_it_writes_its_output_ends_when_that_is_wri
 
 
 def test_a_job_that_was_cancelled_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stored, runs, run = Stored(tmp_path), [0], Job.run
+    stored, runs, run = Stored(tmp_path), [0], BatchJob.run
 
-    async def cancelled_at_first(job: Job) -> None:
+    async def cancelled_at_first(job: BatchJob) -> None:
         runs[0] += 1
         if runs[0] == 1:
             raise asyncio.CancelledError
         await run(job)
 
-    monkeypatch.setattr(Job, "run", cancelled_at_first)
+    monkeypatch.setattr(BatchJob, "run", cancelled_at_first)
     monkeypatch.setattr(worker, "_AGAIN_S", 0.0)
 
     async def work() -> None:
@@ -269,7 +269,7 @@ def test_claims_are_renewed_while_the_house_is_kept_and_all_threads_of_jobs_wait
         renewed[0] += 1
         return renew(running)
 
-    async def wait_in_all_threads(job: Job) -> None:
+    async def wait_in_all_threads(job: BatchJob) -> None:
         await asyncio.gather(*(asyncio.to_thread(may_end.wait, 60.0) for _ in range(40)))
 
     def keep_house() -> None:
@@ -279,7 +279,7 @@ def test_claims_are_renewed_while_the_house_is_kept_and_all_threads_of_jobs_wait
     monkeypatch.setattr(claims, "renew", count)
     monkeypatch.setattr(worker, "_LOOK_S", 0.05)
     monkeypatch.setattr(working, "_keep_house", keep_house)
-    monkeypatch.setattr(Job, "run", wait_in_all_threads)
+    monkeypatch.setattr(BatchJob, "run", wait_in_all_threads)
 
     async def work() -> None:
         working.start(answer, ["tiny"])
@@ -302,7 +302,7 @@ def test_a_job_whose_lease_is_lost_is_cancelled_once(tmp_path: Path, monkeypatch
         looks[0] += 1
         return ()
 
-    async def slow_to_end(job: Job) -> None:
+    async def slow_to_end(job: BatchJob) -> None:
         while True:
             try:
                 await asyncio.sleep(0.5 if cancels[0] else 60.0)
@@ -312,7 +312,7 @@ def test_a_job_whose_lease_is_lost_is_cancelled_once(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(claims, "renew", lost)
     monkeypatch.setattr(worker, "_LOOK_S", 0.05)
-    monkeypatch.setattr(Job, "run", slow_to_end)
+    monkeypatch.setattr(BatchJob, "run", slow_to_end)
 
     async def work() -> None:
         working.start(answer, ["tiny"])

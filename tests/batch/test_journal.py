@@ -3,7 +3,7 @@
 import sqlite3
 from pathlib import Path
 
-from serve_app.batch.journal import _FORMAT, Counts, Journal
+from serve_app.batch.journal import _FORMAT, Journal, JournalCounts
 
 _BEFORE = f"""
 CREATE TABLE runs (run INTEGER PRIMARY KEY, format INTEGER NOT NULL) STRICT;
@@ -29,7 +29,7 @@ def test_lines_are_counted_without_a_look_at_their_results_also_in_an_older_jour
         journal.record("id-2", "another", failed=False)
         statements: list[str] = []
         journal._db.set_trace_callback(statements.append)
-        assert journal.counts() == Counts(answered=2, failed=1)
+        assert journal.counts() == JournalCounts(answered=2, failed=1)
         journal._db.set_trace_callback(None)
         plans = [row[3] for sql in statements for row in journal._db.execute(f"EXPLAIN QUERY PLAN {sql}")]
         assert [plan for plan in plans if "COVERING INDEX" in plan], plans

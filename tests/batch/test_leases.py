@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from serve_app.batch.database import Transaction
-from serve_app.batch.journal import Line
+from serve_app.batch.journal import JournalLine
 from serve_app.batch.postgres import PostgresDatabase
 from serve_app.batch.records import Batch, File
 from serve_app.batch.storage import Storage, shared
@@ -82,12 +82,12 @@ def test_what_a_runner_sends_after_its_lease_was_taken_over_is_not_kept(
     batch = add_batch(one)
     slow = one.claims.take("batch_1")
     assert slow is not None
-    slow.publish([Line("id-1", "digest", False, "answer 1")])
+    slow.publish([JournalLine("id-1", "digest", False, "answer 1")])
     end_leases(postgres)
     fresh = other.claims.take("batch_1")
     assert fresh is not None
     with pytest.raises(LeaseLost, match="the lease on batch_1 is over"):
-        slow.publish([Line("id-2", "digest", False, "late")])
+        slow.publish([JournalLine("id-2", "digest", False, "late")])
     with pytest.raises(LeaseLost):
         one.store.change(batch, lambda batch: batch.moved("in_progress", now=0.0), (file_of("file-2"),), guard=slow.check)
     slow.close()  # gives back nothing that is the other's
@@ -124,14 +124,16 @@ def test_a_journal_has_what_was_published_of_a_line_last_and_failures_too(ingres
     lease = ingresses[0].claims.take("batch_1")
     assert lease is not None
     for number in range(120):  # more rows than are read at once
-        lease.publish([Line(f"id-{number}", "old", False, "old"), Line("id-x", "digest", True, f"failure {number}")])
+        lease.publish(
+            [JournalLine(f"id-{number}", "old", False, "old"), JournalLine("id-x", "digest", True, f"failure {number}")]
+        )
     with lease.open_journal() as journal:
         assert journal.see("id-119", "old", again=False) == "done"
         assert journal.see("id-x", "digest", again=False) == "done"
         assert journal.see("id-7", "the line was edited", again=False) == "new"
         assert list(journal.results(failed=True)) == ["failure 119"]
         journal.record("id-7", "new", failed=False)
-        assert journal.recorded(10, max_chars=100) == [Line("id-7", "the line was edited", False, "new")]
+        assert journal.recorded(10, max_chars=100) == [JournalLine("id-7", "the line was edited", False, "new")]
         journal.forget_recorded(1)
         assert journal.recorded(10, max_chars=100) == []
 
@@ -141,7 +143,7 @@ def test_what_is_kept_of_an_ended_batch_is_removed(ingresses: tuple[Storage, Sto
     batch = add_batch(one)
     lease = one.claims.take("batch_1")
     assert lease is not None
-    lease.publish([Line("id-1", "digest", False, "answer")])
+    lease.publish([JournalLine("id-1", "digest", False, "answer")])
     one.claims.clean()
     assert postgres.ask("SELECT count(*) FROM answers") == [(1,)], "the batch is open"
     one.store.change(batch, lambda batch: batch.moved("failed", now=0.0), guard=lease.check)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serve_app.batch.client import Answer, Failure, Limits
+from serve_app.batch.client import Failure, Limits, Reply
 from serve_app.batch.ray_data import _with_outcomes, predict, refuse_columns
 from serve_app.errors import BatchError
 from tests.batch.service import Service, block_of_the_docs
@@ -76,7 +76,7 @@ def test_half_a_surrogate_pair_in_an_answer_fails_no_row() -> None:
     import pyarrow as pa
 
     bodies = [{"choices": [{"message": {"content": text}}]} for text in ("fine \u00e9", "half \ud83d")]
-    outcomes: list[Answer | Failure] = [*(Answer(body, "", 1) for body in bodies), Failure("request_failed", "\ud83d")]
+    outcomes: list[Reply | Failure] = [*(Reply(body, "", 1) for body in bodies), Failure("request_failed", "\ud83d")]
     rows = _with_outcomes(pa.table({"prompt": ["a", "b", "c"]}), outcomes).to_pylist()
     assert [row["answer"] for row in rows] == ["fine \u00e9", "half ?", None]
     assert [row["error"] for row in rows] == [None, None, "request_failed: ?"]

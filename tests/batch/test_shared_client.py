@@ -6,8 +6,8 @@ from typing import cast
 
 import pytest
 
-from serve_app.batch.client import Answer, Limits
-from serve_app.batch.keeper import State
+from serve_app.batch.client import Limits, Reply
+from serve_app.batch.fleet_keeper import KeeperReport
 from serve_app.batch.requests import Defaults, Request, request_of_example
 from serve_app.batch.shared_client import SharedClient
 from serve_app.batch.shared_fleet import SharedFleet
@@ -25,8 +25,8 @@ class FakeFleet:
     def url(self) -> str:
         return self.service.url
 
-    def look(self) -> State:
-        return State(1, "ready", self.service.url)
+    def look(self) -> KeeperReport:
+        return KeeperReport(1, "ready", self.service.url)
 
 
 def request(prompt: str) -> Request:
@@ -49,7 +49,7 @@ def test_a_thread_whose_fleet_has_moved_notices_it_also_when_another_thread_was_
             wait_until(lambda: old.asked["late"] == 1, limit_s=30.0, what="the old fleet has the request")
             fleet.service = new
             (outcome,) = client.ask([request("prompt")])
-            assert isinstance(outcome, Answer)
+            assert isinstance(outcome, Reply)
             with pytest.raises(ServiceAway, match=f"the fleet has moved to {new.url}"):
                 late.result(30.0)
         finally:

@@ -19,8 +19,8 @@ from apache_beam.testing.util import assert_that, equal_to
 from serve_app.batch import shared_fleet
 from serve_app.batch.apache_beam import EmbeddedModelHandler
 from serve_app.batch.client import Limits
-from serve_app.batch.keeper import State
-from serve_app.batch.keeping import Keep
+from serve_app.batch.fleet_keeper import KeeperReport
+from serve_app.batch.fleet_watch import Keep
 from serve_app.batch.shared_fleet import SharedFleet
 from serve_app.errors import BatchError, ConfigError
 from tests.batch.fake_fleet import FOLDER
@@ -37,7 +37,7 @@ LIMIT_S = 60.0
 ROOT = Path(__file__).parents[2]
 WORKER = """
 import json, sys
-from serve_app.batch.keeping import Keep
+from serve_app.batch.fleet_watch import Keep
 from serve_app.batch.shared_fleet import SharedFleet
 fleet = SharedFleet(json.loads(sys.argv[1]), Keep(linger_s=1.0), json.loads(sys.argv[2]))
 print(fleet.url(), flush=True)
@@ -56,15 +56,15 @@ class Machine:
         file = self.folder / "starts"
         return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
 
-    def state(self) -> State:
+    def state(self) -> KeeperReport:
         (folder,) = (self.folder / "cache" / "fleets").iterdir()
-        return State.read(folder)
+        return KeeperReport.read(folder)
 
     def keepers(self) -> list[psutil.Process]:
         found = []
         for process in psutil.process_iter(["cmdline"]):
             line = process.info["cmdline"] or []
-            if "serve_app.batch.keeper" in line and any(word.startswith(str(self.folder)) for word in line):
+            if "serve_app.batch.fleet_keeper" in line and any(word.startswith(str(self.folder)) for word in line):
                 found.append(process)
         return found
 

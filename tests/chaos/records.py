@@ -18,7 +18,7 @@ from types import MappingProxyType
 import msgspec
 
 from loadtest.judge.stats import share_bound
-from serve_app.books.ledger_lines import Line, ledger_files
+from serve_app.books.ledger_lines import LedgerLine, ledger_files
 from tests.e2e_fleet.streams import Answer
 
 NUM_RUNS = 5
@@ -101,10 +101,10 @@ def keep(record: Record) -> None:
             file.write(json.dumps(asdict(record)) + "\n")
 
 
-def ledger_lines(root: Path) -> list[Line]:
+def ledger_lines(root: Path) -> list[LedgerLine]:
     """Return what the ledger says of each request that has ended."""
     found = [line for file in ledger_files(root) for line in file.read_bytes().splitlines()]
-    return [msgspec.json.decode(line, type=Line) for line in found if line.startswith(b'{"seq"')]
+    return [msgspec.json.decode(line, type=LedgerLine) for line in found if line.startswith(b'{"seq"')]
 
 
 def commit() -> str:

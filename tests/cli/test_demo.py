@@ -20,8 +20,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from serve_app.cli.demo import BREAK_AFTER_TOKENS, _Victim
-from serve_app.cli.demo_answers import Answer, Summary
-from serve_app.cli.demo_client import Client
+from serve_app.cli.demo_answers import DemoAnswer, Summary
+from serve_app.cli.demo_client import DemoClient
 from serve_app.errors import ClusterFailed
 from tests.doubles.fleet import MODEL, settings
 
@@ -38,17 +38,17 @@ WHOLE = [piece(""), piece("Par"), piece("is", "stop"), data(choices=[], usage={"
 ERROR = data(error={"message": "no replica is left"})
 
 
-def answer(lines: list[str], **fields: Any) -> Answer:
-    taken = Answer(**fields)
+def answer(lines: list[str], **fields: Any) -> DemoAnswer:
+    taken = DemoAnswer(**fields)
     for line in lines:
         taken.take(line)
     return taken
 
 
 def test_an_answer_is_put_together_from_its_events() -> None:
-    taken = Answer()
+    taken = DemoAnswer()
     assert [taken.take(line) for line in ["", ": a comment", *WHOLE]] == ["", "", "", "Par", "is", "", ""]
-    assert taken == Answer("Paris", 2, finish_reason="stop", done=True)
+    assert taken == DemoAnswer("Paris", 2, finish_reason="stop", done=True)
 
 
 @pytest.mark.parametrize(
@@ -60,16 +60,20 @@ def test_an_answer_is_put_together_from_its_events() -> None:
         (answer([*WHOLE[:2], WHOLE[-1]]), "truncated", "the stream ended without a finish reason"),
         (answer(WHOLE[:2], lost="ReadError: reset"), "truncated", "ReadError: reset"),
         (answer([*WHOLE[:2], ERROR, WHOLE[-1]]), "failed", "no replica is left"),
-        (Answer(error="503: busy"), "failed", "503: busy"),
-        (Answer(lost="ConnectError: refused"), "failed", "ConnectError: refused"),
+        (DemoAnswer(error="503: busy"), "failed", "503: busy"),
+        (DemoAnswer(lost="ConnectError: refused"), "failed", "ConnectError: refused"),
     ],
 )
-def test_an_answer_has_one_outcome(ended: Answer, outcome: str, problem: str) -> None:
+def test_an_answer_has_one_outcome(ended: DemoAnswer, outcome: str, problem: str) -> None:
     assert (ended.outcome, ended.problem) == (outcome, problem)
 
 
 def test_the_summary_counts_every_answer_and_times_those_that_began() -> None:
-    answers = [*(answer(WHOLE, ttft_s=ttft_s) for ttft_s in (0.1, 0.2, 0.3)), answer(WHOLE[:2], ttft_s=0.4), Answer(error="503")]
+    answers = [
+        *(answer(WHOLE, ttft_s=ttft_s) for ttft_s in (0.1, 0.2, 0.3)),
+        answer(WHOLE[:2], ttft_s=0.4),
+        DemoAnswer(error="503"),
+    ]
     summary = Summary.of(answers, elapsed_s=3.0)
     assert astuple(summary) == pytest.approx((5, 2.0, 0.25, 0.397, 1, 1))
     assert not summary.good
@@ -78,11 +82,11 @@ def test_the_summary_counts_every_answer_and_times_those_that_began() -> None:
 def test_only_answers_that_are_all_complete_are_good() -> None:
     assert Summary.of([answer(WHOLE)], elapsed_s=1.0).good
     assert not Summary.of([], elapsed_s=1.0).good
-    assert Summary.of([Answer(error="503")], elapsed_s=1.0) == Summary(1, 0.0, None, None, failed=1, truncated=0)
+    assert Summary.of([DemoAnswer(error="503")], elapsed_s=1.0) == Summary(1, 0.0, None, None, failed=1, truncated=0)
 
 
 @contextlib.contextmanager
-def client_of(raw: str) -> Iterator[Client]:
+def client_of(raw: str) -> Iterator[DemoClient]:
     """A client of a server that gives these bytes to every request, then closes."""
 
     class Handler(socketserver.StreamRequestHandler):
@@ -93,7 +97,7 @@ def client_of(raw: str) -> Iterator[Client]:
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        yield Client(settings(ingress={"port": server.server_address[1]}))
+        yield DemoClient(settings(ingress={"port": server.server_address[1]}))
         server.shutdown()
 
 
@@ -126,7 +130,7 @@ def test_characters_that_unicode_counts_as_line_ends_stay_in_the_text() -> None:
 
 def test_a_refusal_and_a_cut_connection_are_in_the_answer() -> None:
     with client_of(http("busy", status="503 Service Unavailable")) as client:
-        assert client.chat("?", max_tokens=2) == Answer(error="503: busy")
+        assert client.chat("?", max_tokens=2) == DemoAnswer(error="503: busy")
     with client_of(streamed(WHOLE[:2], whole=False)) as client:
         cut = client.chat("?", max_tokens=2)
     assert (cut.text, cut.outcome, bool(cut.lost)) == ("Par", "truncated", True)
@@ -136,7 +140,7 @@ NUM_STREAMS = 2
 
 
 @contextlib.contextmanager
-def client_of_stalled_streams(closed: queue.Queue[bool]) -> Iterator[Client]:
+def client_of_stalled_streams(closed: queue.Queue[bool]) -> Iterator[DemoClient]:
     """A client of a server whose answers begin and then stall. Once `NUM_STREAMS` have begun, the server presses Ctrl-C.
 
     ``closed`` gets an item for each stream: whether the client closed it. After 3 s the server does.
@@ -158,7 +162,7 @@ def client_of_stalled_streams(closed: queue.Queue[bool]) -> Iterator[Client]:
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        yield Client(settings(ingress={"port": server.server_address[1]}))
+        yield DemoClient(settings(ingress={"port": server.server_address[1]}))
         server.shutdown()
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from serve_app.books.ledger_check import Numbers
-from serve_app.books.ledger_lines import OUTCOMES, Counts, Head, Last, Line, Outcome, file_name
+from serve_app.books.ledger_lines import OUTCOMES, Head, Last, LedgerCounts, LedgerLine, Outcome, file_name
 from serve_app.cli.main import app
 
 STARTED = 1_790_000_000.0
@@ -20,7 +20,7 @@ def verify(*paths: Path) -> Result:
     return CliRunner().invoke(app, ["ledger", "verify", *map(str, paths)], env={"COLUMNS": "300"})
 
 
-def line(seq: int, *, number: int | None = None, outcome: Outcome = "complete", **others: object) -> Line:
+def line(seq: int, *, number: int | None = None, outcome: Outcome = "complete", **others: object) -> LedgerLine:
     """Return a line of a request of one token; ``number`` is ``seq`` unless given."""
     started = outcome != "rejected"
     fields = {
@@ -29,19 +29,19 @@ def line(seq: int, *, number: int | None = None, outcome: Outcome = "complete", 
         "engine_requests": int(started), "attempts": int(started), "replicas": ["a"] * started, "ends": ["length"] * started,
         "prompt_tokens": 5, "output_tokens": int(started), "queued_s": 0.0, "first_token_s": 0.1, "total_s": 1.0, "gaps_s": [],
     }  # fmt: skip
-    return msgspec.convert(fields | others, Line)
+    return msgspec.convert(fields | others, LedgerLine)
 
 
-def counts(seq: int, *, begun: int | None = None, running: Iterable[int] = (), **outcomes: int) -> Counts:
+def counts(seq: int, *, begun: int | None = None, running: Iterable[int] = (), **outcomes: int) -> LedgerCounts:
     told = dict.fromkeys(OUTCOMES, 0) | (outcomes or {"complete": seq})
-    return Counts(seq=seq, begun=seq if begun is None else begun, open=list(running), outcomes=told)
+    return LedgerCounts(seq=seq, begun=seq if begun is None else begun, open=list(running), outcomes=told)
 
 
-def head(told: Counts, *, file: int = 0, ingress: str = "i1") -> Head:
+def head(told: LedgerCounts, *, file: int = 0, ingress: str = "i1") -> Head:
     return Head(ingress=ingress, started=STARTED, time=STARTED, file=file, counts=told)
 
 
-def last(told: Counts) -> Last:
+def last(told: LedgerCounts) -> Last:
     return Last(closed=STARTED + 9, counts=told)
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from serve_app.application import bounds_entry, serve_config
 from serve_app.cli import models, running
 from serve_app.cli.main import app
-from serve_app.cli.model_rows import Row, rows, state_of
+from serve_app.cli.model_rows import ModelRow, rows, state_of
 from serve_app.cli.model_update import changed, way_back, where_to_look
 from serve_app.cli.running import Running, _as_given
 from serve_app.config import parse_settings
@@ -197,7 +197,7 @@ def test_what_a_load_has_begun_goes_on_after_it(
     def take(serve: Mapping[str, Any]) -> None:
         given.append(Running("", SETTINGS, serve))
 
-    def shown(*_: object) -> tuple[Row, dict[str, Any]]:
+    def shown(*_: object) -> tuple[ModelRow, dict[str, Any]]:
         if last == "Ctrl-C":
             raise KeyboardInterrupt
         report: dict[str, Any] = {"deployments": {}, "members": []}

@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from serve_app.cli.rayservice import Verdict, judge, pod, ray_service
+from serve_app.cli.rayservice import RolloutResult, judge, pod, ray_service
 from serve_app.errors import EngineStartFailed
 from tests.cli.helpers import cluster, rayservice, unschedulable
 from tests.cli.helpers import pod as raw_pod
 
 
-def verdict(service: dict[str, Any], *pods: dict[str, Any]) -> Verdict:
+def judged(service: dict[str, Any], *pods: dict[str, Any]) -> RolloutResult:
     return judge(ray_service(service), [pod(p) for p in pods])
 
 
 def test_a_service_that_is_ready_and_runs_its_newest_generation_is_done() -> None:
-    assert verdict(rayservice(), raw_pod("a")) == Verdict("done", "cluster demo-old is ready")
+    assert judged(rayservice(), raw_pod("a")) == RolloutResult("done", "cluster demo-old is ready")
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_service_that_is_ready_and_runs_its_newest_generation_is_done() -> Non
     ],
 )
 def test_anything_less_goes_on(service: dict[str, Any]) -> None:
-    assert verdict(service).kind == "progressing"
+    assert judged(service).kind == "progressing"
 
 
 def test_a_line_says_what_is_waited_for() -> None:
@@ -43,7 +43,7 @@ def test_a_line_says_what_is_waited_for() -> None:
     said = (
         "new cluster demo-new: 1 of 2 pods ready; demo DEPLOYING; replica-tiny UPDATING; pod b Unschedulable: 0/1 nodes: no GPU"
     )
-    assert verdict(service, *pods) == Verdict("progressing", said)
+    assert judged(service, *pods) == RolloutResult("progressing", said)
 
 
 NO_MEMORY = "".join(["Traceback\n", *traceback.format_exception_only(EngineStartFailed("tiny", "no memory")), "more"])
@@ -52,31 +52,31 @@ NO_MEMORY = "".join(["Traceback\n", *traceback.format_exception_only(EngineStart
 def test_what_serve_tries_again_is_told_before_it_gives_up() -> None:
     service = rayservice(pending=cluster("demo-new", application="DEPLOYING", deployment="UPDATING", message=NO_MEMORY))
     said = "replica-tiny UPDATING: the engine core of 'tiny' did not start: no memory"
-    assert verdict(service).kind == "progressing"
-    assert said in verdict(service).line.split("; ")
+    assert judged(service).kind == "progressing"
+    assert said in judged(service).line.split("; ")
 
 
 def test_what_serve_gave_up_has_failed_with_our_own_words() -> None:
     service = rayservice(pending=cluster("demo-new", application="DEPLOY_FAILED", deployment="DEPLOY_FAILED", message=NO_MEMORY))
     said = "replica-tiny: the engine core of 'tiny' did not start: no memory"
-    assert verdict(service) == Verdict("failed", said)
+    assert judged(service) == RolloutResult("failed", said)
 
 
 def test_a_pod_that_cannot_start_has_failed_and_one_of_the_old_cluster_does_not_count() -> None:
     service = rayservice(pending=cluster("demo-new", application="DEPLOYING"))
     crashed: dict[str, Any] = {"reason": "CrashLoopBackOff", "message": "back-off 40s"}
-    assert verdict(service, raw_pod("a", "demo-old", **crashed)).kind == "progressing"
+    assert judged(service, raw_pod("a", "demo-old", **crashed)).kind == "progressing"
     said = "pod a: CrashLoopBackOff: back-off 40s, exit status 137"
-    assert verdict(service, raw_pod("a", "demo-new", **crashed)) == Verdict("failed", said)
-    assert verdict(service, raw_pod("a", "demo-new", reason="ContainerCreating")).kind == "progressing"
+    assert judged(service, raw_pod("a", "demo-new", **crashed)) == RolloutResult("failed", said)
+    assert judged(service, raw_pod("a", "demo-new", reason="ContainerCreating")).kind == "progressing"
     leaving = raw_pod("a", "demo-new", **crashed)
     leaving["metadata"]["deletionTimestamp"] = "2026-11-21T00:00:00Z"
-    assert verdict(service, leaving).kind == "progressing"
+    assert judged(service, leaving).kind == "progressing"
 
 
 def test_kuberay_rolling_back_is_a_failure() -> None:
     service = rayservice(pending=cluster("demo-new"), conditions={"RollbackInProgress": "True"})
-    assert verdict(service) == Verdict("failed", "KubeRay rolls back: Because: it is so")
+    assert judged(service) == RolloutResult("failed", "KubeRay rolls back: Because: it is so")
 
 
 def not_ready(**status: Any) -> tuple[str, str]:

@@ -281,7 +281,7 @@ def test_a_release_without_redis_has_no_line_about_it(kubernetes: FakeKubernetes
     assert "Redis" not in status()[1]
 
 
-def test_status_as_json_holds_the_verdict(kubernetes: FakeKubernetes) -> None:
+def test_status_as_json_holds_the_rollouts_result(kubernetes: FakeKubernetes) -> None:
     code, output = status("--json")
     report = json.loads(output)
     assert (code, report["name"], report["rollout"]["kind"]) == (0, "demo", "done")

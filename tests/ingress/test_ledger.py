@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from serve_app.books.ledger_check import Report, check
-from serve_app.books.ledger_lines import Line, ledger_files
+from serve_app.books.ledger_lines import LedgerLine, ledger_files
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import Settings, parse_settings
 from serve_app.ingress.books.books import Books
@@ -65,7 +65,7 @@ class Ingress:
         """Return the replica that runs something."""
         return next(name for name, replica in self.replicas.items() if replica.engine.running)
 
-    async def stop(self) -> tuple[list[Line], Report]:
+    async def stop(self) -> tuple[list[LedgerLine], Report]:
         """Stop as Serve does; return the ledger's lines, and what is found in it."""
         await self.runtime.drain(10.0)
         files = ledger_files(self.folder)
@@ -73,7 +73,7 @@ class Ingress:
         assert KEY not in text
         assert SECRET_TEXT not in text
         lines = [line for line in text.splitlines() if line.startswith('{"seq":')]
-        return [msgspec.json.decode(line, type=Line) for line in lines], check(files)
+        return [msgspec.json.decode(line, type=LedgerLine) for line in lines], check(files)
 
 
 @contextlib.asynccontextmanager

@@ -8,7 +8,7 @@ import time
 
 import msgspec
 
-from serve_app.books.ledger_lines import MAX_ATTEMPTS_LISTED, OUTCOMES, Counts, Head, Last, Line, file_name
+from serve_app.books.ledger_lines import MAX_ATTEMPTS_LISTED, OUTCOMES, Head, Last, LedgerCounts, LedgerLine, file_name
 from serve_app.config import LedgerSettings
 from serve_app.ingress.books.ledger_file import LedgerFiles
 from serve_app.ingress.exchange.exchange import Exchange
@@ -35,7 +35,7 @@ class Ledger:
         self._open.add(self._begun)
         self._begun += 1
 
-    def end(self, exchange: Exchange, ending: Ending) -> Line:
+    def end(self, exchange: Exchange, ending: Ending) -> LedgerLine:
         """Write the line of the exchange, which has ended, and return it."""
         line = line_of(exchange, ending, seq=self._seq)
         data = self._encode(line) + b"\n"
@@ -66,15 +66,15 @@ class Ledger:
         self._num_files += 1
         self._num_bytes = len(data)
 
-    def _counts(self) -> Counts:
-        return Counts(seq=self._seq, begun=self._begun, open=sorted(self._open), outcomes=dict(self._outcomes))
+    def _counts(self) -> LedgerCounts:
+        return LedgerCounts(seq=self._seq, begun=self._begun, open=sorted(self._open), outcomes=dict(self._outcomes))
 
 
-def line_of(exchange: Exchange, ending: Ending, *, seq: int) -> Line:
+def line_of(exchange: Exchange, ending: Ending, *, seq: int) -> LedgerLine:
     """Return the ledger's line of an exchange that has ended."""
     totals = exchange.requests.totals(ending.outcome)
     first_at = totals.first_token_at
-    return Line(
+    return LedgerLine(
         seq=seq,
         number=exchange.number,
         time=round(exchange.time, 3),

@@ -22,7 +22,7 @@ from opentelemetry.util.types import AttributeValue
 from starlette.types import Scope
 
 from serve_app import VERSION
-from serve_app.books.ledger_lines import Line
+from serve_app.books.ledger_lines import LedgerLine
 from serve_app.config import TracingSettings
 from serve_app.core.events import LinkEnd
 from serve_app.ingress.books.request_metrics import TRACED
@@ -71,7 +71,7 @@ class Tracer:
             client = scope.get("client")
             exchange.callers_trace = CallersTrace(parents[0].decode("latin-1"), states, client[0] if client else "")
 
-    def end(self, exchange: Exchange, line: Line) -> None:
+    def end(self, exchange: Exchange, line: LedgerLine) -> None:
         """Make the spans of the request that has ended now, and queue them, if its trace is kept."""
         caller = None if (told := exchange.callers_trace) is None else _context_of(told)
         trusted = caller is not None and told is not None and self._trusts(told.client)
@@ -92,7 +92,7 @@ class Tracer:
         address = getattr(address, "ipv4_mapped", None) or address
         return any(address in network for network in self._trusted)
 
-    def _why(self, line: Line, caller: SpanContext | None) -> str:
+    def _why(self, line: LedgerLine, caller: SpanContext | None) -> str:
         limits = self._settings
         if Ending(line.outcome, line.status or 0, line.reason).word() in _ERRORS:
             return "error"
@@ -104,7 +104,7 @@ class Tracer:
             return "caller" if caller.trace_flags.sampled else "no"
         return "share" if random.random() < limits.share else "no"
 
-    def _make_spans(self, exchange: Exchange, line: Line, why: str, caller: SpanContext | None, *, trusted: bool) -> None:
+    def _make_spans(self, exchange: Exchange, line: LedgerLine, why: str, caller: SpanContext | None, *, trusted: bool) -> None:
         def ns(at: float) -> int:
             return int((exchange.time + at - exchange.arrived_at) * 1e9)
 
@@ -140,7 +140,7 @@ def _context_of(told: CallersTrace) -> SpanContext | None:
     return context if context.is_valid else None
 
 
-def _attributes(exchange: Exchange, line: Line, why: str) -> dict[str, AttributeValue]:
+def _attributes(exchange: Exchange, line: LedgerLine, why: str) -> dict[str, AttributeValue]:
     """Return OpenTelemetry's attributes for HTTP and generative AI, and ours; a number of output tokens, but none of them."""
     trail = None if exchange.requests.first is None else exchange.requests.first.trail
     told: dict[str, AttributeValue | None] = {

@@ -10,7 +10,7 @@ from loadtest.audit.audit import audit
 from loadtest.audit.server_log import ServerLog
 from loadtest.errors import UsageError
 from loadtest.records import ServerSample
-from serve_app.books.ledger_lines import Counts, Head, Line
+from serve_app.books.ledger_lines import Head, LedgerCounts, LedgerLine
 from tests.loadtest.audit.test_audit import EPOCH_UNIX_S, NUM, Run, line
 
 
@@ -106,7 +106,7 @@ def ledger(run: Run, **changes: dict[str, Any]) -> Path:
     """Write the lines that serve-app's ingress writes of the run, changed by id; return their folder."""
     folder = run.folder.parent / "ledger"
     folder.mkdir()
-    counts = Counts(seq=0, begun=0, open=[], outcomes={})
+    counts = LedgerCounts(seq=0, begun=0, open=[], outcomes={})
     lines: list[msgspec.Struct] = [Head(ingress="i", started=1.0, time=1.0, file=0, counts=counts)]
     for row in run.rows.values():
         told = {
@@ -115,7 +115,7 @@ def ledger(run: Run, **changes: dict[str, Any]) -> Path:
             "engine_requests": 1, "attempts": 1, "replicas": ["a"], "ends": ["length"], "prompt_tokens": 20,
             "output_tokens": row.output_tokens or 0, "queued_s": 0.0, "first_token_s": 0.1, "total_s": 1.0, "gaps_s": [],
         }  # fmt: skip
-        lines.append(msgspec.convert(told | changes.get(f"id{row.id}", {}), Line))
+        lines.append(msgspec.convert(told | changes.get(f"id{row.id}", {}), LedgerLine))
     (folder / "ledger-1-i-000000.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(lines))
     return folder
 

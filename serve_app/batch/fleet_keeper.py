@@ -1,4 +1,4 @@
-"""The process that keeps the fleet which a machine's pipelines share: ``python -m serve_app.batch.keeper FOLDER``.
+"""The process that keeps the fleet which a machine's pipelines share: ``python -m serve_app.batch.fleet_keeper FOLDER``.
 
 The first worker process that needs the fleet starts the keeper (`shared_fleet.py`). The keeper starts the fleet as its child, tells its
 URL in ``FOLDER/state``, starts the fleet again when it ends or is stuck, and ends it with the last worker process. A worker process counts
@@ -24,7 +24,7 @@ from typing import IO, Any, Literal
 import psutil
 
 from serve_app.batch.fleet_process import FleetProcess
-from serve_app.batch.keeping import Keep, Keeping, Look
+from serve_app.batch.fleet_watch import FleetWatch, Keep, Look
 from serve_app.errors import ServingError
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ _END_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
-class State:
+class KeeperReport:
     """What a keeper tells the worker processes, in ``FOLDER/state``."""
 
     number: int = 0
@@ -55,7 +55,7 @@ class State:
     """Process id and creation time of the fleet's process."""
 
     @classmethod
-    def read(cls, folder: Path) -> "State":
+    def read(cls, folder: Path) -> "KeeperReport":
         """Return what the last keeper has told; where the file is missing or damaged, what holds before the first keeper."""
         try:
             values: dict[str, Any] = json.loads((folder / STATE).read_text())
@@ -77,15 +77,15 @@ def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
     return False
 
 
-class Keeper:
+class FleetKeeper:
     """Its process holds the lock of the folder."""
 
     _fleet: FleetProcess
 
     def __init__(self, folder: Path, configuration: Mapping[str, Any], keep: Keep, command: list[str]) -> None:
         self._folder, self._configuration, self._keep, self._command = folder, configuration, keep, command
-        self._before = State.read(folder)
-        self._state = State(self._before.number + 1, "starting", port=self._before.port)
+        self._before = KeeperReport.read(folder)
+        self._state = KeeperReport(self._before.number + 1, "starting", port=self._before.port)
 
     def run(self) -> None:
         """Keep the fleet until nobody uses it, or until it is given up."""
@@ -102,10 +102,10 @@ class Keeper:
         _end_fleet_of_before(self._before)
         with (self._folder / USERS).open("ab") as users, self._ended():
             self._start()
-            keeping = Keeping(self._keep, time.monotonic())
+            watch = FleetWatch(self._keep, time.monotonic())
             while True:
                 look = self._look(users)
-                action = keeping.handle(look, now=time.monotonic())
+                action = watch.handle(look, now=time.monotonic())
                 if action == "end":
                     if not try_lock(users):  # somebody has come within this instant
                         continue
@@ -113,13 +113,13 @@ class Keeper:
                     return  # the lock on `users` is held until the fleet has gone: who comes now waits
                 if action == "give up":
                     self._fleet.kill()
-                    self._tell(status="failed", why=keeping.why)
+                    self._tell(status="failed", why=watch.why)
                     return
                 if action == "restart":
                     self._fleet.kill()
-                    self._tell(status="starting", why=keeping.why)
+                    self._tell(status="starting", why=watch.why)
                     self._start()
-                    keeping.started(time.monotonic())
+                    watch.started(time.monotonic())
                 elif look.ready and self._state.status != "ready":
                     self._tell(status="ready")
                 time.sleep(_LOOK_S)
@@ -160,7 +160,7 @@ class Keeper:
             self._fleet.stop(_END_LIMIT_S)
 
 
-def _end_fleet_of_before(state: State) -> None:
+def _end_fleet_of_before(state: KeeperReport) -> None:
     """Kill the fleet of a keeper that was killed: it drains, and would hold its GPUs for as long as streams may take."""
     pid, created = state.fleet
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -210,7 +210,7 @@ def main() -> None:
             with (folder / LOG).open("w") as log:
                 os.dup2(log.fileno(), 2)
             sweep(folder.parent, time.time())
-            Keeper(folder, configuration, keep, command).run()
+            FleetKeeper(folder, configuration, keep, command).run()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from serve_app.ui.api import Delta, Event, Usage, Waiting
 
 
 @dataclass
-class Answer:
+class ShownAnswer:
     """Times are seconds of one monotonic clock."""
 
     num_choices: int

@@ -1,4 +1,4 @@
-"""When the fleet of a machine's pipelines is started again, ended or given up. Pure: only `keeper.py` calls this module."""
+"""When the fleet of a machine's pipelines is started again, ended or given up. Pure: only `fleet_keeper.py` calls this module."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -42,7 +42,7 @@ class Look:
 
 
 @dataclass(slots=True)
-class Keeping:
+class FleetWatch:
     """What is remembered of one fleet. Times are those of the caller's monotonic clock."""
 
     keep: Keep
