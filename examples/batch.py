@@ -1,4 +1,4 @@
-"""Answer prompts by OpenAI's Files and Batches API: upload, start, wait, read. The service needs `ingress.batch`.
+"""This example answers prompts by OpenAI's Files and Batches API: upload, start, wait, read. The service needs `ingress.batch`.
 
 python examples/batch.py
 

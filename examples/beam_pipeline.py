@@ -1,4 +1,4 @@
-"""A Beam pipeline whose prompts a running service answers: one JSON line for each, and one with the reason for each that failed.
+"""This Beam pipeline has prompts answered by a running service: one JSON line for each answer, and one with the reason for each failure.
 
     python examples/beam_pipeline.py --url http://127.0.0.1:8010 --input prompts.txt --output answers --max_tokens 64
 
@@ -16,7 +16,7 @@ import apache_beam as beam
 from apache_beam.ml.inference.base import PredictionResult, RunInference
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from serve_app.beam import FleetModelHandler, SplitFailures
+from serve_app.batch.apache_beam import FleetModelHandler, SplitFailures
 
 
 def answer_line(prediction: PredictionResult) -> str:

@@ -1,4 +1,4 @@
-"""Ask a question and print the answer as it comes.
+"""This example asks a question and prints the answer as it comes.
 
 python examples/chat.py "List the seven days of the week."
 """

@@ -1,4 +1,4 @@
-"""A client that was written for a SageMaker container, against a service with `ingress.sagemaker_routes: true` (docs/migration.md).
+"""This example runs a SageMaker container's client against a service with `ingress.sagemaker_routes: true` (docs/migration.md).
 
 python examples/sagemaker_client.py
 """

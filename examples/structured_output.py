@@ -1,4 +1,4 @@
-"""Have an answer that fits a JSON schema: the engine emits no token that would break it.
+"""This example asks for an answer that fits a JSON schema: the engine emits no token that would break it.
 
 python examples/structured_output.py
 """

@@ -1,4 +1,4 @@
-"""Have the model call a function of yours, and print the call.
+"""This example lets the model call a function of yours, and prints the call.
 
 python examples/tools.py
 

@@ -1,4 +1,4 @@
-"""Makes helm/batch/values.schema.json, as tools/chart_schema.py does for serve-app.
+"""This script makes helm/batch/values.schema.json, as tools/chart_schema.py does for serve-app.
 
 Run as `python -m tools.batch_chart_schema`; tests/chart/test_batch_chart.py fails when the file is not what this makes.
 """

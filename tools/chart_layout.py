@@ -1,4 +1,4 @@
-"""Writes a Helm chart package as an OCI archive: a tar of an OCI image layout, which copies to a registry without Helm.
+"""This script writes a Helm chart package as an OCI archive: a tar of an OCI image layout, which copies to a registry without Helm.
 
 ``python -m tools.chart_layout PACKAGE.tgz ARCHIVE.oci.tar``. Helm itself writes charts in OCI's form only into a registry (`helm push`).
 Sources: the OCI image specification 1.0 (image-layout.md, manifest.md) and Helm's two media types. Manifest and configuration say what

@@ -1,4 +1,4 @@
-"""Makes of helm/serve-app what follows from values.yaml and from serve-app's configuration: values.schema.json and files/rules.yaml.
+"""This script makes helm/serve-app/values.schema.json and files/rules.yaml from values.yaml and serve-app's configuration.
 
 Types come from the default values, descriptions from the `# --` comments, and what neither tells (an empty list's entries, bounds,
 choices) from the tables below. Every object is closed and whole, so that a misspelt key fails, and so does a

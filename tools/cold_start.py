@@ -1,4 +1,4 @@
-"""What a start costs: fleets of one simulated and one real tiny model, started again and again.
+"""This script measures starts: of fleets of one simulated and one real tiny model, again and again.
 
 ``python -m tools.cold_start`` prints a row per process and state of vLLM's cache folder: ``cold`` as in a new pod and, with ``--warm``,
 ``warm`` as on a machine that has served the model before. ``--tree NAME=PATH`` (more than once) compares checkouts in interleaved

@@ -1,4 +1,4 @@
-"""`make demo-autoscaling`: a simulated fleet, a load that jumps, and the plot of replicas and latencies over time.
+"""`make demo-autoscaling` starts a simulated fleet, puts a jump of load on it, and plots replicas and latencies over time.
 
 Needs no GPU and no cluster. Two cores do; the whole takes about five minutes, of which two and a half are the load.
 """

@@ -1,4 +1,4 @@
-"""Writes the SBOM of an image that was saved as an OCI archive (CycloneDX 1.6, JSON).
+"""This script writes the SBOM of an image that was saved as an OCI archive (CycloneDX 1.6, JSON).
 
 ``python -m tools.image_sbom ARCHIVE.oci.tar SBOM.cdx.json``. The image's own SBOM, which the Dockerfile makes, lists Python packages. This
 one adds Debian's packages, the Python that the base image was built with, and the digest by which a registry knows the image.

@@ -1,4 +1,4 @@
-"""Makes helm/loadtest/values.schema.json, as tools/chart_schema.py does for serve-app; `scenario` is the load-test kit's own schema.
+"""This script makes helm/loadtest/values.schema.json; `scenario` in it is the load-test kit's own schema.
 
 Run as `python -m tools.loadtest_chart_schema`; tests/chart/test_loadtest_generated.py fails when the file is not what this makes.
 """

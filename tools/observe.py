@@ -1,4 +1,4 @@
-"""`make observe`: Prometheus, and Grafana where it is installed, beside a service on this machine, with the chart's rules and dashboards.
+"""`make observe` runs Prometheus, and Grafana where it is installed, beside a service on this machine, with the chart's rules.
 
 Everything is written below one folder. Both listen on 127.0.0.1 only, and end with this process.
 """

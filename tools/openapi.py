@@ -1,4 +1,4 @@
-"""Makes docs/openapi.json, the OpenAPI description of what an ingress answers: `python -m tools.openapi`, 20 s.
+"""This script makes docs/openapi.json, the OpenAPI description of an ingress's answers: `python -m tools.openapi`, 20 s.
 
 vLLM's own applications describe its routes, one of a model that makes text and one of a model that makes vectors; what vLLM registers
 beside the routes that an ingress passes on is left out. The ingress's own routes are described here.

@@ -1,4 +1,4 @@
-"""Makes docs/configuration.md from the models of the configuration: `python -m tools.reference`."""
+"""This script makes docs/configuration.md from the models of the configuration: `python -m tools.reference`."""
 
 import inspect
 from collections.abc import Iterator

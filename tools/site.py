@@ -1,4 +1,4 @@
-"""Lays the pages out for MkDocs (`make docs`) in the folders that they have in the repository, so that the same links hold in both."""
+"""This script lays the pages out for MkDocs (`make docs`) in the repository's own folders, so that the same links hold in both."""
 
 import re
 import shutil

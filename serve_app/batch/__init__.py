@@ -1,4 +1,4 @@
-"""Batch inference: the lines of a file, or the elements of a pipeline, become requests to a service, and their answers one result each.
+"""The batch room turns lines of a file, or elements of a pipeline, into requests to a service, and writes one result for each.
 
 ``requests`` makes requests, and ``client`` asks for them; ``blocking`` is that client for threads. For files, ``rows`` reads the input,
 ``journal`` remembers what was answered through any crash, and ``runner`` brings them together: `serve-app batch run` over HTTP.

@@ -1,4 +1,4 @@
-"""Apache Beam's ``RunInference`` asks a fleet. Needs the extra ``serve-app[beam]``.
+"""`FleetModelHandler` lets Apache Beam's ``RunInference`` ask a fleet. Needs the extra ``serve-app[beam]``.
 
     predictions = prompts | RunInference(FleetModelHandler("http://serve-app:8010"), inference_args={"max_tokens": 64})
     predictions = prompts | RunInference(EmbeddedModelHandler("fleet.yaml"), inference_args={"max_tokens": 64})

@@ -1,4 +1,4 @@
-"""`/v1/batches` as OpenAI's API has it."""
+"""`BatchesApi` answers `/v1/batches` as OpenAI's API describes it."""
 
 import asyncio
 import json

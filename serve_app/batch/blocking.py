@@ -1,4 +1,4 @@
-"""The client for callers that have threads and no event loop, as Beam's workers do."""
+"""`BlockingClient` asks a service for callers that have threads and no event loop, such as Beam's workers."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The bytes of files in an object store, or in a folder that several machines mount. A file is there whole or not at all.
+"""`Bucket` keeps the bytes of files in an object store, or in a folder that several machines mount. A file is there whole or not at all.
 
 Files are written in a scratch folder of this machine first, and read from a copy there. The file `serve-app-database` beside them names the
 database of their records: ingresses of another database are refused, as each would take the other's files for leftovers and remove them.

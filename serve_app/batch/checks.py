@@ -1,4 +1,4 @@
-"""What is wrong with the input of a batch of the API, line by line, before any of it is asked. Pure."""
+"""`check_input` finds what is wrong with the input of a batch of the API, line by line, before any line is asked. Pure."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping

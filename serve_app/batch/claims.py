@@ -1,4 +1,4 @@
-"""Who runs which batch. A process runs a batch only under a claim on it, and each batch has one claim at a time.
+"""A claim lets a process run one batch: a process runs a batch only under a claim, and each batch has one claim at a time.
 
 `FolderClaims` is for one folder: the process that holds the folder's lock has the claims on all batches. leases.py is for several
 ingresses.

@@ -1,4 +1,4 @@
-"""Asks a service: as many requests at once as it takes, each until it has an answer or a reason why it will have none.
+"""`BatchClient` asks a service: as many requests at once as it takes, each until it has an answer or a final reason for none.
 
 The command line, Beam and Ray Data share this client, so that full, failing and lost services are the same to all of them.
 """

@@ -1,4 +1,4 @@
-"""The HTTP connections of a batch to its service: as many as there are requests at once, at a small cost of CPU for each request.
+"""`Connections` holds the HTTP connections of a batch: one for each request at a time, at a small cost of CPU for each request.
 
 They are aiohttp's, with the answers and errors of httpx, which the transport inside an ingress (`in_process.py`) has, too.
 """

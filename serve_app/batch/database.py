@@ -1,4 +1,4 @@
-"""What the records of files and batches ask of a database: reading, and changes in transactions. SQL has `?` where a value stands."""
+"""`Database` is what the records of files and batches need of a database: reads, and changes in transactions."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar

@@ -1,4 +1,4 @@
-"""How fast lines have to be answered so that each batch ends within its window. Pure."""
+"""`lines_per_s` computes how fast lines have to be answered so that each batch ends within its window. Pure."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Threads that wait for the disk in place of the event loop, apart from those in which vLLM tokenizes."""
+"""`DiskThreads` wait for the disk in place of the event loop, apart from the threads in which vLLM tokenizes."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""`/v1/files` as OpenAI's API has it, for files that a batch reads or has written."""
+"""`FilesApi` answers `/v1/files` as OpenAI's API describes it, for files that a batch reads or has written."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The process that keeps the fleet which a machine's pipelines share: ``python -m serve_app.batch.fleet_keeper FOLDER``.
+"""`FleetKeeper` holds the fleet that a machine's pipelines share; ``python -m serve_app.batch.fleet_keeper FOLDER`` runs it.
 
 The first worker process that needs the fleet starts the keeper (`shared_fleet.py`). The keeper starts the fleet as its child, tells its
 URL in ``FOLDER/state``, starts the fleet again when it ends or is stuck, and ends it with the last worker process. A worker process counts

@@ -1,4 +1,4 @@
-"""A fleet for one job: ``serve-app up`` as a child on a free port. It ends when the job ends, also when the job is killed.
+"""`FleetProcess` is a fleet for one job: ``serve-app up`` as a child on a free port, which ends with the job, even a killed one.
 
 The fleet has a Ray cluster of its own, or is the application of one that runs, whose ingress then has to be on this machine.
 """

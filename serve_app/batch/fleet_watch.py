@@ -1,4 +1,4 @@
-"""When the fleet of a machine's pipelines is started again, ended or given up. Pure: only `fleet_keeper.py` calls this module."""
+"""`FleetWatch` decides when the fleet of a machine's pipelines is restarted, ended or given up. Pure: only `fleet_keeper.py` uses it."""
 
 from dataclasses import dataclass, field
 from typing import Literal

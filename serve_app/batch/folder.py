@@ -1,4 +1,4 @@
-"""The bytes of files, answers and journals in a folder of this machine. A file is there whole or not at all.
+"""`Folder` keeps the bytes of files, answers and journals in a folder of this machine. A file is there whole or not at all.
 
 Names are ids that this server has made, so no name that a client gives is ever part of a path. Several processes may share the folder: an
 ingress that replaces another one begins before that has ended.

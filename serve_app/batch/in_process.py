@@ -1,4 +1,4 @@
-"""Asks the ingress's own application, without a connection to itself: for the requests of batches that the ingress runs.
+"""`InProcess` sends the requests of the ingress's own batches to the ingress's application, without a connection.
 
 A batch runs in a thread with an event loop of its own (worker.py), and the application in the ingress's. A request that is given up
 sees a disconnect, as from a client that has gone: vLLM then stops it in its engine.

@@ -1,4 +1,4 @@
-"""One batch of the API: is its input right, and then all that is left to its end.
+"""`BatchJob` runs one batch of the API: it checks the input, and a later run of it brings the batch to its end.
 
 Whatever ends the process, the next one's job goes on from the journal.
 """

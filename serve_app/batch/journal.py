@@ -1,4 +1,4 @@
-"""What a batch has answered so far, in a SQLite file beside its output: the one thing that has to outlive a crash.
+"""`Journal` remembers through any crash what a batch has answered so far, in a SQLite file beside the output.
 
 A process holds the file's lock from its start to its end, whatever that is: the kernel takes it back. So two never write at once, and a
 process that was killed leaves nothing to wait for. The output is made of the journal at the end, in one piece.

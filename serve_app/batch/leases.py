@@ -1,4 +1,4 @@
-"""Claims of several ingresses on the batches of one database: leases that end by the database's clock, each with a fence.
+"""`BatchLeases` are claims of several ingresses on the batches of one database: they end by the database's clock, and each has a fence.
 
 An ingress renews its leases each second. When it has not done so for the length of a lease, because it was killed, hangs or has lost the
 database, any other ingress may take the batch over. The new lease has a larger fence, and whatever the old runner still sends is refused

@@ -1,4 +1,4 @@
-"""A line of the output, in the form of OpenAI's Batch API, and the output as a file."""
+"""This module writes the output of a batch: each line in the form of OpenAI's Batch API, and the file in one piece."""
 
 import json
 import os

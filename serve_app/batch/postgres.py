@@ -1,4 +1,4 @@
-"""The records of several ingresses' files and batches: a PostgreSQL database. Needs the extra `serve-app[shared-batches]`.
+"""`PostgresDatabase` has the records of several ingresses' files and batches. Needs the extra `serve-app[shared-batches]`.
 
 Nothing is asked of the database before the first call, so an ingress starts and serves chats while the database is away.
 """

@@ -1,4 +1,4 @@
-"""``predict``: a Ray dataset's prompts, answered by a running service. Needs the extra ``serve-app[ray-data]``."""
+"""``predict`` answers a Ray dataset's prompts by a running service. Needs the extra ``serve-app[ray-data]``."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What is kept of a file and of a batch, in the words of OpenAI's API. Pure: time is a number of seconds since 1970.
+"""`File` and `Batch` are the stored records, in the terms of OpenAI's API. Pure: time is a number of seconds since 1970.
 
 validating -> in_progress -> finalizing -> completed
      |             |-> expired                            the window is over

@@ -1,4 +1,4 @@
-"""What each row asks of the service. Pure."""
+"""`request_of` makes the request of each row. Pure."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Room on a folder's disk that is kept for deletions, cancellations and the start of an ingress.
+"""`Reserve` keeps room on a folder's disk for deletions, cancellations and the start of an ingress.
 
 Each of them changes or opens the database, for which a full disk has no room.
 """

@@ -1,4 +1,4 @@
-"""The rows of an input file, whatever is wrong with some of them: a bad row has its problem, and the next one follows."""
+"""`rows` reads the rows of an input file: a bad row is yielded with its problem, and reading continues with the next row."""
 
 import csv
 import json

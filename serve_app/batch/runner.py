@@ -1,4 +1,4 @@
-"""Asks the service for what a journal has no answer of: as many lines at once as the service takes, none of them twice, none lost."""
+"""`Runner` asks a service for all that a journal has no answer of: as many lines at once as the service takes, each line once."""
 
 import asyncio
 import contextlib

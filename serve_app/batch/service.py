@@ -1,4 +1,4 @@
-"""OpenAI's Files and Batches API over one storage: routes, records and the worker, put together."""
+"""`BatchService` puts OpenAI's Files and Batches API together over one storage: routes, records and the worker."""
 
 from collections.abc import Collection, Mapping
 from typing import Protocol

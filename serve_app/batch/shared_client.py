@@ -1,4 +1,4 @@
-"""The client of a worker process whose machine has a fleet of its own."""
+"""`SharedClient` asks the shared fleet of a machine on behalf of one worker process."""
 
 import threading
 from collections.abc import Sequence

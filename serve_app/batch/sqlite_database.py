@@ -1,4 +1,4 @@
-"""The records of one ingress's files and batches: a SQLite file in its folder. An ingress and its successor may have it open together."""
+"""`SqliteDatabase` has the records of one ingress's files and batches, in a SQLite file of its folder."""
 
 import os
 import sqlite3

@@ -1,4 +1,4 @@
-"""Where files, batches and answers are: in one folder, or in a database and an object store that several ingresses share."""
+"""`Storage` says where files, batches and answers are: in one folder, or in a database and an object store that several ingresses share."""
 
 import contextlib
 import fcntl

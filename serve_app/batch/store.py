@@ -1,4 +1,4 @@
-"""Files and batches in a database: what there is, whose it is, how it stands.
+"""`Store` reads and changes the records of files and batches in a database.
 
 `Store` is the whole interface to these records. Its SQL is understood by SQLite and by PostgreSQL (sqlite_database.py, postgres.py). Any
 thread may call it; each call waits for the database. Each change is one transaction, so several processes may use one database.

@@ -1,4 +1,4 @@
-"""The form of an upload, read as its bytes come: the file's go out at once, the other fields are short and kept. No IO."""
+"""`UploadForm` reads an upload as its bytes come: it returns the file's bytes at once, and keeps the other, short fields. No IO."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Files that are told by a URL: in an object store by pyarrow, by other protocols with fsspec."""
+"""This module reads and writes files that a URL names: in an object store by pyarrow, over other protocols by fsspec."""
 
 import contextlib
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Runs batches: a thread with an event loop of its own, so that its waits for the storage delay no stream of the ingress.
+"""`Worker` runs batches in a thread with an event loop of its own, so that its waits for the storage delay no stream of the ingress.
 
 A batch runs under a claim (claims.py), so that of several processes one runs it. Each process looks each second what it may claim. What to
 do is read from the database each time: batches that an earlier process has left begin like new ones.

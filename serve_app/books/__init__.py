@@ -1,1 +1,1 @@
-"""The books room holds what others read of requests: Prometheus series, and the ledger's lines and their check."""
+"""The books room describes the records of requests: the table of Prometheus series, and the ledger's lines and their check."""

@@ -1,4 +1,4 @@
-"""Whether a ledger is whole: no line is missing, each request has one outcome, and the sums that ingresses wrote agree with the lines.
+"""`check` finds out whether a ledger is whole: no line is missing, each request has one outcome, and the sums agree with the lines.
 
 Memory: lines are read one at a time; kept are 8 bytes of each line for its id and 8 for each gap, and the numbers of requests that ran at
 one moment, as intervals. Ten million lines take 80 MB, and as much again while ids are compared.

@@ -1,4 +1,4 @@
-"""The lines of a ledger: what an ingress writes of each request at its one outcome, and `serve-app ledger verify` reads.
+"""These structs are the lines of a ledger: an ingress writes one for each request at its outcome, and `serve-app ledger verify` reads them.
 
     ledger-<start>-<ingress>-000000.jsonl
         {"ledger": 1, ...}     `Head`: what the ingress had counted when the file began

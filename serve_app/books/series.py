@@ -1,4 +1,4 @@
-"""The table of every Prometheus series of ours: its kind, its labels, and what it means.
+"""This table lists every Prometheus series of serve-app: its kind, its labels, and its meaning.
 
 Collectors are made by the functions below, so a series that is not in the table cannot be made. Times are seconds, sizes bytes. Counters
 are written without the suffix ``_total`` that Prometheus shows. Every label has few values: models and replicas of one release, API

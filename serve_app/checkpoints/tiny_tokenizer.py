@@ -1,4 +1,4 @@
-"""The tokenizer of the tiny checkpoints: byte-level BPE, trained on the text below, the same on each run.
+"""This module trains the tokenizer of the tiny checkpoints: byte-level BPE on the text below, the same on each run.
 
 Every byte is a token of its own, so any text survives encoding and decoding. The chat template has the Hermes form,
 which vLLM's ``hermes`` tool parser reads.

@@ -1,4 +1,4 @@
-"""Weights on a shared volume: fetched by a job, compared with checksums, then marked, so that pods know when they are complete.
+"""A job fetches weights to a shared volume, compares checksums and marks them, so that pods know when they are complete.
 
 A mark is the file `.serve-app-complete` in the folder. It holds what was fetched (`hf:ORG/NAME@COMMIT`, or any text that the caller
 chose), and is written last: a folder with another mark or none is not complete, whatever else lies in it.

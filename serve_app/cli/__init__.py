@@ -1,1 +1,1 @@
-"""The command line: `main.py` collects the commands, one module each."""
+"""The cli room is the command line: `main.py` collects the commands, and each command has a module."""

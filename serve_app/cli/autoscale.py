@@ -1,4 +1,4 @@
-"""``serve-app autoscale``: what the autoscaler decided, why, and what it would have come to under other rules."""
+"""``serve-app autoscale`` shows what the autoscaler decided and why, and replays its log under other rules."""
 
 import dataclasses
 import gzip

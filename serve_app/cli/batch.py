@@ -1,4 +1,4 @@
-"""``serve-app batch run``: the lines of a file, answered by a running service, or by one that is started for it."""
+"""``serve-app batch run`` answers the lines of a file by a running service, or by one that is started for it."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The options of ``serve-app batch run``, each with its help."""
+"""These are the options of ``serve-app batch run``, each with its help."""
 
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""`serve-app check FILE`: refuse a wrong configuration, in under 2 s where vLLM need not be asked, and show what a right one asks for."""
+"""`serve-app check FILE` refuses a wrong configuration, in under 2 s where vLLM is not asked, and shows what a right one asks for."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The command line's own Ray cluster: in a temporary folder on free ports, found again by its name, ended without a trace."""
+"""This module runs the command line's own Ray cluster: in a temporary folder on free ports, found again by its name."""
 
 import atexit
 import contextlib

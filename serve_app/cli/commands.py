@@ -1,4 +1,4 @@
-"""What the commands take and say of themselves. Each imports its work when it is called: `--help` shows all of them and needs none."""
+"""This module declares the commands, their options and their help. Each imports its work when it is called, so `--help` imports none."""
 
 from pathlib import Path
 from typing import Annotated

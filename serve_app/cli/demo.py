@@ -1,4 +1,4 @@
-"""``serve-app demo``: start a fleet, ask it, break a replica under a stream, load it for half a minute, and sum up."""
+"""``serve-app demo`` starts a fleet, asks it, breaks a replica under a stream, loads it for half a minute, and prints a summary."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""What ``serve-app demo`` knows of its answers: how each one ended, and the summary of many. Pure: events in, numbers out."""
+"""`DemoAnswer` records how one streamed answer of ``serve-app demo`` ended, and `Summary` sums up many. Pure."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The client side of ``serve-app demo``: streamed chats, a closed loop, and which replica holds a stream."""
+"""`DemoClient` is the client of ``serve-app demo``: streamed chats, a closed loop, and a look at which replica holds a stream."""
 
 import contextlib
 import time

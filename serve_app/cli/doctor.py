@@ -1,4 +1,4 @@
-"""``serve-app doctor``: reads what a start on this machine depends on, and says in a line each what is wrong and the way out."""
+"""``serve-app doctor`` checks what a start on this machine depends on, and prints a line for each finding, with the way out."""
 
 import contextlib
 import json

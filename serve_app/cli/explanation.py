@@ -1,4 +1,4 @@
-"""One decision of the autoscaler in words, with the numbers it was made from. Pure."""
+"""`explanation` describes one decision of the autoscaler in words, with the numbers from which it was made. Pure."""
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime

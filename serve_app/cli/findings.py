@@ -1,4 +1,4 @@
-"""What `serve-app doctor` says of a machine. Pure: each function judges values that `doctor.py` has read and asks for no others."""
+"""These functions judge a machine for `serve-app doctor`. Pure: each judges values that `doctor.py` has read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

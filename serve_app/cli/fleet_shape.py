@@ -1,4 +1,4 @@
-"""The form of what an ingress answers to `GET /fleet`, as far as commands read it. Whatever else it holds is left alone.
+"""`problem_of` checks the form of an answer to `GET /fleet`, as far as commands read it. Other keys are ignored.
 
 A key with a default may be missing; no key may be null.
 """

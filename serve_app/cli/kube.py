@@ -1,4 +1,4 @@
-"""The command line's dealings with Kubernetes, through its own client; every refusal says what is missing and the way out."""
+"""This module talks to Kubernetes for the command line. Each refusal says what is missing and the way out."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""``serve-app ledger``: is the account of requests whole, and what does it say?"""
+"""``serve-app ledger`` checks whether the record of requests is whole, and prints what it says."""
 
 import json
 from collections.abc import Iterable, Iterator

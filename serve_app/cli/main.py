@@ -1,4 +1,4 @@
-"""The command `serve-app`. Commands import what they need inside, so that `--help` and `check` answer at once."""
+"""`serve-app` is the command. Its subcommands import what they need inside, so that `--help` and `check` answer at once."""
 
 import errno
 import json

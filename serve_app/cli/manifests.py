@@ -1,4 +1,4 @@
-"""What Kubernetes manifests say of serve-app: the configuration inside a RayService and the timeouts around it."""
+"""This module checks Kubernetes manifests: the configuration inside a RayService and the timeouts around it."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""`serve-app model`: fetch the embedded model or weights for a volume, make tiny models for tests, list what there is."""
+"""`serve-app model` fetches the embedded model or weights for a volume, makes tiny models for tests, and lists what is there."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

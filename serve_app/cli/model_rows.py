@@ -1,4 +1,4 @@
-"""What `serve-app models list` says of each model. Pure: the report of `status.collect` and the running configuration in, rows out."""
+"""`rows` makes the table of `serve-app models list` from the report of `status.collect` and the running configuration. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""What `serve-app models update` changes: the running configuration, or the values of a Helm release. Pure but for the file it reads."""
+"""`serve-app models update` changes the running configuration, or the values of a Helm release. Pure but for the file that it reads."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

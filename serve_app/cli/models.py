@@ -1,4 +1,4 @@
-"""``serve-app models``: which models are loaded in a fleet that runs, and `load`, `unload`, `pin` and `update` for one of them."""
+"""``serve-app models`` lists the models of a running fleet, and loads, unloads, pins and updates one of them."""
 
 import json
 import time

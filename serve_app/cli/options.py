@@ -1,4 +1,4 @@
-"""Options that several commands have in common. Imports nothing that `--help` can do without."""
+"""These are the options that several commands have in common. The module imports nothing that `--help` can do without."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""What a RayService and its pods say of a rollout: is it done, does it go on, has it failed, and why. Pure.
+"""`judge` reads from a RayService and its pods whether a rollout is done, in progress or failed, and why. Pure.
 
 The fields are those of KubeRay 1.6's `ray.io/v1`. A change of `serveConfigV2` is made in the active cluster, any other in a new one:
 it is `pending` until its applications run, then `active`, and the old cluster goes after `rayClusterDeletionDelaySeconds`.

@@ -1,4 +1,4 @@
-"""Outlives ``serve-app up``, also one that was killed: ends what is left of its Ray cluster, then removes the cluster's folder.
+"""The reaper outlives ``serve-app up``, even a killed one: it ends what is left of the Ray cluster, and removes the cluster's folder.
 
 Ray's own processes end with the driver, except two agents that first try for five minutes to tell a dead GCS about it (Ray 2.60,
 ``process_watcher.report_raylet_error_logs``). The folder would stay for ever.

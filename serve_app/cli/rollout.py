@@ -1,4 +1,4 @@
-"""``serve-app rollout``: apply a change to a cluster, or take one that Helm has applied, and watch it to its end."""
+"""``serve-app rollout`` applies a change to a cluster, or takes one that Helm has applied, and watches it to its end."""
 
 import json
 import time

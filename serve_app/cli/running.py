@@ -1,4 +1,4 @@
-"""The application that runs, as Ray Serve keeps it: its configuration, and the numbers of replicas that `serve-app models` has changed.
+"""`Running` is the application that runs, as Ray Serve holds it: its configuration, and the replica counts that `serve-app models` set.
 
 Serve keeps both in its checkpoint, so that they survive its controller. A bound is changed by an entry of ``deployments`` in Serve's
 config, which touches no replica that runs.

@@ -1,4 +1,4 @@
-"""The configuration file of a command: read whole, with all its mistakes told at once."""
+"""This module reads the configuration file of a command, and reports all its mistakes at once."""
 
 import dataclasses
 from collections.abc import Iterable

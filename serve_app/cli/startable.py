@@ -1,4 +1,4 @@
-"""Refuses a start that can only fail, before anything is started. For what runs on this machine alone."""
+"""This module refuses a start on this machine that can only fail, before anything is started."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""``serve-app status`` and ``serve-app down``."""
+"""``serve-app status`` shows a fleet, and ``serve-app down`` ends it."""
 
 import json
 import statistics

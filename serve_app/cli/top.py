@@ -1,4 +1,4 @@
-"""``serve-app top``: the fleet as an ingress tells it by ``GET /fleet``, drawn again every few seconds."""
+"""``serve-app top`` draws the fleet as an ingress reports it by ``GET /fleet``, again every few seconds."""
 
 import json
 import time

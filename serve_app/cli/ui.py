@@ -1,4 +1,4 @@
-"""``serve-app ui``, and the same process beside ``serve-app up``."""
+"""``serve-app ui`` serves the pages; ``serve-app up`` starts the same process beside itself."""
 
 import contextlib
 import importlib.util

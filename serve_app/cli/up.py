@@ -1,4 +1,4 @@
-"""``serve-app up``: a Ray cluster (or an existing one), the application on it, and a URL; until Ctrl-C."""
+"""``serve-app up`` starts a Ray cluster (or takes an existing one) and the application on it, and serves until Ctrl-C."""
 
 import contextlib
 import logging

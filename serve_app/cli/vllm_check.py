@@ -1,4 +1,4 @@
-"""What vLLM itself says of a configuration: in a process of its own, without a GPU, and of a checkpoint it reads no weights.
+"""This module asks vLLM itself about a configuration: in a process of its own, without a GPU, and without reading weights.
 
 For each model whose checkpoint is on this machine the front end is built as an ingress builds it, and for a model on cpu the engine core's
 configuration is made as its replica makes it. A model on cuda has only the front end judged: vLLM judges the rest by the GPU that it finds.

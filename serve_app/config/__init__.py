@@ -1,4 +1,4 @@
-"""The configuration: one YAML file, read once at the entry point, then passed down as frozen values. Units are in the names.
+"""The config room is the configuration: one YAML file, read once at the entry point, then passed down as frozen values.
 
 `settings.py` has the whole, the other modules the sections; `checks.py` words refusals, `vllm_arguments.py` checks vLLM's arguments, and
 `timeouts.py` the order of all timeouts.

@@ -1,4 +1,4 @@
-"""LoRA adapters of a model: small sets of weights over the model's own, each with a name that requests may ask for."""
+"""`AdapterSettings` describes a LoRA adapter: a small set of weights over a model's own, with a name that requests may ask for."""
 
 import hashlib
 from typing import Annotated

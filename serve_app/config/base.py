@@ -1,4 +1,4 @@
-"""What every section is made of: strict numbers, absolute paths, and refusal of unknown keys."""
+"""`Section` is the base of every section: strict numbers, absolute paths, and refusal of unknown keys."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

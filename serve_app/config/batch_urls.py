@@ -1,4 +1,4 @@
-"""The URLs of storage that several ingresses share for batches: what is wrong with one is told without its password."""
+"""This module checks the URLs of shared batch storage, and reports problems without the URL's password."""
 
 import re
 from pathlib import Path

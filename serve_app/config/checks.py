@@ -1,4 +1,4 @@
-"""What the sections check beyond types, and how a refusal is worded: hints, units, duplicate keys."""
+"""This module checks what types cannot, and words refusals: hints, units, duplicate keys."""
 
 import difflib
 import ipaddress

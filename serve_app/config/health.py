@@ -1,4 +1,4 @@
-"""When a replica's engine counts as hung."""
+"""`HealthSettings` says when a replica's engine counts as hung."""
 
 from collections.abc import Iterator
 from typing import Literal, Self

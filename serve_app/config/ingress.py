@@ -1,4 +1,4 @@
-"""The HTTP side."""
+"""`IngressSettings` is the HTTP side of the configuration."""
 
 from typing import Annotated, Literal, Self
 

@@ -1,4 +1,4 @@
-"""The links between ingress and replicas, and the leases by which they find each other."""
+"""These sections set up the links between ingress and replicas, and the leases by which they find each other."""
 
 from collections.abc import Iterator
 from typing import Self

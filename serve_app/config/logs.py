@@ -1,4 +1,4 @@
-"""What log lines look like."""
+"""`LogSettings` says how log lines look."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""One served model: what the engine loads, how many replicas there are and where they run."""
+"""`ModelSettings` is one served model: what the engine loads, the number of replicas, and where they run."""
 
 import hashlib
 import json

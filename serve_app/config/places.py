@@ -1,4 +1,4 @@
-"""Where in the file a key may stand, for a key that stands at a wrong place."""
+"""This module says where in the file a key may stand, for the hint about a misplaced key."""
 
 import re
 import typing

@@ -1,4 +1,4 @@
-"""How the ingresses choose a replica for a request."""
+"""`RoutingSettings` says how the ingresses choose a replica for a request."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Windows of the week in which a model has other bounds."""
+"""`ScheduledBounds` is a window of the week in which a model has other bounds."""
 
 import re
 from collections.abc import Sequence

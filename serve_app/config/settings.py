@@ -1,4 +1,4 @@
-"""The whole file: its sections together, what they say of each other, and the ways to read it.
+"""`Settings` is the whole file: its sections together, the checks between them, and the ways to read it.
 
 Besides `cli/`, this is the only module that reads the environment.
 """

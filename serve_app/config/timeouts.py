@@ -1,4 +1,4 @@
-"""The chain of timeouts from the client to the pods: which must outlast which. Pure.
+"""These rules order the timeouts from the client to the pods: each says which timeout must outlast which. Pure.
 
 The chart checks these rules before it installs anything, by a copy that tools/chart_schema.py makes (helm/serve-app/files/rules.yaml).
 `serve-app check` checks them in a configuration file, or in manifests. A rule is not judged while one of its times is not known (None).

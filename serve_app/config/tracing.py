@@ -1,4 +1,4 @@
-"""Where traces go, and which of them."""
+"""`TracingSettings` says where traces go, and which requests are traced."""
 
 import ipaddress
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Where `serve-app up` serves the chat page and the fleet page."""
+"""`UiSettings` says where `serve-app up` serves the chat page and the fleet page."""
 
 from pydantic import Field
 

@@ -1,4 +1,4 @@
-"""Which of vLLM's arguments a configuration file may give, and of which type; `vllm_source.py` knows them."""
+"""This module checks which of vLLM's arguments a configuration file gives, and their types, as `vllm_source.py` reads them."""
 
 import json
 import operator

@@ -1,4 +1,4 @@
-"""Names, types and ranges of vLLM's arguments, read from its source: importing vLLM takes 8 s, `serve-app check` has 2 s.
+"""This module reads names, types and ranges of vLLM's arguments from its source: importing vLLM takes 8 s, and `serve-app check` has 2 s.
 
 A type is as much of an annotation as can be told without vLLM's classes: builtin types, unions of them, and `Literal`s, also those
 that its modules give a name. All else counts as `Any`. The range of a number is what vLLM's configuration gives its field, to which

@@ -1,4 +1,4 @@
-"""The whole error tree: what went wrong, whose fault it is, and what an HTTP client is told.
+"""The errors room holds the whole error tree: each class says whose fault the error is, and what an HTTP client is sent.
 
 Each theme has its module: those of this package, and `protocol/errors.py` for links between ingress and replica. This one table shows each
 code and status, so that no code is given twice. Import from the package, not from a theme: `from serve_app.errors import QueueFull`.

@@ -1,4 +1,4 @@
-"""The root of the error tree."""
+"""`ServingError` is the root of the error tree."""
 
 import copyreg
 from typing import Any, ClassVar

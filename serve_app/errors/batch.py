@@ -1,4 +1,4 @@
-"""Why a batch cannot begin or go on."""
+"""These errors say why a batch cannot begin or continue."""
 
 from dataclasses import dataclass
 from typing import ClassVar

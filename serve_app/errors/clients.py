@@ -1,4 +1,4 @@
-"""What a client sent cannot be served. None of these errors carries Retry-After."""
+"""These errors say what is wrong with a client's request. None of them carries Retry-After."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""What the command line meets when it works on a Ray cluster, or reads the log of its autoscaler."""
+"""These errors end a command that works on a Ray cluster, or reads the log of its autoscaler."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""The operator's configuration file is wrong, or asks for an address that is not free. Never sent over HTTP."""
+"""These errors say that the configuration file is wrong, or asks for an address that is not free. They are never sent over HTTP."""
 
 from dataclasses import dataclass
 from typing import ClassVar

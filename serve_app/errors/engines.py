@@ -1,4 +1,4 @@
-"""Why a replica has no engine any more and ends its links."""
+"""These errors say why a replica has lost its engine and ends its links."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""There is no room, or no time, for a request now. Each of these errors carries Retry-After."""
+"""These errors say that there is no room, or no time, for a request now. Each of them carries Retry-After."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""A model's checkpoint, engine core or front end cannot be used or does not start."""
+"""These errors say that a model's checkpoint, engine core or front end cannot be used or does not start."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""A request, or a utility call, failed on its way to a replica or there. Links have `serve_app/links/protocol/errors.py`."""
+"""These errors end a request, or a utility call, on its way to a replica or there. Links have `serve_app/links/protocol/errors.py`."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""The storage of files and batches fails, is away, or is full."""
+"""These errors say that the storage of files and batches fails, is away, or is full."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar

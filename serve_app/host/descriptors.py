@@ -1,4 +1,4 @@
-"""How near this process is to its limit of open files (RLIMIT_NOFILE).
+"""This module measures how near this process is to its limit of open files (RLIMIT_NOFILE).
 
 At the limit nothing opens any more: no link to a replica, no file, no connection of a probe that asks why. So the last ``SPARE`` numbers
 are kept for these. The kernel gives each new descriptor the lowest free number: one of the last ``SPARE`` numbers is given only while all

@@ -1,4 +1,4 @@
-"""What an exception that is not ours says, in one line. Most are vLLM's, whose configuration is checked by pydantic."""
+"""`in_one_line` shortens another library's exception. Most are vLLM's, whose configuration is checked by pydantic."""
 
 from pydantic import ValidationError
 

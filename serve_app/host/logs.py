@@ -1,4 +1,4 @@
-"""Where our log lines go inside a Ray Serve replica: to the handlers that Serve gave its own logger."""
+"""This module sends our log lines, inside a Ray Serve replica, to the handlers that Serve gave its own logger."""
 
 import json
 import logging

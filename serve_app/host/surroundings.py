@@ -1,4 +1,4 @@
-"""What a process learns of its surroundings from no error: how many threads it may still start, and that its clock was set."""
+"""This module reads what no error reports: how many threads the process may still start, and that its clock was set."""
 
 import contextlib
 import math

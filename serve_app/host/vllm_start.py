@@ -1,4 +1,4 @@
-"""What makes the start of a process with vLLM in it shorter than vLLM's own."""
+"""This module makes a process with vLLM in it start faster than vLLM's own start."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""Answers that are under way, by the page that shows them, so that each can be stopped."""
+"""`Answering` holds the answers under way, by the page that shows them, so that each can be stopped."""
 
 import asyncio
 import time

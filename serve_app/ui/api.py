@@ -1,4 +1,4 @@
-"""What the pages ask of the HTTP API: the models, the fleet, and an answer as a stream of events."""
+"""`Service` asks the HTTP API on behalf of the pages: for the models, the fleet, and an answer as a stream of events."""
 
 import contextlib
 import json

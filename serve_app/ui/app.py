@@ -1,4 +1,4 @@
-"""The pages as one web application, and the process that serves it."""
+"""This module puts the pages together as one web application, and runs the process that serves it."""
 
 import logging
 import os

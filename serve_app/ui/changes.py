@@ -1,4 +1,4 @@
-"""What happened in a fleet between two of its reports, in sentences for people who watch. Pure."""
+"""`changes` describes what happened in a fleet between two of its reports, in sentences for people who watch. Pure."""
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""The chat page: Gradio's components, and what happens at each of their events."""
+"""`ChatPage` is the chat page: Gradio's components, and a handler for each of their events."""
 
 import html
 import logging

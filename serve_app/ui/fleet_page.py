@@ -1,4 +1,4 @@
-"""The fleet page: asks `/fleet` every second while somebody looks, and shows what is there and what happened."""
+"""The fleet page asks `/fleet` every second while somebody looks, and shows the fleet and what happened in it."""
 
 from collections.abc import Mapping
 from typing import Any

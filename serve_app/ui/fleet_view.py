@@ -1,4 +1,4 @@
-"""The fleet as HTML: tiles, a table of each model's replicas, one of the ingresses, and what happened. Pure."""
+"""This module draws the fleet as HTML: tiles, a table of each model's replicas, one of the ingresses, and what happened. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What the pages' server answers, whom it answers, and what a browser may load for its pages. Without Gradio."""
+"""`Guarded` decides what the pages' server answers, whom it answers, and what a browser may load for its pages. Without Gradio."""
 
 from urllib.parse import urlsplit
 

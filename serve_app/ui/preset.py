@@ -1,4 +1,4 @@
-"""What one prompt is asked with: the controls of the chat page, the link that presets them, and the request that they make. Pure."""
+"""`Preset` holds the controls of the chat page, the link that presets them, and the request that they make of a prompt. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal

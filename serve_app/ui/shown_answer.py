@@ -1,4 +1,4 @@
-"""The answer to one prompt while it arrives: its choices, and the figures below it. Pure."""
+"""`ShownAnswer` is the answer to one prompt while it arrives: its choices, and the figures below it. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""In place of ``serve-app up -f -``: a `Service` at the configuration's port, which fails as a prompt says, the first time that it comes.
+"""This script replaces ``serve-app up -f -``: a `Service` at the configuration's port, which fails once, in the way that a prompt names.
 
 Each start adds a line to ``$FAKE_FLEET/starts``: its process id. ``$FAKE_FLEET/refuse`` makes it end at once with these words.
 """

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of its own for tests: the real one, whose binaries a wheel brings. It can be stopped and started again."""
+"""`PostgresServer` is a real PostgreSQL server for tests, from the binaries of a wheel. It can be stopped and started again."""
 
 import os
 import pwd

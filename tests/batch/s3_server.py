@@ -1,4 +1,4 @@
-"""A server that speaks S3 by HTTP, for tests: moto's, with one bucket.
+"""This module starts a server that speaks S3 by HTTP, for tests: moto's, with one bucket.
 
 It runs in a process of its own: Flask leaves objects in its modules that fail when vLLM looks through all modules of a process.
 """

@@ -1,4 +1,4 @@
-"""A small HTTP server in place of a service: it counts what it is asked, and fails as a test wants it to."""
+"""`Service` is a small HTTP server in place of a service: it counts the requests, and fails as a test wants it to."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A process with the Files and Batches API in front of a model that answers in capitals. It needs no vLLM, so it starts in two seconds.
+"""This process has the Files and Batches API in front of a model that answers in capitals. Without vLLM, it starts in two seconds.
 
 Run as ``python -m tests.batch.small_ingress FOLDER PORT DELAY_S [SETTINGS]``; the settings are those of `ingress.batch` as JSON, else a
 folder below FOLDER. Each prompt that is asked becomes a line of ``FOLDER/asked``.

@@ -1,4 +1,4 @@
-"""``serve-app batch run`` as a process of its own, against a small HTTP server that counts what it is asked."""
+"""``serve-app batch run`` runs here as a process of its own, against a small HTTP server that counts the requests."""
 
 import bz2
 import gzip

@@ -1,4 +1,4 @@
-"""The ingress that runs a batch is killed in the middle of it, again and again."""
+"""A batch comes to its end although the ingress that runs it is killed, again and again."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Options of ``serve-app batch run``, and what it says of how long it still takes."""
+"""``serve-app batch run`` checks its options, and says how long it still takes."""
 
 import os
 from pathlib import Path

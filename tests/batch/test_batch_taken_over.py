@@ -1,4 +1,4 @@
-"""The ingress that runs a batch is killed, and another one over the same database goes on with it."""
+"""An ingress continues the batch of another one that was killed, over the same database."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""``FleetModelHandler`` in pipelines that Beam's own DirectRunner runs, against a small HTTP server that counts what it is asked."""
+"""``FleetModelHandler`` runs here in pipelines of Beam's own DirectRunner, against a small HTTP server that counts the requests."""
 
 import json
 import runpy

@@ -1,4 +1,4 @@
-"""Files of several ingresses, in a server that speaks S3 and in a folder."""
+"""`Bucket` keeps files of several ingresses, in a server that speaks S3 and in a folder."""
 
 import errno
 import logging

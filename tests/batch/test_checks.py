@@ -1,4 +1,4 @@
-"""What is told of a wrong input of the API."""
+"""`check_input` reports what is wrong with an input of the API."""
 
 from io import BytesIO
 

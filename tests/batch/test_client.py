@@ -1,4 +1,4 @@
-"""The client that all batches share, against a small HTTP server that counts what it is asked."""
+"""`BatchClient`, which all batches share, runs here against a small HTTP server that counts the requests."""
 
 import asyncio
 import gzip

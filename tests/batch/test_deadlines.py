@@ -1,4 +1,4 @@
-"""How fast lines have to be answered."""
+"""`lines_per_s` computes how fast lines have to be answered."""
 
 import pytest
 

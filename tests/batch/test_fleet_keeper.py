@@ -1,4 +1,4 @@
-"""The keeper of a machine's fleet, in this process: what its worker processes are told when things go wrong."""
+"""`FleetKeeper` runs here in this process: the tests read what it reports to worker processes when things go wrong."""
 
 import fcntl
 import json

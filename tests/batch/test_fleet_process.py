@@ -1,4 +1,4 @@
-"""The configuration of a fleet that is started for one job."""
+"""`FleetProcess` changes the configuration of a fleet that is started for one job."""
 
 import signal
 import sys

@@ -1,4 +1,4 @@
-"""`FleetWatch`: when the fleet of a machine is started again, ended or given up. Seconds are numbers here."""
+"""`FleetWatch` decides when the fleet of a machine is restarted, ended or given up. Seconds are numbers here."""
 
 import pytest
 

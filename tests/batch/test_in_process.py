@@ -1,4 +1,4 @@
-"""How requests of batches share the places of an ingress."""
+"""Requests of batches share the places of an ingress."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""One batch from its input to its end, without an ingress: what cancels it, and what is missing of it."""
+"""`BatchJob` runs one batch from its input to its end here, without an ingress: cancelled, expired, or with lost files."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""What a journal reads to tell how a batch stands."""
+"""A journal counts a batch's lines without reading their results."""
 
 import sqlite3
 from pathlib import Path

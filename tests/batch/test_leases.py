@@ -1,4 +1,4 @@
-"""One batch and two ingresses over one PostgreSQL server: who runs it, what of the other one counts, and a server that goes away."""
+"""Two ingresses share one batch and one PostgreSQL server, which goes away: one runs the batch, and the other's late writes are refused."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""``predict`` on a local Ray of its own, against a small HTTP server that counts what it is asked."""
+"""``predict`` runs here on a local Ray of its own, against a small HTTP server that counts the requests."""
 
 import json
 import tempfile

@@ -1,4 +1,4 @@
-"""How a batch moves from status to status, and what of a request is a window, metadata or an expiry."""
+"""A batch moves from status to status, and its request's window, metadata and expiry are checked."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Rows of files that no memory would hold, and of CSVs as other programs write them."""
+"""`rows` reads files that fit in no memory, and CSVs as other programs write them."""
 
 from io import BufferedIOBase, BytesIO
 from typing import BinaryIO, cast

@@ -1,4 +1,4 @@
-"""The client of a worker process whose machine's fleet moves to another port."""
+"""`SharedClient` follows its machine's fleet to another port."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""`EmbeddedModelHandler` and the fleet that a machine's worker processes share: real processes, but a fake ``serve-app up``."""
+"""`EmbeddedModelHandler` shares a fleet between a machine's worker processes: real processes, but a fake ``serve-app up``."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What is kept of files and batches, and for how long."""
+"""`Store` keeps files and batches for a limited time."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""The form of an upload: what comes out of it, however its bytes are cut."""
+"""`UploadForm` returns the same form however its bytes are cut."""
 
 import pytest
 from hypothesis import given

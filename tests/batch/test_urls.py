@@ -1,4 +1,4 @@
-"""Input and output of ``serve-app batch run`` in an object store: moto's server of S3, by HTTP."""
+"""``serve-app batch run`` reads and writes an object store here: moto's server of S3, by HTTP."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Rows of test_values.py for how clients and peers reach the fleet: Services, routes, Secrets and network policies."""
+"""These rows of test_values.py are about how clients and peers reach the fleet: Services, routes, Secrets and network policies."""
 
 from tests.chart.places import (
     ALB,

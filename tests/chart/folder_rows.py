@@ -1,4 +1,4 @@
-"""Rows of test_lint.py for what lies in folders: what the ingress writes, and models in a part of a download."""
+"""These rows of test_lint.py are about folders: what the ingress writes, and models in a part of a download."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Rows of test_lint.py for what values add to pods, open to the world, or set in vain, and for the weights."""
+"""These rows of test_lint.py are about what values add to pods, open to the world, or set in vain, and about the weights."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Renders the chart loadtest; `tests.chart.render` does it for serve-app."""
+"""This module renders the chart loadtest; `tests.chart.render` does it for serve-app."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Where things are in a rendering, and the rows that several pods have in common, for test_values.py."""
+"""This module finds things in a rendering, and has the rows that several pods have in common, for test_values.py."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Rows of test_values.py for serve-app's own configuration and the pods of the RayCluster."""
+"""These rows of test_values.py are about serve-app's own configuration and the pods of the RayCluster."""
 
 from tests.chart.places import (
     FT,

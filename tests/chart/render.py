@@ -1,4 +1,4 @@
-"""Renders the chart with helm and finds things in what comes out."""
+"""This module renders the chart with helm and finds things in the result."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""JSON schemas for kubeconform: Kubernetes' and KubeRay's own, and closed ones of what the chart uses of three other APIs.
+"""This module has JSON schemas for kubeconform: Kubernetes' and KubeRay's own, and closed ones of the used parts of three other APIs.
 
 The bed that the cluster tests run on has schemas of its API server, with KubeRay's resources. The Prometheus operator and the
 Gateway API are not in it: below are the fields that the chart uses, closed. The same objects were accepted by the resource

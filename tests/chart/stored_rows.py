@@ -1,4 +1,4 @@
-"""Rows of test_values.py for what is stored: Redis and the weights."""
+"""These rows of test_values.py are about stored data: Redis and the weights."""
 
 from tests.chart.places import (
     FT,

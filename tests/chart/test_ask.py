@@ -1,4 +1,4 @@
-"""The script of `helm test` against answers that are right, and each kind that is not."""
+"""The script of `helm test` accepts right answers, and refuses each kind of wrong one."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""The chart batch: one Job that goes on where a killed pod stopped, restricted, and with the options that the command knows."""
+"""The chart batch is one Job that continues where a killed pod stopped, restricted, and with the options that the command knows."""
 
 import inspect
 import json

@@ -1,4 +1,4 @@
-"""What runs before an install and an upgrade: serve-app check, on the configuration that the release will have."""
+"""The hook before an install and an upgrade runs serve-app check on the configuration that the release will have."""
 
 from pathlib import Path
 from typing import Any

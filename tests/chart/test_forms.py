@@ -1,4 +1,4 @@
-"""Values of a wrong form: the schema refuses them by their path."""
+"""The schema refuses values of a wrong form by their path."""
 
 from typing import Any
 

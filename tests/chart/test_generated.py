@@ -1,4 +1,4 @@
-"""What is made from values.yaml is what is in the repository: the schema, the README; and every value is described."""
+"""The repository holds what is made from values.yaml: the schema, the README; and every value is described."""
 
 import json
 import subprocess

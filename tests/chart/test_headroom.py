@@ -1,4 +1,4 @@
-"""Headroom: pods that hold a node for a model's next pod, are in every respect where it could be, and give way to it."""
+"""Headroom pods hold a node for a model's next pod, are in every respect where it could be, and give way to it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The SBOM of a saved image, and `make dist-images`, on images of a few files."""
+"""`make dist-images` writes the SBOM of a saved image; the tests use images of a few files."""
 
 import hashlib
 import io

@@ -1,4 +1,4 @@
-"""Checks across values: one set of values that triggers each, with both values in the sentence, and one beside it that does not.
+"""Each check across values is triggered by one set of values, names both values, and leaves the set beside it alone.
 
 The order of timeouts has test_lint_timeouts.py.
 """

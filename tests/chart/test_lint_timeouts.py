@@ -1,4 +1,4 @@
-"""The order of timeouts: for each rule one set of values that breaks it by a second, and one beside it that does not."""
+"""Each rule of the order of timeouts is broken by one set of values, by a second, and kept by the set beside it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the chart refuses because of what runs: helm asks an API server that has one RayService."""
+"""The chart refuses what a running RayService rules out: helm asks an API server that has one RayService."""
 
 import json
 import subprocess

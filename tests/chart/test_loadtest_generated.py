@@ -1,4 +1,4 @@
-"""The chart loadtest: what is made from values.yaml is what is in the repository, and every value is described."""
+"""The repository holds what is made from the loadtest chart's values.yaml, and every value is described."""
 
 import json
 import subprocess

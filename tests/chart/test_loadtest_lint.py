@@ -1,4 +1,4 @@
-"""Every check across values of the chart loadtest, and that it agrees with the kit's own plan."""
+"""Every check across values of the chart loadtest works, and agrees with the kit's own plan."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The chart loadtest: what is rendered is what Kubernetes and the kit accept, restricted, and open only to whom it must be."""
+"""Kubernetes and the kit accept what the chart loadtest renders, which is restricted, and open only to whom it must be."""
 
 import json
 import shutil

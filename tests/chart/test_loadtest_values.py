@@ -1,4 +1,4 @@
-"""Every value of the chart loadtest shows where it should: one row per value, and no value without a row."""
+"""Every value of the chart loadtest has its effect: one row per value, and no value without a row."""
 
 from collections.abc import Iterator
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Pods by device and number of GPUs: which image they run, what they ask for, which GPUs they see, where they keep what they compile."""
+"""Pods fit their device and number of GPUs: the image, the resources, the GPUs that they see, and the place of compiled code."""
 
 from typing import Any
 

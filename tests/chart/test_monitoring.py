@@ -1,4 +1,4 @@
-"""Alerts and dashboards as the chart makes them; tests/monitoring has what they say."""
+"""The chart renders alerts and dashboards; tests/monitoring checks what they say."""
 
 import json
 import re
@@ -12,6 +12,7 @@ from serve_app.autoscaling.series import PREFIX
 from serve_app.core.events import HeartbeatArrived, LinkOpened
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
+from serve_app.core.load import EngineLoad
 from serve_app.ingress.books.metrics import CanaryCollector, Configured, FleetCollector
 from tests.chart.places import alert
 from tests.chart.render import Refused, Rendered, at, merged, render
@@ -71,7 +72,7 @@ def fleet_with(model: str, **draining: bool) -> FleetState:
     fleet = FleetState(FleetSettings(model=model))
     for replica_id, drains in draining.items():
         fleet.handle(LinkOpened(replica_id, credit=1), now=0.0)
-        fleet.handle(HeartbeatArrived(replica_id, 1, 0, 0, 0.0, draining=drains), now=0.0)
+        fleet.handle(HeartbeatArrived(replica_id, EngineLoad(1, 0, 0, 0.0), draining=drains), now=0.0)
     return fleet
 
 

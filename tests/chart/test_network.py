@@ -1,4 +1,4 @@
-"""Who reaches whom, computed from the rendered NetworkPolicies as Kubernetes defines them, against a table written by hand."""
+"""The rendered NetworkPolicies allow who reaches whom by a table written by hand, computed as Kubernetes defines them."""
 
 import ipaddress
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What helm says after an install."""
+"""helm prints the chart's notes after an install."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What is rendered is what Kubernetes, KubeRay, Ray Serve and serve-app accept."""
+"""Kubernetes, KubeRay, Ray Serve and serve-app accept what the chart renders."""
 
 import copy
 import json

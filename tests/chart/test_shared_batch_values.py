@@ -1,4 +1,4 @@
-"""The Secret with the URL of the database that ingresses share for batches."""
+"""A Secret holds the URL of the database that ingresses share for batches."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The pages' pod: none by default, a client of the release's Service, replaced without touching the Ray cluster."""
+"""The pages' pod is off by default, is a client of the release's Service, and is replaced without touching the Ray cluster."""
 
 from tests.chart.render import at, merged, render
 

@@ -1,4 +1,4 @@
-"""The script of the uninstall hook against an API server that speaks KubeRay's paths."""
+"""The script of the uninstall hook works against an API server that speaks KubeRay's paths."""
 
 import importlib.util
 import json

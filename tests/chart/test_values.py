@@ -1,4 +1,4 @@
-"""Every value of values.yaml shows where it should: one row per value, and no value without a row."""
+"""Every value of values.yaml has its effect: one row per value, and no value without a row."""
 
 import functools
 from collections.abc import Iterator

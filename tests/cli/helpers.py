@@ -1,4 +1,4 @@
-"""RayServices and pods as the API server shows them."""
+"""This module makes RayServices and pods as the API server shows them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`serve-app check` and `serve-app config schema`, as a user runs them."""
+"""`serve-app check` and `serve-app config schema` run here as a user runs them."""
 
 import json
 import subprocess

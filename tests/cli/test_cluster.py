@@ -1,4 +1,4 @@
-"""Which cluster a command asks."""
+"""A command finds the cluster that it asks."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""The parts of `serve-app demo` that need no fleet: how an answer ended, the summary, and which engine is killed."""
+"""These tests cover the parts of `serve-app demo` that need no fleet: outcomes, the summary, and the choice of the engine to kill."""
 
 import contextlib
 import json

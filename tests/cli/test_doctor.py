@@ -1,4 +1,4 @@
-"""`serve-app doctor`: each finding by its numbers, and the whole on this machine."""
+"""`serve-app doctor` judges each finding by its numbers, and runs whole on this machine."""
 
 import json
 import socket

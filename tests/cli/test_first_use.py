@@ -1,4 +1,4 @@
-"""What somebody meets who has just installed serve-app, or has made mistakes."""
+"""A new user meets clear errors: one who has just installed serve-app, or has made mistakes."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`--json`: each command's output as one JSON value."""
+"""`--json` prints each command's output as one JSON value."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`serve-app ledger verify`: what it says of a ledger that is whole, and of each way in which one is not."""
+"""`serve-app ledger verify` accepts a whole ledger, and names each way in which one is not whole."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path

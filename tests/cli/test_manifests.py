@@ -1,4 +1,4 @@
-"""`serve-app check` of Kubernetes manifests: the whole chain of timeouts, and the configuration inside."""
+"""`serve-app check` of Kubernetes manifests checks the whole chain of timeouts, and the configuration inside."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""`serve-app models`: what it changes in Serve's config, what it says of each model, and what it refuses."""
+"""`serve-app models` changes Serve's config, describes each model, and refuses what cannot be."""
 
 import contextlib
 import json

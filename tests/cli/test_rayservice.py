@@ -1,4 +1,4 @@
-"""What a RayService's status means for a rollout."""
+"""`judge` reads a RayService's status as the result of a rollout."""
 
 import traceback
 from typing import Any

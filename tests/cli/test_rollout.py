@@ -1,4 +1,4 @@
-"""`serve-app rollout` and `serve-app status` against an API server that speaks what they need."""
+"""`serve-app rollout` and `serve-app status` run here against an API server that speaks what they need."""
 
 import json
 import os

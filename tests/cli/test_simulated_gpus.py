@@ -1,4 +1,4 @@
-"""What Ray is told of the machine, when `serve-app up` starts it."""
+"""`serve-app up` declares the machine's resources to Ray when it starts it."""
 
 import os
 from typing import Any

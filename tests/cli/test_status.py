@@ -1,4 +1,4 @@
-"""`serve-app status` on a machine: the report of a fleet, readable at 80 columns."""
+"""`serve-app status` on a machine prints the report of a fleet, readable at 80 columns."""
 
 import io
 import re

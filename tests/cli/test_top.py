@@ -1,4 +1,4 @@
-"""`serve-app top`: one look at a fake service, and what follows between two looks."""
+"""`serve-app top` takes one look at a fake service, and computes rates between two looks."""
 
 import io
 import json

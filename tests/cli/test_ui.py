@@ -1,4 +1,4 @@
-"""`serve-app ui` and the pages beside `serve-app up`: what is said when there are none."""
+"""`serve-app ui` and the pages beside `serve-app up` say why there are no pages."""
 
 import io
 import socket

@@ -1,4 +1,4 @@
-"""What `serve-app up` does while the fleet serves."""
+"""`serve-app up` reports what happens while the fleet serves."""
 
 import contextlib
 import os

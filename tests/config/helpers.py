@@ -1,4 +1,4 @@
-"""A model that is right, and what is said to a file that is wrong."""
+"""This module has a model that is right, and the messages for a file that is wrong."""
 
 from typing import Any
 

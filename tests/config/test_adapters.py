@@ -1,4 +1,4 @@
-"""LoRA adapters in the configuration: their names, their numbers and what vLLM is told of them."""
+"""LoRA adapters in the configuration have names and numbers, which vLLM gets as its arguments."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Where files of batches may be, and that no password of a URL is ever shown."""
+"""The configuration checks where files of batches may be, and never shows a URL's password."""
 
 from pathlib import Path
 from typing import Any

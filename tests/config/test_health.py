@@ -1,4 +1,4 @@
-"""How long a step may last, by what is set and by the model's device."""
+"""The limit of a step follows from the settings and the model's device."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The configuration of one model: contradictions, its simulated profile, vLLM's arguments by name."""
+"""The configuration of one model is checked: contradictions, its simulated profile, vLLM's arguments by name."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is refused of a configuration, in which words, and that nothing but a ConfigError escapes."""
+"""A wrong configuration is refused in fixed words, and nothing but a ConfigError escapes."""
 
 import re
 from contextlib import suppress

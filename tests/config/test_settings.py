@@ -1,4 +1,4 @@
-"""The configuration: examples, defaults, its file and the file of the cluster token, and that each key is documented."""
+"""The configuration reads its examples, defaults, file and token file, and each of its keys is documented."""
 
 import json
 from collections.abc import Iterator

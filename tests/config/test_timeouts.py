@@ -1,4 +1,4 @@
-"""The chain of timeouts: one wrong link at a time."""
+"""The chain of timeouts is broken here by one wrong link at a time."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What is read from vLLM's source is what vLLM itself says."""
+"""vLLM itself confirms what is read from its source."""
 
 import dataclasses
 from typing import Any, get_args

@@ -1,4 +1,4 @@
-"""Beam's own parser takes the options that the example names for runners which no test has. Nothing is run on them."""
+"""Beam's own parser takes the options that the example names for runners that no test has. Nothing runs on them."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""What `make demo-autoscaling` says while its fleet starts."""
+"""`make demo-autoscaling` reports while its fleet starts."""
 
 import sys
 from functools import partial

@@ -1,4 +1,4 @@
-"""The examples: against a small service that answers as ours does, and, as slow tests, against a real fleet."""
+"""The examples run against a small service that answers as ours does, and, as slow tests, against a real fleet."""
 
 import json
 import re

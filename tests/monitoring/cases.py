@@ -1,4 +1,4 @@
-"""For each alert: series with which it fires, the sentence that then reads, and series with which it must not fire.
+"""These cases have for each alert: series with which it fires, the sentence that it then says, and series with which it must not fire.
 
 Series are in promtool's notation, a value each minute, or each ten minutes where ``slow``: ``0+6x60`` begins at 0 and grows by 6
 sixty times.

@@ -1,4 +1,4 @@
-"""The PromQL expressions of rules and dashboards, and what they ask for."""
+"""This module finds the PromQL expressions of rules and dashboards, and the series that they ask for."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Rules and dashboards in helm/serve-app are what tools/monitoring makes, and a person can read them."""
+"""tools/monitoring makes the rules and dashboards of helm/serve-app, and a person can read them."""
 
 import json
 import re

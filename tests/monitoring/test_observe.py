@@ -1,4 +1,4 @@
-"""What `make observe` says before it starts anything."""
+"""`make observe` reports what is missing before it starts anything."""
 
 import socket
 import sys

@@ -1,4 +1,4 @@
-"""Pictures of the dashboards: what is drawn for the series that a Prometheus tells."""
+"""The preview draws the dashboards for the series that a Prometheus returns."""
 
 import json
 from collections.abc import Iterator, Mapping

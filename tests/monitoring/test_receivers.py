@@ -1,4 +1,4 @@
-"""examples/monitoring/alertmanager.yaml, as Alertmanager reads it, and an alert of a real Prometheus on its way to a receiver."""
+"""Alertmanager reads examples/monitoring/alertmanager.yaml, and an alert of a real Prometheus reaches a receiver."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The rules, as Prometheus's own tool judges them: each alert fires with the series of its case, and not with those beside it."""
+"""Prometheus's own tool judges the rules: each alert fires with the series of its case, and not with those beside it."""
 
 import subprocess
 from collections.abc import Mapping

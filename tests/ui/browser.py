@@ -1,4 +1,4 @@
-"""Debian's Chromium under Playwright, and what a person does on the chat page."""
+"""This module drives Debian's Chromium by Playwright, as a person uses the chat page."""
 
 import shutil
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A service that speaks the part of the HTTP API that the pages use, with answers that a test steers."""
+"""This service speaks the part of the HTTP API that the pages use, with answers that a test steers."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The web application without a browser: Gradio's own client calls what the page's Send button calls."""
+"""The web application works without a browser: Gradio's own client calls what the page's Send button calls."""
 
 import asyncio
 from collections.abc import Iterator

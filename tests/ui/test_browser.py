@@ -1,4 +1,4 @@
-"""The pages in a headless Chromium, in front of a fake service whose answers the test steers."""
+"""The pages run here in a headless Chromium, in front of a fake service whose answers the test steers."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What the fleet page says of two reports, and what it draws."""
+"""The fleet page describes the difference of two reports, and draws them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the chat page asks and shows, without a browser and without Gradio: against a fake service over HTTP."""
+"""The chat page asks and shows, without a browser and without Gradio: against a fake service over HTTP."""
 
 import asyncio
 import io

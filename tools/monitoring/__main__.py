@@ -1,4 +1,4 @@
-"""Write the files."""
+"""This command writes the files."""
 
 from tools.monitoring import docs
 from tools.monitoring.boards import BOARDS, board_file

@@ -1,4 +1,4 @@
-"""Alerts on symptoms that no objective covers: nobody answers, no room is left, something does not come to its end.
+"""These alerts are on symptoms that no objective covers: no ingress answers, no room is left, something does not come to its end.
 
 Every expression keeps the label ``job``, so that alerts of two releases are two. docs/runbook.md has a section for each alert.
 """

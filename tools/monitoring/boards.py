@@ -1,4 +1,4 @@
-"""The dashboards. Each begins with a question."""
+"""These are the dashboards. Each begins with a question."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What the autoscaler sees and decides, by the series of `serve_app/autoscaling/series.py`.
+"""These panels show what the autoscaler measures and decides, by the series of `serve_app/autoscaling/series.py`.
 
 The autoscaler runs in Serve's controller and tells its series to Ray's metrics agent, which the PodMonitor `RELEASE-ray` scrapes.
 ``serve-app up`` starts no such agent: there these panels are empty.

@@ -1,4 +1,4 @@
-"""The tables of docs/monitoring.md that are made from code: series and alerts."""
+"""This module makes the tables of docs/monitoring.md from code: series and alerts."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What takes the place of ``${NAME}`` in the files: the chart's values, and which release it is."""
+"""These are the values that replace ``${NAME}`` in the files: the chart's values, and the release's name."""
 
 from collections.abc import Mapping
 from pathlib import Path

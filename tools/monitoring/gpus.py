@@ -1,4 +1,4 @@
-"""The health of the GPUs, as NVIDIA's DCGM exporter tells it with its default fields. Without that exporter the row is empty.
+"""These panels show the GPUs' health, as NVIDIA's DCGM exporter reports it by its default fields. Without the exporter they are empty.
 
 Where Prometheus does not honour the exporter's labels, as by default, they begin with ``exported_``, and ``pod`` is the exporter's own.
 The series know nothing of releases but the names of their pods, which another release's may begin with. So the pods are those that the

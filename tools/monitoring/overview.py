@@ -1,4 +1,4 @@
-"""The dashboard for somebody who was woken: is anyone hurt, who, since when, what has changed."""
+"""This dashboard is for a person on call who was woken: is anyone hurt, who, since when, what has changed."""
 
 from tools.monitoring.panels import JOB, MODEL, RATE, VLLM, Board, Panel, Row, rate
 from tools.monitoring.shared import ITL, LOOP_LAG, LOST, OUTCOMES, QUEUE, REPLICAS, TTFT

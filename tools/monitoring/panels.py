@@ -1,4 +1,4 @@
-"""Panels of Grafana dashboards, and how they are laid out: rows of 24 columns, in the order in which they are given."""
+"""These classes write panels of Grafana dashboards, and lay them out: rows of 24 columns, in the given order."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Pictures of the dashboards without Grafana: every panel at its place, drawn from what a Prometheus answers to its expressions.
+"""This command draws the dashboards without Grafana: every panel at its place, from a Prometheus's answers to its expressions.
 
 `python -m tools.monitoring.preview --prometheus http://127.0.0.1:9090 --out build/preview`, beside `make run` and `make observe`. Layout,
 titles, legends, units, limits and data are the dashboard's; fonts and colours are not Grafana's.

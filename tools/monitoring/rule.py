@@ -1,4 +1,4 @@
-"""An alert, and how it is written for Prometheus."""
+"""`Alert` is an alert, and writes itself for Prometheus."""
 
 from typing import Any, Literal, NamedTuple
 

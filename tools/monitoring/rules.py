@@ -1,4 +1,4 @@
-"""The file of rules."""
+"""This module puts the file of rules together."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Panels that are on several dashboards."""
+"""These panels are on several dashboards."""
 
 from tools.monitoring.panels import JOB, MODEL, RATE, VLLM, Panel, increase, quantiles, rate
 

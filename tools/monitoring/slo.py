@@ -1,4 +1,4 @@
-"""Objectives: recording rules of what fails them, and alerts on how fast the error budget of 30 days burns.
+"""This module makes the objectives: recording rules of what fails them, and alerts on how fast the error budget of 30 days burns.
 
 Source: "The Site Reliability Workbook", chapter 5, multi-window multi-burn-rate alerts. The long window says that it matters, the short
 one that it still goes on. An alert needs traffic: one failed request of three in a night is no outage.

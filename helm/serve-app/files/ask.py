@@ -1,4 +1,4 @@
-"""What `helm test` runs: lists the models, asks one for a chat and for /generate, both streamed, and checks how the streams end.
+"""`helm test` runs this script: it lists the models, asks one for a chat and for /generate, both streamed, and checks the streams' ends.
 
 Waits for the first answer, then tries once. Standard library only, so that it runs in any image.
 """

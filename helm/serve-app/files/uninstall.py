@@ -1,4 +1,4 @@
-"""What runs before `helm uninstall` with GCS fault tolerance: deletes the RayService and waits until KubeRay has cleaned Redis.
+"""`helm uninstall` runs this first, with GCS fault tolerance: it deletes the RayService and waits until KubeRay has cleaned Redis.
 
 KubeRay cleans it by a job when a Ray cluster is deleted, which needs Redis, its Secret and the head's account. Helm would delete
 those at the same moment. Speaks to the API server with the standard library and the pod's token.
