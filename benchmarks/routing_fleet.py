@@ -199,10 +199,8 @@ class RoutedFleet:
     def _beat(self, replica: CachingReplica, at: float) -> None:
         self._advance(replica, at)
         self._report_progress(replica, at)
-        usage = min(1.0, replica.reserved / self.hardware.kv_tokens)
-        load = (replica.steps, replica.num_running, len(replica.waiting), usage)
         for fleet in self.ingresses:
-            self._start(fleet.handle(HeartbeatArrived(replica.replica_id, *load, draining=False), now=at), at)
+            self._start(fleet.handle(HeartbeatArrived(replica.replica_id, replica.load(), draining=False), now=at), at)
 
     def _report_progress(self, replica: CachingReplica, at: float) -> None:
         outputs: dict[int, list[_Output]] = {}

@@ -176,5 +176,5 @@ class PrefixAffinity:
 
 def _has_headroom(replica: ReplicaState, request: RequestState, bound: float) -> bool:
     """Return whether the replica may get the request by affinity: within the bound, and with room for the prompt in its cache."""
-    free_tokens = (1 - replica.kv_usage) * replica.kv_tokens
+    free_tokens = (1 - replica.load.kv_usage) * replica.kv_tokens
     return replica.outstanding_tokens <= bound and (not replica.kv_tokens or request.prompt_tokens <= free_tokens)

@@ -111,7 +111,7 @@ def _target(
 
 def takes_moved(replica: ReplicaState, max_unanswered: int) -> bool:
     """Return whether a moved request would be computed at once: on a full engine it would be silent, where it is it streams on."""
-    if not replica.has_room() or replica.waiting:
+    if not replica.has_room() or replica.load.waiting:
         return False
     return sum(r.lost_at is not None for r in replica.held.values()) < max_unanswered
 

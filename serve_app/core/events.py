@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from serve_app.core.load import EngineLoad
 from serve_app.core.prefix_index import NO_PREFIX, Prefix
 from serve_app.core.request import EngineOutput, Resume
 from serve_app.errors import ServingError
@@ -58,16 +59,13 @@ class LinkOpened:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatArrived:
-    """A replica told its load. ``step`` is the engine's step counter, ``kv_usage`` the used share of KV blocks, 0..1.
+    """A replica reported its load.
 
     ``drain_left_s``, >= 0, means something only while it is ``draining``: seconds until its goodbye, whatever it then still holds.
     """
 
     replica_id: str
-    step: int
-    running: int
-    waiting: int
-    kv_usage: float
+    load: EngineLoad
     draining: bool
     drain_left_s: float = 0.0
 

@@ -8,6 +8,8 @@ front end's own abort. Cost: one dict lookup and one list extend per token; wait
 from collections import Counter, OrderedDict
 from collections.abc import Sequence, Set
 
+import msgspec
+
 from serve_app.core.drain import Drains
 from serve_app.core.events import (
     AttemptUnsendable,
@@ -189,7 +191,8 @@ class FleetState:
                 self._release(request)
                 request.replica_id, request.outstanding_tokens, request.waiting_since = None, 0, now
             back += queued
-            replica.waiting = max(0, replica.waiting - len(queued))  # the last heartbeat may tell of fewer
+            waiting = max(0, replica.load.waiting - len(queued))  # the last heartbeat may have reported fewer
+            replica.load = msgspec.structs.replace(replica.load, waiting=waiting)
         self._put_in_front(sorted(back, key=lambda r: r.arrived_at))
         return aborts
 

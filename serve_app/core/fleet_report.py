@@ -12,7 +12,7 @@ def num_lines(fleet: FleetState) -> tuple[int, int]:
         lines = [request for request in replica.held.values() if request.background]
         num_held += len(lines)
         # Until the next heartbeat `waiting` is without the chats that moved to another replica, and `queued_chats` is not.
-        num_queued += min(max(0, replica.waiting - replica.queued_chats), sum(not line.emitted_ids for line in lines))
+        num_queued += min(max(0, replica.load.waiting - replica.queued_chats), sum(not line.emitted_ids for line in lines))
     return num_held, num_queued
 
 

@@ -34,7 +34,9 @@ class Refusals:
         queues, because the next chat goes before them; elsewhere it would wait behind them.
         """
         yields = self._settings.engines_yield
-        free = not self._replicas or any(r.has_room() and not (r.queued_chats if yields else r.waiting) for r in self._replicas)
+        free = not self._replicas or any(
+            r.has_room() and not (r.queued_chats if yields else r.load.waiting) for r in self._replicas
+        )
         return None if free and not waiting else NoFreePlace(waiting=waiting, retry_after_s=1.0)
 
     def of_long_wait(self, request: RequestState, now: float) -> NoReplica | ReplicaLost | None:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from serve_app.core.events import HeartbeatArrived
+from serve_app.core.load import NO_LOAD, EngineLoad
 from serve_app.core.request import RequestState, Trial
 
 
@@ -27,11 +28,8 @@ class ReplicaState:
     heard_at: float
     held: dict[str, RequestState] = field(default_factory=dict)
     outstanding_tokens: int = 0
-    step: int = 0
-    running: int = 0
-    waiting: int = 0
+    load: EngineLoad = NO_LOAD
     queued_chats: int = 0
-    kv_usage: float = 0.0
     draining: bool = False
     weights: str = ""
     kv_tokens: int = 0
@@ -50,21 +48,20 @@ class ReplicaState:
 
     def take_heartbeat(self, event: HeartbeatArrived, *, now: float) -> None:
         """Note what the replica told of its load."""
-        self.heard_at = now
-        self.step, self.running, self.waiting = event.step, event.running, event.waiting
-        self.kv_usage, self.draining = event.kv_usage, event.draining
+        self.heard_at, self.load, self.draining = now, event.load, event.draining
         # Now, and not when it is asked for: by then lines that were in the queue may have begun.
-        self.queued_chats = max(0, event.waiting - sum(r.background and not r.emitted_ids for r in self.held.values()))
+        self.queued_chats = max(0, event.load.waiting - sum(r.background and not r.emitted_ids for r in self.held.values()))
 
     def queued(self) -> list[RequestState]:
         """Return the requests that seem to wait in the engine's queue only: the last ones, as many as are this ingress's part of it.
 
         Suspects on trial are none of them: the engine may be computing one, and an abort would hide that it was there at a crash.
         """
-        if not self.waiting:
+        running, waiting = self.load.running, self.load.waiting
+        if not waiting:
             return []
         unstarted = [r for r in self.held.values() if not r.emitted_ids and r.trial is Trial.NONE]
-        part = round(self.waiting * len(self.held) / (self.running + self.waiting))
+        part = round(waiting * len(self.held) / (running + waiting))
         return unstarted[max(0, len(unstarted) - part) :]
 
     def validate(self) -> None:
@@ -75,8 +72,9 @@ class ReplicaState:
 
     def describe(self) -> dict[str, Any]:
         """Return the load as plain data."""
-        load = {"held": len(self.held), "outstanding_tokens": self.outstanding_tokens, "running": self.running}
-        return load | {"waiting": self.waiting, "kv_usage": self.kv_usage, "draining": self.draining}
+        held = {"held": len(self.held), "outstanding_tokens": self.outstanding_tokens}
+        load = {"running": self.load.running, "waiting": self.load.waiting, "kv_usage": self.load.kv_usage}
+        return held | load | {"draining": self.draining}
 
 
 class Reason(StrEnum):
@@ -136,7 +134,7 @@ Rank = tuple[int, int, int, str]
 
 def rank_of(replica: ReplicaState) -> Rank:
     """Return what replicas are compared by; no two are equal."""
-    return replica.outstanding_tokens, len(replica.held), replica.running + replica.waiting, replica.replica_id
+    return replica.outstanding_tokens, len(replica.held), replica.load.running + replica.load.waiting, replica.replica_id
 
 
 class LeastOutstandingTokens:

@@ -109,7 +109,6 @@ class Replica:
     def _lease(self) -> Lease:
         assert self._server is not None
         assert self._start_report is not None
-        load = self._server.load
         return Lease(
             member_id=self.replica_id,
             role="replica",
@@ -126,10 +125,7 @@ class Replica:
                 "engine_pid": self._engine.pid,
                 "links": sum(1 for _ in self._server.open_links()),
                 "attempts": self._server.num_attempts(),
-                "running": load.running,
-                "waiting": load.waiting,
-                "kv_usage": load.kv_usage,
-                "steps": load.step,
+                **self._server.load.report(),
                 **self._start_report.load(),
                 **({} if (measured := self._server.ready.measured) is None else {"step_costs": asdict(measured)}),
             },
@@ -152,13 +148,9 @@ class Replica:
         """Always numbers: the first wrong type switches Serve's collection off."""
         if self._server is None or self._start_report is None:
             return {}
-        load = self._server.load
         return {
-            "steps": float(load.step),
-            "busy_s": load.busy_s,
-            "running": float(load.running),
-            "waiting": float(load.waiting),
-            "kv_usage": load.kv_usage,
+            **{name: float(value) for name, value in self._server.load.report().items()},
+            "busy_s": self._server.busy_s,
             "max_num_seqs": float(self._server.ready.max_num_seqs),
             **({} if (measured := self._server.ready.measured) is None else measured.report()),
             **({} if (start := self._start_report.start) is None else {"cold_start_s": start.start_s}),

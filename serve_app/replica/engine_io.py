@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, FinishReason
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+from serve_app.core.load import EngineLoad
 from serve_app.links.protocol.frames import FrameDecoder, encode_frame
 from serve_app.links.protocol.messages import MAX_BUFFERS, MAX_REASON_CHARS, Outputs, encode_message, readable
 from serve_app.replica import pipe
@@ -117,7 +118,7 @@ class OutputThread:
         self._send = send
         self._max_frame_bytes = max_frame_bytes
         self._encoder = MsgpackEncoder()
-        self._load: tuple[int, int, float] = (0, 0, 0.0)
+        self._load = (0, 0, 0.0)
         self._golden_ids: list[int] = []
 
     def run(self) -> None:
@@ -165,8 +166,8 @@ class OutputThread:
             return
         finished = [o.request_id for o in outputs.outputs if o.finish_reason is not None]
         frame = encode_frame(encode_message(Outputs([bytes(b) for b in buffers])))
-        num_outputs = len(outputs.outputs)
-        self._send(pipe.StepOutputs(slot, self._core.num_steps, self._core.busy_s, *self._load, finished, frame, num_outputs))
+        load = EngineLoad(self._core.num_steps, *self._load)
+        self._send(pipe.StepOutputs(slot, load, self._core.busy_s, finished, frame, num_outputs=len(outputs.outputs)))
 
     def _ended(self, output: EngineCoreOutput, size: str) -> EngineCoreOutput:
         """Abort the request in the engine and return the last that its ingress hears of it."""

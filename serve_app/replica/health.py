@@ -88,7 +88,7 @@ class EngineWatch:
             return True
         match message:
             case pipe.StepOutputs():
-                self._take(Stepped(message.step))
+                self._take(Stepped(message.load.step))
             case pipe.Answered():
                 self._take(QuestionAnswered())
         return False

@@ -9,10 +9,10 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
+from serve_app.core.load import EngineLoad
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.host.foreign_errors import in_one_line
 from serve_app.links.protocol.frames import encode_frame
@@ -78,33 +78,15 @@ class EngineReady(msgspec.Struct, tag=10, array_like=True, frozen=True):
 
 
 class StepOutputs(msgspec.Struct, tag=11, array_like=True, frozen=True):
-    """What one step gave one ingress; ``frame`` is ready for its link. ``step`` and ``busy_s`` count the engine's steps and
-    the seconds in them since its start. ``num_outputs`` is 0 where a step only tells the load, as in the middle of a prompt."""
+    """What one step gave one ingress; ``frame`` is ready for its link. ``busy_s`` counts the seconds in steps since the engine's start.
+    ``num_outputs`` is 0 where a step only reports the load, as in the middle of a prompt."""
 
     slot: int
-    step: int
+    load: EngineLoad
     busy_s: float
-    running: int
-    waiting: int
-    kv_usage: float
     finished: list[str]
     frame: bytes
     num_outputs: int
-
-
-@dataclass(slots=True)
-class EngineLoad:
-    """What the engine said last. ``step`` counts its steps, ``busy_s`` the seconds in them, ``kv_usage`` is a share, 0..1."""
-
-    step: int = 0
-    busy_s: float = 0.0
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
-
-    def take(self, step: StepOutputs) -> None:
-        self.step, self.busy_s, self.running = step.step, step.busy_s, step.running
-        self.waiting, self.kv_usage = step.waiting, step.kv_usage
 
 
 class Answered(msgspec.Struct, tag=12, array_like=True, frozen=True):

@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+import msgspec
+
 from serve_app.config import ProtocolSettings
+from serve_app.core.load import NO_LOAD, EngineLoad
 from serve_app.errors import ListenFailed
 from serve_app.host import descriptors
 from serve_app.links.protocol.connection import LinkState, ReplicaConnection
@@ -67,7 +70,9 @@ class ReplicaServer:
         self.token = token
         self.engine = engine
         self.ready = ready
-        self.load = pipe.EngineLoad()
+        self.load = NO_LOAD
+        self.busy_s = 0.0
+        """Seconds that the engine spent in its steps since its start."""
         self._drain_ends_at: float | None = None
         self.first_output = asyncio.Event()
         """Set when the first tokens have gone to an ingress."""
@@ -114,7 +119,7 @@ class ReplicaServer:
 
     def send_heartbeats(self) -> None:
         if not self.num_attempts():  # an abort of the last one makes no step, and so no new figures
-            self.load = pipe.EngineLoad(step=self.load.step, busy_s=self.load.busy_s)
+            self.load = EngineLoad(self.load.step)
         for link in list(self.open_links()):
             link.send_heartbeat()
 
@@ -157,7 +162,7 @@ class ReplicaServer:
                 self.trials.answered()
 
     def _on_step(self, step: pipe.StepOutputs) -> None:
-        self.load.take(step)
+        self.load, self.busy_s = step.load, step.busy_s
         if link := self._links.get(step.slot):
             link.pass_on(step)
             if step.num_outputs:
@@ -296,16 +301,9 @@ class _Link(asyncio.Protocol):
         self._connection.draining = True
 
     def send_heartbeat(self) -> None:
-        load, server = self._server.load, self._server
-        self._transport.write(
-            self._connection.send_heartbeat(
-                step=load.step,
-                running=load.running,
-                waiting=load.waiting,
-                kv_usage=min(1.0, max(0.0, load.kv_usage)),
-                drain_left_s=server.drain_left_s(),
-            )
-        )
+        load = self._server.load
+        within = msgspec.structs.replace(load, kv_usage=min(1.0, max(0.0, load.kv_usage)))
+        self._transport.write(self._connection.send_heartbeat(within, drain_left_s=self._server.drain_left_s()))
 
     def say_goodbye(self, code: str, reason: str) -> None:
         if self._connection.state is not LinkState.CLOSED:

@@ -16,6 +16,7 @@ from serve_app.batch.records import Batch
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_report import num_lines
 from serve_app.core.fleet_settings import FleetSettings
+from serve_app.core.load import EngineLoad
 from serve_app.core.request import RequestState, Resume
 from serve_app.core.routing import ReplicaState
 
@@ -104,13 +105,13 @@ def test_lines_of_one_engine_hide_no_queue_of_another() -> None:
     lines = {f"line-{n}": RequestState(f"line-{n}", 8, 8, Resume.CONTINUE, background=True) for n in range(32)}
     fleet = FleetState(FleetSettings(model="m"))
     fleet.replicas = {
-        "a": ReplicaState("a", credit=64, heard_at=0.0, waiting=20, queued_chats=20),
+        "a": ReplicaState("a", credit=64, heard_at=0.0, load=EngineLoad(waiting=20), queued_chats=20),
         "b": ReplicaState("b", credit=64, heard_at=0.0, held=lines),
     }
     assert num_lines(fleet) == (32, 0), "engine b reads the prompts of all"
-    fleet.replicas["b"].waiting = 5
+    fleet.replicas["b"].load = EngineLoad(waiting=5)
     assert num_lines(fleet) == (32, 5)
-    fleet.replicas["a"].waiting = 0  # its chats went to a new replica, and its next heartbeat is still to come
+    fleet.replicas["a"].load = EngineLoad()  # its chats went to a new replica, and its next heartbeat is still to come
     assert num_lines(fleet) == (32, 5)
 
 

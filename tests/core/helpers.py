@@ -8,6 +8,7 @@ from serve_app.core.events import Event, HeartbeatArrived, LinkOpened, OutputsAr
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import Instruction, StartAttempt
+from serve_app.core.load import EngineLoad
 from serve_app.core.request import EngineOutput, RequestState, Resume
 from serve_app.core.routing import Choice, LeastOutstandingTokens, ReplicaState
 from serve_app.errors import ServingError
@@ -24,7 +25,7 @@ class Compared(LeastOutstandingTokens):
                 for r in replicas.values()
                 if not r.draining and len(r.held) < r.credit and (request.weights is None or request.weights == r.weights)
             ),
-            key=lambda r: (r.outstanding_tokens, len(r.held), r.running + r.waiting, r.replica_id),
+            key=lambda r: (r.outstanding_tokens, len(r.held), r.load.running + r.load.waiting, r.replica_id),
             default=None,
         )
         return picked
@@ -80,4 +81,4 @@ def same(error: ServingError, expected: ServingError) -> bool:
 
 
 def heartbeat(replica_id: str, *, draining: bool = False, waiting: int = 0) -> HeartbeatArrived:
-    return HeartbeatArrived(replica_id, step=1, running=0, waiting=waiting, kv_usage=0.0, draining=draining)
+    return HeartbeatArrived(replica_id, EngineLoad(1, running=0, waiting=waiting), draining=draining)

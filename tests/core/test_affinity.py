@@ -9,6 +9,7 @@ from serve_app.core.events import HeartbeatArrived, LinkEnd, LinkLost, LinkOpene
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import AbortAttempts, StartAttempt
+from serve_app.core.load import EngineLoad
 from serve_app.core.prefix_index import Prefix
 from serve_app.core.request import Resume
 from serve_app.core.routing import Reason
@@ -96,14 +97,14 @@ def test_a_hot_prefix_spreads_and_no_replica_gets_more_than_the_bound() -> None:
 def test_a_replica_without_room_in_its_cache_gets_nothing_for_what_it_has_cached() -> None:
     fleet = fleet_by_prefix("a", "b", kv_tokens=100)
     ask(fleet, "r0", "one two three")
-    run(fleet, HeartbeatArrived("a", 1, 1, 0, 0.8, draining=False))
+    run(fleet, HeartbeatArrived("a", EngineLoad(1, 1, 0, 0.8), draining=False))
     assert ask(fleet, "r1", "one two three four")[:2] == ("b", Reason.SPREAD)
 
 
 def test_a_drained_or_lost_replica_gets_nothing_and_a_lost_one_has_nothing_cached() -> None:
     fleet = fleet_by_prefix("a", "b", "c")
     ask(fleet, "r0", "one two")
-    run(fleet, HeartbeatArrived("a", 1, 1, 0, 0.0, draining=True))
+    run(fleet, HeartbeatArrived("a", EngineLoad(1, 1, 0, 0.0), draining=True))
     assert ask(fleet, "r1", "one two three")[:2] == ("b", Reason.SPREAD)
     run(fleet, LinkLost("b", LinkEnd.BROKE_OFF), LinkLost("a", LinkEnd.BROKE_OFF), RequestsAborted(["r0", "r1"]))
     run(fleet, LinkOpened("b", 100))
@@ -182,14 +183,14 @@ def test_a_prompt_that_is_asked_again_does_not_take_its_conversation_away() -> N
 def test_replicas_that_drain_are_not_among_those_that_are_tried() -> None:
     fleet = fleet_by_prefix(*"abcde", max_load=10.0)
     for number, replica_id in enumerate("abcd"):
-        fleet.handle(HeartbeatArrived(replica_id, 1, 0, 0, 0.0, draining=False), now=0.0)
+        fleet.handle(HeartbeatArrived(replica_id, EngineLoad(1, 0, 0, 0.0), draining=False), now=0.0)
         ask(fleet, f"busy{number}", f"busy{number} x")
     index = fleet._routing.index  # type: ignore[attr-defined]
     prefix = asked("r", "one two three").prefix
     for replica_id in "abcd":
         index.add(replica_id, prefix, 0)
     for replica_id in "abc":
-        fleet.handle(HeartbeatArrived(replica_id, 1, 0, 0, 0.0, draining=True), now=1.0)
+        fleet.handle(HeartbeatArrived(replica_id, EngineLoad(1, 0, 0, 0.0), draining=True), now=1.0)
     assert ask(fleet, "r", "one two three more")[:2] == ("d", Reason.PREFIX)
 
 
@@ -230,7 +231,7 @@ def test_a_new_replica_takes_over_what_has_little_cached_and_of_the_rest_what_is
     for number in range(2):
         assert ask(fleet, f"q{number}", f"c{number} d{number}", max_tokens=1)[2] == 20
         assert ask(fleet, f"n{number}", f"e{number} f{number}", max_tokens=1)[2] == 0
-    run(fleet, HeartbeatArrived("a", 1, 2, 4, 0.5, draining=False))
+    run(fleet, HeartbeatArrived("a", EngineLoad(1, 2, 4, 0.5), draining=False))
     instructions = run(fleet, LinkOpened("b", 100))
     aborted = [i for instruction in instructions if isinstance(instruction, AbortAttempts) for i in instruction.attempt_ids]
     assert set(aborted) == left

@@ -11,6 +11,7 @@ from serve_app.core.drain import MAX_UNANSWERED, MAX_UNANSWERED_LATE, MAX_WINDOW
 from serve_app.core.events import HeartbeatArrived, LinkEnd, LinkLost, LinkOpened, Ticked
 from serve_app.core.fleet import FleetState
 from serve_app.core.instructions import AbortAttempts, DeliverOutputs, FailRequest, Instruction, StartAttempt
+from serve_app.core.load import EngineLoad
 from serve_app.core.request import Resume
 from tests.core.helpers import Output, arrived, fleet_of, heartbeat, outputs, run, start
 
@@ -18,11 +19,11 @@ TICK_S = 0.25
 
 
 def draining(replica_id: str, left_s: float) -> HeartbeatArrived:
-    return HeartbeatArrived(replica_id, 1, running=0, waiting=0, kv_usage=0.0, draining=True, drain_left_s=left_s)
+    return HeartbeatArrived(replica_id, EngineLoad(1), draining=True, drain_left_s=left_s)
 
 
 def queueing(replica_id: str, waiting: int) -> HeartbeatArrived:
-    return HeartbeatArrived(replica_id, 1, running=8, waiting=waiting, kv_usage=0.9, draining=False)
+    return HeartbeatArrived(replica_id, EngineLoad(1, running=8, waiting=waiting, kv_usage=0.9), draining=False)
 
 
 def streaming(resume: Resume = Resume.CONTINUE) -> FleetState:

@@ -18,6 +18,7 @@ from serve_app.core.events import (
 )
 from serve_app.core.fleet_report import describe, num_on_draining
 from serve_app.core.instructions import AbortAttempts, CloseLink, DeliverOutputs, FailRequest, StartAttempt
+from serve_app.core.load import EngineLoad
 from serve_app.core.request import Resume
 from serve_app.core.tally import Tally
 from serve_app.errors import NoFreePlace, NoReplica, QueueFull, RequestTooLarge
@@ -180,7 +181,7 @@ def test_a_draining_replica_gets_nothing_new_and_finishes_what_it_has() -> None:
 
 def test_a_replica_that_drains_when_its_link_opens_gets_nothing_and_others_keep_their_queues() -> None:
     fleet = fleet_of("a", credit=2)
-    run(fleet, arrived("r0"), arrived("r1"), arrived("r2"), HeartbeatArrived("a", 9, 1, 1, 0.9, draining=False))
+    run(fleet, arrived("r0"), arrived("r1"), arrived("r2"), HeartbeatArrived("a", EngineLoad(9, 1, 1, 0.9), draining=False))
     assert run(fleet, LinkOpened("b", 8, draining=True)) == []
     assert run(fleet, heartbeat("b")) == [start("r2", 0, "b")]
 
@@ -239,7 +240,7 @@ def test_a_batchs_request_that_waited_in_vain_is_none_of_the_refused_ones_that_t
 
 def test_a_request_that_found_no_room_is_told_what_there_was_and_the_way_out() -> None:
     fleet = fleet_of("a", "b", credit=1, no_replica_s=30.0, heartbeat_timeout_s=100.0)
-    run(fleet, arrived("r0"), arrived("r1"), HeartbeatArrived("b", 1, 0, 0, 0.0, draining=True), arrived("r2"))
+    run(fleet, arrived("r0"), arrived("r1"), HeartbeatArrived("b", EngineLoad(1, 0, 0, 0.0), draining=True), arrived("r2"))
     (failure,) = run(fleet, Ticked(), now=31.0)
     assert isinstance(failure, FailRequest)
     assert str(failure.error) == (
@@ -314,7 +315,7 @@ def test_outstanding_tokens_follow_a_request_through_prefill_decode_loss_and_res
 
 def test_a_new_replica_gets_its_part_of_what_waits_in_an_engine() -> None:
     fleet = fleet_of("a")
-    run(fleet, *(arrived(f"r{i}") for i in range(4)), HeartbeatArrived("a", 9, 1, 3, 0.9, draining=False))
+    run(fleet, *(arrived(f"r{i}") for i in range(4)), HeartbeatArrived("a", EngineLoad(9, 1, 3, 0.9), draining=False))
     run(fleet, outputs("a", Output("r0@0", [7])))
     assert run(fleet, LinkOpened("b", 8), now=1.0) == [
         AbortAttempts("a", ("r1@0", "r2@0", "r3@0")),
@@ -327,7 +328,7 @@ def test_a_new_replica_gets_its_part_of_what_waits_in_an_engine() -> None:
 
 def test_of_a_queue_that_has_grown_since_its_heartbeat_more_may_be_taken_than_that_told_of() -> None:
     fleet = fleet_of("a", credit=16)
-    run(fleet, *(arrived(f"r{i}") for i in range(9)), HeartbeatArrived("a", 9, 2, 1, 0.9, draining=False))
+    run(fleet, *(arrived(f"r{i}") for i in range(9)), HeartbeatArrived("a", EngineLoad(9, 2, 1, 0.9), draining=False))
     assert run(fleet, LinkOpened("b", 8))[0] == AbortAttempts("a", ("r6@0", "r7@0", "r8@0"))
     assert run(fleet, LinkOpened("c", 8)) == []
 
@@ -336,7 +337,7 @@ def test_what_was_moved_from_queue_to_queue_has_lost_no_replica() -> None:
     fleet = fleet_of("a", max_deaths=2)
     run(fleet, arrived("r"))
     for name in "bcd":
-        beats = [HeartbeatArrived(r, 9, 0, 1, 0.9, draining=False) for r in fleet.replicas]
+        beats = [HeartbeatArrived(r, EngineLoad(9, 0, 1, 0.9), draining=False) for r in fleet.replicas]
         run(fleet, *beats, LinkOpened(name, 8))
     (holder,) = (r.replica_id for r in fleet.replicas.values() if r.held)
     ((again,),) = ([i for i in run(fleet, LinkLost(holder, LinkEnd.ENGINE_DIED)) if isinstance(i, StartAttempt)],)
@@ -368,7 +369,7 @@ def test_the_tally_counts_demand_work_and_first_tokens() -> None:
 
 def test_describe_is_plain_data() -> None:
     fleet = fleet_of("a", credit=1)
-    run(fleet, arrived("r0"), arrived("r1"), HeartbeatArrived("a", 9, 3, 2, 0.5, draining=False))
+    run(fleet, arrived("r0"), arrived("r1"), HeartbeatArrived("a", EngineLoad(9, 3, 2, 0.5), draining=False))
     assert describe(fleet) == {
         "requests": 2,
         "waiting": 1,

@@ -22,6 +22,7 @@ from serve_app.core.events import (
 from serve_app.core.instructions import (
     CloseLink,
 )
+from serve_app.core.load import EngineLoad
 from serve_app.core.prefix_index import NO_PREFIX, Prefix
 from serve_app.core.request import RequestState, Resume
 from serve_app.core.routing import Choice, Reason, ReplicaState
@@ -125,7 +126,7 @@ class FleetMachine(CheckedFleet, RuleBasedStateMachine):
             link.moves_from = None
         elif link.moves_from is None:
             link.moves_from = self.now + left_s / 2 if left_s < 120 else self.now + left_s - 60
-        self.handle(HeartbeatArrived(replica_id, 1, len(link.running), waiting, 0.5, draining, left_s))
+        self.handle(HeartbeatArrived(replica_id, EngineLoad(1, len(link.running), waiting, 0.5), draining, left_s))
 
     @precondition(lambda self: any(k.running for k in self.links.values()))
     @rule(data=st.data(), wrong=st.sampled_from([False, False, False, True]), late=st.booleans())

@@ -33,6 +33,7 @@ from serve_app.core.instructions import (
     PassTrial,
     StartAttempt,
 )
+from serve_app.core.load import EngineLoad
 from serve_app.core.request import Resume
 from serve_app.errors import ServingError
 from serve_app.links.protocol.messages import AddSuspect
@@ -277,9 +278,9 @@ class World:
         elif dice < 0.78:
             self.handle(ingress, Ticked())
         elif dice < 0.92 and connection is not None:
-            beat = (1, len(connection.running), rng.choice((0, 0, 2)), 0.5)
+            load = EngineLoad(1, len(connection.running), rng.choice((0, 0, 2)), 0.5)
             left_s = max(0.0, (replica.drain_ends_at or 0.0) - self.now)
-            connection.down.append(HeartbeatArrived(replica.replica_id, *beat, replica.draining, left_s))
+            connection.down.append(HeartbeatArrived(replica.replica_id, load, replica.draining, left_s))
         else:
             self.rarely(ingress, replica, connection)
 
@@ -340,7 +341,7 @@ class World:
                     if replica.replica_id not in ingress.links:
                         self.dial(ingress, replica)
                     connection = ingress.links[replica.replica_id]
-                    connection.down.append(HeartbeatArrived(replica.replica_id, 1, 0, 0, 0.0, draining=False))
+                    connection.down.append(HeartbeatArrived(replica.replica_id, EngineLoad(1, 0, 0, 0.0), draining=False))
                     while connection.up:
                         self.carry_up(connection)
                     while connection.down:

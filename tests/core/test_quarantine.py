@@ -16,6 +16,7 @@ from serve_app.core.events import (
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_report import describe
 from serve_app.core.instructions import AbortAttempts, DeliverOutputs, FailRequest, Instruction, PassTrial
+from serve_app.core.load import EngineLoad
 from serve_app.core.quarantine import MAX_OWN, Quarantine
 from serve_app.core.request import Resume
 from serve_app.errors import RequestQuarantined
@@ -49,7 +50,7 @@ def test_a_suspect_whose_trial_ends_with_its_replica_is_quarantined_and_its_like
     assert refused(refusal, "again", 500.0)
     assert run(fleet, arrived("other"), now=110.0) == [start("other", 0, "c")]
     assert (fleet.outcomes, describe(fleet)["blocked"], fleet.tally.requests) == ({"quarantined": 1, "blocked": 1}, 1, 2)
-    run(fleet, HeartbeatArrived("c", 1, 0, 0, 0.0, draining=False), Ticked(), now=610.0)
+    run(fleet, HeartbeatArrived("c", EngineLoad(1, 0, 0, 0.0), draining=False), Ticked(), now=610.0)
     assert describe(fleet)["blocked"] == 0
     assert run(fleet, arrived("later", like="r"), now=610.0) == [start("later", 0, "c")]
 
@@ -142,7 +143,7 @@ def test_the_abort_of_a_suspect_frees_its_like() -> None:
 
 def test_a_suspect_is_not_taken_from_the_queue_of_an_engine() -> None:
     fleet = after_a_crash(arrived("r"))
-    assert run(fleet, HeartbeatArrived("b", 9, 0, 1, 0.9, draining=False), LinkOpened("c", 8)) == []
+    assert run(fleet, HeartbeatArrived("b", EngineLoad(9, 0, 1, 0.9), draining=False), LinkOpened("c", 8)) == []
 
 
 def test_what_another_ingress_has_quarantined_is_refused_here_and_its_time_is_not_told_on() -> None:

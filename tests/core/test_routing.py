@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve_app.core.load import EngineLoad
 from serve_app.core.request import RequestState, Resume
 from serve_app.core.routing import LeastOutstandingTokens, ReplicaState
 from tests.core.helpers import Compared, Output, arrived, fleet_of, outputs, run, start
@@ -19,8 +20,7 @@ states = st.builds(
         0.0,
         {r.request_id: r for r in HELD[:held]},
         tokens,
-        running=running,
-        waiting=waiting,
+        EngineLoad(1, running, waiting),
         draining=draining,
         weights=weights,
     ),

@@ -12,6 +12,7 @@ from serve_app.core.events import Event, HeartbeatArrived, LinkEnd, LinkLost, Li
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import AbortAttempts, CloseLink, StartAttempt
+from serve_app.core.load import EngineLoad
 from serve_app.core.request import Resume
 from tests.core.helpers import Output, outputs
 
@@ -48,7 +49,7 @@ class World:
                     self._compute(name)
             if self.at % BEAT == 0:
                 for name in sorted(self._beats):
-                    self._tell(HeartbeatArrived(name, self.at, len(self._running[name]), 0, 0.1, draining=False))
+                    self._tell(HeartbeatArrived(name, EngineLoad(self.at, len(self._running[name]), 0, 0.1), draining=False))
             if self.at % TICK == 0:
                 self._tell(Ticked())
         self._fleet.validate()

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 from serve_app.core.events import LinkEnd, LinkLost, LinkOpened, RequestsAborted
 from serve_app.core.fleet import FleetState
+from serve_app.core.load import EngineLoad
 from serve_app.core.request import Resume
 from serve_app.core.trail import Trail
 from tests.core.helpers import Output, arrived, fleet_of, outputs, run
@@ -67,7 +68,7 @@ def test_an_attempt_that_this_ingress_took_back_was_moved() -> None:
     fleet = fleet_of("a")
     run(fleet, arrived("r0"), outputs("a", Output("r0@0", [1])), arrived("r1"))
     waits = fleet.requests["r1"]
-    fleet.replicas["a"].waiting = 1
+    fleet.replicas["a"].load = EngineLoad(waiting=1)
     run(fleet, LinkOpened("b", 8))
     assert (waits.trail.replicas, waits.trail.ends) == (["a", "b"], ["moved"])
 

@@ -11,6 +11,7 @@ from typing import Any
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+from serve_app.core.load import EngineLoad
 from serve_app.links.protocol.frames import encode_frame
 from serve_app.links.protocol.messages import Capabilities, Outputs, encode_message
 from serve_app.replica import pipe
@@ -93,7 +94,10 @@ class FakeEngine:
     def emit_outputs(self, slot: int, buffers: list[bytes], finished: Sequence[str] = ()) -> None:
         """Send any bytes as a step's outputs."""
         frame = encode_frame(encode_message(Outputs(buffers)))
-        self._emit(pipe.StepOutputs(slot, self.steps, 0.0, len(self.running), 0, 0.5, list(finished), frame, 1))
+        self._emit(pipe.StepOutputs(slot, self._load(), 0.0, list(finished), frame, 1))
+
+    def _load(self) -> EngineLoad:
+        return EngineLoad(self.steps, len(self.running), 0, 0.5)
 
     def _add(self, message: pipe.AddToEngine) -> None:
         request = self._decoder.decode(message.buffers)
@@ -117,4 +121,4 @@ class FakeEngine:
         finished = [o.request_id for o in outputs if o.finish_reason is not None]
         encoded = self._encoder.encode(EngineCoreOutputs(outputs=outputs, timestamp=1.0))
         frame = encode_frame(encode_message(Outputs([bytes(b) for b in encoded])))
-        return pipe.StepOutputs(slot, self.steps, 0.0, len(self.running), 0, 0.5, finished, frame, len(outputs))
+        return pipe.StepOutputs(slot, self._load(), 0.0, finished, frame, len(outputs))

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from serve_app.core.events import LinkEnd
+from serve_app.core.load import EngineLoad
 from serve_app.errors import ServingError
 from serve_app.ingress.fleet.link import MAX_TOGETHER, ReplicaLink
 from serve_app.links.protocol.connection import LinkState
@@ -248,7 +249,7 @@ async def test_bytes_that_are_no_message_end_the_link_as_misunderstood_and_a_cut
     for probe in (garbled, cut):
         await probe.connect(replica.lease.port)
         await until(lambda probe=probe: probe.messages)  # type: ignore[misc]
-    replica.server.on_engine_message(pipe.StepOutputs(0, 1, 0.0, 0, 0, 0.0, [], b"\0\0\0\1\xc1", 1))
+    replica.server.on_engine_message(pipe.StepOutputs(0, EngineLoad(1), 0.0, [], b"\0\0\0\1\xc1", 1))
     await until(lambda: garbled.lost)
     replica.relay.cut()
     await until(lambda: cut.lost)

@@ -16,6 +16,7 @@ from serve_app.config import parse_settings
 from serve_app.core.events import BlocksTold, HeartbeatArrived, LinkOpened, RequestArrived, RequestsAborted
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
+from serve_app.core.load import EngineLoad
 from serve_app.core.request import Resume
 from serve_app.engine_args import frontend_engine_args
 from serve_app.ingress.books.lazy_histogram import MAX_WAITING, LazyHistogram
@@ -29,7 +30,7 @@ def busy_fleet() -> FleetState:
     fleet = FleetState(FleetSettings(model="tiny"))
     for replica_id, running, waiting, kv_usage, draining in (("a", 3, 1, 0.25, False), ("b", 2, 4, 0.75, True)):
         fleet.handle(LinkOpened(replica_id, credit=1), now=0.0)
-        fleet.handle(HeartbeatArrived(replica_id, 1, running, waiting, kv_usage, draining=draining), now=0.0)
+        fleet.handle(HeartbeatArrived(replica_id, EngineLoad(1, running, waiting, kv_usage), draining=draining), now=0.0)
     for request_id in ("r0", "r1", "r2"):
         fleet.handle(RequestArrived(request_id, 10, 5, Resume.CONTINUE, request_id), now=0.0)
     fleet.handle(RequestsAborted(["r2"]), now=0.0)
@@ -120,7 +121,7 @@ def test_a_load_that_ends_between_two_steps_is_shown_once() -> None:
     fleet = busy_fleet()
     gauges = LoadGauges(fleet)
     assert gauges.changes() is None
-    fleet.handle(HeartbeatArrived("a", 2, 0, 0, 0.0, draining=False), now=1.0)
+    fleet.handle(HeartbeatArrived("a", EngineLoad(2, 0, 0, 0.0), draining=False), now=1.0)
     assert gauges.changes() == SchedulerStats(num_running_reqs=2, num_waiting_reqs=5, kv_cache_usage=0.75)
     assert gauges.changes() is None
 
@@ -135,7 +136,7 @@ async def test_vllms_gauges_follow_a_load_to_its_end() -> None:
 
 def is_shown(f: Fleet, running: int) -> bool:
     """Return whether vLLM's newest stats have this load, which the replica tells: again and again, as its own heartbeats do."""
-    f.client.fleet.handle(HeartbeatArrived("a", 1, running, 0, 0.0, draining=False), now=time.monotonic())
+    f.client.fleet.handle(HeartbeatArrived("a", EngineLoad(1, running, 0, 0.0), draining=False), now=time.monotonic())
     return bool(f.front.stats) and f.front.stats[-1].num_running_reqs == running
 
 

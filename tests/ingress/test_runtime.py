@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from serve_app.autoscaling.policy import load_at_ingresses
 from serve_app.config import parse_settings
+from serve_app.core.load import EngineLoad
 from serve_app.core.request import RequestState, Resume
 from serve_app.core.tally import Tally
 from serve_app.ingress.books import metrics
@@ -60,7 +61,7 @@ def test_the_autoscaler_finds_all_that_an_ingress_reports() -> None:
     fleet = fleet_of("a", credit=2)
     lines = [replace(arrived(f"b{number}"), background=True) for number in range(2)]
     run(fleet, *lines, arrived("r0"), outputs("a", Output("b0@0", [5])))
-    fleet.replicas["a"].waiting = 1  # b1, by the last heartbeat
+    fleet.replicas["a"].load = EngineLoad(waiting=1)  # b1, by the last heartbeat
     model = parse_settings({"models": {"m": {"model": "/m"}}}).models["m"]
     fronts: Any = {"m": SimpleNamespace(client=SimpleNamespace(fleet=fleet), model=model)}
     batches = SimpleNamespace(lines_per_s=lambda: {"m": 0.5, "other": 1.0})

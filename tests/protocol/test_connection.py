@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serve_app.core.load import EngineLoad
 from serve_app.links.protocol.connection import IngressConnection, LinkState, ReplicaConnection
 from serve_app.links.protocol.errors import (
     CreditExceeded,
@@ -262,7 +263,7 @@ def test_the_ingress_refuses_its_own_faults_and_the_link_goes_on() -> None:
 def test_the_replica_refuses_its_own_faults_and_the_link_goes_on() -> None:
     ingress, replica = open_pair()
     with pytest.raises(MalformedMessage):
-        replica.send_heartbeat(step=1, running=0, waiting=0, kv_usage=1.5)
+        replica.send_heartbeat(EngineLoad(1, kv_usage=1.5))
     assert ingress.receive_data(replica.send_trial_begins("a")) == [TrialBegins("a")]
 
 
@@ -270,7 +271,7 @@ def test_every_message_of_an_open_link_arrives() -> None:
     ingress, replica = open_pair()
     wire = ingress.ping() + ingress.send_add("a", [b"x", memoryview(b"y")])
     assert replica.receive_data(wire) == [Ping(), Add("a", [b"x", b"y"], 0)]
-    wire = replica.send_heartbeat(step=5, running=1, waiting=2, kv_usage=0.5, drain_left_s=7.5)
+    wire = replica.send_heartbeat(EngineLoad(5, 1, 2, 0.5), drain_left_s=7.5)
     wire += outputs(b"o")
     assert ingress.receive_data(wire) == [
         Heartbeat(5, 1, 2, 0.5, True, 7.5),
@@ -302,7 +303,7 @@ def test_closing_says_why_once_and_nothing_is_sent_after_it() -> None:
     ingress, replica = open_pair()
     assert frames_in(replica.close("shutdown", "x\ud800" * 600)) == [Goodbye("shutdown", "x?" * 500)]
     with pytest.raises(UnexpectedMessage) as refused:
-        replica.send_heartbeat(step=1, running=0, waiting=0, kv_usage=0.0)
+        replica.send_heartbeat(EngineLoad(1))
     assert (refused.value.message, refused.value.state) == ("Heartbeat", "closed")
     with pytest.raises(UnexpectedMessage):
         replica.close("shutdown", "") or replica.send_trial_begins("a")

@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
+from serve_app.core.load import EngineLoad
 from serve_app.links.protocol.connection import LinkState
 from serve_app.links.protocol.errors import CreditExceeded, DuplicateAttempt, PeerClosed, UnexpectedMessage
 from serve_app.links.protocol.messages import Abort, Add, Heartbeat, Outputs, Ping
@@ -75,7 +76,7 @@ class LinkMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.replica.state is LinkState.OPEN)
     @rule()
     def heartbeat(self) -> None:
-        self.to_ingress += self.replica.send_heartbeat(step=1, running=len(self.running), waiting=0, kv_usage=0.0)
+        self.to_ingress += self.replica.send_heartbeat(EngineLoad(1, len(self.running)))
 
     @rule(num_bytes=byte_counts)
     def deliver_to_replica(self, num_bytes: int) -> None:

@@ -56,7 +56,7 @@ class Supervisor:
 
     def hear(self, message: pipe.FromEngine) -> None:
         if isinstance(message, pipe.StepOutputs):
-            say("step", message.step)
+            say("step", message.load.step)
 
     def do(self, order: str, *words: str) -> None:
         if order == "add":

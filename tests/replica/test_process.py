@@ -30,10 +30,11 @@ sys.stdin.buffer.read()
 
 
 MEASURED = """
+from serve_app.core.load import EngineLoad
 from serve_app.core.step_costs import MeasuredCosts
 end.send(pipe.StepsMeasured(MeasuredCosts(step_s=0.03, output_token_s=1e-4, prompt_token_s=4e-4, step_error_s=1e-3,
     output_token_error_s=2e-5, prompt_token_error_s=3e-5)))
-end.send(pipe.StepOutputs(pipe.PROBE_SLOT, 1, 0.0, 0, 0, 0.0, ["probe"], b"", 1))
+end.send(pipe.StepOutputs(pipe.PROBE_SLOT, EngineLoad(1), 0.0, ["probe"], b"", 1))
 """
 """Says what its steps cost, and answers the probe."""
 

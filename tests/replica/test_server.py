@@ -10,6 +10,7 @@ import pytest
 import ray
 
 from serve_app.config import parse_settings
+from serve_app.core.load import EngineLoad
 from serve_app.errors import ListenFailed
 from serve_app.host import descriptors
 from serve_app.ingress.fleet.link import dial
@@ -184,7 +185,7 @@ async def test_a_heartbeat_tells_the_load_and_a_drain_is_told_at_once() -> None:
         probe = await linked(replica)
         add(probe, "r@0")
         await until(lambda: told)
-        replica.server.on_engine_message(pipe.StepOutputs(5, 9, 0.0, 3, 2, 1.5, [], b"no such slot", 1))
+        replica.server.on_engine_message(pipe.StepOutputs(5, EngineLoad(9, 3, 2, 1.5), 0.0, [], b"no such slot", 1))
         replica.server.start_drain(60.0)
         await until(lambda: len(probe.messages) == 2)
     before, after = probe.messages
@@ -215,7 +216,7 @@ async def test_the_first_output_is_one_with_tokens_that_goes_to_an_ingress() -> 
     replica = await start_replica(settings(), "a")
     await linked(replica)
     for slot, num_outputs in ((5, 1), (0, 0)):  # for nobody, and the load alone
-        replica.server.on_engine_message(pipe.StepOutputs(slot, 1, 0.0, 1, 0, 0.5, [], b"", num_outputs))
+        replica.server.on_engine_message(pipe.StepOutputs(slot, EngineLoad(1, 1, 0, 0.5), 0.0, [], b"", num_outputs))
         assert not replica.server.first_output.is_set()
     replica.engine.emit_outputs(0, [b"token"])
     assert replica.server.first_output.is_set()

@@ -297,10 +297,7 @@ class SimulatedFleet:
 
     def _beat(self, member: _Member, at: float) -> None:
         replica = member.replica
-        running, waiting = replica.num_running, len(replica.waiting)
-        usage = min(1.0, replica.reserved / replica.hardware.kv_tokens)
-        load = (replica.steps, running, waiting, usage)
-        beat = HeartbeatArrived(replica.replica_id, *load, member.draining, drain_left_s=UNTIL_EMPTY_S)
+        beat = HeartbeatArrived(replica.replica_id, replica.load(), member.draining, drain_left_s=UNTIL_EMPTY_S)
         self._carry_out(self.fleet.handle(beat, now=at), at)
 
     def _load(self) -> Load:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from serve_app.autoscaling.capacity import StepTimes
+from serve_app.core.load import EngineLoad
 from serve_app.core.step_costs import CHUNK_TOKENS, CONTEXT_TOKENS, SEQUENCES, MeasuredCosts, TimedBatch, measured_costs
 from serve_app.simulated.profiles import Profile
 from serve_app.simulated.timing import StepWork, step_time_s
@@ -109,6 +110,10 @@ class Replica:
     @property
     def num_running(self) -> int:
         return len(self.running) + len(self.prefilling)
+
+    def load(self) -> EngineLoad:
+        """Return what its heartbeats report."""
+        return EngineLoad(self.steps, self.num_running, len(self.waiting), min(1.0, self.reserved / self.hardware.kv_tokens))
 
     def is_idle(self) -> bool:
         return not (self.running or self.prefilling or self.waiting)

@@ -232,7 +232,7 @@ def _replicas(described: _Described) -> Iterator[Metric]:
     steps = series.counter_family("replica_steps")
     for fleet, model, _ in described:
         for replica in fleet.replicas.values():
-            steps.add_metric([model, replica.replica_id], replica.step)
+            steps.add_metric([model, replica.replica_id], replica.load.step)
     yield steps
 
 
@@ -300,6 +300,6 @@ class LoadGauges:
     def _load(self) -> tuple[int, int, float]:
         """Return running and waiting requests of the whole fleet, and the used share of the fullest KV cache."""
         replicas = self._fleet.replicas.values()
-        running = sum(r.running for r in replicas)
-        waiting = sum(r.waiting for r in replicas) + len(self._fleet.waiting)
-        return running, waiting, max((r.kv_usage for r in replicas), default=0.0)
+        running = sum(r.load.running for r in replicas)
+        waiting = sum(r.load.waiting for r in replicas) + len(self._fleet.waiting)
+        return running, waiting, max((r.load.kv_usage for r in replicas), default=0.0)

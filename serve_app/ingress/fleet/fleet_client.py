@@ -40,6 +40,7 @@ from serve_app.core.instructions import (
     PassTrial,
     StartAttempt,
 )
+from serve_app.core.load import EngineLoad
 from serve_app.engine_args import BACKGROUND_PRIORITY
 from serve_app.errors import SendFailed, ServingError
 from serve_app.ingress.books.metrics import LoadGauges
@@ -184,8 +185,8 @@ class FleetClient(EngineCoreClient):
     def _message(self, link: ReplicaLink, message: Message) -> None:
         match message:
             case Heartbeat():
-                load = (message.step, message.running, message.waiting, message.kv_usage)
-                self._handle(HeartbeatArrived(link.replica_id, *load, message.draining, message.drain_left_s))
+                load = EngineLoad(message.step, message.running, message.waiting, message.kv_usage)
+                self._handle(HeartbeatArrived(link.replica_id, load, message.draining, message.drain_left_s))
             case TrialBegins():
                 self._handle(TrialBegan(message.attempt_id))
 

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import msgspec
 
+from serve_app.core.load import EngineLoad
 from serve_app.links.protocol.errors import (
     CreditExceeded,
     DuplicateAttempt,
@@ -313,12 +314,10 @@ class ReplicaConnection(_Connection):
         self._hello: Hello | None = None
         self._expected_proof = b""
 
-    def send_heartbeat(
-        self, *, step: int, running: int, waiting: int, kv_usage: float, drain_left_s: float | None = None
-    ) -> bytes:
+    def send_heartbeat(self, load: EngineLoad, *, drain_left_s: float | None = None) -> bytes:
         """Return a Heartbeat. ``drain_left_s`` is None while the replica takes requests."""
         draining = drain_left_s is not None
-        return self._frame(Heartbeat(step, running, waiting, kv_usage, draining, drain_left_s or 0.0))
+        return self._frame(Heartbeat(load.step, load.running, load.waiting, load.kv_usage, draining, drain_left_s or 0.0))
 
     def send_trial_begins(self, attempt_id: str) -> bytes:
         """Return the frame to write before the engine gets this suspect."""
