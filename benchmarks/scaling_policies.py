@@ -12,7 +12,7 @@ from serve_app.autoscaling.capacity import Capacity, Mix, Slo, StepTimes
 from serve_app.autoscaling.decision import Observation, ScalingRules
 from serve_app.autoscaling.fleet import FleetObservation, FleetRules, FleetScaler
 from serve_app.autoscaling.memory import Memory, pack, unpack
-from serve_app.autoscaling.signals import INCREMENTS, REPLICA_INCREMENTS, Load
+from serve_app.autoscaling.signals import INCREMENTS, REPLICA_INCREMENTS, ModelLoad
 from serve_app.autoscaling.simulation.simulated_replica import Hardware
 
 MODEL = "model"
@@ -40,7 +40,7 @@ class Restarted(Ours):
     def __init__(self, rules: ScalingRules, away: tuple[float, float], *, keeps: bool) -> None:
         super().__init__(rules)
         self._rules, self._away, self._keeps = rules, away, keeps
-        self._missed: list[Load] = []
+        self._missed: list[ModelLoad] = []
 
     def __call__(self, at: float, seen: Observation) -> int:
         if self._away[0] <= at < self._away[1]:

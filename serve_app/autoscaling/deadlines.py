@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from serve_app.autoscaling.capacity import Capacity, Mix, Slo, StepTimes
 from serve_app.autoscaling.history import Mean
-from serve_app.autoscaling.signals import Load
+from serve_app.autoscaling.signals import ModelLoad
 
 NEARLY = 0.8
 """Where no number of replicas makes the pace, since only so many lines run at once: the share of the possible pace that is paid for. Twice
@@ -26,7 +26,7 @@ class Lines:
     _at_once: float = 0.0
     """The most lines that replicas had lately."""
 
-    def learn(self, load: Load) -> None:
+    def learn(self, load: ModelLoad) -> None:
         self._prompt_tokens.add(load.line_prompt_tokens, load.lines, load.interval_s)
         self._output_tokens.add(load.line_finished_tokens, load.lines_finished, load.interval_s)
         self._at_once = max(load.lines_held, self._at_once * math.exp(-load.interval_s / _FORGOTTEN_S))
@@ -36,7 +36,7 @@ class Lines:
         self._prompt_tokens.weigh(weight)
         self._output_tokens.weigh(weight)
 
-    def replicas(self, load: Load, times: StepTimes | None, max_batch: float, *, demand: float) -> int:
+    def replicas(self, load: ModelLoad, times: StepTimes | None, max_batch: float, *, demand: float) -> int:
         """Return how many replicas do the demand of everybody else and, beside it, the lines at the pace of their deadlines.
 
         1 while no line has been answered: that replica measures what a line costs.

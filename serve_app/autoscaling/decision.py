@@ -17,7 +17,7 @@ from serve_app.autoscaling.feedback import MEMORY_S, Feedback
 from serve_app.autoscaling.history import GUARD_S, HISTORY_S, History, Mean
 from serve_app.autoscaling.needs import Needs, Unproven, keep_s
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S, Orders, queue_at_s
-from serve_app.autoscaling.signals import LEAST, STALE_S, Load
+from serve_app.autoscaling.signals import LEAST, STALE_S, ModelLoad
 
 RECOVER_S, RECOVER_STARTS = 15.0, 0.5
 """Seconds, and cold starts if that is longer, in which replicas that do nothing but work are to have emptied a queue once they serve."""
@@ -75,7 +75,7 @@ class Observation:
     """Replicas that were asked for last."""
     minimum: int
     maximum: int
-    load: Load
+    load: ModelLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +232,7 @@ class ModelAutoscaler:
         if load.running and seen.running:
             self._kv_per_request.add(load.kv_usage * (load.reporting or seen.running), load.running, load.interval_s)
 
-    def _learn_lengths(self, load: Load) -> None:
+    def _learn_lengths(self, load: ModelLoad) -> None:
         """Learn how long answers are, also from those that still run, and which share of prompts the prefix cache saves.
 
         Short answers end first, so that the mean of those that ended falls while the load rises. If a request is as likely to end at
@@ -351,7 +351,7 @@ class ModelAutoscaler:
         recover_s = max(RECOVER_S, RECOVER_STARTS * self._orders.horizon_s(self._cold_start_s, at))
         return math.ceil((demand + queue_s / recover_s) / capacity.saturation()) if queue_s else 0
 
-    def _max_batch(self, load: Load) -> float:
+    def _max_batch(self, load: ModelLoad) -> float:
         """Return the requests that a replica can run at once, by its limit and by its KV cache."""
         kv = self._kv_per_request.value
         return min(KV_GUARD / kv if kv else MANY, load.max_num_seqs or MANY)

@@ -11,7 +11,7 @@ what link, ingress and network add is not in it.
 import math
 from dataclasses import dataclass
 
-from serve_app.autoscaling.signals import Load
+from serve_app.autoscaling.signals import ModelLoad
 
 LEAST, MOST = 0.8, 1.1
 """Bounds of the factor: what is further off is a wrong measure, for which the guards add replicas one by one."""
@@ -37,7 +37,7 @@ class Feedback:
     _first_tokens: float = 0.0
     _late: float = 0.0
 
-    def observe(self, load: Load, *, step_s: float, demand: float, running: int) -> None:
+    def observe(self, load: ModelLoad, *, step_s: float, demand: float, running: int) -> None:
         """Compare one interval, of an even load. Silent replicas are taken to do an equal part of the work.
 
         Args:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 
-from serve_app.autoscaling.signals import Load
+from serve_app.autoscaling.signals import ModelLoad
 
 HISTORY_S = 300.0
 DISPERSION_S = 5
@@ -75,7 +75,7 @@ class History:
     _tokens: float = 0.0
     _num_counted: int = 0
 
-    def add(self, at: float, load: Load) -> None:
+    def add(self, at: float, load: ModelLoad) -> None:
         queued = load.waiting + load.queued
         new = (
             load.interval_s,

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from serve_app.autoscaling.history import Recent
-from serve_app.autoscaling.signals import Load
+from serve_app.autoscaling.signals import ModelLoad
 
 MIN_KEEP_S, MAX_KEEP_S = 60.0, 900.0
 MISSING_S = 900.0
@@ -31,7 +31,7 @@ class Unproven:
     _base: int = 0
     """The most replicas that there were since ingresses have been silent; 0 while none is."""
 
-    def observe(self, load: Load, *, running: int, target: int) -> None:
+    def observe(self, load: ModelLoad, *, running: int, target: int) -> None:
         """Take in who is silent now.
 
         A silent replica stays. What requests a silent ingress has nobody knows, so its share stays of the replicas that there were: of 12

@@ -21,7 +21,7 @@ from serve_app.autoscaling.fleet import INGRESSES, FleetObservation, FleetScaler
 from serve_app.autoscaling.memory import Memory, MemoryStore, id_of, members, pack, unpack
 from serve_app.autoscaling.rules import INGRESS, replica_deployment, rules_of, scaled_models
 from serve_app.autoscaling.series import Gauges
-from serve_app.autoscaling.signals import INCREMENTS, REPLICA_INCREMENTS, STALE_S, Load, Meter
+from serve_app.autoscaling.signals import INCREMENTS, REPLICA_INCREMENTS, STALE_S, Meter, ModelLoad
 from serve_app.config import ModelSettings, Settings, parse_settings
 from serve_app.config.schedule import bounds_at
 from serve_app.core.step_costs import MeasuredCosts, combined
@@ -169,7 +169,7 @@ class DemandPolicy:
                 replica_share = len(mute) / max(1, len(members(context)))
                 held, queued = (_total(reports, f"{of}/{model.name}") for of in ("lines_held", "lines_queued"))
                 of_replicas["queued"] = max(0.0, of_replicas["queued"] - queued)
-                load = Load(
+                load = ModelLoad(
                     lines_held=held,
                     lines_queued=queued,
                     interval_s=interval_s,
@@ -200,7 +200,7 @@ class DemandPolicy:
                 text = f"{model.name}: a step takes {step_s:.3f} s even for few requests and replicas.itl_slo_s is {itl_slo_s:g}"
                 logger.warning("%s: no number of replicas keeps it, and only the other limits count", text)
 
-    def _model(self, model: ModelSettings, context: Any, load: Load, cold_start_s: float, initial: int) -> Observation:
+    def _model(self, model: ModelSettings, context: Any, load: ModelLoad, cold_start_s: float, initial: int) -> Observation:
         replicas = model.replicas
         bounds = replicas.min, replicas.max
         minimum, maximum = bounds_at(replicas.schedule, bounds, time=self._wall(), cold_start_s=cold_start_s)
@@ -256,14 +256,14 @@ def newest_reports(context: Any) -> Reports:
 
 
 def load_at_ingresses(model: ModelSettings, reports: Reports, increments: Mapping[str, float]) -> dict[str, Any]:
-    """Return the part of a `Load` that the ingresses know."""
+    """Return the part of a `ModelLoad` that the ingresses know."""
     counted = {name: increments.get(f"{name}/{model.name}", 0.0) for name in INCREMENTS}
     lines_per_s = max((values.get(f"lines_per_s/{model.name}", 0.0) for _, values in reports.values()), default=0.0)
     return {**counted, "waiting": _total(reports, f"waiting/{model.name}"), "lines_per_s": lines_per_s}
 
 
 def load_of_replicas(context: Any, meter: Meter, *, now: float) -> dict[str, Any]:
-    """Return the part of a `Load` that the replicas know."""
+    """Return the part of a `ModelLoad` that the replicas know."""
     reports = newest_reports(context)
     # Nothing is assumed of a silent replica: its tokens would be of now, and its steps of before.
     increments = meter.take(reports, now=now, assume_s=STALE_S)

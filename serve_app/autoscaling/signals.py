@@ -26,7 +26,7 @@ MANY_ASSUMED = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class ModelLoad:
     """One model in one interval: increments, summed over all members, and the state at its end."""
 
     interval_s: float = 0.0

@@ -7,7 +7,7 @@ from serve_app.autoscaling.decision import LENGTHS_S, TAUGHT, Decision, Observat
 from serve_app.autoscaling.decision_log import Record
 from serve_app.autoscaling.feedback import MEASURED_S
 from serve_app.autoscaling.fleet import INGRESSES
-from serve_app.autoscaling.signals import Load
+from serve_app.autoscaling.signals import ModelLoad
 from serve_app.core.step_costs import MeasuredCosts
 
 REASONS: Mapping[str, str] = {
@@ -91,7 +91,7 @@ def _source(measured: MeasuredCosts | None, of: Mapping[str, float]) -> Iterator
 
 
 def _model(seen: Observation, decision: Decision) -> Iterator[str]:
-    load: Load = seen.load
+    load: ModelLoad = seen.load
     waiting = f"{load.running:.0f} requests run, {load.queued:.0f} wait at replicas and {load.waiting:.0f} at ingresses"
     yield f"  seen      {seen.running} serve, {seen.target} asked for; {waiting}; KV cache {load.kv_usage:.0%} used"
     of = decision.inputs

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from serve_app.autoscaling.capacity import Slo, StepTimes
 from serve_app.autoscaling.decision import Decision, ModelAutoscaler, Observation, ScalingRules
-from serve_app.autoscaling.signals import Load
+from serve_app.autoscaling.signals import ModelLoad
 
 TIMES = StepTimes(step_s=0.03, output_token_s=0.0004, prompt_token_s=0.0001)
 PROMPT, ANSWER = 400.0, 100.0
@@ -39,7 +39,7 @@ class Plant:
     def target(self) -> int:
         return self.running + len(self._starting)
 
-    def load(self, rate: float) -> Load:
+    def load(self, rate: float) -> ModelLoad:
         """Return one second of about ``rate`` requests. Replicas that have more than they can do are busy all the time."""
         arrived = max(0.0, self._rng.gauss(rate, math.sqrt(rate)))
         n = max(1, self.running)
@@ -48,7 +48,7 @@ class Plant:
         prefilled, made = min(most, arrived) * PROMPT, self._served * ANSWER
         work_s = prefilled * TIMES.prompt_token_s + made * TIMES.output_token_s
         steps = max(0.0, n - work_s) / TIMES.step_s if made > 1 else 0.0
-        return Load(
+        return ModelLoad(
             interval_s=1.0,
             requests=arrived,
             prompt_tokens=arrived * PROMPT,
@@ -65,7 +65,7 @@ class Plant:
             cold_start_s=(self.cold_start_s,),
         )
 
-    def see(self, load: Load) -> Observation:
+    def see(self, load: ModelLoad) -> Observation:
         """Pass a second."""
         self.at += 1.0
         self.running += sum(ready <= self.at for ready in self._starting)
@@ -83,7 +83,7 @@ class Plant:
                 self.running -= 1
         self.decisions.append(decision)
 
-    def tick(self, load: Load) -> Decision:
+    def tick(self, load: ModelLoad) -> Decision:
         """Pass a second, and do what its autoscaler decides."""
         decision = self.autoscaler.observe(self.see(load), at=self.at)
         self.obey(decision)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from serve_app.autoscaling.signals import Load
+from serve_app.autoscaling.signals import ModelLoad
 from serve_app.core.step_costs import MeasuredCosts
 from tests.autoscaling.plant import ANSWER, PROMPT, TIMES, WORK_S, Plant
 
@@ -27,7 +27,7 @@ class QueuePlant(Plant):
     prompt_factor: float = 1.0
     """Prompts are so many times as long as `PROMPT`."""
 
-    def load(self, rate: float) -> Load:
+    def load(self, rate: float) -> ModelLoad:
         """Return one second of about ``rate`` requests."""
         arrived = super().load(rate).requests
         prompt = PROMPT * self.prompt_factor
@@ -43,7 +43,7 @@ class QueuePlant(Plant):
         steps = self.running * min(1.0, max(busy, 1 - (1 - busy) ** IDLE_REQUESTS)) / step_s
         # Of a step's time the part of its tokens is work, so that the counts agree with the step times.
         steps = max(0.0, (steps * step_s - served * work_s) / TIMES.step_s)
-        return Load(
+        return ModelLoad(
             interval_s=1.0,
             requests=arrived,
             prompt_tokens=arrived * prompt,

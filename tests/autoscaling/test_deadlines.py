@@ -8,7 +8,7 @@ import pytest
 from serve_app.autoscaling.capacity import Slo, StepTimes
 from serve_app.autoscaling.deadlines import Lines
 from serve_app.autoscaling.decision import ModelAutoscaler, Observation, ScalingRules
-from serve_app.autoscaling.signals import Load
+from serve_app.autoscaling.signals import ModelLoad
 from serve_app.autoscaling.simulation.simulated_fleet import SimulatedFleet, World
 from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, steps_of_times
 from serve_app.batch.deadlines import lines_per_s
@@ -24,7 +24,7 @@ TIMES = StepTimes(step_s=0.02, output_token_s=0.001, prompt_token_s=0.0001)
 HARDWARE = Hardware(step_s=steps_of_times(TIMES), kv_tokens=400_000, max_num_seqs=64)
 PROMPT, ANSWER, AT_ONCE = 200, 50, 32
 BEGIN_S = 5
-LEARNT = Load(interval_s=1.0, lines=10, line_prompt_tokens=2000, lines_finished=10, line_finished_tokens=500)
+LEARNT = ModelLoad(interval_s=1.0, lines=10, line_prompt_tokens=2000, lines_finished=10, line_finished_tokens=500)
 """Lines of 200 and 50 tokens, 0.07 s of work each."""
 
 
@@ -75,11 +75,11 @@ def test_a_long_window_adds_no_replica_and_a_short_one_is_kept_by_more(window_s:
 
 def test_one_replica_stays_until_the_cost_of_a_line_is_known() -> None:
     lines = Lines()
-    assert lines.replicas(Load(lines_per_s=100.0), TIMES, 1e6, demand=0.0) == 1
-    assert lines.replicas(Load(), TIMES, 1e6, demand=3.0) == 0
+    assert lines.replicas(ModelLoad(lines_per_s=100.0), TIMES, 1e6, demand=0.0) == 1
+    assert lines.replicas(ModelLoad(), TIMES, 1e6, demand=3.0) == 0
     lines.learn(replace(LEARNT, lines_held=10_000))
-    assert lines.replicas(Load(lines_per_s=100.0), TIMES, 1e6, demand=0.0) == 8  # 7 / 0.95
-    assert lines.replicas(Load(lines_per_s=100.0), TIMES, 1e6, demand=5.0) == 13  # 12 / 0.95
+    assert lines.replicas(ModelLoad(lines_per_s=100.0), TIMES, 1e6, demand=0.0) == 8  # 7 / 0.95
+    assert lines.replicas(ModelLoad(lines_per_s=100.0), TIMES, 1e6, demand=5.0) == 13  # 12 / 0.95
 
 
 @pytest.mark.parametrize(
@@ -89,16 +89,16 @@ def test_no_more_replicas_are_asked_for_than_the_lines_that_run_at_once_can_use(
     """A line takes 1 s of steps and 0.07 s of work: 32 at once are answered at 32 a second at most."""
     lines = Lines()
     lines.learn(replace(LEARNT, lines_held=held))
-    assert lines.replicas(Load(lines_per_s=per_s), TIMES, 64, demand=0.0) == replicas
+    assert lines.replicas(ModelLoad(lines_per_s=per_s), TIMES, 64, demand=0.0) == replicas
 
 
 def test_a_line_costs_what_those_that_ended_cost_whatever_runs() -> None:
     """256 lines of some 500 tokens run, and the first has ended: the tokens of the others are not its."""
     lines = Lines()
     for _ in range(20):
-        lines.learn(Load(interval_s=1.0, lines=12.8, line_prompt_tokens=2560, line_output_tokens=6400, lines_held=256))
-    lines.learn(Load(interval_s=1.0, lines_finished=1, line_finished_tokens=450, lines_held=256))
-    assert lines.replicas(Load(lines_per_s=1.0), TIMES, 256, demand=0.0) == 1
+        lines.learn(ModelLoad(interval_s=1.0, lines=12.8, line_prompt_tokens=2560, line_output_tokens=6400, lines_held=256))
+    lines.learn(ModelLoad(interval_s=1.0, lines_finished=1, line_finished_tokens=450, lines_held=256))
+    assert lines.replicas(ModelLoad(lines_per_s=1.0), TIMES, 256, demand=0.0) == 1
 
 
 def test_lines_of_one_engine_hide_no_queue_of_another() -> None:
@@ -117,7 +117,9 @@ def test_lines_of_one_engine_hide_no_queue_of_another() -> None:
 
 def test_lines_that_run_are_no_demand_and_keep_one_replica() -> None:
     scaler = ModelAutoscaler(ScalingRules(slo=Slo(ttft_s=2.0, itl_s=0.1)))
-    load = Load(interval_s=1.0, lines=20, line_prompt_tokens=4000, running=32, lines_held=32, kv_usage=0.5, busy_s=1.0, steps=20)
+    load = ModelLoad(
+        interval_s=1.0, lines=20, line_prompt_tokens=4000, running=32, lines_held=32, kv_usage=0.5, busy_s=1.0, steps=20
+    )
     decided = [
         scaler.observe(Observation(running=1, target=1, minimum=0, maximum=9, load=load), at=float(at)) for at in range(200)
     ]

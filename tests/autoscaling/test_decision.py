@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from serve_app.autoscaling.decision import Decision, ScalingRules
 from serve_app.autoscaling.needs import MIN_KEEP_S
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S
-from serve_app.autoscaling.signals import Load
+from serve_app.autoscaling.signals import ModelLoad
 from tests.autoscaling.plant import RULES, WORK_S, Plant
 
 
@@ -145,7 +145,7 @@ def test_one_silent_member_of_many_holds_up_neither_scaling_down_nor_learning() 
     assert fresh.decisions[-1].inputs["work_per_request_s"] == pytest.approx(WORK_S, rel=0.05)
 
 
-def without(load: Load, share: float, silent: tuple[str, ...] = ("r1",)) -> Load:
+def without(load: ModelLoad, share: float, silent: tuple[str, ...] = ("r1",)) -> ModelLoad:
     """Return what is known of a load when a share of the replicas is silent."""
     told = 1 - share
     return replace(load, silent=silent, silent_replica_share=share, steps=told * load.steps, busy_s=told * load.busy_s)
@@ -290,7 +290,7 @@ def test_a_member_that_drains_unheard_does_not_spoil_the_measure() -> None:
 
 def test_until_costs_are_measured_a_queue_asks_for_one_replica_at_a_time() -> None:
     plant = Plant()
-    idle = Load(interval_s=1.0, queued=5.0, running=2.0, requests=3.0, prompt_tokens=1200.0)
+    idle = ModelLoad(interval_s=1.0, queued=5.0, running=2.0, requests=3.0, prompt_tokens=1200.0)
     wanted = [plant.tick(idle).desired for _ in range(80)]
     assert wanted[0] == 1
     assert max(wanted[:20]) == 2, "one, and then it is waited for"
@@ -340,7 +340,7 @@ def test_a_controller_that_stood_still_takes_nothing_away_at_once(gap_s: float) 
     plant = Plant()
     before = plant.run(25.0, 400)[-1]
     plant.at += gap_s
-    assert plant.tick(Load(interval_s=gap_s, running=50.0)).desired >= before
+    assert plant.tick(ModelLoad(interval_s=gap_s, running=50.0)).desired >= before
     assert min(plant.run(25.0, 60)) >= before
 
 

@@ -7,14 +7,14 @@ import pytest
 
 from serve_app.autoscaling.demand import REQUESTS, Weights, arrivals, growth
 from serve_app.autoscaling.history import History
-from serve_app.autoscaling.signals import Load
+from serve_app.autoscaling.signals import ModelLoad
 
 
 def arrived(rates: list[float], seed: int) -> list[tuple[float, float]]:
     """Return (requests per second as known, growth) for each second of Poisson arrivals at these rates."""
     rng, history, found = np.random.default_rng(seed), History(), []
     for second, rate in enumerate(rates):
-        history.add(float(second), Load(interval_s=1.0, requests=float(rng.poisson(rate))))
+        history.add(float(second), ModelLoad(interval_s=1.0, requests=float(rng.poisson(rate))))
         found.append((arrivals(history, float(second), REQUESTS).requests_per_s, growth(history, float(second), 40.0)))
     return found
 
@@ -39,10 +39,14 @@ def test_most_of_a_step_by_half_is_known_within_seconds(rate: float, within_s: i
 
 
 @pytest.mark.parametrize(
-    "peak", [Load(interval_s=1.0, requests=8.0, prompt_tokens=62_400.0), Load(interval_s=1.0, requests=300.0, prompt_tokens=9e4)]
+    "peak",
+    [
+        ModelLoad(interval_s=1.0, requests=8.0, prompt_tokens=62_400.0),
+        ModelLoad(interval_s=1.0, requests=300.0, prompt_tokens=9e4),
+    ],
 )
-def test_one_huge_prompt_and_one_second_of_many_requests_are_no_new_rate(peak: Load) -> None:
-    weights, usual = Weights(request=0.05, prompt_token=4e-4), Load(interval_s=1.0, requests=8.0, prompt_tokens=2400.0)
+def test_one_huge_prompt_and_one_second_of_many_requests_are_no_new_rate(peak: ModelLoad) -> None:
+    weights, usual = Weights(request=0.05, prompt_token=4e-4), ModelLoad(interval_s=1.0, requests=8.0, prompt_tokens=2400.0)
     history = History()
     for second in range(300):
         history.add(float(second), usual)
@@ -63,7 +67,7 @@ def test_a_small_load_that_grows_fourfold_is_known_sooner_where_prompts_vary_les
         for second in range(132):
             num = rng.poisson(2.0 if second < 120 else 8.0)
             tokens = float(rng.gamma(shape, 300.0 / shape, num).sum())
-            history.add(float(second), Load(interval_s=1.0, requests=float(num), prompt_tokens=tokens))
+            history.add(float(second), ModelLoad(interval_s=1.0, requests=float(num), prompt_tokens=tokens))
         known.append(arrivals(history, 131.0, Weights(request=0.0, prompt_token=4e-4)).requests_per_s)
     assert least * 8.0 <= fmean(known) <= 8.0
 
@@ -73,6 +77,6 @@ def test_at_a_constant_load_of_a_request_a_second_few_of_them_are_no_fall() -> N
     for seed in range(4):
         rng, history = np.random.default_rng(seed), History()
         for second in range(1500):
-            history.add(float(second), Load(interval_s=1.0, requests=float(rng.poisson(0.8))))
+            history.add(float(second), ModelLoad(interval_s=1.0, requests=float(rng.poisson(0.8))))
             even.append(arrivals(history, float(second), REQUESTS).is_even)
     assert fmean(even) >= 0.98

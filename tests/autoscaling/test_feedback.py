@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 import pytest
 
 from serve_app.autoscaling.feedback import LEAST, MEASURED_S, MEMORY_S, MOST, Feedback
-from serve_app.autoscaling.signals import Load
+from serve_app.autoscaling.signals import ModelLoad
 from tests.autoscaling.plant import RULES, TIMES
 from tests.autoscaling.queue_plant import QueuePlant, rate_of
 
 STEP_S = 0.03
-LOAD = Load(interval_s=1.0, steps=20.0, busy_s=20 * 0.06, first_tokens=10.0, running=30.0)
+LOAD = ModelLoad(interval_s=1.0, steps=20.0, busy_s=20 * 0.06, first_tokens=10.0, running=30.0)
 """At half of the utilization a step of 0.03 s should last 0.06 s, and does."""
 
 
-def fed(load: Load, *, seconds: float = 2 * MEASURED_S, demand: float = 1.0, running: int = 2) -> Feedback:
+def fed(load: ModelLoad, *, seconds: float = 2 * MEASURED_S, demand: float = 1.0, running: int = 2) -> Feedback:
     feedback = Feedback()
     for _ in range(int(seconds)):
         feedback.observe(load, step_s=STEP_S, demand=demand, running=running)
@@ -49,7 +49,7 @@ def test_late_first_tokens_count_although_steps_are_fast() -> None:
         replace(LOAD, steps=0.0, busy_s=0.0),
     ],
 )
-def test_with_a_queue_or_with_reports_that_are_missing_nothing_is_compared(load: Load) -> None:
+def test_with_a_queue_or_with_reports_that_are_missing_nothing_is_compared(load: ModelLoad) -> None:
     assert fed(load) == Feedback()
 
 
@@ -70,7 +70,7 @@ class LateWithoutQueue(QueuePlant):
 
     late_share: float = 0.06
 
-    def load(self, rate: float) -> Load:
+    def load(self, rate: float) -> ModelLoad:
         load = super().load(rate)
         return replace(load, late_first_tokens=self.late_share * load.first_tokens)
 
@@ -79,7 +79,7 @@ class LateWithoutQueue(QueuePlant):
 class FastSteps(QueuePlant):
     """Replicas that are busy for 1.2 s in each second, as if one of six were not counted: batches are smaller than the law says."""
 
-    def load(self, rate: float) -> Load:
+    def load(self, rate: float) -> ModelLoad:
         load, more_s = super().load(rate), 0.2 * self.running
         return replace(load, steps=load.steps + more_s / TIMES.step_s, busy_s=load.busy_s + more_s)
 

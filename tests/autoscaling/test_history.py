@@ -6,7 +6,7 @@ from statistics import fmean
 import pytest
 
 from serve_app.autoscaling.history import HISTORY_S, History
-from serve_app.autoscaling.signals import Load
+from serve_app.autoscaling.signals import ModelLoad
 
 
 def history_of(rates: list[float], *, cv: float, seed: int) -> History:
@@ -20,7 +20,7 @@ def history_of(rates: list[float], *, cv: float, seed: int) -> History:
             at += gap
             gap = rng.gammavariate(cv**-2, cv**2)
             arrived += 1
-        history.add(float(second), Load(interval_s=1.0, requests=float(arrived)))
+        history.add(float(second), ModelLoad(interval_s=1.0, requests=float(arrived)))
     return history
 
 
@@ -55,7 +55,7 @@ def prompts_of(means: list[float], *, shape: float, per_s: int = 8) -> float:
         rng, history = random.Random(seed), History()
         for second, mean in enumerate(means):
             tokens = sum(rng.gammavariate(shape, mean / shape) for _ in range(per_s))
-            history.add(float(second), Load(interval_s=1.0, requests=float(per_s), prompt_tokens=tokens))
+            history.add(float(second), ModelLoad(interval_s=1.0, requests=float(per_s), prompt_tokens=tokens))
         found.append(history.prompts_spread())
     return fmean(found)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from serve_app.autoscaling.capacity import StepCosts, StepTimes
 from serve_app.autoscaling.decision import ModelAutoscaler
-from serve_app.autoscaling.signals import Load
+from serve_app.autoscaling.signals import ModelLoad
 from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, Replica, steps_of_times
 from tests.autoscaling.plant import ANSWER, RULES
 from tests.autoscaling.queue_plant import QueuePlant, rate_of
@@ -22,7 +22,7 @@ RISE_AT, RISE_S = 120, 10
 
 def answers(
     shape: int | None, rate: float, seed: int, *, factor: float = 1.0, longer: float = 1.0, seconds: int = RISE_AT + RISE_S
-) -> Iterator[tuple[Load, float]]:
+) -> Iterator[tuple[ModelLoad, float]]:
     """Yield (load, mean tokens of the answers that ended) for each second; rate or lengths change at `RISE_AT`.
 
     Args:
@@ -47,7 +47,7 @@ def answers(
             made += new
         ended = [whole for so_far, whole in running if so_far >= whole]
         running = [answer for answer in running if answer[0] < answer[1]]
-        load = Load(
+        load = ModelLoad(
             interval_s=1.0,
             output_tokens=made,
             finished=len(ended),

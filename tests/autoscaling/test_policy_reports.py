@@ -13,7 +13,7 @@ from serve_app.autoscaling.decision import Decision
 from serve_app.autoscaling.decision_log import DecisionLog
 from serve_app.autoscaling.fleet import FleetObservation, FleetScaler
 from serve_app.autoscaling.policy import OBSERVE_S, DemandPolicy, load_of_replicas
-from serve_app.autoscaling.signals import STALE_S, Load, Meter
+from serve_app.autoscaling.signals import STALE_S, Meter, ModelLoad
 from serve_app.core.step_costs import MeasuredCosts
 from tests.autoscaling.controller import (
     BIG,
@@ -35,7 +35,7 @@ def controller() -> Controller:
 class Seen(DecisionLog):
     """A log that nothing is written to, and that keeps the last load of tiny."""
 
-    load = Load()
+    load = ModelLoad()
 
     @property
     def is_partial(self) -> bool:

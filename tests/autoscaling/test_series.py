@@ -11,13 +11,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve_app.autoscaling.decision import Decision, Observation
 from serve_app.autoscaling.fleet import INGRESSES, FleetObservation, IngressObservation
 from serve_app.autoscaling.series import PREFIX, SERIES, Gauges, Sample, samples
-from serve_app.autoscaling.signals import Load
+from serve_app.autoscaling.signals import ModelLoad
 from tests.e2e.fleet import wait_until
 from tests.ports import free_port
 
 SEEN = FleetObservation(
     at=1.0,
-    models={"chat": Observation(running=4, target=4, minimum=1, maximum=9, load=Load())},
+    models={"chat": Observation(running=4, target=4, minimum=1, maximum=9, load=ModelLoad())},
     ingress=IngressObservation(running=1, target=1, minimum=1, maximum=3, streams=900.0, cpu_s=0.1, interval_s=1.0),
 )
 DECIDED = {
@@ -50,7 +50,7 @@ def test_a_decision_becomes_its_samples() -> None:
 
 
 def test_a_model_without_replicas_has_no_utilization_left() -> None:
-    idle = Observation(running=0, target=0, minimum=0, maximum=9, load=Load())
+    idle = Observation(running=0, target=0, minimum=0, maximum=9, load=ModelLoad())
     decided = Decision(desired=0, wish="keep", alternatives={}, inputs={"demand": 0.0})
     found = list(samples(FleetObservation(at=1.0, models={"chat": idle}, ingress=None), {"chat": decided}))
     assert [sample.value for sample in found if sample.name == "utilization"] == [0.0]

@@ -8,7 +8,7 @@ from serve_app.autoscaling.decision import Observation
 from serve_app.autoscaling.fleet import FleetObservation, FleetRules, FleetScaler
 from serve_app.autoscaling.needs import keep_s
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S
-from serve_app.autoscaling.signals import Load
+from serve_app.autoscaling.signals import ModelLoad
 from serve_app.autoscaling.turns import IDLE_S
 from tests.autoscaling.plant import RULES
 
@@ -37,7 +37,9 @@ class Shared:
         seen = {}
         for name, target in self.target.items():
             asks, serves = name in busy, self.serves(name)
-            load = Load(interval_s=1.0, requests=float(asks), waiting=float(asks and not serves), running=float(asks and serves))
+            load = ModelLoad(
+                interval_s=1.0, requests=float(asks), waiting=float(asks and not serves), running=float(asks and serves)
+            )
             seen[name] = Observation(running=int(serves), target=target, minimum=self.minimum[name], maximum=1, load=load)
         for name, decision in self.scaler.observe(FleetObservation(at=self.at, models=seen)).items():
             if decision.desired and not self.target[name]:

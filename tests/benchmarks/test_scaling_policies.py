@@ -11,7 +11,7 @@ from benchmarks.scaling_policies import MODEL, Keda, Oracle, Planner, RequestCou
 from benchmarks.scaling_tables import COUNT, Mean, best_count
 from serve_app.autoscaling.decision import Decision, Observation, ScalingRules
 from serve_app.autoscaling.fleet import FleetObservation, FleetRules, FleetScaler
-from serve_app.autoscaling.signals import Load
+from serve_app.autoscaling.signals import ModelLoad
 from serve_app.autoscaling.simulation.simulated_fleet import Scaling
 
 
@@ -20,7 +20,7 @@ def decide(policy: Scaling, counts: dict[float, float], *, until: int, target: i
     changes: dict[int, int] = {}
     for at in range(1, until):
         count = [n for t, n in counts.items() if t <= at][-1]
-        load = Load(interval_s=1.0, waiting=count) if waiting else Load(interval_s=1.0, running=count)
+        load = ModelLoad(interval_s=1.0, waiting=count) if waiting else ModelLoad(interval_s=1.0, running=count)
         seen = Observation(running=target, target=target, minimum=1, maximum=20, load=load)
         if (wanted := policy(float(at), seen)) != target:
             changes[at] = target = wanted
@@ -52,7 +52,7 @@ def test_keda_polls_and_grows_twofold_and_lets_go_after_its_stabilization() -> N
 @pytest.mark.parametrize(("at", "wanted"), [(10.0, 2), (54.0, 2), (56.0, 4), (200.0, 4)])
 def test_the_oracle_orders_a_cold_start_ahead(at: float, wanted: int) -> None:
     oracle = Oracle(rate_at=lambda t: 8.0 if t < 100 else 16.0, rate_per_replica=4.0, cold_start_s=40.0)
-    seen = Observation(running=2, target=2, minimum=1, maximum=20, load=Load())
+    seen = Observation(running=2, target=2, minimum=1, maximum=20, load=ModelLoad())
     assert oracle(at, seen) == wanted
 
 
@@ -64,7 +64,7 @@ def test_the_planner_forecasts_a_trend_each_three_minutes_and_divides_by_its_pro
     planner, target, changes = Planner(hardware=hardware(), slo=SLO), 1, {}
     for at in range(1, 600):
         rate = 4.0 if at <= 182 else 12.0
-        load = Load(interval_s=1.0, requests=rate, prompt_tokens=288 * rate, finished=rate, finished_tokens=128 * rate)
+        load = ModelLoad(interval_s=1.0, requests=rate, prompt_tokens=288 * rate, finished=rate, finished_tokens=128 * rate)
         seen = Observation(running=target, target=target, minimum=1, maximum=20, load=load)
         if (wanted := planner(float(at), seen)) != target:
             changes[at] = target = wanted
@@ -85,7 +85,7 @@ def test_an_interval_over_seeds_is_students() -> None:
 class Recording(FleetScaler):
     """A scaler that keeps what it was shown."""
 
-    loads: list[Load] = field(default_factory=list)
+    loads: list[ModelLoad] = field(default_factory=list)
 
     def observe(self, seen: FleetObservation) -> dict[str, Decision]:
         self.loads.append(seen.models[MODEL].load)
@@ -97,10 +97,10 @@ def test_of_replicas_that_fall_silent_the_steps_are_missing_and_what_runs_there_
     policy = Silent(ScalingRules(slo=SLO), share=0.2, since_s=60.0)
     policy._scaler = scaler = Recording(FleetRules(models={MODEL: ScalingRules(slo=SLO)}))
     loads = [
-        (59.0, 10, Load(interval_s=1.0, steps=200.0, busy_s=10.0, running=200.0, queued=10.0, kv_usage=0.8)),
-        (60.0, 10, Load(interval_s=1.0, steps=200.0, busy_s=10.0, running=200.0, queued=10.0, kv_usage=0.8)),
-        (61.0, 10, Load(interval_s=1.0, steps=300.0, busy_s=10.0, running=100.0, kv_usage=0.4)),
-        (62.0, 4, Load(interval_s=1.0, steps=80.0, busy_s=4.0, running=80.0, kv_usage=0.8)),
+        (59.0, 10, ModelLoad(interval_s=1.0, steps=200.0, busy_s=10.0, running=200.0, queued=10.0, kv_usage=0.8)),
+        (60.0, 10, ModelLoad(interval_s=1.0, steps=200.0, busy_s=10.0, running=200.0, queued=10.0, kv_usage=0.8)),
+        (61.0, 10, ModelLoad(interval_s=1.0, steps=300.0, busy_s=10.0, running=100.0, kv_usage=0.4)),
+        (62.0, 4, ModelLoad(interval_s=1.0, steps=80.0, busy_s=4.0, running=80.0, kv_usage=0.8)),
     ]
     for at, running, load in loads:
         policy(at, Observation(running=running, target=running, minimum=1, maximum=20, load=load))

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from serve_app.application import serve_config
 from serve_app.autoscaling.decision_log import Record
 from serve_app.autoscaling.fleet import FleetObservation, FleetRules, FleetScaler, IngressObservation
-from serve_app.autoscaling.signals import Load
+from serve_app.autoscaling.signals import ModelLoad
 from serve_app.cli import autoscale
 from serve_app.cli.explanation import REASONS, explanation
 from serve_app.cli.main import app
@@ -124,7 +124,7 @@ def test_explain_says_what_is_missing_before_the_demand_is_known(measured: Measu
 
 def test_explain_says_that_nobody_asks_a_model_at_zero(tmp_path: Path) -> None:
     plant, scaler = Plant(running=0, minimum=0), FleetScaler(FleetRules(models={"chat": RULES}))
-    seen = FleetObservation(at=1.0, models={"chat": plant.see(Load(interval_s=1.0))})
+    seen = FleetObservation(at=1.0, models={"chat": plant.see(ModelLoad(interval_s=1.0))})
     before = FleetScaler(scaler.rules)
     record = Record(number=0, time=START, seen=seen, decided=scaler.observe(seen), scaler=before)
     path = tmp_path / "zero.jsonl"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from serve_app.autoscaling.decision import Observation
-from serve_app.autoscaling.signals import INCREMENTS, Load
+from serve_app.autoscaling.signals import INCREMENTS, ModelLoad
 from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, Replica
 from serve_app.core.events import HeartbeatArrived, LinkEnd, LinkLost, LinkOpened, OutputsArrived, RequestArrived, Ticked
 from serve_app.core.fleet import FleetState
@@ -145,7 +145,7 @@ class SimulatedFleet:
         self._jobs: dict[str, Job] = {}
         self._taken = dict.fromkeys((*INCREMENTS, "steps", "busy_s"), 0.0)
         self._target = world.initial
-        self._pending = Load()
+        self._pending = ModelLoad()
         self._measured = world.hardware.measured() if world.measures else None
 
     def run(self, jobs: Iterable[Job], duration_s: float, scaling: Scaling) -> Outcome:
@@ -300,7 +300,7 @@ class SimulatedFleet:
         beat = HeartbeatArrived(replica.replica_id, replica.load(), member.draining, drain_left_s=UNTIL_EMPTY_S)
         self._carry_out(self.fleet.handle(beat, now=at), at)
 
-    def _load(self) -> Load:
+    def _load(self) -> ModelLoad:
         members = [m for m in self._members.values() if m.serving]
         replicas = [m.replica for m in members]
         counted = {name: float(getattr(self.fleet.tally, name)) for name in INCREMENTS}
@@ -310,7 +310,7 @@ class SimulatedFleet:
         self._taken = counted
         held, queued = num_lines(self.fleet)
         return replace(
-            Load(**increments),  # type: ignore[arg-type]  # all of them are numbers
+            ModelLoad(**increments),  # type: ignore[arg-type]  # all of them are numbers
             interval_s=OBSERVE_S,
             waiting=len(self.fleet.waiting),
             queued=max(0, sum(len(r.waiting) for r in replicas) - queued),
