@@ -12,8 +12,9 @@ PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 LANGCHAIN := langchain-openai==1.7.4
 OPENAI_JS := openai@6.49.0
 EMBEDDED_MODEL := smollm2-135m-instruct
-# More workers start more fleets at once than two cores can: Ray gives its raylet 30 s.
-WORKERS := -n 2 --dist loadgroup --no-loadscope-reorder
+# Two workers have the tests that start engines (tests/conftest.py): Ray gives its raylet 30 s, and two cores cannot start three fleets in
+# that time. The third has tests that mostly wait.
+WORKERS := -n 3 --dist loadgroup --no-loadscope-reorder
 # pytest with a second try for what failed; prints the flaky tests at its end and writes them into its first argument.
 TWICE := $(BIN)/python -m tests.second_try
 # Tests that compute on vLLM's CPU engine, which its CUDA build lacks.

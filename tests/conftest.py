@@ -7,14 +7,28 @@ from hypothesis import settings
 settings.register_profile("serve-app", deadline=None)
 settings.load_profile("serve-app")
 
+SECOND_LANE = ("tests/e2e_fleet/", "tests/replica/")
+"""Folders whose engines run beside those of all others; with these the two lanes of `make test` take about the same time."""
+EARLY = "tests/loadtest/"
+"""Folder of tests that wait more than they compute: they run while the lanes compute."""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a module's tests on one worker, where its fixtures are: but for the marks ``xdist_group``, of several modules, and ``apart``.
+    """Keep a module's tests on one worker, where its fixtures are; the mark ``apart`` lets any worker run a test.
 
-    What starts engines comes first, as it lasts longest.
+    The tests that start engines share two workers, whatever their number: two cores can start two fleets at once, not three. The lanes
+    come first, as they last longest. A test's lane depends on nothing but its path, for its name on a worker ends with it.
     """
-    items.sort(key=lambda item: item.get_closest_marker("engine") is None)
+    engines = {_module(item) for item in items if item.get_closest_marker("engine")}
+    items.sort(key=lambda item: (_module(item) not in engines, not item.nodeid.startswith(EARLY)))
     for item in items:
-        if not any(item.get_closest_marker(mark) for mark in ("xdist_group", "apart")):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+        if _module(item) in engines:
+            lane = 2 if item.nodeid.startswith(SECOND_LANE) else 1
+            item.add_marker(pytest.mark.xdist_group(f"engines-{lane}"))
+        elif not item.get_closest_marker("apart"):
+            item.add_marker(pytest.mark.xdist_group(_module(item)))
+
+
+def _module(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]

@@ -6,6 +6,7 @@ The exit status is 0 if every test passed in one of the two runs, else pytest's.
 line per test with its first error. A module that cannot be collected and a run that is interrupted have no second try.
 """
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 MAX_ERROR_CHARS = 200
+_GROUP = re.compile(r"@[^@\[\]]+$")
+"""What pytest-xdist adds to the name of a test that shares a worker with others."""
 
 
 class Outcomes:
@@ -22,6 +25,8 @@ class Outcomes:
         self.passed: set[str] = set()
         self.failed: dict[str, str] = {}
         """Node ids of failed tests and the first line of each error."""
+        self.recovered: dict[str, str] = {}
+        """Likewise those that pytest-xdist ran again by itself, because their worker crashed, and that then passed."""
         self.is_complete = True
         """Whether every module could be collected."""
 
@@ -30,6 +35,8 @@ class Outcomes:
             self.failed.setdefault(report.nodeid, _first_line(report))
         elif report.when == "call" and report.passed:
             self.passed.add(report.nodeid)
+            if report.nodeid in self.failed:
+                self.recovered[report.nodeid] = self.failed.pop(report.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -42,8 +49,10 @@ def run_twice(arguments: list[str], cache: Path) -> tuple[int, dict[str, str]]:
     arguments = [*arguments, "-o", f"cache_dir={cache}"]
     first = Outcomes()
     status = pytest.main(arguments, plugins=[first])
-    if status != pytest.ExitCode.TESTS_FAILED or not first.is_complete or not first.failed:
-        return int(status), {}
+    if status != pytest.ExitCode.TESTS_FAILED or not first.is_complete:
+        return int(status), first.recovered
+    if not first.failed:
+        return (0 if first.recovered else int(status)), first.recovered
     print(f"\n== second try of {len(first.failed)} failed tests", flush=True)
     second = Outcomes()
     status = pytest.main([*arguments, "--last-failed", "--last-failed-no-failures=none"], plugins=[second])
@@ -52,7 +61,7 @@ def run_twice(arguments: list[str], cache: Path) -> tuple[int, dict[str, str]]:
         first.failed
     ):  # a test that skips itself on its second try has not passed
         status = pytest.ExitCode.TESTS_FAILED
-    return int(status), flaky
+    return int(status), first.recovered | flaky
 
 
 def main(arguments: list[str]) -> int:
@@ -61,7 +70,7 @@ def main(arguments: list[str]) -> int:
     flaky_list.parent.mkdir(parents=True, exist_ok=True)
     flaky_list.unlink(missing_ok=True)
     status, flaky = run_twice(arguments[1:], flaky_list.with_suffix(".cache"))
-    lines = [f"flaky: {test}: {error}" for test, error in flaky.items()]
+    lines = [f"flaky: {_GROUP.sub('', test)}: {error}" for test, error in flaky.items()]
     flaky_list.write_text("".join(f"{line}\n" for line in lines))
     if lines:
         print(f"\n== {len(lines)} tests failed and passed on their second try", *lines, sep="\n")

@@ -19,9 +19,23 @@ def tries(name):
 '''
 SOUND = "def test_sound(): assert tries('sound') == 1\n"
 FLAKY = "def test_flaky(): assert tries('flaky') == 2, 'too early'\n"
-FLAKY_FIXTURE = "@pytest.fixture\ndef server(): assert tries('server') == 2\ndef test_with_a_server(server): pass\n"
+FLAKY_FIXTURE = """
+@pytest.fixture
+def server(): assert tries('server') == 2
+
+@pytest.mark.xdist_group('a-group')
+def test_with_a_server(server): pass
+"""
 BROKEN = "def test_broken(): assert not tries('broken')\n"
 SKIPPED = "def test_skipped():\n    if tries('skipped') == 2: pytest.skip('no more')\n    assert 0\n"
+BAD_END = """
+@pytest.fixture
+def bad_end():
+    yield
+    assert tries('end') == 2, 'not yet'
+
+def test_with_a_bad_end(bad_end): pass
+"""
 INTERRUPTED = "def test_interrupted():\n    tries('interrupted')\n    raise KeyboardInterrupt\n"
 CRASHING = "def test_crashing():\n    if tries('crashing') == 1: os._exit(3)\n"
 
@@ -30,7 +44,8 @@ def try_twice(folder: Path, *tests: str, workers: int = 0) -> tuple[int, list[st
     """Return the exit status and the lines of the list, after asserting that all lines were printed."""
     (folder / "test_them.py").write_text("\n".join([HEAD, *tests]))
     (folder / "pytest.ini").touch()
-    command = [sys.executable, "-m", "tests.second_try", "flaky.txt", "-n", str(workers), "test_them.py"]
+    distribution = ["-n", str(workers), *(["--dist", "loadgroup"] if workers else [])]
+    command = [sys.executable, "-m", "tests.second_try", "flaky.txt", *distribution, "test_them.py"]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment = inherited | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
@@ -70,11 +85,14 @@ def test_a_skip_on_the_second_try_is_a_failure(tmp_path: Path) -> None:
     assert try_twice(tmp_path, SKIPPED) == (1, [])
 
 
-def test_a_worker_that_a_test_ended_is_a_failure_of_that_test(tmp_path: Path) -> None:
+def test_a_test_that_ended_its_worker_has_failed_once(tmp_path: Path) -> None:
     status, lines = try_twice(tmp_path, CRASHING, workers=1)
     assert status == 0
-    assert len(lines) == 1
-    assert lines[0].startswith("flaky: test_them.py::test_crashing: worker 'gw")
+    assert [line.partition(" crashed ")[0] for line in lines] == ["flaky: test_them.py::test_crashing: worker 'gw0'"]
+
+
+def test_a_test_whose_teardown_fails_once_is_run_again(tmp_path: Path) -> None:
+    assert try_twice(tmp_path, BAD_END) == (0, ["flaky: test_them.py::test_with_a_bad_end: AssertionError: not yet"])
 
 
 @pytest.mark.parametrize("workers", [0, 1])

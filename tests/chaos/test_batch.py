@@ -21,7 +21,7 @@ from tests.chaos.records import Record, commit, folder, is_there, keep, ledger_l
 from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import Fleet, fleet, titled
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(2400), pytest.mark.xdist_group("chaos")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 PORT = 8074
 SCENARIO = "batch-of-killed-parts"

@@ -17,7 +17,7 @@ from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, ROOT, Fleet, fleet, is_running, scrape
 from tests.e2e_fleet.streams import Answer, Ask, Load, completion, play
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("chaos")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 PORT = 8069
 LIMIT_S = 600.0  # of a busy machine; a canary that crashes takes five starts until it is found

@@ -12,7 +12,7 @@ from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, fleet, replicas, taking
 from tests.e2e_fleet.streams import Load, completion, play
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("chaos")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 SCENARIO = "twenty-changes"
 PORT = 8074

@@ -18,7 +18,7 @@ from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, fleet, is_running, titled
 from tests.e2e_fleet.streams import Answer, Load, Volley, completion, play
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("chaos")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 PORT = 8064
 QUIET = "quiet"

@@ -20,7 +20,7 @@ from tests.e2e_fleet.operations import MODEL, ROOT, Fleet, fleet, is_running, re
 from tests.e2e_fleet.streams import Load, completion, play
 from tests.replica.hanging import FILE
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("chaos")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 PORT = 8063
 NUM_STREAMS = 4

@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.engine,
     pytest.mark.slow,
     pytest.mark.timeout(1500),
-    pytest.mark.xdist_group("chaos"),
     pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs redis-server (Debian: apt install redis-server)"),
 ]
 

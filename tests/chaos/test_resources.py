@@ -36,7 +36,7 @@ from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, Series, fleet, is_running, scrape, taking, title
 from tests.e2e_fleet.streams import Answer, completion, play
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("chaos")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 PORT = 8071
 LIMIT_S = 120.0  # of a busy machine; the records keep what was seen

@@ -29,7 +29,6 @@ SAID = {
 
 
 @pytest.mark.engine
-@pytest.mark.apart
 def test_what_vllm_refuses_is_told_by_model_and_key_and_what_it_takes_is_not(tmp_path: Path) -> None:
     folder = make_tiny_llama(tmp_path / "model")
     (folder / "model.safetensors").unlink()

@@ -15,7 +15,7 @@ from tests.e2e import cases_chat, cases_client, cases_completions, cases_invalid
 from tests.e2e.answers import MASKED_DIFFERENCES, Case, Json, differences, is_error, mask
 from tests.e2e.fleet import MODEL, Pair, wait_until
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.xdist_group("pair")]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 CASES = [*cases_completions.CASES, *cases_chat.CASES, *cases_responses.CASES, *cases_invalid.CASES]
 TABLE = Path(__file__).parents[2] / "docs" / "differences.md"

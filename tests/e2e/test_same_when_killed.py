@@ -12,7 +12,7 @@ from tests.e2e.fleet import MODEL, Pair, wait_until
 from tests.e2e_fleet.operations import Fleet, taking
 from tests.e2e_fleet.streams import PROMPT, Answer, Ask, chat, completion, play
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500), pytest.mark.xdist_group("pair")]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 
 Member = dict[str, Any]
 

@@ -18,7 +18,7 @@ from tests.e2e.fleet import environment, wait_until
 from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, ROOT, fleet
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("elastic")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 PROMPTS = [f"prompt {i}" for i in range(200)]
 LIMIT_S = 600.0

@@ -19,7 +19,7 @@ from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, fleet
 
 __all__ = ["database_url", "postgres"]
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("elastic")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 PORT = 8052
 KEYS = "first-key-of-a-client", "second-key-of-a-client"

@@ -13,7 +13,7 @@ from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, fleet, replicas, taking
 from tests.e2e_fleet.streams import Answer, chat, completion, play
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("hung")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 PORT = 8057
 LIMIT_S = 240.0  # of a busy machine; the properties keep what was seen

@@ -15,7 +15,7 @@ from tests.e2e_fleet.conftest import ELASTIC_PORT, NUM_INGRESSES
 from tests.e2e_fleet.operations import MODEL, Fleet, moments, replicas, taking, temporary_folder
 from tests.e2e_fleet.streams import Answer, Load, chat, completion, play
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500), pytest.mark.xdist_group("elastic")]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 
 SEEN_LIMIT_S = 3.0  # what is promised
 SLACK_S = 15.0  # of a busy machine; the properties keep what was seen

@@ -23,7 +23,7 @@ from tests.monitoring.expressions import (
 )
 from tools.observe import prometheus, tool, write_prometheus
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.xdist_group("elastic")]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 PORT = 8049
 DATA_LIMIT_S = 90.0

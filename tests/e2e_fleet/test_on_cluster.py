@@ -17,7 +17,7 @@ from tests.e2e.fleet import answers, environment, wait_until
 from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("elastic")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 RAY_PORT, PORT = 8094, 8053
 LIMIT_S = 900.0

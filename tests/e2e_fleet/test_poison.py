@@ -15,7 +15,7 @@ from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, fleet
 from tests.e2e_fleet.streams import Answer, Ask, completion, play
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("poison")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 PORT = 8059
 FATAL = 77

@@ -19,7 +19,7 @@ from tests.e2e_fleet.conftest import ELASTIC_PORT, Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, Traces, fleet
 from tests.e2e_fleet.streams import completion, play
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500), pytest.mark.xdist_group("elastic")]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 
 END_LIMIT_S = 60.0
 FAIL_LIMIT_S = 180.0

@@ -18,7 +18,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from serve_app.ingress.routes.generate import NUL, generate_route
 
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("generate")]
+pytestmark = [pytest.mark.engine]
 
 Post = Callable[..., httpx.Response]
 MAX_LOGPROBS = 20  # of the engine in conftest.py, as the next

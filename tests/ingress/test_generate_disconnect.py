@@ -8,7 +8,7 @@ import pytest
 from starlette.types import ASGIApp, Message
 from vllm.v1.engine.async_llm import AsyncLLM
 
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("generate")]
+pytestmark = [pytest.mark.engine]
 
 
 def body_of(**fields: object) -> bytes:

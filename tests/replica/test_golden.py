@@ -84,7 +84,6 @@ async def start(model_path: Path, golden: GoldenPrompt) -> pipe.EngineReady:
 
 
 @pytest.mark.engine
-@pytest.mark.apart
 @in_loop
 async def test_a_real_engine_answers_the_same_each_time(tmp_path: Path) -> None:
     checkpoint = make_tiny_llama(tmp_path / "llama")

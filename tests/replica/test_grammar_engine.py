@@ -24,7 +24,7 @@ from serve_app.links.protocol.messages import Outputs, decode_message
 from serve_app.replica import pipe
 from serve_app.replica.process import EngineProcess
 
-pytestmark = [pytest.mark.engine, pytest.mark.apart]
+pytestmark = pytest.mark.engine
 
 EOS = 1
 PROMPT = [40, 41, 42]

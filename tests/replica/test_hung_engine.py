@@ -21,7 +21,7 @@ from tests.replica.hanging import FILE
 from tests.replica.supervised import HEALTH
 from tests.replica.tensor_parallel import living_group
 
-pytestmark = [pytest.mark.engine, pytest.mark.apart]
+pytestmark = pytest.mark.engine
 
 
 @dataclass

@@ -21,7 +21,7 @@ from vllm.v1.serial_utils import MsgpackEncoder
 from serve_app.checkpoints import make_tiny_llama
 from tests.replica.tensor_parallel import ATTEMPT_ID, living_group, until_gone
 
-pytestmark = [pytest.mark.engine, pytest.mark.apart]
+pytestmark = pytest.mark.engine
 
 NUM_WORKERS = 2
 
