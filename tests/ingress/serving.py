@@ -10,12 +10,12 @@ import httpx
 
 from serve_app.config import parse_settings
 from serve_app.ingress.fleet.fleet_client import FleetClient
-from serve_app.ingress.front_end.front_end import build_front_end
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
 from serve_app.ingress.routes.app import AppLimits, IngressApp
 from serve_app.links.fingerprint import model_fingerprint
 from tests.doubles.fake_engine import FakeEngine
 from tests.doubles.fleet import MODEL, start_replica, until
+from tests.ingress.fronts import front_end
 
 
 @contextlib.asynccontextmanager
@@ -35,7 +35,7 @@ async def serving(model: Path, *, stepping: bool = True) -> AsyncIterator[tuple[
     settings = values.models[MODEL]
     client = FleetClient(values, settings, ingress_id="ingress-1", token=b"", tls=None)
     grammars = GrammarCompiler()
-    front = await build_front_end(settings, str(model), client, grammars)
+    front = await front_end(settings, str(model), client, grammars)
     engine = FakeEngine(fingerprint=model_fingerprint(front.engine.model_config))
     replica = await start_replica(values, "r", engine=engine)
     client.set_members([replace(replica.lease, adapters=tuple(a.number(name) for name, a in settings.adapters.items()))])

@@ -14,7 +14,7 @@ import pytest
 
 from serve_app.config import Settings, parse_settings
 from serve_app.ingress.fleet.fleet_client import FleetClient
-from serve_app.ingress.front_end.front_end import FrontEnd, build_front_end
+from serve_app.ingress.front_end.front_end import FrontEnd
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
 from serve_app.ingress.http.listener import Listener
 from serve_app.ingress.routes.app import AppLimits, IngressApp
@@ -22,6 +22,7 @@ from serve_app.ingress.shortcuts.streaming import Stream
 from serve_app.links.fingerprint import model_fingerprint
 from tests.doubles.fake_engine import FakeEngine
 from tests.doubles.fleet import MODEL, FakeReplica, start_replica, until
+from tests.ingress.fronts import front_end
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 NUM_TOKENS = 24
@@ -62,7 +63,7 @@ async def serving(model: Path, monkeypatch: pytest.MonkeyPatch, port: int, *, si
     values = parse_settings({"models": {MODEL: tiny}, **sections})
     client = FleetClient(values, values.models[MODEL], ingress_id="ingress-1", token=b"", tls=None)
     grammars = GrammarCompiler()
-    front = await build_front_end(values.models[MODEL], str(model), client, grammars)
+    front = await front_end(values.models[MODEL], str(model), client, grammars)
     app = IngressApp({MODEL: front}, AppLimits(100_000, stream_silence_s=silence_s), version={})
     listener = Listener(app, values.ingress)
     await listener.start()

@@ -204,7 +204,7 @@ async def test_a_line_that_raises_inside_the_server_is_tried_again_and_stops_no_
         batch = await ended(served.client(), await begin(served.client(), jsonl(*map(line, range(3)))))
         assert (batch.status, counts(batch)) == ("completed", (3, 3, 0))
         assert served.model.asked == {"prompt 0": 1, "prompt 1": 2, "prompt 2": 1}
-        assert "could not go on" not in caplog.text
+        assert "could not continue" not in caplog.text
 
 
 @in_loop
@@ -247,7 +247,7 @@ async def test_a_batch_whose_disk_is_full_goes_on_when_there_is_room(
                 await asyncio.sleep(0.05)
             await asyncio.sleep(1.0)  # some more tries, which fail alike
             assert (await client.batches.retrieve(batch.id)).status in ("in_progress", "finalizing")
-        assert "could not go on; it is tried again in 0.2 s" in caplog.text
+        assert "could not continue; it is tried again in 0.2 s" in caplog.text
         batch = await ended(client, batch)
         assert (batch.status, counts(batch)) == ("completed", (100, 100, 0))
         assert await answers(client, batch) == [(f"id-{i}", prompt.upper()) for i, prompt in enumerate(prompts)]

@@ -16,12 +16,13 @@ from starlette.types import Message, Receive, Scope, Send
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import Settings, parse_settings
 from serve_app.ingress.fleet.fleet_client import FleetClient
-from serve_app.ingress.front_end.front_end import FrontEnd, build_front_end
+from serve_app.ingress.front_end.front_end import FrontEnd
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
 from serve_app.ingress.routes.app import AppLimits, IngressApp
 from serve_app.links.fingerprint import model_fingerprint
 from tests.doubles.fake_engine import FakeEngine
 from tests.doubles.fleet import MODEL, FakeReplica, in_loop, start_replica, until
+from tests.ingress.fronts import front_end
 
 pytestmark = pytest.mark.engine
 
@@ -78,7 +79,7 @@ async def serving(model: Path, *, silence_s: float, **timeouts: float) -> AsyncI
     values = parse_settings({"models": {MODEL: tiny}, "timeouts": timeouts, "protocol": {"heartbeat_timeout_s": 100.0}})
     client = FleetClient(values, values.models[MODEL], ingress_id="ingress-1", token=b"", tls=None)
     grammars = GrammarCompiler()
-    front = await build_front_end(values.models[MODEL], str(model), client, grammars)
+    front = await front_end(values.models[MODEL], str(model), client, grammars)
     app = IngressApp({MODEL: front}, AppLimits(100_000, stream_silence_s=silence_s), version={})
     running = asyncio.create_task(client.run())
     try:

@@ -18,7 +18,7 @@ from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import Settings, parse_settings
 from serve_app.ingress.books.books import Books
 from serve_app.ingress.fleet.fleet_client import FleetClient
-from serve_app.ingress.front_end.front_end import FrontEnd, build_front_end
+from serve_app.ingress.front_end.front_end import FrontEnd
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
 from serve_app.ingress.http.api_keys import ApiKeys
 from serve_app.ingress.http.listener import Listener
@@ -27,6 +27,7 @@ from serve_app.ingress.runtime import IngressRuntime
 from serve_app.links.fingerprint import model_fingerprint
 from tests.doubles.fake_engine import FakeEngine
 from tests.doubles.fleet import MODEL, FakeReplica, in_loop, start_replica, until
+from tests.ingress.fronts import front_end
 from tests.ports import free_port
 
 pytestmark = pytest.mark.engine
@@ -85,7 +86,7 @@ async def serving(model: Path, folder: Path, **sections: Any) -> AsyncIterator[I
     values = parse_settings({"models": {MODEL: tiny}, "ingress": of_ingress, **sections})
     client = FleetClient(values, values.models[MODEL], ingress_id="ingress-1", token=b"", tls=None)
     grammars = GrammarCompiler()
-    front = await build_front_end(values.models[MODEL], str(model), client, grammars)
+    front = await front_end(values.models[MODEL], str(model), client, grammars)
     books = Books.of(values, "ingress-1")
     app = IngressApp({MODEL: front}, AppLimits(2000), version={}, keys=ApiKeys(keys), books=books)
     runtime = IngressRuntime(app, Listener(app, values.ingress), {MODEL: front}, grammars)

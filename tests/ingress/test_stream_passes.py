@@ -15,9 +15,10 @@ from serve_app.ingress.shortcuts import pace
 from serve_app.ingress.shortcuts.pace import Pace
 from serve_app.ingress.shortcuts.streaming import Stream, Streams
 from tests.doubles.fleet import FakeReplica, in_loop, until
+from tests.ingress.fronts import of_shortcuts
 from tests.ingress.streams import COMPLETIONS, Ingress, Play, serving
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, of_shortcuts]
 
 
 @pytest.fixture(scope="module")

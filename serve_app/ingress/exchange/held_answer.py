@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Callable
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from functools import partial
 from http import HTTPStatus
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+from weakref import ref
 
 from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -289,5 +290,20 @@ def status_of(event: bytes) -> int:
     return int(found[1]) if found else HTTPStatus.INTERNAL_SERVER_ERROR.value
 
 
-current_answer: ContextVar[HeldAnswer | None] = ContextVar("answer", default=None)
-"""The answer of the HTTP request that the running code answers; None outside of one."""
+_current: ContextVar["ref[HeldAnswer] | None"] = ContextVar("answer", default=None)
+"""Weak: contexts of tasks outlive the request, until Python's search for garbage finds them, and the answer should not."""
+
+
+def current_answer() -> HeldAnswer | None:
+    """Return the answer of the HTTP request that the running code answers; None outside of one."""
+    found = _current.get()
+    return None if found is None else found()
+
+
+def set_current_answer(held: HeldAnswer) -> Token[Any]:
+    """Make this the current answer, until `reset_current_answer`."""
+    return _current.set(ref(held))
+
+
+def reset_current_answer(token: Token[Any]) -> None:
+    _current.reset(token)

@@ -112,7 +112,9 @@ class Canary:
         raised = None if task.cancelled() else task.exception()
         if raised is not None and not gate.has_begun:
             gate.has_failed = True
-        taken_away = was is not CanaryState.BAD and self.judge.state is CanaryState.BAD and watch.waits_s() <= self.judge.patience_s()
+        taken_away = (
+            was is not CanaryState.BAD and self.judge.state is CanaryState.BAD and watch.waits_s() <= self.judge.patience_s()
+        )
         if gate.has_failed and taken_away and exchange.error is None and raised is None:
             return _Outcome.FAILED  # another request condemned the canary; this one says nothing
         failed = None if gate.has_refused else _has_failed(exchange, raised=raised is not None or gate.has_failed)

@@ -244,7 +244,7 @@ class Streams(OutputPath):
 
     def arrived(self, request_id: str) -> None:
         """Watch the answer of the present HTTP request, if it is one of those that can be repeated."""
-        held = current_answer.get()
+        held = current_answer()
         if held is not None and held.repeats and (cycle := held.cycle) is not None:
             self._of[request_id] = Stream(held, cycle, partial(self._continue, request_id), self._shapes)
 
