@@ -24,7 +24,8 @@ import uvloop
 
 from benchmarks.processes import server
 
-PROGRAM = Path(__file__).with_name("ingress_process.py")
+PROGRAM = Path("benchmarks/ingress_process.py")
+"""Of the checkout that is measured: it imports that checkout's modules."""
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "conversations": "/v1/chat/completions"}
 """By kind of request; those of ``conversations`` go on in one of a few conversations of `HISTORY_TOKENS`."""
 PROMPT_TOKENS = 64
@@ -75,7 +76,7 @@ def _start(stack: ExitStack, number: int, tree: Path, model: Path, folder: Path,
     port = _PORT + number
     env = {"PYTHONPATH": str(tree), "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1", "VLLM_TARGET_DEVICE": "cpu"}
     env |= {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}  # the tiny model is made for 2,048 tokens
-    command = [sys.executable, "-P", str(PROGRAM)]
+    command = [sys.executable, "-P", str(tree / PROGRAM)]
     engine = subprocess.Popen([*command, "engine", str(folder), str(max_tokens)], env={**os.environ, **env}, cwd=tree)
     stack.callback(engine.wait)
     stack.callback(engine.send_signal, signal.SIGKILL)
