@@ -56,8 +56,9 @@ demo-autoscaling: model ## a simulated fleet, a load that jumps, and the plot of
 test: .venv ## the tests that need neither a cluster nor Helm, 20 to 35 minutes on 2 cores
 	$(TWICE) build/flaky.txt $(WORKERS) -m "not slow and not cluster and not cuda" --ignore tests/chart --durations 30
 
-test-all: .venv ## the same and the slow ones: starting, stopping and scaling whole fleets again and again
+test-all: .venv ## the same and the slow ones, then the answers of an ingress without shortcuts
 	$(TWICE) build/flaky.txt $(WORKERS) -m "not cluster and not cuda" --ignore tests/chart
+	SERVE_APP_TEST_SHORTCUTS=off $(TWICE) build/flaky-without-shortcuts.txt $(WORKERS) -m "not slow" tests/ingress tests/e2e
 
 test-ui: .venv ## the chat page and the fleet page in a headless Chromium, in front of a fake service and of a fleet; 2 minutes
 	@command -v chromium >/dev/null || { echo "error: no chromium on the PATH; on Debian and Ubuntu: apt install chromium" >&2; exit 2; }

@@ -21,6 +21,8 @@ import httpx
 import psutil
 import yaml
 
+from tests.ingress.fronts import WITH_SHORTCUTS
+
 START_LIMIT_S = 420.0
 END_LIMIT_S = 40.0
 _BARE = """
@@ -148,7 +150,7 @@ def fleet_config(model: Path, *, port: int, num_replicas: int, frontend_args: Ma
                 "frontend_args": dict(frontend_args),
             }
         },
-        "ingress": {"port": port, "num_cpus": 0.1, "receipts": True},
+        "ingress": {"port": port, "num_cpus": 0.1, "receipts": True, "shortcuts": WITH_SHORTCUTS},
         "timeouts": {"drain_s": 5.0, "no_replica_s": 30.0},
     }
 
