@@ -21,7 +21,7 @@ import httpx
 import psutil
 import yaml
 
-from tests.ingress.fronts import WITH_SHORTCUTS
+from tests.shortcuts import WITH_SHORTCUTS
 
 START_LIMIT_S = 420.0
 END_LIMIT_S = 40.0

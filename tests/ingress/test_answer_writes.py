@@ -16,8 +16,8 @@ from serve_app.ingress.exchange.held_answer import HeldAnswer
 from serve_app.ingress.http.connection import LimitedHttpProtocol
 from serve_app.ingress.shortcuts.gathering import Gathering
 from tests.doubles.fleet import in_loop, until
-from tests.ingress.fronts import of_shortcuts
 from tests.ingress.streams import CHAT, COMPLETIONS, NUM_TOKENS, Play, serving
+from tests.shortcuts import of_shortcuts
 
 pytestmark = [pytest.mark.engine, of_shortcuts]
 

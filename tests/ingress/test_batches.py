@@ -78,7 +78,7 @@ async def test_what_is_another_keys_does_not_exist(tmp_path: Path) -> None:
         ):
             with pytest.raises(openai.NotFoundError):
                 await call
-        with pytest.raises(openai.BadRequestError, match="is no file of the purpose 'batch'"):
+        with pytest.raises(openai.BadRequestError, match="is not a file with the purpose 'batch'"):
             await other.batches.create(input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h")
         with pytest.raises(openai.BadRequestError, match="is not among your batches"):
             await other.batches.list(after=batch.id)
@@ -277,13 +277,13 @@ async def test_a_file_that_an_open_batch_reads_is_not_deleted_and_open_batches_a
         ({"completion_window": "8d"}, "completion_window: is 8d, which is 691200 s, limit 604800 s"),
         ({"completion_window": 24}, "completion_window: is '24'"),
         ({"endpoint": "/v1/responses"}, "endpoint: is '/v1/responses', none of /v1/chat/completions"),
-        ({"input_file_id": "file-none"}, "input_file_id: 'file-none' is no file of the purpose 'batch'"),
-        ({"input_file_id": "\ud800"}, "input_file_id: '\\ud800' is no file of the purpose 'batch'"),
+        ({"input_file_id": "file-none"}, "input_file_id: 'file-none' is not a file with the purpose 'batch'"),
+        ({"input_file_id": "\ud800"}, "input_file_id: '\\ud800' is not a file with the purpose 'batch'"),
         ({"input_file_id": None}, "input_file_id: is missing"),
         ({"metadata": {"a": 1}}, "metadata.a: is no text"),
-        ({"metadata": {"a": "x" * 513}}, "metadata.a: is no text of Unicode, or too long"),
-        ({"metadata": {str(i): "" for i in range(17)}}, "metadata: is no mapping, or too large"),
-        ({"metadata": {"a": "\ud800"}}, "metadata.a: is no text of Unicode"),
+        ({"metadata": {"a": "x" * 513}}, "metadata.a: is not a Unicode text, or too long"),
+        ({"metadata": {str(i): "" for i in range(17)}}, "metadata: is not a mapping, or too large"),
+        ({"metadata": {"a": "\ud800"}}, "metadata.a: is not a Unicode text"),
         ({"priority": 1}, "priority: is unknown; known here: completion_window"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 60}}, "output_expires_after: seconds is 60, not between"),
     ],

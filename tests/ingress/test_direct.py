@@ -18,9 +18,9 @@ from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.http.error_answers import FleetError
 from serve_app.ingress.shortcuts.direct import DirectAnswer
 from tests.doubles.fleet import MODEL, FakeReplica, in_loop, until
-from tests.ingress.fronts import of_shortcuts
 from tests.ingress.streams import CHANGING, CHAT, COMPLETIONS, Ingress, Play, serving
 from tests.ingress.test_streaming import model
+from tests.shortcuts import of_shortcuts
 
 __all__ = ["model"]
 pytestmark = [pytest.mark.engine, of_shortcuts]

@@ -20,8 +20,8 @@ from serve_app.checkpoints.tiny_tokenizer import write_tokenizer
 from serve_app.ingress.fleet import fleet_client
 from serve_app.ingress.shortcuts.prompt_end import MAX_WHOLE_TOKENS, NUM_END_TOKENS, begin_at_the_end
 from tests.doubles.fleet import in_loop, until
-from tests.ingress.fronts import of_shortcuts
 from tests.ingress.test_held_frontend import serving
+from tests.shortcuts import of_shortcuts
 
 pytestmark = [pytest.mark.engine, of_shortcuts]
 SPECIAL = 0

@@ -22,7 +22,7 @@ from serve_app.ingress.shortcuts.rendering import (
 )
 from serve_app.ingress.shortcuts.thread_batches import Call, ThreadBatches
 from tests.doubles.fleet import in_loop
-from tests.ingress.fronts import of_shortcuts
+from tests.shortcuts import of_shortcuts
 
 pytestmark = [pytest.mark.engine, of_shortcuts]
 

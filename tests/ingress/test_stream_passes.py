@@ -15,8 +15,8 @@ from serve_app.ingress.shortcuts import pace
 from serve_app.ingress.shortcuts.pace import Pace
 from serve_app.ingress.shortcuts.streaming import Stream, Streams
 from tests.doubles.fleet import FakeReplica, in_loop, until
-from tests.ingress.fronts import of_shortcuts
 from tests.ingress.streams import COMPLETIONS, Ingress, Play, serving
+from tests.shortcuts import of_shortcuts
 
 pytestmark = [pytest.mark.engine, of_shortcuts]
 

@@ -14,8 +14,8 @@ from serve_app.ingress.books.metrics import SharedPrometheusStatLogger
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.shortcuts.streaming import text_of
 from tests.doubles.fleet import in_loop, until
-from tests.ingress.fronts import of_shortcuts
 from tests.ingress.streams import CHAT, COMPLETIONS, NUM_TOKENS, Ingress, Play, both, serving
+from tests.shortcuts import of_shortcuts
 
 pytestmark = [pytest.mark.engine, of_shortcuts]
 

@@ -1,4 +1,4 @@
-"""Grammars are compiled on trial by a real process, with a real tokenizer and limits that a test can reach."""
+"""Grammars are compiled on check by a real process, with a real tokenizer and limits that a test can reach."""
 
 import asyncio
 import errno
@@ -21,9 +21,9 @@ from serve_app.checkpoints import make_tiny_llama
 from serve_app.errors import GrammarsBusy
 from serve_app.ingress.exchange.exchange import Exchange, current_exchange
 from serve_app.ingress.front_end import grammar_compiler
-from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler, TrialLimits
+from serve_app.ingress.front_end.grammar_checks import GrammarChecks, tokenizer_description
+from serve_app.ingress.front_end.grammar_compiler import CheckLimits, GrammarCompiler
 from serve_app.ingress.front_end.grammar_readers import _for_guidance
-from serve_app.ingress.front_end.grammar_trials import GrammarTrials, tokenizer_description
 from tests.doubles.fleet import MODEL, in_loop, until
 from tests.ingress.serving import serving
 
@@ -54,11 +54,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def trials_of(model: Path, **limits: Any) -> AsyncIterator[GrammarTrials]:
+async def checks_of(model: Path, **limits: Any) -> AsyncIterator[GrammarChecks]:
     tokenizer = AutoTokenizer.from_pretrained(model)
-    compiler = GrammarCompiler(TrialLimits(**limits))
+    compiler = GrammarCompiler(CheckLimits(**limits))
     try:
-        yield GrammarTrials(lambda: tokenizer_description(tokenizer, len(tokenizer)), compiler)
+        yield GrammarChecks(lambda: tokenizer_description(tokenizer, len(tokenizer)), compiler)
     finally:
         await compiler.close()
 
@@ -68,43 +68,43 @@ def pid(compiler: GrammarCompiler) -> int:
     return compiler._process._process.pid
 
 
-async def refusal(trials: GrammarTrials, **constraint: Any) -> str:
+async def refusal(checks: GrammarChecks, **constraint: Any) -> str:
     with pytest.raises(VLLMValidationError) as refused:
-        await trials.check(StructuredOutputsParams(**constraint))
+        await checks.check(StructuredOutputsParams(**constraint))
     assert refused.value.parameter == "structured_outputs"
     return str(refused.value)
 
 
 @in_loop
 async def test_what_compiles_within_the_limits_passes(model: Path) -> None:
-    async with trials_of(model) as trials:
+    async with checks_of(model) as checks:
         for constraint in GOOD:
-            await trials.check(StructuredOutputsParams(**constraint))
+            await checks.check(StructuredOutputsParams(**constraint))
 
 
 @in_loop
 async def test_what_takes_longer_is_refused_by_one_sentence_and_the_next_passes(model: Path) -> None:
-    async with trials_of(model, compile_s=1) as trials:
+    async with checks_of(model, compile_s=1) as checks:
         slow = "takes more than 1 s to compile, which is the limit; simplify it: fewer alternatives, repetitions or properties"
-        assert slow in await refusal(trials, **SLOW)
-        await trials.check(StructuredOutputsParams(json=PERSON))
+        assert slow in await refusal(checks, **SLOW)
+        await checks.check(StructuredOutputsParams(json=PERSON))
 
 
 @in_loop
 async def test_what_takes_more_memory_is_refused(model: Path) -> None:
-    async with trials_of(model, memory_bytes=1 << 20) as trials:
-        assert "takes more than 1 MiB to compile" in await refusal(trials, **SLOW)
+    async with checks_of(model, memory_bytes=1 << 20) as checks:
+        assert "takes more than 1 MiB to compile" in await refusal(checks, **SLOW)
 
 
 @in_loop
 async def test_without_a_verdict_in_time_the_client_may_come_again_and_no_verdict_is_kept(model: Path) -> None:
-    async with trials_of(model, compile_s=60, run_s=0.5) as trials:
+    async with checks_of(model, compile_s=60, run_s=0.5) as checks:
         exchange = Exchange("/v1/completions")
         token = current_exchange.set(exchange)
-        assert "retry in 1.0 s" in await refusal(trials, **SLOW)
+        assert "retry in 1.0 s" in await refusal(checks, **SLOW)
         current_exchange.reset(token)
         assert isinstance(exchange.error, GrammarsBusy)
-        assert "retry in 1.0 s" in await refusal(trials, **SLOW)
+        assert "retry in 1.0 s" in await refusal(checks, **SLOW)
 
 
 @in_loop
@@ -112,33 +112,33 @@ async def test_a_process_that_does_not_answer_is_ended_and_the_next_grammar_pass
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar_compiler, "_SPARE_S", 0.0)
-    async with trials_of(model) as trials:
-        await trials.check(StructuredOutputsParams(json=PERSON))
-        os.kill(pid(trials.compiler), signal.SIGSTOP)
-        monkeypatch.setattr(trials.compiler, "limits", TrialLimits(run_s=0.5))
-        assert "retry in 1.0 s" in await refusal(trials, json=TREE)
-        monkeypatch.setattr(trials.compiler, "limits", TrialLimits())
-        await trials.check(StructuredOutputsParams(json=LARGE))
+    async with checks_of(model) as checks:
+        await checks.check(StructuredOutputsParams(json=PERSON))
+        os.kill(pid(checks.compiler), signal.SIGSTOP)
+        monkeypatch.setattr(checks.compiler, "limits", CheckLimits(run_s=0.5))
+        assert "retry in 1.0 s" in await refusal(checks, json=TREE)
+        monkeypatch.setattr(checks.compiler, "limits", CheckLimits())
+        await checks.check(StructuredOutputsParams(json=LARGE))
 
 
 @in_loop
 async def test_a_client_that_goes_frees_no_place_and_a_grammar_that_nobody_wants_any_more_is_not_tried(model: Path) -> None:
-    async with trials_of(model, compile_s=60, run_s=60.0) as trials:
+    async with checks_of(model, compile_s=60, run_s=60.0) as checks:
         wanted = [SLOW["json"] | {"title": str(n)} for n in range(grammar_compiler._AT_ONCE + 2)]
-        clients = [asyncio.create_task(trials.check(StructuredOutputsParams(json=schema))) for schema in wanted]
-        await until(lambda: sum(trial.begun for trial in trials._trials.values()) == grammar_compiler._AT_ONCE)
+        clients = [asyncio.create_task(checks.check(StructuredOutputsParams(json=schema))) for schema in wanted]
+        await until(lambda: sum(check.begun for check in checks._checks.values()) == grammar_compiler._AT_ONCE)
         for client in clients:
             client.cancel()
         await asyncio.wait(clients)
-        assert trials.compiler.places.locked()
-        await until(lambda: len(trials._trials) == grammar_compiler._AT_ONCE)
-        assert all(trial.begun for trial in trials._trials.values())
+        assert checks.compiler.places.locked()
+        await until(lambda: len(checks._checks) == grammar_compiler._AT_ONCE)
+        assert all(check.begun for check in checks._checks.values())
 
 
 @in_loop
 async def test_what_xgrammar_cannot_read_is_left_to_vllm(model: Path) -> None:
-    async with trials_of(model) as trials:
-        await trials.check(StructuredOutputsParams(json={"$ref": "#/$defs/nowhere"}))
+    async with checks_of(model) as checks:
+        await checks.check(StructuredOutputsParams(json={"$ref": "#/$defs/nowhere"}))
 
 
 MANY_ITEMS = {"type": "array", "minItems": 10**9}
@@ -171,9 +171,9 @@ CUBIC = {
     ids=["unreadable", "keyword that xgrammar ignores", "outlines", "structural tag"],
 )
 async def test_what_another_library_of_vllm_s_would_read_without_end_is_refused(model: Path, constraint: dict[str, Any]) -> None:
-    async with trials_of(model, compile_s=1, memory_bytes=256 << 20) as trials:
-        assert "which is the limit; simplify it" in await refusal(trials, **constraint)
-        await trials.check(StructuredOutputsParams(json=PERSON))
+    async with checks_of(model, compile_s=1, memory_bytes=256 << 20) as checks:
+        assert "which is the limit; simplify it" in await refusal(checks, **constraint)
+        await checks.check(StructuredOutputsParams(json=PERSON))
 
 
 @pytest.mark.parametrize(
@@ -192,42 +192,42 @@ def test_guidance_is_given_what_it_can_read(kind: str, spec: str) -> None:
 
 @in_loop
 async def test_a_process_that_is_gone_is_started_again(model: Path) -> None:
-    async with trials_of(model) as trials:
-        await trials.check(StructuredOutputsParams(json=PERSON))
-        os.kill(pid(trials.compiler), signal.SIGKILL)
-        assert trials.compiler._process is not None
-        await asyncio.wait([trials.compiler._process.reader])
-        await trials.check(StructuredOutputsParams(json=TREE))
+    async with checks_of(model) as checks:
+        await checks.check(StructuredOutputsParams(json=PERSON))
+        os.kill(pid(checks.compiler), signal.SIGKILL)
+        assert checks.compiler._process is not None
+        await asyncio.wait([checks.compiler._process.reader])
+        await checks.check(StructuredOutputsParams(json=TREE))
 
 
 @in_loop
 async def test_a_process_that_hangs_before_it_is_ready_is_ended_and_the_next_grammar_passes(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with trials_of(model) as trials:
-        await trials.prepare()
-        os.kill(pid(trials.compiler), signal.SIGSTOP)
-        monkeypatch.setattr(trials.compiler, "limits", TrialLimits(wait_s=0.5))
-        assert "retry in 1.0 s" in await refusal(trials, json=PERSON)
-        hanging = trials.compiler._process
+    async with checks_of(model) as checks:
+        await checks.prepare()
+        os.kill(pid(checks.compiler), signal.SIGSTOP)
+        monkeypatch.setattr(checks.compiler, "limits", CheckLimits(wait_s=0.5))
+        assert "retry in 1.0 s" in await refusal(checks, json=PERSON)
+        hanging = checks.compiler._process
         assert hanging is not None
         await until(lambda: hanging.has_ended)
-        monkeypatch.setattr(trials.compiler, "limits", TrialLimits())
-        await trials.check(StructuredOutputsParams(json=TREE))
+        monkeypatch.setattr(checks.compiler, "limits", CheckLimits())
+        await checks.check(StructuredOutputsParams(json=TREE))
 
 
 @in_loop
 async def test_a_grammar_is_tried_that_is_wanted_again_in_the_moment_in_which_its_last_client_leaves(model: Path) -> None:
-    async with trials_of(model) as trials:
+    async with checks_of(model) as checks:
         for _ in range(grammar_compiler._AT_ONCE):
-            await trials.compiler.places.acquire()
-        leaving = asyncio.create_task(trials.check(StructuredOutputsParams(json=PERSON)))
-        await until(lambda: bool(trials._trials))
+            await checks.compiler.places.acquire()
+        leaving = asyncio.create_task(checks.check(StructuredOutputsParams(json=PERSON)))
+        await until(lambda: bool(checks._checks))
         leaving.cancel()
-        staying = asyncio.create_task(trials.check(StructuredOutputsParams(json=PERSON)))
+        staying = asyncio.create_task(checks.check(StructuredOutputsParams(json=PERSON)))
         await asyncio.wait([leaving])
         for _ in range(grammar_compiler._AT_ONCE):
-            trials.compiler.places.release()
+            checks.compiler.places.release()
         await staying
 
 
@@ -236,20 +236,20 @@ async def test_where_no_process_can_be_started_the_client_may_come_again(model: 
     async def no_memory(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    async with trials_of(model) as trials:
+    async with checks_of(model) as checks:
         with monkeypatch.context() as patched:
             patched.setattr(asyncio, "create_subprocess_exec", no_memory)
-            assert "retry in 1.0 s" in await refusal(trials, json=PERSON)
-        await trials.check(StructuredOutputsParams(json=PERSON))
+            assert "retry in 1.0 s" in await refusal(checks, json=PERSON)
+        await checks.check(StructuredOutputsParams(json=PERSON))
 
 
 @in_loop
 async def test_a_closed_compiler_starts_no_process_and_gives_no_verdict(model: Path) -> None:
-    async with trials_of(model) as trials:
-        await trials.compiler.close()
-        await trials.prepare()
-        assert "retry in 1.0 s" in await refusal(trials, json=PERSON)
-        assert trials.compiler._process is None
+    async with checks_of(model) as checks:
+        await checks.compiler.close()
+        await checks.prepare()
+        assert "retry in 1.0 s" in await refusal(checks, json=PERSON)
+        assert checks.compiler._process is None
 
 
 @in_loop
@@ -259,12 +259,12 @@ async def test_models_share_one_process_that_is_there_before_the_first_grammar_a
     few, many = AutoTokenizer.from_pretrained(model), AutoTokenizer.from_pretrained(model)
     many.add_tokens(["<one>", "<two>"])
     compiler = GrammarCompiler()
-    trials = [GrammarTrials(partial(tokenizer_description, t, len(t)), compiler) for t in (few, many, few)]
+    checks = [GrammarChecks(partial(tokenizer_description, t, len(t)), compiler) for t in (few, many, few)]
     try:
-        for one in trials:
+        for one in checks:
             await one.prepare()
         prepared = pid(compiler)
-        for one in trials:
+        for one in checks:
             await one.check(StructuredOutputsParams(json=PERSON))
         assert compiler._process is not None
         assert (pid(compiler), sorted(compiler._process._tokenizers.values())) == (prepared, [0, 1])
@@ -273,7 +273,7 @@ async def test_models_share_one_process_that_is_there_before_the_first_grammar_a
 
 
 def test_routes_answer_400_with_the_sentence_and_the_engine_never_sees_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_compiler, "TrialLimits", partial(TrialLimits, in_loop_s=-1.0))
+    monkeypatch.setattr(grammar_compiler, "CheckLimits", partial(CheckLimits, in_loop_s=-1.0))
 
     @in_loop
     async def ask() -> None:
