@@ -12,7 +12,6 @@ from serve_app.checkpoints import resolve_model
 from serve_app.config import ModelSettings, Settings, cluster_token, default_cache_dir
 from serve_app.config.timeouts import SHUTDOWN_MARGIN_S
 from serve_app.core.fleet_report import describe, num_lines, num_on_draining
-from serve_app.ingress import shortcuts
 from serve_app.ingress.books import metrics
 from serve_app.ingress.books.books import Books
 from serve_app.ingress.books.request_metrics import begin_at_zero
@@ -85,6 +84,8 @@ class IngressRuntime:
         path = await asyncio.to_thread(resolve_model, model.model, default_cache_dir())
         front = await build_front_end(model, path, client, grammars)
         if settings.ingress.shortcuts:
+            from serve_app.ingress import shortcuts  # not above: an ingress without them runs without their folder
+
             shortcuts.install(front)
         return front
 
@@ -97,7 +98,7 @@ class IngressRuntime:
         return [asyncio.create_task(self.app.lag.watch(), name="loop lag"), *clients]
 
     async def prepare_grammars(self) -> None:
-        """Start what tries grammars, so that the first request with one need not wait for that."""
+        """Start the processes that check grammars, so that the first request with one need not wait for that."""
         for name, front in self.front_ends.items():
             try:
                 if front.grammars is not None:
@@ -105,7 +106,7 @@ class IngressRuntime:
             except (
                 Exception
             ):  # of xgrammar for a tokenizer that it does not know, or of the start: requests with a grammar get the error
-                logger.exception("the trials of grammars of %r cannot be prepared", name)
+                logger.exception("the grammar checks of %r cannot be prepared", name)
 
     async def drain(self, limit_s: float) -> None:
         """Take no new connections and let requests end; those that still run after ``limit_s`` end by an error.

@@ -1,7 +1,6 @@
 """Builds front ends as the runtime does, for tests."""
 
 from serve_app.config import ModelSettings
-from serve_app.ingress import shortcuts
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.front_end.front_end import FrontEnd, build_front_end
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
@@ -12,5 +11,7 @@ async def front_end(model: ModelSettings, path: str, client: FleetClient, gramma
     """Build a front end as the runtime does."""
     front = await build_front_end(model, path, client, grammars)
     if WITH_SHORTCUTS:
+        from serve_app.ingress import shortcuts
+
         shortcuts.install(front)
     return front
