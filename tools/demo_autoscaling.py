@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     print(f"starting the fleet of {CONFIG.relative_to(ROOT)}, about a minute", flush=True)
     try:
-        with FleetProcess(CONFIG, tell=lambda line: print(f"  {line}", flush=True)) as fleet:
+        with FleetProcess(CONFIG, on_progress=lambda line: print(f"  {line}", flush=True)) as fleet:
             print(f"ready at {fleet.url}; the load jumps from 1.5 to 6 requests/s after 40 s", flush=True)
             status = subprocess.run(load_command(fleet.url, given.out)).returncode
             print("stopping the fleet", flush=True)

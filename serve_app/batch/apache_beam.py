@@ -3,9 +3,9 @@
     predictions = prompts | RunInference(FleetModelHandler("http://serve-app:8010"), inference_args={"max_tokens": 64})
     predictions = prompts | RunInference(EmbeddedModelHandler("fleet.yaml"), inference_args={"max_tokens": 64})
 
-With `FleetModelHandler` Beam's workers hold no model: they share a running service with whoever else uses it, and its replicas see one
-stream of requests in place of batches (docs/adr/0018-beam-workers-share-the-fleet.md). `EmbeddedModelHandler` is for workers that have
-the accelerators themselves: each worker machine has a fleet of its own, which all worker processes of the machine share
+With `FleetModelHandler` Beam's workers hold no model: they share a running service with its other clients, and its replicas see one stream
+of requests in place of batches (docs/adr/0018-beam-workers-share-the-fleet.md). `EmbeddedModelHandler` is for workers that have the
+accelerators themselves: each worker machine has a fleet of its own, which all worker processes of the machine share
 (docs/adr/0036-a-fleet-for-each-worker-machine.md). docs/batch.md has pipelines.
 """
 
@@ -36,7 +36,7 @@ _NOT_ARGUMENTS = {
 
 
 class Asks(Protocol):
-    """What a worker process asks by."""
+    """The client of one worker process: `BlockingClient` or `SharedClient`."""
 
     def ask(self, requests: Sequence[Request]) -> list[Reply | Failure]:
         """Return the outcomes in the order of ``requests``."""
@@ -73,18 +73,18 @@ class FleetModelHandler(ModelHandler[Any, PredictionResult, Asks]):
 
         Args:
             url: The service, as workers reach it.
-            model: Its name; empty: the one that the service has. A side input of ``RunInference`` with another name replaces it.
-            chat: A text is a user's message of a chat; else text to go on with.
+            model: The model's name; empty: the only model of the service. A side input of ``RunInference`` with another name replaces it.
+            chat: Whether a text is a user's message of a chat; if not, the model continues the text.
             system: The system's message before each text of a chat.
             prompt_field: The key of mappings that holds the text.
             on_failure: ``raise``: an example that the service refuses, or fails ``limits.tries`` times, fails its batch with `BatchError`,
-                which `RunInference` hands to ``with_exception_handling``, or else to the runner. ``return``: its ``inference`` is a
-                `Failure`, and all other predictions of the batch are kept; `SplitFailures` parts them.
-            limits: Of this worker process; None: `Limits()`.
-            api_key: Is called in the worker and returns the key. Default: ``$SERVE_APP_API_KEY`` of the worker, so that no key is in
-                the pipeline's description.
-            min_batch_size: With the next four, of ``beam.BatchElements``. A batch is asked at once, as far as the service has places, and
-                ends with its slowest answer: larger batches keep more of the places in use.
+                which `RunInference` hands to ``with_exception_handling``, or else to the runner. ``return``: the example's ``inference``
+                is a `Failure`, and all other predictions of the batch are kept; `SplitFailures` separates them.
+            limits: The limits of this worker process; None: `Limits()`.
+            api_key: A function, called in the worker, that returns the key. Default: ``$SERVE_APP_API_KEY`` of the worker, so that no key
+                is in the pipeline's description.
+            min_batch_size: With the next four, arguments of ``beam.BatchElements``. The requests of a batch are sent at once, as far as
+                the service has places, and the batch ends with its slowest answer: larger batches keep more of the places in use.
         """
         super().__init__(
             min_batch_size=min_batch_size,
@@ -124,11 +124,11 @@ class FleetModelHandler(ModelHandler[Any, PredictionResult, Asks]):
         return [_prediction(example, outcome, name) for example, outcome in zip(batch, outcomes, strict=True)]
 
     def update_model_path(self, model_path: str | None = None) -> None:
-        """Ask this model from the next batch on: its name, as the service has it."""
+        """Ask another model from the next batch on, by its name in the service."""
         self._model = model_path or self._model
 
     def validate_inference_args(self, inference_args: dict[str, Any] | None) -> None:
-        """Refuse what the handler decides itself.
+        """Refuse arguments that the handler sets itself.
 
         Raises:
             ValueError: ``model`` or ``stream`` is among them.
@@ -138,16 +138,19 @@ class FleetModelHandler(ModelHandler[Any, PredictionResult, Asks]):
                 raise ValueError(f"inference_args has {name!r}; use {instead}")
 
     def get_metrics_namespace(self) -> str:
-        """Return the namespace of Beam's metrics and of ours: ``requests_sent``, ``failed_requests`` and two counts of tokens."""
+        """Return the namespace of Beam's metrics and of ours.
+
+        Ours are ``requests_sent``, ``failed_requests``, ``prompt_tokens`` and ``completion_tokens``.
+        """
         return _METRICS
 
 
 class EmbeddedModelHandler(FleetModelHandler):
     """Starts a fleet on each worker machine, like ``serve-app up``, and asks it as `FleetModelHandler` asks a service.
 
-    The first worker process of a machine starts the fleet, the others wait for it and share it. It is started again when it ends or is
-    stuck, while requests wait and are asked again; it ends when no worker process uses it any more, also when they were killed. Handlers
-    with the same configuration share one fleet: with several models in it, one handler for each.
+    The first worker process of a machine starts the fleet, and the others wait for the fleet and share it. A fleet that ends or is stuck is
+    started again; requests wait meanwhile and are sent again. The fleet ends when no worker process uses it any more, also when the worker
+    processes were killed. Handlers with the same configuration share one fleet: for several models in it, use one handler each.
     """
 
     def __init__(
@@ -162,15 +165,15 @@ class EmbeddedModelHandler(FleetModelHandler):
         """Read and check the configuration here, where the pipeline is made; workers get it with the handler.
 
         Args:
-            config: A file of ``serve-app up``, or what it holds. Name and port of the fleet are replaced. Paths of models are the workers'.
-            model: The name of one of its models; empty: the one that it has.
+            config: A file of ``serve-app up``, or its content. Name and port of the fleet are replaced. Paths of models are the workers'.
+            model: The name of one of the configuration's models; empty: its only model.
             keep: When the fleet counts as stuck, is given up, or ends; None: `Keep()`.
-            command: What serves the configuration that comes on its standard input; empty: ``serve-app up -f -`` by the worker's Python.
-            options: Those of `FleetModelHandler`, from ``chat`` on.
+            command: The command that serves the configuration from its standard input; empty: ``serve-app up -f -`` by the worker's Python.
+            options: The options of `FleetModelHandler`, from ``chat`` on.
 
         Raises:
-            ConfigError: As ``serve-app up`` would refuse it.
-            ValueError: The configuration has no such model, or several and none is named.
+            ConfigError: ``serve-app up`` would refuse the configuration.
+            ValueError: The configuration has no such model, or has several and ``model`` is empty.
         """
         mapping = config if isinstance(config, Mapping) else mapping_in(read_text(Path(config)), Path(config))
         models = parse_settings(mapping).models
@@ -183,17 +186,17 @@ class EmbeddedModelHandler(FleetModelHandler):
         """Return the client of this worker process, once the machine's fleet is ready.
 
         Raises:
-            BatchError: The fleet did not start; the message holds its own reason.
+            BatchError: The fleet did not start; the message holds the fleet's own reason.
         """
         fleet = SharedFleet(self._configuration, self._keep, self._command)
         return SharedClient(fleet, self._api_key(), self._limits)
 
 
 class SplitFailures(beam.PTransform):
-    """Two collections of one: predictions that have an answer, and those whose ``inference`` is a `Failure`; keyed or not."""
+    """Splits a collection in two: predictions that have an answer, and predictions whose ``inference`` is a `Failure`; keyed or not."""
 
     def expand(self, predictions: Any) -> Any:
-        """Return both."""
+        """Return both collections."""
         return predictions | beam.Partition(lambda prediction, _: int(_is_failure(prediction)), 2)
 
 

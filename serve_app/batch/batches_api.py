@@ -25,13 +25,13 @@ _FIELDS = {"input_file_id", "endpoint", "completion_window", "metadata", "output
 
 
 class BatchesApi:
-    """``methods`` tells who answers which path. ``wake`` is called when there is something to do."""
+    """The routes of batches. ``methods`` returns the handlers of a path. ``wake`` is called when there is a new batch or a cancellation."""
 
     def __init__(self, settings: BatchSettings, store: Store, disk: DiskThreads, wake: Callable[[], None]) -> None:
         self._settings, self._store, self._disk, self._wake = settings, store, disk, wake
 
     def methods(self, below: tuple[str, ...]) -> Mapping[str, Handler] | None:
-        """Return who answers which method; ``below`` are the parts of the path behind `/v1/batches`. None: nobody."""
+        """Return HTTP method -> handler; ``below`` are the parts of the path behind `/v1/batches`. None: there is no such path."""
         match below:
             case ():
                 return {"GET": self._list, "POST": self._create}
@@ -57,7 +57,7 @@ class BatchesApi:
         if unknown := sorted(fields.keys() - _FIELDS):
             raise BadRequest(param=unknown[0][:80], problem=f"is unknown; known here: {', '.join(sorted(_FIELDS))}")
         if not isinstance(input_file_id := fields.get("input_file_id"), str):
-            raise BadRequest(param="input_file_id", problem="is missing, or no text; upload a file with POST /v1/files")
+            raise BadRequest(param="input_file_id", problem="is missing, or not a text; upload a file with POST /v1/files")
         if (endpoint := fields.get("endpoint")) not in PATHS:
             raise BadRequest(param="endpoint", problem=f"is {str(endpoint)[:80]!r}, none of {', '.join(PATHS)}")
         window = fields.get("completion_window")
@@ -92,11 +92,11 @@ def _cancelled(batch: Batch) -> Batch:
 
 
 async def _object_in(request: Request) -> dict[str, Any]:
-    """Return the body's object.
+    """Return the JSON object that the body holds.
 
     Raises:
-        RequestTooLarge, BodyTooSlow: The body is too long, or comes too slowly.
-        BadRequest: The body is no JSON object.
+        RequestTooLarge, BodyTooSlow: The body is too long, or arrives too slowly.
+        BadRequest: The body is not a JSON object.
     """
     body = bytearray()
     try:
@@ -112,5 +112,5 @@ async def _object_in(request: Request) -> dict[str, Any]:
     except (ValueError, RecursionError) as exc:
         raise BadRequest(param="body", problem=f"is not JSON: {exc}") from exc
     if not isinstance(value, dict):
-        raise BadRequest(param="body", problem="is no JSON object")
+        raise BadRequest(param="body", problem="is not a JSON object")
     return value

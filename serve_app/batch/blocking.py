@@ -15,13 +15,13 @@ _WATCH_S = 1.0
 
 
 class BlockingClient:
-    """Of one service. All threads that use it share its connections and its places; an event loop in a thread of its own serves them.
+    """A client of one service. All its threads share its connections and its places; an event loop in a thread of its own serves them.
 
-    The thread and the connections end with the last reference to this object. It cannot be pickled.
+    The thread and the connections end with the last reference to this object. The object cannot be pickled.
     """
 
     def __init__(self, url: str, key: str, limits: Limits) -> None:
-        """Connect with the first request."""
+        """Connect nothing yet: the first request connects."""
         self._url, self._key, self._limits = url, key, limits
         self._model = ""
         http = connect(url, key, limits)
@@ -31,13 +31,13 @@ class BlockingClient:
         weakref.finalize(self, _stop, self._loop)
 
     def ask(self, requests: Sequence[Request], watch: Callable[[], object] | None = None) -> list[Reply | Failure]:
-        """Return the outcomes in the order of ``requests``, as soon as the last one is there.
+        """Return the outcomes in the order of ``requests``, as soon as the last outcome is there.
 
         Args:
-            watch: Is called each second meanwhile; what it raises ends the requests.
+            watch: Is called each second meanwhile; an exception of it ends the requests.
 
         Raises:
-            ServiceAway: The service has answered nothing for too long; the outcomes that had come are dropped.
+            ServiceAway: The service has answered nothing for too long; earlier outcomes of this call are dropped.
         """
         asked = asyncio.run_coroutine_threadsafe(_ask_all(self._client, requests), self._loop)
         try:
@@ -48,11 +48,11 @@ class BlockingClient:
             asked.cancel()  # when the caller's thread was interrupted; else it has ended
 
     def only_model(self) -> str:
-        """Return the name of the one model that the service has; asks for it once.
+        """Return the name of the service's only model; asks the service once.
 
         Raises:
-            ServiceAway: It was away, or full, for ``limits.patience_s``.
-            BatchError: It answers as no service does, refuses the key, or has several.
+            ServiceAway: The service was away, or full, for ``limits.patience_s``.
+            BatchError: The answer is not that of a service, the service refuses the key, or it has several models.
         """
         if not self._model:
             self._model = only_model(self._url, self._key, self._limits)
@@ -85,5 +85,5 @@ def _serve(loop: asyncio.AbstractEventLoop, http: Connections) -> None:
 
 
 def _stop(loop: asyncio.AbstractEventLoop) -> None:
-    with contextlib.suppress(RuntimeError):  # it is closed already
+    with contextlib.suppress(RuntimeError):  # the loop is closed already
         loop.call_soon_threadsafe(loop.stop)

@@ -1,7 +1,8 @@
 """`Bucket` keeps the bytes of files in an object store, or in a folder that several machines mount. A file is there whole or not at all.
 
-Files are written in a scratch folder of this machine first, and read from a copy there. The file `serve-app-database` beside them names the
-database of their records: ingresses of another database are refused, as each would take the other's files for leftovers and remove them.
+Files are written in a scratch folder of this machine first, and read from a copy there. The file `serve-app-database` beside them, the
+marker, names the database of their records. Ingresses of another database are refused, because each would take the other's files for
+leftovers and remove them.
 Needs the extra `serve-app[shared-batches]`.
 """
 
@@ -32,13 +33,13 @@ logger = logging.getLogger(__name__)
 _RETRY_AFTER_S = 5.0
 _COPY_BYTES = 1 << 20
 _NAME = re.compile(r"file-[0-9a-f]{32}")
-"""Names of files that ingresses store. `sweep` removes no file of another name, whoever has put it there."""
+"""Names of files that ingresses store. `sweep` removes no file of another name."""
 _MARKER = "serve-app-database"
 
 
 @dataclass(slots=True)
 class _Copy:
-    """Of a file, on this machine's disk. ``lock`` is held while it is fetched."""
+    """A copy of a file on this machine's disk. ``lock`` is held while the copy is fetched."""
 
     path: Path
     lock: Lock = field(default_factory=Lock)
@@ -47,10 +48,10 @@ class _Copy:
 
 
 class Bucket:
-    """What is below ``url``, such as ``s3://BUCKET/PREFIX?region=eu-central-1``. Credentials are those that its client finds by itself.
+    """The files below ``url``, such as ``s3://BUCKET/PREFIX?region=eu-central-1``. The store's client finds the credentials by itself.
 
-    Any thread may call it; each call waits for the network, and becomes `StorageAway` when that fails. Nothing is asked before the first
-    call.
+    Any thread may call the methods. Each call waits for the network, and raises `StorageAway` when the network fails. Nothing is sent
+    before the first call.
     """
 
     def __init__(self, url: str, scratch: Folder, database: Callable[[], str], has_files: Callable[[], bool]) -> None:
@@ -58,20 +59,22 @@ class Bucket:
 
         Args:
             database: Returns the identity of the database that has the records of the files.
-            has_files: Returns whether it has a record of a file. Then a missing marker means that the store is away, not that it is new.
+            has_files: Returns whether the database has a record of any file. If it has, a missing marker means that the store is away, not
+                that the store is new.
         """
         self._url, self._scratch, self._database, self._has_files = url, scratch, database, has_files
         self._lock, self._root_lock = Lock(), Lock()
         self._copies: dict[str, _Copy] = {}
         self._found: tuple[FileSystem, str] | None = None
         self._has_seen_marker = False
-        """The marker of this database was there. If it is missing later, it is not made again: a volume may be away for a moment."""
+        """Whether the marker of this database was there before. A marker that is missing later is not made again: a volume may be away for
+        a moment."""
 
     def keep(self, part: Path, file_id: str) -> None:
         """Store a whole part under the id, and remove the part."""
         with _away_on_error():
             files, root = self._root()
-            if isinstance(files, LocalFileSystem):  # the folder in place of a volume that is not mounted would take the file
+            if isinstance(files, LocalFileSystem):  # where the volume is not mounted, its empty folder would take the file
                 self._require_marker(files, root)
             with part.open("rb") as source, files.open_output_stream(f"{root}/{file_id}") as stored:
                 shutil.copyfileobj(source, stored, _COPY_BYTES)
@@ -81,7 +84,7 @@ class Bucket:
 
     @contextmanager
     def on_disk(self, file_id: str) -> Iterator[Path]:
-        """Lend a copy on this machine's disk. Who asks for the same file meanwhile gets the same copy: slow readers take no more room.
+        """Lend a copy on this machine's disk. Readers of the same file share one copy, so that slow readers take no more room.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -121,7 +124,7 @@ class Bucket:
                     files.delete_file(f"{root}/{file_id}")
 
     def sweep(self, file_ids: Collection[str], open_batches: Collection[str]) -> None:
-        """Remove what ingresses that were killed have left: all files with names like ours but these, unless they are young."""
+        """Remove leftovers of killed ingresses: all files with names like ours but the given ones, unless they are young."""
         with self._lock:
             lent = {copy.path.name for copy in self._copies.values()}  # a job reads its input for hours, and writes nothing to it
         self._scratch.sweep(lent, open_batches)
@@ -147,16 +150,16 @@ class Bucket:
             return self._found
 
     def _refuse_another_database(self, files: FileSystem, root: str) -> None:
-        """Make the marker where there is none, or an empty one.
+        """Make the marker if there is none, or an empty one.
 
         Raises:
-            StorageFailed: It names another database.
-            StorageAway: There is none, though this process has seen it before, or the database knows files.
+            StorageFailed: The marker names another database.
+            StorageAway: There is no marker, though this process has seen it before, or the database has records of files.
         """
         path, ours = f"{root}/{_MARKER}", self._database()
         if not files.get_file_info(path).size:
             if self._has_seen_marker or self._has_files():
-                self._tell_all_is_away(path, ours)
+                self._refuse_while_away(path, ours)
             if isinstance(files, LocalFileSystem):
                 _write_whole(Path(path), ours)
             else:
@@ -173,10 +176,10 @@ class Bucket:
 
     @contextmanager
     def _unless_all_is_away(self, files: FileSystem, root: str) -> Iterator[None]:
-        """Let a FileNotFoundError through only if the marker is there: then this one file is lost, and not all that was stored.
+        """Let a FileNotFoundError through only if the marker is there: then only this file is lost, and not the whole store away.
 
         Raises:
-            StorageAway: In its place.
+            StorageAway: The marker is missing; raised in place of FileNotFoundError.
         """
         try:
             yield
@@ -185,16 +188,16 @@ class Bucket:
             raise
 
     def _require_marker(self, files: FileSystem, root: str) -> None:
-        """Raise StorageAway unless the marker names this database: a shared volume may not be mounted now, or another one in its place."""
+        """Raise StorageAway unless the marker names this database: a shared volume may be unmounted, or another one mounted there."""
         path, ours = f"{root}/{_MARKER}", self._database()
         try:
             found = _text_of(files, path)
         except FileNotFoundError:
             found = ""
         if found != ours:
-            self._tell_all_is_away(path, ours)
+            self._refuse_while_away(path, ours)
 
-    def _tell_all_is_away(self, path: str, ours: str) -> NoReturn:
+    def _refuse_while_away(self, path: str, ours: str) -> NoReturn:
         said = "the files at %s are away: %s is missing or of another database; %s"
         hint = f"mount the volume, or, if its files were removed on purpose, write the text {ours} into {path}"
         logger.error(said, masked(self._url), path, hint)
@@ -211,7 +214,7 @@ def _copy(stored: NativeFile, part: Path) -> None:
     """Write the stream to a new file of this machine.
 
     Raises:
-        StorageFailed: In place of an error of this machine's disk. A scratch folder that is gone is no file that is lost.
+        StorageFailed: This machine's disk failed. Raised also for a missing scratch folder, which must not read as a lost file.
     """
     try:
         copy = part.open("xb", buffering=0)
@@ -227,7 +230,7 @@ def _copy(stored: NativeFile, part: Path) -> None:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Write a small file that is there whole or not at all, also when the disk is full or this process is killed."""
+    """Write a small file whole or not at all, also when the disk is full or this process is killed."""
     part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
     try:
         part.write_text(text)
@@ -239,7 +242,7 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Let the file and its name outlive a power cut."""
+    """Make the file and its name outlive a power cut."""
     for name in (path, path.parent):
         descriptor = os.open(name, os.O_RDONLY)
         try:
@@ -250,12 +253,12 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _away_on_error() -> Iterator[None]:
-    """Map the errors of pyarrow: OSError, and ArrowException for a URL that it does not understand.
+    """Map the errors of pyarrow: OSError, and ArrowException for a URL that pyarrow does not understand.
 
     Raises:
         FileNotFoundError: The file is not there.
-        StorageAway: In place of other errors of the type OSError.
-        StorageFailed: In place of ArrowException.
+        StorageAway: pyarrow raised another OSError.
+        StorageFailed: pyarrow raised ArrowException.
     """
     try:
         yield
@@ -265,5 +268,5 @@ def _away_on_error() -> Iterator[None]:
         logger.warning("the object store of batches failed: %s", masked(str(exc)))
         raise StorageAway(retry_after_s=_RETRY_AFTER_S) from exc
     except ArrowException as exc:
-        logger.error("the object store of batches cannot be used; see to ingress.batch.files: %s", masked(str(exc)))
+        logger.error("the object store of batches cannot be used; check ingress.batch.files: %s", masked(str(exc)))
         raise StorageFailed from exc

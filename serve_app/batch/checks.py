@@ -10,19 +10,19 @@ from serve_app.batch.requests import Defaults, request_of
 from serve_app.batch.rows import InputRow
 
 MAX_ERRORS = 100
-"""Listed; the lines behind the last of them are not looked at."""
+"""The most errors that are listed. Lines behind the last listed error are not checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """``lines``: their number by model. Without ``errors``, `request_of` makes a request of each of them."""
+    """The result of a check. ``lines`` is model -> number of lines. Without ``errors``, `request_of` makes a request of each line."""
 
     lines: Mapping[str, int]
     errors: tuple[LineError, ...]
 
 
 def check_input(rows: Iterable[InputRow], *, endpoint: str, models: Collection[str], max_lines: int) -> Checked:
-    """Look at the whole input; it costs the time to parse it, and the memory of its ids."""
+    """Check the whole input. The check costs the time to parse the input, and the memory of its ids."""
     errors: list[LineError] = []
     seen: dict[str, int] = {}
     lines = Counter[str]()

@@ -1,7 +1,7 @@
 """A claim lets a process run one batch: a process runs a batch only under a claim, and each batch has one claim at a time.
 
-`FolderClaims` is for one folder: the process that holds the folder's lock has the claims on all batches. leases.py is for several
-ingresses.
+`FolderClaims` is for one folder: the process that holds the folder's lock has the claims on all batches. `leases.py` has the claims of
+several ingresses.
 """
 
 import os
@@ -18,28 +18,28 @@ class Claim(Protocol):
 
     @property
     def fence(self) -> int:
-        """Larger than those of all earlier claims on the batch; always 0 in a folder, whose lock needs none."""
+        """A number larger than the fence of each earlier claim on the batch; always 0 in a folder, whose lock needs no fence."""
         ...
 
     def check(self, db: Transaction) -> None:
-        """Raise `LeaseLost` unless the claim holds; within the transaction that changes the batch."""
+        """Raise `LeaseLost` unless the claim holds. Call it within the transaction that changes the batch."""
         ...
 
     def open_journal(self) -> Journal:
-        """Return the batch's journal with all that was published under this claim and earlier ones."""
+        """Return the batch's journal, with all lines that were published under this claim and earlier claims."""
         ...
 
     def publish(self, lines: Collection[JournalLine]) -> None:
-        """Keep these lines where the next claim finds them.
+        """Store these lines where the next claim finds them.
 
         Raises:
-            LeaseLost: Another process has the claim; nothing is kept.
-            StorageAway: Call it again later.
+            LeaseLost: Another process has the claim; nothing is stored.
+            StorageAway: The storage does not answer now; publish the lines again later.
         """
         ...
 
     def forget_journal(self) -> None:
-        """The batch has ended: remove its answers from wherever they were kept before the output was written."""
+        """Remove the journal of a batch that has ended, and the published answers with it."""
         ...
 
     def close(self) -> None:
@@ -48,12 +48,14 @@ class Claim(Protocol):
 
 
 class Claims(Protocol):
+    """The claims of one process on batches. The methods may wait for the storage."""
+
     def renew(self, running: Collection[str]) -> Collection[str] | None:
-        """Keep the claims on these batches; return those that still hold. None: this process may run no batch now."""
+        """Renew the claims on these batches; return the batches whose claims still hold. None: this process may run no batch now."""
         ...
 
     def taken(self) -> Collection[str]:
-        """Return batches that some process has a claim on, so that `take` is not tried in vain for each."""
+        """Return batches on which some process has a claim, so that `take` is not tried in vain for each of them."""
         ...
 
     def take(self, batch_id: str) -> Claim | None:
@@ -61,14 +63,17 @@ class Claims(Protocol):
         ...
 
     def clean(self) -> None:
-        """Remove what is left of batches that have ended."""
+        """Remove answers and claims that are left of batches that have ended."""
         ...
 
     def close(self) -> None: ...
 
 
 class FolderClaims:
-    """The kernel gives the folder's lock back when its process has ended, so that a successor waits for nothing."""
+    """The claims of the process that holds the folder's lock.
+
+    The kernel frees the lock when the process ends, so that a successor need not wait.
+    """
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -80,14 +85,14 @@ class FolderClaims:
         return None if self._lock is None else running
 
     def taken(self) -> Collection[str]:
-        """Return nothing: who holds the lock may run all."""
+        """Return no batch: the holder of the lock may run all."""
         return ()
 
     def take(self, batch_id: str) -> "FolderClaim":
         return FolderClaim(self._folder, batch_id)
 
     def clean(self) -> None:
-        """Nothing: journals without a batch are swept with the folder."""
+        """Do nothing: journals without a batch are swept with the folder."""
 
     def close(self) -> None:
         if self._lock is not None:
@@ -95,7 +100,7 @@ class FolderClaims:
 
 
 class FolderClaim:
-    """Its journal is a file of the folder, which is durable by itself: nothing has to be published."""
+    """A claim in a folder. Its journal is a file of the folder, which is durable by itself: nothing has to be published."""
 
     fence = 0
 
@@ -103,16 +108,16 @@ class FolderClaim:
         self._folder, self._batch_id = folder, batch_id
 
     def check(self, db: Transaction) -> None:
-        """Nothing: the lock of the folder outlives each change."""
+        """Do nothing: the lock of the folder outlives each change."""
 
     def open_journal(self) -> Journal:
         return Journal(self._folder.journal(self._batch_id))
 
     def publish(self, lines: Collection[JournalLine]) -> None:
-        """Nothing: see above."""
+        """Do nothing: the journal is durable."""
 
     def forget_journal(self) -> None:
         self._folder.remove_journal(self._batch_id)
 
     def close(self) -> None:
-        """Nothing: the lock is of the folder, not of a batch."""
+        """Do nothing: the lock is of the folder, not of a batch."""

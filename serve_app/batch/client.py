@@ -1,6 +1,6 @@
 """`BatchClient` asks a service: as many requests at once as it takes, each until it has an answer or a final reason for none.
 
-The command line, Beam and Ray Data share this client, so that full, failing and lost services are the same to all of them.
+The command line, Beam and Ray Data share this client, so that all of them treat full, failing and lost services alike.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from serve_app.errors import BatchError, KeyRefused, ServiceAway
 logger = logging.getLogger(__name__)
 
 KEYS = ("SERVE_APP_API_KEY", "OPENAI_API_KEY")
-"""Environment variables that may hold the API key; the first one that is set counts."""
+"""Environment variables that may hold the API key; the first variable that is set counts."""
 _KEY_HINT = f"set {KEYS[0]}"
 _URL_HINT = "check the URL, or start it: serve-app up -f FILE"
 _FIRST_WINDOW = 16
@@ -35,10 +35,11 @@ _TRIED_AGAIN = (408, 500, 502, 504)
 
 @dataclass(frozen=True)
 class Limits:
-    """``concurrency``: requests at once, at most. ``tries`` of one request that the service fails; being full or away is no failure.
+    """The limits of a client.
 
-    ``patience_s``: the client gives up when for so long after a refusal nothing at all was answered. ``timeout_s`` is of one request.
-    ``tokens_per_minute`` bounds prompts and answers together.
+    ``concurrency`` is the most requests at once. ``tries`` is how often one request is sent that the service fails; a service that is full
+    or away does not count as a failure. ``patience_s``: the client gives up when nothing at all was answered for so long after a refusal.
+    ``timeout_s`` is the time limit of one request. ``tokens_per_minute`` bounds prompts and answers together.
     """
 
     concurrency: int = 256
@@ -61,21 +62,27 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """``body`` is the service's, and ``request_id`` the service's name of the request. ``num_sent``: how often it was sent, >= 1."""
+    """The service's reply to one request.
+
+    ``request_id`` is the service's name of the request. ``num_sent``: how often the request was sent, >= 1.
+    """
 
     body: dict[str, Any]
     request_id: str
     num_sent: int
 
     def usage(self, name: str) -> int:
-        """Return a count of tokens, such as ``total_tokens``; 0 where the service tells none."""
+        """Return a count of tokens, such as ``total_tokens``; 0 if the reply has no such count."""
         usage = self.body.get("usage")
         return int(usage.get(name) or 0) if isinstance(usage, dict) else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request has no answer: ``code`` and ``message`` as in an error file, and the last HTTP status, None when there was none."""
+    """The reason why a request has no answer.
+
+    ``code`` and ``message`` are those of an error file, and ``status`` is the last HTTP status, None if there was none.
+    """
 
     code: str
     message: str
@@ -84,9 +91,9 @@ class Failure:
 
 
 class BatchClient:
-    """Of one service, within one event loop. ``window`` requests run at once; more wait for a place, first come first served.
+    """A client of one service, within one event loop. ``window`` requests run at once; more wait for a place, first come first served.
 
-    The window begins with 16, grows while nothing is refused, and loses a third when the service has no place.
+    The window begins at 16, grows while nothing is refused, and shrinks by 30 % when the service has no place.
     """
 
     def __init__(self, http: Poster, limits: Limits) -> None:
@@ -95,7 +102,7 @@ class BatchClient:
         self._num_running = 0
         self._queue: deque[asyncio.Future[None]] = deque()
         self._refused_since: float | None = None
-        """When the service first refused a request, or was away, after its last answer."""
+        """When the service first refused a request, or was away, since its last answer."""
         self._trouble = ""
         self._shrunk_at = 0.0
         self._is_full = False
@@ -103,14 +110,14 @@ class BatchClient:
 
     @property
     def trouble(self) -> str:
-        """Why the service has answered nothing since it last did; empty while it answers."""
+        """Why the service answers nothing now; empty while it answers."""
         return "" if self._refused_since is None else self._trouble
 
     async def ask(self, path: str, body: bytes) -> Reply | Failure:
-        """Send the request to ``path`` until there is an answer, or no hope of one.
+        """Send the request to ``path`` until it is answered or has finally failed.
 
         Raises:
-            ServiceAway: For ``patience_s`` no request of this client was answered.
+            ServiceAway: No request of this client was answered for ``patience_s``.
             KeyRefused: The service refuses the API key, and would refuse each other request, too.
         """
         async with self._place():
@@ -124,7 +131,7 @@ class BatchClient:
             try:
                 await ticket
             except asyncio.CancelledError:
-                if not ticket.cancelled():  # it had been admitted already
+                if not ticket.cancelled():  # the request had been admitted already
                     self._leave()
                 raise
         else:
@@ -135,7 +142,7 @@ class BatchClient:
             self._leave()
 
     def _enter(self) -> None:
-        if self._num_running == 0:  # silence while nothing was asked is no fault of the service
+        if self._num_running == 0:  # the service is not at fault for silence while nothing was asked
             self._refused_since = None
         self._num_running += 1
 
@@ -155,7 +162,7 @@ class BatchClient:
                 response = await self._http.post(path, content=body, headers={"content-type": "application/json"})
             except httpx.TimeoutException:
                 tries, status, said, wait_s = tries + 1, None, f"no answer within {self._limits.timeout_s:g} s", 1.0
-            except (httpx.TransportError, httpx.StreamError) as exc:  # the service is away, or was while it answered
+            except (httpx.TransportError, httpx.StreamError) as exc:  # the service is away, or went away while it answered
                 self._refuse_to_wait_for_ever(exc)
                 await asyncio.sleep(_spread(1.0))
                 continue
@@ -189,7 +196,7 @@ class BatchClient:
         return reply
 
     def _shrink(self) -> None:
-        """The service has no place: fewer at once, by a third a second at most, because the refusals of one moment are one sign."""
+        """Shrink the window because the service has no place: once a second at most, because refusals of one moment are one sign."""
         self._is_full = True
         if (now := time.monotonic()) - self._shrunk_at > 1.0:
             self._shrunk_at = now
@@ -198,12 +205,12 @@ class BatchClient:
     def _refuse_to_wait_for_ever(self, why: object) -> None:
         now, why = time.monotonic(), str(why) or type(why).__name__
         self._trouble = why
-        if self._refused_since is None:  # not the last answer: an answer that takes long is no silence
+        if self._refused_since is None:  # not since the last answer: a slow answer is no silence
             self._refused_since = now
         waited_s = now - self._refused_since
         if waited_s > self._limits.patience_s:
             said = f"nothing was answered for {waited_s:.0f} s: {why}"
-            raise ServiceAway(said, "see to the service and start again")
+            raise ServiceAway(said, "check the service and start again")
 
     def _spend(self, num_tokens: int) -> None:
         if self._limits.tokens_per_minute is not None:
@@ -219,23 +226,23 @@ def connect(url: str, key: str, limits: Limits) -> Connections:
     """Return the connections to the service at ``url``, with or without ``/v1`` at its end. ``key`` may be empty.
 
     Raises:
-        BatchError: The URL is none of HTTP.
+        BatchError: The URL begins with neither http:// nor https://.
         KeyRefused: The key has characters that no header may have.
     """
     if not url.startswith(("http://", "https://")):
         raise BatchError(f"the URL is {url!r}", "give one that begins with http:// or https://")
-    if not all("!" <= char <= "~" for char in key):  # the key itself is told to nobody
+    if not all("!" <= char <= "~" for char in key):  # the message must not show the key
         raise KeyRefused("the API key has a character that no header may have", f"{_KEY_HINT} without blanks and line ends")
     return Connections(_base(url), _authorization(key), timeout_s=limits.timeout_s)
 
 
 def key_of_environment() -> str:
-    """Return the API key that this process's environment holds, empty when there is none."""
+    """Return the API key of this process's environment, empty if there is none."""
     return next((value for name in KEYS if (value := os.environ.get(name))), "")
 
 
 def key_of_file(path: Path) -> str:
-    """Return the first API key in plain text of a file, which may be the ingress's (`serve_app.ingress.http.api_keys`).
+    """Return the first plain-text API key of a file, which may be the ingress's file of keys (`serve_app.ingress.http.api_keys`).
 
     Raises:
         KeyRefused: The file cannot be read, or all its lines are empty, comments or digests.
@@ -251,19 +258,19 @@ def key_of_file(path: Path) -> str:
 
 
 def only_model(url: str, key: str, limits: Limits) -> str:
-    """Return the name of the one model that the service has; waits for a service that is away or full.
+    """Return the name of the service's only model; waits for a service that is away or full.
 
     Raises:
-        ServiceAway: For ``limits.patience_s`` it was.
-        KeyRefused: It refuses the key.
-        BatchError: It answers as no service does, or has several models.
+        ServiceAway: The service was away or full for ``limits.patience_s``.
+        KeyRefused: The service refuses the key.
+        BatchError: The answer is not that of a service, or the service has several models.
     """
     address, began_at, has_said = f"{_base(url)}/v1/models", time.monotonic(), False
     while isinstance(found := _ask_for_models(address, key), str):
         if time.monotonic() - began_at >= limits.patience_s:
             raise ServiceAway(found, _URL_HINT)
         if not has_said:
-            logger.warning("%s; waiting for it, %g s at most", found, limits.patience_s)
+            logger.warning("%s; waiting for the service, %g s at most", found, limits.patience_s)
             has_said = True
         time.sleep(_spread(1.0))
     if len(found) != 1:
@@ -272,7 +279,7 @@ def only_model(url: str, key: str, limits: Limits) -> str:
 
 
 def _ask_for_models(address: str, key: str) -> list[str] | str:
-    """Return the names of the models, or why the service cannot tell them now."""
+    """Return the names of the models, or why the service does not list them now."""
     try:
         answer = httpx.get(address, headers=_authorization(key), timeout=30.0)
         if answer.status_code in (*_BACK_PRESSURE, *_TRIED_AGAIN):
@@ -320,7 +327,7 @@ def _request_id(response: httpx.Response, value: dict[str, Any]) -> str:
 
 
 def _reason(response: httpx.Response, value: dict[str, Any] | None) -> str:
-    """Return the service's own words. ``value`` is the response's JSON, None where it has none."""
+    """Return the service's own error message. ``value`` is the response's JSON, None if there is none."""
     error = (value or {}).get("error")
     said = error.get("message") if isinstance(error, dict) else None
     return str(said or f"HTTP {response.status_code}: {response.text[:200]}")

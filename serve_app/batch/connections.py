@@ -1,6 +1,6 @@
 """`Connections` holds the HTTP connections of a batch: one for each request at a time, at a small cost of CPU for each request.
 
-They are aiohttp's, with the answers and errors of httpx, which the transport inside an ingress (`in_process.py`) has, too.
+The connections are aiohttp's. Responses and errors are httpx's, as those of the transport inside an ingress (`in_process.py`) are.
 """
 
 import asyncio
@@ -13,53 +13,53 @@ import aiohttp
 import httpx
 
 _OF_THE_WIRE = ("content-encoding", "content-length")
-"""Headers of what was sent, which is not what `read` returns where a gateway compresses it unasked."""
+"""Headers that describe the bytes on the wire. `read` returns other bytes if a gateway compresses the answer unasked."""
 
 
 class Poster(Protocol):
-    """Sends requests: `httpx.AsyncClient`, or `Connections`."""
+    """An object that sends requests: `httpx.AsyncClient`, or `Connections`."""
 
     async def post(self, url: str, /, *, content: bytes, headers: Mapping[str, str]) -> httpx.Response: ...
 
 
 class Connections:
-    """Of one event loop, that of the first `post`.
+    """Connections of one event loop, the loop of the first `post`.
 
-    httpx spends 0.5 ms of CPU on a request and looks at all of its connections each time.
+    httpx's connections are not used: httpx spends 0.5 ms of CPU on a request, and looks at all of its connections each time.
     """
 
     def __init__(self, base_url: str, headers: Mapping[str, str], *, timeout_s: float, connect_s: float = 10.0) -> None:
         """Connect nothing yet.
 
         Args:
-            headers: Of each request.
-            timeout_s: For a request's answer, from one byte to the next.
-            connect_s: For a connection to come about.
+            headers: The headers of each request.
+            timeout_s: The longest silence in a request's answer, from one byte to the next.
+            connect_s: The longest time to open a connection.
         """
         self._base_url, self._headers = base_url, {**headers, "accept-encoding": "identity"}
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=timeout_s)
         self._session: aiohttp.ClientSession | None = None
 
     async def post(self, url: str, /, *, content: bytes, headers: Mapping[str, str]) -> httpx.Response:
-        """Send it and return the whole response.
+        """Send the request and return the whole response.
 
         Raises:
             httpx.TimeoutException: The answer took too long.
-            httpx.TransportError: There is no connection, or it broke.
+            httpx.TransportError: There is no connection, or the connection broke.
         """
         try:
             async with self._opened().post(self._base_url + url, data=content, headers=headers, allow_redirects=False) as answer:
-                told = {name: value for name, value in answer.headers.items() if name.lower() not in _OF_THE_WIRE}
-                return httpx.Response(answer.status, headers=told, content=await answer.read())
+                kept = {name: value for name, value in answer.headers.items() if name.lower() not in _OF_THE_WIRE}
+                return httpx.Response(answer.status, headers=kept, content=await answer.read())
         except aiohttp.ConnectionTimeoutError as exc:
             raise httpx.NetworkError(str(exc)) from exc
-        except TimeoutError as exc:  # of the answer: nothing else in the block has a limit
+        except TimeoutError as exc:  # of the answer: nothing else in the block has a time limit
             raise httpx.ReadTimeout(str(exc)) from exc
         except (aiohttp.ClientError, OSError) as exc:
             raise httpx.NetworkError(str(exc) or type(exc).__name__) from exc
 
     def _opened(self) -> aiohttp.ClientSession:
-        """Return the session, which an event loop has to run for."""
+        """Return the session, made by the first call. Call it in a running event loop."""
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, ssl=httpx.create_ssl_context())
             self._session = aiohttp.ClientSession(

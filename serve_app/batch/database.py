@@ -1,4 +1,7 @@
-"""`Database` is what the records of files and batches need of a database: reads, and changes in transactions."""
+"""`Database` is what the records of files and batches need of a database: reads, and changes in transactions.
+
+SQL has `?` where a value stands.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
@@ -7,7 +10,7 @@ T = TypeVar("T")
 
 
 class Result(Protocol):
-    """What a statement found."""
+    """The rows that a statement found or changed."""
 
     @property
     def rowcount(self) -> int: ...
@@ -20,26 +23,26 @@ class Result(Protocol):
 
 
 class Transaction(Protocol):
-    """One change, which is kept as a whole or not at all."""
+    """One change, which is committed as a whole or not at all."""
 
     def execute(self, sql: str, values: Sequence[object], /) -> Result: ...
 
     def lock(self, name: str) -> None:
-        """Wait until no other transaction has the lock of that name; it is given back at this transaction's end."""
+        """Wait until no other transaction has the lock of that name, and take it until this transaction ends."""
         ...
 
 
 class Database(Protocol):
-    """Any thread may call it.
+    """A database. Any thread may call its methods.
 
     Raises:
-        StorageAway: The database does not answer now. It is of the shared storage only.
+        StorageAway: The database does not answer now. Only a shared database raises it.
     """
 
     def read(self, sql: str, *values: object) -> list[Any]: ...
 
     def change(self, change: Callable[[Transaction], T]) -> T:
-        """Call ``change`` in a transaction, and keep what it did unless it raises."""
+        """Call ``change`` in a transaction, and commit unless it raises."""
         ...
 
     def close(self) -> None: ...

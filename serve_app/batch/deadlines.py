@@ -5,18 +5,18 @@ from collections.abc import Iterable
 from serve_app.batch.records import Batch
 
 _SHARE = 0.9
-"""Of its window, in which a batch should have its last answer: the rest is for starts of replicas, and for chats that come meanwhile."""
+"""Share of its window in which a batch should get its last answer. The rest is for starts of replicas, and for chats meanwhile."""
 _LEAST_S = 60.0
-"""A batch that is late, or nearly so, is to end within this time: in no time at all no number of replicas could."""
+"""A batch that is late, or nearly late, is planned to end in this time: no number of replicas could end it at once."""
 
 
 def lines_per_s(batches: Iterable[Batch], now: float) -> dict[str, float]:
-    """Return model -> the least steady pace, in lines a second, that ends every open batch in time.
+    """Return model -> the smallest steady pace, in lines a second, that ends every open batch in time.
 
-    That is the largest of (lines due by t) / (seconds until t), for each model apart: a batch asks its models beside each other.
+    The pace is the largest of (lines due by t) / (seconds until t), for each model apart: a batch asks its models beside each other.
 
     Args:
-        batches: Those that have not ended.
+        batches: Batches that have not ended.
         now: Seconds since 1970.
     """
     due: dict[str, list[tuple[float, float]]] = {}
@@ -30,7 +30,7 @@ def lines_per_s(batches: Iterable[Batch], now: float) -> dict[str, float]:
 
 
 def _left(batch: Batch) -> dict[str, float]:
-    """Return model -> lines to do. Lines that an older ingress has answered are of unknown models: each model has its share of them."""
+    """Return model -> lines to do. Lines that an older ingress answered are of unknown models, and are shared out among the models."""
     left = {model: float(max(0, num_lines - batch.ended.get(model, 0))) for model, num_lines in batch.lines.items()}
     unknown = max(0, batch.completed + batch.failed - sum(batch.ended.values()))
     known = sum(left.values()) or 1.0

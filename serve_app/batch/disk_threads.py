@@ -16,29 +16,32 @@ _NUM_THREADS = 8
 
 
 class DiskThreads:
-    """``make_room`` frees some room on a full disk, and returns whether it did: a second call at the same time finds the room made."""
+    """Threads for calls that wait for the disk.
+
+    ``make_room`` frees some room on a full disk, and returns whether it did: a second call at the same time finds the room already freed.
+    """
 
     def __init__(self, make_room: Callable[[], bool]) -> None:
         self._make_room = make_room
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "batch-disk")
 
     async def run_when_full(self, call: Callable[[], T]) -> T:
-        """Call it in a thread, and once more with the reserve's room if the disk is full: for calls that lead to more room.
+        """Run ``call`` in a thread, and once more with the reserve's room if the disk is full. Use it for calls that free room.
 
         Raises:
-            StorageFailed: In place of an error of the disk or of SQLite.
+            StorageFailed: The disk or SQLite failed.
         """
         try:
             return await self.run(call)
         except StorageFull:
-            await self.run(self._make_room)  # False is no reason to give up: another call may just have given the reserve's room
+            await self.run(self._make_room)  # try again even after False: another call may just have freed the reserve's room
             return await self.run(call)
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Call it in a thread.
+        """Run ``call`` in a thread.
 
         Raises:
-            StorageFailed: In place of an error of the disk or of SQLite.
+            StorageFailed: The disk or SQLite failed.
         """
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, call)

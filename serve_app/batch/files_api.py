@@ -23,7 +23,7 @@ from serve_app.config import BatchSettings
 from serve_app.errors import BadRequest, BodyTooSlow, NotStored, RequestTooLarge, TooManyUploads
 
 Handler = Callable[[Request, str], Awaitable[Response]]
-"""Answers a request of the owner that the second argument names."""
+"""A function that answers a request of the owner whom the second argument names."""
 
 _SILENCE_S = 30.0
 """Longest time, in seconds, for which an upload may send nothing."""
@@ -31,7 +31,7 @@ _UPLOAD_S = 3600.0
 _WRITE_BYTES = 1 << 20
 _MAX_LISTED = 10_000
 _MAX_UPLOADS = 16
-"""Of one API key at once. Each has room put aside: without a limit, slow ones would keep all others out for an hour."""
+"""Most uploads of one API key at once. Room is set aside for each: without a limit, slow uploads would keep all others out for an hour."""
 _RETRY_AFTER_S = 5.0
 _FORM_BYTES = 64 << 10
 """Most bytes that a form may have beside its file; Content-Length counts them as well."""
@@ -39,18 +39,18 @@ _FIELDS = {"purpose", "expires_after[anchor]", "expires_after[seconds]"}
 
 
 class FilesApi:
-    """``methods`` tells who answers which path."""
+    """The routes of files. ``methods`` returns the handlers of a path."""
 
     def __init__(self, settings: BatchSettings, storage: Storage, disk: DiskThreads) -> None:
         self._settings, self._disk = settings, disk
         self._scratch, self._contents, self._store = storage.scratch, storage.contents, storage.store
         self._coming_bytes = 0
-        """What the uploads under way may bring: the length that is announced, else the largest that is allowed."""
+        """Bytes that the uploads under way may add: of each the announced length, or else the largest that is allowed."""
         self._uploads: Counter[str] = Counter()
-        """Under way, by owner."""
+        """Owner -> number of uploads under way."""
 
     def methods(self, below: tuple[str, ...]) -> Mapping[str, Handler] | None:
-        """Return who answers which method; ``below`` are the parts of the path behind `/v1/files`. None: nobody."""
+        """Return HTTP method -> handler; ``below`` are the parts of the path behind `/v1/files`. None: there is no such path."""
         match below:
             case ():
                 return {"GET": self._list, "POST": self._upload}
@@ -156,7 +156,7 @@ class FilesApi:
         return File(f"file-{secrets.token_hex(16)}", owner, form.file_name or "file", "batch", form.num_bytes, now, now + kept_s)
 
     def _keep(self, part: Path, file: File) -> None:
-        """Make the part a file; without its record it would be nobody's."""
+        """Make the part a file, with its record. If the record cannot be written, the file is removed: without a record it has no owner."""
         self._contents.keep(part, file.id)
         try:
             self._store.add_file(file, limit=self._settings.max_stored_bytes)
@@ -166,7 +166,7 @@ class FilesApi:
 
 
 class _Lent(FileResponse):
-    """A file that is lent until it is sent, or its client is gone."""
+    """A response that keeps its file on disk until the file is sent, or the client has gone."""
 
     def __init__(self, held: ExitStack, path: Path, **options: Any) -> None:
         super().__init__(path, **options)
@@ -196,7 +196,7 @@ def limit_of(request: Request, *, default: int, most: int) -> int:
     """Return the query's `limit`.
 
     Raises:
-        BadRequest: The `limit` is no number from 1 to ``most``.
+        BadRequest: The `limit` is not a number from 1 to ``most``.
     """
     text = request.query_params.get("limit", str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= most):
@@ -205,6 +205,6 @@ def limit_of(request: Request, *, default: int, most: int) -> int:
 
 
 def listing(data: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
-    """Return a page as OpenAI's clients read it."""
+    """Return a page of a list in the form that OpenAI's clients read."""
     ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     return {"object": "list", "data": data, "first_id": ends[0], "last_id": ends[1], "has_more": has_more}

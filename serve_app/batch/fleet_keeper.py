@@ -1,8 +1,8 @@
 """`FleetKeeper` holds the fleet that a machine's pipelines share; ``python -m serve_app.batch.fleet_keeper FOLDER`` runs it.
 
-The first worker process that needs the fleet starts the keeper (`shared_fleet.py`). The keeper starts the fleet as its child, tells its
-URL in ``FOLDER/state``, starts the fleet again when it ends or is stuck, and ends it with the last worker process. A worker process counts
-as long as it holds a shared lock on ``FOLDER/users``, which the kernel releases also when the process is killed. The fleet's
+The first worker process that needs the fleet starts the keeper (`shared_fleet.py`). The keeper starts the fleet as its child, writes the
+fleet's URL into ``FOLDER/state``, starts the fleet again when it ends or is stuck, and ends it with the last worker process. A worker
+process counts as long as it holds a shared lock on ``FOLDER/users``, which the kernel releases also when the process is killed. The fleet's
 configuration comes on standard input, as JSON.
 """
 
@@ -34,29 +34,29 @@ _LOOK_S = 1.0
 _PROBE_S = 5.0
 _PORT_LIMIT_S = 60.0
 _OLD_S = 7 * 86400.0
-"""Seconds since any file of an unused fleet's folder was written, after which the folder is removed."""
+"""The folder of an unused fleet is removed when none of its files was written for so long."""
 _END_LIMIT_S = 60.0
-"""Longest time, in seconds, that a fleet may take to end once nobody uses it. It has no streams to wait for."""
+"""Longest time, in seconds, that an unused fleet may take to end. It has no streams to wait for."""
 
 
 @dataclass(frozen=True)
 class KeeperReport:
-    """What a keeper tells the worker processes, in ``FOLDER/state``."""
+    """What a keeper reports to the worker processes, in ``FOLDER/state``."""
 
     number: int = 0
-    """The number of the keeper: each new keeper of the folder has the next one."""
+    """The number of the keeper: each new keeper of the folder takes the next number."""
     status: Literal["none", "starting", "ready", "failed"] = "none"
     url: str = ""
     port: int = 0
     why: str = ""
-    """Why the fleet was started again, or given up, last."""
+    """Why the fleet was last started again, or given up."""
     num_starts: int = 0
     fleet: tuple[int, float] = (0, 0.0)
     """Process id and creation time of the fleet's process."""
 
     @classmethod
     def read(cls, folder: Path) -> "KeeperReport":
-        """Return what the last keeper has told; where the file is missing or damaged, what holds before the first keeper."""
+        """Return the last keeper's report; if the file is missing or damaged, the report before the first keeper."""
         try:
             values: dict[str, Any] = json.loads((folder / STATE).read_text())
             return cls(**{**values, "fleet": tuple(values["fleet"])})
@@ -70,7 +70,7 @@ class KeeperReport:
 
 
 def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
-    """Take the lock if that needs no wait; return whether it was taken."""
+    """Take the lock unless another process holds it; return whether it was taken."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         return True
@@ -78,25 +78,25 @@ def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
 
 
 class FleetKeeper:
-    """Its process holds the lock of the folder."""
+    """The keeper of one folder. Its process holds the folder's lock."""
 
     _fleet: FleetProcess
 
     def __init__(self, folder: Path, configuration: Mapping[str, Any], keep: Keep, command: list[str]) -> None:
         self._folder, self._configuration, self._keep, self._command = folder, configuration, keep, command
         self._before = KeeperReport.read(folder)
-        self._state = KeeperReport(self._before.number + 1, "starting", port=self._before.port)
+        self._report = KeeperReport(self._before.number + 1, "starting", port=self._before.port)
 
     def run(self) -> None:
-        """Keep the fleet until nobody uses it, or until it is given up."""
-        self._state.write(self._folder)
+        """Keep the fleet until no worker process uses it, or until it is given up."""
+        self._report.write(self._folder)
         try:
             self._run()
         except (ServingError, OSError) as exc:
-            self._tell(status="failed", why=str(exc))
-        except Exception as exc:  # untold, each worker process would start the next keeper, without end
+            self._change(status="failed", why=str(exc))
+        except Exception as exc:  # without this report each worker process would start the next keeper, endlessly
             logger.exception("the keeper failed")
-            self._tell(status="failed", why=f"{type(exc).__name__}: {exc}")
+            self._change(status="failed", why=f"{type(exc).__name__}: {exc}")
 
     def _run(self) -> None:
         _end_fleet_of_before(self._before)
@@ -107,30 +107,30 @@ class FleetKeeper:
                 look = self._look(users)
                 action = watch.handle(look, now=time.monotonic())
                 if action == "end":
-                    if not try_lock(users):  # somebody has come within this instant
+                    if not try_lock(users):  # a worker process came within this instant
                         continue
-                    self._tell(status="none", why="")
-                    return  # the lock on `users` is held until the fleet has gone: who comes now waits
+                    self._change(status="none", why="")
+                    return  # the lock on `users` is held until the fleet has ended: a worker process that comes now waits
                 if action == "give up":
                     self._fleet.kill()
-                    self._tell(status="failed", why=watch.why)
+                    self._change(status="failed", why=watch.why)
                     return
                 if action == "restart":
                     self._fleet.kill()
-                    self._tell(status="starting", why=watch.why)
+                    self._change(status="starting", why=watch.why)
                     self._start()
                     watch.started(time.monotonic())
-                elif look.ready and self._state.status != "ready":
-                    self._tell(status="ready")
+                elif look.ready and self._report.status != "ready":
+                    self._change(status="ready")
                 time.sleep(_LOOK_S)
 
     def _start(self) -> None:
-        """Start the fleet at the port of before, whose URL the worker processes know; at another one if that is taken."""
+        """Start the fleet at its earlier port, whose URL the worker processes know; at another port if that one is taken."""
         if not _becomes_free(self._fleet.address):
             self._fleet = self._fleet_at(0)
         self._fleet.start()
         process = self._fleet.pid, psutil.Process(self._fleet.pid).create_time()
-        self._tell(url=self._fleet.url, port=self._fleet.address[1], fleet=process, num_starts=self._state.num_starts + 1)
+        self._change(url=self._fleet.url, port=self._fleet.address[1], fleet=process, num_starts=self._report.num_starts + 1)
 
     def _fleet_at(self, port: int) -> FleetProcess:
         return FleetProcess(self._configuration, port=port, command=self._command)
@@ -146,23 +146,23 @@ class FleetKeeper:
         status = self._fleet.status(min(_PROBE_S, self._keep.stuck_s))
         return Look(answers=status > 0, ready=status == 200, has_users=has_users)
 
-    def _tell(self, **changes: Any) -> None:
-        self._state = replace(self._state, **changes)
-        self._state.write(self._folder)
+    def _change(self, **changes: Any) -> None:
+        self._report = replace(self._report, **changes)
+        self._report.write(self._folder)
 
     @contextlib.contextmanager
     def _ended(self) -> Iterator[None]:
-        """Have a fleet, not started yet, which is stopped at the end."""
-        self._fleet = self._fleet_at(self._state.port)
+        """Prepare a fleet without starting it, and stop it at the end of the block."""
+        self._fleet = self._fleet_at(self._report.port)
         try:
             yield
         finally:
             self._fleet.stop(_END_LIMIT_S)
 
 
-def _end_fleet_of_before(state: KeeperReport) -> None:
-    """Kill the fleet of a keeper that was killed: it drains, and would hold its GPUs for as long as streams may take."""
-    pid, created = state.fleet
+def _end_fleet_of_before(report: KeeperReport) -> None:
+    """Kill the fleet of a killed keeper: that fleet drains, and would hold its GPUs for as long as streams may take."""
+    pid, created = report.fleet
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         if pid and abs(process.create_time() - created) < 1.0:
@@ -171,13 +171,13 @@ def _end_fleet_of_before(state: KeeperReport) -> None:
 
 
 def sweep(folders: Path, now: float) -> None:
-    """Remove the folders of fleets that nobody uses any more: each configuration, version and boot of the machine has one of its own.
+    """Remove the folders of unused fleets: each configuration, version and boot of the machine makes a folder of its own.
 
     Args:
         now: Seconds since 1970.
     """
     for folder in folders.iterdir():
-        with contextlib.suppress(OSError):  # another keeper sweeps, too
+        with contextlib.suppress(OSError):  # another keeper may sweep at the same time
             if now - max(file.stat().st_mtime for file in (folder, *folder.iterdir())) < _OLD_S:
                 continue
             with (folder / LOCK).open("ab") as lock, (folder / USERS).open("ab") as users:
@@ -186,7 +186,7 @@ def sweep(folders: Path, now: float) -> None:
 
 
 def _becomes_free(address: tuple[str, int]) -> bool:
-    """Return whether nothing listens at the address any more; waits for what is being ended."""
+    """Return whether the address is free; waits up to `_PORT_LIMIT_S` for a process that is ending."""
     deadline = time.monotonic() + _PORT_LIMIT_S
     while True:
         with socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET) as sock:
@@ -200,7 +200,7 @@ def _becomes_free(address: tuple[str, int]) -> bool:
 
 
 def main() -> None:
-    """Arguments: the folder, `Keep` as JSON, and the command that serves. Another keeper of the folder makes this one end at once."""
+    """Run a keeper. Arguments: the folder, `Keep` as JSON, and the command that serves. If the folder has a keeper, end at once."""
     folder, keep, command = Path(sys.argv[1]), Keep(**json.loads(sys.argv[2])), sys.argv[3:]
     configuration = json.load(sys.stdin)
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,6 +1,6 @@
 """`FleetProcess` is a fleet for one job: ``serve-app up`` as a child on a free port, which ends with the job, even a killed one.
 
-The fleet has a Ray cluster of its own, or is the application of one that runs, whose ingress then has to be on this machine.
+The fleet has a Ray cluster of its own, or is an application on a running cluster. In that case its ingress has to be on this machine.
 """
 
 import contextlib
@@ -25,18 +25,18 @@ from serve_app.config import Settings, mapping_in, parse_settings, read_text
 from serve_app.errors import BatchError
 
 UP = (sys.executable, "-m", "serve_app.cli.main", "up", "-f", "-")
-"""Serves the configuration that comes on its standard input."""
+"""The command that serves the configuration from its standard input."""
 _POLL_S = 0.5
 _HERE_S = 30.0
-"""For the URL to answer once Ray Serve says that the application runs; later than that, the ingress is on another machine."""
+"""Longest time until the URL answers, once Ray Serve reports that the application runs; then the ingress must be on another machine."""
 _END_LIMIT_S = 120.0
 _PR_SET_PDEATHSIG = 1
 
 
 class FleetProcess:
-    """Started and ready within its ``with`` block. The thread that starts it must be the process's main thread.
+    """A fleet that is started and ready within its ``with`` block. The process's main thread must start it.
 
-    Linux sends the child SIGTERM when its parent's thread ends, whatever ends it; ``serve-app up`` then stops as at Ctrl-C.
+    Linux sends the child SIGTERM when the thread that started it ends, for whatever reason; ``serve-app up`` then stops as at Ctrl-C.
     """
 
     def __init__(
@@ -46,16 +46,16 @@ class FleetProcess:
         port: int = 0,
         command: Sequence[str] = UP,
         address: str = "",
-        tell: Callable[[str], None] = lambda line: None,
+        on_progress: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Read the configuration, or take what it holds. Its name and port are replaced; ``port`` 0: a free one.
+        """Read the configuration's file, or take its content. Its name and port are replaced; ``port`` 0: a free port.
 
         Args:
-            address: Of a Ray cluster that runs; "": the fleet starts one of its own.
-            tell: Gets the child's newest line about its start whenever that line changes, until the ``with`` block is entered.
+            address: The address of a running Ray cluster; "": the fleet starts a cluster of its own.
+            on_progress: Gets the child's newest line about its start whenever that line changes, until the ``with`` block is entered.
 
         Raises:
-            ConfigError: As ``serve-app up`` would refuse it.
+            ConfigError: ``serve-app up`` would refuse the configuration.
         """
         mapping = config if isinstance(config, Mapping) else mapping_in(read_text(config), config)
         self._mapping, settings = _own(mapping, port)
@@ -63,29 +63,29 @@ class FleetProcess:
         self._called = "the fleet" if isinstance(config, Mapping) else f"the fleet of {config}"
         self._drain_s = settings.timeouts.drain_s
         self._cluster, self._command = address, [*command, *(("--address", address) if address else ())]
-        self._tell = tell
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - nameless, so that nothing of it outlives this process
+        self._on_progress = on_progress
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - without a name, so that it cannot outlive this process
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int:
-        """Of the child, 0 when none runs."""
+        """The child's process id, 0 when none runs."""
         return self._process.pid if self._process is not None else 0
 
     def __enter__(self) -> Self:
-        """Start it, and wait until its URL says that it is ready; the child itself gives up what cannot start.
+        """Start the fleet, and wait until its URL reports ready. The child itself gives up a fleet that cannot start.
 
         Raises:
-            BatchError: The fleet did not start; the message holds its own reason.
+            BatchError: The fleet did not start; the message holds the child's own reason.
         """
         try:
             self.start()
-            runs_since, told = math.inf, ""
+            runs_since, reported = math.inf, ""
             while self.status() != 200:
                 has_ended = self._process is not None and self._process.poll() is not None
-                if (line := _progress(self._words())) != told:  # of a child that has ended, these are all of its words
-                    self._tell(line)
-                    told = line
+                if (line := _progress(self._words())) != reported:  # of a child that has ended, these are all of its words
+                    self._on_progress(line)
+                    reported = line
                 if has_ended:
                     self.refuse_end()
                 if runs_since == math.inf and self._cluster and f" at {self.url}\n" in self._words():
@@ -102,7 +102,7 @@ class FleetProcess:
 
     def start(self) -> None:
         """Start the child; return at once."""
-        # Forget what an earlier child has said. Children write where this file's position is: past its end there would be NUL bytes.
+        # Remove the output of an earlier child. Children write at this file's position: past the file's end there would be NUL bytes.
         self._log.seek(0)
         self._log.truncate()
         self._process = subprocess.Popen(
@@ -118,7 +118,7 @@ class FleetProcess:
             stdin.write(yaml.safe_dump(self._mapping).encode())
 
     def status(self, timeout_s: float = 2.0) -> int:
-        """Return the HTTP status of its readiness, 200 when it is ready; 0 when nothing answers within ``timeout_s``."""
+        """Return the HTTP status of the fleet's `/readyz`, 200 when it is ready; 0 when nothing answers within ``timeout_s``."""
         with contextlib.suppress(requests.RequestException):
             return requests.get(f"{self.url}/readyz", timeout=timeout_s).status_code
         return 0
@@ -127,18 +127,18 @@ class FleetProcess:
         self.stop()
 
     def refuse_end(self) -> None:
-        """Raise BatchError when the fleet has ended, with its last words."""
+        """Raise BatchError if the fleet has ended, with the last lines of its output."""
         if self._process is not None and (code := self._process.poll()) is not None:
-            hint = "mend what it says and run the same command: what was answered is kept"
+            hint = "fix the cause and run the same command: what was answered is kept"
             raise BatchError(f"{self._called} ended with status {code}: {self._last_words()}", hint)
 
     def stop(self, limit_s: float | None = None) -> None:
-        """End it as Ctrl-C would. A second Ctrl-C kills it, and so does a stop that takes longer than ``limit_s``.
+        """End the fleet as Ctrl-C would. A second Ctrl-C kills it, and so does a stop that takes longer than ``limit_s``.
 
         On a cluster that ran before, the child is first asked to cut its streams and to remove the application.
 
         Args:
-            limit_s: None: ``timeouts.drain_s`` of the configuration and two minutes.
+            limit_s: None: ``timeouts.drain_s`` of the configuration plus two minutes.
         """
         if self._process is None:
             return
@@ -160,7 +160,7 @@ class FleetProcess:
             self._process.wait(_END_LIMIT_S)
 
     def kill(self) -> None:
-        """End it without a drain. The reaper of its own Ray cluster ends the cluster's processes and removes the cluster's files.
+        """Kill the fleet without a drain. The reaper of its own Ray cluster ends the cluster's processes and removes the cluster's files.
 
         On a cluster that ran before, the application stays.
         """
@@ -170,35 +170,35 @@ class FleetProcess:
             self._process = None
 
     def _words(self) -> str:
-        """Return what the child has said so far. The child writes at the position of this file, which `pread` does not move."""
+        """Return the child's output so far. The child writes at the position of this file, which `pread` does not move."""
         fd = self._log.fileno()
         return os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
 
     def _last_words(self) -> str:
         lines = self._words().splitlines()
         begin = next((i for i, line in enumerate(lines) if line.startswith("error: ")), len(lines) - 1)
-        return " ".join(lines[max(begin, 0) :]).removeprefix("error: ") or "it said nothing"
+        return " ".join(lines[max(begin, 0) :]).removeprefix("error: ") or "it printed nothing"
 
 
 def _progress(words: str) -> str:
-    """Return the last line of ``serve-app up`` about its start; "" before the first one.
+    """Return the last line of ``serve-app up`` about its start; "" before the first line.
 
-    These lines are indented, and "ready after 20 s" ends them: an indented line after that is part of an example.
+    Lines about the start are indented. After "ready after 20 s" an indented line is part of an example.
     """
     lines = re.findall(r"^  (.+)\n", re.split(r"^ready after ", words, maxsplit=1, flags=re.MULTILINE)[0], re.MULTILINE)
     return lines[-1] if lines else ""
 
 
 def _own(mapping: Mapping[str, Any], port: int) -> tuple[dict[str, Any], Settings]:
-    """Return the configuration under a name of this process, with the port (0: a free one) and without pages, as a mapping and checked."""
+    """Return the configuration as a mapping and checked, under a name of this process, with ``port`` (0: a free port) and without pages."""
     settings = parse_settings(mapping)
     if not port:
         with socket.socket(socket.AF_INET6 if ":" in settings.ingress.host else socket.AF_INET) as sock:
-            sock.bind((settings.ingress.host, 0))  # of the kernel's ephemeral ports, which begin above Ray's
+            sock.bind((settings.ingress.host, 0))  # one of the kernel's ephemeral ports, which begin above Ray's
             port = sock.getsockname()[1]
     ingress = {**(mapping.get("ingress") or {}), "port": port}
     own = {**mapping, "name": f"batch-{os.getpid()}-{port}", "ingress": ingress}
-    own.pop("ui", None)  # nobody would look, and `make run` beside it may have the pages' port
+    own.pop("ui", None)  # no user would open the pages, and `make run` beside this fleet may have their port
     return own, parse_settings(own)
 
 
@@ -208,7 +208,7 @@ def _end_with(parent: int) -> Callable[[], None]:
     def ask_for_a_signal() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a script's background job ignores it, and `stop` needs it
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it ended before the request
+        if os.getppid() != parent:  # the parent ended before the request
             os._exit(1)
 
     return ask_for_a_signal

@@ -4,14 +4,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 STEADY_S = 60.0
-"""A fleet that was ready for so long has proved that it can start: failures from before count no more."""
+"""A fleet that was ready for so long has proved that it can start: earlier failures no longer count."""
 
 Action = Literal["wait", "restart", "end", "give up"]
 
 
 @dataclass(frozen=True)
 class Keep:
-    """Limits of a fleet that the worker processes of a machine share."""
+    """The limits of a fleet that the worker processes of a machine share."""
 
     stuck_s: float = 60.0
     """A fleet that was ready and whose URL then answers nothing for so long is killed and started again."""
@@ -19,7 +19,7 @@ class Keep:
     """A fleet that is not ready for so long is killed and started again, too. The time counts from its start, or from when it was last
     ready."""
     starts: int = 3
-    """Starts in a row that may fail; then the fleet is given up, and the elements that wait for it fail with the reason."""
+    """Starts in a row that may fail; then the fleet is given up, and the elements that wait for the fleet fail with the reason."""
     linger_s: float = 10.0
     """The fleet ends when no worker process has used it for so long."""
 
@@ -31,43 +31,43 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look at the fleet has found."""
+    """The result of one look at the fleet."""
 
     ended: str = ""
-    """Why its process has ended; empty while it runs."""
+    """Why the fleet's process has ended; empty while it runs."""
     answers: bool = True
-    """Whether its URL answers at all."""
+    """Whether the fleet's URL answers at all."""
     ready: bool = True
     has_users: bool = True
 
 
 @dataclass(slots=True)
 class FleetWatch:
-    """What is remembered of one fleet. Times are those of the caller's monotonic clock."""
+    """The memory of one fleet, and the decisions about it. Times are those of the caller's monotonic clock."""
 
     keep: Keep
     started_at: float
-    """Of the start in progress, or of the fleet that runs."""
+    """When the running fleet, or the start in progress, began."""
     used_at: float = field(init=False)
     answered_at: float = field(init=False)
     ready_at: float = field(init=False)
-    """When it was ready last; its start until then."""
+    """When the fleet was last ready; its start if it never was."""
     ready_since: float | None = None
     failures: int = 0
     why: str = ""
-    """Why it was started again, or given up, last."""
+    """Why the fleet was last started again, or given up."""
 
     def __post_init__(self) -> None:
         self.used_at = self.started_at
         self.started(self.started_at)
 
     def started(self, at: float) -> None:
-        """Take in that the fleet has been started again."""
+        """Note that the fleet has been started again."""
         self.started_at = self.answered_at = self.ready_at = at
         self.ready_since = None
 
     def handle(self, look: Look, *, now: float) -> Action:
-        """Take in a look; return what to do. After ``restart`` the caller starts the fleet and says so by `started`."""
+        """Note a look; return what to do. After ``restart`` the caller starts the fleet and then calls `started`."""
         self._note(look, now)
         if now - self.used_at > self.keep.linger_s:
             return "end"

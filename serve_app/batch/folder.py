@@ -1,7 +1,7 @@
 """`Folder` keeps the bytes of files, answers and journals in a folder of this machine. A file is there whole or not at all.
 
-Names are ids that this server has made, so no name that a client gives is ever part of a path. Several processes may share the folder: an
-ingress that replaces another one begins before that has ended.
+Names are ids that this server has made, so no name that a client gives is ever part of a path. Several processes may share the folder: a
+new ingress begins before the one that it replaces has ended.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from serve_app.batch.reserve import NO_ROOM, Reserve
 from serve_app.errors import ConfigError, StorageFailed, StorageFull
 
 LEFTOVER_S = 3600.0
-"""What is no file of the database and was not written to for so long belongs to a process that was killed."""
+"""A file that the database does not know and that was not written to for so long belongs to a killed process."""
 
 
 class Folder:
-    """``root`` is made with its parents.
+    """The folder ``root``, which is made with its parents.
 
     Raises:
-        ConfigError: It cannot be written to, or its file system has no locks.
+        ConfigError: The folder cannot be written to, or its file system has no locks.
     """
 
     def __init__(self, root: Path) -> None:
@@ -54,7 +54,7 @@ class Folder:
             raise ConfigError("ingress.batch.dir", problem, "name a folder on a file system that has flock") from exc
 
     def free_bytes(self) -> int:
-        """Return how much the folder's disk has room for, the reserve apart."""
+        """Return the free bytes of the folder's disk, without the reserve."""
         return shutil.disk_usage(self.root).free
 
     @property
@@ -66,22 +66,22 @@ class Folder:
         return self._work / f"{secrets.token_hex(8)}.part"
 
     def keep(self, part: Path, file_id: str) -> None:
-        """Make a whole part the file of that id, durably."""
+        """Make a complete part the file of that id, durably."""
         with part.open("rb") as file:
             os.fsync(file.fileno())
         put_in_place(part, self.path(file_id))
 
     def path(self, file_id: str) -> Path:
-        """Return where the file is. ``file_id`` is one of the database's."""
+        """Return where the file is. ``file_id`` comes from the database."""
         return self._files / file_id
 
     @contextmanager
     def on_disk(self, file_id: str) -> Iterator[Path]:
-        """Lend the file on this machine's disk. Opening it raises `FileNotFoundError` if it is not there."""
+        """Lend the path of the file. Opening it raises `FileNotFoundError` if there is no file."""
         yield self.path(file_id)
 
     def journal(self, batch_id: str, fence: int = 0) -> Path:
-        """Return where the batch's answers are kept by its runner with that fence; 0 where a lock stands in for fences."""
+        """Return where the runner with that fence keeps the batch's answers; the fence is 0 where a lock replaces fences."""
         return self._work / (f"{batch_id}.journal-{fence}" if fence else f"{batch_id}.journal")
 
     def remove(self, file_ids: Iterable[str]) -> None:
@@ -94,7 +94,7 @@ class Folder:
             journal.with_name(journal.name + suffix).unlink(missing_ok=True)
 
     def sweep(self, file_ids: Collection[str], open_batches: Collection[str]) -> None:
-        """Remove what processes that were killed have left: all but these files, and the journals of these batches."""
+        """Remove leftovers of killed processes: all but the given files, and the journals of the given batches."""
         oldest = time.time() - LEFTOVER_S
         for path in [*self._files.iterdir(), *self._work.iterdir()]:
             if path.name in file_ids or path.name.partition(".journal")[0] in open_batches:
@@ -104,9 +104,9 @@ class Folder:
                     path.unlink()
 
     def try_lock(self) -> int | None:
-        """Return a descriptor that holds the lock of whoever runs the batches of this folder; None while another process has it.
+        """Return a descriptor that holds the lock of the process that runs this folder's batches; None while another process has it.
 
-        The kernel gives the lock back when the descriptor is closed or its process has ended, whatever ended it.
+        The kernel frees the lock when the descriptor is closed, or its process ends for whatever reason.
         """
         descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -120,7 +120,7 @@ class Folder:
 
 
 def storage_error(exc: Exception) -> StorageFailed:
-    """Return what a client is told of an error of the disk or of SQLite."""
+    """Return the error for a client when the disk or SQLite failed."""
     if isinstance(exc, OSError) and exc.errno in NO_ROOM:
         return StorageFull(problem=os.strerror(exc.errno))
     if "disk is full" in str(exc):

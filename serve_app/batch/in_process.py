@@ -1,7 +1,7 @@
 """`InProcess` sends the requests of the ingress's own batches to the ingress's application, without a connection.
 
-A batch runs in a thread with an event loop of its own (worker.py), and the application in the ingress's. A request that is given up
-sees a disconnect, as from a client that has gone: vLLM then stops it in its engine.
+A batch runs in a thread with an event loop of its own (`worker.py`), and the application in the ingress's event loop. When a request is
+given up, the application sees a disconnect, as from a client that has gone: vLLM then stops the request in its engine.
 """
 
 import asyncio
@@ -17,17 +17,17 @@ from starlette.types import Message, Receive, Scope, Send
 logger = logging.getLogger(__name__)
 
 Application = Callable[[Scope, Receive, Send, str], Awaitable[None]]
-"""The application, past its door: it gets the owner of the batch in place of an API key."""
+"""The ingress's ASGI application behind its check of API keys: its fourth argument is the owner of the batch."""
 
 _GOODBYE_S = 5.0
-"""For the application to notice that its client has gone."""
+"""Longest time that the application may take to notice that its client has gone."""
 
 
 class InProcess(httpx.AsyncBaseTransport):
     """A transport to ``application``, which runs in ``loop``.
 
-    ``places`` bounds the requests of all batches together, ``own`` those of this transport, so that no batch queues more of them than
-    another; ``timeout_s`` is of one request, its wait for a place apart.
+    ``places`` bounds the requests of all batches together. ``own`` bounds the requests of this transport, so that no batch queues more of
+    them than another. ``timeout_s`` is the time limit of one request, without its wait for a place.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class InProcess(httpx.AsyncBaseTransport):
                 raise httpx.ReadTimeout("the ingress gave no answer", request=request) from exc
 
     async def _ask(self, path: str, body: bytes) -> httpx.Response:
-        """Runs in the application's event loop."""
+        """Run the application on one request. This runs in the application's event loop."""
         call = _AsgiCall(body)
         answering = asyncio.create_task(self._run(path, call), name=f"batch {path}")  # not awaited: see below
         try:
-            # A cancelled `wait` leaves the task alone. It ends by the disconnect: a cancelled task would leave vLLM's request running.
+            # A cancelled `wait` leaves the task alone. The disconnect ends the task: cancelling it would leave vLLM's request running.
             await asyncio.wait([answering])
         finally:
             if not answering.done():
@@ -91,7 +91,7 @@ async def _answer_of(asked: "Future[httpx.Response]", request: httpx.Request) ->
 
 
 class _AsgiCall:
-    """One request and its answer, in the words of ASGI."""
+    """One request and its answer, as ASGI messages."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body

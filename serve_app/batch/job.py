@@ -1,6 +1,6 @@
 """`BatchJob` runs one batch of the API: it checks the input, and a later run of it brings the batch to its end.
 
-Whatever ends the process, the next one's job goes on from the journal.
+Whatever ends the process, the job of the next process continues from the journal.
 """
 
 import asyncio
@@ -38,25 +38,25 @@ _LOOK_S = 1.0
 _PUBLISHED_LINES = 500
 """Most lines that are published at once, in one row of the shared database."""
 _PUBLISHED_CHARS = 4 << 20
-"""Most characters of those lines, unless one line is longer. They are held in memory some times over while they are published."""
+"""Most characters of those lines, unless one line is longer. Publishing holds several copies of the lines in memory."""
 _MAX_RUNNERS = 8
-"""Runners of one batch, each of which reads the whole input. From the eighth model on, by number of lines, models share the last runner."""
+"""Most runners of one batch, each of which reads the whole input. From the eighth model on, by number of lines, models share a runner."""
 T = TypeVar("T")
 
 LINES = counter("batch_lines")
 for _outcome in ("answered", "failed"):
-    LINES.labels(_outcome)  # alerts count it: Prometheus sees no increase in a series that begins with 1
+    LINES.labels(_outcome)  # for alerts: Prometheus sees no increase in a series that begins at 1
 
 _REST: dict[Status, tuple[Status, str, str]] = {
     "in_progress": ("expired", "batch_expired", "the completion window was over before this request was answered"),
     "cancelling": ("cancelled", "batch_cancelled", "the batch was cancelled before this request was answered"),
     "finalizing": ("completed", "batch_failed", "the request was lost"),
 }
-"""By the status in which it ends: the last status, and what the error file says of lines that have no answer."""
+"""By the status that the batch has at its end: its last status, and the error code and message of lines without an answer."""
 
 
 class BatchJob:
-    """``run`` it in an event loop that may wait for the disk."""
+    """A run of one batch. Call ``run`` in an event loop that may wait for the disk."""
 
     def __init__(
         self,
@@ -76,27 +76,27 @@ class BatchJob:
         """Lines answered and failed that `LINES` has counted."""
 
     async def run(self) -> None:
-        """Look whether the input can be asked, or else bring the batch to its end.
+        """Check the input of a new batch; bring a checked batch to its end.
 
         Raises:
-            BatchError, OSError, sqlite3.Error, StorageFailed: The storage failed, or the requests were cancelled; another run goes on.
+            BatchError, OSError, sqlite3.Error, StorageFailed: The storage failed, or the requests were cancelled; another run continues.
             LeaseLost: Another ingress runs the batch.
         """
         try:
-            await self._go_on()
+            await self._continue()
         except FileNotFoundError as exc:
             said = f"The input {self.batch.input_file_id} is lost; upload it again, and create another batch."
             await _in_thread(self._lose, LineError("input_lost", said), exc)
         except JournalBroken as exc:
             if (
                 self._claim.fence
-            ):  # a copy on this machine's disk is damaged; the next claim makes another one of what was published
+            ):  # only this machine's copy is damaged; the next claim makes another journal from the published lines
                 raise
             said = "The journal with the batch's answers is damaged; create another batch of the same input."
             await _in_thread(self._lose, LineError("journal_lost", said), exc)
 
     def _lose(self, error: LineError, cause: Exception) -> None:
-        """End the batch without its answers: no further run could do better."""
+        """End the batch without its answers, because no further run could get them."""
         logger.error("%s ends: %s", self.batch.id, cause)
 
         def end(batch: Batch) -> Batch:
@@ -105,7 +105,7 @@ class BatchJob:
         self._change(end)
         self._claim.forget_journal()
 
-    async def _go_on(self) -> None:
+    async def _continue(self) -> None:
         # Read again: another ingress may have ended the batch between the read of its record and the claim on it.
         self.batch = await _in_thread(self._storage.store.batch, self.batch.id, self.batch.owner)
         if not self.batch.is_open:
@@ -137,7 +137,7 @@ class BatchJob:
         self._move("validating", status, total=sum(by_model.values()), lines=by_model, errors=found.errors)
 
     def _move(self, expected: Status, status: Status, **changes: object) -> None:
-        """Move it on, unless somebody has cancelled it meanwhile."""
+        """Move the batch to ``status``, unless a client has cancelled it meanwhile."""
 
         def move(batch: Batch) -> Batch:
             return batch.moved(status, now=time.time(), **changes) if batch.status == expected else batch
@@ -148,15 +148,15 @@ class BatchJob:
         self.batch = self._storage.store.change(self.batch, change, files, guard=self._claim.check)
 
     async def _ask(self) -> None:
-        """Ask what the journal has no answer of, until all is answered, the window is over or somebody cancels.
+        """Ask for the lines that have no answer in the journal, until all are answered, the window is over or a client cancels.
 
-        Each model has a runner of its own: in one after the other, the last model's lines would begin when the window is nearly over, and a
-        model without a free replica would keep the others' lines waiting.
+        Each model has a runner of its own. If the models came one after the other, the last model's lines would begin when the window is
+        nearly over, and a model without a free replica would keep the others' lines waiting.
         """
         limits = Limits(concurrency=self._settings.concurrency, patience_s=float("inf"), timeout_s=REQUEST_TIMEOUT_S)
         with ExitStack() as held:
             path = await _in_thread(held.enter_context, self._storage.contents.on_disk(self.batch.input_file_id))
-            # Entered in the thread: so the journal is closed also when this job is cancelled meanwhile.
+            # Enter the journal in the thread, so that it is closed also when this job is cancelled meanwhile.
             journal = await _in_thread(lambda: held.enter_context(self._claim.open_journal()))
             async with httpx.AsyncClient(transport=self._transport(self.batch.owner), base_url="http://ingress") as http:
                 runners = [Runner(http, journal, limits, takes=takes) for takes in _by_model(self.batch.lines)]
@@ -181,19 +181,19 @@ class BatchJob:
             raise BatchError(f"the requests of {self.batch.id} were cancelled, and its window is not over", "it is tried again")
 
     async def _keep_up(self, progress: Sequence[Progress], journal: Journal) -> bool:
-        """Publish what was answered and tell the counts; return False while the storage is away, for which the requests do not wait."""
+        """Publish answers and store the counts; return False while the storage is away, for which the requests do not wait."""
         self._count(progress)
         try:
             while lines := journal.recorded(_PUBLISHED_LINES, max_chars=_PUBLISHED_CHARS):
                 await asyncio.to_thread(self._claim.publish, lines)
                 journal.forget_recorded(len(lines))
-            await self._tell(progress, journal.counts())
+            await self._store_counts(progress, journal.counts())
         except StorageAway:
             return False
         return True
 
-    async def _tell(self, progress: Sequence[Progress], counts: JournalCounts) -> None:
-        """Note the counts where clients see them, and see whether somebody has cancelled it."""
+    async def _store_counts(self, progress: Sequence[Progress], counts: JournalCounts) -> None:
+        """Store the counts where clients see them, and read whether a client has cancelled the batch."""
         ended = sum((one.ended for one in progress), Counter[str]())
         await asyncio.to_thread(self._change, lambda batch: batch.counted(counts.answered, counts.failed, ended))
 
@@ -204,7 +204,7 @@ class BatchJob:
         self._counted = answered, failed
 
     def _finish(self) -> None:
-        """Write what was answered and what was not, and move the batch to its last status, all in one."""
+        """Write the files of answers and of failures, and move the batch to its last status in one transaction."""
         if not self.batch.total:
             self._move("cancelling", "cancelled")
             return
@@ -222,7 +222,7 @@ class BatchJob:
             errors = self._write("errors", journal.results(failed=True)) if counts.failed else None
         self._change(
             lambda batch: batch.moved(
-                _REST[batch.status][0],  # somebody may have cancelled it meanwhile
+                _REST[batch.status][0],  # a client may have cancelled the batch meanwhile
                 now=time.time(),
                 completed=counts.answered,
                 failed=counts.failed,
@@ -234,15 +234,15 @@ class BatchJob:
         self._claim.forget_journal()
 
     def _write(self, kind: str, lines: Iterator[str]) -> File:
-        # The same id again after a crash, so that no file is left behind; another one for each fence, so that a runner that has lost its
-        # lease writes into no file of its successor. Who knows the batch's id may know its files'.
+        # After a crash the id is the same, so that no file is left behind. Each fence has another id, so that a runner that has lost its
+        # lease does not write into a file of its successor. A client that knows the batch's id may know its files' ids.
         name = f"{self.batch.id} {kind}" + (f" {self._claim.fence}" if self._claim.fence else "")
         file_id = f"file-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
         part = self._storage.scratch.part()
         try:
             num_bytes = write_lines(part, lines)
             self._storage.contents.keep(part, file_id)
-        except FileNotFoundError as exc:  # not the input: the scratch folder is gone
+        except FileNotFoundError as exc:  # the scratch folder is gone; the input is not lost
             raise StorageFailed from exc
         finally:
             part.unlink(missing_ok=True)
@@ -252,7 +252,7 @@ class BatchJob:
 
 
 def _by_model(lines: Mapping[str, int]) -> list[Callable[[Request], bool]]:
-    """Return for each runner which requests it takes; each request is one runner's, also one of a model that is not in ``lines``."""
+    """Return for each runner which requests it takes. Each request belongs to one runner, even if its model is not in ``lines``."""
     models = sorted(lines, key=lambda model: -lines[model])
     runner_of = {model: min(number, _MAX_RUNNERS - 1) for number, model in enumerate(models)}
 
@@ -263,14 +263,14 @@ def _by_model(lines: Mapping[str, int]) -> list[Callable[[Request], bool]]:
 
 
 async def _run_all(runners: Sequence[Runner], inputs: Sequence[Iterator[Request]]) -> None:
-    """Run them beside each other; the first error ends all of them."""
+    """Run the runners at the same time; the first error ends all of them."""
     # No TaskGroup: its groups of exceptions would hide which error ended the batch.
     tasks = [asyncio.create_task(runner.run(requests), name="runner") for runner, requests in zip(runners, inputs, strict=True)]
     try:
         await asyncio.gather(*tasks)
     finally:
         for task in tasks:
-            if not task.cancelling():  # a second time would cut short what it does at its end
+            if not task.cancelling():  # a second cancel would cut short the runner's clean-up
                 task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -281,7 +281,7 @@ def _requests(path: Path) -> Generator[Request, None, None]:
 
 
 async def _in_thread(call: Callable[..., T], *args: object) -> T:
-    """Call it in a thread. A job that is cancelled meanwhile ends after the call, because the claim has to outlive the call."""
+    """Run ``call`` in a thread. A job that is cancelled meanwhile ends after the call, because the claim has to outlive the call."""
     called = asyncio.create_task(asyncio.to_thread(call, *args))
     try:
         return await asyncio.shield(called)

@@ -1,7 +1,7 @@
 """`Journal` remembers through any crash what a batch has answered so far, in a SQLite file beside the output.
 
-A process holds the file's lock from its start to its end, whatever that is: the kernel takes it back. So two never write at once, and a
-process that was killed leaves nothing to wait for. The output is made of the journal at the end, in one piece.
+A process holds the file's lock until it ends, for whatever reason; then the kernel frees the lock. So two processes never write at once,
+and nothing waits for a killed process. The output is made from the journal at the end, in one piece.
 """
 
 import sqlite3
@@ -28,11 +28,11 @@ INSERT INTO runs (format) VALUES ({_FORMAT});
 
 _MAKE_ROOM = "make room and run the same command: what is in the journal is kept"
 
-Standing = Literal["new", "done", "twice"]
+LineState = Literal["new", "done", "twice"]
 
 
 class JournalLine(NamedTuple):
-    """A line that has its result, as one journal tells it to another one."""
+    """A line that has its result, as one journal hands it to another journal."""
 
     key: str
     digest: str
@@ -42,31 +42,32 @@ class JournalLine(NamedTuple):
 
 @dataclass(frozen=True)
 class JournalCounts:
-    """Lines of this run's input."""
+    """Numbers of lines of this run's input."""
 
     answered: int
     failed: int
 
 
 class Journal:
-    """One batch's journal, held by this process until it is closed. Nothing of it may be used by two threads at once."""
+    """One batch's journal, held by this process until it is closed. Two threads must not use it at once."""
 
     def __init__(self, path: Path, *, notes_recorded: bool = False) -> None:
         """Open or make the journal and lock it.
 
         Args:
-            notes_recorded: Let `recorded` tell what is recorded. The caller drops what it was told, because the keys are held in memory.
+            notes_recorded: Whether `recorded` returns recorded lines. The caller has to drop them by `forget_recorded`, because their keys
+                are held in memory.
 
         Raises:
-            JournalBroken: The file is no journal.
+            JournalBroken: The file is not a journal.
             BatchError: Another process holds the journal, or it cannot be written.
         """
         self.path = path
         self._num_seen = 0
         self._notes_recorded = notes_recorded
         self._recorded: list[str] = []
-        """Keys of lines whose result was recorded and which `forget_recorded` has not dropped. `recorded` drops the keys whose results a
-        failed statement or commit has undone."""
+        """Keys of lines whose result was recorded and which `forget_recorded` has not dropped. `recorded` drops a key whose result was
+        undone by a failed statement or commit."""
         try:
             self._db = sqlite3.connect(path, isolation_level=None, timeout=2.0, check_same_thread=False)
             try:
@@ -88,7 +89,7 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Keep what was noted, as far as there is room."""
+        """Commit, if the disk has room, and close."""
         try:
             self.commit()
         except BatchError:
@@ -98,15 +99,15 @@ class Journal:
             self.close()
 
     def close(self) -> None:
-        """Drop what was noted since the last commit."""
+        """Close the journal, and drop changes since the last commit."""
         self._db.close()
 
-    def see(self, key: str, digest: str, *, again: bool) -> Standing:
-        """Take in the next line of the input and return whether it has to be asked.
+    def see(self, key: str, digest: str, *, again: bool) -> LineState:
+        """Note the next line of the input and return whether it has to be asked.
 
         Args:
-            digest: Another one than before: the line was edited, and its old answer is dropped.
-            again: Ask those that failed before.
+            digest: If it differs from the earlier digest, the line was edited, and its old answer is dropped.
+            again: Whether lines that failed before are asked again.
         """
         found = self._do("SELECT digest, run, state FROM lines WHERE key = ?", key).fetchone()
         if found is not None and found[1] == self._run:
@@ -119,7 +120,7 @@ class Journal:
         return "new"
 
     def record(self, key: str, result: str, *, failed: bool) -> None:
-        """Note the line's one result, which the next commit keeps. A line that has one keeps it."""
+        """Note the line's result, which the next commit stores. A line that has a result keeps its first one."""
         change = "UPDATE lines SET state = ?, result = ? WHERE key = ? AND run = ? AND state = ?"
         changed = self._do(change, _FAILED if failed else _ANSWERED, result, key, self._run, _PENDING).rowcount
         if changed and self._notes_recorded:
@@ -128,18 +129,18 @@ class Journal:
     def recorded(self, limit: int, *, max_chars: int) -> list[JournalLine]:
         """Return lines that were recorded here and that `forget_recorded` has not dropped yet, the oldest first.
 
-        A line whose result was lost with a transaction that failed is left out.
+        A line whose result was lost with a failed transaction is left out.
 
         Args:
-            limit: Most lines.
-            max_chars: Most characters of their results together. A line that is longer comes alone.
+            limit: The most lines.
+            max_chars: The most characters of their results together. A line that is longer is returned alone.
         """
         lines: list[JournalLine] = []
         while len(lines) < min(limit, len(self._recorded)):
             sql = "SELECT key, digest, state = ?, result FROM lines WHERE key = ? AND state != ?"
             found = self._do(sql, _FAILED, self._recorded[len(lines)], _PENDING).fetchone()
             if found is None:
-                # SQLite undoes the whole transaction, and the result with it, when a statement or a commit finds no room.
+                # When a statement or a commit finds no room, SQLite undoes the whole transaction, and the result with it.
                 del self._recorded[len(lines)]
                 continue
             key, digest, failed, result = found
@@ -150,22 +151,22 @@ class Journal:
         return lines
 
     def forget_recorded(self, num: int) -> None:
-        """Let `recorded` leave out the first ``num`` lines from now on."""
+        """Drop the first ``num`` lines of `recorded`."""
         del self._recorded[:num]
 
     def restore(self, lines: Iterable[JournalLine]) -> None:
-        """Take in lines of an earlier journal of the same batch. Of two with one key the later one counts."""
+        """Add lines of an earlier journal of the same batch. Of two lines with one key the later one counts."""
         values = "INSERT OR REPLACE INTO lines VALUES (?, ?, 0, 0, ?, ?)"
         for line in lines:
             self._do(values, line.key, line.digest, _FAILED if line.failed else _ANSWERED, line.result)
 
     def commit(self) -> None:
-        """Keep what was noted through the end of this process, whatever ends it. A power cut may lose the last commits.
+        """Make the noted results outlive this process, whatever ends it. A power cut may lose the last commits.
 
         Raises:
             BatchError: The disk is full; nothing is half written.
         """
-        if not self._db.in_transaction:  # a statement has failed, and its error may have been told to another task
+        if not self._db.in_transaction:  # a statement has failed, and its error may have gone to another task
             raise BatchError(
                 f"{self.path} cannot be written: a write failed, and what was noted since the last commit is lost", _MAKE_ROOM
             )
@@ -173,7 +174,7 @@ class Journal:
         self._do("BEGIN")
 
     def counts(self) -> JournalCounts:
-        """Return how the lines of this run's input stand."""
+        """Return how many lines of this run's input are answered and failed."""
         found = dict(self._do("SELECT state, count(*) FROM lines WHERE run = ? GROUP BY state", self._run))
         return JournalCounts(found.get(_ANSWERED, 0), found.get(_FAILED, 0))
 
@@ -206,6 +207,6 @@ def _failed(path: Path, exc: sqlite3.Error) -> BatchError:
         return BatchError(f"{path} cannot be written: {said}", _MAKE_ROOM)
     if "locked" in said:
         return BatchError(f"another process is writing {path}", "let it finish or end it, or choose another --output")
-    if any(told in said for told in ("not a database", "no such column", "has no column", "malformed")):
+    if any(words in said for words in ("not a database", "no such column", "has no column", "malformed")):
         return JournalBroken(f"{path} is not the journal of a batch", "remove it, or choose another --output")
     return BatchError(f"{path} cannot be used: {said}", "choose a folder that can be written")

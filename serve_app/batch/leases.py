@@ -1,10 +1,10 @@
 """`BatchLeases` are claims of several ingresses on the batches of one database: they end by the database's clock, and each has a fence.
 
-An ingress renews its leases each second. When it has not done so for the length of a lease, because it was killed, hangs or has lost the
-database, any other ingress may take the batch over. The new lease has a larger fence, and whatever the old runner still sends is refused
-by its fence, in the transaction that would have kept it. So no clock but the database's has to be right.
+An ingress renews its leases each second. If it has not renewed a lease for the length of a lease, because it was killed, hangs or has lost
+the database, any other ingress may take the batch over. The new lease has a larger fence. Writes of the old runner are refused by their
+fence, in the transaction that would have stored them. So no clock but the database's has to be right.
 
-Answers are published to the database as they come, some hundred lines at a time; each runner has a journal of its own on its disk.
+Answers are published to the database as they arrive, some hundred lines at a time; each runner has a journal of its own on its disk.
 """
 
 import json
@@ -22,7 +22,7 @@ from serve_app.errors import LeaseLost
 logger = logging.getLogger(__name__)
 
 _READ_ROWS = 4
-"""Rows of answers that are read at a time: a row holds what one publication brought, up to some megabytes."""
+"""Rows of answers that are read at a time: a row holds the lines of one publication, up to some megabytes."""
 _UNTIL = "now() + ? * interval '1 second'"
 _TAKE = f"""
 INSERT INTO leases (batch, holder, fence, ends_at) VALUES (?, ?, 1, {_UNTIL})
@@ -32,19 +32,19 @@ WHERE leases.ends_at < now() RETURNING fence
 
 
 class BatchLeases:
-    """The leases of this process, which its random ``holder`` names. ``lease_s``: after so long without a renewal a lease ends."""
+    """The leases of this process, under a random name of the holder. A lease ends ``lease_s`` after its last renewal."""
 
     def __init__(self, database: Database, scratch: Folder, *, lease_s: float) -> None:
         self._db, self._scratch, self._lease_s = database, scratch, lease_s
         self._holder = secrets.token_hex(8)
 
     def renew(self, running: Collection[str]) -> Collection[str]:
-        """Return the batches whose leases hold. A lease whose time is over is renewed, too, if no other ingress has taken it."""
+        """Renew leases; return the batches whose leases hold. A lease whose time is over is renewed, too, if no other ingress took it."""
         if not running:
             return running
 
         def renew(db: Transaction) -> Collection[str]:
-            # Not all of this holder: a lease whose `close` did not reach the database would be renewed for ever, and its batch stand still.
+            # Renew only running batches: a lease whose `close` did not reach the database would live for ever, and its batch stand still.
             sql = f"UPDATE leases SET ends_at = {_UNTIL} WHERE holder = ? AND batch = ANY(?) RETURNING batch"
             return {batch for (batch,) in db.execute(sql, (self._lease_s, self._holder, list(running)))}
 
@@ -64,14 +64,14 @@ class BatchLeases:
 
     def clean(self) -> None:
         def clean(db: Transaction) -> None:
-            db.lock("files")  # no batch is added meanwhile
+            db.lock("files")  # no batch is added while this lock is held
             for table in ("answers", "leases"):
                 db.execute(f"DELETE FROM {table} WHERE batch NOT IN (SELECT id FROM batches WHERE status IN ({OPEN_SQL}))", ())
 
         self._db.change(clean)
 
     def close(self) -> None:
-        """Nothing: each lease is given back by its own `close`, or ends by itself."""
+        """Do nothing: each lease is given back by its own `close`, or ends by itself."""
 
 
 class BatchLease:
@@ -88,7 +88,7 @@ class BatchLease:
         Call it after `db.lock(batch)`, so that no new lease begins before this transaction ends.
         """
         if db.execute("SELECT 1 FROM leases WHERE batch = ? AND fence = ?", (self._batch_id, self.fence)).fetchone() is None:
-            raise LeaseLost(f"the lease on {self._batch_id} is over", "another ingress goes on with it")
+            raise LeaseLost(f"the lease on {self._batch_id} is over", "another ingress continues the batch")
 
     def open_journal(self) -> Journal:
         journal = Journal(self._scratch.journal(self._batch_id, self.fence), notes_recorded=True)
@@ -122,7 +122,7 @@ class BatchLease:
         self._db.change(forget)
 
     def close(self) -> None:
-        """Let another ingress take the batch over at once. The fence stays, so that the next one is larger."""
+        """Let another ingress take the batch over at once. The fence stays in the database, so that the next fence is larger."""
         self._scratch.remove_journal(self._batch_id, self.fence)
 
         def end(db: Transaction) -> None:

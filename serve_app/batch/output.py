@@ -7,13 +7,13 @@ from pathlib import Path
 
 
 def output_line(key: str, custom_id: str, response: object, error: object) -> str:
-    """Return the line. One of ``response`` and ``error`` may be None."""
+    """Return the line. Either ``response`` or ``error`` may be None."""
     line = {"id": f"batch_req_{key}", "custom_id": custom_id, "response": response, "error": error}
     return json.dumps(line)  # ASCII: an answer may hold half a surrogate pair, which has no UTF-8
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> int:
-    """Write the file in one piece, durably: it is either the one of before or whole. Return its bytes."""
+    """Write the file in one piece, durably; return its size in bytes. At each moment there is the old file or the whole new one."""
     part = path.with_name(path.name + ".part")
     try:
         with part.open("w", encoding="utf-8") as file:
@@ -24,13 +24,13 @@ def write_lines(path: Path, lines: Iterable[str]) -> int:
             num_bytes = file.tell()
         put_in_place(part, path)
     except BaseException:
-        part.unlink(missing_ok=True)  # what was written would keep a full disk full
+        part.unlink(missing_ok=True)  # a full disk must not stay full of it
         raise
     return num_bytes
 
 
 def put_in_place(part: Path, path: Path) -> None:
-    """Let a part that is on the disk take the place of ``path``, durably: without the folder's fsync, a power cut may undo it."""
+    """Rename a part that is on the disk to ``path``, durably: without the folder's fsync, a power cut may undo the renaming."""
     part.replace(path)
     descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:

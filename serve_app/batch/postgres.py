@@ -1,6 +1,6 @@
 """`PostgresDatabase` has the records of several ingresses' files and batches. Needs the extra `serve-app[shared-batches]`.
 
-Nothing is asked of the database before the first call, so an ingress starts and serves chats while the database is away.
+Nothing is sent to the database before the first call, so an ingress starts and serves chats while the database is away.
 """
 
 import logging
@@ -50,18 +50,18 @@ _STATEMENT_S = 10
 _CONNECTION: dict[str, Any] = {
     "connect_timeout": 3,
     "application_name": "serve-app batches",
-    # A server that vanished without a word is noticed within about 10 s, waiting for its answer included.
+    # A server that vanished silently is noticed within about 10 s, also while this client waits for its answer.
     "keepalives_idle": 5,
     "keepalives_interval": 2,
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,  # ms
-    "prepare_threshold": None,  # a pooler between, such as PgBouncer, may give each transaction another server process
+    "prepare_threshold": None,  # a pooler in between, such as PgBouncer, may give each transaction another server process
 }
 _RETRY_AFTER_S = 5.0
 
 
 class PostgresDatabase:
-    """The database at ``url``, or at the URL and with the password that libpq's variables complete (`PGPASSWORD`, `PGPASSFILE`, ...)."""
+    """The database at ``url``. libpq's variables (`PGPASSWORD`, `PGPASSFILE`, ...) complete the URL and the password."""
 
     def __init__(self, url: str) -> None:
         self._pool = ConnectionPool(
@@ -70,8 +70,8 @@ class PostgresDatabase:
             min_size=0,
             max_size=_NUM_CONNECTIONS,
             timeout=_WAIT_S,
-            # One try to connect for each call that finds no connection. With more the pool would pause ever longer between tries, and
-            # would not notice for that long that the server is back.
+            # One try to connect for each call that finds no connection. With more tries the pool would pause ever longer between them, and
+            # would notice that late that the server is back.
             reconnect_timeout=0.1,
             check=ConnectionPool.check_connection,
             configure=_configure,
@@ -81,7 +81,7 @@ class PostgresDatabase:
         self._url = url
         self._is_prepared = self._is_away = False
         self._is_read_only = False
-        """The server is away because it took no writes. It may go on to answer reads."""
+        """Whether the server counts as away because it took no writes. It may still answer reads."""
 
     def read(self, sql: str, *values: object) -> list[Any]:
         with self._connection() as db:
@@ -92,7 +92,7 @@ class PostgresDatabase:
             return change(_PostgresTransaction(db))
 
     def identity(self) -> str:
-        """Return what no other database has: the first ingress has drawn it."""
+        """Return the database's unique identity, which the first ingress drew at random."""
         return str(self.read("SELECT id FROM serve_app_identity")[0][0])
 
     def close(self) -> None:
@@ -100,22 +100,22 @@ class PostgresDatabase:
 
     @contextmanager
     def _connection(self, *, writes: bool = False) -> "Iterator[psycopg.Connection[Any]]":
-        """Lend a connection with a transaction, which is kept at the end, or undone by an exception.
+        """Lend a connection with a transaction, which is committed at the end, or undone by an exception.
 
         Raises:
-            StorageAway: In place of psycopg's errors of connections, of time limits, and of a server that is full or takes no writes.
-            StorageFailed: In place of its other errors.
+            StorageAway: There is no connection, a time limit was reached, or the server is full or takes no writes.
+            StorageFailed: psycopg raised another error.
         """
         try:
             if self._is_away and not self._is_read_only:
-                # A refusal is told at once; the pool would wait for its own time limit.
+                # This call fails at once if the server refuses; the pool would wait for its own time limit.
                 psycopg.connect(self._url, **_CONNECTION).close()
             if not self._is_prepared:
                 self._prepare()
             with self._pool.connection() as db:
                 yield db
         except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.ReadOnlySqlTransaction) as exc:
-            # A server takes no writes for a moment when another one takes over.
+            # A server takes no writes for a moment when another server takes over.
             if not self._is_away:
                 logger.warning("the database of batches does not answer: %s", masked(str(exc)))
             self._is_away = True
@@ -129,7 +129,7 @@ class PostgresDatabase:
             self._is_away = self._is_read_only = False
 
     def _prepare(self) -> None:
-        """Make the tables; several threads and processes may come at the same time."""
+        """Make the tables. Several threads and processes may do so at the same time."""
         with self._pool.connection() as db:
             _PostgresTransaction(db).lock("schema")
             db.execute(_SCHEMA.format(format=_FORMAT).encode())
@@ -157,5 +157,5 @@ def _configure(db: "psycopg.Connection[Any]") -> None:
 
 
 def _postgres(sql: str) -> bytes:
-    """Return the statement with the placeholders of psycopg. As bytes, because its type of texts takes only literals."""
+    """Return the statement with psycopg's placeholders, as bytes, because psycopg's type for texts takes only literals."""
     return sql.replace("?", "%s").encode()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ray.data import Dataset
 
 COLUMNS = ("answer", "response", "error")
-"""What `predict` adds: the answer's text, the service's whole body as JSON, and the reason why there is neither."""
+"""The columns that `predict` adds: the answer's text, the service's whole body as JSON, and the reason why there is neither."""
 
 
 def predict(
@@ -31,23 +31,23 @@ def predict(
     batch_size: int = 64,
     num_actors: int = 1,
 ) -> "Dataset":
-    """Return the dataset with three more columns. It is lazy, as Ray's datasets are; a task that Ray repeats asks again.
+    """Return the dataset with three more columns. The result is lazy, as Ray's datasets are; a task that Ray repeats asks again.
 
-    A row that the service refuses, or fails ``limits.tries`` times, has its reason as ``error``; of other rows it is null.
+    A row that the service refuses, or fails ``limits.tries`` times, has the reason in the column ``error``; other rows have null there.
 
     Args:
-        model: Empty: the one that the service has.
-        column: Holds texts, or lists of messages.
-        chat: A text is a user's message of a chat, after ``system``; else text to go on with.
+        model: The model's name; empty: the service's only model.
+        column: The column with texts, or lists of messages.
+        chat: Whether a text is a user's message of a chat, after ``system``; if not, the model continues the text.
         parameters: Fields of each request, such as ``max_tokens``.
-        limits: Of each actor; None: `Limits()`.
-        api_key: Is called in the actors. Default: their ``$SERVE_APP_API_KEY``.
-        batch_size: Rows; an actor has four batches under way.
-        num_actors: Each is a process with a client of its own.
+        limits: The limits of each actor; None: `Limits()`.
+        api_key: A function, called in the actors, that returns the key. Default: the actors' ``$SERVE_APP_API_KEY``.
+        batch_size: Rows of a batch; an actor has four batches under way.
+        num_actors: The number of actors. Each is a process with a client of its own.
 
     Raises:
-        BatchError: When the dataset is computed: the service has answered nothing for ``limits.patience_s``, the column is missing, or one
-            of the three is there already.
+        BatchError: Raised when the dataset is computed: the service has answered nothing for ``limits.patience_s``, the column is missing,
+            or one of the three new columns is there already.
     """
     defaults = Defaults(model, chat, system, parameters=dict(parameters or {}))
     return dataset.map_batches(
@@ -66,7 +66,7 @@ def predict(
 
 
 class _Asker:
-    """In an actor of Ray Data, which calls it for several batches at once, all in one event loop."""
+    """An actor of Ray Data, which calls it for several batches at once, all in one event loop."""
 
     def __init__(self, url: str, defaults: Defaults, column: str, limits: Limits, api_key: Callable[[], str]) -> None:
         key = api_key()
@@ -107,9 +107,9 @@ def _with_outcomes(batch: "pa.Table", outcomes: list[Reply | Failure]) -> "pa.Ta
 
 
 def _values(outcome: Reply | Failure) -> tuple[str | None, str | None, str | None]:
-    """Return the answer's text, its body, and the reason of a failure; text is null where the answer has none, as an embedding.
+    """Return the answer's text, its body, and the reason of a failure; the text is None if the answer has none, as an embedding has none.
 
-    Half a surrogate pair has no UTF-8, which Arrow's texts need: it becomes `?`. The body keeps it, as an escape of JSON.
+    Half a surrogate pair has no UTF-8, which Arrow's texts need: in the text it becomes `?`. The body keeps it, as an escape of JSON.
     """
     if isinstance(outcome, Failure):
         return None, None, _utf8(f"{outcome.code}: {outcome.message}")

@@ -4,7 +4,7 @@ validating -> in_progress -> finalizing -> completed
      |             |-> expired                            the window is over
      |-> failed                                           the input is wrong
 in_progress, finalizing -> failed                         the input or the journal is lost
-each of the first three -> cancelling -> cancelled
+validating, in_progress, finalizing -> cancelling -> cancelled
 """
 
 import re
@@ -25,20 +25,19 @@ _NEXT: dict[Status, frozenset[Status]] = {
 }
 STATUSES: tuple[Status, ...] = get_args(Status)
 OPEN: tuple[Status, ...] = tuple(_NEXT)
-"""Of a batch that has not ended."""
+"""The statuses of a batch that has not ended."""
 
 _TIMES = tuple(f"{status}_at" for status in STATUSES if status != "validating")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MAX_PAIRS, _MAX_KEY_CHARS, _MAX_VALUE_CHARS = 16, 64, 512
 
-
 PURPOSES = ("batch", "batch_output")
-"""Of files: the input of a batch, or what it has written."""
+"""The purposes of files: the input of a batch, or its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """``owner`` names the API key, "" where none is asked for. ``purpose`` is one of `PURPOSES`."""
+    """A stored file. ``owner`` names the API key, "" where the ingress asks for no key. ``purpose`` is one of `PURPOSES`."""
 
     id: str
     owner: str
@@ -63,7 +62,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class LineError:
-    """Why an input is refused, or a batch cannot go on. ``line`` counts from 1; None: the file as a whole is meant."""
+    """Why an input is refused, or a batch cannot continue. ``line`` counts from 1; None means the file as a whole."""
 
     code: str
     message: str
@@ -73,9 +72,10 @@ class LineError:
 
 @dataclass(frozen=True)
 class Batch:
-    """``times`` is when it came into each status after the first; ``keep_output_s`` how long its answers are kept.
+    """One batch.
 
-    Of an ended batch, ``output_file_id`` names the answers and ``error_file_id`` the failures, where there are any.
+    ``times`` holds when the batch entered each status after the first. ``keep_output_s`` says how long its answers are kept. After the
+    batch's end, ``output_file_id`` names the file of answers and ``error_file_id`` the file of failures, if there are any.
     """
 
     id: str
@@ -92,9 +92,9 @@ class Batch:
     errors: tuple[LineError, ...] = ()
     total: int = 0
     lines: Mapping[str, int] = field(default_factory=dict)
-    """Model -> lines of the input that ask for it; empty while the batch is validating."""
+    """Model -> number of the input's lines that ask for it; empty while the batch is validating."""
     ended: Mapping[str, int] = field(default_factory=dict)
-    """Model -> lines that are answered or failed. Together fewer than ``completed`` and ``failed`` where an older ingress ran a part."""
+    """Model -> number of answered or failed lines. Their sum is below ``completed`` + ``failed`` if an older ingress ran a part."""
     completed: int = 0
     failed: int = 0
     output_file_id: str | None = None
@@ -105,17 +105,17 @@ class Batch:
         return self.status in OPEN
 
     def moved(self, status: Status, *, now: float, **changes: Any) -> Self:
-        """Return it in another status.
+        """Return the batch in another status.
 
         Raises:
-            ValueError: No batch goes from its status to that one.
+            ValueError: A batch cannot go from its status to that status.
         """
         if status not in _NEXT.get(self.status, ()):
             raise ValueError(f"a batch that is {self.status} does not become {status}")
         return replace(self, status=status, times={**self.times, f"{status}_at": int(now)}, **changes)
 
     def counted(self, completed: int, failed: int, ended: Mapping[str, int]) -> Self:
-        """Return it with the larger counts: after a crash lines are counted anew, and what was told is never taken back."""
+        """Return the batch with the larger counts: after a crash lines are counted anew, but a reported count never goes down."""
         return replace(
             self,
             completed=max(self.completed, completed),
@@ -154,7 +154,7 @@ def seconds_of(window: object, *, limit_s: float) -> int:
     """Return the seconds of a `completion_window` such as 24h, 90m, 7d or 600s.
 
     Raises:
-        BadRequest: The window is no such time, or longer than ``limit_s``.
+        BadRequest: The window has another form, or is longer than ``limit_s``.
     """
     found = re.fullmatch(r"([1-9][0-9]{0,6})([smhd])", window) if isinstance(window, str) else None
     if found is None:
@@ -169,17 +169,17 @@ def checked_metadata(metadata: object) -> dict[str, str] | None:
     """Return the metadata as it is.
 
     Raises:
-        BadRequest: The metadata is no mapping of short texts.
+        BadRequest: The metadata is not a mapping of short texts.
     """
     if metadata is None:
         return None
     limits = f"give up to {_MAX_PAIRS} texts of {_MAX_VALUE_CHARS} characters, under keys of {_MAX_KEY_CHARS}"
     if not isinstance(metadata, dict) or len(metadata) > _MAX_PAIRS:
-        raise BadRequest(param="metadata", problem=f"is no mapping, or too large; {limits}")
+        raise BadRequest(param="metadata", problem=f"is not a mapping, or too large; {limits}")
     for key, value in metadata.items():
-        told = f"{key}{value}".encode("utf-8", "ignore").decode()
-        if not isinstance(value, str) or len(value) > _MAX_VALUE_CHARS or len(key) > _MAX_KEY_CHARS or told != f"{key}{value}":
-            raise BadRequest(param=f"metadata.{key[:_MAX_KEY_CHARS]}", problem=f"is no text of Unicode, or too long; {limits}")
+        clean = f"{key}{value}".encode("utf-8", "ignore").decode()
+        if not isinstance(value, str) or len(value) > _MAX_VALUE_CHARS or len(key) > _MAX_KEY_CHARS or clean != f"{key}{value}":
+            raise BadRequest(param=f"metadata.{key[:_MAX_KEY_CHARS]}", problem=f"is not a Unicode text, or too long; {limits}")
     return metadata
 
 
@@ -187,7 +187,7 @@ def kept_for_s(expiry: object, *, param: str, limit_s: float) -> int:
     """Return for how many seconds a file is kept, by OpenAI's `expires_after`; None asks for the longest time.
 
     Raises:
-        BadRequest: ``expiry`` is no `expires_after`, or its seconds are out of range.
+        BadRequest: ``expiry`` is not an `expires_after`, or its seconds are out of range.
     """
     if expiry is None:
         return int(limit_s)

@@ -9,18 +9,18 @@ from typing import Any
 from serve_app.batch.rows import InputRow
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-"""What a line in the form of OpenAI's Batch API may name as its `url`."""
+"""The values of `url` that a line in the form of OpenAI's Batch API may have."""
 MAX_ID_CHARS = 512
 _IDS = ("custom_id", "id")
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a row gets that does not say otherwise. ``parameters`` are fields of the body."""
+    """The defaults of rows, which a row's own values override. ``parameters`` are fields of the body."""
 
     model: str
     chat: bool = True
-    """A prompt is the user's message of a chat."""
+    """Whether a prompt is the user's message of a chat."""
     system: str = ""
     prompt_field: str = "prompt"
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -28,9 +28,10 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One line of the output. ``body`` None: the row is bad, and ``problem`` says why. ``model`` is "" where the row names none.
+    """The request of one row, which becomes one line of the output.
 
-    Requests with the same ``key`` and ``digest`` are the same; the key is the row's own id, else ``line-<number>``.
+    If ``body`` is None, the row is bad, and ``problem`` says why. ``model`` is "" if the row names no model. Requests with the same ``key``
+    and ``digest`` are the same; the key is the row's own id, or else ``line-<number>``.
     """
 
     key: str
@@ -42,11 +43,11 @@ class Request:
 
 
 class _WrongRow(Exception):
-    """Its text is the problem."""
+    """A row is bad; the exception's text is the problem."""
 
 
 def request_of(row: InputRow, defaults: Defaults) -> Request:
-    """Return the row's request; never raises for what is in the row."""
+    """Return the row's request; a bad row is no exception, but a request with a problem."""
     key = f"line-{row.number}"
     try:
         if row.value is None:
@@ -71,7 +72,7 @@ def request_of_example(number: int, example: object, defaults: Defaults) -> Requ
         messages = [asdict(m) if is_dataclass(m) and not isinstance(m, type) else m for m in example]
         return request_of(InputRow(number, {"messages": messages}), defaults)
     kind = type(example).__name__
-    return request_of(InputRow(number, None, f"is of the type {kind}, no text, mapping or list of messages"), defaults)
+    return request_of(InputRow(number, None, f"is of the type {kind}, not a text, mapping or list of messages"), defaults)
 
 
 def _json(body: dict[str, Any]) -> bytes:
@@ -85,7 +86,7 @@ def _own_id(value: dict[str, Any]) -> str:
     for name in _IDS:
         if (own := value.pop(name, None)) is not None:
             if not isinstance(own, str | int) or len(str(own)) > MAX_ID_CHARS:
-                raise _WrongRow(f"has a {name} that is no text of at most {MAX_ID_CHARS} characters")
+                raise _WrongRow(f"has a {name} that is not a text of at most {MAX_ID_CHARS} characters")
             if any("\ud800" <= character <= "\udfff" for character in str(own)):
                 raise _WrongRow(f"has a {name} with half a surrogate pair, which has no UTF-8")
             return str(own)
@@ -99,7 +100,7 @@ def _of_openai(value: dict[str, Any], defaults: Defaults) -> tuple[str, dict[str
     if value.get("method", "POST") != "POST":
         raise _WrongRow(f"has the method {value['method']!r}, not POST")
     if not isinstance(body, dict):
-        raise _WrongRow("has a body that is no object")
+        raise _WrongRow("has a body that is not an object")
     return path, {"model": defaults.model, **body}
 
 

@@ -1,6 +1,6 @@
 """`Reserve` keeps room on a folder's disk for deletions, cancellations and the start of an ingress.
 
-Each of them changes or opens the database, for which a full disk has no room.
+Each of these changes or opens the database, for which a full disk has no room.
 """
 
 import errno
@@ -10,20 +10,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Of an OSError of a write for which the disk, the user's quota or the largest size of a file has no room."""
+"""Numbers of an OSError of a write for which the disk, the user's quota or the largest size of a file has no room."""
 _RESERVE_BYTES = 1 << 20
 
 
 class Reserve:
-    """``path`` is the file that takes the room, and ``part`` names a new file of the same disk."""
+    """The reserve of one folder. ``path`` is the file that takes the room, and ``part`` names a new file of the same disk."""
 
     def __init__(self, path: Path, part: Callable[[], Path]) -> None:
         self._path, self._part = path, part
 
     def keep(self) -> None:
-        """Take the room that `free` may give back, unless it is taken or the disk has little more room than that.
+        """Take the room that `free` may give back, unless the reserve exists or the disk has little more room than the reserve.
 
-        Deletions and cancellations are given the reserve's room when the disk is full. It must not be taken from under them.
+        On a full disk, deletions and cancellations use the room that `free` has given back. `keep` must not take it away from them.
         """
         if self._path.exists() or shutil.disk_usage(self._path.parent).free < 2 * _RESERVE_BYTES:
             return

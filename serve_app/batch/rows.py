@@ -10,37 +10,38 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from serve_app.batch.urls import open_url, told, without_query
+from serve_app.batch.urls import open_url, shown, without_query
 from serve_app.errors import BatchError
 
 MAX_ROW_BYTES = 16 << 20
-"""Of one line; the service refuses bodies above `ingress.max_body_bytes`, 10 MiB by default."""
+"""Most bytes of one line; the service refuses bodies above `ingress.max_body_bytes`, 10 MiB by default."""
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".txt": "text", ".parquet": "parquet"}
 _MORE: Any = object()
-"""The key of a CSV record's values behind its last column. No column may have it as its name."""
+"""The key of a CSV record's values behind its last column. An object, so that no column has this name."""
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
 @dataclass(frozen=True, slots=True)
 class InputRow:
-    """``number`` counts from 1: of JSONL and text the line, of CSV the line on which the record ends, of Parquet the row.
+    """One row of an input.
 
-    ``value`` is a prompt or a mapping; with a ``problem`` there is none.
+    ``number`` counts from 1: the line in JSONL and text, the line on which the record ends in CSV, the row in Parquet. ``value`` is a
+    prompt or a mapping, or None if there is a ``problem``.
     """
 
     number: int
     value: str | dict[str, Any] | None
     problem: str = ""
     is_refused: bool = False
-    """Nobody has parsed the line: it is too long, or `ProblemOfLine` refuses it."""
+    """Whether the line was refused unparsed: it is too long, or `ProblemOfLine` refuses it."""
 
 
 ProblemOfLine = Callable[[bytes], str]
-"""Returns why a line is refused before it is parsed, as ``has 20 bytes, limit 10``; "" if it is not."""
+"""A function that returns why a line is refused before it is parsed, such as ``has 20 bytes, limit 10``; "" if it is not refused."""
 
 
 def any_line(line: bytes) -> str:
-    """Refuse none."""
+    """Refuse no line."""
     return ""
 
 
@@ -48,10 +49,10 @@ def checked_format(form: str) -> str:
     """Return the format.
 
     Raises:
-        BatchError: There is no such one.
+        BatchError: There is no such format.
     """
     if form not in FORMATS.values():
-        raise BatchError(f"--format is {form!r}", f"say one of {', '.join(sorted(set(FORMATS.values())))}")
+        raise BatchError(f"--format is {form!r}", f"give one of {', '.join(sorted(set(FORMATS.values())))}")
     return form
 
 
@@ -59,13 +60,14 @@ def format_of(name: str) -> str:
     """Return the input's format by its name.
 
     Raises:
-        BatchError: The name tells none.
+        BatchError: The name has no suffix of a known format.
     """
     stem = Path(without_query(name).rpartition("/")[2])
     suffixes = [suffix for suffix in stem.suffixes if suffix not in _COMPRESSED]
     if not suffixes or suffixes[-1].lower() not in FORMATS:
         raise BatchError(
-            f"{told(name)}: its name does not tell the format", f"say --format, one of {', '.join(sorted(set(FORMATS.values())))}"
+            f"{shown(name)}: its name does not show the format",
+            f"give --format, one of {', '.join(sorted(set(FORMATS.values())))}",
         )
     return FORMATS[suffixes[-1].lower()]
 
@@ -74,7 +76,7 @@ def open_input(name: str) -> BinaryIO:
     """Open a local path or a URL, compressed or not.
 
     Raises:
-        BatchError: It cannot be opened.
+        BatchError: The input cannot be opened.
     """
     try:
         return open_url(name) if "://" in name or name.endswith(_COMPRESSED) else Path(name).open("rb")
@@ -83,14 +85,14 @@ def open_input(name: str) -> BinaryIO:
 
 
 def rows(file: BinaryIO, form: str, *, name: str = "the input", problem_of_line: ProblemOfLine = any_line) -> Iterator[InputRow]:
-    """Yield the rows; of text and JSONL, empty lines are none.
+    """Yield the rows. Empty lines of text and JSONL are skipped.
 
     Args:
-        name: What an error calls the file.
-        problem_of_line: Is asked of each line of text and JSONL.
+        name: The file's name in errors.
+        problem_of_line: Called with each line of text and JSONL.
 
     Raises:
-        BatchError: What is wrong with it concerns more than a row.
+        BatchError: The file as a whole cannot be read.
     """
     try:
         match form:
@@ -101,10 +103,10 @@ def rows(file: BinaryIO, form: str, *, name: str = "the input", problem_of_line:
             case _:
                 yield from _lines(file, problem_of_line, is_json=form == "jsonl")
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as exc:
-        if isinstance(exc, OSError) and exc.errno is not None:  # of the disk; the errors of gzip and bz2 have no number
+        if isinstance(exc, OSError) and exc.errno is not None:  # an error of the disk; errors of gzip and bz2 have no number
             raise
         raise BatchError(
-            f"{told(name)} cannot be decompressed: {exc}", "get or compress it again, or correct its suffix"
+            f"{shown(name)} cannot be decompressed: {exc}", "get or compress it again, or correct its suffix"
         ) from exc
 
 
@@ -176,4 +178,4 @@ def _parquet_rows(file: BinaryIO) -> Iterator[InputRow]:
         for number, value in enumerate(values, 1):
             yield InputRow(number, {name: held for name, held in value.items() if held is not None})
     except ArrowException as exc:
-        raise BatchError(f"not readable as Parquet: {exc}", "check the file, or say --format") from exc
+        raise BatchError(f"not readable as Parquet: {exc}", "check the file, or give --format") from exc

@@ -16,27 +16,27 @@ from serve_app.batch.requests import Request
 from serve_app.errors import BatchError, ServiceAway
 
 _COMMIT_S = 0.005
-"""Least time between two commits. A crash costs the answers since the last one; a commit costs some 50 us, as it waits for no disk."""
+"""Shortest time between two commits. A crash loses the answers since the last commit; a commit takes about 50 us: it waits for no disk."""
 _LOOK_S = 0.2
-"""How old the trouble may be that is told while nothing is answered."""
+"""How old the reported trouble may be while nothing is answered."""
 _YIELD_LINES = 20
-"""Lines that need no answer are taken without a wait; after so many the other tasks run once. A line may have a megabyte."""
+"""Lines that need no answer are taken without a wait; after so many lines the other tasks run once. A line may have a megabyte."""
 
 
 @dataclass
 class Progress:
-    """Lines and tokens of this process; lines that an earlier one answered are ``kept``."""
+    """Lines and tokens of this process; ``kept`` counts lines that an earlier process answered."""
 
     kept: int = 0
     answered: int = 0
     failed: int = 0
     tokens: int = 0
     ended: Counter[str] = field(default_factory=Counter)
-    """Model -> lines that have their result, those of earlier processes included."""
+    """Model -> number of lines that have their result, including results of earlier processes."""
     window: float = 0.0
-    """Requests at once that the service takes, as far as it has shown."""
+    """Number of requests at once that the service takes, as measured so far."""
     trouble: str = ""
-    """Why the service answers nothing now; empty while it does."""
+    """Why the service answers nothing now; empty while it answers."""
     began_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -45,7 +45,7 @@ class Progress:
 
 
 class Runner:
-    """One run over one input, or over those of its lines that ``takes`` picks."""
+    """One run over one input, or over the lines that ``takes`` picks."""
 
     def __init__(
         self,
@@ -61,17 +61,17 @@ class Runner:
         self._journal, self._max_tasks, self._retry_failed = journal, limits.concurrency, retry_failed
         self._takes = takes
         self._noted = asyncio.Event()
-        """Something is in the journal that no commit has kept yet."""
+        """Set while the journal has results that are not committed."""
         self._running: set[asyncio.Task[None]] = set()
         self._helpers: list[asyncio.Task[None]] = []
 
     async def run(
         self, requests: Iterator[Request], *, watch: Callable[[Progress], Coroutine[Any, Any, None]] | None = None
     ) -> None:
-        """Ask for all that is not answered yet. Whatever ends it, what was answered is in the journal.
+        """Ask for all lines that are not answered yet. Whatever ends the run, the journal has all answers.
 
         Args:
-            watch: Runs beside, to show the progress, and is cancelled at the end. What it raises ends the run.
+            watch: A coroutine that runs at the same time, to show the progress. It is cancelled at the end; its exception ends the run.
 
         Raises:
             BatchError: The service is away for too long, or the journal cannot be written.
@@ -94,11 +94,11 @@ class Runner:
             await asyncio.gather(*self._running, *self._helpers, return_exceptions=True)
 
     async def _take(self, number: int, request: Request) -> None:
-        standing = self._journal.see(request.key, request.digest, again=self._retry_failed)
-        if standing == "done":
+        state = self._journal.see(request.key, request.digest, again=self._retry_failed)
+        if state == "done":
             self.progress.kept += 1
             self.progress.ended[request.model] += 1
-        elif standing == "twice":
+        elif state == "twice":
             key = f"{request.key} again, {number}"
             self._journal.see(key, request.digest, again=True)
             self._fail(key, request, Failure("duplicate_id", f"the id {request.key!r} is another line's already"))
@@ -111,7 +111,7 @@ class Runner:
             self._running.add(task)
 
     async def _wait(self) -> None:
-        """Return when a line has its result; raise what ended a helper."""
+        """Return when a line has its result; raise the exception of a helper that ended."""
         await asyncio.wait({*self._running, *self._helpers}, return_when=asyncio.FIRST_COMPLETED)
         self._raise_what_failed()
 
@@ -134,7 +134,7 @@ class Runner:
         try:
             outcome = await self._client.ask(request.path, body)
         except ServiceAway as exc:
-            raise BatchError(exc.problem, "see to the service and run the same command: what was answered is kept") from exc
+            raise BatchError(exc.problem, "check the service and run the same command: what was answered is kept") from exc
         self.progress.window = self._client.window
         if isinstance(outcome, Reply):
             self._answer(request, outcome)

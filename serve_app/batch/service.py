@@ -14,15 +14,15 @@ from serve_app.config import BatchSettings
 
 
 class Routes(Protocol):
-    """All that is below one path."""
+    """The routes below one path."""
 
     def methods(self, below: tuple[str, ...]) -> Mapping[str, Handler] | None:
-        """Return who answers which method at these parts of the path; None: there is nothing."""
+        """Return HTTP method -> handler at these parts of the path; None: there is no such path."""
         ...
 
 
 class BatchService:
-    """Build it, give the ingress its ``routes``, then ``start`` it.
+    """The batch service of one ingress. Give the ingress its routes, ``files`` and ``batches``, then ``start`` the service.
 
     Raises:
         ConfigError: The storage cannot be used.
@@ -36,17 +36,17 @@ class BatchService:
         self.batches: Routes = BatchesApi(settings, self._storage.store, disk, self._worker.wake)
 
     def start(self, application: Application, models: Collection[str], problem_of_line: ProblemOfLine) -> None:
-        """Run batches by ``application``, which is the ingress's own; ``models`` are the names that their lines may ask for."""
+        """Run batches by ``application``, the ingress's own; ``models`` are the names that lines of batches may ask for."""
         self._worker.start(application, models, problem_of_line)
 
     def lines_per_s(self) -> dict[str, float]:
-        """Return model -> lines a second that have to be answered so that all batches of the database end in time."""
+        """Return model -> lines a second that have to be answered, so that all batches of the database end in time."""
         return self._worker.lines_per_s()
 
     async def stop(self) -> None:
-        """Give up the requests under way; answers are kept, and the next process goes on with the batches. The routes still answer."""
+        """Give up the requests under way. Answers are kept, and the next process continues the batches. The routes still answer."""
         await self._worker.stop()
 
     def close(self) -> None:
-        """Close the database and remove the scratch folder, if there is one; after `stop`, when no route is asked any more."""
+        """Close the database and remove the scratch folder, if there is one. Call it after `stop`, when no route is used any more."""
         self._storage.close()

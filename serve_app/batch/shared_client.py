@@ -11,10 +11,10 @@ from serve_app.errors import ServiceAway
 
 
 class SharedClient:
-    """All threads of the process share it.
+    """A client of the machine's shared fleet. All threads of the process share the client.
 
-    A fleet that is started again has the same URL, so that requests only wait for it. If its port was taken meanwhile, they fail with
-    `ServiceAway`, and the next ones go to the new URL.
+    A fleet that is started again has the same URL, so that requests only wait for it. If its port was taken meanwhile, the requests fail
+    with `ServiceAway`, and later requests go to the new URL.
     """
 
     def __init__(self, fleet: SharedFleet, key: str, limits: Limits) -> None:
@@ -39,13 +39,13 @@ class SharedClient:
         return client.ask(requests, lambda: self._watch(url))
 
     def only_model(self) -> str:
-        """Return the name of the one model of the fleet."""
+        """Return the name of the fleet's only model."""
         return only_model(self._fleet.url(), self._key, self._limits)
 
     def _watch(self, url: str) -> None:
         """Raise ServiceAway when the fleet is no longer at the URL that the caller's requests went to."""
-        if (state := self._fleet.look()).status == "ready" and state.url != url:
-            raise ServiceAway(f"the fleet has moved to {state.url}", "the runner repeats the bundle")
+        if (report := self._fleet.look()).status == "ready" and report.url != url:
+            raise ServiceAway(f"the fleet has moved to {report.url}", "the runner repeats the bundle")
 
     def _connected(self) -> tuple[str, BlockingClient]:
         with self._lock:

@@ -31,89 +31,89 @@ _BOOT_ID, _NETWORK = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/n
 
 
 def folder_of(configuration: Mapping[str, Any]) -> Path:
-    """Return the folder of the fleet that serves the configuration here: on this machine since it booted, and in this network namespace.
+    """Return the folder of the fleet that serves the configuration on this machine, since its boot, in this network namespace.
 
-    The cache may be on a volume that several machines or containers mount, and a fleet's URL is one of the loopback interface.
+    The cache may be on a volume that several machines or containers mount, and a fleet's URL is an address of the loopback interface.
     """
     parts = (configuration, _BOOT_ID.read_text(), _NETWORK.stat().st_ino, metadata.version("serve-app"))
     return default_cache_dir() / "fleets" / hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class SharedFleet:
-    """Of this machine. The fleet stays until the end of this object or of this process, however that ends."""
+    """The shared fleet of this machine. It is in use until the end of this object or of this process, however the process ends."""
 
     def __init__(self, configuration: Mapping[str, Any], keep: Keep, command: Sequence[str] = ()) -> None:
-        """Start nothing yet. ``keep`` counts if this process is the first one."""
+        """Start nothing yet. ``keep`` is used if this process starts the keeper."""
         self._folder = folder_of(configuration)
         self._configuration, self._keep, self._command = json.dumps(configuration), keep, command or UP
         self._lock = threading.Lock()
         self._keeper: subprocess.Popen[bytes] | None = None
         self._number_before = 0
-        """Of the last keeper that there was when this process began one."""
+        """The number of the last keeper before this process started one."""
         self._wanted = 0
-        """The least number of a keeper whose words count: an earlier one's failure is past."""
+        """The smallest number of a keeper whose report counts: failures of earlier keepers are ignored."""
         self._join()
 
     def url(self) -> str:
-        """Return the URL of the fleet once it is ready; starts it where nobody has.
+        """Return the URL of the fleet once it is ready; starts the fleet if there is none.
 
         Raises:
-            BatchError: It was given up; the next call begins anew.
+            BatchError: The fleet was given up; the next call begins anew.
         """
-        while (state := self.look()).status != "ready":
+        while (report := self.look()).status != "ready":
             time.sleep(_POLL_S)
-        return state.url
+        return report.url
 
     def look(self) -> KeeperReport:
-        """Return the keeper's last words. Starts a keeper where none lives.
+        """Return the keeper's last report; starts a keeper if none runs.
 
         Raises:
             BatchError: The fleet was given up.
         """
         with self._lock:
-            state = KeeperReport.read(self._folder)
-            if state.number >= self._wanted and state.status == "failed":
-                self._wanted = state.number + 1
-                raise BatchError(f"the fleet of this worker machine was given up: {state.why}", "mend what it says")
-            if state.number < self._wanted or not self._is_kept():
-                self._begin(state)
-                return KeeperReport(state.number, "starting")
-            return state
+            report = KeeperReport.read(self._folder)
+            if report.number >= self._wanted and report.status == "failed":
+                self._wanted = report.number + 1
+                raise BatchError(f"the fleet of this worker machine was given up: {report.why}", "fix the cause")
+            if report.number < self._wanted or not self._has_keeper():
+                self._begin(report)
+                return KeeperReport(report.number, "starting")
+            return report
 
     def _join(self) -> None:
         self._users = self._locked_users()
         weakref.finalize(self, self._users.close)
-        state = KeeperReport.read(self._folder)
-        self._wanted = state.number + int(state.status in ("none", "failed") or not self._is_kept())
+        report = KeeperReport.read(self._folder)
+        self._wanted = report.number + int(report.status in ("none", "failed") or not self._has_keeper())
 
     def _locked_users(self) -> IO[bytes]:
-        """Return the file of the users with its lock, once a fleet has gone that is just being ended."""
+        """Return the file of the users with its lock. Waits for the end of a fleet that is just ending."""
         while True:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with contextlib.suppress(FileNotFoundError):  # a keeper removes the folder, which was old, at this moment
+            with contextlib.suppress(FileNotFoundError):  # a keeper may remove the folder as an old one at this moment
                 users = (self._folder / USERS).open("ab")
                 fcntl.flock(users, fcntl.LOCK_SH)
                 if (self._folder / USERS).samefile(f"/proc/self/fd/{users.fileno()}"):
                     return users
                 users.close()
 
-    def _is_kept(self) -> bool:
+    def _has_keeper(self) -> bool:
         with (self._folder / LOCK).open("ab") as lock:
             return not try_lock(lock, shared=True)
 
-    def _begin(self, state: KeeperReport) -> None:
-        """Start a keeper, unless one of this process is about to begin; of two keepers one ends at once."""
-        if not self._is_kept():
-            self._wanted = max(self._wanted, state.number + 1)
+    def _begin(self, report: KeeperReport) -> None:
+        """Start a keeper, unless a keeper of this process is just starting; of two keepers one ends at once."""
+        if not self._has_keeper():
+            self._wanted = max(self._wanted, report.number + 1)
         if self._keeper is not None:
             if (code := self._keeper.poll()) is None:
                 return
             self._keeper = None
-            if code > 0 and state.number == self._number_before:
+            if code > 0 and report.number == self._number_before:
                 raise BatchError(
-                    f"the keeper of the fleet did not start: status {code}", f"its words are in {self._folder / LOG}"
+                    f"the keeper of the fleet did not start: status {code}", f"its output is in {self._folder / LOG}"
                 )
-        self._number_before = state.number
+        self._number_before = report.number
         arguments = [str(self._folder), json.dumps(asdict(self._keep)), *self._command]
         with contextlib.closing((self._folder / LOG).open("ab")) as log:
             self._keeper = subprocess.Popen(
@@ -124,6 +124,6 @@ class SharedFleet:
                 start_new_session=True,
             )
         assert self._keeper.stdin is not None
-        # Not by a file, which would outlive a keeper that is killed: the environment of a fleet may hold tokens.
+        # Not by a file, which would outlive a killed keeper: the environment of a fleet may hold tokens.
         with contextlib.suppress(BrokenPipeError), self._keeper.stdin as stdin:
             stdin.write(self._configuration.encode())

@@ -1,4 +1,7 @@
-"""`SqliteDatabase` has the records of one ingress's files and batches, in a SQLite file of its folder."""
+"""`SqliteDatabase` has the records of one ingress's files and batches, in a SQLite file of its folder.
+
+An ingress and its successor may have the file open at the same time.
+"""
 
 import os
 import sqlite3
@@ -29,7 +32,7 @@ T = TypeVar("T")
 
 
 class SqliteDatabase:
-    """The database at ``path``; it is made when it is missing.
+    """The database at ``path``, which is made if it is missing.
 
     Raises:
         ConfigError: The database cannot be used.
@@ -39,7 +42,7 @@ class SqliteDatabase:
         """Open the database.
 
         Args:
-            make_room: Frees some room on a full disk and returns whether it did. Even opening the database needs some.
+            make_room: Frees some room on a full disk and returns whether it did. Even opening the database needs room.
         """
         self._lock, self._path = threading.Lock(), path
         try:
@@ -78,11 +81,11 @@ class SqliteDatabase:
             self._db.close()
 
     def _require_file(self) -> None:
-        """SQLite writes on into a file that has no name any more, and the next process would find nothing of it.
+        """Refuse a database whose file was removed: SQLite would continue to write into it, and the next process would not find it.
 
         Raises:
-            sqlite3.OperationalError: The database was removed, or another one is in its place. A FileNotFoundError would tell a job
-                that its input is lost.
+            sqlite3.OperationalError: The database was removed, or another file is in its place. A job would take a FileNotFoundError for
+                the loss of its input.
         """
         try:
             is_there = os.path.samestat(self._opened, self._path.stat())
@@ -109,7 +112,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _needs_room(exc: sqlite3.Error) -> bool:
-    """Return whether the disk may be full. SQLite tells a file beside the database for which there is no room as an I/O error."""
+    """Return whether the disk may be full. If a file beside the database finds no room, SQLite reports an I/O error."""
     return "disk is full" in str(exc) or "disk I/O" in str(exc)
 
 
@@ -121,4 +124,4 @@ class _SqliteTransaction:
         return self._db.execute(sql, values)
 
     def lock(self, name: str) -> None:
-        """Nothing to do: BEGIN IMMEDIATE lets one transaction change the database at a time."""
+        """Do nothing: BEGIN IMMEDIATE lets one transaction at a time change the database."""

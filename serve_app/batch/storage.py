@@ -21,32 +21,32 @@ from serve_app.config import BatchSettings
 from serve_app.errors import ConfigError
 
 _SCRATCH = "serve-app-batches-"
-"""How the names of scratch folders begin, in the folder of the machine's temporary files."""
+"""The prefix of scratch folders' names, in the folder of the machine's temporary files."""
 _STARTING_S = 60.0
-"""A lock file younger than this may be of an ingress that starts and does not hold the lock yet."""
+"""A younger lock file may belong to an ingress that starts and does not hold the lock yet."""
 
 
 class Contents(Protocol):
     """The bytes of files: a `Folder`, or a `Bucket`."""
 
     def keep(self, part: Path, file_id: str) -> None:
-        """Make a whole part, which is in the scratch folder, the file of that id, durably."""
+        """Make a complete part, which is in the scratch folder, the file of that id, durably."""
         ...
 
     def on_disk(self, file_id: str) -> AbstractContextManager[Path]:
-        """Lend the file on this machine's disk; `FileNotFoundError` comes from this call or from opening the path."""
+        """Lend the file on this machine's disk; this call, or opening the path, raises `FileNotFoundError` if there is no file."""
         ...
 
     def remove(self, file_ids: Iterable[str]) -> None: ...
 
     def sweep(self, file_ids: Collection[str], open_batches: Collection[str]) -> None:
-        """Remove what was left behind: all but these files, and the journals of these batches."""
+        """Remove leftovers: all but the given files, and the journals of the given batches."""
         ...
 
 
 @dataclass(frozen=True)
 class Storage:
-    """``scratch`` has parts of files and journals of this machine; ``name`` is for the log."""
+    """The storage of an ingress. ``scratch`` has parts of files and journals of this machine; ``name`` is for the log."""
 
     name: str
     scratch: Folder
@@ -68,7 +68,7 @@ def in_folder(root: Path) -> Storage:
 
 
 def shared(url: str, files: str, *, lease_s: float) -> Storage:
-    """Return the storage of several ingresses; neither the database at ``url`` nor the object store at ``files`` has to answer yet.
+    """Return the storage of several ingresses. Neither the database at ``url`` nor the object store at ``files`` has to answer yet.
 
     Raises:
         ConfigError: The extra `shared-batches` is not installed.
@@ -96,10 +96,12 @@ def shared(url: str, files: str, *, lease_s: float) -> Storage:
 
 
 def _remove_scratch_of_killed() -> None:
-    """Remove scratch folders whose ingress was killed: their locks are free, because the kernel has given them back."""
+    """Remove scratch folders whose ingress was killed: the kernel has freed their locks."""
     for root in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
-        with contextlib.suppress(OSError):  # another user's, or removed meanwhile
-            descriptor = os.open(root / "lock", os.O_RDWR | os.O_CLOEXEC)  # not made: an ingress that starts has none yet
+        with contextlib.suppress(OSError):  # the folder is another user's, or was removed meanwhile
+            descriptor = os.open(
+                root / "lock", os.O_RDWR | os.O_CLOEXEC
+            )  # without O_CREAT: an ingress that starts has no lock yet
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # An ingress that starts makes the lock file before it takes the lock for good.
@@ -113,7 +115,7 @@ def open_storage(settings: BatchSettings) -> Storage:
     """Return the storage that the settings name.
 
     Raises:
-        ConfigError: It cannot be used.
+        ConfigError: The storage cannot be used.
     """
     if settings.dir is not None:
         return in_folder(settings.dir)

@@ -1,7 +1,7 @@
 """`Store` reads and changes the records of files and batches in a database.
 
-`Store` is the whole interface to these records. Its SQL is understood by SQLite and by PostgreSQL (sqlite_database.py, postgres.py). Any
-thread may call it; each call waits for the database. Each change is one transaction, so several processes may use one database.
+`Store` is the whole interface to these records. SQLite and PostgreSQL understand its SQL (`sqlite_database.py`, `postgres.py`). Any thread
+may call it; each call waits for the database. Each change is one transaction, so several processes may use one database.
 """
 
 import time
@@ -15,15 +15,15 @@ from serve_app.batch.records import OPEN, PURPOSES, STATUSES, Batch, File, is_id
 from serve_app.errors import BadRequest, NotStored, StorageFull, TooManyBatches
 
 OPEN_SQL = ", ".join(f"'{status}'" for status in OPEN)
-"""The statuses of batches that have not ended, as a list of SQL."""
+"""The statuses of batches that have not ended, as an SQL list."""
 _HELD = "SELECT coalesce(sum(num_bytes), 0) FROM files"
 _FILES = "files"
-"""The lock under which files and batches come and go: their limits are counted, and a batch's input stays."""
+"""The lock under which files and batches are added and removed, so that limits hold and a batch's input stays."""
 _RETRY_AFTER_S = 60.0
 
 
 class Page(NamedTuple):
-    """``has_more``: others come behind these."""
+    """A page of a list. ``has_more``: there are records behind this page."""
 
     records: list[Any]
     has_more: bool
@@ -36,24 +36,24 @@ class Store:
         self._db = database
 
     def check_room(self, num_bytes: int, *, limit: int) -> None:
-        """Refuse uploads of ``num_bytes`` together beside the files that are there.
+        """Refuse uploads of ``num_bytes`` in total if the stored files leave no room for them.
 
         Raises:
-            StorageFull: All together would be above ``limit``.
+            StorageFull: Stored files and uploads together would be above ``limit``.
         """
         (held,) = self._db.read(_HELD)[0]
         if held + num_bytes > limit:
             raise StorageFull(problem=f"{held} bytes are stored, uploads may bring {num_bytes}, and the limit is {limit}")
 
     def has_files(self) -> bool:
-        """Return whether any file is noted, whoever owns it."""
+        """Return whether there is a record of any file, of any owner."""
         return bool(self._db.read("SELECT 1 FROM files LIMIT 1"))
 
     def add_file(self, file: File, *, limit: int) -> None:
-        """Note a file whose bytes are there.
+        """Add the record of a file whose bytes are stored.
 
         Raises:
-            StorageFull: It and the others together would be above ``limit``.
+            StorageFull: The files together would be above ``limit``.
         """
 
         def insert(db: Transaction) -> None:
@@ -77,10 +77,10 @@ class Store:
         return msgspec.json.decode(found[0][0], type=File)
 
     def files(self, owner: str, *, purpose: str | None, after: str | None, limit: int, oldest_first: bool) -> Page:
-        """Return the owner's files behind the one with the id ``after``.
+        """Return the owner's files behind the file with the id ``after``.
 
         Raises:
-            BadRequest: ``after`` is no file of the owner's.
+            BadRequest: The owner has no file with the id ``after``.
         """
         where, values = "expires_at > ?", (time.time(),)
         if purpose is not None:
@@ -88,7 +88,7 @@ class Store:
         return self._page("files", File, owner, after, limit, oldest_first, where, values)
 
     def delete_file(self, file_id: str, owner: str) -> None:
-        """Forget the owner's file.
+        """Remove the record of the owner's file.
 
         Raises:
             NotStored: The owner has no such file.
@@ -108,10 +108,10 @@ class Store:
         self._db.change(delete)
 
     def add_batch(self, batch: Batch, *, max_open: int) -> None:
-        """Note a new batch.
+        """Add a new batch.
 
         Raises:
-            BadRequest: Its input is no file of the owner's.
+            BadRequest: The owner has no file with the id of the batch's input.
             TooManyBatches: ``max_open`` batches of the owner have not ended.
         """
 
@@ -120,7 +120,7 @@ class Store:
             values = (batch.input_file_id, batch.owner, batch.created_at)
             sql = "SELECT 1 FROM files WHERE id = ? AND owner = ? AND expires_at > ? AND purpose = 'batch'"
             if not is_id(batch.input_file_id) or not db.execute(sql, values).fetchone():
-                problem = f"{batch.input_file_id[:80]!r} is no file of the purpose 'batch'; upload one with POST /v1/files"
+                problem = f"{batch.input_file_id[:80]!r} is not a file with the purpose 'batch'; upload one with POST /v1/files"
                 raise BadRequest(param="input_file_id", problem=problem)
             count = f"SELECT count(*) FROM batches WHERE owner = ? AND status IN ({OPEN_SQL})"
             (num_open,) = db.execute(count, (batch.owner,)).fetchone()
@@ -143,10 +143,10 @@ class Store:
         return msgspec.json.decode(found[0][0], type=Batch)
 
     def batches(self, owner: str, *, after: str | None, limit: int) -> Page:
-        """Return the owner's batches, the newest first, behind the one with the id ``after``.
+        """Return the owner's batches, the newest first, behind the batch with the id ``after``.
 
         Raises:
-            BadRequest: ``after`` is no batch of the owner's.
+            BadRequest: The owner has no batch with the id ``after``.
         """
         return self._page("batches", Batch, owner, after, limit, False, "TRUE", ())
 
@@ -163,14 +163,15 @@ class Store:
         *,
         guard: Callable[[Transaction], None] | None = None,
     ) -> Batch:
-        """Change the batch as it is now, whatever ``batch`` says, and note its new files, all at once; return it.
+        """Change the stored batch with the id of ``batch``, and add its new files, in one transaction; return the changed batch.
 
         Args:
-            guard: Called within the transaction, before anything is changed. An exception of it leaves all as it is.
+            change: Gets the batch as it is stored now, which may differ from ``batch``.
+            guard: Called within the transaction, before anything is changed. If it raises, nothing is changed.
 
         Raises:
-            NotStored: It is not there any more.
-            ValueError: What ``change`` raises. Nothing is changed.
+            NotStored: The batch is not stored any more.
+            ValueError: ``change`` raised it. Nothing is changed.
         """
 
         def update(db: Transaction) -> Batch:
@@ -196,7 +197,7 @@ class Store:
         return {status: found.get(status, 0) for status in STATUSES}
 
     def forget_old(self, *, ended_before: float) -> set[str]:
-        """Forget files whose time is over, unless an open batch reads them, and old batches; return the ids of files that are left."""
+        """Remove old batches, and expired files that no open batch reads; return the ids of the files that are left."""
 
         def forget(db: Transaction) -> set[str]:
             db.lock(_FILES)

@@ -14,7 +14,7 @@ _FRAMING_BYTES = 64 << 10
 
 
 class UploadForm:
-    """``receive`` each piece of the body, then ``end``. ``fields`` are those that are no file.
+    """A form that is uploaded. Call ``receive`` with each piece of the body, then ``end``. ``fields`` are the fields beside the file.
 
     Raises:
         BadRequest: The content type is not that of a form, or its boundary is too long.
@@ -54,7 +54,7 @@ class UploadForm:
             raise BadRequest(param="file", problem=f"the boundary of the form cannot be used: {exc}") from exc
 
     def receive(self, data: bytes) -> bytes:
-        """Return the bytes of the file that came with these.
+        """Return the file's bytes in ``data``.
 
         Raises:
             RequestTooLarge: The file is larger than allowed.
@@ -73,10 +73,10 @@ class UploadForm:
         return came
 
     def end(self) -> None:
-        """The body has ended.
+        """Note the end of the body.
 
         Raises:
-            BadRequest: The form has not, or it has no file.
+            BadRequest: The form has not ended, or has no file.
         """
         if not self._ended:
             raise BadRequest(param="file", problem="the form breaks off before its end")
@@ -118,6 +118,6 @@ class UploadForm:
 
 
 def _printable(name: bytes) -> str:
-    """Return the last part of the path that a client calls the file; it is only ever shown."""
+    """Return the last part of the path that a client gave as the file's name. The name is only ever shown."""
     text = name.decode("utf-8", "replace").replace("\\", "/").rpartition("/")[2]
     return "".join(character for character in text if character.isprintable())[:255] or "file"

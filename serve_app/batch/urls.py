@@ -8,12 +8,13 @@ from typing import Any, BinaryIO, cast
 from serve_app.errors import BatchError
 
 _STORES = ("s3://", "gs://")
-"""Their URLs are those of `ingress.batch.files`: s3://BUCKET/NAME?region=REGION, or &endpoint_override=HOST:PORT for another server."""
+"""The object stores. Their URLs have the form of `ingress.batch.files`: s3://BUCKET/NAME?region=REGION, or
+&endpoint_override=HOST:PORT for another server."""
 _CHUNK_CHARS = 1 << 20
 
 
 def is_url(name: str) -> bool:
-    """Return whether it is a URL of another place than this machine's files."""
+    """Return whether the name is a URL of another place than this machine's files."""
     return "://" in name and not name.startswith("file://")
 
 
@@ -22,26 +23,26 @@ def is_store(name: str) -> bool:
 
 
 def without_query(name: str) -> str:
-    """Return a path as it is, and of a URL what names the file."""
+    """Return a path as it is, and a URL without its query."""
     return name.partition("?")[0] if is_url(name) else name
 
 
-def told(name: str) -> str:
-    """Return a path as it is, and a URL as messages may show it: without what may be a password or the signature of a presigned one."""
+def shown(name: str) -> str:
+    """Return a path as it is, and a URL as messages may show it: without passwords and the signature of a presigned URL."""
     return _masked(name) if is_url(name) else name
 
 
 def beside(name: str, suffix: str) -> str:
-    """Return the path or URL of another file in the same place: its name has the suffix."""
+    """Return the path or URL of another file in the same place, whose name has the suffix appended."""
     file = without_query(name)
     return f"{file}{suffix}{name.removeprefix(file)}"
 
 
 def open_url(name: str) -> BinaryIO:
-    """Open it for reading; its suffix tells whether it is compressed.
+    """Open a file for reading; its suffix says whether it is compressed.
 
     Raises:
-        BatchError: There is no such file, it cannot be reached, or the package for its protocol is not installed.
+        BatchError: There is no such file, the file cannot be reached, or the package for its protocol is not installed.
     """
     try:
         import fsspec
@@ -56,30 +57,30 @@ def open_url(name: str) -> BinaryIO:
         return cast(BinaryIO, file if hasattr(file, "readline") and compression != "zstd" else BufferedReader(file))
     except ImportError as exc:  # fsspec names the package for the protocol
         raise BatchError(
-            f"{told(name)} cannot be opened: {exc}", "install the package for this protocol beside serve-app"
+            f"{shown(name)} cannot be opened: {exc}", "install the package for this protocol beside serve-app"
         ) from exc
     except (OSError, ValueError) as exc:
         said = getattr(exc, "strerror", None) or _masked(str(exc))
-        raise BatchError(f"{told(name)} cannot be opened: {said}", "give a file that is there and can be read") from exc
+        raise BatchError(f"{shown(name)} cannot be opened: {said}", "give a file that is there and can be read") from exc
 
 
 def refuse_no_room(name: str) -> None:
-    """Write a small object beside ``name`` and remove it, so that a batch whose answers nobody could keep does not begin.
+    """Write a small object beside ``name`` and remove it, so that no batch begins whose answers could not be written.
 
     Raises:
-        BatchError: It is no URL of an object store, or nothing can be written there.
+        BatchError: ``name`` is not a URL of an object store, or nothing can be written there.
     """
     if not is_store(name):
-        raise BatchError(f"--output is {told(name)}", f"give a local file, or a URL that begins with {' or '.join(_STORES)}")
+        raise BatchError(f"--output is {shown(name)}", f"give a local file, or a URL that begins with {' or '.join(_STORES)}")
     write_url(probe := beside(name, ".check"), ())
     remove_url(probe)
 
 
 def write_url(name: str, lines: Iterable[str]) -> None:
-    """Write the object as a whole, beside it first: until its last line is stored, the store shows none, or the one of before.
+    """Write an object, first beside its place: until its last line is stored, the store shows no object or the old one.
 
     Raises:
-        BatchError: It cannot be written.
+        BatchError: The object cannot be written.
     """
     try:
         files, path = _store(name)
@@ -90,17 +91,17 @@ def write_url(name: str, lines: Iterable[str]) -> None:
                     stored.write(chunk)
             files.move(partial, path)  # a copy in the store, of 5 GiB at most in S3
         except BaseException:
-            remove_url(beside(name, ".part"))  # pyarrow finishes the object that a failed block leaves
+            remove_url(beside(name, ".part"))  # pyarrow completes the object even when the block fails
             raise
     except ImportError as exc:
-        raise BatchError(f"{told(name)} cannot be written: {exc}", "install pyarrow beside serve-app") from exc
+        raise BatchError(f"{shown(name)} cannot be written: {exc}", "install pyarrow beside serve-app") from exc
     except (OSError, ValueError) as exc:
-        hint = "see to it and run the same command: what was answered is in the journal"
-        raise BatchError(f"{told(name)} cannot be written: {_masked(str(exc))}", hint) from exc
+        hint = "fix the cause and run the same command: what was answered is in the journal"
+        raise BatchError(f"{shown(name)} cannot be written: {_masked(str(exc))}", hint) from exc
 
 
 def remove_url(name: str) -> None:
-    """Remove the object where it is and may be removed."""
+    """Remove the object if it exists and may be removed."""
     with contextlib.suppress(OSError, ValueError):
         files, path = _store(name)
         files.delete_file(path)

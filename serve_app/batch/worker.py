@@ -1,7 +1,7 @@
 """`Worker` runs batches in a thread with an event loop of its own, so that its waits for the storage delay no stream of the ingress.
 
-A batch runs under a claim (claims.py), so that of several processes one runs it. Each process looks each second what it may claim. What to
-do is read from the database each time: batches that an earlier process has left begin like new ones.
+A batch runs under a claim (`claims.py`), so that only one of several processes runs it. Each process looks each second for batches that it
+may claim, and reads them from the database each time: batches that an earlier process has left begin like new ones.
 """
 
 import asyncio
@@ -33,31 +33,31 @@ T = TypeVar("T")
 _LOOK_S = 1.0
 _CLEAN_S = 600.0
 _AGAIN_S = 10.0
-"""Seconds until a batch is tried again whose job failed, for example on a full disk."""
+"""Seconds until a batch whose job failed is tried again, for example on a full disk."""
 _MAX_RUNNING = 16
-"""Batches at once, of one API key each; those of one key follow each other."""
+"""Most batches at once, each of another API key; batches of one key follow each other."""
 _STOP_S = 8.0
-"""Within the time that an ingress has beyond its drain."""
+"""Longest time to stop. It has to fit into the time that an ingress has beyond its drain."""
 
 BATCHES = gauge("batches")
 FREE_BYTES = gauge("batch_free_bytes")
 
 
 class Worker:
-    """``start`` it in the event loop of ``application``. ``models`` are the names that a line may ask for."""
+    """The worker of one ingress. Call ``start`` in the event loop of ``application``. ``models`` are the names that a line may ask for."""
 
     def __init__(self, settings: BatchSettings, storage: Storage) -> None:
         self._settings, self._storage = settings, storage
         self._running: dict[str, tuple[Batch, asyncio.Task[None]]] = {}
         self._not_before: dict[str, float] = {}
         self._claiming = ThreadPoolExecutor(1, "batch-claims")
-        """A thread apart from the jobs' threads and the house-keeping's: a claim that is renewed too late is lost."""
+        """A thread apart from the jobs' threads and the house-keeping's thread: a claim that is renewed too late is lost."""
         self._house_keeping: asyncio.Task[None] | None = None
         self._cleaned_at = -_CLEAN_S
         self._open: list[Batch] = []
-        """Batches of all processes that have not ended, as of the last look."""
-        self._told = ""
-        """The error of the last look, "" when it had none."""
+        """Batches of all processes that had not ended at the last look."""
+        self._logged = ""
+        """The error of the last look, "" if it had none."""
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -72,17 +72,17 @@ class Worker:
         self._thread.start()
 
     def wake(self) -> None:
-        """There may be something new to do."""
+        """Look at once for something new to do."""
         if self._loop is not None and not self._stopping:
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                 self._loop.call_soon_threadsafe(self._woken.set)
 
     def lines_per_s(self) -> dict[str, float]:
-        """Return model -> lines a second that have to be answered, by whichever process, so that all batches end in time."""
+        """Return model -> lines a second that all processes together have to answer, so that all batches end in time."""
         return lines_per_s(self._open, time.time())
 
     async def stop(self) -> None:
-        """Give up what is asked; the next process goes on. Waits for `_STOP_S` at most."""
+        """Give up the requests under way; the next process continues the batches. Waits for `_STOP_S` at most."""
         if self._thread is None:
             return
         self._stopping = True
@@ -114,7 +114,7 @@ class Worker:
 
         try:
             while not self._stopping:
-                self._woken.clear()  # before the look: what comes while it looks is seen by the next one
+                self._woken.clear()  # before the look: a batch that comes during it is seen by the next look
                 await self._look(job)
                 await self._wait()
         finally:
@@ -129,7 +129,7 @@ class Worker:
             woken.cancel()
 
     async def _look(self, job: Callable[[Batch, Claim], BatchJob]) -> None:
-        """Begin what can begin; an error of the storage is logged, and the next look tries again."""
+        """Begin the batches that can begin. An error of the storage is logged, and the next look tries again."""
         try:
             self._forget_ended()
             running = list(self._running)
@@ -137,15 +137,17 @@ class Worker:
             if held is None:
                 return
             for batch_id in self._running.keys() - held:
-                if not (task := self._running[batch_id][1]).cancelling():  # once: another cancel would cut short how the job ends
+                if not (
+                    task := self._running[batch_id][1]
+                ).cancelling():  # only once: another cancel would cut short the job's clean-up
                     task.cancel("its lease is over")
             await self._begin(job)
             self._keep_house_beside()
-            self._told = ""
-        except Exception as exc:  # whatever SQLite or the file system raises: chats go on, and so does the next look
-            if (said := repr(exc)) != self._told:  # once, and not each second
+            self._logged = ""
+        except Exception as exc:  # whatever SQLite or the file system raises: chats continue, and the next look tries again
+            if (said := repr(exc)) != self._logged:  # once, and not each second
                 logger.exception("the batches in %s cannot be read", self._storage.name)
-            self._told = said
+            self._logged = said
 
     async def _in_claims_thread(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._claiming, call)
@@ -172,9 +174,9 @@ class Worker:
         if batch.id in self._running or self._not_before.get(batch.id, 0.0) > time.monotonic():
             return False
         if batch.status == "cancelling" or time.time() >= batch.expires_at:
-            return True  # it asks nothing any more
+            return True  # such a batch sends no requests any more
         others = [other for other, _ in self._running.values()]
-        if batch.status == "validating":  # one at a time: it is work for the interpreter, which serves chats besides
+        if batch.status == "validating":  # one at a time: validation takes the interpreter, which also serves chats
             return all(other.status != "validating" for other in others)
         asking = [other.owner for other in others if other.status != "validating"]
         return len(asking) < _MAX_RUNNING and batch.owner not in asking
@@ -189,10 +191,10 @@ class Worker:
                 self._not_before[batch_id] = time.monotonic() + _AGAIN_S
                 logger.error("%s was cancelled; it is tried again in %g s", batch_id, _AGAIN_S)
             elif isinstance(error := task.exception(), LeaseLost):
-                logger.warning("%s goes on elsewhere: %s", batch_id, error)
+                logger.warning("%s continues in another ingress: %s", batch_id, error)
             elif error is not None:
                 self._not_before[batch_id] = time.monotonic() + _AGAIN_S
-                logger.error("%s could not go on; it is tried again in %g s", batch_id, _AGAIN_S, exc_info=error)
+                logger.error("%s could not continue; it is tried again in %g s", batch_id, _AGAIN_S, exc_info=error)
 
     def _keep_house(self) -> None:
         FREE_BYTES.set(self._storage.scratch.free_bytes())
@@ -207,7 +209,7 @@ class Worker:
         self._storage.contents.sweep(files, {batch.id for batch in self._storage.store.open_batches()})
 
     async def _give_up(self) -> None:
-        """End the jobs, and then give the claims back. When a job ends too late for `_STOP_S`, its claim goes with the process."""
+        """End the jobs, and then give the claims back. If a job ends too late for `_STOP_S`, its claim ends with the process."""
         tasks = [task for _, task in self._running.values()]
         if self._house_keeping is not None:
             tasks.append(self._house_keeping)
@@ -219,7 +221,7 @@ class Worker:
 
 
 async def _run(job: BatchJob, claim: Claim) -> None:
-    """Run the job, and give its claim back, whatever ends it."""
+    """Run the job, and give its claim back, whatever ends the job."""
     try:
         await job.run()
     finally:

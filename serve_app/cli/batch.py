@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from serve_app.batch.output import write_lines
-from serve_app.batch.urls import beside, is_url, refuse_no_room, remove_url, told, without_query, write_url
+from serve_app.batch.urls import beside, is_url, refuse_no_room, remove_url, shown, without_query, write_url
 from serve_app.cli import batch_options as options
 from serve_app.errors import BatchError
 
@@ -139,7 +139,9 @@ def _fleet(own: _OwnFleet) -> "Iterator[FleetProcess]":
 
     began_at = time.monotonic()
     console.print(f"starting the fleet of {own.config}" + (f" on the Ray cluster at {own.address}" if own.address else ""))
-    with FleetProcess(own.config, address=own.address, tell=lambda line: console.print(f"  {line}", markup=False)) as fleet:
+    with FleetProcess(
+        own.config, address=own.address, on_progress=lambda line: console.print(f"  {line}", markup=False)
+    ) as fleet:
         console.print(f"the fleet is ready after {time.monotonic() - began_at:.0f} s")
         yield fleet
 
@@ -229,10 +231,10 @@ class _Files:
         written = {"--output": self.output, "the file of errors": self.errors, "--journal": str(self.journal)}
         for name in written.values():
             if _place(name) == _place(source):
-                raise BatchError(f"INPUT is {told(name)}, which this command writes", hint)
+                raise BatchError(f"INPUT is {shown(name)}, which this command writes", hint)
         for first, second in itertools.combinations(written, 2):
             if _place(written[first]) == _place(written[second]):
-                raise BatchError(f"{first} and {second} are both {told(written[first])}", hint)
+                raise BatchError(f"{first} and {second} are both {shown(written[first])}", hint)
 
     def finish(self, journal: "Journal") -> None:
         """Write the output, and the errors where there are some."""
@@ -246,9 +248,9 @@ class _Files:
             remove_url(self.errors)
         else:
             Path(self.errors).unlink(missing_ok=True)
-        console.print(f"{counts.answered:,} lines answered: {told(self.output)}")
+        console.print(f"{counts.answered:,} lines answered: {shown(self.output)}")
         if counts.failed:
-            console.print(f"{counts.failed:,} lines failed: {told(self.errors)}", style="red")
+            console.print(f"{counts.failed:,} lines failed: {shown(self.errors)}", style="red")
             raise typer.Exit(FAILED_LINES)
 
 

@@ -272,11 +272,11 @@ def test_what_the_command_says_is_in_each_request(service: Service, tmp_path: Pa
     [
         (None, "in.jsonl", (), "cannot be opened: No such file or directory"),
         ("", "in.jsonl", (), "the input has no lines"),
-        ("x", "in.what", (), "its name does not tell the format; say --format, one of csv, jsonl, parquet, text"),
+        ("x", "in.what", (), "its name does not show the format; give --format, one of csv, jsonl, parquet, text"),
         ("x", "in.txt", ("-p", "max_tokens"), "'max_tokens' is not NAME=VALUE"),
         ("x", "in.txt", ("--url", "http://127.0.0.1:9", "--patience-s", "1"), "/v1/models does not answer: "),
         ("x", "in.txt", ("--url", "127.0.0.1:9"), "the URL is '127.0.0.1:9'; give one that begins with http:// or https://"),
-        ("x", "in.txt", ("--format", "JSONL"), "--format is 'JSONL'; say one of csv, jsonl, parquet, text"),
+        ("x", "in.txt", ("--format", "JSONL"), "--format is 'JSONL'; give one of csv, jsonl, parquet, text"),
         ("x", "in.txt", ("--output", "."), "--output is '.', a folder; name a file in it"),
         ("x", "in.txt", ("--embedded", "fleet.yaml"), "leave out --url: with --embedded the batch has a service of its own"),
         ("x", "in.txt", ("--address", "auto"), "give --embedded: only a fleet of the batch's own is started on a cluster"),

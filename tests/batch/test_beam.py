@@ -147,7 +147,7 @@ def test_failures_beside_answers_are_parted(service: Service, keyed: bool) -> No
         expected = [
             ("bad", Failure("request_failed", "no: 400", 400, 1)),
             ("worse", Failure("request_failed", "no: 500", 500, 2)),
-            ("7", Failure("invalid_line", "the prompt is of the type int, no text, mapping or list of messages")),
+            ("7", Failure("invalid_line", "the prompt is of the type int, not a text, mapping or list of messages")),
             ("{'prompt': b'bytes'}", Failure("invalid_line", "the prompt has neither messages nor a text as 'prompt'")),
         ]
         reasons = failed | beam.Map(of_prediction) | "reasons" >> beam.Map(lambda p: (str(p.example), p.inference))

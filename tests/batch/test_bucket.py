@@ -124,7 +124,7 @@ def test_an_option_that_the_client_does_not_know_is_told_in_the_log(tmp_path: Pa
     bucket = bucket_of("s3://bucket/p?regoin=x", Folder(tmp_path / "scratch"))
     with pytest.raises(StorageFailed):
         content_of(bucket, "file-1")
-    assert "see to ingress.batch.files: Unexpected query parameter in S3 URI: 'regoin'" in caplog.text
+    assert "check ingress.batch.files: Unexpected query parameter in S3 URI: 'regoin'" in caplog.text
 
 
 def test_the_scratch_of_a_killed_ingress_is_removed_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ sys.exit("error: no memory")
         seen.touch()
 
     configuration = {"models": {"a": {"model": "some/model"}}}
-    fleet = FleetProcess(configuration, command=(sys.executable, "-c", child), tell=tell)
+    fleet = FleetProcess(configuration, command=(sys.executable, "-c", child), on_progress=tell)
     with pytest.raises(BatchError, match="the fleet ended with status 1: no memory"):
         fleet.__enter__()
     assert told == ["ingress 1 starting"]

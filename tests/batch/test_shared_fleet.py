@@ -164,7 +164,7 @@ def test_a_fleet_that_cannot_start_fails_the_workers_with_its_own_reason_and_the
     with pytest.raises(BatchError) as given_up:
         embedded.load_model()
     ended = "the fleet ended with status 1: the checkpoint is damaged"
-    hint = "mend what it says and run the same command: what was answered is kept; mend what it says"
+    hint = "fix the cause and run the same command: what was answered is kept; fix the cause"
     assert str(given_up.value) == f"the fleet of this worker machine was given up: {ended}; {hint}"
     assert len(machine.starts()) == KEEP.starts
     (machine.folder / "refuse").unlink()

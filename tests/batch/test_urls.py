@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.batch.rows import format_of, open_input, rows
-from serve_app.batch.urls import beside, open_url, refuse_no_room, told, write_url
+from serve_app.batch.urls import beside, open_url, refuse_no_room, shown, write_url
 from serve_app.errors import BatchError
 from tests.batch.s3_server import s3_url
 from tests.batch.service import Service
@@ -105,11 +105,11 @@ def test_an_output_that_fails_leaves_that_of_an_earlier_run(s3_url: str) -> None
 
 @pytest.mark.parametrize("url", ["s3://KEY:hidden/of@bucket/in?region=r", "https://h/in?X-Amz-Date=1&X-Amz-Signature=hidden"])
 def test_messages_show_no_secret_of_a_url(url: str) -> None:
-    with pytest.raises(BatchError, match="its name does not tell the format") as raised:
+    with pytest.raises(BatchError, match="its name does not show the format") as raised:
         format_of(url)
     assert "hidden" not in str(raised.value)
-    assert "hidden" not in told(url)
-    assert told("a:b@c.jsonl") == "a:b@c.jsonl"
+    assert "hidden" not in shown(url)
+    assert shown("a:b@c.jsonl") == "a:b@c.jsonl"
 
 
 def test_an_output_by_url_needs_a_journal_and_a_store_that_takes_objects(tmp_path: Path) -> None:
