@@ -1,4 +1,4 @@
-"""Grammars are compiled on check by a real process, with a real tokenizer and limits that a test can reach."""
+"""Grammars are checked by a real process, with a real tokenizer and limits that a test can reach."""
 
 import asyncio
 import errno
@@ -97,7 +97,7 @@ async def test_what_takes_more_memory_is_refused(model: Path) -> None:
 
 
 @in_loop
-async def test_without_a_verdict_in_time_the_client_may_come_again_and_no_verdict_is_kept(model: Path) -> None:
+async def test_without_a_result_in_time_the_client_may_come_again_and_no_result_is_kept(model: Path) -> None:
     async with checks_of(model, compile_s=60, run_s=0.5) as checks:
         exchange = Exchange("/v1/completions")
         token = current_exchange.set(exchange)
@@ -122,7 +122,7 @@ async def test_a_process_that_does_not_answer_is_ended_and_the_next_grammar_pass
 
 
 @in_loop
-async def test_a_client_that_goes_frees_no_place_and_a_grammar_that_nobody_wants_any_more_is_not_tried(model: Path) -> None:
+async def test_a_client_that_goes_frees_no_place_and_a_grammar_that_no_client_wants_any_more_is_not_checked(model: Path) -> None:
     async with checks_of(model, compile_s=60, run_s=60.0) as checks:
         wanted = [SLOW["json"] | {"title": str(n)} for n in range(grammar_compiler._AT_ONCE + 2)]
         clients = [asyncio.create_task(checks.check(StructuredOutputsParams(json=schema))) for schema in wanted]
@@ -217,7 +217,7 @@ async def test_a_process_that_hangs_before_it_is_ready_is_ended_and_the_next_gra
 
 
 @in_loop
-async def test_a_grammar_is_tried_that_is_wanted_again_in_the_moment_in_which_its_last_client_leaves(model: Path) -> None:
+async def test_a_grammar_is_checked_that_is_wanted_again_in_the_moment_in_which_its_last_client_leaves(model: Path) -> None:
     async with checks_of(model) as checks:
         for _ in range(grammar_compiler._AT_ONCE):
             await checks.compiler.places.acquire()
@@ -244,7 +244,7 @@ async def test_where_no_process_can_be_started_the_client_may_come_again(model: 
 
 
 @in_loop
-async def test_a_closed_compiler_starts_no_process_and_gives_no_verdict(model: Path) -> None:
+async def test_a_closed_compiler_starts_no_process_and_gives_no_result(model: Path) -> None:
     async with checks_of(model) as checks:
         await checks.compiler.close()
         await checks.prepare()

@@ -30,8 +30,8 @@ from serve_app.ingress.books.metrics import SharedPrometheusStatLogger
 from serve_app.ingress.exchange.held_answer import Gather, write_at_once
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.fleet.intake import adapters_of
+from serve_app.ingress.front_end.grammar_checks import GrammarChecks, check_grammars
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
-from serve_app.ingress.front_end.grammar_trials import GrammarTrials, try_grammars
 from serve_app.ingress.http.first_errors import stop_at_first_errors
 from serve_app.links.fingerprint import model_fingerprint, public_version
 
@@ -79,7 +79,7 @@ class FrontEnd:
         """vLLM's command line."""
         self.adapters = adapters_of(model)
         """By the name that requests ask for."""
-        self.grammars: GrammarTrials | None = None
+        self.grammars: GrammarChecks | None = None
         self._tasks: tuple[str, ...] = ()
         self._app: FastAPI | None = None
         self._shortcuts_of: Callable[[FastAPI], Shortcuts] = lambda _: Shortcuts()
@@ -160,7 +160,7 @@ async def build_front_end(model: ModelSettings, model_path: str, client: FleetCl
     """Build the front end; takes seconds (tokenizer, chat template) and starts no engine.
 
     Args:
-        compiler: Compiles grammars on trial, for this model and others; its owner closes it.
+        compiler: Checks grammars, for this model and others; its owner closes it.
 
     Raises:
         FrontEndStartFailed: vLLM refuses an argument, or a file of the checkpoint.
@@ -186,7 +186,7 @@ async def _build(model: ModelSettings, engine_args: dict[str, Any], client: Flee
         if isinstance(stat_logger, SharedPrometheusStatLogger):
             stat_logger.stats_beside = client.take_stats
     front = FrontEnd(model, client, engine, args)
-    front.grammars = try_grammars(engine, vllm_config, compiler)
+    front.grammars = check_grammars(engine, vllm_config, compiler)
     await front.app()  # what it cannot be built of is said now
     return front
 

@@ -1,4 +1,4 @@
-"""The process of an ingress that compiles grammars on trial (`grammar_process.py`), one for all of its models."""
+"""The process of an ingress that checks grammars (`grammar_process.py`), one for all of its models."""
 
 import asyncio
 import json
@@ -17,29 +17,29 @@ logger = logging.getLogger(__name__)
 _AT_ONCE = min(4, os.cpu_count() or 1)
 _SPARE_S = 5.0
 LATE = "late"
-"""The step of a trial of whose grammar nothing is known: its time ran out, or the process ended."""
+"""The step of a check of whose grammar nothing is known: its time ran out, or the process ended."""
 
 
 @dataclass(frozen=True)
-class TrialLimits:
+class CheckLimits:
     """What compiling one grammar may cost."""
 
     compile_s: int = 5
     """CPU seconds. A schema of 16 kB with 100 properties takes 0.15 s with a vocabulary of 49,152 tokens."""
     memory_bytes: int = 512 << 20
-    """Address space of a trial in addition to that of the process it is forked from. The most that a constraint took within the limit of
+    """Address space of a check in addition to that of the process it is forked from. The most that a constraint took within the limit of
     CPU time was 130 MB."""
     in_loop_s: float = 0.1
     """CPU seconds that reading may take, which vLLM does in the event loop, and finding the tokens that may come first, which the engine
     does in a step. A schema of 16 kB with 100 properties takes 0.005 s to read."""
     run_s: float = 40.0
-    """Seconds that a trial may take, however busy the machine is."""
+    """Seconds that a check may take, however busy the machine is."""
     wait_s: float = 60.0
     """Seconds that a request waits for its verdict, other grammars before it and the start of the process included."""
 
 
 class _Process:
-    """One run of the program, and the trials that it has not answered."""
+    """One run of the program, and the checks that it has not answered."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -50,7 +50,7 @@ class _Process:
         self.reader = asyncio.create_task(self._read(), name="grammar-compiler")
 
     @classmethod
-    async def start(cls, limits: TrialLimits) -> Self:
+    async def start(cls, limits: CheckLimits) -> Self:
         command = (sys.executable, "-m", "serve_app.ingress.front_end.grammar_process")
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         # A session of its own, so that `kill` reaches the children, too.
@@ -76,24 +76,24 @@ class _Process:
             self._send({"tokenizer": tokenizer, "number": self._tokenizers[tokenizer]})
         return self._tokenizers[tokenizer]
 
-    async def answer_to(self, trial: dict[str, Any], limit_s: float, *, start_s: float) -> dict[str, Any]:
-        """Return what the process says of the trial.
+    async def answer_to(self, check: dict[str, Any], limit_s: float, *, start_s: float) -> dict[str, Any]:
+        """Return what the process says of the check.
 
         The step is `LATE` if it is not ready within ``start_s``, or has said nothing ``limit_s`` after it was ready.
         """
-        answer = self._answers[trial["id"]] = asyncio.get_running_loop().create_future()
+        answer = self._answers[check["id"]] = asyncio.get_running_loop().create_future()
         try:
-            self._send(trial)
+            self._send(check)
             async with asyncio.timeout(start_s):
                 await self._ready.wait()
             async with asyncio.timeout(limit_s):
                 return await answer
-        except TimeoutError:  # each trial ends by itself before that
-            logger.warning("the process that compiles grammars on trial does not answer; it is ended")
+        except TimeoutError:  # each check ends by itself before that
+            logger.warning("the process that checks grammars does not answer; it is ended")
             self.kill()
             return {"step": LATE}
         finally:
-            del self._answers[trial["id"]]
+            del self._answers[check["id"]]
 
     def _send(self, line: dict[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -110,13 +110,13 @@ class _Process:
                 elif (answer := self._answers.get(result["id"])) is not None and not answer.done():
                     answer.set_result(result)
         except (ValueError, TypeError, KeyError):
-            logger.exception("the process that compiles grammars on trial said what is no result")
+            logger.exception("the process that checks grammars said what is no result")
         was_ended = self._killed
         self.kill()
         self._process.stdin.close()
         status = await self._process.wait()
         if not was_ended:
-            logger.warning("the process that compiles grammars on trial ended by itself, with status %s", status)
+            logger.warning("the process that checks grammars ended by itself, with status %s", status)
         self._ready.set()
         for answer in self._answers.values():
             if not answer.done():
@@ -124,38 +124,38 @@ class _Process:
 
 
 class GrammarCompiler:
-    """Compiles grammars on trial: starts the process, starts it again when it has ended, and tells it each tokenizer once.
+    """Checks grammars: starts the process, starts it again when it has ended, and tells it each tokenizer once.
 
     Args:
         limits: Default: those of the service.
     """
 
-    def __init__(self, limits: TrialLimits | None = None) -> None:
-        self.limits = limits or TrialLimits()
+    def __init__(self, limits: CheckLimits | None = None) -> None:
+        self.limits = limits or CheckLimits()
         self.places = asyncio.Semaphore(_AT_ONCE)
-        """A trial holds one of these from its beginning to its end, whatever becomes of the request that wanted it."""
+        """A check holds one of these from its beginning to its end, whatever becomes of the request that wanted it."""
         self._starting = asyncio.Lock()
         self._process: _Process | None = None
         self._closed = False
-        self._num_trials = 0
+        self._num_checks = 0
 
     async def prepare(self, tokenizer: str) -> None:
         """Start the process and tell it the tokenizer, so that the first request with a grammar need not wait for either."""
         if (process := await self._running()) is not None:
             process.number(tokenizer)
 
-    async def try_(self, grammar: Mapping[str, Any], tokenizer: str) -> dict[str, Any]:
+    async def check(self, grammar: Mapping[str, Any], tokenizer: str) -> dict[str, Any]:
         """Return what `grammar_process` says of the grammar, or the step `LATE`. The caller holds one of the `places`."""
         process: _Process | None = None
         try:
             process = await self._running()
         except OSError:  # no memory, no file descriptor, no process left: the client may come again
-            logger.exception("no process could be started that compiles grammars on trial")
+            logger.exception("no process could be started that checks grammars")
         if process is None:
             return {"step": LATE}
-        self._num_trials += 1
-        trial = {**grammar, "id": self._num_trials, "number": process.number(tokenizer)}
-        return await process.answer_to(trial, self.limits.run_s + _SPARE_S, start_s=self.limits.wait_s)
+        self._num_checks += 1
+        check = {**grammar, "id": self._num_checks, "number": process.number(tokenizer)}
+        return await process.answer_to(check, self.limits.run_s + _SPARE_S, start_s=self.limits.wait_s)
 
     async def close(self) -> None:
         """End the process and start no other. What waits for it has no verdict."""

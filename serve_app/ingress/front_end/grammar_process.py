@@ -1,11 +1,11 @@
-"""A process that compiles grammars on trial, each in a child of its own with a limit on CPU time and memory.
+"""A process that checks grammars, each in a child of its own with a limit on CPU time and memory.
 
 xgrammar's compiler has no limit of time, and nothing can stop a thread in it; the kernel can stop a child process. This process imports
 the libraries that read grammars (`grammar_readers`) and nothing of vLLM, so that it stays small and has one thread: forking it is cheap
 and safe.
 
-Each line of standard input is JSON: first the limits, then a tokenizer with its number, or a trial with the number of its tokenizer. An
-empty object on standard output says that the process is ready, then each trial becomes one line. The process ends with its input.
+Each line of standard input is JSON: first the limits, then a tokenizer with its number, or a check with the number of its tokenizer. An
+empty object on standard output says that the process is ready, then each check becomes one line. The process ends with its input.
 """
 
 import json
@@ -34,7 +34,7 @@ _CAUSES = {signal.SIGXCPU: "time", signal.SIGABRT: "memory", signal.SIGSEGV: "de
 
 
 def serve() -> None:
-    """Run the trials that standard input asks for, all at once, until it ends."""
+    """Run the checks that standard input asks for, all at once, until it ends."""
     os.nice(5)  # the ingress's event loop and streams go first
     children: dict[int, int] = {}
     compilers: dict[int, Any] = {}
@@ -63,14 +63,14 @@ def _compiler(tokenizer: str) -> Any:
     return xgr.GrammarCompiler(xgr.TokenizerInfo.deserialize_json(tokenizer), max_threads=1, cache_enabled=False)
 
 
-def _begin(compiler: Any, trial: Mapping[str, Any], limits: Mapping[str, Any]) -> int:
+def _begin(compiler: Any, check: Mapping[str, Any], limits: Mapping[str, Any]) -> int:
     if pid := os.fork():
         return pid
     status = 1
     try:
         _limit(limits["compile_s"], limits["memory_bytes"])
         signal.setitimer(signal.ITIMER_REAL, limits["run_s"])  # its signal ends a process that waits for anything, too
-        os.write(1, json.dumps({"id": trial["id"], **_try(compiler, trial, limits["in_loop_s"])}).encode() + b"\n")
+        os.write(1, json.dumps({"id": check["id"], **_check(compiler, check, limits["in_loop_s"])}).encode() + b"\n")
         status = 0
     finally:
         os._exit(status)
@@ -86,19 +86,19 @@ def _limit(cpu_s: int, more_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _try(compiler: Any, trial: Mapping[str, Any], in_loop_s: float) -> dict[str, Any]:
+def _check(compiler: Any, check: Mapping[str, Any], in_loop_s: float) -> dict[str, Any]:
     """Return the step that failed and what it said, if any, and the CPU seconds of what vLLM does in loops that others wait for.
 
     These are `read_s`, the reading, in the ingress's event loop, and `mask_s`, finding the tokens that may come first, in an engine step.
     """
-    kind, spec = trial["kind"], trial["spec"]
+    kind, spec = check["kind"], check["spec"]
     step, said, cost = "read", "", {"read_s": 0.0, "mask_s": 0.0}
     try:
-        read_it = partial(read, kind, spec, second=trial["second"], ignores=trial["ignores"])
+        read_it = partial(read, kind, spec, second=check["second"], ignores=check["ignores"])
         cost["read_s"], raised = _measured(read_it, in_loop_s)
         if raised is None:
             step = "compile"
-            grammar = _compile(compiler, kind, spec, any_whitespace=trial["any_whitespace"])
+            grammar = _compile(compiler, kind, spec, any_whitespace=check["any_whitespace"])
             cost["mask_s"], raised = _measured(partial(_first_mask, grammar), in_loop_s)
         if raised is not None:
             raise raised
@@ -157,14 +157,14 @@ def _report_killed(children: dict[int, int]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        trial_id = children.pop(pid)
+        check_id = children.pop(pid)
         if os.WIFSIGNALED(status):
             step = _CAUSES.get(signal.Signals(os.WTERMSIG(status)), "late")
         elif os.WEXITSTATUS(status):
             step = "memory"  # it could not even write its line
         else:
             continue
-        os.write(1, json.dumps({"id": trial_id, "step": step, "said": "", "read_s": 0.0, "mask_s": 0.0}).encode() + b"\n")
+        os.write(1, json.dumps({"id": check_id, "step": step, "said": "", "read_s": 0.0, "mask_s": 0.0}).encode() + b"\n")
 
 
 if __name__ == "__main__":

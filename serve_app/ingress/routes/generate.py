@@ -57,12 +57,12 @@ def generate_route(
             return describe_error(exc).response()
         request_id = f"generate-{request.headers.get('x-request-id', '')}-{random_uuid():.8}"
         lora = (adapters or {}).get(body.model or "")
-        return _Answer(_texts(engine_client, body, request_id, lora), stream=body.stream, end=end)
+        return GenerateResponse(_texts(engine_client, body, request_id, lora), stream=body.stream, end=end)
 
     return generate
 
 
-class _Answer(Response):
+class GenerateResponse(Response):
     """Sends what a generation yields: each value with ``end`` behind it, or only the last one.
 
     The head of a stream comes first, as on vLLM's routes, and that of a refusal before the first line behind it: `HeldAnswer` lets

@@ -34,7 +34,7 @@ _RETRY_AFTER_S = 1.0
 
 
 @dataclass
-class _Trial:
+class _Check:
     """A grammar that is tried, for ``num_waiting`` requests."""
 
     task: asyncio.Task[None]
@@ -42,8 +42,8 @@ class _Trial:
     begun: bool = False
 
 
-class GrammarTrials:
-    """The trials of one model.
+class GrammarChecks:
+    """The checks of one model.
 
     Args:
         tokenizer: Returns xgrammar's serialized description of the tokenizer; called in a thread, until it has returned once.
@@ -62,8 +62,8 @@ class GrammarTrials:
         self._described: str | None = None
         self._any_whitespace = any_whitespace
         self._has_fallback = has_fallback
-        self._trials: dict[bytes, _Trial] = {}
-        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
+        self._checks: dict[bytes, _Check] = {}
+        self._results: OrderedDict[bytes, str | None] = OrderedDict()
 
     async def prepare(self) -> None:
         """Start the process and tell it this model's tokenizer, so that the first request with a grammar need not wait for either."""
@@ -72,7 +72,7 @@ class GrammarTrials:
     async def check(self, params: StructuredOutputsParams) -> None:
         """Return if the grammar of ``params`` may go on to vLLM and an engine.
 
-        What xgrammar cannot read is left to vLLM, which reads it with another library: the trial has done that, too, within the limits.
+        What xgrammar cannot read is left to vLLM, which reads it with another library: the check has done that, too, within the limits.
 
         Raises:
             VLLMValidationError: Compiling it fails, or exceeds a limit, or there is no result in time. The exchange of the HTTP
@@ -81,43 +81,43 @@ class GrammarTrials:
         if (kind_and_spec := _kind_and_spec(params)) is None:
             return
         digest = hashlib.sha256("\0".join(kind_and_spec).encode("utf-8", "surrogatepass")).digest()
-        if digest not in self._verdicts:
-            await self._wait_for_verdict(digest, *kind_and_spec)
-        if digest not in self._verdicts:
+        if digest not in self._results:
+            await self._wait_for_result(digest, *kind_and_spec)
+        if digest not in self._results:
             _refuse(GrammarsBusy(limit_s=self.compiler.limits.wait_s, retry_after_s=_RETRY_AFTER_S))
-        self._verdicts.move_to_end(digest)
-        if (refusal := self._verdicts[digest]) is not None:
+        self._results.move_to_end(digest)
+        if (refusal := self._results[digest]) is not None:
             _refuse(BadRequest("structured_outputs", refusal))
 
-    async def _wait_for_verdict(self, digest: bytes, kind: str, spec: str) -> None:
-        """Return when there is one, or none in time. A trial that has begun goes on without the requests that wanted it."""
-        if (trial := self._trials.get(digest)) is None:
-            task = asyncio.create_task(self._judge(digest, kind, spec), name="grammar-trial")
-            trial = self._trials[digest] = _Trial(task)
+    async def _wait_for_result(self, digest: bytes, kind: str, spec: str) -> None:
+        """Return when there is one, or none in time. A check that has begun goes on without the requests that wanted it."""
+        if (check := self._checks.get(digest)) is None:
+            task = asyncio.create_task(self._run(digest, kind, spec), name="grammar-check")
+            check = self._checks[digest] = _Check(task)
             task.add_done_callback(lambda _: self._forget(digest, task))
-        trial.num_waiting += 1
+        check.num_waiting += 1
         try:
             async with asyncio.timeout(self.compiler.limits.wait_s):
-                await asyncio.shield(trial.task)
+                await asyncio.shield(check.task)
         except TimeoutError:
             return
         finally:
-            trial.num_waiting -= 1
-            if not (trial.num_waiting or trial.begun):
-                trial.task.cancel()
-                self._forget(digest, trial.task)  # now, or the next request with this grammar would wait for what was cancelled
+            check.num_waiting -= 1
+            if not (check.num_waiting or check.begun):
+                check.task.cancel()
+                self._forget(digest, check.task)  # now, or the next request with this grammar would wait for what was cancelled
 
     def _forget(self, digest: bytes, task: asyncio.Task[None]) -> None:
-        if (trial := self._trials.get(digest)) is not None and trial.task is task:
-            del self._trials[digest]
+        if (check := self._checks.get(digest)) is not None and check.task is task:
+            del self._checks[digest]
 
-    async def _judge(self, digest: bytes, kind: str, spec: str) -> None:
+    async def _run(self, digest: bytes, kind: str, spec: str) -> None:
         async with self.compiler.places:
-            self._trials[digest].begun = True
+            self._checks[digest].begun = True
             tokenizer = await self._tokenizer()
             second, ignores = _second_reader(kind, spec) if self._has_fallback else (None, False)
             grammar = {"kind": kind, "spec": spec, "any_whitespace": self._any_whitespace, "second": second, "ignores": ignores}
-            result = await self.compiler.try_(grammar, tokenizer)
+            result = await self.compiler.check(grammar, tokenizer)
             if result["step"] != LATE:
                 self._remember(digest, self._refusal(result))
 
@@ -128,9 +128,9 @@ class GrammarTrials:
             return self._described
 
     def _remember(self, digest: bytes, refusal: str | None) -> None:
-        self._verdicts[digest] = refusal
-        if len(self._verdicts) > _REMEMBERED:
-            self._verdicts.popitem(last=False)
+        self._results[digest] = refusal
+        if len(self._results) > _REMEMBERED:
+            self._results.popitem(last=False)
 
     def _refusal(self, result: dict[str, Any]) -> str | None:
         """Return what is said to the client; None if the grammar passes."""
@@ -159,7 +159,7 @@ def _refuse(error: GrammarsBusy | BadRequest) -> NoReturn:
     raise VLLMValidationError(str(error), parameter="structured_outputs")
 
 
-def try_grammars(engine: Any, vllm_config: Any, compiler: GrammarCompiler) -> GrammarTrials | None:
+def check_grammars(engine: Any, vllm_config: Any, compiler: GrammarCompiler) -> GrammarChecks | None:
     """Let ``engine``, vLLM's `AsyncLLM`, try the grammar of each request before it takes the request.
 
     Returns:
@@ -169,18 +169,18 @@ def try_grammars(engine: Any, vllm_config: Any, compiler: GrammarCompiler) -> Gr
     if config.backend not in ("auto", "xgrammar") or tokenizer is None or is_mistral_tokenizer(tokenizer):
         return None
     describe = partial(tokenizer_description, tokenizer, vllm_config.model_config.get_vocab_size())
-    trials = GrammarTrials(
+    checks = GrammarChecks(
         describe, compiler, any_whitespace=not config.disable_any_whitespace, has_fallback=config.backend == "auto"
     )
     add = engine.add_request
 
     async def add_request(request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         if (structured := getattr(params, "structured_outputs", None)) is not None:
-            await trials.check(structured)
+            await checks.check(structured)
         return await add(request_id, prompt, params, *args, **kwargs)
 
     engine.add_request = add_request
-    return trials
+    return checks
 
 
 def tokenizer_description(tokenizer: Any, vocab_size: int) -> str:
