@@ -280,7 +280,7 @@ async def test_a_file_that_an_open_batch_reads_is_not_deleted_and_open_batches_a
         ({"input_file_id": "file-none"}, "input_file_id: 'file-none' is not a file with the purpose 'batch'"),
         ({"input_file_id": "\ud800"}, "input_file_id: '\\ud800' is not a file with the purpose 'batch'"),
         ({"input_file_id": None}, "input_file_id: is missing"),
-        ({"metadata": {"a": 1}}, "metadata.a: is no text"),
+        ({"metadata": {"a": 1}}, "metadata.a: is not a Unicode text"),
         ({"metadata": {"a": "x" * 513}}, "metadata.a: is not a Unicode text, or too long"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata: is not a mapping, or too large"),
         ({"metadata": {"a": "\ud800"}}, "metadata.a: is not a Unicode text"),
