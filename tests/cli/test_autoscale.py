@@ -235,8 +235,8 @@ def test_of_a_log_with_a_gap_the_longest_stretch_is_simulated(log: Path, tmp_pat
 )
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-1e300", "1e300"])
 def test_damaged_numbers_end_in_a_sentence(log: Path, tmp_path: Path, old: str, value: str) -> None:
-    lines = log.read_text().splitlines()
-    lines[300] = re.sub(f"{old}[0-9.e-]+", f"{old}{value}", lines[300])
+    lines = log.read_text().splitlines()[:150]  # a replay takes as long as its log
+    lines[75] = re.sub(f"{old}[0-9.e-]+", f"{old}{value}", lines[75])
     file, policy = tmp_path / "damaged.jsonl", tmp_path / "same.yaml"
     policy.write_text(yaml.safe_dump({"models": {"chat": {"model": "/m", "replicas": {"min": 1, "max": 9}}}}))
     file.write_text("\n".join(lines))

@@ -88,13 +88,11 @@ def deadlock(pair: Pair) -> None:
     pair.file.write_text("deadlock")
 
 
-@pytest.mark.parametrize(
-    ("hang", "code"), [(stop_engine_core, "engine_stopped"), pytest.param(deadlock, "engine_silent", marks=pytest.mark.slow)]
-)
-def test_an_engine_that_hangs_in_the_midst_of_a_request_is_killed(pair: Pair, hang: Callable[[Pair], None], code: str) -> None:
+@pytest.mark.slow
+def test_an_engine_that_deadlocks_in_the_midst_of_a_request_is_killed(pair: Pair) -> None:
     pair.work()
-    hang(pair)
-    assert pair.hears("lost") == f"lost {code}"
+    deadlock(pair)
+    assert pair.hears("lost") == "lost engine_silent"
     pair.until_gone()
 
 
@@ -110,10 +108,14 @@ def test_an_engine_that_is_idle_or_slow_is_left_alone_and_killed_once_it_deadloc
     pair.until_gone()
 
 
-def test_an_engine_core_leaves_ctrl_c_and_sigterm_to_its_supervisor(pair: Pair) -> None:
+def test_an_engine_core_leaves_ctrl_c_and_sigterm_to_its_supervisor_and_is_killed_once_it_is_stopped(pair: Pair) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(pair.engine_pid, number)
     pair.work()
+
+    stop_engine_core(pair)  # in the midst of the request
+    assert pair.hears("lost") == "lost engine_stopped"
+    pair.until_gone()
 
 
 def block(pair: Pair) -> None:
