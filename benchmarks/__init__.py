@@ -1,1 +1,1 @@
-"""Benchmarks whose results stand in docs/benchmarks.md. The report of each holds the machine and the versions it ran with."""
+"""The benchmarks produce the results in docs/benchmarks.md. The report of each names the machine and the versions of its run."""

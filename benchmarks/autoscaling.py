@@ -1,4 +1,4 @@
-"""Autoscaling policies on a simulated fleet: SLO attainment and replica-seconds. docs/autoscaling-measured.md has what comes of it.
+"""This benchmark runs autoscaling policies on a simulated fleet: SLO attainment, replica-seconds (docs/autoscaling-measured.md).
 
     python -m benchmarks.autoscaling                     all scenarios, all policies, four seeds: table, figures of the first, JSON
     python -m benchmarks.autoscaling --scenarios diurnal one of them

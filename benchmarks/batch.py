@@ -1,4 +1,4 @@
-"""Prompts of mixed length through fixed batches and through serve-app's two batch clients. docs/benchmarks.md has the result.
+"""This benchmark sends prompts of mixed length through fixed batches and serve-app's two batch clients: docs/benchmarks.md.
 
     python -m benchmarks.batch              both parts, under 15 minutes on 2 cores
     python -m benchmarks.batch real         SmolLM2-135M on the CPU, a quarter of the lengths: CPU-hours

@@ -1,4 +1,4 @@
-"""Tables of the batch benchmark, from its JSON alone. Pure."""
+"""This module makes the tables of the batch benchmark from its JSON alone. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a batch of the API costs those who chat, and how much idle capacity it uses: benchmarks/results/batches-beside-chats.md.
+"""This benchmark measures how a batch of the API slows chats, and how much idle capacity the batch uses.
 
     python -m benchmarks.batch_interference                            5 minutes on 2 cores
     python -m benchmarks.batch_interference --seed 2 --out results/b    two more rounds, of other chats

@@ -1,4 +1,4 @@
-"""What the batch benchmark asks: prompts of mixed length, as lines of ``serve-app batch run`` and as examples of Beam. Pure."""
+"""This module makes the batch benchmark's prompts: lines of ``serve-app batch run``, and Beam examples. Pure."""
 
 import math
 import random

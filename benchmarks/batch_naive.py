@@ -1,4 +1,4 @@
-"""The naive side of the batch benchmark: Beam's ``RunInference`` with batches that nobody joins or leaves until the longest answer is done.
+"""These handlers are the batch benchmark's baseline: Beam's ``RunInference``, whose batches are fixed until their longest answer ends.
 
 ``TransformersHandler`` computes on the CPU. ``SimulatedHandler`` computes nothing and moves a clock instead, which Beam's own batching
 reads: Beam chooses the batches that it would choose on the simulated accelerator. No time of the host is in a simulated figure.

@@ -1,4 +1,4 @@
-"""One side of the batch benchmark in a process of its own.
+"""This command runs one side of the batch benchmark in a process of its own.
 
 `batch.py` starts two of them: ``naive FILE SIZE PART`` and ``beam FILE URL MODEL``. The third is run by hand:
 ``engine FILE PART TIME_SCALE``, vLLM's engine alone, with all prompts there.

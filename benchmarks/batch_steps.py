@@ -1,4 +1,4 @@
-"""What a batch costs those who chat, computed: vLLM's scheduling and the simulated accelerator's law, without processes or a clock.
+"""This model computes how a batch slows chats: vLLM's scheduling and the simulated accelerator's law, without processes or clock.
 
     python -m benchmarks.batch_steps        each way to bound a batch, in a minute: benchmarks/results/batches-beside-chats.md
 

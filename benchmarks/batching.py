@@ -1,4 +1,4 @@
-"""Static against continuous batching: Anyscale's study (2023) rebuilt, with fair baselines beside its own. docs/benchmarks.md.
+"""This benchmark compares static with continuous batching: Anyscale's study (2023), with fair baselines added. docs/benchmarks.md.
 
     python -m benchmarks.batching --real                           SmolLM2-135M on the CPU, an eighth of the study's lengths
     python -m benchmarks.batching --profile a100-40gb-llama-13b    both sides on the simulated accelerator

@@ -1,4 +1,4 @@
-"""Tables and figures of the batching benchmark, from the records on disk alone."""
+"""This module makes the tables and figures of the batching benchmark from the records on disk alone."""
 
 import json
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Numbers of the batching benchmark out of the records of its runs. Seconds are the setup's: real ones divided by ``time_scale``."""
+"""This module computes the batching benchmark's numbers from its records, in the setup's seconds: real ones over ``time_scale``."""
 
 import json
 from dataclasses import dataclass

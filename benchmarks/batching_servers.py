@@ -1,4 +1,4 @@
-"""The servers of the batching benchmark as processes: one static server that is given one setting after the other, and one fleet."""
+"""This module runs the batching benchmark's servers as processes: a static server, reconfigured for each setting, and a fleet."""
 
 import contextlib
 import signal

@@ -1,4 +1,4 @@
-"""What the batching benchmark runs: Anyscale's study (2023) at its own size on simulated accelerators, an eighth of it on the CPU.
+"""The setups list the batching benchmark's runs: Anyscale's study (2023) in its own size on simulated accelerators, an eighth on CPU.
 
 Pure. All tokens, rates and seconds are those of the setup; on a simulated accelerator real time is ``time_scale`` times as long.
 """

@@ -1,4 +1,4 @@
-"""First principles to lay over the measured bars: the law of lengths, the waste of a batch, block arithmetic. Pure."""
+"""This module computes expected values to draw over the measured bars: the law of lengths, a batch's waste, block arithmetic. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

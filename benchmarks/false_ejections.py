@@ -1,4 +1,4 @@
-"""Whether a replica that is only slow is left alone: simulated, under overload, with its CPU throttled, its health limits the default.
+"""This benchmark checks that a replica that is only slow (simulated, overloaded, CPU throttled) keeps its place in the fleet.
 
 ``make bench-false-ejections`` starts a supervisor with its engine and bounds the CPU time of both together: by a cgroup v1 quota, or, where
 no cgroup can be made, by stopping and continuing them in turns. It keeps three times as many requests unfinished as the engine runs at

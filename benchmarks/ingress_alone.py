@@ -1,4 +1,4 @@
-"""What a request and a token cost one ingress process, for `python -m benchmarks.overhead --alone`.
+"""This module measures the CPU time of one ingress process per request and token, for `python -m benchmarks.overhead --alone`.
 
 Each checkout of ``--trees`` gets an ingress of its own, over a real link to a fake engine in a process of its own. All are up all the
 time, and a real HTTP client loads them in turn, so that a slower minute of the machine meets all of them. CPU is that of the ingress's

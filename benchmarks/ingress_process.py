@@ -1,4 +1,4 @@
-"""One ingress process in front of a fake engine, for `ingress_alone`: run by path, so that it can be that of another checkout.
+"""This script is one ingress process over a fake engine, for `ingress_alone`: run by path, it can belong to another checkout.
 
 ``python -P benchmarks/ingress_process.py ingress PORT MODEL FOLDER TOKENS`` is an ingress with vLLM's front end over a real link, and
 ``... engine FOLDER TOKENS`` the replica's end of that link. The fake engine gives each request a token every `STEP_S` and computes nothing.

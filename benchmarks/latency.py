@@ -1,4 +1,4 @@
-"""Latency under open-loop load: the fleet beside a bare ``vllm serve``, and our load generator beside vLLM's own.
+"""This benchmark measures latency under open-loop load: the fleet beside ``vllm serve``, our load generator beside vLLM's.
 
 ``make bench-latency`` measures simulated accelerators. First QPS 1 and QPS 4 with mixed lengths, both servers in turn on the same
 schedule: a table, and the CDFs of both in one figure. A run lasts until about 1,000 requests have been due, so that QPS 1 takes 1,000 s,

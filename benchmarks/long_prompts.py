@@ -1,4 +1,4 @@
-"""What prompts of 100,000 tokens do to the time between tokens of short streams, in one ingress process.
+"""This benchmark measures how prompts of 100,000 tokens delay the tokens of short streams in one ingress process.
 
     python -m benchmarks.long_prompts [--tokens 100000] [--streams 32] [--every 4 1 0] [--rounds 3] [--trees A B]
 

@@ -1,4 +1,4 @@
-"""What the fleet costs beside a bare ``vllm serve``: same engine arguments, interleaved rounds.
+"""This benchmark measures what the fleet costs beside a bare ``vllm serve``: same engine arguments, interleaved rounds.
 
 ``make bench-overhead`` measures simulated accelerators; ``--config FILE`` takes the first model of a configuration instead, for
 example one on a GPU. The load is vLLM's own ``vllm bench serve``: prompts of 64 tokens, EOS ignored, a fixed number of streams.

@@ -1,4 +1,4 @@
-"""Peers as programs: Ray Serve LLM, and bare vLLM servers behind HAProxy. ``python -m benchmarks.peers``.
+"""This program runs a peer: Ray Serve LLM, or bare vLLM servers behind HAProxy. ``python -m benchmarks.peers``.
 
 Each is run as its own documentation has it, from the same `ModelSettings` as the fleet. SIGUSR1 takes one of its replicas away, SIGUSR2
 rolls a changed engine setting out, SIGINT ends it. Ray Serve LLM wants packages that the lock files lack: an environment of its own,

@@ -1,4 +1,4 @@
-"""Servers under test as processes: started, waited for, measured in CPU seconds by role, ended by pid."""
+"""This module runs servers under test as processes: starts, waits, measures CPU seconds by role, and ends them by pid."""
 
 import contextlib
 import os

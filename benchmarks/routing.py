@@ -1,4 +1,4 @@
-"""Routing policies on 16 simulated replicas with prefix caches: hit rate and time to the first token, with 1 and 3 ingresses.
+"""This benchmark compares routing policies on 16 simulated replicas with prefix caches: hit rate and TTFT, 1 and 3 ingresses.
 
     python -m benchmarks.routing [--seeds 1 2 3] [--workloads NAME ...] [--minutes 1]
 

@@ -1,4 +1,4 @@
-"""What routing by prefix costs on the processor: hashes of a prompt, the choice, and taking note of it.
+"""This benchmark measures the CPU time of routing by prefix: hashes of a prompt, the choice of a replica, the index's update.
 
     python -m benchmarks.routing_cost
 

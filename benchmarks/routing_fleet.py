@@ -1,4 +1,4 @@
-"""A fleet of simulated replicas with prefix caches behind one or several ingresses, in simulated time. Pure.
+"""This module simulates replicas with prefix caches behind one or several ingresses, in simulated time. Pure.
 
 Queueing and routing are the product's own (`FleetState`, one for each ingress), the replicas those of `serve_app.simulated`. Added here
 is each replica's prefix cache: blocks of prompts and answers, what was used last the longest.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, Replica
+from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, Replica, SimulatedOutput
 from serve_app.core.events import HeartbeatArrived, LinkOpened, OutputsArrived, RequestArrived
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
@@ -87,15 +87,6 @@ class CachingReplica(Replica):
 
 
 Policy = Callable[[int, Mapping[str, CachingReplica]], RoutingPolicy]
-
-
-@dataclass(slots=True)
-class _Output:
-    request_id: str
-    new_token_ids: list[int]
-    finish_reason: object | None = None
-    events: object | None = None
-    prefill_stats: object | None = None
 
 
 @dataclass(slots=True)
@@ -182,11 +173,11 @@ class RoutedFleet:
         self._schedule(replica)
 
     def _report(self, replica: CachingReplica, happened: Sequence[tuple[Job, str, bool]], at: float) -> None:
-        outputs: dict[int, list[_Output]] = {}
+        outputs: dict[int, list[SimulatedOutput]] = {}
         for ask, attempt_id, ended in happened:
             assert isinstance(ask, Ask)
             tokens = (ask.output_tokens if ended else 1) - self._told[attempt_id]
-            outputs.setdefault(ask.ingress, []).append(_Output(attempt_id, [0] * tokens, "length" if ended else None))
+            outputs.setdefault(ask.ingress, []).append(SimulatedOutput(attempt_id, [0] * tokens, "length" if ended else None))
             self._told[attempt_id] += tokens
             if ended:
                 del self._told[attempt_id], self._running[ask.request_id]
@@ -203,12 +194,12 @@ class RoutedFleet:
             self._start(fleet.handle(HeartbeatArrived(replica.replica_id, replica.load(), draining=False), now=at), at)
 
     def _report_progress(self, replica: CachingReplica, at: float) -> None:
-        outputs: dict[int, list[_Output]] = {}
+        outputs: dict[int, list[SimulatedOutput]] = {}
         for ends_at, attempt_id, ask in replica.running:
             assert isinstance(ask, Ask)
             done = ask.output_tokens - (ends_at - replica.steps)
             if (new := done - self._told[attempt_id]) > 0:
-                outputs.setdefault(ask.ingress, []).append(_Output(attempt_id, [0] * new))
+                outputs.setdefault(ask.ingress, []).append(SimulatedOutput(attempt_id, [0] * new))
                 self._told[attempt_id] = done
         for ingress, items in outputs.items():
             self._start(self.ingresses[ingress].handle(OutputsArrived(replica.replica_id, items), now=at), at)

@@ -1,4 +1,4 @@
-"""Routing policies live: four replicas on simulated accelerators behind one ingress; hit rate and time to the first token.
+"""This benchmark compares routing policies live, on four simulated replicas behind one ingress: hit rate and time to first token.
 
     python -m benchmarks.routing_live [--sides load prefix ...] [--workloads NAME ...] [--seconds 60] [--port 8100]
 

@@ -1,4 +1,4 @@
-"""What an ingress's guess of the replicas' prefix caches is worth beside the truth, in the simulation of `benchmarks.routing`.
+"""This benchmark compares an ingress's guess of prefix caches with the true contents, in the simulation of `benchmarks.routing`.
 
     python -m benchmarks.routing_truth [--seeds 1 2 3] [--minutes 1]
 

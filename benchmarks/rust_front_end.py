@@ -1,4 +1,4 @@
-"""vLLM's Rust front end, which only its wheels for CUDA have: the binary of the installed version, out of the wheel on PyPI."""
+"""This module gets vLLM's Rust front end, which only the CUDA wheels have, from the installed version's wheel on PyPI."""
 
 import platform
 import subprocess

@@ -1,4 +1,4 @@
-"""The fewest replica-seconds with which any policy serves given requests, whatever it knows of the future. Pure.
+"""The bound is the fewest replica-seconds with which any policy, even one that knows the future, serves given requests. Pure.
 
 A replica is paid from its order to its end, so at least while it works; the bound is the least work, at the best batches that the hardware
 allows. Three facts of the simulated replica (`serve_app/autoscaling/simulation/simulated_replica.py`) give it:

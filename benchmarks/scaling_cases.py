@@ -1,4 +1,4 @@
-"""The policy where it once ordered far too much, far too little or too often: one row per case, on the simulated fleet.
+"""The cases are loads for which the policy once ordered far too much, too little or too often: a row each, on a simulated fleet.
 
     python -m benchmarks.scaling_cases                 all cases, ten CPU minutes
     python -m benchmarks.scaling_cases trickle lengths those whose names begin so

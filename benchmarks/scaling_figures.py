@@ -1,4 +1,4 @@
-"""The figure of one scenario of the autoscaling benchmark."""
+"""This module draws the figure of one scenario of the autoscaling benchmark."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The loads of `scaling_cases.py`: what a load is, and those on which the policy once went wrong. Pure."""
+"""This module has the loads of `scaling_cases.py`: the type of a load, and the loads that once misled the policy. Pure."""
 
 import math
 import random

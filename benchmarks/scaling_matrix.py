@@ -1,4 +1,4 @@
-"""Loads of many shapes for a fleet of any size: `matrix(n)` scales each of them so that its highest rate needs n replicas.
+"""This module scales loads of many shapes to a fleet: after `matrix(n)` the highest rate of each load needs n replicas.
 
 python -m benchmarks.scaling_matrix    measures `RATES` again, in six CPU minutes
 """

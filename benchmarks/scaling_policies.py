@@ -1,4 +1,4 @@
-"""What the autoscaler is compared with: request counts, KEDA, a planner, an oracle. Pure; replica counts within bounds are the caller's.
+"""These policies are the autoscaler's rivals: request counts, KEDA, a planner, an oracle. Pure; callers apply the replica bounds.
 
 Each is written from the documents of its system and takes the same observations as ours.
 """

@@ -1,4 +1,4 @@
-"""The rows of the autoscaling benchmark, their means over seeds with 95 % intervals, and the table of them. Pure."""
+"""This module has the autoscaling benchmark's rows, their means over seeds with 95 % intervals, and their table. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""What clients notice of faults: the fleet beside Ray Serve LLM and bare vLLM servers behind HAProxy, two simulated replicas each.
+"""The scorecard counts what clients notice of faults: the fleet, Ray Serve LLM, and vLLM behind HAProxy, two simulated replicas each.
 
 ``make scorecard`` starts each side anew for each fault, loads it with the same Poisson arrivals by the load kit, and injects the fault.
 A failure is an answer that is not complete, or whose text is not that of the side's own run without a fault. Runs that OUT has are

@@ -1,4 +1,4 @@
-"""Whether a fleet stays as it is: memory, file descriptors, threads and tasks of its processes under a load that comes and goes.
+"""The soak checks that a fleet stays the same size (memory, descriptors, threads, tasks) under a load that comes and goes.
 
     python -m benchmarks.soak [--minutes 60] [--port 8090]
 

@@ -1,4 +1,4 @@
-"""The servers under test: ``vllm serve`` with its own and with its Rust front end, fleets, and Ray Serve LLM. One `ModelSettings` gives
+"""This module starts the servers under test: ``vllm serve`` with either front end, fleets, Ray Serve LLM. One `ModelSettings` gives
 all engines the same arguments.
 """
 

@@ -1,1 +1,1 @@
-"""Load tests of OpenAI-style endpoints: open-loop schedules on Locust, latencies from the due time, proofs of their own."""
+"""The load-test kit tests OpenAI-style endpoints: open-loop schedules on Locust, latencies from the due time, and self-tests."""

@@ -1,4 +1,4 @@
-"""The command `serve-app-loadtest`. Commands import what they need inside, so that `--help` and mistakes answer at once.
+"""The command `serve-app-loadtest` parses its arguments and imports the rest only when needed, so `--help` and mistakes answer at once.
 
 Exit status: 0 pass, 1 SLO missed, 2 usage, 3 invalid run, 4 audit mismatch, 5 undecided.
 """

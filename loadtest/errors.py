@@ -1,4 +1,4 @@
-"""What can go wrong, by the exit status that it ends the command with.
+"""These errors end a command; their class gives its exit status.
 
     LoadtestError      2
       UsageError       2  scenario, command line, trace or target cannot be used as given

@@ -1,4 +1,4 @@
-"""Files that the user names, read with a limit: a device, or a file of another kind, ends with an error instead of filling memory."""
+"""This module reads files that the user names, up to a limit: a device or an endless file ends with an error before memory is full."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Standard output and error that a command outlives.
+"""This module keeps a command running when its standard output or error can no longer be written.
 
 A reader goes away, as `head` does, or a disk is full. Python would raise, Typer end with 1, which means that an SLO was missed, and a load
 would end in its middle. Here, what cannot be written is dropped, and the command goes on.

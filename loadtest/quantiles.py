@@ -1,4 +1,4 @@
-"""The quantile of a sample as everything here takes it: one of its values. Pure, and quick to load: the generator's processes do."""
+"""The quantile of a sample is, everywhere here, one of its values. Pure, and quick to import for the generator's processes."""
 
 import math
 from typing import Protocol

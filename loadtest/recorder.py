@@ -1,4 +1,4 @@
-"""Writes the files of a run, whole lines only, and keeps count of what the workers said they sent.
+"""The recorder writes the files of a run in whole lines, and checks their number against the workers' own counts.
 
 Only the process that is Locust's master (or the one process of a local run) writes rows; workers hand theirs over in numbered
 batches. `Ledger` is pure: a batch that is missing, or came twice, makes the run invalid.

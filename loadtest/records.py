@@ -1,4 +1,4 @@
-"""What a run leaves on disk, and how it is read again.
+"""The records are the files that a run leaves on disk; this module defines their lines and reads them.
 
     RUN/manifest.json    `Manifest`: what ran against what, and how it ended
     RUN/schedule.jsonl   one `ScheduledRequest` a line, in the order of `id`

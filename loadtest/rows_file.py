@@ -1,4 +1,4 @@
-"""rows.jsonl as Parquet, for what reads many rows: one column per field, sorted by due time, read in a stream.
+"""This module writes and reads rows.jsonl as Parquet, for readers of many rows: one column per field, by due time, in a stream.
 
 The lines are what was recorded and sealed; Parquet cannot be appended to line by line through a crash. rows.parquet is made from
 them whenever a run is analysed, so that it never says anything else. Its columns are those of `loadtest.records.Row`, but

@@ -1,4 +1,4 @@
-"""Seals of what was recorded, so that a later edit, deletion or reordering of rows is found.
+"""The seals are digests of recorded files, so that a later edit, deletion or reordering of rows is found.
 
 While a run goes on, seal.jsonl gets one `Seal` per file and batch: the SHA-256 of the whole file so far, hence a chain. At the end
 the manifest names the last one of each file, and the digest of the scenario that it holds, by which the run is judged. It is a seal

@@ -1,4 +1,4 @@
-"""Numbers and verdicts as report and terminal write them."""
+"""This module writes numbers and verdicts for the report and the terminal."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,1 +1,1 @@
-"""The baseline that continuous batching is measured against: fixed batches on Ray Serve's own `serve.batch`. See docs/benchmarks.md."""
+"""This package is the baseline of continuous batching: fixed batches on Ray Serve's `serve.batch`. See docs/benchmarks.md."""

@@ -1,4 +1,4 @@
-"""The part of OpenAI's completions API that a static server has: one prompt in, one greedy answer out. Bytes in, bytes out."""
+"""This module parses and writes the static server's part of OpenAI's completions API: a prompt in, a greedy answer out. Sans-IO."""
 
 from typing import Any
 

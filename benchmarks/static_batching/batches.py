@@ -1,4 +1,4 @@
-"""Static batching as arithmetic: who is in a batch, how long it runs, what it reserves and uses of the KV cache.
+"""This module computes static batching: a batch's members, its run time, and the KV cache that it reserves and uses.
 
 Pure: no clock, no Ray, no PyTorch. A batch is a matrix: prompts are padded on the left to the longest, all places decode
 until the last one is done, nobody joins or leaves. Source of the two forms: Anyscale, "How continuous batching enables 23x

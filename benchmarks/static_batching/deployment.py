@@ -1,4 +1,4 @@
-"""The Ray Serve deployment: one replica, one batch at a time, Serve's own HTTP proxy in front.
+"""The Ray Serve deployment is one replica that runs one batch at a time, behind Serve's own HTTP proxy.
 
 POST /v1/completions   one greedy answer; ``stream`` sends it as one event when the batch ends, nothing exists before
 GET  /v1/models  /healthz  /settings  /batches   the model; liveness; what runs; what each batch did since the settings changed

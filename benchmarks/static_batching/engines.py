@@ -1,4 +1,4 @@
-"""What computes a batch: Hugging Face Transformers, or the simulated accelerator's tokens and times."""
+"""These engines compute a batch: Hugging Face Transformers, or the simulated accelerator's tokens and times."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What one static server is: a value, which `python -m benchmarks.static_batching` reads from a YAML file and can be given anew."""
+"""The settings describe one static server; `python -m benchmarks.static_batching` reads and re-reads them from a YAML file."""
 
 from pathlib import Path
 from typing import Any, Literal, Self

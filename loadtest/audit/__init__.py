@@ -1,1 +1,1 @@
-"""The audit: every scheduled request has one outcome, and the logs and counters of the server agree with the rows."""
+"""The audit checks that each scheduled request has one outcome, and that the server's logs and counters agree with the rows."""

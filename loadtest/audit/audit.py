@@ -1,4 +1,4 @@
-"""Exactly-once audit: schedule, client rows and the server's own log (or counters) must agree about every request.
+"""The exactly-once audit compares schedule, client rows and the server's own log (or counters): they must agree on each request.
 
 A scheduled id ends in exactly one final state: complete, with the text that an undisturbed run of the same schedule got; an
 explicit error; rejected with Retry-After; cancelled by us; never sent, with a reason. Whatever else happened is a finding, and

@@ -1,4 +1,4 @@
-"""The server's side of the audit: its log, line by line, or its counters, as sums."""
+"""This module compares the server's side with the rows, for the audit: its log, line by line, or its counters, as sums."""
 
 import math
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""What an audit can find, and what it found so far."""
+"""This module names the kinds of findings of an audit, and collects the findings of one audit."""
 
 from collections import Counter
 

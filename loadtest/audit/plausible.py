@@ -1,4 +1,4 @@
-"""What no run can have recorded: the checks of the audit that need one row and its line of the schedule. Pure."""
+"""These checks of the audit find rows that no run can have recorded: each needs a row and its line of the schedule. Pure."""
 
 from collections.abc import Iterator
 from itertools import pairwise

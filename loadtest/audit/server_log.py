@@ -1,4 +1,4 @@
-"""The server's own account of requests, for the audit: any log in which a line of a request holds the X-Request-Id of the client.
+"""This module reads the server's request log for the audit. Each line of a request must hold the client's X-Request-Id.
 
     JSON lines   serve-app's ledger; the law server's log; access logs of nginx, Envoy, Traefik or an application written as JSON
     text         the same as text; vLLM with --enable-log-requests, of which the lines with "Received request" count

@@ -1,1 +1,1 @@
-"""The control of a run: Locust with its workers, what is observed and injected beside the load, and what it all leaves on disk."""
+"""The control runs a load test: it drives Locust's workers, observes the target, injects faults and writes the records."""

@@ -1,4 +1,4 @@
-"""Open and closed loop on Locust: what a worker does with its share of the schedule. `loadtest.control.master` is the other side.
+"""The dispatcher sends a worker's share of the schedule, open or closed loop, on Locust. `loadtest.control.master` is its peer.
 
     master                                        worker (also the one process of a local run)
     test starts: plan with its share ---------->  builds the first bodies, opens connections

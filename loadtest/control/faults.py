@@ -1,4 +1,4 @@
-"""Faults of a scenario, injected at their times: processes killed or stopped, the relay's connections cut, commands run.
+"""This module injects a scenario's faults on time: it kills or stops processes, cuts the relay's connections, runs commands.
 
 Processes are touched only below a root that the scenario names, and only if exactly one of them fits. A stopped process goes on
 after its time even if this process is killed meanwhile: a shell that holds the other end of a pipe sees it close.

@@ -1,4 +1,4 @@
-"""What Locust loads: ``locust -f loadtest/control/locustfile.py --scenario FILE --host URL``, with its web UI or ``--headless``.
+"""Locust loads this file: ``locust -f loadtest/control/locustfile.py --scenario FILE --host URL``, web UI or ``--headless``.
 
 ``serve-app-loadtest run`` starts Locust with ``--run-folder`` instead; the folder then holds manifest and schedule already.
 The API key is taken from LOADTEST_API_KEY, on workers too.

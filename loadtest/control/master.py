@@ -1,4 +1,4 @@
-"""What Locust's master (or a local run's one process) does: plans, epoch, records, and whether it is over.
+"""Locust's master (or a local run's only process) plans shares, sets the epoch, writes the records, and decides when the run is over.
 
 It alone writes the rows. A worker that is lost, joins late or hands over less than it says ends the run, which is then invalid.
 The messages are those of `loadtest.control.dispatch`.

@@ -1,4 +1,4 @@
-"""Watches a worker process while it makes load: how late it reads, CPU, garbage collection, throttling. Linux only.
+"""The monitor samples a worker process while it makes load: read delays, CPU, garbage collection, throttling. Linux only.
 
 What it samples is judged by `loadtest.judge.health`.
 """

@@ -1,4 +1,4 @@
-"""What the target says of itself: Prometheus series, Ray Serve's replicas, Kubernetes pods, under names common to all targets.
+"""The observer scrapes a target's Prometheus series, Ray Serve's replicas and Kubernetes pods, under names common to all targets.
 
     running, waiting, held         requests: in running batches, in waiting queues, unfinished in the front end
     kv_usage                       used share of the fullest KV cache, 0..1

@@ -1,4 +1,4 @@
-"""Locust's processes as children of ours: started, told things, watched, ended."""
+"""This module starts Locust's processes as children of this process, sends them messages, watches them and ends them."""
 
 import errno
 import math

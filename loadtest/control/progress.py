@@ -1,4 +1,4 @@
-"""What the terminal shows: progress while a run goes on, read from the files it writes, and the verdict at its end."""
+"""The terminal shows a run's progress, read from the files that the run writes, and the verdict at its end."""
 
 import bisect
 import sys

@@ -1,4 +1,4 @@
-"""Makes replicates of a scenario: real runs one after the other, a folder each below one folder, and replicates.json at the end."""
+"""This module makes replicates of a scenario: real runs one after the other, each in its own folder, then replicates.json."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

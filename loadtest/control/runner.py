@@ -1,4 +1,4 @@
-"""One run from scenario to verdict: folder, schedule, Locust as child processes, what runs beside it, analysis, report.
+"""The runner takes one run from scenario to verdict: folder, schedule, Locust's processes, scrapes and faults, analysis, report.
 
 The generator has processes of its own, which do nothing else (`loadtest.control.processes`). This one scrapes the target, injects faults
 and shows progress beside them, so that none of it delays a request.

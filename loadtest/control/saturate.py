@@ -1,4 +1,4 @@
-"""Drives `loadtest.judge.search` with real runs: a folder per probe below one folder, saturate.json and a report at the end."""
+"""This module drives `loadtest.judge.search` with real runs: a folder per probe, then saturate.json and a report at the end."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

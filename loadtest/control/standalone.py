@@ -1,4 +1,4 @@
-"""A run that Locust's own command or web UI starts: `loadtest.control.runner` around it, in Locust's process."""
+"""This module puts `loadtest.control.runner` around a run that Locust's own command or web UI starts, in Locust's process."""
 
 import logging
 import sys

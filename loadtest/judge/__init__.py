@@ -1,1 +1,1 @@
-"""The judgement of what a run recorded: is it valid, what are its figures, and how certain are they."""
+"""The judge decides whether a recorded run is valid, and computes its figures and their uncertainty."""

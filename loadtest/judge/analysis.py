@@ -1,4 +1,4 @@
-"""From the records of a run to its figures: window, distributions with intervals, throughput, SLO verdict, threats to validity.
+"""The analysis turns a run's records into figures: window, distributions with intervals, throughput, SLO verdict, threats.
 
 Reads a run's folder and makes its rows.parquet anew. Every request that was due in the window is in every distribution: failed ones as
 infinite, timeouts as "at least so long". A run whose generator was sick has no figures at all.

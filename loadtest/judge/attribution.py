@@ -1,4 +1,4 @@
-"""Where the time of an answer goes: the client's clock for the whole, the server's own sums for its parts, the rest by name.
+"""This module splits an answer's time: the client's clock gives the whole, server sums its parts, and named residuals the rest.
 
 Pure. TTFT since due = lag + connect + queue + prefill + edge; the answer after it = decode + flush. Edge and flush are residuals:
 what no server series covers (network, proxies, routers, queues before the engine, writing out). They are never spread over

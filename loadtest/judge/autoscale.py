@@ -1,4 +1,4 @@
-"""How the target followed its load: what was asked for, what was ready, what users felt, second by second. Pure.
+"""This module shows, per second, how the target followed its load: replicas desired, replicas ready, what users felt. Pure.
 
 Laws that change slowly have steps as well: each rise from a trough to the crest, and each fall, is one that lasts. Its times count from
 where the rate begins to change; how far the rate had come when the target reacted, and when its users first felt it, stand beside them.

@@ -1,4 +1,4 @@
-"""A run's requests and rows as columns of numbers: what the analysis computes with, however many requests there are. No IO.
+"""The columns hold a run's requests and rows as arrays of numbers, so that the analysis can compute with any number of them. No IO.
 
 A million rows are 150 MB here. Their chunks, 16 bytes each, are seen once in `chunk_facts` and not kept; the gaps between tokens are
 read again from the run's rows.parquet where they are needed (`loadtest.judge.gaps`).

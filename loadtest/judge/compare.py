@@ -1,4 +1,4 @@
-"""Two runs against each other: ratios of percentiles with intervals. A difference is claimed only if the interval excludes 1."""
+"""This module compares two runs: ratios of percentiles with intervals. It claims a difference only if the interval excludes 1."""
 
 from collections.abc import Iterator
 from pathlib import Path

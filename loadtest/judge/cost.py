@@ -1,4 +1,4 @@
-"""What good requests cost: replicas over time and tokens. Pure.
+"""This module computes the cost of good requests from the replicas over time and the tokens. Pure.
 
 Replicas are those that were ready, as Ray Serve or Kubernetes told once a second (`observe` in the scenario); nobody told: None.
 Ingresses hold no GPU and are not counted: Ray Serve's deployments of engines are called ``replica-MODEL``.

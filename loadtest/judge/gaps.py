@@ -1,4 +1,4 @@
-"""All gaps between the tokens of a run, counted in passes over its rows that keep none of them. Pure.
+"""This module counts all gaps between the tokens of a run, in passes over its rows that keep none of them in memory. Pure.
 
 The first pass gives the percentiles (`Sorted`), a second their intervals (`Gaps`), and a third what the ratio of two runs needs
 (`Gaps.left_out`).

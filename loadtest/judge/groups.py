@@ -1,4 +1,4 @@
-"""The figures of some of a run's requests beside those of the others: turn by turn of conversations, and class by class. Pure."""
+"""This module computes figures for groups of a run's requests: for each turn of conversations, and for each class. Pure."""
 
 from typing import Any
 

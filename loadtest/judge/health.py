@@ -1,4 +1,4 @@
-"""Was the generator well enough for its numbers to be believed? The gates that judge what `loadtest.control.monitor` sampled. Pure.
+"""The gates decide if the generator was healthy enough for its numbers to count, by `loadtest.control.monitor`'s samples. Pure.
 
 A gate that is not ok makes the run invalid: no headline numbers.
 

@@ -1,4 +1,4 @@
-"""The requests of a run and the latencies of each, from its records.
+"""This module reads the requests of a run from its records and computes the latencies of each.
 
 `read_records` reads a run's files and makes its rows.parquet anew. `Records.schedule` and `Records.rows` read their files when they are
 first asked for, and `Records.chunks` reads rows.parquet each time.

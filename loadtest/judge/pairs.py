@@ -1,4 +1,4 @@
-"""The requests that were due in the windows of two runs of one schedule, each found in the other run by its id. Pure."""
+"""This module pairs the requests of two runs of one schedule, by id, where both were due in their run's window. Pure."""
 
 from dataclasses import dataclass
 

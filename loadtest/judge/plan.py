@@ -1,4 +1,4 @@
-"""What a scenario will cost and what it can show, before anything is sent. Pure."""
+"""The plan predicts what a scenario will cost and what it can show, before anything is sent. Pure."""
 
 import math
 from collections.abc import Sequence

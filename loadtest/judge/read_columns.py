@@ -1,4 +1,4 @@
-"""Reads schedule.jsonl and rows.jsonl into columns, in a stream, and leaves the rows as rows.parquet beside them."""
+"""This module streams schedule.jsonl and rows.jsonl into columns, and writes the rows as rows.parquet beside them."""
 
 import errno
 import hashlib

@@ -1,4 +1,4 @@
-"""Several runs of one scenario, each with a seed of its own, as one result: intervals from what differs between the runs.
+"""This module joins runs of one scenario, each with its own seed, into one result; intervals come from the runs' differences.
 
 One run near saturation cannot tell how far its own percentiles would have been others with another seed (docs/loadtest.md). Replicates
 can: a percentile is that of all requests together, its interval a jackknife over the runs; a rate or a share is the runs' mean. Both

@@ -1,4 +1,4 @@
-"""The search for the highest rate that keeps an SLO, as a state machine: it asks for probes and is given their counts. Pure.
+"""The search finds the highest rate that keeps an SLO: a state machine that asks for probes and is given their counts. Pure.
 
 A probe is a run at one rate with its own seed. Each rate is judged by the sequential rule of `stats.sequential_verdict` after at
 most four looks: pass, fail, or undecided, which asks for more requests. The rate doubles until it fails. Bisection of its logarithm

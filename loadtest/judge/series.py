@@ -1,4 +1,4 @@
-"""A series of latencies as the estimators see it: in memory (`InMemory`), or too long for that (`loadtest.judge.gaps.Gaps`)."""
+"""A series gives the estimators the latencies of a run: in memory (`InMemory`), or counted (`loadtest.judge.gaps.Gaps`)."""
 
 import math
 from functools import cached_property

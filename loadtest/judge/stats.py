@@ -1,4 +1,4 @@
-"""Intervals that hold for latencies of a queue, tests of steadiness and of arrival laws, and the sequential pass rule.
+"""This module computes intervals that hold for latencies of a queue, tests of steadiness and arrival laws, and a sequential pass rule.
 
 Pure: arrays in, numbers out; a generator of random numbers is made here from a seed where one is needed (Philox). Latencies come in
 the order of their due times; a failed request is ``inf``. Latencies of one run depend on each other, so that the textbook interval

@@ -1,4 +1,4 @@
-"""The figures of one run, as data: what `loadtest.judge.analysis` computes, and reports, comparisons and searches read.
+"""The summary is one run's figures as data: `loadtest.judge.analysis` makes it; reports, comparisons and searches read it.
 
 Only `read_summary` does IO.
 """

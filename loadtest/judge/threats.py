@@ -1,4 +1,4 @@
-"""What else could explain the figures of a run, or what they cannot say, a sentence each."""
+"""This module lists the threats to a run's figures, a sentence each: other explanations, and what the figures cannot show."""
 
 import numpy as np
 

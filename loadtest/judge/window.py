@@ -1,4 +1,4 @@
-"""The requests of a run as arrays: due times, outcomes, latencies. What `loadtest.judge.metrics` says of one row, for all of them."""
+"""The window holds a run's requests as arrays of due times, outcomes and latencies, as `loadtest.judge.metrics` defines them per row."""
 
 from collections import Counter
 from collections.abc import Sequence

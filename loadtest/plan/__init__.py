@@ -1,1 +1,1 @@
-"""The plan: what a scenario file says, and the requests with their due times that follow from the file and its seed."""
+"""The plan derives the requests and their due times from a scenario file and its seed."""

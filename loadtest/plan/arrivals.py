@@ -1,4 +1,4 @@
-"""When requests are due: one absolute schedule per seed, whatever the number of workers.
+"""The arrivals are the due times of the requests: one absolute schedule per seed, for any number of workers.
 
 Pure: no clock, no IO. Varying rates are Poisson processes of unit rate sent through the inverse of the cumulated rate, which is
 exact and, unlike thinning, moves no other arrival when the rate is changed in one place. The sum is never normalised to the
@@ -26,19 +26,19 @@ _DIURNAL_PIECES = 720  # straight pieces of a sine: its rate is within 1e-5 of t
 
 
 def generator(seed: int, stream: str) -> np.random.Generator:
-    """Return the numbers of one stream, such as ``arrivals``: another one's never depend on how many of these were drawn."""
+    """Return the generator of one stream, such as ``arrivals``. Streams are independent: draws from one change no other."""
     name = int.from_bytes(hashlib.blake2b(stream.encode(), digest_size=8).digest(), "little")
     return np.random.Generator(np.random.Philox(key=np.array([seed, name], dtype=np.uint64)))
 
 
 def due_times(arrival: Arrival, *, duration_s: float, seed: int) -> Times:
-    """Return sorted times, 0 <= t < duration_s. A longer duration keeps the times of a shorter one (a ramp, the unit times).
+    """Return sorted times, 0 <= t < duration_s. A longer duration keeps the times of a shorter one (for a ramp: the unit times).
 
-    In a closed loop all times are 0: from the start, a client that is free may send any of the requests.
+    In a closed loop all times are 0: a free client may send any of the requests from the start.
 
     Raises:
         UsageError: No request, or more than `MAX_REQUESTS`.
-        ValueError: The law is ``trace``, whose times are in a file.
+        ValueError: The law is ``trace``: its times are in a file.
     """
     rng = generator(seed, "arrivals")
     match arrival:
@@ -70,7 +70,7 @@ def _check(expected: float) -> float:
 
 
 def _sums(draw: Callable[[int], Times], *, until: float, num: float | None = None) -> Times:
-    """Return the running sums of drawn gaps that are below ``until``; about ``num`` of them (default: unit gaps)."""
+    """Return the running sums, below ``until``, of drawn gaps. About ``num`` sums are expected (default: as of unit gaps)."""
     gaps = draw(int((until if num is None else num) * 1.1) + 64)
     while (sums := np.cumsum(gaps))[-1] < until:
         gaps = np.concatenate([gaps, draw(gaps.size)])
@@ -80,8 +80,8 @@ def _sums(draw: Callable[[int], Times], *, until: float, num: float | None = Non
 def _gamma(law: Gamma, duration_s: float, rng: np.random.Generator) -> Times:
     """The stationary renewal process: as if it had begun long ago, so that the mean count is rate x duration_s from the start.
 
-    A first gap like the others would add (cv^2 - 1) / 2 arrivals at 0. The gap that covers a point in time is drawn by its length
-    (a gamma of shape + 1), and the point lies anywhere in it.
+    If the first gap had the law of the others, (cv^2 - 1) / 2 arrivals would be added at 0. The gap that covers a given time is drawn
+    in proportion to its length (a gamma of shape + 1), and that time is uniform in the gap.
     """
     num = _check(law.rate * duration_s)
     shape = law.cv**-2
@@ -98,7 +98,7 @@ def _gamma(law: Gamma, duration_s: float, rng: np.random.Generator) -> Times:
 
 @dataclass(frozen=True)
 class _Rate:
-    """Requests per second: straight pieces over one cycle, which repeats. Columns: seconds, rate at the start, at the end."""
+    """A rate in requests per second: linear pieces over one cycle, which repeats. Columns: seconds, rate at the start, at the end."""
 
     pieces: Times
 
@@ -112,11 +112,11 @@ class _Rate:
         return float(cycles * self._areas().sum() + (low * inside_s + slope * inside_s**2 / 2).sum())
 
     def inverse(self, cumulated: Times) -> Times:
-        """Return the times at which the cumulated rate has these values."""
+        """Return the times at which the cumulated rate reaches the given values."""
         lengths_s, low, high = self.pieces.T
         ends = np.cumsum(self._areas())
         cycles, rest = np.divmod(cumulated, ends[-1])
-        piece = np.searchsorted(ends, rest, side="right")  # a piece without arrivals is never met
+        piece = np.searchsorted(ends, rest, side="right")  # a piece without arrivals is never found
         rest -= (ends - self._areas())[piece]
         a, b, length_s = low[piece], high[piece], lengths_s[piece]
         root = np.sqrt(np.maximum(a**2 + 2 * (b - a) / length_s * rest, 0))
@@ -147,7 +147,7 @@ def _rate_of(law: Poisson | OnOff | Ramp | Step | FlashCrowd | Diurnal, duration
             pieces = [(law.at_s, law.rate, law.rate), up, hold, down, (duration_s, law.rate, law.rate)]
         case Diurnal():
             angles = np.linspace(0, 2 * np.pi, _DIURNAL_PIECES + 1)
-            # Rounded as gamma's gaps are: libm's cos() too.
+            # Rounded like the gaps of gamma: libm's cos() differs between machines too.
             rates = law.rate * np.round(1 - law.amplitude * np.cos(angles), 9)
             length_s = law.period_s / _DIURNAL_PIECES
             pieces = [(length_s, float(a), float(b)) for a, b in itertools.pairwise(rates)]

@@ -1,4 +1,4 @@
-"""Which classes of requests a scenario draws from at a time. Pure."""
+"""This module computes the classes from which a scenario draws requests at a time. Pure."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -24,12 +24,12 @@ def is_drawn(cls: Timed, at_s: float) -> bool:
 
 
 def changes_s(classes: Sequence[Timed]) -> list[float]:
-    """Return the times after 0 at which a class begins or ends, in order, each once."""
+    """Return the times after 0 at which a class begins or ends: sorted, without duplicates."""
     return sorted({at_s for cls in classes for at_s in (cls.from_s, cls.until_s) if at_s})
 
 
 def classes_from(classes: Sequence[Timed], *, duration_s: float) -> dict[float, str]:
-    """Return the names of the classes that are drawn from each change on, by the change's time."""
+    """Return, by the time of each change, the names of the classes that are drawn from then on."""
     return {
         at_s: ", ".join(cls.name for cls in classes if is_drawn(cls, at_s)) for at_s in changes_s(classes) if at_s < duration_s
     }
@@ -47,8 +47,8 @@ def check_times(classes: Sequence[Timed], arrival: Arrival, *, duration_s: float
     """Check that each class is drawn at some time, and that each request finds a class, whenever it is due.
 
     Raises:
-        ValueError: A class ends before it begins, or begins after the arrivals; there is a time in [0, duration_s) without a class;
-            or the law gives requests no times of their own.
+        ValueError: A class ends before it begins, or begins after the arrivals have ended; a time in [0, duration_s) has no class;
+            or the law gives requests no times.
     """
     for number, cls in enumerate(classes):
         if cls.until_s is not None and cls.until_s <= cls.from_s:
@@ -74,5 +74,5 @@ def check_times(classes: Sequence[Timed], arrival: Arrival, *, duration_s: float
 
 
 def _exact(at_s: float) -> str:
-    """Return all digits: times that differ look different."""
+    """Return the time with all digits, so that different times look different."""
     return repr(at_s).removesuffix(".0")

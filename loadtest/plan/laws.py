@@ -1,4 +1,4 @@
-"""The laws of arrival that a scenario can name, with the keys of each."""
+"""This module has the arrival laws that a scenario can name, with the keys of each law."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -40,10 +40,10 @@ MAX_SEED = 2**63 - 1
 
 
 def refuse_unwritable(value: Any, path: str = "scenario") -> None:
-    """Check each text in ``value``, a scenario or a part of it.
+    """Check that each text in ``value``, a scenario or a part of a scenario, can be written to a file.
 
     Raises:
-        ValueError: No file can hold a text; the message has the key.
+        ValueError: A text cannot be encoded; the message has its key.
     """
     if isinstance(value, str) and not is_writable(value):
         raise ValueError(f"{path} is {value!r}, which has half of a surrogate pair; write the character itself")
@@ -77,7 +77,7 @@ class Constant(Part):
 
 
 class Poisson(Part):
-    """Independent arrivals: what many users who know nothing of each other make."""
+    """Independent arrivals, as of many users who do not coordinate."""
 
     law: Literal["poisson"]
     rate: Rate
@@ -102,7 +102,7 @@ class OnOff(Part):
 
 
 class Ramp(Part):
-    """Poisson, its rate going in a straight line from ``rate`` to ``to_rate`` over the run."""
+    """Poisson; the rate changes linearly from ``rate`` to ``to_rate`` over the run."""
 
     law: Literal["ramp"]
     rate: Rate
@@ -131,29 +131,30 @@ class FlashCrowd(Part):
 
 
 class Diurnal(Part):
-    """Poisson, its rate a sine around ``rate``; starts at the lowest point."""
+    """Poisson; the rate is a sine around ``rate`` and starts at its lowest point."""
 
     law: Literal["diurnal"]
     rate: Rate
     amplitude: float = Field(ge=0, le=1)
-    """Share of ``rate`` by which it swings up and down."""
+    """Share of ``rate`` by which the rate rises and falls."""
     period_s: float = Field(gt=0)
 
 
 class Trace(Part):
-    """Arrivals and lengths of a recorded file."""
+    """Arrivals and lengths from a recorded file."""
 
     law: Literal["trace"]
     file: InputFile
     """CSV or JSONL; docs/loadtest.md lists the formats. Relative to the scenario's folder."""
     speed: float = Field(default=1.0, gt=0)
-    """Times are divided by it: 2 replays twice as fast."""
+    """Recorded times are divided by this factor: 2 replays twice as fast."""
     dequantise_s: Seconds = 0.0
-    """Times recorded in steps of this length are spread evenly (seeded) over them; 0 replays them as they are."""
+    """Resolution of the recorded times. Each time is moved, at random but seeded, within its step; 0 replays the times as recorded."""
 
 
 class Closed(Part):
-    """A closed loop: this many clients, each sending as soon as its last answer ended. Hides stalls; named so in every report."""
+    """A closed loop: a fixed number of clients, each of which sends as soon as its last answer has ended. A closed loop hides stalls of
+    the target; every report says so."""
 
     law: Literal["closed"]
     concurrency: int = Field(ge=1, le=10_000)
@@ -175,4 +176,4 @@ ARRIVALS = {
     get_args(cls.model_fields["law"].annotation)[0]: cls
     for cls in (Constant, Poisson, Gamma, OnOff, Ramp, Step, FlashCrowd, Diurnal, Trace, Closed, Burst)
 }
-"""By its name in a file."""
+"""The laws by their names in a scenario file."""

@@ -1,4 +1,4 @@
-"""A scenario file with what the command line says over it."""
+"""This module reads a scenario file and applies the values that the command line overrides."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from loadtest.wording import shown
 
 
 def scenario_of(file: Path, sets: Sequence[str] | None, **options: Any) -> Scenario:
-    """Load the scenario with what the command line says over it.
+    """Load the scenario with the values of the command line in place of its own.
 
     Raises:
         UsageError: The message names the file, key or option.
@@ -23,10 +23,10 @@ def scenario_of(file: Path, sets: Sequence[str] | None, **options: Any) -> Scena
 
 
 def overrides(values: dict[str, Any], sets: Sequence[str], **options: Any) -> dict[str, Any]:
-    """Return the top-level keys to replace in ``values``: ``a.b=c`` changes a copy of what ``a`` is there.
+    """Return the top-level keys to replace in ``values``; ``a.b=c`` changes a copy of the value of ``a``.
 
     Raises:
-        UsageError: A word is not like key=value, or its key leads nowhere.
+        UsageError: A word is not like key=value, or its key is not in ``values``.
     """
     found: dict[str, Any] = {}
     for word in sets:
@@ -42,7 +42,7 @@ def overrides(values: dict[str, Any], sets: Sequence[str], **options: Any) -> di
             found[top] = value
             continue
         try:
-            # Through YAML: a copy, so that the scenario that was read stays as it is.
+            # Copied through YAML, so that the scenario that was read is not changed.
             found[top] = yaml.safe_load(yaml.safe_dump(found.get(top, values.get(top, {}))))
             _put(found[top], top, below, value)
         except (yaml.YAMLError, ValueError, RecursionError) as exc:
@@ -51,10 +51,10 @@ def overrides(values: dict[str, Any], sets: Sequence[str], **options: Any) -> di
 
 
 def _put(place: Any, path: str, below: Sequence[str], value: Any) -> None:
-    """Set what ``below`` leads to from ``place``, whose own path is ``path``.
+    """Set the value at the path ``below`` inside ``place``, whose own path is ``path``.
 
     Raises:
-        ValueError: It leads nowhere.
+        ValueError: The path does not exist.
     """
     name, *rest = below
     index: Any = name

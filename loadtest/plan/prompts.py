@@ -1,13 +1,13 @@
-"""Prompts of a file: what people said, in place of made words.
+"""This module reads prompts from a file: texts of real users instead of generated words.
 
     JSON     a list of records                                                         ShareGPT's files
     JSONL    a record a line
     Parquet  a column `conversations`, `messages` or `prompt`
 
 A record is ``{"conversations": [{"from": "human", "value": ...}, ...]}``, ``{"messages": [{"role": "user", "content": ...}, ...]}`` or
-``{"prompt": ...}``. Of a record count what the user says and a system message before it, each a text or a list of ``{"type": "text"}``
-parts. Answers are the target's own, so that what an assistant or a tool said may be of any form, or missing. Records in which the user says
-nothing are left out. Which record a request has follows from the scenario's seed, the class and the request's id alone.
+``{"prompt": ...}``. Of a record, the kit uses the user's messages and a system message before them. Each is a text or a list of
+``{"type": "text"}`` parts. The target gives the answers, so messages of an assistant or a tool may have any form, or be missing. Records
+without a user's message are left out. The scenario's seed, the class and the request's id alone decide which record a request gets.
 """
 
 import codecs
@@ -23,14 +23,14 @@ from loadtest.errors import UsageError
 from loadtest.inputs import bounded_lines, regular
 
 MAX_FILE_BYTES = 1 << 30
-"""Each worker holds the file: ShareGPT's of 90,000 conversations has 0.7 GB."""
+"""Largest file of prompts. Each worker holds the file in memory; ShareGPT's file of 90,000 conversations has 0.7 GB."""
 MAX_RECORDS = 1_000_000
 _USERS, _SYSTEMS = frozenset({"human", "user"}), frozenset({"system"})
 _COLUMNS = ("conversations", "messages", "prompt")
 
 
 class Record(NamedTuple):
-    """A record: a system message, empty without one, and what the user says, turn by turn."""
+    """A record: the system message (empty if there is none), and the user's messages, turn by turn."""
 
     system: str
     turns: tuple[str, ...]
@@ -38,11 +38,11 @@ class Record(NamedTuple):
 
 @lru_cache(maxsize=8)
 def read_prompts(path: Path) -> tuple[Record, ...]:
-    """Return the records of a file in its order.
+    """Return the records in the order of the file.
 
     Raises:
-        UsageError: The file cannot be read, is too large or has too many records, a record is of no known form, or in none does a user
-            say anything.
+        UsageError: The file cannot be read, is too large or has too many records; a record is of no known form; or no record has a
+            message of a user.
     """
     try:
         size = regular(path).stat().st_size
@@ -62,12 +62,12 @@ def read_prompts(path: Path) -> tuple[Record, ...]:
 
 
 def prompts_digest(path: Path) -> str:
-    """Return the SHA-256 of what the file says: the same records in another format are the same prompts."""
+    """Return the SHA-256 of the file's records, whatever the format of the file."""
     return hashlib.sha256(msgspec.json.encode(read_prompts(path))).hexdigest()
 
 
 def record_of(path: Path, *, seed: int, cls: str, first_id: int) -> Record:
-    """Return the record of a request, or of the conversation whose first turn has the id ``first_id``."""
+    """Return the record for the request ``first_id``, or for the conversation whose first turn has that id."""
     records = read_prompts(path)
     key = hashlib.blake2b(f"{seed}/prompts/{cls}/{first_id}".encode(), digest_size=8).digest()
     return records[int.from_bytes(key, "little") % len(records)]
@@ -93,7 +93,8 @@ def _records(path: Path) -> Iterator[Any]:
 
 
 def _first_byte(path: Path) -> bytes:
-    """Return the first byte that is neither blank nor of a byte order mark. A list may be a single line, too long to be read as a line."""
+    """Return the first byte that is neither blank nor part of a byte order mark. Reading a line instead could read the whole file: a
+    JSON list may be a single line."""
     with path.open("rb") as file:
         chunk = file.read(4096).removeprefix(codecs.BOM_UTF8)
         while chunk:
@@ -104,7 +105,7 @@ def _first_byte(path: Path) -> bytes:
 
 
 def _parquet(path: Path) -> Iterator[Any]:
-    import pyarrow as pa  # 60 ms that scenarios without such a file need not spend
+    import pyarrow as pa  # imported here: it takes 60 ms, and only scenarios with such a file need it
     from pyarrow import parquet
 
     try:
@@ -149,10 +150,10 @@ def _of_turns(turns: Iterable[tuple[str, Any]]) -> Record:
 
 
 def _text(content: Any) -> str:
-    """Return a text as it is, and a list of parts joined by line ends, as vLLM joins them.
+    """Return a text unchanged, or the text parts of a list joined by line ends, as vLLM joins them.
 
     Raises:
-        TypeError: It is something else, or a part is no text, such as an image.
+        TypeError: The content is neither, or a part is not a text but, for example, an image.
     """
     if isinstance(content, str):
         return content

@@ -1,4 +1,4 @@
-"""The scenario of a run, as its manifest holds it."""
+"""This module reads a run's scenario from the run's manifest."""
 
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,10 @@ from loadtest.records import PUT_BACK, Manifest
 
 
 def recorded_scenario(run: Path, manifest: Manifest) -> Scenario:
-    """Return what ran.
+    """Return the scenario that ran.
 
     Raises:
-        UsageError: The manifest was changed; the message has the path of the key, the value and what it should be.
+        UsageError: The manifest was changed; the message has the path of the key, its value and the expected value.
     """
     try:
         return parse_scenario(manifest.scenario, context=RECORDED)
@@ -22,8 +22,8 @@ def recorded_scenario(run: Path, manifest: Manifest) -> Scenario:
 
 
 def asked_of(scenario: Scenario, manifest: Manifest) -> dict[str, Any]:
-    """Return what was asked, by the scenario's keys, without the seed; ``model`` is the one that requests named."""
+    """Return the scenario's keys and values without the seed, for comparison; ``model`` is the model that requests named."""
     asked = scenario.model_dump(mode="json", exclude={"seed"})
     for fault in asked["faults"]:
-        fault["below_pid"] = None  # of the target's process, which may have been started again
+        fault["below_pid"] = None  # the target's process may have been started again
     return asked | {"model": manifest.model}

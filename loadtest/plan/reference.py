@@ -1,4 +1,4 @@
-"""What a scenario file may hold, made from `loadtest.plan.scenario`: a JSON Schema, and docs/scenario.md for people."""
+"""The reference lists a scenario file's keys, from `loadtest.plan.scenario`: a JSON Schema, and docs/scenario.md."""
 
 import inspect
 import json
@@ -14,17 +14,17 @@ from loadtest.plan.slo import PRESETS, Limit
 _SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("The file", "", Scenario),
     ("requests", "A list.", RequestClass),
-    ("input_tokens, output_tokens, turns", "Of a class of requests.", Length),
-    ("conversation", "Of a class of requests.", Conversation),
-    ("think_s", "Of a conversation.", Pause),
+    ("input_tokens, output_tokens, turns", "Keys of a class of requests.", Length),
+    ("conversation", "A key of a class of requests.", Conversation),
+    ("think_s", "A key of a conversation.", Pause),
     ("faults", "A list.", Fault),
     ("observe", "", Observe),
 )
 _HEAD = """# Every key of a scenario
 
-Made by `serve-app-loadtest schema --markdown`; `serve-app-loadtest schema` prints the same as a JSON Schema, by which an editor checks
-a file as it is written. [loadtest.md](loadtest.md#a-scenario) begins with an example. Times are seconds from the start of the run,
-rates requests per second, lengths tokens.
+`serve-app-loadtest schema --markdown` makes this page; `serve-app-loadtest schema` prints the same as a JSON Schema, with which an
+editor checks a file while you write. [loadtest.md](loadtest.md#a-scenario) begins with an example. Times are seconds from the start of
+the run, rates requests per second, lengths tokens.
 """
 
 
@@ -42,7 +42,7 @@ def page() -> str:
     parts = [_HEAD]
     for title, words, section in _SECTIONS:
         parts.append("\n".join([f"## {title}", "", sentences(words, section), "", *table(section), ""]))
-    parts.append("## arrival\n\n`law` says which; the other keys are those of the law.\n")
+    parts.append("## arrival\n\n`law` names the arrival law; the other keys are those of the law.\n")
     parts += [
         "\n".join([f"### {law}", "", sentences("", cls), "", *table(cls, without="law"), ""]) for law, cls in ARRIVALS.items()
     ]
@@ -55,7 +55,7 @@ def sentences(words: str, section: type[BaseModel]) -> str:
 
 
 def table(section: type[BaseModel], *, without: str = "") -> Iterator[str]:
-    """Yield a table with a row per key of a pydantic model. Keys that are models themselves are named, not unfolded."""
+    """Yield a table with a row per key of a pydantic model. A key whose value is a model itself is named, without that model's keys."""
     properties = section.model_json_schema()["properties"]
     rows = {name: values for name, values in properties.items() if name != without}
     if not rows:

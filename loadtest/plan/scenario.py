@@ -1,4 +1,4 @@
-"""A scenario: one YAML file that says what is asked of a target, when, and what counts as good.
+"""A scenario is one YAML file that says which requests a target gets, when, and which answers count as good.
 
 Times are in seconds from the start of the run, rates in requests per second, lengths in tokens.
 """
@@ -34,30 +34,30 @@ ToolChoice = Annotated[
 ]
 
 MAX_SHOWN = 200
-"""Characters of a wrong value, and of the path of its key, in the message."""
+"""An error message shows at most so many characters of a wrong value, and of the path of its key."""
 MAX_CLASSES = 200
-"""Of requests: more take seconds to check and to draw."""
+"""Most classes of requests: more take seconds to check and to draw."""
 RECORDED = {"recorded": True}
-"""Context of a scenario from a manifest: early ones name every field of a length, also those that its law does not use."""
+"""Validation context for a scenario from a manifest: old manifests have every field of a length, even fields that its law ignores."""
 
 
 class Length(Part):
-    """A whole number, drawn for each request: of tokens, or of a conversation's turns."""
+    """A whole number that is drawn for each request: a number of tokens, or of a conversation's turns."""
 
     dist: Literal["constant", "uniform", "exponential", "lognormal"] = "constant"
-    """The law that each request's number is drawn from."""
+    """The distribution of the numbers."""
     mean: float = Field(default=64, gt=0)
-    """Of the law before anything is rejected; not of ``uniform``."""
+    """Mean of the distribution before numbers outside min..max are rejected; ``uniform`` has none."""
     cv: float = Field(default=1.0, ge=0.001, le=100)
-    """Standard deviation over mean; of ``lognormal`` alone."""
+    """Standard deviation over mean; only for ``lognormal``."""
     min: Tokens = 1
-    """Smallest number drawn."""
+    """Smallest number."""
     max: Tokens = 4096
-    """Draws outside min..max are drawn again, not cut: a cut would pile them up at the limit."""
+    """Largest number. Numbers outside min..max are drawn again, not cut: a cut would accumulate them at the limit."""
 
     @property
     def _unused(self) -> set[str]:
-        """Fields that the law does not use: refused where a file names them, and not written."""
+        """Fields that the law does not use: they are refused in a file, and not written."""
         return {"lognormal": set[str](), "uniform": {"mean", "cv"}}.get(self.dist, {"cv"})
 
     @model_serializer(mode="wrap")
@@ -71,24 +71,24 @@ class Length(Part):
         for name in sorted(self._unused & self.model_fields_set) if info.context != RECORDED else ():
             takes = ", ".join(field for field in Length.model_fields if field not in {"dist", *self._unused})
             raise ValueError(f"{self.dist} takes {takes}, and not {name} ({getattr(self, name):g}); leave it out")
-        if self.dist == "constant" and not self.min <= self.mean <= self.max:  # others are usually cut far below their mean
+        if self.dist == "constant" and not self.min <= self.mean <= self.max:  # other laws often have max far below their mean
             raise ValueError(f"mean {self.mean:g} is outside min {self.min} .. max {self.max}")
         return self
 
 
 class Pause(Part):
-    """A number of seconds, drawn each time."""
+    """A number of seconds that is drawn for each pause."""
 
     dist: Literal["constant", "exponential"] = "exponential"
-    """The law that each number is drawn from."""
+    """The distribution of the seconds."""
     mean: Seconds = 10.0
 
 
 class Conversation(Part):
-    """Requests that follow each other: each turn is sent with all that was said before it, the server's own answers included."""
+    """Requests that follow each other: each turn sends all earlier messages too, the server's own answers included."""
 
     turns: Length = Length(mean=4, max=100)
-    """How often the user speaks. A conversation ends early by an answer that fails, and with the scenario's ``duration_s``."""
+    """Number of the user's messages. A conversation ends early if an answer fails, and at the scenario's ``duration_s``."""
     think_s: Pause = Pause()
     """From the end of an answer until the user's next turn is due."""
 
@@ -97,60 +97,63 @@ class RequestClass(Part):
     """One kind of request."""
 
     name: str = Field(default="default", pattern=r"^[A-Za-z0-9._-]{1,40}$")
-    """Of the class, in report and records; classes of one scenario have different names. 1 to 40 letters, digits and ``._-``."""
+    """Name of the class in report and records; no two classes of a scenario share a name. 1 to 40 letters, digits and ``._-``."""
     weight: float = Field(default=1.0, gt=0, le=1e6)
-    """Share of the requests, beside the weights of the others."""
+    """The class gets this share of the sum of all weights."""
     from_s: Seconds = 0.0
-    """The class is drawn only for requests that are due at this time or later, beside the other classes of that time. Must be below
+    """The class is drawn only for requests that are due at this time or later, together with the other classes of that time. Must be below
     ``duration_s``. Works with laws that give requests times: not with ``closed`` and ``burst``."""
     until_s: Seconds | None = None
-    """The class is drawn only for requests that are due before this time; without the key until the end. Must be above ``from_s``.
-    Each time before ``duration_s`` needs a class. A conversation that has begun goes on."""
+    """The class is drawn only for requests that are due before this time; without the key, until the end. Must be above ``from_s``.
+    Each time before ``duration_s`` needs a class. A conversation that has begun continues."""
     model: str | None = None
-    """The model or adapter that the class asks, by a name of the target's /v1/models. Without the key the class asks the
-    scenario's ``model``. With ``endpoint: generate`` the field is sent only if the key is there."""
+    """The model or adapter of the class's requests: a name of the target's /v1/models. The default is the scenario's ``model``.
+    With ``endpoint: generate`` the field is sent only if this key is set."""
     endpoint: Literal["completions", "chat", "generate"] = "completions"
     """``/v1/completions``, ``/v1/chat/completions`` or ``/generate``."""
     stream: bool = True
-    """Ask for the answer token by token. Without it there are no TPOT and no ITL, and TTFT is the time of the whole answer."""
+    """Ask for the answer token by token. If false, there is no TPOT and no ITL, and TTFT is the time of the whole answer."""
     prompt: Literal["ids", "text"] = "ids"
     """``ids``: random token ids, exact in length (completions only). ``text``: English words, about one token each."""
     prompts: InputFile | None = None
-    """File with prompts in place of made words: JSON as of ShareGPT, JSONL or Parquet; docs/loadtest.md lists the forms. Works with
-    ``prompt: text``. A conversation says the turns of one record, as many as both the record and ``turns`` have. Relative to the
-    scenario's folder."""
+    """File with prompts to send instead of generated words: ShareGPT's JSON, JSONL or Parquet; docs/loadtest.md lists the forms. Works
+    with ``prompt: text``. A conversation sends the turns of one record, as many as both the record and ``turns`` have. The path is
+    relative to the scenario's folder."""
     token_ids: tuple[Annotated[int, Field(ge=0, lt=2**31)], Annotated[int, Field(ge=0, lt=2**31)]] = (10, 1000)
     """Range of the random ids, both ends included; all must exist in the model's vocabulary."""
     shared_prefix_tokens: int = Field(default=0, ge=0, le=1_000_000)
-    """The first so many tokens of each prompt are the same in all requests of the class; a shorter prompt is shared whole. Of a
+    """This many tokens at the start of each prompt are the same in all requests of the class; a shorter prompt is shared whole. In a
     conversation they are the system prompt."""
     input_tokens: Length = Length()
-    """Of the prompt, the shared prefix included; a chat template comes on top. Of a conversation: of what the user says in one turn."""
+    """Length of the prompt, the shared prefix included; a chat template adds tokens to it. In a conversation: length of one message of
+    the user."""
     output_tokens: Length = Length()
-    """What ``max_tokens`` of the request is."""
+    """The request's ``max_tokens``."""
     ignore_eos: bool = True
-    """Answers are as long as drawn. Endpoints other than vLLM's may refuse the field; false leaves it out."""
+    """Make answers exactly as long as drawn. Endpoints other than vLLM's may refuse the field; false leaves it out."""
     usage: Literal["continuous", "final"] = "continuous"
-    """``continuous``: the server counts the tokens of each chunk (vLLM's ``continuous_usage_stats``). ``final``: only of the whole
-    answer, as OpenAI's own field asks; each chunk then counts as one token. For servers that refuse fields which they do not know."""
+    """``continuous``: the server counts the tokens of each chunk (vLLM's ``continuous_usage_stats``). ``final``: it counts only those of
+    the whole answer, as OpenAI's own field asks; each chunk then counts as one token. Use ``final`` if the server refuses unknown
+    fields."""
     temperature: float = Field(default=0.0, ge=0, le=2)
-    """0 is greedy: such answers can be compared with those of a reference run."""
+    """Sampling temperature; 0 is greedy, and greedy answers can be compared with those of a reference run."""
     tools: tuple[dict[str, JsonValue], ...] = ()
     """Functions that the model may call, as OpenAI's API describes them. Works with ``endpoint: chat``. In a conversation the next
-    turn holds the calls of the answer and a made result for each."""
+    turn holds the calls of the answer and an invented result for each."""
     tool_choice: ToolChoice = None
-    """Whether the model calls a tool: ``auto`` (what a server takes without the key) lets it choose, ``none`` forbids it, ``required``
+    """When the model calls a tool: ``auto`` (the servers' default) lets the model choose, ``none`` forbids calls, ``required``
     demands a call, and ``{type: function, function: {name: NAME}}`` demands one of that function. Works with ``tools``; a demanded
     call needs ``ignore_eos: false``."""
     response_format: dict[str, JsonValue] | None = None
-    """What the answer must look like, as OpenAI's API describes it: ``{type: json_object}``, or ``{type: json_schema, json_schema:
+    """Format of the answer, as OpenAI's API describes it: ``{type: json_object}``, or ``{type: json_schema, json_schema:
     {name: NAME, schema: {...}}}``. Works with ``endpoint: chat`` and ``completions``, and needs ``ignore_eos: false``."""
     conversation: Conversation | None = None
-    """Each arrival is that of a user who says several things, one after the other. Works with ``endpoint: chat``."""
+    """Make each arrival a user who sends several messages, one after the other. Works with ``endpoint: chat``."""
     cancel_after_s: float | None = Field(default=None, gt=0)
-    """The client goes away so long after sending; counts as cancelled, not as failed."""
+    """Seconds after sending at which the client disconnects; the request counts as cancelled, not as failed."""
     extra_body: dict[str, JsonValue] = Field(default={})
-    """Further fields of the request's JSON body; they replace ours of the same name. Not ``model``, which is a key of its own."""
+    """Further fields of the request's JSON body; they replace the kit's fields of the same name. ``model`` is refused: set the key
+    ``model`` instead."""
 
     @model_validator(mode="after")
     def _prompt_fits(self, info: ValidationInfo) -> Self:
@@ -160,7 +163,9 @@ class RequestClass(Part):
             raise ValueError(f"prompt: ids works with endpoint: completions, not {self.endpoint}; take prompt: text")
         if self.prompts is not None and self.prompt != "text":
             raise ValueError("prompts are text; take prompt: text beside them")
-        for name in ("input_tokens", "shared_prefix_tokens") if info.context != RECORDED else ():  # a manifest has all keys
+        for name in (
+            ("input_tokens", "shared_prefix_tokens") if info.context != RECORDED else ()
+        ):  # a manifest has all keys, set or not
             if self.prompts is not None and name in self.model_fields_set:
                 raise ValueError(f"{name} does nothing beside prompts, whose file has the prompts; leave it out")
         if self.conversation is not None and self.endpoint != "chat":
@@ -171,9 +176,7 @@ class RequestClass(Part):
     def _api_fits(self, info: ValidationInfo) -> Self:
         if self.model == "":
             raise ValueError("model '' is no name; name a model of the target's /v1/models, or leave the key out")
-        if (
-            "model" in self.extra_body and info.context != RECORDED
-        ):  # neither the check of the target nor the report reads it there
+        if "model" in self.extra_body and info.context != RECORDED:  # neither the check of the target nor the report looks there
             raise ValueError(f"extra_body holds model ({self.extra_body['model']!r}); name it by the class's own key, model")
         if self.tools and self.endpoint != "chat":
             raise ValueError(f"tools work with endpoint: chat, not {self.endpoint}; take endpoint: chat and prompt: text")
@@ -184,7 +187,7 @@ class RequestClass(Part):
             raise ValueError(f"tool_choice {self.tool_choice!r} does nothing without tools; name them too, or leave it out")
         if self.response_format is not None and self.endpoint == "generate":
             raise ValueError("response_format works with endpoint: chat and completions, not generate; take one of them")
-        # What must be JSON can end only where the JSON does; min_tokens forbids that end, and an engine then has no token to go on with.
+        # A JSON answer can end only where the JSON does. min_tokens forbids that end, and the engine is left without an allowed token.
         if self.ignore_eos and (self.response_format is not None or self.tool_choice not in (None, "auto", "none")):
             key = "tool_choice" if self.response_format is None else "response_format"
             raise ValueError(f"{key} {getattr(self, key)!r} needs ignore_eos: false, for the answer must end where its JSON does")
@@ -192,45 +195,45 @@ class RequestClass(Part):
 
 
 class Fault(Part):
-    """Something that is broken on purpose during the run; marked on every plot over time."""
+    """A fault that the kit injects during the run; every plot over time marks it."""
 
     at_s: Seconds
     action: Literal["kill", "stop", "cut-link", "command"]
     """``stop`` is SIGSTOP and, after ``for_s``, SIGCONT. ``cut-link`` drops the connections of a relay between client and target."""
     process: str = ""
-    """Of kill and stop: part of the command line of exactly one process in ``below_pid``'s tree; ``a|b`` is one or the other."""
+    """For kill and stop: part of the command line of exactly one process in ``below_pid``'s tree; ``a|b`` matches either part."""
     below_pid: int | None = None
-    """Root of the processes that may be touched; nothing outside its tree ever is."""
+    """Root of the process tree in which processes may be killed or stopped; no process outside the tree is."""
     command: tuple[str, ...] = ()
-    """Of ``command``: program and arguments, for example kubectl."""
+    """For ``command``: program and arguments, for example kubectl."""
     for_s: Seconds = 5.0
-    """How long a process stands still or a link stays cut; a command has at least a minute."""
+    """How long a process stays stopped or a link stays cut; a command may run at least a minute."""
     name: str = ""
-    """On the plots, in place of action and process."""
+    """Name on the plots; default: action and process."""
 
 
 class Observe(Part):
-    """What is recorded of the target once a second."""
+    """The target's own metrics and replica counts that are recorded during the run."""
 
     metrics_url: Url = ""
-    """Prometheus text; default: /metrics of the target. ``none`` switches it off."""
+    """URL of Prometheus text; default: /metrics of the target. ``none`` turns the scrape off."""
     interval_s: float = Field(default=1.0, gt=0.1, le=5)
-    """Between two scrapes. A number of replicas that is told holds for 10 s at most."""
+    """Seconds between two scrapes. A scraped number of replicas is used for 10 s at most."""
     serve_status: bool = False
-    """Also the replicas of Ray Serve, from the dashboard at ``ray_dashboard_url``. If that fails from the start, as beside `serve-app up`,
-    which starts none, `/fleet` of the target is asked in its place, and the report says so."""
+    """Also record Ray Serve's replicas, from the dashboard at ``ray_dashboard_url``. `serve-app up` starts no dashboard; if no dashboard
+    answers from the start, the target's `/fleet` is asked instead, and the report says so."""
     ray_dashboard_url: str = "http://127.0.0.1:8265"
-    """Where Ray's dashboard listens."""
+    """Address of Ray's dashboard."""
     fleet: bool = False
-    """Also the replicas that an ingress of serve-app tells by `/fleet` of the target; needs no dashboard."""
+    """Also record the replicas that a serve-app ingress reports at the target's `/fleet`; needs no dashboard."""
     gpus_per_replica: int = Field(default=0, ge=0, le=64)
-    """GPUs of one replica, for the GPU-seconds in the report; 0: not reported."""
+    """GPUs per replica, for the GPU-seconds in the report; 0: not reported."""
     kubernetes_selector: str = ""
-    """Also the pods with these labels, from the Kubernetes API by the account of the pod that this runs in."""
+    """Also record the pods with these labels, from the Kubernetes API with the service account of the kit's own pod."""
     kubernetes_namespace: str = Field(default="", pattern=r"^[a-z0-9-]{0,63}$")
-    """Empty: the pod's own, else ``default``."""
+    """Namespace of the pods; empty: that of the kit's own pod, else ``default``."""
     kubernetes_url: str = Field(default="", pattern=r"^(https?://[^/\s]+\S*)?$")
-    """Outside a pod: where `kubectl proxy` listens, like http://127.0.0.1:8001."""
+    """Address of `kubectl proxy`, like http://127.0.0.1:8001, if the kit runs outside a pod."""
 
     @model_validator(mode="after")
     def _selects(self) -> Self:
@@ -241,48 +244,49 @@ class Observe(Part):
 
 
 class Scenario(Part):
-    """The whole file."""
+    """A whole scenario file."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,60}$")
-    """In the report's title and the default folder. 1 to 60 letters, digits and ``._-``, not dots alone."""
+    """Name of the scenario, in the report's title and the default folder. 1 to 60 letters, digits and ``._-``, not only dots."""
     model: str = ""
-    """What the classes ask that name no ``model`` of their own. Empty: the first one that the target lists at /v1/models."""
+    """Model of the classes that set no ``model``. Empty: the first model that the target lists at /v1/models."""
     seed: int = Field(default=1, ge=0, le=MAX_SEED)
-    """Of all that is drawn: the same seed gives the same schedule and the same prompts."""
+    """Seed of all random numbers: the same seed gives the same schedule and the same prompts."""
     arrival: Arrival
     """When requests are sent."""
     requests: tuple[RequestClass, ...] = Field(default=(RequestClass(),), min_length=1)
-    """What is asked: classes of requests, drawn by their weights."""
+    """Classes of requests, drawn by their weights."""
     duration_s: Seconds = 60.0
-    """Arrivals end here."""
+    """Time at which the arrivals end."""
     warmup_s: Seconds = 5.0
-    """Requests due before it are sent, kept and left out of every figure. If latencies show a longer warm-up, in which no request failed
-    and every limit of the SLO was kept, all of that is left out, and the report says how long it was."""
+    """Requests due before this time are sent and recorded, but left out of every figure. If the latencies show a longer warm-up in which no
+    request failed and every limit of the SLO was kept, the longer warm-up is left out, and the report says how long it was."""
     timeout_s: float = Field(default=120.0, gt=0)
-    """From due to the end of the answer; a later answer is a timeout, which every distribution keeps as 'at least this'."""
+    """Longest time from the due time to the end of the answer. A later answer is a timeout; every distribution counts it as 'at least
+    this'."""
     drain_s: Seconds = 120.0
-    """After the last arrival; what is unfinished then is a timeout."""
+    """Seconds after the last arrival at which unfinished requests become timeouts."""
     stall_s: float = Field(default=1.0, gt=0)
-    """A gap between chunks above this is counted as a stall."""
+    """A longer gap between chunks counts as a stall."""
     workers: int = Field(default=1, ge=1, le=256)
-    """Load generator processes; plan one per 80 requests/s of 128 streamed tokens."""
+    """Number of load generator processes; plan one per 80 requests/s of 128 streamed tokens."""
     slo: Slo = Slo()
-    """The limits that the run is judged by; none: it passes if it is valid."""
+    """The limits by which the run is judged; a run without limits passes if it is valid."""
     keep_text: bool = True
-    """Keep each answer's text in the records (the audit needs it)."""
+    """Keep the text of each answer in the records (the audit needs the texts)."""
     tokenizer: str = ""
-    """Path of a tokenizer.json: prompts of text are cut to the exact length, and output tokens are counted again with it."""
+    """Path of a tokenizer.json, which cuts text prompts to the exact length and counts the output tokens again."""
     faults: tuple[Fault, ...] = ()
-    """What is broken on purpose during the run."""
+    """Faults to inject during the run."""
     observe: Observe = Observe()
-    """What is recorded of the target beside the requests."""
+    """What to record of the target during the run, beside the requests."""
 
     @property
     def has_conversations(self) -> bool:
         return any(c.conversation is not None for c in self.requests)
 
     def models(self, default: str) -> list[str]:
-        """Return the models that are asked, each once; ``default`` is the one of the classes that name none."""
+        """Return the models that requests name, without duplicates; ``default`` is the model of the classes that set none."""
         return list(dict.fromkeys(c.model or default for c in self.requests))
 
     @model_validator(mode="before")
@@ -316,10 +320,10 @@ class Scenario(Part):
 
 
 def scenario_file(name: Path) -> Path:
-    """Return the file of the name: the path itself, or that of a scenario that comes with the package.
+    """Return the scenario's file: the path itself, or the packaged scenario of that name.
 
     Raises:
-        UsageError: It is a bare name, and there is neither.
+        UsageError: ``name`` is a bare name, and neither a file nor a packaged scenario.
     """
     if os.path.exists(name) or name.suffix or name != Path(name.name):
         return name
@@ -330,10 +334,10 @@ def scenario_file(name: Path) -> Path:
 
 
 def load_scenario(name: Path, *, overrides: dict[str, Any] | None = None) -> Scenario:
-    """Read the file, as `scenario_file` finds it; ``overrides`` replace its top-level keys.
+    """Read the file that `scenario_file` finds; ``overrides`` replace its top-level keys.
 
     Raises:
-        UsageError: It cannot be read, or a value is wrong; the message has the key's path.
+        UsageError: The file cannot be read, or a value is wrong; the message has the key's path.
     """
     path = scenario_file(name)
     values = read_yaml(path)
@@ -343,13 +347,13 @@ def load_scenario(name: Path, *, overrides: dict[str, Any] | None = None) -> Sce
 
 
 def parse_scenario(values: dict[str, Any], *, folder: Path = Path(), context: Any = None) -> Scenario:
-    """Check the values; the files of a trace and of prompts are looked up from ``folder``.
+    """Check the values; paths of traces and prompts are relative to ``folder``.
 
     Args:
         context: `RECORDED` for values from a manifest.
 
     Raises:
-        UsageError: One line with the path of the key, the value and what it should be.
+        UsageError: One line with the path of the key, its value and the expected value.
     """
     try:
         scenario = Scenario.model_validate(values, context=context)
@@ -376,7 +380,7 @@ _SECTIONS: dict[str | int, type[BaseModel]] = {
 
 
 def _usage_error(error: ErrorDetails) -> UsageError:
-    """Return pydantic's first complaint as one line: the key's path as the file has it, the value, and the way out."""
+    """Return pydantic's first error as one line: the key's path in the file, the value, and the way out."""
     path, given, kind = error["loc"], error["input"], error["type"]
     section: type[BaseModel] = Scenario
     for part in path[:-1]:

@@ -1,4 +1,4 @@
-"""The schedule: everything that will be asked, and when, made before the run.
+"""The schedule lists each request of a run with its due time, before the run.
 
 It depends on the scenario's seed, arrival law and classes only, never on workers or machine. Each request has one number of its own
 in each stream (class, input length, output length), so a change of one law moves nothing of the others. Workers take shares by a
@@ -34,27 +34,27 @@ _ENCODER = msgspec.json.Encoder()
 
 @dataclass(frozen=True)
 class Schedule:
-    """All requests, in the order of id, which is that of due times. Behind them come the later turns of conversations."""
+    """All requests by id; ids follow the due times. The later turns of conversations come last."""
 
     requests: list[ScheduledRequest]
     num_left_out: int = 0
-    """Of a trace: requests without tokens, which were failures; not known of a schedule that was read."""
+    """Requests of a trace that were left out because they have no tokens: recorded failures. 0 for a schedule that was read from a file."""
     num_after_end: int = 0
-    """Of a trace: requests that come after the scenario's ``duration_s``; not known either."""
+    """Requests of a trace after the scenario's ``duration_s``. 0 for a schedule that was read from a file."""
 
     @cached_property
     def sha256(self) -> str:
-        """Of schedule.jsonl as `write` makes it; covers what the bodies are made from as well."""
+        """Return the digest of schedule.jsonl as `write` makes it, which also covers the inputs of the request bodies."""
         return hashlib.sha256(_ENCODER.encode_lines(self.requests)).hexdigest()
 
     def part(self, worker: int, num_workers: int, *, concurrency: int = 0) -> list[ScheduledRequest]:
-        """Return the share of one worker, 0 <= worker < num_workers; shares differ in size as coin throws do.
+        """Return the share of one worker, 0 <= worker < num_workers; the sizes of shares differ at random.
 
-        One worker has all turns of a conversation.
+        All turns of a conversation have the same worker.
 
         Args:
-            concurrency: The clients of a closed loop, of which worker w has each ``num_workers``-th from client w on; 0: it is open.
-                A worker's requests are then in proportion to its clients, each of which takes the next one when it is free.
+            concurrency: Number of clients of a closed loop; 0 for an open loop. Worker w has each ``num_workers``-th client, from client w
+                on, and requests in proportion to its clients. A free client takes the worker's next request.
         """
         if not 0 <= worker < num_workers:
             raise ValueError(f"worker {worker} of {num_workers}")
@@ -67,7 +67,7 @@ class Schedule:
         return [r for r, owner in zip(self.requests, owners, strict=True) if owner == worker]
 
     def write(self, path: Path) -> None:
-        """Write one request a line.
+        """Write one request per line.
 
         Raises:
             OSError: The disk is full, for example.
@@ -79,7 +79,7 @@ def read_schedule(path: Path) -> Schedule:
     """Read what `Schedule.write` wrote.
 
     Raises:
-        UsageError: The file cannot be read, is cut off, or a line is no request or out of order; the message has its number.
+        UsageError: The file cannot be read or is cut off, or a line is no request or out of order; the message has the line's number.
     """
     try:
         lines = regular(path).read_bytes().split(b"\n")
@@ -103,7 +103,7 @@ def read_schedule(path: Path) -> Schedule:
 
 
 def follows(request: ScheduledRequest, number: int, due_before_s: float) -> bool:
-    """Whether the request may be on line ``number`` of a schedule, counted from 0, behind one that is due at ``due_before_s``."""
+    """Whether the request may be on line ``number`` of a schedule, counted from 0, after a request that is due at ``due_before_s``."""
     if request.after is not None:
         return request.id == number and 0 <= request.after < number and request.due_s is None
     return request.id == number and (request.due_s is None or request.due_s >= due_before_s)
@@ -139,14 +139,14 @@ def _drawn(scenario: Scenario) -> list[ScheduledRequest]:
 
 
 def _with_prompts(scenario: Scenario, first: list[ScheduledRequest], later: list[ScheduledRequest]) -> list[ScheduledRequest]:
-    """Return all requests. A request whose prompt comes from a file is as long as that prompt; a conversation ends with its record."""
+    """Return all requests. A prompt from a file sets its request's length; a conversation ends with its record."""
     files = {cls.name: cls.prompts for cls in scenario.requests if cls.prompts is not None}
     if not files:
         return first + later
     num_tokens = cache(partial(tokens_of, scenario))  # a million requests may share a few records
-    turns: dict[int, list[str]] = {}  # of the conversation that a request has begun, or goes on with: what is still to say
+    turns: dict[int, list[str]] = {}  # by the id of a conversation's first request: the messages still to send
     kept: list[ScheduledRequest] = []
-    ids: dict[int, int] = {}  # what was left out has no number
+    ids: dict[int, int] = {}  # requests that are left out get no new id
     for request in (*first, *later):
         said = turns.pop(request.after, []) if request.after is not None else []
         if (path := files.get(request.cls)) is not None:
@@ -163,7 +163,7 @@ def _with_prompts(scenario: Scenario, first: list[ScheduledRequest], later: list
 
 
 def _later_turns(scenario: Scenario, first: list[ScheduledRequest]) -> list[ScheduledRequest]:
-    """Return all turns but the first of the conversations that begin with ``first``, conversation after conversation."""
+    """Return the later turns of the conversations that begin with ``first``, conversation by conversation."""
     later: list[ScheduledRequest] = []
     for cls in scenario.requests:
         begun = [request for request in first if request.cls == cls.name]
@@ -195,7 +195,7 @@ def _pauses_s(law: Pause, uniform: Times) -> Times:
 
 
 def _replayed(scenario: Scenario, trace: Trace) -> Schedule:
-    """Classes that the scenario has keep their requests; others are drawn by weight."""
+    """Return the schedule of a trace. A request keeps its recorded class if the scenario has that class; else one is drawn by weight."""
     recorded = read_trace(trace.file)
     times = replay_times(
         np.array([recorded_s(r) for r in recorded.requests]),
@@ -219,7 +219,7 @@ def _replayed(scenario: Scenario, trace: Trace) -> Schedule:
 
 
 def _check_named(scenario: Scenario, requests: list[ScheduledRequest]) -> None:
-    """Refuse a trace whose request names a class at a time when that class is not drawn."""
+    """Refuse a trace in which a request names a class at a time when the class is not drawn."""
     for number, cls in enumerate(scenario.requests):
         due_s = (recorded_s(request) for request in requests if request.cls == cls.name)
         if (at_s := next((at_s for at_s in due_s if not is_drawn(cls, at_s)), None)) is not None:
@@ -229,12 +229,12 @@ def _check_named(scenario: Scenario, requests: list[ScheduledRequest]) -> None:
 
 
 def _classes(scenario: Scenario, due_s: Times) -> NDArray[np.int64]:
-    """Draw the class of each request by weight, among the classes of the time at which it is due. Times are sorted."""
+    """Draw the class of each request by weight, among the classes at its due time. Times are sorted."""
     numbers = generator(scenario.seed, "classes").random(due_s.size)
     indices = np.zeros(due_s.size, dtype=np.int64)
     for begin_s, end_s in pairwise([0.0, *changes_s(scenario.requests), math.inf]):
         first, end = np.searchsorted(due_s, [begin_s, end_s])
-        if first == end:  # after duration_s there may be no class
+        if first == end:  # no request is due there; after duration_s there may be no class
             continue
         present = np.array([number for number, cls in enumerate(scenario.requests) if is_drawn(cls, begin_s)], dtype=np.int64)
         shares = np.cumsum([scenario.requests[number].weight for number in present])
@@ -244,13 +244,13 @@ def _classes(scenario: Scenario, due_s: Times) -> NDArray[np.int64]:
 
 
 def lengths(law: Length, uniform: Times) -> NDArray[np.int64]:
-    """Return one whole number of tokens for each number in [0, 1).
+    """Return a whole number of tokens for each number in [0, 1).
 
-    The law's quantile function between ``min`` - 1/2 and ``max`` + 1/2, rounded: the same distribution as rounding and drawing again
-    what is outside, with one number each.
+    The law's quantile function between ``min`` - 1/2 and ``max`` + 1/2 is rounded. The distribution is that of drawing, rounding and
+    drawing again when outside, but each length takes only one random number.
 
     Raises:
-        UsageError: Next to nothing of the law is between min and max.
+        UsageError: Almost none of the distribution is between min and max.
     """
     low, high = law.min - 0.5, law.max + 0.5
     match law.dist:
@@ -258,12 +258,14 @@ def lengths(law: Length, uniform: Times) -> NDArray[np.int64]:
             drawn = np.full(uniform.shape, law.mean)
         case "uniform":
             drawn = low + uniform * (high - low)
-        case "exponential":  # without memory: above ``low`` it begins anew
+        case "exponential":  # memoryless: above ``low`` the law is the same again
             drawn = low - law.mean * np.log1p(uniform * np.expm1((low - high) / law.mean))
         case "lognormal":
             sigma = math.sqrt(math.log1p(law.cv**2))
             mu = math.log(law.mean) - sigma**2 / 2
-            at_low, at_high = ndtr((mu - np.log([low, high])) / sigma)  # above it, not below: the upper tail keeps its digits
+            at_low, at_high = ndtr(
+                (mu - np.log([low, high])) / sigma
+            )  # upper tails instead of lower ones, which would lose digits near 1
             if not at_low - at_high > 1e-9:
                 raise UsageError(
                     "requests", f"lognormal of mean {law.mean:g} and cv {law.cv:g} is never in {law.min} .. {law.max}"

@@ -1,4 +1,4 @@
-"""Service level objectives: a limit per latency metric, and the quantile of the requests that must keep it."""
+"""A service level objective is a limit on a latency metric, and the quantile of the requests that must keep the limit."""
 
 import re
 from typing import Literal, get_args
@@ -10,13 +10,13 @@ from loadtest.plan.laws import Part
 from loadtest.wording import percentile
 
 Metric = Literal["ttft", "tpot", "itl", "max_itl", "e2e"]
-"""TTFT and E2E count from the due time. TPOT of a request is its mean gap between tokens, max_itl its largest; ITL is each gap."""
+"""TTFT and E2E count from the due time. TPOT is a request's mean gap between tokens, max_itl its largest gap; ITL is each gap."""
 
 
 class Limit(Part):
-    """``quantile`` of all scheduled requests must have ``metric`` <= ``limit_s``; failed ones count as over it.
+    """The share ``quantile`` of all scheduled requests must have ``metric`` <= ``limit_s``; failed requests count as over the limit.
 
-    Of itl it is ``quantile`` of all gaps; a failed request has a gap over the limit for each token that it still owed.
+    For itl, the share is of all gaps; a failed request adds a gap over the limit for each token that it did not deliver.
     """
 
     metric: Metric
@@ -28,7 +28,7 @@ class Limit(Part):
 
 
 class Slo(Part):
-    """Goodput counts requests inside all limits, whatever their quantiles are."""
+    """The limits of a run. Goodput counts requests inside all limits, whatever the quantiles of the limits are."""
 
     name: str = ""
     limits: tuple[Limit, ...] = ()
@@ -93,7 +93,7 @@ def _limit(term: str, match: re.Match[str]) -> Limit:
         percent, value = float(match["percent"]), float(match["value"])
     except ValueError:
         raise UsageError("slo", f"{term!r} holds something that is no number") from None
-    quantile = round(percent / 100, 9)  # 99.9 / 100 is not the 0.999 that stands elsewhere
+    quantile = round(percent / 100, 9)  # 99.9 / 100 is not equal to the 0.999 of the presets
     if not 0 < quantile < 1 or value <= 0:
         raise UsageError("slo", f"{term!r}: the percentile must be between 0 and 100, with 7 decimals at most, the limit above 0")
     return Limit(metric=metric, quantile=quantile, limit_s=value / 1000 if match["unit"] == "ms" else value)

@@ -1,4 +1,4 @@
-"""Recorded traffic: files that say when requests came and how long they and their answers were.
+"""This module reads recorded traffic: files with the times of requests and the lengths of prompts and answers.
 
     CSV    TIMESTAMP, ContextTokens, GeneratedTokens                        Azure LLM inference traces (date and time)
     CSV    Timestamp, Request tokens, Response tokens [, Session ID]        BurstGPT (seconds)
@@ -29,11 +29,11 @@ Number = Annotated[float, msgspec.Meta(ge=0, le=1e13)]
 
 
 class Recorded(NamedTuple):
-    """A trace, in the order of time; ``due_s`` as recorded, ``cls`` empty unless the file has one."""
+    """A trace, sorted by time; ``due_s`` is as recorded, ``cls`` empty unless the file names classes."""
 
     requests: list[ScheduledRequest]
     num_left_out: int
-    """Without tokens: failures of the recorded system."""
+    """Requests without tokens: failures of the recorded system."""
 
 
 class _Azure(msgspec.Struct):
@@ -69,7 +69,7 @@ class _Mooncake(msgspec.Struct):
 
 
 class _Scheduled(msgspec.Struct):
-    due_s: Number  # null, of a closed loop, is no trace
+    due_s: Number  # null is a closed loop's due time; such a schedule is no trace
     cls: str
     input_tokens: Count
     output_tokens: Count
@@ -103,7 +103,7 @@ def read_trace(path: Path) -> Recorded:
     read, ours = _requests(path, bounded_lines(regular(path), max_lines=MAX_REQUESTS))
     kept = sorted(
         (r for r in read if r.input_tokens and r.output_tokens), key=recorded_s
-    )  # stable: turns of a session stay in order
+    )  # a stable sort: turns of a session keep their order
     if not kept:
         raise UsageError(str(path), f"{len(kept)} of {len(read)} requests have tokens; give a trace of 1 to {MAX_REQUESTS:,}")
     start_s = 0.0 if ours else recorded_s(kept[0])
@@ -112,10 +112,10 @@ def read_trace(path: Path) -> Recorded:
 
 
 def replay_times(recorded: Times, *, speed: float, dequantise_s: float, seed: int) -> Times:
-    """Return the due times of a sorted trace, sorted: the file's order is kept.
+    """Return the due times of a sorted trace, sorted, so that the requests keep the file's order.
 
     Args:
-        dequantise_s: Step in which the times were recorded: each one stands for [t, t + step) and is put anywhere in it.
+        dequantise_s: Resolution of the recorded times: a time t means [t, t + step) and becomes a random time in that interval.
     """
     spread = generator(seed, "dequantise").random(recorded.size) * dequantise_s
     times: Times = np.sort(recorded + spread) / speed
@@ -123,13 +123,13 @@ def replay_times(recorded: Times, *, speed: float, dequantise_s: float, seed: in
 
 
 def recorded_s(request: ScheduledRequest) -> float:
-    """Return the due time of a request that has one."""
+    """Return the request's due time, which must not be ``None``."""
     assert request.due_s is not None
     return request.due_s
 
 
 def _requests(path: Path, lines: Iterator[str]) -> tuple[list[ScheduledRequest], bool]:
-    """Return the file's requests, times as written, and whether it is one of ours."""
+    """Return the file's requests, with times as written, and whether the file is in the kit's own format."""
     kind: type[_Line] | None = None
     requests = []
     for line, values in _objects(path, lines):
@@ -142,7 +142,7 @@ def _requests(path: Path, lines: Iterator[str]) -> tuple[list[ScheduledRequest],
 
 
 def _objects(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield line number and columns: one JSON object a line, or the records below a CSV file's header."""
+    """Yield line numbers and columns: a JSON object per line, or the records below a CSV file's header."""
     first, before = next(lines, ""), 0
     while first and not first.strip():  # the csv module skips blank lines too
         first, before = next(lines, ""), before + 1

@@ -1,4 +1,4 @@
-"""What a request asks: path and JSON body, made from scenario, seed and id alone.
+"""The workload builds a request's path and JSON body, from scenario, seed and id alone.
 
 Prompts are made of numbers from a counter (splitmix64 over a hash of what they are for), not drawn one after the other: any worker
 can make any prompt, in any order, in microseconds. Requests differ in their prompts beyond the prefix that their class shares.
@@ -23,7 +23,7 @@ from loadtest.wire.sse import Call, Parsed
 from loadtest.wording import shown
 
 BLOCK_TOKENS = 512
-"""Per id in `ScheduledRequest.blocks`, as in Mooncake's traces."""
+"""Prompt tokens per id in `ScheduledRequest.blocks`, as in Mooncake's traces."""
 
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "generate": "/generate"}
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -39,7 +39,7 @@ glass go gold good got great green ground group grow had half hand happy hard ha
 his hold home horse hot hour house how hundred if in is it just keep kind know land large last late law lay lead learn leave left
 """
 WORDS = tuple(_COMMON.split())
-"""Common, short and without marks: about one token each, and exactly one for `_words` to keep it under a tokenizer."""
+"""Common short words without marks: about one token each. With a tokenizer, `_words` keeps those that are exactly one token."""
 
 
 def path_of(cls: RequestClass) -> str:
@@ -49,16 +49,16 @@ def path_of(cls: RequestClass) -> str:
 
 Message = dict[str, Any]
 Said = tuple[ScheduledRequest, Sequence[Message]]
-"""A turn of a conversation, and what the answer to it adds to the next one: `answer_messages`."""
+"""A turn of a conversation, and the messages that its answer adds to the next turn: `answer_messages`."""
 TOOL_RESULT = '{"result": "ok"}'
-"""What every tool is said to have returned: nobody runs one."""
+"""The invented result of every tool call: the kit runs no tools."""
 
 
 def body_of(scenario: Scenario, request: ScheduledRequest, *, model: str, before: Sequence[Said] = ()) -> dict[str, Any]:
     """Return the JSON body; about 75 us for 512 tokens.
 
-    ``before`` are the turns of its conversation so far; ``model`` is asked by the classes that name none.
-    ``input_tokens`` counts the prompt itself: marks of its beginning and of a chat template come on top at the server.
+    ``before`` has the conversation's earlier turns; ``model`` is the model of classes that set none.
+    ``input_tokens`` counts the prompt alone: the server adds tokens for the beginning of a text and for a chat template.
     """
     cls = next(c for c in scenario.requests if c.name == request.cls)
     body: dict[str, Any] = {"max_tokens": request.output_tokens, "temperature": cls.temperature, "stream": cls.stream}
@@ -83,9 +83,9 @@ def body_of(scenario: Scenario, request: ScheduledRequest, *, model: str, before
 
 
 def answer_messages(answer: Parsed) -> list[Message]:
-    """Return what a client of OpenAI's API keeps of an answer: the message, without reasoning, and a result for each call in it.
+    """Return the messages that a client of OpenAI's API keeps of an answer: the message without reasoning, and a result per call.
 
-    A call that ``max_tokens`` cut off is left out: no client could run it, and a server may refuse a history that holds one.
+    A call that ``max_tokens`` cut off is left out: no client could run the call, and a server may refuse a history that has it.
     """
     calls = [call for call in answer.calls if _can_be_run(call)]
     if not calls:
@@ -96,7 +96,7 @@ def answer_messages(answer: Parsed) -> list[Message]:
 
 
 def _can_be_run(call: Call) -> bool:
-    """Whether a client could run the call: it has an id and a name, and its arguments are a JSON object, or nothing."""
+    """Whether a client could run the call: it has an id and a name, and its arguments are empty or a JSON object."""
     try:
         msgspec.json.decode(call.arguments or "{}", type=dict)
     except (msgspec.DecodeError, RecursionError):
@@ -119,7 +119,7 @@ def _messages(scenario: Scenario, cls: RequestClass, request: ScheduledRequest, 
 
 
 def _recorded(seed: int, path: Path, cls: str, request: ScheduledRequest, before: Sequence[Said]) -> list[Message]:
-    """Return the messages of a turn whose prompts come from a file: of one record for the whole conversation."""
+    """Return the messages of a turn whose conversation is a record of a file of prompts."""
     first = before[0][0] if before else request
     record = record_of(path, seed=seed, cls=cls, first_id=first.id)
     messages: list[Message] = [{"role": "system", "content": record.system}] if record.system else []
@@ -129,7 +129,7 @@ def _recorded(seed: int, path: Path, cls: str, request: ScheduledRequest, before
 
 
 def tokens_of(scenario: Scenario, text: str) -> int:
-    """Return how many tokens a text has: by the scenario's tokenizer, without one its words, 1 at least."""
+    """Return the number of a text's tokens by the scenario's tokenizer, or of its words if the scenario has none; at least 1."""
     if not scenario.tokenizer:
         return max(1, len(text.split()))
     return max(1, len(load_tokenizer(scenario.tokenizer).encode(text, add_special_tokens=False).ids))
@@ -141,7 +141,7 @@ def _text(scenario: Scenario, numbers: NDArray[np.int64]) -> str:
 
 
 def fingerprint(scenario: Scenario) -> str:
-    """Return the SHA-256 of what bodies follow from beside their line of the schedule: seed, classes, the tokenizer's content.
+    """Return the SHA-256 of the inputs of request bodies that schedule.jsonl does not hold: seed, classes, the tokenizer's content.
 
     Raises:
         UsageError: The tokenizer cannot be read, or cannot be used for prompts of text.
@@ -152,7 +152,7 @@ def fingerprint(scenario: Scenario) -> str:
     classes = [c.model_dump(mode="json", exclude_defaults=True) for c in scenario.requests]
     for cls, values in zip(scenario.requests, classes, strict=True):
         if cls.prompts is not None:
-            values["prompts"] = prompts_digest(cls.prompts)  # what the file says, wherever it lies
+            values["prompts"] = prompts_digest(cls.prompts)  # the file's records, whatever its path
     parts = {"seed": scenario.seed, "classes": classes, "tokenizer": tokenizer}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -162,20 +162,20 @@ def load_tokenizer(path: str) -> Any:
     """Return the `tokenizers.Tokenizer` of a tokenizer.json.
 
     Raises:
-        UsageError: The file is not there, or is something else.
+        UsageError: The file does not exist, or is no tokenizer.
     """
-    from tokenizers import Tokenizer  # 30 ms that runs without a tokenizer need not spend
+    from tokenizers import Tokenizer  # imported here: it takes 30 ms, and runs without a tokenizer do not need it
 
     if not Path(path).is_file():
         raise UsageError("tokenizer", f"{shown(path)} is no file; give the path of a tokenizer.json")
     try:
         return Tokenizer.from_file(path)
-    except Exception as exc:  # the library raises nothing narrower
+    except Exception as exc:  # the library raises no narrower type
         raise UsageError("tokenizer", f"{path}: {exc}") from exc
 
 
 def splitmix64(counters: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return a well-mixed number for each. Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (2014)."""
+    """Return a well-mixed number per counter. Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (2014)."""
     mixed = (counters + np.uint64(1)) * _GOLDEN
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -183,7 +183,7 @@ def splitmix64(counters: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _prompt(seed: int, cls: RequestClass, request: ScheduledRequest, span: int) -> NDArray[np.int64]:
-    """Return ``input_tokens`` numbers in [0, span): the class's prefix, the trace's blocks, and what is the request's own."""
+    """Return ``input_tokens`` numbers in [0, span): the class's prefix, the trace's blocks, then numbers of this request alone."""
     parts = [_numbers(seed, f"prefix/{cls.name}", min(cls.shared_prefix_tokens, request.input_tokens), span)]
     parts += [_numbers(seed, f"block/{block}", BLOCK_TOKENS, span) for block in request.blocks]
     own = request.input_tokens - sum(part.size for part in parts)
@@ -201,7 +201,7 @@ def _numbers(seed: int, name: str, num: int, span: int) -> NDArray[np.int64]:
 
 @lru_cache
 def _words(tokenizer_path: str) -> tuple[str, ...]:
-    """Return the words of which n, with spaces between, are n tokens for this tokenizer; all of them without one."""
+    """Return the words of which any n, joined by spaces, are n tokens for this tokenizer; without a tokenizer, all words."""
     if not tokenizer_path:
         return WORDS
     tokenizer = load_tokenizer(tokenizer_path)

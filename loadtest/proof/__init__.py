@@ -1,1 +1,1 @@
-"""Proof that the kit measures what it says: the law server, whose times are known, and self-tests of the kit against it."""
+"""The proof shows that the kit measures correctly: the law server has known times, and self-tests run the kit against it."""

@@ -1,4 +1,4 @@
-"""How often the intervals of `loadtest.judge.stats` hold the truth, measured on queues whose percentiles are known in closed form. Pure.
+"""This module measures how often the intervals of `loadtest.judge.stats` hold the truth, on queues with closed forms. Pure.
 
 Published by ``python -m loadtest.proof.selftest coverage``. An interval without an upper bound covers when its lower bound is right, and a
 refused one always does, so the share of two-sided ones stands beside it: near the knee one run can honestly say little.

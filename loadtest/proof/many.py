@@ -1,4 +1,4 @@
-"""How much a large run costs to analyse: ``python -m loadtest.proof.selftest many --requests 1000000``, and T21 of the self-test.
+"""This module measures what the analysis of a large run costs, for ``... selftest many --requests 1000000`` and the self-test T21.
 
 The run never happened: its rows are drawn from laws with a fixed seed and written as a runner writes them. The analysis is a process
 of its own, bound to one core, so that its memory is that of the analysis alone.

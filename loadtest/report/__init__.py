@@ -1,1 +1,1 @@
-"""The report: figures and one HTML page, drawn from what a run left on disk."""
+"""The report draws figures and one HTML page from a run's files."""

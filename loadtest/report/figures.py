@@ -1,4 +1,4 @@
-"""From the records of a run to the files of its figures. Which ones there are stands in `loadtest.report.figure_kinds`.
+"""This module draws the figures of a run from its records into files. `loadtest.report.figure_kinds` lists the figures.
 
 A figure is a function from the run's data to what is drawn on its axes; no axes: this run has no such figure.
 """

@@ -1,4 +1,4 @@
-"""The terms of the report, each explained in a sentence that the page shows where a reader points at the term."""
+"""The glossary explains each term of the report in a sentence; the page shows it where a reader points at the term."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Figures of distributions: what the requests of one run, or of two, looked like. Each function draws on the axis it is given.
+"""These figures draw distributions of the requests of one run, or of two. Each function draws on the axis it is given.
 
 They read and save nothing. Seconds everywhere; failed requests stay inside each distribution as its largest values.
 Colours are Okabe and Ito's, told apart by all common kinds of colour vision.

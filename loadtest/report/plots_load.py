@@ -1,4 +1,4 @@
-"""Figures over time and over load: what the run did, second by second, and how a target answers to more of it.
+"""These figures draw a run second by second, and a target's response to rising load.
 
 As in `loadtest.report.plots`: each function draws on the axis it is given, and reads and saves nothing. Times are seconds from the epoch.
 """

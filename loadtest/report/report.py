@@ -1,4 +1,4 @@
-"""The report of a run: one HTML page that needs nothing else, its figures as files, and summary.json.
+"""The report of a run is one self-contained HTML page, its figures as files, and summary.json.
 
 The page is a function of the records alone: the same files give the same bytes. Text of the target and of the scenario is
 escaped by the template; an invalid run gets gates and diagnostics, and no number that could be quoted.

@@ -1,4 +1,4 @@
-"""What the report says of a search: SEARCH/saturate.json (`loadtest.judge.search.Capacity`), and one run per probe below it."""
+"""This module reports a search: SEARCH/saturate.json (`loadtest.judge.search.Capacity`), and its probes' runs."""
 
 import shlex
 from collections import Counter

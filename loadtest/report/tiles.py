@@ -1,4 +1,4 @@
-"""What a reader wants to know first: how fast, how much, how many failed, and when it was."""
+"""The tiles show the figures that a reader wants first: latency, throughput, failures, and the time of the run."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime

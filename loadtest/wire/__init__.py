@@ -1,1 +1,1 @@
-"""The wire: one HTTP request and its answer, as the load generator sends and reads them; the target and the relay before it."""
+"""The wire sends one HTTP request and reads its answer for the load generator; it also has the target and the relay before it."""

@@ -1,4 +1,4 @@
-"""The HTTP client of the load generator: gevent sockets, one timestamp per read, parsing after the answer has ended.
+"""The load generator's HTTP client uses gevent sockets, one timestamp per read, and parses only after the answer has ended.
 
 Per read it does recv, clock, `httptools`; nothing else, so that the time of a chunk is that at which the kernel had it, as
 far as one process can tell. Connections are pooled without a cap: an open loop never waits for one.

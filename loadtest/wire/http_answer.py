@@ -1,4 +1,4 @@
-"""One HTTP/1.1 answer, as `httptools` finds it in what was received. Sans-IO: the client says when each read was."""
+"""This parser reads one HTTP/1.1 answer with `httptools`. Sans-IO: the client gives it the time of each read."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A TCP relay between the load and the target, in a process of its own, whose connections can be cut.
+"""The relay is a TCP proxy between load and target, in a process of its own, whose connections can be cut.
 
 ``python -P -m loadtest.wire.relay HOST PORT`` prints the port it listens on at 127.0.0.1 and obeys lines on its standard input:
 ``cut SECONDS`` resets every connection, and every new one for so long. It ends when its standard input does.

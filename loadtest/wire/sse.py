@@ -1,4 +1,4 @@
-"""What one answer said, from the pieces that the client read and the time of each: text, tokens, end.
+"""This parser extracts text, tokens and ending of one answer from the pieces that the client read and their times.
 
 Sans-IO, and meant to run after the answer has ended, so that no parsing delays a timestamp. A body has one of three forms:
 ``sse`` (completions and chat streams: events end at a blank line, the stream at ``[DONE]``), ``lines`` (streams of /generate:

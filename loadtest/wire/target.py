@@ -1,4 +1,4 @@
-"""Where a load test sends its requests, and what is asked of it before the first one."""
+"""The target is the server under test: its address, and the requests that check it before the load starts."""
 
 import contextlib
 import os

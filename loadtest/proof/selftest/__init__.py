@@ -1,4 +1,4 @@
-"""``serve-app-loadtest selftest``: the generator measured against a server whose latencies, counts and failures are known.
+"""``serve-app-loadtest selftest`` measures the generator against a server whose latencies, counts and failures are known.
 
 A check is a function whose docstring is its claim and its pass rule. What concerns time only is tried again on a machine that was
 busy, and the number of tries is told; the law server's own log says whether server or client was late.

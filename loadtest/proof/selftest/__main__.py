@@ -1,4 +1,4 @@
-"""``python -m loadtest.proof.selftest``: ``coverage`` prints how often the intervals hold the truth, ``many`` what a large run costs."""
+"""This command has two parts: ``coverage`` prints how often the intervals hold the truth, ``many`` the cost of a large run."""
 
 from pathlib import Path
 from typing import Annotated

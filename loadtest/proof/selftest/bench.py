@@ -1,4 +1,4 @@
-"""What the checks stand on: a law server in a process of its own, a run against it, and what both sides wrote, joined by request."""
+"""A bench is what the checks need: a law server as a process, a run against it, and the records of both, joined by request."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Checks of conversations: what is sent with a later turn, and when."""
+"""These checks of conversations compare the content and the time of later turns with what they must be."""
 
 from collections.abc import Iterator
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Do the intervals hold the truth? T5 and T9: coverage by simulation, and a few live runs against queues with closed forms."""
+"""These checks (T5, T9) test if the intervals hold the truth: by simulation, and by a few live runs against closed-form queues."""
 
 import math
 from collections.abc import Iterator

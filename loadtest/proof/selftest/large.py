@@ -1,4 +1,4 @@
-"""Does a large run fit a machine? T21: the cost of an analysis, of rows that `loadtest.proof.many` writes."""
+"""This check (T21) tests if a large run fits a machine: it bounds the cost of an analysis of rows by `loadtest.proof.many`."""
 
 import shutil
 from collections.abc import Iterator

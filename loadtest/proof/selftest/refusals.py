@@ -1,4 +1,4 @@
-"""Does a server that refuses requests look better than it is? T20: each refused request weighs as much as an answered one."""
+"""This check (T20) tests that refusals improve no figure: each refused request weighs as much as an answered one."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Are the gates of `loadtest.judge.health` fair? Many runs of a generator that is arithmetic only: T8's 50 healthy and the starved ones.
+"""This check (T8) tests the gates of `loadtest.judge.health` on many simulated runs: 50 healthy ones, and starved ones.
 
 A worker is a process that stops now and then, for whatever reason. What falls into a stop happens at its end: a request that is due,
 an answer that is there to be read, a tick. Everything the gates judge follows from that, so that a starved generator inflates

@@ -1,4 +1,4 @@
-"""Is everything asked once and accounted for, and does a sick generator say so? T6-T8 and T14."""
+"""These checks (T6-T8, T14) test that each request is sent once and accounted for, and that a sick generator reports itself."""
 
 import os
 import select

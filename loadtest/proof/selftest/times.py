@@ -1,4 +1,4 @@
-"""Are the latencies right? T1-T4, T10, T11, T13 and T15, against laws, and against the times at which the server says it wrote."""
+"""These checks (T1-T4, T10, T11, T13, T15) compare latencies with laws and with the times of the server's own writes."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""The law server: an HTTP server whose latencies, counts, failures and capacity are fixed in advance and logged by itself.
+"""The law server is an HTTP server with latencies, counts, failures and capacity that are fixed in advance and logged by itself.
 
 The load generator is measured against it, so nothing here is shared with the generator but `loadtest.errors`.
 

@@ -1,4 +1,4 @@
-"""``python -m loadtest.proof.truth --port 18200 --law law.yaml --log truth.jsonl``: serve until SIGTERM or SIGINT."""
+"""``python -m loadtest.proof.truth --port 18200 --law law.yaml --log truth.jsonl`` serves until SIGTERM or SIGINT."""
 
 import asyncio
 import gc

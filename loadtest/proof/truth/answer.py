@@ -1,4 +1,4 @@
-"""What is asked, and the bytes of the answer with the time of each write. Pure.
+"""This module reads the law server's requests and writes its answers: the bytes of each, with the time of each write. Pure.
 
 Token k of an answer is a function of the prompt and k only; `/generate` streams lines, the other two server-sent events.
 """

@@ -1,4 +1,4 @@
-"""When everything of a request is due. Pure: no clock, and draws depend on nothing but (seed, request id, what for).
+"""The laws compute when each part of an answer is due. Pure: no clock; draws depend only on seed, request id and purpose.
 
 Two times, both in seconds from the first request: *real*, and *server* time, which stands still in a stall. Laws are
 evaluated in server time. With finite slots the queue is Kiefer and Wolfowitz's recursion: start = max(arrival, earliest free slot).

@@ -1,4 +1,4 @@
-"""What the server did: its log, its totals, and /metrics from the same entries.
+"""The ledger records what the law server did: its log, its totals, and /metrics from the same entries.
 
 Times of the log are those of CLOCK_MONOTONIC, which is `time.perf_counter()` of every process on this machine.
 """

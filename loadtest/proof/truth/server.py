@@ -1,4 +1,4 @@
-"""Sockets and timers of the law server; what is due when is decided in `laws` and `answer`. Linux only."""
+"""The law server's adapter has its sockets and timers; `laws` and `answer` decide what is due when. Linux only."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The law file: what the server does to whom, fixed in advance.
+"""The law file fixes in advance how the server answers which requests.
 
 Times are in seconds. Those in `Stall` and `WarmUp` count from the first generation request that the server reads.
 """
