@@ -71,26 +71,24 @@ class FleetState:
         self._routing = routing or LeastOutstandingTokens()
         self._refusals = Refusals(settings, self.replicas.values())
         self._attempts: dict[str, RequestState] = {}
-        self._now = 0.0  # of the event that is being handled
 
     def handle(self, event: Event, *, now: float) -> list[Instruction]:
         """Take one event in and return what to do about it, in order."""
-        self._now = now
         match event:
             case OutputsArrived():
                 return self._on_outputs_arrived(event, now=now)
             case RequestArrived():
                 return self._on_request_arrived(event, now=now)
             case RequestsAborted():
-                return self._on_requests_aborted(event)
+                return self._on_requests_aborted(event, now=now)
             case HeartbeatArrived():
                 return self._on_heartbeat_arrived(event, now=now)
             case LinkOpened():
                 return self._on_link_opened(event, now=now)
             case LinkLost():
-                return self._forget_replica(event.replica_id, event.end, event.unsent, now=now) + self._dispatch()
+                return self._forget_replica(event.replica_id, event.end, event.unsent, now=now) + self._dispatch(now)
             case AttemptUnsendable():
-                return self._on_attempt_unsendable(event)
+                return self._on_attempt_unsendable(event, now=now)
             case TrialBegan():
                 self.quarantine.trial_began(self._attempts.get(event.attempt_id))
                 return []
@@ -150,9 +148,9 @@ class FleetState:
             return [FailRequest(request.request_id, self._refusals.queue_full(len(self.waiting)))]
         self.requests[request.request_id] = request
         self.waiting[request.request_id] = request
-        return self._dispatch()
+        return self._dispatch(now)
 
-    def _on_requests_aborted(self, event: RequestsAborted) -> list[Instruction]:
+    def _on_requests_aborted(self, event: RequestsAborted, *, now: float) -> list[Instruction]:
         by_replica: dict[str, list[str]] = {}
         for request_id in event.request_ids:
             request = self.requests.pop(request_id, None)
@@ -168,7 +166,7 @@ class FleetState:
                 by_replica.setdefault(request.replica_id, []).append(request.attempt_id)
                 self._release(request)
         aborts: list[Instruction] = [AbortAttempts(r, tuple(ids)) for r, ids in by_replica.items()]
-        return aborts + self._dispatch()
+        return aborts + self._dispatch(now)
 
     def _on_link_opened(self, event: LinkOpened, *, now: float) -> list[Instruction]:
         replica_id, is_new = event.replica_id, event.replica_id not in self.replicas
@@ -179,7 +177,7 @@ class FleetState:
         self.replicas[replica_id] = replica
         self._routing.changed(replica_id)
         taken_back = self._take_back_queued(event.credit, now) if is_new and not event.draining else []
-        return failed + taken_back + self._dispatch()
+        return failed + taken_back + self._dispatch(now)
 
     def _take_back_queued(self, limit: int, now: float) -> list[Instruction]:
         """Requests that only wait in the queue of an engine come back: a new replica must get its part of them."""
@@ -208,7 +206,7 @@ class FleetState:
         replica.take_heartbeat(event, now=now)
         self.drains.told(event.replica_id, event.drain_left_s if event.draining else None, now=now)
         self._routing.changed(event.replica_id)
-        return self._dispatch()
+        return self._dispatch(now)
 
     def _forget_replica(self, replica_id: str, end: LinkEnd, unsent: Set[str] = frozenset(), *, now: float) -> list[Instruction]:
         """What the replica held goes to the front of the queue, oldest first. A second LinkLost finds nothing."""
@@ -238,12 +236,12 @@ class FleetState:
         self.outcomes["quarantined" if isinstance(failure.error, RequestQuarantined) else "failed"] += 1
         return failure
 
-    def _on_attempt_unsendable(self, event: AttemptUnsendable) -> list[Instruction]:
+    def _on_attempt_unsendable(self, event: AttemptUnsendable, *, now: float) -> list[Instruction]:
         request = self.requests.get(event.request_id)
         if request is None or request.replica_id is None:
             return []
         self._release(request)
-        return [self._count_failed(FailRequest(event.request_id, event.error)), *self._dispatch()]
+        return [self._count_failed(FailRequest(event.request_id, event.error)), *self._dispatch(now)]
 
     def _on_outputs_arrived(self, event: OutputsArrived, *, now: float) -> list[Instruction]:
         replica = self.replicas.get(event.replica_id)
@@ -286,7 +284,7 @@ class FleetState:
                 freed = True
             deliver.append(output)
         instructions: list[Instruction] = [DeliverOutputs(deliver, tuple(swallowed))] if deliver else []
-        return instructions + others + (self._dispatch() if freed else [])
+        return instructions + others + (self._dispatch(now) if freed else [])
 
     def _count_emitted(self, replica: ReplicaState, request: RequestState, token_ids: Sequence[int]) -> None:
         """Add to the emitted ids; what the replica still has to compute for this request is now its output tokens left."""
@@ -310,7 +308,7 @@ class FleetState:
             reason = f"silent for {now - replica.heard_at:.1f} s, limit {limit_s:g} s"
             instructions.append(CloseLink(replica.replica_id, reason))
             instructions += self._forget_replica(replica.replica_id, LinkEnd.UNRESPONSIVE, now=now)
-        return instructions + self._dispatch() if instructions else []
+        return instructions + self._dispatch(now) if instructions else []
 
     def _end_long_waits(self, now: float) -> list[Instruction]:
         failed: list[Instruction] = []
@@ -333,16 +331,16 @@ class FleetState:
             self._release(move.request)
             self.failover.note_loss(move.request, now=now)
             self.drains.moved(move)
-            instructions.append(self._start(move.request, move.target))
+            instructions.append(self._start(move.request, move.target, now=now))
         return instructions
 
-    def _dispatch(self) -> list[Instruction]:
+    def _dispatch(self, now: float) -> list[Instruction]:
         """Start waiting requests, first come first served, while some replica has room."""
         started: list[Instruction] = []
         while (chosen := self._next_start()) is not None:
             request, choice = chosen
             del self.waiting[request.request_id]
-            started.append(self._start(request, choice))
+            started.append(self._start(request, choice, now=now))
         return started
 
     def _next_start(self) -> tuple[RequestState, Choice] | None:
@@ -357,12 +355,12 @@ class FleetState:
                 return None
         return None
 
-    def _start(self, request: RequestState, choice: Choice) -> StartAttempt:
+    def _start(self, request: RequestState, choice: Choice, *, now: float) -> StartAttempt:
         replica, reason = choice
         request.attempt += 1
         request.replica_id = replica.replica_id
         hit_tokens = self._routing.placed(request, replica)
-        request.trail.started(replica.replica_id, reason.value, hit_tokens, self._now)
+        request.trail.started(replica.replica_id, reason.value, hit_tokens, now)
         self.routed[reason.value] += 1
         self.expected_hit_tokens += hit_tokens
         request.outstanding_tokens = request.tokens_left()

@@ -108,10 +108,6 @@ class PrefixIndex:
         if len(holders) == 1:
             self._holders[hashed] = holders.pop()
 
-    def num_entries(self, replica_id: str) -> int:
-        """Return how many points are remembered of the replica."""
-        return len(self._held.get(replica_id, ()))
-
     def validate(self, alive: Container[str]) -> None:
         """Assert the invariants; ``alive`` are the replicas that may hold anything."""
         assert all(replica_id in alive for replica_id in self._held)

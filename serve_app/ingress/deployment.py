@@ -14,6 +14,7 @@ from serve_app.config import Settings, parse_settings
 from serve_app.config.timeouts import serve_shutdown_s
 from serve_app.host.logs import log_configuration, use_serve_handlers
 from serve_app.host.sigterm import OrderlyEnd
+from serve_app.host.tasks import raise_failure
 from serve_app.host.vllm_start import settle, without_collection
 from serve_app.membership import Lease, Membership
 
@@ -70,9 +71,7 @@ class Ingress:
     def check_health(self) -> None:
         """Called by Serve every few seconds."""
         self._runtime.listener.check()
-        for task in self._tasks:
-            if task.done() and not task.cancelled() and (exc := task.exception()) is not None:
-                raise exc
+        raise_failure(self._tasks)
         for name, front in self._runtime.front_ends.items():
             if not front.engine.is_running:
                 raise RuntimeError(f"the front end of {name!r} has stopped")

@@ -18,6 +18,7 @@ from serve_app.config.timeouts import serve_shutdown_s
 from serve_app.errors import EngineLost
 from serve_app.host.logs import log_configuration, use_serve_handlers
 from serve_app.host.sigterm import OrderlyEnd
+from serve_app.host.tasks import raise_failure
 from serve_app.links.tls import replica_tls
 from serve_app.membership import Lease, Membership
 from serve_app.replica import pipe
@@ -133,9 +134,7 @@ class Replica:
 
     def check_health(self) -> None:
         """Called by Serve every few seconds. It says nothing of the engine's progress, which `EngineProcess` judges by itself."""
-        for task in self._tasks:
-            if task.done() and not task.cancelled() and (exc := task.exception()) is not None:
-                raise exc
+        raise_failure(self._tasks)
         if self._lost is not None:
             raise self._lost
         self._end.check()

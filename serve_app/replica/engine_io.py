@@ -14,14 +14,13 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreReques
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from serve_app.core.load import EngineLoad
-from serve_app.links.protocol.frames import FrameDecoder, encode_frame
+from serve_app.links.protocol.frames import encode_frame
 from serve_app.links.protocol.messages import MAX_BUFFERS, MAX_REASON_CHARS, Outputs, encode_message, readable
 from serve_app.replica import pipe
 
 logger = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 20
-_MAX_PIPE_FRAME_BYTES = (1 << 32) - 1
 
 Send = Callable[[pipe.FromEngine], None]
 
@@ -53,7 +52,7 @@ class InputThread:
 
     def run(self, sock: socket.socket) -> None:
         """Read to the end of file."""
-        frames = FrameDecoder(_MAX_PIPE_FRAME_BYTES)
+        frames = pipe.frame_decoder()
         while data := sock.recv(_READ_BYTES):
             for body in frames.receive_data(data):
                 self._take_in(pipe.to_engine_decoder.decode(body))

@@ -15,7 +15,7 @@ import msgspec
 from serve_app.core.load import EngineLoad
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.host.foreign_errors import in_one_line
-from serve_app.links.protocol.frames import encode_frame
+from serve_app.links.protocol.frames import FrameDecoder, encode_frame
 from serve_app.links.protocol.messages import MAX_REASON_CHARS, Capabilities, readable
 from serve_app.replica.cold_start import EnginePhases
 from serve_app.replica.process_group import end_own_group
@@ -125,6 +125,11 @@ _encoder = msgspec.msgpack.Encoder()
 def encode(message: ToEngine | FromEngine) -> bytes:
     """Return the message as one frame, at most 4 GiB."""
     return encode_frame(_encoder.encode(message))
+
+
+def frame_decoder() -> FrameDecoder:
+    """Return a decoder of frames as large as `encode` makes them: both ends are ours, so nothing is to be bounded."""
+    return FrameDecoder((1 << 32) - 1)
 
 
 class EngineEnd:

@@ -16,7 +16,6 @@ from serve_app.core.health import HealthLimits
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.engine_args import engine_core_args, engine_environment
 from serve_app.errors import EngineDied, EngineHung, EngineLost, EngineOutOfMemory, EngineStartFailed
-from serve_app.links.protocol.frames import FrameDecoder
 from serve_app.replica import pipe
 from serve_app.replica.golden import ask_all
 from serve_app.replica.health import LOOK_EVERY_S, MAX_GAP_S, EngineWatch, answers_probe
@@ -25,7 +24,6 @@ from serve_app.replica.process_group import end_group
 
 logger = logging.getLogger(__name__)
 
-_MAX_PIPE_FRAME_BYTES = (1 << 32) - 1
 _STOP_GRACE_S = 7.0  # longer than an engine core gives its workers (process_group.py)
 
 
@@ -33,7 +31,7 @@ class _PipeProtocol(asyncio.Protocol):
     """Bytes from the engine core to messages; end of file to ``on_closed``."""
 
     def __init__(self, on_message: Callable[[pipe.FromEngine], None], on_closed: Callable[[], None]) -> None:
-        self._frames = FrameDecoder(_MAX_PIPE_FRAME_BYTES)
+        self._frames = pipe.frame_decoder()
         self._on_message = on_message
         self._on_closed = on_closed
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from serve_app.autoscaling.decision import Observation
 from serve_app.autoscaling.signals import INCREMENTS, ModelLoad
-from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, Replica
+from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, Replica, SimulatedOutput
 from serve_app.core.events import HeartbeatArrived, LinkEnd, LinkLost, LinkOpened, OutputsArrived, RequestArrived, Ticked
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_report import num_lines
@@ -88,17 +88,6 @@ class _PrefillStats:
     """The part of vLLM's that is read."""
 
     num_cached_tokens: int
-
-
-@dataclass(slots=True)
-class _Output:
-    """Of one attempt, as the engine would put it out."""
-
-    request_id: str
-    new_token_ids: list[int]
-    finish_reason: object | None = None
-    events: object | None = None
-    prefill_stats: object | None = None
 
 
 @dataclass(slots=True)
@@ -245,7 +234,7 @@ class SimulatedFleet:
         for job, attempt_id, ended in happened:
             tokens = (job.output_tokens if ended else 1) - member.reported[attempt_id]
             stats = _PrefillStats(job.cached_tokens)
-            outputs.append(_Output(attempt_id, [0] * tokens, "length" if ended else None, prefill_stats=stats))
+            outputs.append(SimulatedOutput(attempt_id, [0] * tokens, "length" if ended else None, prefill_stats=stats))
             if ended:
                 del member.reported[attempt_id], self._jobs[job.request_id]
             else:
@@ -290,7 +279,7 @@ class SimulatedFleet:
         for ends_at, attempt_id, job in replica.running:
             done = job.output_tokens - (ends_at - replica.steps)
             if (new := done - member.reported[attempt_id]) > 0:
-                outputs.append(_Output(attempt_id, [0] * new))
+                outputs.append(SimulatedOutput(attempt_id, [0] * new))
                 member.reported[attempt_id] = done
         if outputs:
             self._carry_out(self.fleet.handle(OutputsArrived(replica.replica_id, outputs), now=at), at)

@@ -86,6 +86,17 @@ class Job:
     """Whether it is a line of a batch."""
 
 
+@dataclass(slots=True)
+class SimulatedOutput:
+    """New tokens of one attempt: what `serve_app.core` needs of vLLM's ``EngineCoreOutput``."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: object | None = None
+    events: object | None = None
+    prefill_stats: object | None = None
+
+
 class Replica:
     """One engine. Times are those of the simulation; ``at`` is the end of its last step."""
 
