@@ -8,7 +8,7 @@
     interrupted, a worker lost, disk full: stop > gives up what is unfinished
                  <------------------------------  end: how many batches and rows there were
 
-All of it are Locust's custom messages. A worker has one user, the dispatcher; Locust's shape only starts and stops it.
+All messages are custom messages of Locust. A worker has one user, the dispatcher; Locust's shape only starts and stops it.
 """
 
 import logging
@@ -40,15 +40,16 @@ logger = logging.getLogger(__name__)
 
 REPORT_S = 1.0
 AHEAD_NUM, AHEAD_BYTES = 2000, 64 * 1024 * 1024
-"""Bodies are built ahead of their time, so many at most: a dispatcher that builds cannot send."""
+"""Limits of the bodies that are built ahead of their due times. While the dispatcher builds bodies it cannot send."""
 AHEAD_MARGIN_S = 0.005
 LAST_TRIES = 5
 CLOCK_S = 0.050
-"""By so much a worker on another machine may seem to start off the master's epoch: NTP keeps a network's clocks within 10 ms."""
+"""Largest apparent difference between the start of a worker on another machine and the master's epoch. NTP keeps a network's clocks
+within 10 ms."""
 
 
 class Plan(msgspec.Struct):
-    """What the master tells one worker. Workers may run on other machines and do not see the run's folder."""
+    """The master's message to one worker. Workers may run on other machines and do not see the run's folder."""
 
     worker: int
     num_workers: int
@@ -60,13 +61,13 @@ class Plan(msgspec.Struct):
     drained_s: float
     """When the drain ends."""
     host: str = ""
-    """What requests name as their Host; default: the address of ``target``. They differ where ``target`` is a relay."""
+    """Host header of the requests; default: the address of ``target``. The two differ if ``target`` is a relay."""
     workload: str = ""
-    """`loadtest.plan.workload.fingerprint` of the scenario on the master's machine."""
+    """`loadtest.plan.workload.fingerprint` of the scenario, computed on the master's machine."""
 
 
 class Epoch(msgspec.Struct):
-    """When the run starts, by the master's clocks."""
+    """The start of the run, by the master's clocks."""
 
     said_unix_s: float
     unix_s: float
@@ -78,7 +79,7 @@ class Epoch(msgspec.Struct):
         return self.perf_s if self.boot_id == boot_id() else time.perf_counter() + self.unix_s - time.time()
 
     def seen_late_s(self) -> float:
-        """Return how much later than said it came, by this machine's clock: the clocks' difference and the message's way."""
+        """Return the apparent delay of the announcement by this machine's clock: difference of the clocks plus the message's travel."""
         return 0.0 if self.boot_id == boot_id() else time.time() - self.said_unix_s
 
 
@@ -87,7 +88,7 @@ def boot_id() -> str:
 
 
 class Load:
-    """One worker's share of one run. ``drive`` blocks until all of it has a row and the master was told so."""
+    """One worker's share of one run. ``drive`` blocks until each request has a row and the master has been told that."""
 
     def __init__(self, plan: Plan, *, api_key: str, send: Callable[[str, Any], None], fire: Callable[..., None]) -> None:
         self.worker = plan.worker
@@ -96,14 +97,16 @@ class Load:
         if plan.workload and fingerprint(self._scenario) != plan.workload:
             files = ", ".join(str(cls.prompts) for cls in self._scenario.requests if cls.prompts is not None)
             read = ", ".join(filter(None, [files, self._scenario.tokenizer])) or "the scenario"
-            raise UsageError("workload", f"{read}: says something else here than on the master's machine; copy the master's here")
+            raise UsageError(
+                "workload", f"{read}: differs here from the file on the master's machine; copy the master's file here"
+            )
         self._target = Target(plan.target, api_key, plan.host)
         self._send = send
         self._fire = fire
         self._classes = {cls.name: cls for cls in self._scenario.requests}
         self._to_build: Iterator[ScheduledRequest] = iter([r for r in plan.part if r.after is None])
         self._later = {r.after: r for r in plan.part if r.after is not None}
-        """By the id of a turn the one that comes after it."""
+        """By the id of a turn, the turn that follows it."""
         self._built: deque[tuple[ScheduledRequest, Asked]] = deque()
         self._built_bytes = 0
         self._in_flight: dict[int, tuple[ScheduledRequest, float]] = {}
@@ -118,7 +121,7 @@ class Load:
         self._client = Client(self._target, worker=plan.worker, epoch=0.0, id_prefix=plan.id_prefix)
 
     def make_ready(self) -> None:
-        """All that could delay the first requests."""
+        """Do the work that would delay the first requests: build bodies, open connections."""
         self._build_ahead()
         self._client.warm(self._num_connections())
 
@@ -127,7 +130,7 @@ class Load:
         self._started.set()
 
     def stop(self, reason: str, at_s: float) -> None:
-        """Send nothing more and give up what is unfinished."""
+        """Send nothing more and give up unfinished requests."""
         self._stop_reason, self._stop_s = reason, at_s
         self._stopped.set()
         self._started.set()
@@ -152,7 +155,7 @@ class Load:
                     work.kill()
                     self._group.kill()
                     self._give_up()
-                work.get()  # raises what ended it
+                work.get()  # raises the exception that ended it
         finally:
             for helper in helpers:
                 helper.kill()
@@ -169,10 +172,10 @@ class Load:
         else:
             self._open_loop()
         if not self._group.join(timeout=max(0.0, self._plan.drained_s + 1.0 - self._now())):
-            self._group.kill()  # each still returns its row, as a timeout
+            self._group.kill()  # each greenlet still returns its row, as a timeout
 
     def _num_connections(self) -> int:
-        """Enough that the first second of requests need not connect."""
+        """Return a number of connections such that the requests of the first second need not connect."""
         arrival = self._scenario.arrival
         if isinstance(arrival, Closed):
             return arrival.concurrency // self._plan.num_workers
@@ -180,7 +183,7 @@ class Load:
 
     def _open_loop(self) -> None:
         while self._built or self._build_one():
-            request, asked = self._built[0]  # stays there while it waits: a stop finds it
+            request, asked = self._built[0]  # stays in the queue while it waits, so that a stop finds it
             assert request.due_s is not None
             due_s = request.due_s
             self._build_ahead(until_s=due_s - AHEAD_MARGIN_S)
@@ -199,7 +202,7 @@ class Load:
             self._ask(request, asked, due_s)
 
     def _converse(self, request: ScheduledRequest, asked: Asked, due_s: float) -> None:
-        """Ask, and go on with the later turns of the conversation. Each gets a row, also if the conversation ends early."""
+        """Send the request and then the later turns of its conversation. Each turn gets a row, also if the conversation ends early."""
         before: list[Said] = []
         why = "the run ended before its turn"
         try:
@@ -225,7 +228,7 @@ class Load:
             self._leave_out_after(request, why)
 
     def _leave_out_after(self, request: ScheduledRequest, why: str) -> None:
-        """Give a row to the turns that nobody will send: they are due behind the arrivals' end, where no figure counts them."""
+        """Give a row to the turns that will not be sent. They are due after the end of the arrivals, where no figure counts them."""
         due_s = max(self._scenario.duration_s, self._now())
         while (later := self._later.pop(request.id, None)) is not None:
             if not self._stop_reason:
@@ -244,7 +247,7 @@ class Load:
         self._in_flight.pop(request.id, None)
         self._lines.append(as_lines([row]))  # now, not all of a second's rows at once
         self._num_rows += 1
-        # For Locust's own tables and charts, which round; no figure of ours comes from them.
+        # For Locust's own tables and charts, which round; the kit's figures do not use them.
         failed = None if row.state in ("ok", "cancelled") else RuntimeError(f"{row.state} {row.status or ''}".strip())
         event = {"name": request.cls, "exception": failed, "context": {"id": row.id}}
         if row.end_s is not None:
@@ -254,13 +257,13 @@ class Load:
             self._fire(request_type="TTFT", response_time=(row.first_s - row.due_s) * 1e3, response_length=0, **event)
 
     def _give_up(self) -> None:
-        """Give a row to what was begun but not sent, and to what was due before the stop."""
+        """Give a row to requests that were begun but not sent, and to requests that were due before the stop."""
         for request, due_s in list(self._in_flight.values()):
             self._give_up_one(request, due_s, self._stop_reason)
         self._give_up_rest(self._stop_s, self._stop_reason)
 
     def _give_up_rest(self, until_s: float, reason: str) -> None:
-        """Give a row to what is left and due before ``until_s``; of a closed loop all of it, or nothing after a stop."""
+        """Give a row to the remaining requests due before ``until_s``; in a closed loop to all of them, or to none after a stop."""
         rest = [request for request, _ in self._built] + list(self._to_build)
         self._built.clear()
         for number, request in enumerate(rest):
@@ -280,7 +283,7 @@ class Load:
         return item
 
     def _build_ahead(self, until_s: float | None = None) -> None:
-        """Build bodies until it is time, enough are there, or none is left."""
+        """Build bodies until ``until_s``, until enough are built, or until no request is left."""
         while len(self._built) < AHEAD_NUM and self._built_bytes < AHEAD_BYTES:
             if (until_s is not None and self._now() > until_s) or not self._build_one():
                 return
@@ -296,7 +299,7 @@ class Load:
         return True
 
     def _asked(self, request: ScheduledRequest, before: Sequence[Said], due_s: float | None) -> Asked:
-        """Return what goes out; ``before`` are the turns before it."""
+        """Return the request to send; ``before`` has the earlier turns."""
         cls = self._classes[request.cls]
         return Asked(
             request,
@@ -313,7 +316,7 @@ class Load:
 
     def _report(self) -> None:
         gevent.sleep(max(0.0, -self._now()))
-        self._monitor.sample(in_flight=0, num_sent=0, num_rows=0)  # of the time before the start, which nobody asks for
+        self._monitor.sample(in_flight=0, num_sent=0, num_rows=0)  # a sample of the time before the start, to be discarded
         while True:
             gevent.sleep(REPORT_S - self._now() % REPORT_S)
             self._hand_over()
@@ -336,12 +339,12 @@ class Load:
 
 
 def install_worker(environment: Any, api_key: str) -> Callable[[], None]:
-    """Make this process take plans; return what its one user does."""
+    """Make this process accept plans; return the task of its only user."""
     loads: list[Load] = []
     planned = Event()
 
     def on_plan(msg: Any, **_: Any) -> None:
-        planned.clear()  # each start of a test has its own
+        planned.clear()  # each start of a test has its own plan
         send, fire = environment.runner.send_message, environment.events.request.fire
         try:
             plan = msgspec.json.decode(msg.data, type=Plan)
@@ -349,11 +352,11 @@ def install_worker(environment: Any, api_key: str) -> Callable[[], None]:
             loads[:] = [load]
             planned.set()
             load.make_ready()
-        except Exception as exc:  # the root of this worker: the master must not wait for it
+        except Exception as exc:  # the root of this worker; the master must not wait for a failed worker
             logger.exception("the plan cannot be followed")
             send("lt-failed", f"a worker cannot start: {type(exc).__name__}: {exc}")
             return
-        if loads[-1] is load:  # else the next test has begun meanwhile
+        if loads[-1] is load:  # else the next test has already begun
             send("lt-ready", plan.worker)
 
     def on_epoch(msg: Any, **_: Any) -> None:

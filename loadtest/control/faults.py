@@ -1,7 +1,7 @@
 """This module injects a scenario's faults on time: it kills or stops processes, cuts the relay's connections, runs commands.
 
-Processes are touched only below a root that the scenario names, and only if exactly one of them fits. A stopped process goes on
-after its time even if this process is killed meanwhile: a shell that holds the other end of a pipe sees it close.
+A process is killed or stopped only below a root that the scenario names, and only if it is the only match. A stopped process
+continues after its time even if this process is killed: a shell at the other end of a pipe continues it when the pipe closes.
 """
 
 import atexit
@@ -23,31 +23,31 @@ from loadtest.plan.scenario import Fault, Scenario
 from loadtest.records import RunEvent
 from loadtest.wire.relay import Relay
 
-# A rollout by kubectl takes longer than the pause that for_s is for the other actions.
+# A rollout by kubectl takes longer than for_s, which is the length of a pause for the other actions.
 MIN_COMMAND_LIMIT_S = 60.0
 _MAX_OUTPUT = 300
 
 
 class _NotInjected(Exception):
-    """The fault did not happen, or not as planned."""
+    """A fault did not happen, or not as planned."""
 
 
 def relay_needed(scenario: Scenario) -> bool:
-    """Return whether the load must go through a `loadtest.wire.relay.Relay`, which a fault cuts."""
+    """Return whether the load must pass a `loadtest.wire.relay.Relay` because a fault cuts connections."""
     return any(fault.action == "cut-link" for fault in scenario.faults)
 
 
 def below(faults: Sequence[Fault], pid: int | None) -> tuple[Fault, ...]:
-    """Return the faults with the root ``pid`` where they name none: a scenario file cannot know it."""
+    """Return the faults with the root ``pid`` added where they have none: a scenario file cannot know process ids."""
     return tuple(f if f.below_pid is not None else f.model_copy(update={"below_pid": pid}) for f in faults)
 
 
 def check_faults(faults: Sequence[Fault], longest_s: float) -> None:
-    """Check before the run what can be known then; that `process` fits exactly one is known only when its time comes.
+    """Check the faults before the run, except that `process` matches exactly one process: that is known only at the fault's time.
 
     Raises:
-        UsageError: A fault names no process, root or command, or one that is not there; or the run, which lasts ``longest_s`` at most, ends
-            before its time.
+        UsageError: A fault has no process, root or command, or its root or program does not exist; or its time is after the end of the
+            run, which lasts ``longest_s`` at most.
     """
     for index, fault in enumerate(faults):
         where = f"faults.{index}"
@@ -73,10 +73,10 @@ def _check_process(where: str, fault: Fault) -> None:
 
 
 def find_process(fault: Fault) -> psutil.Process:
-    """Return the one process below ``below_pid`` whose command line holds one of the texts; itself and this process never fit.
+    """Return the one process below ``below_pid`` whose command line has one of the texts; the root and this process never match.
 
     Raises:
-        _NotInjected: None fits, or several do.
+        _NotInjected: No process matches, or several do.
     """
     assert fault.below_pid is not None  # checked before the run
     try:
@@ -85,7 +85,7 @@ def find_process(fault: Fault) -> psutil.Process:
         raise _NotInjected(f"below_pid {fault.below_pid} is not running any more") from exc
     fitting = []
     for process in tree:
-        with contextlib.suppress(psutil.Error):  # it ended meanwhile
+        with contextlib.suppress(psutil.Error):  # the process has just ended
             line = shlex.join(process.cmdline())
             if process.pid != os.getpid() and any(text in line for text in fault.process.split("|")):
                 fitting.append(process)
@@ -96,12 +96,12 @@ def find_process(fault: Fault) -> psutil.Process:
 
 
 class FaultRunner:
-    """Injects each fault at its time, from a thread of its own; where Locust is loaded that is a greenlet, which works as well.
+    """A runner that injects each fault at its time, from a thread of its own; with Locust's gevent the thread is a greenlet.
 
     Args:
         now: Seconds from the run's epoch, the clock of ``at_s``.
-        emit: Takes what happened; called from the faults' threads, one call at a time.
-        relay: Where ``cut-link`` cuts; given if `relay_needed`.
+        emit: Receives each event; called from the faults' threads, one call at a time.
+        relay: The relay that ``cut-link`` cuts; required if `relay_needed`.
     """
 
     def __init__(
@@ -113,9 +113,9 @@ class FaultRunner:
         relay: Relay | None = None,
     ) -> None:
         self.problems: list[str] = []
-        """Faults that did not happen as planned: the run is then not the one that was asked for."""
+        """Faults that did not happen as planned; they make the run invalid, because it is not the run that was planned."""
         self.not_begun: list[str] = []
-        """Faults whose time had not come at `stop`. Unless the run was interrupted, they are problems too."""
+        """Faults whose time had not come at `stop`. They are problems too, unless the run was interrupted."""
         self._now = now
         self._emit = emit
         self._relay = relay
@@ -129,10 +129,8 @@ class FaultRunner:
             thread.start()
 
     def stop(self) -> None:
-        """End what is going on: stopped processes go on, commands are killed. Faults whose time has not come never happen.
-
-        They are told in `not_begun`.
-        """
+        """End running faults: continue stopped processes, kill commands. Faults whose time has not come never happen;
+        `not_begun` lists them."""
         self._stopping.set()
         for thread in self._threads:
             if thread.is_alive():
@@ -148,7 +146,7 @@ class FaultRunner:
             act(fault)
         except (_NotInjected, psutil.Error, OSError) as exc:
             self.problems.append(f"{_name(fault)} at {fault.at_s:g} s: {exc}")
-            self._say("note", f"fault went wrong: {self.problems[-1]}")
+            self._say("note", f"fault failed: {self.problems[-1]}")
 
     def _kill(self, fault: Fault) -> None:
         process = find_process(fault)
@@ -161,7 +159,7 @@ class FaultRunner:
             process.suspend()
             self._say("fault", f"{_name(fault)}: stopped process {process.pid}")
             self._stopping.wait(fault.for_s)
-        self._say("fault-end", f"{_name(fault)}: process {process.pid} goes on")
+        self._say("fault-end", f"{_name(fault)}: continued process {process.pid}")
 
     def _cut_link(self, fault: Fault) -> None:
         if self._relay is None:
@@ -175,7 +173,7 @@ class FaultRunner:
     def _command(self, fault: Fault) -> None:
         limit_s = max(fault.for_s, MIN_COMMAND_LIMIT_S)
         deadline = self._now() + limit_s
-        # A file, not a pipe: what the program leaves running in the background would hold a pipe open.
+        # A file, not a pipe: a process that the program leaves in the background would keep a pipe open.
         with tempfile.TemporaryFile() as output:
             child = subprocess.Popen(
                 fault.command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
@@ -201,7 +199,7 @@ class FaultRunner:
 
 @contextlib.contextmanager
 def _continued(process: psutil.Process) -> Iterator[None]:
-    """On leaving, and when this process dies however it does, let the process go on."""
+    """Continue the stopped process on leaving, and also if this process dies in any way."""
     guard = subprocess.Popen(
         ["/bin/sh", "-c", 'read -r _; kill -CONT "$0"', str(process.pid)],
         stdin=subprocess.PIPE,

@@ -25,9 +25,9 @@ WHO_DECIDES = (
     "The scenario decides how many requests go out, when, and for how long; so users, ramp up and run time are greyed. "
     "Choose the scenario under Custom parameters; its file describes the load."
 )
-"""Stands above Locust's own page, which greys these fields without a word."""
+"""A line above Locust's own page, which greys these fields without an explanation."""
 PARENT_GONE_S = 15.0
-"""After its owner's end a process may still hand over its rows."""
+"""Time that a process has, after its owner has ended, to hand over its rows."""
 
 
 class Dispatcher(User):  # type: ignore[misc]
@@ -41,7 +41,7 @@ class Dispatcher(User):  # type: ignore[misc]
 
 
 class StartAndStop(LoadTestShape):  # type: ignore[misc]
-    """One user per worker until the run is over; which request goes out when is none of its business."""
+    """Locust's shape: one user per worker until the run is over. It does not decide when requests are sent."""
 
     def tick(self) -> tuple[int, float] | None:
         master = self.runner.environment.loadtest_master
@@ -49,7 +49,7 @@ class StartAndStop(LoadTestShape):  # type: ignore[misc]
 
 
 class GivenRun:
-    """The run's folder belongs to the process that started this one."""
+    """The hooks for a run whose folder belongs to the process that started this process."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -58,7 +58,7 @@ class GivenRun:
         """Return the folder.
 
         Raises:
-            UsageError: It was begun by another process, which ended: all that this one sent would be sent twice.
+            UsageError: Another process has begun this run and ended: each request would be sent twice.
         """
         if read_manifest(self._out).epoch_unix_s:
             raise UsageError(str(self._out), "this run was begun before, and a run is not begun twice; make a new one")
@@ -68,7 +68,7 @@ class GivenRun:
         pass
 
     def close_run(self, out: Path) -> ExitCode:
-        return ExitCode.PASS  # the owner judges
+        return ExitCode.PASS  # the owner judges the run
 
 
 def add_options(parser: Any) -> None:
@@ -77,7 +77,7 @@ def add_options(parser: Any) -> None:
         "--scenario", default="", help="scenario file, or the name of one that comes with it; the target is --host"
     )
     group.add_argument("--out", default="", help="folder of the run; default results/<scenario>-<time>")
-    # Not of the group: only the parser itself knows include_in_web_ui.
+    # Not in the group: only the parser itself has include_in_web_ui.
     parser.add_argument("--run-folder", default="", help="set by serve-app-loadtest", include_in_web_ui=False)
     parser.add_argument("--obey-stdin", action="store_true", help="set by serve-app-loadtest", include_in_web_ui=False)
 
@@ -90,8 +90,8 @@ def install(environment: Any, web_ui: Any = None, **_: Any) -> None:
         hooks = GivenRun(Path(options.run_folder)) if options.run_folder else _standalone(environment, api_key)
         master = environment.loadtest_master = Master(environment, hooks)
     if options.run_folder:
-        logging.getLogger("locust.stats_logger").setLevel(logging.WARNING)  # its tables would hide what went wrong
-    environment.process_exit_code = ExitCode.PASS  # whatever Locust's own error count says
+        logging.getLogger("locust.stats_logger").setLevel(logging.WARNING)  # its tables would hide errors
+    environment.process_exit_code = ExitCode.PASS  # independent of Locust's own error count
     if web_ui is not None:
         web_ui.app.after_request(_say_who_decides)
     if options.obey_stdin:
@@ -99,7 +99,7 @@ def install(environment: Any, web_ui: Any = None, **_: Any) -> None:
 
 
 def _say_who_decides(response: Any) -> Any:
-    """Put the line into Locust's page, which its scripts draw into the element `root`."""
+    """Insert the line into Locust's page, above the element `root` into which Locust's scripts draw."""
     if response.mimetype == "text/html" and not response.direct_passthrough:
         line = f'<p style="margin: 0; padding: 0.6em 1.5em; font-family: sans-serif">{WHO_DECIDES}</p>'
         response.set_data(response.get_data(as_text=True).replace('<div id="root">', f'{line}<div id="root">', 1))
@@ -107,13 +107,13 @@ def _say_who_decides(response: Any) -> Any:
 
 
 def _standalone(environment: Any, api_key: str) -> Any:
-    from loadtest.control.standalone import Standalone  # with all that analysis and report need
+    from loadtest.control.standalone import Standalone  # imports all of analysis and report
 
     return Standalone(environment, api_key)
 
 
 def obey_stdin(master: Master | None) -> None:
-    """Follow the owner's orders; when it is gone, end."""
+    """Execute the owner's commands; end when the owner is gone."""
     gevent.os.make_nonblocking(0)
     orders = {"interrupt": master.interrupt, "lost": master.lost} if master else {}
     rest = b""
@@ -123,7 +123,7 @@ def obey_stdin(master: Master | None) -> None:
             order, _, reason = line.decode().partition(" ")
             orders[order](reason)
     if master:
-        master.abandon("the process that started it is gone")
+        master.abandon("the process that started this run is gone")
     gevent.sleep(PARENT_GONE_S)
     os._exit(ExitCode.INVALID)
 

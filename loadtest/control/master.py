@@ -1,6 +1,6 @@
 """Locust's master (or a local run's only process) plans shares, sets the epoch, writes the records, and decides when the run is over.
 
-It alone writes the rows. A worker that is lost, joins late or hands over less than it says ends the run, which is then invalid.
+Only this process writes the rows. A worker that is lost, joins late or hands over less than it reports ends the run as invalid.
 The messages are those of `loadtest.control.dispatch`.
 """
 
@@ -27,24 +27,24 @@ logger = logging.getLogger(__name__)
 LEAD_S = 1.0
 """From the epoch's announcement to the epoch."""
 END_S = 10.0
-"""How long the master waits for the last rows, after the drain or after it told the workers to stop."""
+"""How long the master waits for the last rows, after the drain or after it has stopped the workers."""
 READY_S = 120.0
 
 
 class Hooks(Protocol):
-    """Who owns the run's folder."""
+    """The owner of the run's folder, as the master calls it."""
 
     def open_run(self) -> Path:
-        """A test starts: return the folder with its manifest and schedule."""
+        """Return the folder, with its manifest and schedule, of the test that starts."""
 
     def on_start(self, epoch_unix_s: float) -> None: ...
 
     def close_run(self, out: Path) -> ExitCode:
-        """All is on disk: return what the process is to end with."""
+        """Return the exit status of the process, now that all records are on disk."""
 
 
 class Master:
-    """Listens to Locust's events and the workers' messages."""
+    """The master's state; it handles Locust's events and the workers' messages."""
 
     def __init__(self, environment: Any, hooks: Hooks) -> None:
         self._environment = environment
@@ -66,7 +66,7 @@ class Master:
         return int(self._runner.worker_count)
 
     def over(self) -> bool:
-        """Asked once a second while the test runs: is it over, as planned or not?"""
+        """Return whether the test is over, as planned or not; called once a second while it runs."""
         if not self._running:
             return self._refused  # before the start it is not over
         run = self._run
@@ -79,31 +79,31 @@ class Master:
         return bool(run.interrupted) or run.ledger.all_ended()
 
     def interrupt(self, reason: str) -> None:
-        """End the run soon; what was sent is kept."""
+        """End the run soon; the rows of sent requests are kept."""
         if self._running and not self._run.interrupted:
             self._run.interrupted = reason
             logger.warning("the run ends: %s", reason)
 
     def abandon(self, reason: str) -> None:
-        """Nobody waits for the run any more: end it, or never begin."""
+        """End the run, or do not begin it: no process waits for its result."""
         self._abandoned = reason
         self.interrupt(reason)
 
     def lost(self, problem: str) -> None:
-        """The owner saw a worker's process end: nothing more comes of it."""
+        """Note that the owner saw a worker's process end: no more rows will come from it."""
         if self._running:
             self._run.num_lost += 1
         self.lose(problem, kind="worker-lost")
 
     def lose(self, problem: str, *, kind: Literal["worker-lost", "note"] = "note") -> None:
-        """End the run soon: it is invalid because of the problem."""
+        """End the run soon; the problem makes it invalid."""
         if self._running and not self._run.interrupted:
             self._run.problems.append(problem)
             self._run.note(kind, problem)
             self.interrupt(problem)
 
     def _begin(self, **_: Any) -> None:
-        # Locust goes on after an error in a listener: only a start that got through runs, only a run that was judged is good.
+        # Locust continues after an error in a listener. So the status is a failure until a run has started and been judged.
         self._environment.process_exit_code = ExitCode.INVALID
         self._refused = True
         if self._abandoned:
@@ -137,7 +137,7 @@ class Master:
             self._runner.send_message("lt-plan", msgspec.json.encode(plan), client_id)
 
     def _on_ready(self, msg: Any, **_: Any) -> None:
-        if not self._running:  # a late one must not write the manifest again
+        if not self._running:  # a late event must not write the manifest again
             return
         run = self._run
         run.ready.add(msg.data)
@@ -176,7 +176,7 @@ class Master:
             self.lose(f"a worker joined after the start: {client_id}")
 
     def _wind_up(self, **_: Any) -> None:
-        """Locust is about to stop the users. If they are at work still, this is an interruption: let them hand over what there is."""
+        """Handle Locust's stop of the users. If they are still sending, this is an interruption: let them hand over their rows."""
         if not self._running or self._run.ledger.all_ended():
             return
         self.interrupt("stopped by hand")
@@ -194,7 +194,7 @@ class Master:
         try:
             self._run.finish()
         except OSError as exc:
-            came = f"{self._run.ledger.num_rows()} rows of {self._run.manifest.num_scheduled} requests had come"
+            came = f"{self._run.ledger.num_rows()} rows of {self._run.manifest.num_scheduled} requests had arrived"
             logger.critical("the manifest cannot be written, and the records may be lost: %s; %s", exc.strerror, came)
             return
         try:
@@ -204,7 +204,7 @@ class Master:
 
 
 class _Running:
-    """What the master knows of one run."""
+    """The master's state of one run."""
 
     def __init__(self, out: Path, manifest: Manifest, clients: list[str]) -> None:
         self.out = out
@@ -225,7 +225,7 @@ class _Running:
         self.ended_s: float | None = None
 
     def now(self) -> float:
-        """Seconds from the epoch; before there is one, less than 0."""
+        """Return the seconds from the epoch; a negative number before there is an epoch."""
         return -1.0 if self.epoch is None else time.perf_counter() - self.epoch
 
     def start(self) -> Epoch:

@@ -1,6 +1,6 @@
 """The monitor samples a worker process while it makes load: read delays, CPU, garbage collection, throttling. Linux only.
 
-What it samples is judged by `loadtest.judge.health`.
+`loadtest.judge.health` judges the samples.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ class Ticking(Protocol):
     def start(self) -> None: ...
 
     def wait(self) -> list[float]:
-        """Return how late each tick was read that came since the last call, in seconds; at least one."""
+        """Return, in seconds, how late each tick since the last call was read; waits for at least one tick."""
         ...
 
     def close(self) -> None: ...
@@ -33,16 +33,16 @@ class Ticking(Protocol):
 class Ticker:
     """A kernel timer (timerfd) that becomes readable every `TICK_S`, as a socket does when an answer comes.
 
-    The event loop finds it among its sockets, so a read of it is as late as theirs are; the kernel counts the ticks that went by
-    unread, so a loop that stood still does not miss them. (A timer of the loop itself goes before all sockets, and is armed again only
-    when the loop goes on.)
+    The event loop polls the timer like its sockets, so the timer is read as late as they are. The kernel counts unread ticks, so no
+    tick is lost while the loop is blocked. (A timer of the loop itself is served before all sockets, and is armed again only
+    when the loop runs again.)
     """
 
     def start(self) -> None:
-        """Tick from now on.
+        """Start the timer.
 
         Raises:
-            OSError: This process may open no more files.
+            OSError: This process has reached its limit of open files.
         """
         self._fd = _LIBC.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
@@ -67,10 +67,10 @@ class Ticker:
 
 
 class Monitor:
-    """Samples its own process.
+    """A monitor of its own process.
 
-    ``run`` follows the ticker, to be spawned as a greenlet; ``sample`` takes what came since the last one. While it runs, the garbage
-    collector is off and what exists is frozen: a full collection of a large heap would be a stall of its own making.
+    Spawn ``run`` as a greenlet: it reads the ticker. ``sample`` returns what was measured since the last sample. While ``run`` runs,
+    the garbage collector is off and existing objects are frozen: a full collection of a large heap would stall the load generator.
     """
 
     def __init__(self, worker: int, *, epoch: float, ticker: Ticking) -> None:
@@ -92,7 +92,7 @@ class Monitor:
         try:
             while True:
                 late_s = self._ticker.wait()
-                self._late_s += late_s  # in one step with the wait it would be the list from before a sample
+                self._late_s += late_s  # not in one statement with the wait: `sample` may replace the list during the wait
         finally:
             self._ticker.close()
             gc.callbacks.remove(self._on_gc)
@@ -124,12 +124,12 @@ class Monitor:
 
 
 def _cpu_stat_file() -> Path | None:
-    """Return where this process' cgroup counts throttled periods, version 2 or 1; None where there is no such thing."""
+    """Return the file in which this process' cgroup (version 2 or 1) counts throttled periods; None if there is none."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers in ("", "cpu", "cpu,cpuacct"):
             root = Path("/sys/fs/cgroup") / controllers
-            # Inside a container the own group is mounted as the root.
+            # Inside a container, the container's own group is mounted as the root.
             for folder in (root / path.lstrip("/"), root):
                 if (folder / "cpu.stat").is_file():
                     return folder / "cpu.stat"

@@ -33,7 +33,7 @@ from loadtest.wording import is_writable, shown
 TIMEOUT_S = 2.0
 MAX_PODS = 500
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where the kubelet puts a pod's namespace, its token and the API server's authority."""
+"""The folder in which the kubelet puts a pod's namespace, its token and the API server's authority."""
 
 _HISTOGRAMS = {
     "queue_s": "request_queue_time_seconds",
@@ -41,7 +41,7 @@ _HISTOGRAMS = {
     "decode_s": "request_decode_time_seconds",
     "ttft_s": "time_to_first_token_seconds",
 }
-# Name -> series without vLLM's prefix and `_total`, and what its labels must hold; best first, the first one there is counts.
+# Name -> candidate series, best first: name without vLLM's prefix and `_total`, and required labels. The first that exists counts.
 _SERIES: dict[str, tuple[tuple[str, str], ...]] = {
     "running": (("num_requests_running", ""),),
     "waiting": (("num_requests_waiting", ""),),
@@ -58,7 +58,7 @@ _SERIES: dict[str, tuple[tuple[str, str], ...]] = {
     "output_tokens": (("generation_tokens", ""),),
     **{f"{name}_{part}": ((f"{series}_{part}", ""),) for name, series in _HISTOGRAMS.items() for part in ("sum", "count")},
 }
-# Only these lines are taken out of a page that can have thousands: it is read beside the load generator.
+# Only the needed lines of a page, which can have thousands, are parsed: parsing competes with the load generator for the CPU.
 _LINE = re.compile(
     rf"^(?:ray_)?(?:vllm[:_])?(?P<series>{'|'.join(series for ways in _SERIES.values() for series, _ in ways)})(?P<total>_total)?"
     r'(?:\{(?P<labels>(?:[^"}]|"(?:[^"\\]|\\.)*")*)\})? (?P<value>\S+)',
@@ -67,7 +67,7 @@ _LINE = re.compile(
 
 
 def metrics_values(page: str) -> dict[str, float]:
-    """Return the normalised values of a page in Prometheus's text format."""
+    """Return the values of a page in Prometheus's text format, by the common names."""
     found: defaultdict[tuple[str, bool], list[tuple[str, float]]] = defaultdict(list)
     for match in _LINE.finditer(page):
         value = float(match["value"])
@@ -76,7 +76,7 @@ def metrics_values(page: str) -> dict[str, float]:
     values = {}
     for name, ways in _SERIES.items():
         for series, labels in ways:
-            # Ray's agent can show a counter a second time, as a gauge without the suffix.
+            # Ray's agent can export a counter a second time, as a gauge without the suffix.
             if lines := found.get((series, True)) or found.get((series, False)):
                 fitting = [value for text, value in lines if re.search(labels, text)]
                 values[name] = max(fitting, default=0.0) if name == "kv_usage" else sum(fitting)
@@ -95,9 +95,9 @@ def serve_values(details: Mapping[str, Any]) -> dict[str, float]:
 
 
 def fleet_values(report: Mapping[str, Any]) -> dict[str, float]:
-    """Return desired and ready replicas from the answer to GET /fleet of an ingress of serve-app.
+    """Return desired and ready replicas from the answer of a serve-app ingress to GET /fleet.
 
-    Desired is what the autoscaler decided last; of a model for which it has decided nothing, all replicas that there are.
+    Desired is the autoscaler's last decision; for a model without a decision, the number of existing replicas.
     """
     replicas = [member for member in report["members"] if member["role"] == "replica"]
     ingresses = [member for member in report["members"] if member["role"] == "ingress"]
@@ -112,7 +112,7 @@ def fleet_values(report: Mapping[str, Any]) -> dict[str, float]:
 
 
 def pod_values(pods: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the counts of pods as the Kubernetes API lists them; those that end or have ended count nowhere."""
+    """Return the counts of pods from the Kubernetes API's list; pods that are ending or have ended are not counted."""
     values = {"pods_ready": 0.0, "pods_pending": 0.0, "pods_starting": 0.0}
     for pod in pods:
         status = pod["status"]
@@ -127,7 +127,7 @@ def pod_values(pods: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def ray_token() -> str:
-    """Return the token for Ray's dashboard from where Ray itself looks for it: environment, named file, the user's file."""
+    """Return the token for Ray's dashboard from the places where Ray looks for it: environment, named file, the user's file."""
     if token := os.environ.get("RAY_AUTH_TOKEN", ""):
         return token
     file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
@@ -135,20 +135,20 @@ def ray_token() -> str:
 
 
 class Observer:
-    """Asks the sources that a scenario names. Blocks: call it from a thread (or a greenlet), not from an event loop."""
+    """An observer of the sources that a scenario names. It blocks: call it from a thread (or a greenlet), not from an event loop."""
 
     def __init__(self, observe: Observe, target: Target) -> None:
         self._observe = observe
         self._metrics_url = observe.metrics_url or f"{target.root}/metrics"
         self._fleet_url, self._target_headers = f"{target.root}/fleet", target.headers
         own = urlsplit(self._metrics_url)[:2] == urlsplit(target.root)[:2]
-        self._metrics_headers = target.headers if own else None  # the key is for nobody else
-        # As the load itself: without a proxy, and by the system's certificates.
+        self._metrics_headers = target.headers if own else None  # only the target may see the key
+        # Like the load: without a proxy, and with the system's certificates.
         self._http = httpx.Client(timeout=TIMEOUT_S, trust_env=False, follow_redirects=True, verify=ssl.create_default_context())
         self._kubernetes: httpx.Client | None = None
         self._replicas_from: Literal["serve", "fleet"] | None = None
         self._has_asked_fleet = False
-        """Of the dashboard that was asked for and the /fleet that stands in for it, the one that answered first."""
+        """The source of replicas: the dashboard or, in its place, /fleet, whichever answered first."""
 
     def close(self) -> None:
         self._http.close()
@@ -156,7 +156,7 @@ class Observer:
             self._kubernetes.close()
 
     def sample(self, t_s: float) -> list[ServerSample]:
-        """Return one sample per source, in a few seconds at most. Never raises: what went wrong is in ``error``."""
+        """Return one sample per source, in a few seconds at most. Never raises: a failure is in the sample's ``error``."""
         samples = []
         if self._metrics_url != "none":
             samples.append(_sampled(t_s, "metrics", self._metrics))
@@ -169,9 +169,9 @@ class Observer:
         return samples
 
     def _replicas(self, t_s: float) -> list[ServerSample]:
-        """Ask Ray's dashboard, and, if that fails at the first sample, /fleet of the target, once unless it answers.
+        """Ask Ray's dashboard. If that fails at the first sample, try the target's /fleet once, and use /fleet if it answers.
 
-        Once /fleet has answered, the dashboard is asked no more: the two count other deployments, and a timeline of both would jump.
+        After that the dashboard is not asked again: the two count different deployments, and a timeline of both would jump.
         """
         samples: list[ServerSample] = []
         if self._replicas_from != "fleet":
@@ -182,7 +182,7 @@ class Observer:
         if may_stand_in and not self._observe.fleet:
             self._has_asked_fleet = True
             told = _sampled(t_s, "fleet", self._fleet)
-            if self._replicas_from == "fleet" or not told.error:  # before, it may be that the target has no /fleet
+            if self._replicas_from == "fleet" or not told.error:  # without an answer so far, the target may have no /fleet
                 self._replicas_from = "fleet"
                 samples.append(told)
         return samples
@@ -210,7 +210,7 @@ class Observer:
         namespace = self._observe.kubernetes_namespace or _of_account("namespace") or "default"
         asked = {"labelSelector": self._observe.kubernetes_selector, "limit": MAX_PODS}
         url = f"/api/v1/namespaces/{namespace}/pods?{urlencode(asked)}"
-        token = "" if self._observe.kubernetes_url else _of_account("token")  # read anew: the kubelet replaces it
+        token = "" if self._observe.kubernetes_url else _of_account("token")  # read each time: the kubelet replaces it
         headers = {"Authorization": f"Bearer {token}"} if token else None
         answer = get_within(self._kubernetes, url, TIMEOUT_S, headers)
         try:
@@ -234,15 +234,15 @@ def _sampled(
             if not is_writable(name):
                 raise ValueError(f"the name {name!r} has half of a surrogate pair, which no file can hold")
         return ServerSample(t_s, source, values=values)
-    except Exception as exc:  # the root of this source: whatever a foreign client or a foreign answer brings
+    except Exception as exc:  # the root of this source: a foreign client or answer may raise anything
         return ServerSample(t_s, source, error=shown(f"{type(exc).__name__}: {' '.join(str(exc).split())}"[:300], 300))
 
 
 def _kubernetes_api(url: str) -> httpx.Client:
-    """Return a client of the API server at ``url``, or of the cluster's own, verified by what the pod was given.
+    """Return a client of the API server at ``url``, or of the cluster's own, verified with the pod's authority file.
 
     Raises:
-        RuntimeError: This is no pod, and no address was named.
+        RuntimeError: This process is in no pod, and no address is set.
     """
     if url:
         return httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False)

@@ -22,19 +22,19 @@ from loadtest.wire.target import API_KEY_VARIABLE, Target
 
 POLL_S = 0.1
 END_S = 5.0
-"""For processes that were told to end; then they are killed."""
+"""Time for processes to end after they were asked to; then they are killed."""
 CONNECT_S = 120
-"""For all workers to connect to the master; then it gives up, and says so."""
+"""Time for all workers to connect to the master; then the master gives up and reports it."""
 LOCUST = (sys.executable, "-P", "-m", "loadtest.control.locust_command", "-f", str(Path(__file__).with_name("locustfile.py")))
-"""Locust with this kit in it."""
+"""Locust's command with this kit loaded."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _GAVE_UP = "Gave up waiting for workers"
-"""Locust's words."""
+"""Locust's own log message."""
 
 
 @contextmanager
 def caught_signals() -> Iterator[list[str]]:
-    """Collect the names of SIGINT and SIGTERM instead of ending from them. Outside the main thread they cannot be caught."""
+    """Collect the names of SIGINT and SIGTERM instead of ending. Outside the main thread the signals cannot be caught."""
     caught: list[str] = []
     first_at = 0.0
 
@@ -63,7 +63,7 @@ def _free_port() -> int:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Somebody else starts the workers, perhaps on other machines: where the master waits for all of them, and how long."""
+    """Workers that other processes start, perhaps on other machines: the address at which the master waits for them, and how long."""
 
     host: str
     port: int
@@ -71,10 +71,10 @@ class Elsewhere:
 
     @classmethod
     def at(cls, address: str, wait_s: float) -> Self:
-        """Return it for an address like ``0.0.0.0:5557``.
+        """Return the value for an address like ``0.0.0.0:5557``.
 
         Raises:
-            UsageError: It is not one, or nobody can listen there.
+            UsageError: The text is no such address, or no process can listen there.
         """
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -108,14 +108,14 @@ class Generator:
         self._told: set[str] = set()
         self._at_once = False
         self.killed_by = ""
-        """The signal because of which the processes were killed: the first one before the start, or a second one after it."""
+        """The signal that killed the processes: the first signal before the start, or a second signal after it."""
 
     def __enter__(self) -> Self:
         self._children = [Child(command, self._environment) for command in self._commands]
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Return when all are gone. Those that were told to end may; without a master nobody told the workers."""
+        """Return when all processes are gone. Processes that were asked to end get time for it; without a master, no worker was asked."""
         until = time.perf_counter() + (0.0 if self._children[0].status or self._at_once else END_S)
         for child in self._children:
             child.end(until)
@@ -123,10 +123,10 @@ class Generator:
     def wait(
         self, signals: list[str], *, limit_s: float, on_start: Sequence[Callable[[float], None]], each: Callable[[], None]
     ) -> None:
-        """Return when the master has ended. ``on_start`` get the epoch in Unix time, ``each`` is called every 0.1 s.
+        """Return when the master has ended. ``on_start`` are called with the epoch in Unix time, ``each`` every 0.1 s.
 
         Raises:
-            InvalidRun: A worker ended before the run began, so that it never will; or it lasts longer than ``limit_s``.
+            InvalidRun: A worker ended before the run began, so that the run cannot begin; or the run lasts longer than ``limit_s``.
         """
         master, *workers = self._children
         started = False
@@ -141,7 +141,7 @@ class Generator:
                 raise InvalidRun([f"the generator did not end within {limit_s:g} s of the start"])
             for number, worker in enumerate(workers):
                 if worker.ended(0) and not started:
-                    if worker.status == 0 and master.ended(END_S):  # it was told to end, and why the master knows
+                    if worker.status == 0 and master.ended(END_S):  # the master ended it and knows why
                         return
                     raise InvalidRun([f"worker process {number} ended before the start: {worker.last_words()}"])
                 if worker.ended(0):
@@ -154,7 +154,7 @@ class Generator:
             each()
 
     def dismiss(self, signals: list[str]) -> None:
-        """There is no run, and the folder does not exist: return when the workers were told so, or a signal came."""
+        """Tell the workers that there is no run and no folder; return when they know, or when a signal came."""
         while not signals and not self._children[0].ended(POLL_S):
             pass
 
@@ -164,19 +164,19 @@ class Generator:
             self._children[0].tell(order)
 
     def last_words(self) -> list[str]:
-        """Return why the master did not end well, if so."""
+        """Return why the master failed; empty if it did not."""
         master = self._children[0]
         if not master.status:
             return []
         words = f"killed at {self.killed_by}" if self.killed_by else master.last_words()
         if self._listen and _GAVE_UP in words:
             place, wait_s = f"{self._listen.host}:{self._listen.port}", self._listen.wait_s
-            words = f"not all {self._num_workers} workers came to {place} within {wait_s:g} s; start them, or raise --wait-s"
+            words = f"not all {self._num_workers} workers connected to {place} within {wait_s:g} s; start them, or raise --wait-s"
         return [f"the generator: {words}"]
 
 
 class Child:
-    """One of our Locust processes, in a session of its own: a Ctrl-C at the terminal is for its owner only."""
+    """One of our Locust processes, in its own session: only the owner receives a Ctrl-C at the terminal."""
 
     def __init__(self, options: list[str], environment: dict[str, str]) -> None:
         command = [*LOCUST, *options]
@@ -214,7 +214,7 @@ class Child:
 
     def tell(self, order: str) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended meanwhile
+        with suppress(BrokenPipeError):  # the process has ended
             self._process.stdin.write(f"{order}\n".encode())
             self._process.stdin.flush()
 
@@ -225,7 +225,7 @@ class Child:
         return ": ".join([how, *[line for line in self._lines if line][-1:]])
 
     def end(self, until: float) -> None:
-        """Return when it is gone; what has not ended by ``until`` (``time.perf_counter()``) is killed."""
+        """Return when the process is gone; it is killed at ``until`` (``time.perf_counter()``)."""
         if not self.ended(max(0.0, until - time.perf_counter())):
             self._process.kill()
             self._process.wait()

@@ -25,18 +25,18 @@ from loadtest.report.tiles import ANSWERED, cost_lines
 from loadtest.wording import VERDICTS, percentile, share
 
 RECENT_S = 10.0
-"""TTFT, goodput and lag are those of the last ten seconds."""
+"""Window of the live figures: TTFT, goodput and lag are those of the last ten seconds."""
 LINE_S = 5.0
-"""Without a terminal, a line each five seconds."""
+"""Without a terminal, a line is printed every five seconds."""
 ONE_LINE = 130
-"""Columns in which counts, figures and bar fit side by side. In a terminal with fewer columns the figures have a line of their own."""
+"""Terminal width at which counts, figures and bar fit on one line. In a narrower terminal the figures have their own line."""
 SHOWN = (0.5, 0.9, 0.99)
 """Percentiles of the table at the end."""
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Follower:
-    """Reads what was appended to a file of lines since the last time."""
+    """A reader that returns the lines appended to a file since its last read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -54,7 +54,7 @@ class Follower:
 
 
 class Figures:
-    """The live figures, from the rows and samples so far. Pure; times are seconds from the epoch."""
+    """The live figures of the rows and samples so far. Pure; times are seconds from the epoch."""
 
     def __init__(self, scenario: Scenario, schedule: Schedule) -> None:
         self._limits = scenario.slo.limits
@@ -86,7 +86,7 @@ class Figures:
         return self.states.total()
 
     def text(self, now_s: float, *, between: str = "  ") -> str:
-        """Return counts and figures; ``between`` stands between the two."""
+        """Return counts and figures, separated by ``between``."""
         while self._recent and self._recent[0][0] < now_s - RECENT_S:
             self._recent.popleft()
         ttft = np.array([value for _, value, _ in self._recent if value is not None])
@@ -157,7 +157,7 @@ class Progress:
 
 
 def print_verdict(summary: Summary, manifest: Manifest, where: Path) -> None:
-    """Print how the run went: of an invalid one the reasons and no figures."""
+    """Print the verdict and figures of the run; for an invalid run the reasons and no figures."""
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, 110)  # a table that is cut off would hide figures
     states = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in summary.states.items())

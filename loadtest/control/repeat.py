@@ -23,12 +23,12 @@ def repeat(
     say: Callable[[str], None],
     report: bool = True,
 ) -> ExitCode:
-    """Run the scenario with its seed and the ``num - 1`` that follow, and pool the runs. The first invalid or interrupted one is the last.
+    """Run the scenario with its seed and the ``num - 1`` seeds that follow, and pool the runs. An invalid or interrupted run is the last.
 
-    Where a later one cannot be made at all, those before it are pooled if they are enough, and pass nothing.
+    If a later run cannot be made at all, the earlier runs are pooled if they are enough, but the result is not a pass.
 
     Raises:
-        UsageError: Too few to pool, or the first run as `loadtest.control.runner.run`.
+        UsageError: ``num`` is too small to pool, or the first run raises it as `loadtest.control.runner.run` does.
         InvalidRun: The generator could not be started for the first run.
     """
     if num < MIN_RUNS:
@@ -61,7 +61,7 @@ def _pooled(folders: Sequence[Path], out: Path, num: int, say: Callable[[str], N
         say(f"not pooled: {len(folders)} runs cannot show how much they differ")
         return ExitCode.UNDECIDED
     pooled = pool(folders)
-    say("\n".join(pooled.lines()))  # first: the disk may be full
+    say("\n".join(pooled.lines()))  # printed first: the disk may be full
     write_json(out / "replicates.json", pooled)
     code = pooled.exit_code()
     return ExitCode.UNDECIDED if code is ExitCode.PASS and len(folders) < num else code

@@ -1,7 +1,7 @@
 """The runner takes one run from scenario to verdict: folder, schedule, Locust's processes, scrapes and faults, analysis, report.
 
-The generator has processes of its own, which do nothing else (`loadtest.control.processes`). This one scrapes the target, injects faults
-and shows progress beside them, so that none of it delays a request.
+The generator has its own processes, which only make load (`loadtest.control.processes`). The runner's process scrapes the target, injects
+faults and shows progress, so that none of these delays a request.
 """
 
 import os
@@ -38,7 +38,7 @@ from loadtest.wire.target import Target, preflight
 from loadtest.wording import NEVER_STARTED, VERDICTS
 
 LATE_S = 60.0
-"""What the generator has beyond the drain to hand over its rows; then it is ended."""
+"""Time after the drain for the generator to hand over its rows; then it is ended."""
 
 
 def run(
@@ -51,23 +51,23 @@ def run(
     report: bool = True,
     elsewhere: Elsewhere | None = None,
 ) -> ExitCode:
-    """Run the scenario against the target and leave everything in ``out``; return how it went.
+    """Run the scenario against the target, write everything to ``out``, and return the exit code.
 
     Args:
-        command: What the manifest names as the way to repeat it.
+        command: The command that repeats the run, for the manifest.
         quiet: No progress and no verdict on the terminal.
         report: Also write the HTML page and its figures.
-        elsewhere: Wait there for ``scenario.workers`` workers instead of starting them.
+        elsewhere: Wait at this address for ``scenario.workers`` workers instead of starting them.
 
     Raises:
-        UsageError: The folder is not empty, or scenario or target cannot be used; nothing was sent.
+        UsageError: The folder is not empty, or scenario or target cannot be used; no request was sent.
         InvalidRun: The generator could not be started, or the folder was removed in mid-run.
     """
     schedule = _prepare(scenario, target, out, command, elsewhere)
     try:
         return _run_prepared(scenario, target, out, schedule, elsewhere, quiet=quiet, report=report)
-    except UsageError as exc:  # of what we wrote ourselves: it is no mistake of the command line any more
-        raise InvalidRun([f"records were removed or changed while the run went on, and are lost: {exc}"]) from exc
+    except UsageError as exc:  # a file that the kit wrote itself, so this is no mistake of the command line
+        raise InvalidRun([f"records were removed or changed during the run, and are lost: {exc}"]) from exc
 
 
 def _run_prepared(
@@ -108,7 +108,7 @@ def _never_started(out: Path, *, quiet: bool) -> ExitCode:
 
 
 def _prepare(scenario: Scenario, target: Target, out: Path, command: Sequence[str], elsewhere: Elsewhere | None) -> Schedule:
-    """As `prepare`. Workers elsewhere are told when there is no run: they would look for a master for five minutes, and fail."""
+    """As `prepare`, but also tell workers elsewhere if there is no run: else they would seek a master for five minutes and fail."""
     if elsewhere is None:
         return prepare(scenario, target, out, command=command)
     try:
@@ -125,7 +125,7 @@ def _prepare(scenario: Scenario, target: Target, out: Path, command: Sequence[st
 
 
 def prepare(scenario: Scenario, target: Target, out: Path, *, command: Sequence[str]) -> Schedule:
-    """Check the target and leave schedule and manifest in the new folder ``out``.
+    """Check the target and write schedule and manifest to the new folder ``out``.
 
     Raises:
         UsageError: As `run`.
@@ -166,16 +166,16 @@ def check_target(scenario: Scenario, target: Target) -> tuple[str, dict[str, Any
     """Return the manifest's ``model`` and ``target_info``.
 
     Raises:
-        UsageError: The target does not answer, or does not list a model that is asked.
+        UsageError: The target does not answer, or does not list a model that requests name.
     """
     named = {f"requests.{number}.model": cls.model for number, cls in enumerate(scenario.requests) if cls.model}
-    # Where each class names its own, the target's first model is asked by nobody.
+    # If each class names its own model, no request names the target's first model.
     model = next(iter(named.values())) if len(named) == len(scenario.requests) else scenario.model
     return preflight(target, model, named)
 
 
 def _check_tokenizer(scenario: Scenario) -> None:
-    """Now, not when the answers are counted: the run would be lost."""
+    """Check the tokenizer before the run: an error while the answers are counted would lose the run."""
     if not scenario.tokenizer:
         return
     if not scenario.keep_text:
@@ -188,7 +188,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> Machine:
-    """Return what a reader of the figures wants to know of the machine that made the load."""
+    """Return a description of the machine that makes the load, for readers of the figures."""
     return {
         "cores": os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
@@ -198,13 +198,13 @@ def machine() -> Machine:
 
 
 def settle(out: Path, problems: Sequence[str], not_begun: Sequence[str] = ()) -> None:
-    """Add what the manifest cannot know: how the generator's processes ended, and faults that did not happen.
+    """Add to the manifest how the generator's processes ended, and the faults that did not happen.
 
     Args:
-        not_begun: Faults whose time had not come. They are problems of a run that was not interrupted.
+        not_begun: Faults whose time had not come; they are problems unless the run was interrupted.
 
     Raises:
-        InvalidRun: There is no manifest any more, or it cannot be written.
+        InvalidRun: The manifest is gone or cannot be written.
     """
     try:
         manifest = read_manifest(out)
@@ -226,7 +226,7 @@ def settle(out: Path, problems: Sequence[str], not_begun: Sequence[str] = ()) ->
 
 
 def conclude(out: Path, *, quiet: bool = False, report: bool = True) -> ExitCode:
-    """Analyse the run, write summary and report, and say how it went.
+    """Analyse the run, write summary and report, and return the exit code.
 
     Raises:
         InvalidRun: The disk is full.
@@ -239,7 +239,7 @@ def conclude(out: Path, *, quiet: bool = False, report: bool = True) -> ExitCode
         count_tokens(out, parse_scenario(manifest.scenario, context=RECORDED).tokenizer)
         if report:
             from loadtest.report.report import (
-                write_report,  # matplotlib loads for a second or two: not before a run, nor in a probe
+                write_report,  # imported here: matplotlib takes a second or two, too long before a run or in a probe
             )
 
             page = write_report(out)
@@ -254,7 +254,7 @@ def conclude(out: Path, *, quiet: bool = False, report: bool = True) -> ExitCode
 
 
 def count_tokens(out: Path, tokenizer: str) -> None:
-    """Count the tokens of each answer's text; after the run, because the generator has no time for it."""
+    """Count the tokens of each answer's text; called after the run, because the generator has no time for it."""
     rows_file = out / "rows.jsonl"
     if not tokenizer or not rows_file.exists():
         return
@@ -269,13 +269,13 @@ def default_out(scenario: Scenario) -> Path:
 
 
 class Beside:
-    """What goes on beside the load: the target's own figures once a second, faults at their times, the relay that they cut."""
+    """The activities beside the load: scrapes of the target once a second, faults at their times, the relay that faults cut."""
 
     def __init__(self, scenario: Scenario, target: Target, out: Path) -> None:
         self._scenario = scenario
         self._relay = Relay(target.base_url) if relay_needed(scenario) else None
         self.url = self._relay.url if self._relay else target.base_url
-        """Where the load goes."""
+        """Address to which the load is sent."""
         self.problems: list[str] = []
         self.not_begun: list[str] = []
         self._observer = Observer(scenario.observe, target)
@@ -300,7 +300,7 @@ class Beside:
         self._thread.start()
 
     def stop(self) -> None:
-        """Also called twice."""
+        """Stop all activities; may be called twice."""
         self._stopping.set()
         if self._faults:
             self._faults.stop()
@@ -326,5 +326,5 @@ class Beside:
     def _append(self, name: str, records: Sequence[msgspec.Struct]) -> None:
         try:
             self._recorder.append(name, as_lines(records))
-        except OSError:  # the rows, which matter more, do not fit either: the generator says so
+        except OSError:  # the rows, which matter more, cannot be written either, and the generator reports that
             self._stopping.set()

@@ -18,7 +18,7 @@ from loadtest.wire.target import Target
 from loadtest.wording import share
 
 MIN_RATE = 0.001
-"""Requests/s of the first probe: its hundred requests, the fewest of a probe, take a day."""
+"""Smallest rate of a probe, in requests/s: the hundred requests of the smallest probe take a day at this rate."""
 
 
 def saturate(
@@ -30,11 +30,11 @@ def saturate(
     command: Sequence[str],
     say: Callable[[str], None],
 ) -> ExitCode:
-    """Search the highest rate that keeps the scenario's SLO. One that is interrupted, or cannot go on, states what it knows so far.
+    """Search the highest rate that keeps the scenario's SLO. A search that is interrupted or fails reports its result so far.
 
     Raises:
         UsageError: The scenario has no SLO, no rate, or classes that begin or end during a run; the folder is not empty; or the target
-            cannot be used from the first.
+            cannot be used for the first probe.
         InvalidRun: The generator could not be started for the first probe.
     """
     if not scenario.slo.limits:
@@ -47,7 +47,7 @@ def saturate(
         raise UsageError(
             key, "does not go with a search: each probe needs the same mix of requests from start to end; leave it out"
         )
-    if not MIN_RATE <= settings.start_rate <= settings.max_rate:  # not so of nan, either
+    if not MIN_RATE <= settings.start_rate <= settings.max_rate:  # also true for nan
         raise UsageError(
             "--start-rate",
             f"{settings.start_rate:g} is no rate from {MIN_RATE:g} to {settings.max_rate:,.0f} requests/s; give one",
@@ -61,7 +61,7 @@ def saturate(
         say(f"{folder.name}: {ask.rate:.4g}/s for {probed.duration_s:.0f} s ({ask.purpose})")
         try:
             run(probed, target, folder, command=command, quiet=True, report=False)
-        except LoadtestError as exc:  # the load may have been too much for the target: what is known so far is a result
+        except LoadtestError as exc:  # the load may have been too much for the target; the result so far counts
             if not search.probes:
                 give_up(out, ["saturate.json"], is_new=is_new)
                 raise
@@ -75,19 +75,19 @@ def saturate(
 
 
 def _interrupted(manifest: Manifest) -> bool:
-    """By hand; other ends are problems of the generator."""
+    """Whether the run was interrupted by hand; other early ends are problems of the generator."""
     return manifest.state == "interrupted" and not manifest.problems
 
 
 def scenario_at(scenario: Scenario, ask: Ask) -> Scenario:
-    """Return the scenario of one probe: its rate and seed, and as long as its number of requests takes."""
+    """Return the scenario of one probe: with its rate and seed, and as long as its number of requests takes."""
     arrival = scenario.arrival.model_copy(update={"rate": ask.rate})
     duration_s = scenario.warmup_s + ask.num_requests / ask.rate
     return scenario.model_copy(update={"arrival": arrival, "seed": ask.seed, "duration_s": duration_s})
 
 
 def probe_of(ask: Ask, folder: Path) -> Probe:
-    """Return what the run in the folder says about its rate. An interrupted one says nothing."""
+    """Return the result of the probe's run in the folder. An interrupted run has no result."""
     summary, manifest = analyse(folder), read_manifest(folder)
     if summary.verdict == "invalid" or manifest.state == "interrupted":
         reason = "; ".join(gate.text for gate in summary.gates if not gate.ok) or "interrupted"

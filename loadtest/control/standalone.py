@@ -12,7 +12,7 @@ from loadtest.wire.target import Target
 
 
 class Standalone:
-    """Owns the folder of each run."""
+    """The owner of each run's folder."""
 
     def __init__(self, environment: Any, api_key: str) -> None:
         self._environment = environment
@@ -21,7 +21,7 @@ class Standalone:
         self._api_key = api_key
 
     def open_run(self) -> Path:
-        """Make a folder of its own for each start of a test.
+        """Make a new folder for each start of a test.
 
         Raises:
             UsageError: As `run`.
@@ -32,7 +32,7 @@ class Standalone:
             )
         if not self._options.scenario:
             raise UsageError("--scenario", "is missing: name a file, or a scenario that comes with the kit, such as chat-qps-4")
-        # Not before: it may have been typed into the web UI.
+        # Not earlier: the host may have been typed into the web UI.
         self._target = target = Target(self._environment.host or "", self._api_key)
         scenario = load_scenario(Path(self._options.scenario))
         out = Path(self._options.out) if self._options.out else default_out(scenario)

@@ -1,11 +1,11 @@
 """The load generator's HTTP client uses gevent sockets, one timestamp per read, and parses only after the answer has ended.
 
-Per read it does recv, clock, `httptools`; nothing else, so that the time of a chunk is that at which the kernel had it, as
-far as one process can tell. Connections are pooled without a cap: an open loop never waits for one.
+Per read, the client calls recv, the clock and `httptools`, and nothing else, so that the time of a chunk is the time at which the
+kernel had it, as far as one process can measure. The pool of connections has no limit: an open loop never waits for a connection.
 
-A pooled connection that the server closed meanwhile is seen before use. When the close crosses our request on the wire (end
-of the connection, without a byte of an answer, within `RACE_S` of sending on a *reused* connection), the request is sent once
-more on a fresh connection, under the same id, and `Row.reason` says so even when the row is ok. Nothing else is ever resent.
+Before use, the client checks if the server has closed a pooled connection. If the close crosses our request on the wire (a *reused*
+connection ends without a byte of an answer within `RACE_S` of sending), the request is sent once more on a new connection, under
+the same id, and `Row.reason` says so even when the row is ok. Nothing else is ever resent.
 """
 
 import contextlib
@@ -30,13 +30,13 @@ from loadtest.wire.target import Target
 
 READ_BYTES = 256 * 1024
 CONNECT_WITHIN_S = 10.0
-"""For all connections of the warm-up; else a request's own deadline counts."""
+"""Limit for opening all connections of the warm-up. Connections that are opened later have the deadline of their request."""
 RACE_S = 0.1
-"""A close that comes later than this was no race: the server had taken the request."""
+"""A close that comes later than this was no race: the server had read the request."""
 READS_PER_SLICE = 128
-"""About 0.5 ms of parsing; then other connections are read first."""
+"""Reads of one connection, about 0.5 ms of work, after which other connections are read first."""
 HASTY_S = 0.0002
-"""Reads closer than this came without waiting."""
+"""Reads with a shorter gap did not wait for data."""
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 NOTE_RESENT = "sent again: the server had closed the idle connection"
 _OWN_LIMITS = {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM}
@@ -44,16 +44,16 @@ _OWN_LIMITS = {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, e
 
 @dataclass(frozen=True)
 class Asked:
-    """One request as it goes out."""
+    """One request to send."""
 
     request: ScheduledRequest
     path: str
     body: bytes
     timeout_s: float
-    """From due to the end of the answer."""
+    """Limit from the due time to the end of the answer."""
     stream: bool
     cancel_after_s: float | None = None
-    """From sending; the connection is closed then."""
+    """Seconds from sending after which the client closes the connection."""
     keep_text: bool = True
 
     @property
@@ -64,26 +64,26 @@ class Asked:
 
 
 class Heard(NamedTuple):
-    """What was answered."""
+    """One answer."""
 
     parsed: Parsed
     over_s: float
-    """When the HTTP answer ended, or was given up, in seconds from the epoch. A body may end later than its ``[DONE]``."""
+    """When the HTTP answer ended, or the client gave up, in seconds from the epoch. A body may end later than its ``[DONE]``."""
 
 
 class Client:
-    """Asks one target. Any number of greenlets may call `ask` at once.
+    """A client of one target. Any number of greenlets may call `ask` at once.
 
     Raises:
         UsageError: The target's name cannot be resolved.
     """
 
     def __init__(self, target: Target, *, worker: int, epoch: float, id_prefix: str) -> None:
-        """Names are looked up here, once: not inside anybody's latency.
+        """Resolve the target's name, once, so that no request's latency includes a lookup.
 
         Args:
-            epoch: The ``time.perf_counter()`` value from which the times of the rows count; may be set later, before `ask`.
-            id_prefix: The header X-Request-Id is it and the request's id.
+            epoch: The ``time.perf_counter()`` value from which the rows' times count; may be set later, but before `ask`.
+            id_prefix: The header X-Request-Id is this prefix and the request's id.
         """
         self._target = target
         self._worker = worker
@@ -91,7 +91,7 @@ class Client:
         self._id_prefix = id_prefix
         self._idle: list[Any] = []
         self._closed = False
-        # One buffer for all: a new object of this size for each read cost 2 to 20 us, as malloc goes.
+        # One buffer for all reads: a new object of this size for each read costs 2 to 20 us, depending on malloc.
         self._view = memoryview(bytearray(READ_BYTES))
         self._tls: Any = None
         if target.tls:
@@ -106,13 +106,13 @@ class Client:
         self._head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
 
     def warm(self, num: int) -> int:
-        """Open up to ``num`` connections for the pool in `CONNECT_WITHIN_S`; return how many could be opened.
+        """Open up to ``num`` connections for the pool within `CONNECT_WITHIN_S`; return the number of opened ones.
 
         Raises:
-            UsageError: Not one of them: the target takes none, or not in time.
+            UsageError: No connection could be opened in time.
         """
         pool, first = gevent.pool.Pool(64), len(self._idle)
-        self._refused = f"it took none in {CONNECT_WITHIN_S:g} s"
+        self._refused = f"it accepted none in {CONNECT_WITHIN_S:g} s"
         with gevent.Timeout(CONNECT_WITHIN_S, False):
             for _ in range(num):
                 pool.spawn(self._open_idle)
@@ -131,18 +131,18 @@ class Client:
             self._refused = f"{type(exc).__name__}: {exc}"
 
     def close(self) -> None:
-        """Close the pool. Requests under way go on; kill their greenlets to give them up: `ask` then returns a timeout."""
+        """Close the pool. Running requests continue; to end one, kill its greenlet: `ask` then returns a timeout."""
         self._closed = True
         while self._idle:
             self._idle.pop().close()
 
     def ask(self, asked: Asked, *, due_s: float, hear: Callable[[Heard], None] | None = None) -> Row:
-        """Send the request and return what became of it; never raises. ``hear`` is given what was answered, if anything was."""
+        """Send the request and return its row; never raises. ``hear`` is called with the answer, if there was any."""
         row = Row(id=asked.request.id, worker=self._worker, due_s=due_s, state="never_sent")
         now = self._now()
         left_s = due_s + asked.timeout_s - now
         if left_s <= 0:
-            row.reason = f"the generator came to it {now - due_s:.3f} s late, after its timeout of {asked.timeout_s:g} s"
+            row.reason = f"the generator was {now - due_s:.3f} s late, longer than the request's timeout of {asked.timeout_s:g} s"
             return row
         row.sent_s = now
         answer = HttpAnswer()
@@ -154,21 +154,21 @@ class Client:
             if exc is not timer:
                 raise
             answer.cut_state = "cancelled" if cancelled else "timeout"
-            answer.cut = f"went away after {asked.cancel_after_s:g} s" if cancelled else _late(asked)
+            answer.cut = f"the client disconnected after {asked.cancel_after_s:g} s" if cancelled else _late(asked)
         except gevent.GreenletExit:
             answer.cut_state, answer.cut = "timeout", "unfinished when the drain ended"
         except Exception as exc:  # the root of this request's task
             answer.cut_state = "never_sent" if row.connected_s is None else "stream_error"
             answer.cut = f"{type(exc).__name__}: {exc}"
         finally:
-            # These break reference cycles: the garbage collector is off during a run. A timer that was raised holds this frame.
+            # These lines break reference cycles: the garbage collector is off during a run. A timer that was raised refers to this frame.
             timer.close()
             timer.__traceback__ = None
             answer.parser = None
         row.end_s = self._now()
         try:
             self._judge(row, asked, answer, hear)
-        except Exception as exc:  # whatever a hostile answer brings: the row is kept
+        except Exception as exc:  # a hostile answer may raise anything; the row must be kept
             row.state, row.reason = "stream_error", f"cannot be read: {type(exc).__name__}: {exc}"[:300]
         if row.state == "never_sent":
             row.sent_s = row.end_s = None
@@ -197,13 +197,13 @@ class Client:
         self._talk(sock, message, answer)
 
     def _talk(self, sock: Any, message: bytes, answer: HttpAnswer) -> None:
-        """Send and receive; afterwards the connection is in the pool, or closed."""
+        """Send the request and receive the answer; afterwards the connection is in the pool, or closed."""
         broken = ""
         keep = False
         try:
             try:
                 sock.sendall(message)
-            except OSError as exc:  # a server may answer, and close, before it read all
+            except OSError as exc:  # a server may answer and close before it has read the whole request
                 broken = f"{type(exc).__name__} while sending"
             _receive(sock, answer, self._view)
             keep = answer.reusable and not broken and not self._closed
@@ -232,17 +232,17 @@ class Client:
             sock.connect(address)
             sock.setsockopt(gevent.socket.IPPROTO_TCP, gevent.socket.TCP_NODELAY, 1)
             return self._tls.wrap_socket(sock, server_hostname=self._target.host) if self._tls else sock
-        except BaseException:  # the timer's, too
+        except BaseException:  # also that of the timer
             sock.close()
             raise
 
     def _take_idle(self) -> Any:
-        """Return the pooled connection that was used last and is still open."""
+        """Return the most recently used pooled connection that is still open."""
         while self._idle:
             sock = self._idle.pop()
             sock.settimeout(0.0)
             try:
-                sock.recv(1)  # the end, or data nobody asked for: of no use
+                sock.recv(1)  # end of the stream, or unexpected data: the connection is unusable
             except (BlockingIOError, gevent.ssl.SSLWantReadError):
                 sock.settimeout(None)
                 return sock
@@ -252,9 +252,9 @@ class Client:
         return None
 
     def _judge(self, row: Row, asked: Asked, answer: HttpAnswer, hear: Callable[[Heard], None] | None) -> None:
-        """Fill the row. What the server said of itself goes before what we did to the connection."""
+        """Fill the row. The server's own error has priority over what the client did to the connection."""
         assert row.end_s is not None
-        over_s = row.end_s  # here still the time at which the exchange was given up, if it was
+        over_s = row.end_s  # so far, the time at which the client gave up, if it did
         row.status = answer.status
         if answer.headers_at is not None:
             row.headers_s = self._since_epoch(answer.headers_at)
@@ -302,13 +302,13 @@ class Client:
 
 
 def _receive(sock: Any, answer: HttpAnswer, view: memoryview) -> None:
-    """Read the answer through ``view``: all greenlets may use the same, for none switches between its recv and its feed."""
+    """Read the answer through ``view``. All greenlets can share one view: no greenlet switches between its recv and its feed."""
     recv, feed, mark, clock = sock.recv_into, answer.parser.feed_data, answer.bodies.append, time.perf_counter
     before, num_hasty, left = clock(), 0, MAX_ANSWER_BYTES
     while not answer.ended:
         size = recv(view)
         now = clock()
-        # A recv that finds data does not let others run, nor timers.
+        # A recv that finds data does not yield to other greenlets or to timers.
         num_hasty = num_hasty + 1 if now - before < HASTY_S else 0
         if num_hasty == READS_PER_SLICE:
             gevent.sleep(HASTY_S)
@@ -335,9 +335,9 @@ def _parse(answer: HttpAnswer, form: Form) -> Parsed:
         parser.feed(at, data)
         if count % READS_PER_SLICE == 0:
             try:
-                gevent.sleep(0.0001)  # 0 would not let the loop read sockets
+                gevent.sleep(0.0001)  # with 0 the loop would not poll its sockets
             except gevent.GreenletExit:
-                continue  # the answer is here: it is no timeout
+                continue  # the answer is here, so this is no timeout
     last = answer.bodies[-1] if answer.bodies else 0.0
     assert isinstance(last, float)
     return parser.finish(last, ended=answer.ended)

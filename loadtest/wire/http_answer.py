@@ -15,19 +15,19 @@ _OTHER_MEDIA: dict[Form, tuple[str, ...]] = {
     "lines": ("text/html", "text/event-stream"),
     "whole": ("text/html", "text/event-stream"),
 }
-"""Types of an answer that was not asked for. Others pass: what they hold tells."""
+"""Media types that the requested form never has. An answer of any other type is judged by its body."""
 
 WAYS_OUT = {
     "continuous_usage_stats": "the key `usage: final` of the scenario's request class leaves this field out",
     "ignore_eos": "the key `ignore_eos: false` of the scenario's request class leaves this field and min_tokens out",
     "min_tokens": "the key `ignore_eos: false` of the scenario's request class leaves this field and ignore_eos out",
 }
-"""What a user can do about a field of ours that a strict server refuses by its name."""
+"""The way out when a strict server refuses one of the kit's fields by name."""
 _LONGEST_S = 10.0**9
 
 
 class HttpAnswer:
-    """What httptools found so far. ``bodies`` holds the pieces of each read, then the read's time."""
+    """The parsed part of an answer. ``bodies`` holds the pieces of each read, then the read's time."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes | float] = []
@@ -39,9 +39,9 @@ class HttpAnswer:
         self.ended = False
         self.reusable = False
         self.cut = ""
-        """Why it ended early."""
+        """Why the answer ended early; empty if it did not."""
         self.cut_state: State = "truncated"
-        """What that is called."""
+        """The row's state if the answer ended early."""
         self.parser: Any = httptools.HttpResponseParser(self)
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -66,7 +66,7 @@ class HttpAnswer:
         self.reusable = self.parser.should_keep_alive()
 
     def end_of_input(self) -> None:
-        """The server closed the connection, which ends a body that has no other end."""
+        """Note that the server closed the connection, which ends a body without a length."""
         chunked = "chunked" in self.headers.get("transfer-encoding", "").lower()
         if self.status and "content-length" not in self.headers and not chunked:
             self.ended = True
@@ -89,7 +89,7 @@ class HttpAnswer:
 
 
 def refusal(answer: HttpAnswer, form: Form) -> str:
-    """Return why this is not the answer that was asked for; empty if it may be."""
+    """Return why the answer is not of the requested kind; empty if it can be."""
     headers, status = answer.headers, answer.status
     if status >= 400:
         message = error_message(answer.body())
@@ -107,7 +107,7 @@ def refusal(answer: HttpAnswer, form: Form) -> str:
 
 
 def retry_after(headers: dict[str, str]) -> float | None:
-    """Return the seconds that Retry-After names, >= 0; a date counts from the server's own Date, if it sends one."""
+    """Return the seconds of Retry-After, >= 0; a date counts from the server's Date header, if there is one."""
     value = headers.get("retry-after", "").strip()
     try:
         return float(min(max(0, int(value)), _LONGEST_S))
@@ -116,6 +116,6 @@ def retry_after(headers: dict[str, str]) -> float | None:
     try:
         until = parsedate_to_datetime(value).timestamp()
         now = parsedate_to_datetime(headers["date"]).timestamp() if "date" in headers else time.time()
-    except (ValueError, OverflowError, OSError, TypeError):  # no date, or none that this machine knows
+    except (ValueError, OverflowError, OSError, TypeError):  # no date, or a date out of range
         return None
     return min(max(0.0, until - now), _LONGEST_S)

@@ -1,7 +1,7 @@
 """The relay is a TCP proxy between load and target, in a process of its own, whose connections can be cut.
 
-``python -P -m loadtest.wire.relay HOST PORT`` prints the port it listens on at 127.0.0.1 and obeys lines on its standard input:
-``cut SECONDS`` resets every connection, and every new one for so long. It ends when its standard input does.
+``python -P -m loadtest.wire.relay HOST PORT`` prints its port at 127.0.0.1 and executes lines of its standard input:
+``cut SECONDS`` resets every connection, and every new connection for that time. The process ends when its standard input ends.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _CLOSE_LIMIT_S = 2.0
 
 
 class Relay:
-    """Starts the relay's process; ``url`` replaces the target's. It adds less than 0.1 ms each way.
+    """A relay as a child process; use its ``url`` instead of the target's. The relay adds less than 0.1 ms each way.
 
     Raises:
         UsageError: The target is not plain http: inside TLS the name in the certificate would not fit.
@@ -32,7 +32,7 @@ class Relay:
         if parts.scheme != "http" or not parts.hostname:
             raise UsageError("faults", f"cut-link needs a target with http://, got {target_url!r}")
         command = [sys.executable, "-P", "-m", "loadtest.wire.relay", parts.hostname, str(parts.port or 80)]
-        # Sessions of their own keep a Ctrl-C at the terminal from it: the drain goes through it.
+        # A session of its own: a Ctrl-C at the terminal must not end the relay, because the drain needs it.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -45,7 +45,7 @@ class Relay:
         self.url = parts._replace(netloc=f"127.0.0.1:{port}").geturl()
 
     def cut(self, for_s: float) -> None:
-        """Reset all connections, and new ones for ``for_s`` seconds.
+        """Reset all connections, and each new connection for ``for_s`` seconds.
 
         Raises:
             OSError: The relay has ended.
@@ -69,14 +69,14 @@ class _Server:
             _reset(writer)
 
     async def close(self) -> None:
-        """Reset all connections; their tasks end by themselves, for asyncio prints a traceback for each that it cancels."""
+        """Reset all connections. Their tasks then end by themselves; asyncio would print a traceback for each cancelled task."""
         self.cut(_CLOSE_LIMIT_S)
         deadline = asyncio.get_running_loop().time() + _CLOSE_LIMIT_S
         while self._open and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.01)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Relay one connection until both sides have ended; what fails on one side resets the other."""
+        """Relay one connection until both sides have ended; a failure on one side resets the other side."""
         if asyncio.get_running_loop().time() < self._cut_until:
             return _reset(writer)
         ends = [writer]
@@ -91,7 +91,7 @@ class _Server:
                 tg.create_task(_pump(far_reader, writer))
             end = asyncio.StreamWriter.close
         except* OSError:
-            pass  # refused, or reset by one side
+            pass  # refused, or reset by either side
         finally:
             for each in ends:
                 self._open.discard(each)

@@ -1,13 +1,13 @@
 """This parser extracts text, tokens and ending of one answer from the pieces that the client read and their times.
 
-Sans-IO, and meant to run after the answer has ended, so that no parsing delays a timestamp. A body has one of three forms:
-``sse`` (completions and chat streams: events end at a blank line, the stream at ``[DONE]``), ``lines`` (streams of /generate:
-a JSON object a line with the text so far) and ``whole`` (one JSON object). Lines of ``sse`` end with CR, LF or CRLF, in any
-mixture, as the standard allows: the CR ends the line, and an LF right behind it says nothing more.
+Sans-IO. It runs after the answer has ended, so that no parsing delays a timestamp. A body has one of three forms:
+``sse`` (completions and chat streams: a blank line ends an event, ``[DONE]`` the stream), ``lines`` (streams of /generate:
+a JSON object per line with the text so far) and ``whole`` (one JSON object). Lines of ``sse`` end with CR, LF or CRLF, in any
+mixture, as the standard allows: the CR ends the line, and an LF right after it is ignored.
 
-An event counts as tokens when it has generated payload: content, reasoning, tool calls; not when it only names a role or the
-usage. How many: by how much the choice's ``usage.completion_tokens`` rose, when the server sends it with every event, else one. Tokens
-whose text is held back (half a character) before any payload came count at the first payload.
+An event counts as tokens if it has generated payload (content, reasoning, tool calls), not if it has only a role or the usage. Its
+number of tokens is the increase of the choice's ``usage.completion_tokens`` if the server sends that with every event, else one.
+Tokens before any payload, whose text the server holds back (half a character), count at the first payload.
 """
 
 import codecs
@@ -24,7 +24,7 @@ class _Function(msgspec.Struct, gc=False):
 
 
 class _ToolCall(msgspec.Struct, gc=False):
-    """A call, or in a stream a piece of one."""
+    """A tool call, or a piece of a call in a stream."""
 
     index: int | None = None
     id: str | int | None = None
@@ -32,7 +32,7 @@ class _ToolCall(msgspec.Struct, gc=False):
 
 
 class _Message(msgspec.Struct, gc=False):
-    """A delta, or the whole message."""
+    """A delta or a whole message."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -70,7 +70,7 @@ class _Usage(msgspec.Struct, gc=False):
 
 
 class _Event(msgspec.Struct, gc=False):
-    """An event of any endpoint; fields we do not read are skipped."""
+    """An event of any endpoint; unknown fields are skipped."""
 
     id: str | int | None = None
     object: Any = None
@@ -78,70 +78,70 @@ class _Event(msgspec.Struct, gc=False):
     usage: _Usage | None = None
     error: Any = None
     text: list[str] | None = None
-    """Of /generate: per sequence, the prompt and what was generated so far."""
+    """Only of /generate: per sequence, the prompt and the text generated so far."""
 
 
 _decode = msgspec.json.Decoder(_Event).decode
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A call of a tool, whole."""
+    """A whole tool call."""
 
     id: str
     name: str
     arguments: str
-    """As the model wrote them: JSON, if nothing cut them off."""
+    """The arguments as the model wrote them: JSON, unless they were cut off."""
 
 
 class Parsed(msgspec.Struct):
-    """What a body said. Times are those given to `BodyParser.feed`."""
+    """The content of a body. Times are those given to `BodyParser.feed`."""
 
     complete: bool = False
-    """The end mark of its form came: ``[DONE]``, or the end of the body."""
+    """Whether the end mark of the form came: ``[DONE]``, or the end of the body."""
     error: str = ""
-    """Of an explicit error event, or of an event that is not what the endpoints send."""
+    """The message of an error event, or a description of an event that no endpoint sends."""
     done_s: float | None = None
     """When ``[DONE]`` came."""
     first_s: float | None = None
     last_s: float | None = None
     chunks: list[tuple[float, int]] = []
-    """Per read that held tokens: when, and how many."""
+    """The time and number of tokens of each read with tokens."""
     num_coalesced: int = 0
-    """Reads that held more than one event with tokens."""
+    """Number of reads with more than one event with tokens."""
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     text: str = ""
-    """Reasoning, content and tool calls in the order of their arrival; of the first choice, as are the two below."""
+    """Reasoning, content and tool calls of the first choice in the order of their arrival."""
     content: str = ""
-    """Of a chat: what a client shows its user, without reasoning and calls."""
+    """The first choice's text of a chat without reasoning and calls, as a client shows it."""
     calls: list[Call] = []
-    """Of a chat: in the order in which they began."""
+    """The first choice's tool calls of a chat, in the order in which they began."""
     finish_reason: str = ""
     server_id: str = ""
 
 
 class BodyParser:
-    """Takes the body in pieces, in order; the caller may pause between them."""
+    """A parser that is fed a body's pieces in order; the caller may pause between pieces."""
 
     def __init__(self, form: Form) -> None:
         self._form = form
-        self._rest: list[bytes] = []  # of a line whose end has not come; joined once, however many pieces a long line has
+        self._rest: list[bytes] = []  # pieces of a line without its end; joined once, however many there are
         self._after_cr = False
         self._data: list[bytes] = []
         self._is_error = False
         self._texts: list[str] = []
         self._contents: list[str] = []
-        self._calls: dict[int, list[_ToolCall]] = {}  # the pieces of each
-        self._tokens: list[tuple[float, int]] = []  # per event with tokens or payload
-        self._first: int | None = None  # index in _tokens of the first one with payload
+        self._calls: dict[int, list[_ToolCall]] = {}  # by index, the pieces of each call
+        self._tokens: list[tuple[float, int]] = []  # of each event with tokens or payload: its time and its tokens
+        self._first: int | None = None  # index in _tokens of the first event with payload
         self._num_tokens = 0
-        self._of_choice: dict[int, int] = {}  # by index, the tokens counted so far of events that hold one choice
+        self._of_choice: dict[int, int] = {}  # by choice, the tokens counted so far in events with a single choice
         self._continuous = False
         self._begun = False
         self._parsed = Parsed()
 
     def feed(self, at_s: float, data: bytes) -> None:
-        """Pieces of one read have the same ``at_s``, which is that read's time; an event has that of its last byte."""
+        """Parse a piece of the body. All pieces of one read have the read's time ``at_s``; an event has the time of its last byte."""
         if self._form == "whole":
             self._data.append(data)
             return
@@ -165,11 +165,11 @@ class BodyParser:
                 self._is_error = line[6:].strip() == b"error"
 
     def finish(self, at_s: float, *, ended: bool) -> Parsed:
-        """Return what was said.
+        """Return the content of the whole body.
 
         Args:
             at_s: Time of the last read.
-            ended: The body ended as HTTP says; False: it was cut.
+            ended: Whether the body ended as HTTP demands; False if it was cut off.
         """
         parsed = self._parsed
         if self._form == "sse":
@@ -238,11 +238,11 @@ class BodyParser:
                 self._keep_message(choice.delta or choice.message)
                 if choice.finish_reason:
                     self._parsed.finish_reason = choice.finish_reason
-        # With n > 1 vLLM sends an event for each choice, and its continuous usage counts that choice's tokens alone.
+        # With n > 1 vLLM sends an event per choice, and its continuous usage counts the tokens of that choice alone.
         only = event.choices[0].index if event.choices and len(event.choices) == 1 else None
         before = self._num_tokens if only is None else self._of_choice.get(only, 0)
         total = None if event.usage is None else event.usage.completion_tokens
-        # A total that comes first with an empty last event says nothing about when its tokens came.
+        # If the first total comes with an empty last event, it does not show when its tokens came.
         if total is not None and self._continuous and total < before:
             self._parsed.error = self._parsed.error or f"usage.completion_tokens fell from {before} to {total}"
         if total is not None and (has_payload or self._continuous or not self._parsed.finish_reason):
@@ -260,7 +260,7 @@ class BodyParser:
             self._parsed.output_tokens = self._num_tokens
 
     def _keep_message(self, message: _Message | None) -> None:
-        """Keep what a client sends back with its next message."""
+        """Keep the parts of the message that a client sends back with its next message."""
         if message is None:
             return
         if message.content:
@@ -281,7 +281,7 @@ class BodyParser:
             self._tokens.append((at_s, num_tokens))
 
     def _count_reads(self) -> None:
-        """Join the events of one read. Without any payload (special tokens only) all events with tokens count as it."""
+        """Join the events of each read. If no event has a payload (only special tokens), all events with tokens count."""
         first = self._first or 0
         if not self._tokens:
             return
@@ -300,7 +300,7 @@ class BodyParser:
 
 
 def _joined(pieces: list[_ToolCall]) -> Call:
-    """Return the call of all its pieces. Some servers repeat id and name, or make a new id, in each: the first ones count."""
+    """Return the call made of the pieces. Some servers repeat id and name, or make a new id, in each piece: the first ones count."""
     functions = [piece.function for piece in pieces if piece.function is not None]
     return Call(
         id=next((str(piece.id) for piece in pieces if piece.id), ""),
@@ -310,7 +310,7 @@ def _joined(pieces: list[_ToolCall]) -> Call:
 
 
 def error_message(body: bytes) -> str:
-    """Return the message of an error body as OpenAI, vLLM or FastAPI write it; else the beginning of the body."""
+    """Return the message of an error body in OpenAI's, vLLM's or FastAPI's form; else the beginning of the body."""
     try:
         value: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -322,5 +322,5 @@ def error_message(body: bytes) -> str:
 
 
 def shorten(body: bytes) -> str:
-    """Return the beginning of a body in one line."""
+    """Return the beginning of a body as one line."""
     return " ".join(body[:400].decode(errors="replace").split())[:200]

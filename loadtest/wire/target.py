@@ -19,28 +19,28 @@ from loadtest.wording import is_writable, shown
 
 ANSWER_WITHIN_S = 10.0
 MAX_PAGE_BYTES = 16 * 1024 * 1024
-"""Of a list of models or a page of metrics; beyond it something else answers."""
+"""Largest list of models or page of metrics; a larger answer comes from something else."""
 MAX_NAMES = 1000
-"""Letters of the names of models that an error lists."""
+"""An error lists the names of models in at most so many characters."""
 API_KEY_VARIABLE = "LOADTEST_API_KEY"
 CA_VARIABLE = "SSL_CERT_FILE"
-"""Names a file of certificates to trust: OpenSSL's own variable, so that every process of a run, and every library, follows it."""
+"""The variable that names a file of trusted certificates: OpenSSL's own, so that every process and library of a run uses it."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is asked.
+    """The server under test.
 
     Raises:
-        UsageError: ``base_url`` is no http or https address.
+        UsageError: ``base_url`` is not an http or https address.
     """
 
     base_url: str
-    """Like http://host:8000 or https://host/prefix; a /v1 at its end, as OpenAI clients want it, is left out."""
+    """An address like http://host:8000 or https://host/prefix; a /v1 at its end, which OpenAI clients want, is removed."""
     api_key: str = field(default="", repr=False)
-    """Sent as a bearer token."""
+    """Key that is sent as a bearer token."""
     named: str = ""
-    """What requests name as their Host, where that is not the address: of a relay, the address of the target behind it."""
+    """Host header of the requests, if it differs from the address: behind a relay, the address of the target."""
 
     def __post_init__(self) -> None:
         try:
@@ -48,7 +48,7 @@ class Target:
             usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
             usable = usable and not (parts.query or parts.fragment or parts.username)
             (parts.hostname or "").encode("idna")
-        except ValueError:  # the port is no number, an IPv6 address has no end, or a part of the name is empty or too long
+        except ValueError:  # the port is no number, an IPv6 address lacks its bracket, or a part of the name is empty or too long
             usable = False
         plain = self.base_url.isascii() and self.base_url.isprintable() and " " not in self.base_url
         if not (usable and plain):
@@ -70,7 +70,7 @@ class Target:
 
     @property
     def root(self) -> str:
-        """The address without a slash or /v1 at its end."""
+        """Return the address without a slash or /v1 at its end."""
         return self.base_url.rstrip("/").removesuffix("/v1").rstrip("/")
 
     @property
@@ -79,21 +79,21 @@ class Target:
 
     @property
     def authority(self) -> str:
-        """What requests name as their Host."""
+        """Return the Host header of the requests."""
         return self.named or urlsplit(self.base_url).netloc
 
     @property
     def headers(self) -> dict[str, str]:
-        # Compressed or rewritten streams arrive in other pieces than were sent.
+        # A compressed or rewritten stream does not arrive in the pieces that were sent.
         own = {"User-Agent": "serve-app-loadtest", "Accept": "*/*", "Accept-Encoding": "identity"}
         return {**own, "Authorization": f"Bearer {self.api_key}"} if self.api_key else own
 
 
 def trust(ca_file: Path | None) -> dict[str, str]:
-    """Return the environment variables that make the processes of a run trust the certificates in the file.
+    """Return the environment variables that make a run's processes trust the certificates in the file.
 
     Raises:
-        UsageError: It, or the file that the environment names, cannot be read or holds no certificate.
+        UsageError: The file, or the file that the environment names, cannot be read or has no certificate.
     """
     named = str(ca_file) if ca_file else os.environ.get(CA_VARIABLE, "")
     if not named:
@@ -108,10 +108,10 @@ def trust(ca_file: Path | None) -> dict[str, str]:
 
 
 def get_within(http: httpx.Client, url: str, seconds: float, headers: Mapping[str, str] | None = None) -> httpx.Response:
-    """Return the whole answer to a GET. Unlike httpx's own timeouts, which begin anew with each byte, this is the time for all of it.
+    """Return the whole answer to a GET. ``seconds`` limits the whole answer; httpx's own timeouts begin again with each byte.
 
     Raises:
-        httpx.HTTPError: There is no answer, it is too large, or it is not whole in time.
+        httpx.HTTPError: There is no answer, the answer is too large, or it is not complete in time.
     """
     found: list[httpx.Response | Exception] = []
 
@@ -119,11 +119,11 @@ def get_within(http: httpx.Client, url: str, seconds: float, headers: Mapping[st
         try:
             with http.stream("GET", url, headers=headers) as answer:
                 found.append(_whole(answer, until))
-        except Exception as exc:  # the root of this thread: raised where it is waited for
+        except Exception as exc:  # the root of this thread; the waiting thread raises it
             found.append(exc)
 
     until = time.monotonic() + seconds
-    thread = threading.Thread(target=get, name=f"get {url}", daemon=True)  # httpx cannot be told to give up
+    thread = threading.Thread(target=get, name=f"get {url}", daemon=True)  # httpx has no call to cancel a request
     thread.start()
     thread.join(seconds)
     answer = found[0] if found else httpx.ReadTimeout(f"no whole answer within {seconds:g} s")
@@ -133,7 +133,7 @@ def get_within(http: httpx.Client, url: str, seconds: float, headers: Mapping[st
 
 
 def _whole(answer: httpx.Response, until: float) -> httpx.Response:
-    """Return it with its body, which a page without an end does not have."""
+    """Return the answer with its body, read up to a limit: a page may have no end."""
     pieces, left = [], MAX_PAGE_BYTES
     for piece in answer.iter_bytes():
         pieces.append(piece)
@@ -145,22 +145,22 @@ def _whole(answer: httpx.Response, until: float) -> httpx.Response:
 
 
 def preflight(target: Target, model: str, named: Mapping[str, str] | None = None) -> tuple[str, dict[str, Any]]:
-    """Return the model to name in the requests, and what the target says of itself: server, version, models.
+    """Return the model to name in the requests, and the target's own description: server, version, models.
 
     Args:
-        model: Must be one of those at /v1/models; empty: the first of them. Of a target without that list it is believed.
-        named: Further ones that requests name, by the key of the scenario that says so; they must be there too.
+        model: A model at /v1/models; empty: the first one there. A target without that list is assumed to serve it.
+        named: Further models that requests name, by the scenario's key of each; they must be at /v1/models too.
 
     Raises:
         UsageError: The target cannot be used; the message has the way out.
     """
     verify = ssl.create_default_context() if target.tls else False
-    # Like the load generator itself, past the proxies that the environment names.
+    # Like the load generator, this client ignores the environment's proxies.
     with httpx.Client(headers=target.headers, timeout=ANSWER_WITHIN_S, trust_env=False, verify=verify) as http:
         url = f"{target.root}/v1/models"
         try:
             answer = get_within(http, url, ANSWER_WITHIN_S)
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as exc:  # the latter two of a name that nobody can look up
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as exc:  # the latter two come of a name that cannot be resolved
             hint = "is the server up, and the address right?"
             if "CERTIFICATE_VERIFY_FAILED" in str(exc):
                 hint = f"give the file of its authority with --ca-file (or {CA_VARIABLE}), and the name that its certificate has"
@@ -173,13 +173,13 @@ def preflight(target: Target, model: str, named: Mapping[str, str] | None = None
             if not model:
                 raise UsageError("model", f"{url} answers {answer.status_code}, so the model must be named")
             believed = ", ".join(map(repr, dict.fromkeys(asked.values())))
-            info["note"] = f"{url} answers {answer.status_code}: nobody checked that model {believed} is served"
+            info["note"] = f"{url} answers {answer.status_code}: model {believed} was not checked to be served"
         else:
             _check_all_are(served, asked, target)
-        with contextlib.suppress(httpx.HTTPError, ValueError, LookupError, TypeError):  # many servers have no such page
+        with contextlib.suppress(httpx.HTTPError, ValueError, LookupError, TypeError):  # many servers lack this page
             said = get_within(http, f"{target.root}/version", ANSWER_WITHIN_S).raise_for_status().json()
             info["version"] = _text(said["version"])
-            if "serve_app" in said:  # which says when its engines are simulated
+            if "serve_app" in said:  # serve-app reports when its engines are simulated
                 simulated = said.get("simulated", {})
                 bases = [(served or {}).get(name, name) for name in asked.values()]
                 info["simulated"] = "; ".join(dict.fromkeys(_text(simulated[base]) for base in bases if base in simulated))
@@ -187,10 +187,10 @@ def preflight(target: Target, model: str, named: Mapping[str, str] | None = None
 
 
 def _text(said: Any) -> str:
-    """Return a word of the target.
+    """Return a text from the target.
 
     Raises:
-        ValueError: No file can hold it.
+        ValueError: The text cannot be encoded.
     """
     if not is_writable(text := str(said)):
         raise ValueError(shown(text))
@@ -204,10 +204,10 @@ def _check_all_are(served: Mapping[str, str], asked: Mapping[str, str], target: 
 
 
 def _served(url: str, answer: httpx.Response, *, believed: bool) -> dict[str, str] | None:
-    """Return the models' names, each with that of its base model (of no adapter: its own); None: the target has no such list.
+    """Return the models' names, each with the name of its base model (its own, if it is no adapter); None: the target has no list.
 
     Args:
-        believed: A model and a key are given: a key may be good for answers and not for the list.
+        believed: Whether both a model and a key are given: a key may be valid for answers but not for the list.
     """
     status, kind = answer.status_code, answer.headers.get("content-type", "").partition(";")[0]
     if status == 403 and believed:

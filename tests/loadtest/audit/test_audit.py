@@ -154,7 +154,7 @@ def test_each_final_state_is_told_apart(run: Run) -> None:
     run.change(range(5, 8), "http_error", status=503, reason="503: full")
     run.change(range(8, 12), "http_error", status=500, reason="500: broken")
     run.change(range(12, 14), "stream_error", status=200, reason="engine died")
-    run.change(range(14, 17), "cancelled", reason="went away after 1 s")
+    run.change(range(14, 17), "cancelled", reason="the client disconnected after 1 s")
     run.change(range(17, 19), "never_sent", sent_s=None, reason="the generator was late")
     run.change(range(19, 20), "never_sent", sent_s=None)
     result = run.audited()

@@ -229,7 +229,7 @@ def test_the_next_turn_waits_for_the_end_of_the_http_answer() -> None:
     ("here", "problem"),
     [
         ('"one"', ""),
-        ('"two"', "says something else here than on the master's machine; copy the master's here"),
+        ('"two"', "differs here from the file on the master's machine; copy the master's file here"),
         (None, "prompts.json: cannot be read: No such file or directory"),
     ],
 )

@@ -120,7 +120,7 @@ def test_a_worker_that_does_not_come_makes_the_run_invalid(target: Target, tmp_p
     with pods(target.base_url, tmp_path, "--wait-s", "1", "--workers", "3") as run:
         code, said = run.end()
     assert code == ExitCode.INVALID, said
-    assert "not all 3 workers came to 127.0.0.1:" in " ".join(read_manifest(run.out).problems)
+    assert "not all 3 workers connected to 127.0.0.1:" in " ".join(read_manifest(run.out).problems)
 
 
 @pytest.mark.apart

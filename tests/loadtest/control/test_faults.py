@@ -97,7 +97,7 @@ def test_a_stopped_process_goes_on_after_its_time(children: Children) -> None:
     child = children.start()
     faults = Faults(fault("stop", process=children.mark, below_pid=os.getpid(), for_s=0.2))
     assert "stopped" in faults.next("fault")
-    assert "goes on" in faults.next("fault-end")
+    assert "continued process" in faults.next("fault-end")
     wait_for(lambda: not is_stopped(child))
     faults.runner.stop()
 
@@ -108,7 +108,7 @@ def test_a_stopped_process_goes_on_when_the_run_ends(children: Children) -> None
     faults.next("fault")
     wait_for(lambda: is_stopped(child))
     faults.runner.stop()
-    assert "goes on" in faults.next("fault-end")
+    assert "continued process" in faults.next("fault-end")
     wait_for(lambda: not is_stopped(child))
 
 

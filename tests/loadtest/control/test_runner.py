@@ -254,7 +254,7 @@ def test_a_folder_that_is_removed_in_mid_run_ends_it_and_says_what_is_lost(targe
     code, said = command.end()
     assert code == ExitCode.INVALID
     assert re.search(r"the run is invalid: the records are lost: .*out: holds no run: manifest.json", said), said
-    assert re.search(r"may be lost: .*; [1-9]\d* rows of \d+ requests had come", said), said
+    assert re.search(r"may be lost: .*; [1-9]\d* rows of \d+ requests had arrived", said), said
     assert "Traceback" not in said
 
 

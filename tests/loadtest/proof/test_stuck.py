@@ -43,7 +43,7 @@ def full_backlog() -> Iterator[str]:
 def test_a_warm_up_against_a_target_that_takes_no_connection_ends(num: int) -> None:
     with full_backlog() as address:
         client = Client(Target(f"http://{address}"), worker=0, epoch=time.perf_counter(), id_prefix="x-")
-        with pytest.raises(UsageError, match=r"no connection to it can be opened now: it took none in 0.5 s"):
+        with pytest.raises(UsageError, match=r"no connection to it can be opened now: it accepted none in 0.5 s"):
             client.warm(num)
 
 
@@ -51,7 +51,7 @@ def test_a_warm_up_against_a_target_that_never_shakes_hands_ends() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:  # its queue takes connections; nobody speaks TLS
         target = Target(f"https://127.0.0.1:{listener.getsockname()[1]}")
         client = Client(target, worker=0, epoch=time.perf_counter(), id_prefix="x-")
-        with pytest.raises(UsageError, match=r"it took none in 0.5 s"):
+        with pytest.raises(UsageError, match=r"it accepted none in 0.5 s"):
             client.warm(3)
 
 

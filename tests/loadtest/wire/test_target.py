@@ -53,7 +53,7 @@ def test_preflight_returns_the_model_and_what_the_target_is() -> None:
     assert preflight_of(MODELS, page({"version": "0.32.0"})) == ("tiny", {**info, "version": "0.32.0"})
     assert preflight_of(MODELS, NO_PAGE, model="big") == ("big", info)
     name, found = preflight_of(NO_PAGE, NO_PAGE, model="mine")
-    assert (name, found["models"], "nobody checked" in found["note"]) == ("mine", None, True)
+    assert (name, found["models"], "was not checked to be served" in found["note"]) == ("mine", None, True)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_key_that_may_not_list_models_needs_a_named_one(model: str, api_key: s
         with pytest.raises(UsageError, match=r"--api-key: .* answers 403: Missing scopes; give the target's key"):
             preflight(target, model)
     else:
-        assert preflight(target, model)[1]["note"].endswith("answers 403: nobody checked that model 'mine' is served")
+        assert preflight(target, model)[1]["note"].endswith("answers 403: model 'mine' was not checked to be served")
     server.join()
 
 
@@ -120,7 +120,7 @@ def test_models_of_classes_must_be_served_too_and_the_key_that_names_one_is_in_t
     with pytest.raises(UsageError, match=r"special: 'large' is not served at .*; it serves tiny, big"):
         preflight_of(MODELS, special="large")
     note = preflight_of(NO_PAGE, NO_PAGE, model="mine", special="big", same="mine")[1]["note"]
-    assert note.endswith("answers 404: nobody checked that model 'big', 'mine' is served")
+    assert note.endswith("answers 404: model 'big', 'mine' was not checked to be served")
 
 
 def test_an_adapter_is_as_simulated_as_its_base_model() -> None:
