@@ -1,4 +1,4 @@
-"""From the configuration of a model to vLLM's argument names, once for the engine core and once for the front end.
+"""This module translates the configuration of a model to vLLM's argument names, for the engine core and for the front end.
 
 Pure: plain dictionaries in and out; nothing here imports vLLM.
 """

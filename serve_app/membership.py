@@ -1,8 +1,8 @@
-"""Who is in the fleet: leases in a small Ray actor, renewed by replicas and ingresses, long-polled by ingresses.
+"""The lease board is a small Ray actor that knows which replicas and ingresses there are: they renew leases, and ingresses long-poll it.
 
-Nobody on the request path calls the actor. With it dead, links go on and nobody is ejected; it starts again empty (Ray restarts
-it) and every member's next renewal, within ``renew_s``, puts it back. A lease that ends only because nobody could renew it takes
-no link down: ``FleetClient`` drops a replica when its link is lost, never because of this board.
+The request path never calls the actor. While it is dead, links stay open and no replica is ejected. Ray restarts it empty, and the next
+renewal of every member, within ``renew_s``, puts the member back. A lease that ends only because it could not be renewed closes no link:
+``FleetClient`` drops a replica when its link is lost, never because of this board.
 """
 
 import asyncio

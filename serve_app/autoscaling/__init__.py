@@ -1,1 +1,1 @@
-"""How many replicas and ingresses there should be: what is measured, what is decided, and why. See docs/autoscaling.md."""
+"""The autoscaler measures the load and decides on the number of replicas and ingresses. docs/autoscaling.md describes it."""

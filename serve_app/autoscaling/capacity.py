@@ -1,13 +1,13 @@
-"""How much one replica can do within the SLO, from measured step times. Pure.
+"""The capacity model computes from measured step times how much one replica can do within the SLO, for `decision.py`. Pure.
 
 A step takes ``step_s`` however small its batch, and ``output_token_s`` more for each token it decodes and ``prompt_token_s`` for
-each it prefills. Replicas measure the three at their start, and `StepCosts` fits them to what they report later. A request of P prompt
-and O output tokens is then O x output_token_s + P x prompt_token_s seconds of *work*, of which a replica can do one second per second at
-most: the utilization u is work per second and replica. With Poisson arrivals, the batch is a birth-death process that a request leaves
-with rate 1 / (O x step time): its stationary law is negative binomial with r = step_s / b + 1 and p = u, where b is the work per
-output token; mean r u / (1 - u), variance r u / (1 - u)^2. The batch must stay, with `TAIL` standard deviations to spare, where
-the SLO, the KV cache and max_num_seqs allow it, which gives the utilization to aim at in closed form (`Capacity.utilization`).
-Of n replicas among which requests go where the least is left to do, each has 1 / sqrt(n) of the deviation.
+each it prefills. Replicas measure the three at their start, and `StepCosts` fits them to the load that replicas report later. A request
+of P prompt and O output tokens is then O x output_token_s + P x prompt_token_s seconds of *work*. A replica can do at most one second of
+work per second, and the utilization u is work per second and replica. With Poisson arrivals, the batch is a birth-death process that a
+request leaves with rate 1 / (O x step time). Its stationary law is negative binomial with r = step_s / b + 1 and p = u, where b is the
+work per output token; its mean is r u / (1 - u), its variance r u / (1 - u)^2. The SLO, the KV cache and max_num_seqs bound the batch.
+`Capacity.utilization` gives, in closed form, the utilization at which the batch keeps within the bound with `TAIL` standard deviations to
+spare. Where each request goes to the least loaded of n replicas, the deviation of each batch is 1 / sqrt(n) of that of one replica.
 """
 
 import math

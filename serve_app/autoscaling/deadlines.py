@@ -1,4 +1,4 @@
-"""Replicas for lines of batches, which have a deadline in place of an SLO. Pure."""
+"""This module computes the replicas for lines of batches, which have a deadline in place of an SLO. Pure."""
 
 import math
 from dataclasses import dataclass, field

@@ -1,8 +1,8 @@
-"""How many replicas a model should have, and why. Pure: observations in, decisions out, time is a number.
+"""`ModelAutoscaler` decides how many replicas a model should have, and records why. Pure: observations in, decisions out, time is a number.
 
-``serve_app/autoscaling/policy.py`` feeds it from Ray Serve, the simulator from its own world: the same observations give the same
-decisions. Rules wish for replicas (`ModelAutoscaler._wishes`), and the largest wish wins. Up at once; down to what was needed at most
-in the last two cold starts (`needs.py`).
+``serve_app/autoscaling/policy.py`` passes it what Ray Serve reports, the simulator what its own replicas do: the same observations give
+the same decisions. Several rules each wish for a number of replicas (`ModelAutoscaler._wishes`), and the largest wish wins. Scaling up
+happens at once; scaling down stops at the most that was needed in the last two cold starts (`needs.py`).
 """
 
 import math

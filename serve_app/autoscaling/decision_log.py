@@ -1,8 +1,8 @@
-"""The autoscaler's log: what it saw and what it decided, every second, as JSON lines in Serve's log folder on the head node.
+"""The decision log records, every second, what the autoscaler saw and decided: JSON lines in Serve's log folder on the head node.
 
-Every `SNAPSHOT_EVERY` records one holds all that the scaler remembered, so that any longer piece of the log can be decided again,
-exactly. About 1 KB per second and model; `MAX_FILES` files of `MAX_FILE_BYTES` are kept. Writing happens in a thread of its own:
-the policy neither waits for a disk nor fails with it. What could not be written is missing, and the numbers of the records say so.
+Every `SNAPSHOT_EVERY` records, a record also holds all that the scaler remembered. So any longer piece of the log can be decided again,
+exactly. The log takes about 1 KB per second and model; `MAX_FILES` files of `MAX_FILE_BYTES` are kept. A thread of its own writes: the
+policy neither waits for a disk nor fails with it. Records that could not be written are missing, which their numbers show.
 """
 
 import copy

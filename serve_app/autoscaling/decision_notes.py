@@ -1,7 +1,7 @@
-"""The autoscaler and the lease board: what was decided, for people who watch `/fleet`, and what is known, for the next controller.
+"""Threads carry the autoscaler's notes to the lease board, for people who watch `/fleet`, and its memory, for the next controller.
 
-The policy runs in Serve's controller and must never wait, so threads speak to the board. A note that the board does not take is lost:
-autoscaling/decision_log.py keeps every decision. What is known is lost with the board, that is with the head node.
+The policy runs in Serve's controller and must never wait, so threads talk to the board. A note that the board does not take is lost;
+autoscaling/decision_log.py keeps every decision. The memory is lost with the board, that is with the head node.
 """
 
 import contextlib

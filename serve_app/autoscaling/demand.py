@@ -1,4 +1,7 @@
-"""How much work arrives, from the history of what came: steps are seen within seconds, and chance is not. Pure."""
+"""This module measures the demand: the work that arrives, from the history of arrivals. It sees a step within seconds. Pure.
+
+Chance variations of a constant rate do not count as steps.
+"""
 
 import math
 from collections.abc import Iterable

@@ -1,11 +1,11 @@
-"""Whether replicas keep their limits as computed: measured steps and late first tokens correct the capacity by a bounded factor. Pure.
+"""The feedback corrects the computed capacity by a bounded factor, from measured steps and late first tokens. Pure.
 
-At utilization u the stationary batch of `capacity.py` makes a step last step_s / (1 - u). What steps really took in the last minutes, and
-how many first tokens were late although nobody waited, says how far a replica is from that law.
+At utilization u the stationary batch of `capacity.py` makes a step last step_s / (1 - u). The steps of the last minutes, and the first
+tokens that were late although no request waited, show how far a replica is from that law.
 
-What is called ITL here is the mean duration of an engine's step (busy_s / steps). Without speculative decoding, which makes several tokens
-in a step, this is about the time between two tokens of an answer inside the engine. No client's gap between tokens is measured, so that
-what link, ingress and network add is not in it.
+ITL here is the mean duration of an engine's step (busy_s / steps). Without speculative decoding, which makes several tokens in a step,
+this is about the time between two tokens of an answer inside the engine. The gaps that a client sees are not measured: they also contain
+the time of link, ingress and network.
 """
 
 import math

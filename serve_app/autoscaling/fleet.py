@@ -1,6 +1,6 @@
-"""All that is scaled in one application: its models, which share GPUs, and its ingresses. Pure.
+"""`FleetScaler` scales one application as a whole: its models, which share GPUs, and its ingresses. Pure.
 
-`FleetScaler` is what ``serve_app/autoscaling/policy.py`` and the simulator run; the same observations give the same decisions.
+``serve_app/autoscaling/policy.py`` and the simulator both run it; the same observations give the same decisions.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What the autoscaler remembers of the last minutes, and what can be said of it. Pure."""
+"""The history keeps the load of the last minutes, and means and maxima over it, for the autoscaler. Pure."""
 
 import math
 from bisect import bisect_right

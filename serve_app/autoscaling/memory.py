@@ -1,8 +1,8 @@
-"""What the policy remembers between two ticks, and how a new controller takes it over.
+"""The policy's memory holds all that it knows between two ticks; a new controller takes over the memory of the one before.
 
-The clock of a memory goes on while no controller runs: a new process reads its own monotonic clock, and `Memory.clock_s` is added to it.
-So what is remembered ages by itself: arrivals of more than five minutes ago are no demand, and a start in progress is as old as it is.
-What has no time of its own (the fit, mean lengths) loses weight by the length of the pause (`FleetScaler.pass_unseen`).
+The clock of a memory also runs while no controller does: a new process reads its own monotonic clock and adds `Memory.clock_s`. So
+knowledge ages by itself: arrivals of more than five minutes ago are no demand, and a start in progress is as old as it is. Knowledge
+without a time (the fit, mean lengths) loses weight by the length of the pause (`FleetScaler.pass_unseen`).
 """
 
 import hashlib

@@ -1,8 +1,9 @@
-"""Replicas stay as long as what needed them is remembered. Pure.
+"""This module keeps replicas as long as the need for them is remembered. Pure.
 
-Each second states how many replicas are needed at least, and the most that was stated within a time is kept (`Needs.kept`). Two
+Each second states the fewest replicas that are needed, and the largest such number within a time span is kept (`Needs.kept`). Two
 corrections are part of the demand for `MISSING_S`: replicas that had to be added although the measured demand did not ask for them, and
-replicas that went and were asked for again (`Needs.corrected`). While members are silent, what they may need stays (`Unproven`).
+replicas that were removed and then asked for again (`Needs.corrected`). While members are silent, the replicas that they may need stay
+(`Unproven`).
 """
 
 import math

@@ -1,7 +1,7 @@
-"""Replicas on their way: each that was asked for and does not serve yet, since when, and when it should. Pure.
+"""`Orders` tracks the replicas on their way: those that were asked for and do not serve yet, since when, and when they should. Pure.
 
-A start that takes longer than all that were measured is a right-censored sample: nothing is known of it but that it takes longer than
-its age. So it teaches before it ends (`Orders.cold_start_s`), and a queue that grows meanwhile does not order replicas again.
+A start that has lasted longer than all measured ones is a right-censored sample: it will take longer than its age. So `Orders` learns
+from it before it ends (`Orders.cold_start_s`), and a queue that grows meanwhile does not order replicas again.
 """
 
 from collections import deque

@@ -1,10 +1,10 @@
-"""The application-level Ray Serve autoscaling policy: thin over ``autoscaling/fleet.py``.
+"""`DemandPolicy` is the application-level autoscaling policy of Ray Serve: a thin adapter over ``autoscaling/fleet.py``.
 
-Serve's own request counts are blind here, because requests do not go through Serve handles; ingresses and replicas report what they
-have seen through ``record_autoscaling_stats``, about every second. Serve builds the class in its controller and calls it every 0.1 s.
-It must never raise and never wait: an exception there ends the controller's update of all applications for that tick. What it
-remembers is in the policy state that it returns, which Serve holds in the controller's memory alone. So the lease board keeps a copy
-(`KEEP_S`), from which a new controller goes on.
+Serve's own request counts see nothing here, because requests do not go through Serve handles. Instead, ingresses and replicas report
+their counters through ``record_autoscaling_stats``, about every second. Serve builds the policy in its controller and calls it every
+0.1 s. The policy must never raise and never wait: an exception ends the controller's update of all applications for that tick. Its memory
+is in the policy state that it returns, which Serve holds in the controller's process only. So the lease board keeps a copy (`KEEP_S`),
+from which a new controller continues.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The deployments of a configuration in Serve's eyes: their names, and by which rules they are scaled. Pure."""
+"""This module reads a configuration for the autoscaler: the names of Serve's deployments, and the rules by which each is scaled. Pure."""
 
 import hashlib
 

@@ -1,6 +1,7 @@
-"""Prometheus series of what the autoscaler decides, through Ray's metrics agent on the head node, which the chart's PodMonitor scrapes.
+"""The autoscaler exports its decisions as Prometheus series, through Ray's metrics agent on the head node.
 
-Ray puts ``ray_`` before each name. All have the labels ``application`` and ``model``; `INGRESSES` stands for the ingresses.
+The chart's PodMonitor scrapes the agent. Ray puts ``ray_`` before each name. All series have the labels ``application`` and ``model``;
+`INGRESSES` is the ``model`` of the ingresses.
 """
 
 import logging

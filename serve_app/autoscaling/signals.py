@@ -1,7 +1,7 @@
-"""What the autoscaler knows: counters of ingresses and replicas, and what they say of one interval. Pure.
+"""`Meter` turns the counters that ingresses and replicas report into the load of one interval, `ModelLoad`. Pure.
 
-Members count from their own start and report the counts, so that a report that is lost is made up for by the next; a member that
-starts again starts from zero under a new id. `Meter` turns the reports into the increments since it was read last.
+Members count from their own start and report the counts, so that the next report makes up for a lost one. A member that starts again
+counts from zero under a new id. `Meter` returns the increments since it was last read.
 """
 
 import math

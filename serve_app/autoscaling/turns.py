@@ -1,13 +1,13 @@
-"""Whose turn it is, where models that share GPUs do not fit beside each other. Pure.
+"""`Turns` decides whose turn it is where models that share GPUs do not fit beside each other. Pure.
 
-A model without a replica asks when requests wait for one. A model with replicas yields its last one to who asks
+A model without a replica asks for one when requests wait for it. A model with replicas gives up its last one to a model that asks
 
 - when it has had no request for `IDLE_S`, or
 - when it has served for its stay, however busy it is. The stay is two cold starts, from 60 s to 900 s (`needs.keep_s`).
 
 So of n models that share one place, a request waits for at most n - 1 turns: each a start, a stay, and the end of streams
 (`timeouts.drain_s`).
-Who has waited longest goes first. `autoscaling/fleet.py` asks for `Turns.order` only among models of one priority.
+The model that has waited longest goes first. `autoscaling/fleet.py` asks for `Turns.order` only among models of one priority.
 """
 
 from collections.abc import Mapping

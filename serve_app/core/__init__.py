@@ -1,1 +1,1 @@
-"""Pure decisions: no asyncio, sockets, clock, randomness, vLLM or Ray. Events come in, instructions go out."""
+"""The core makes the decisions: events come in, instructions go out. It knows no asyncio, sockets, clock, randomness, vLLM or Ray."""

@@ -1,8 +1,8 @@
-"""The choice by what replicas have cached: a prompt goes where its beginning was computed already, if not too much is to do there.
+"""`PrefixAffinity` routes a prompt to a replica that has already computed its beginning, unless that replica has too much to do.
 
-Pure. Only ``FleetState`` calls it. Each ingress learns from its own requests. For what it has not seen it chooses by a rendezvous hash,
-so that several ingresses send it to the same place without a word between them. docs/adr/0019-route-by-cached-prefix.md has the reasons.
-Sources: Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates" (1998), the rendezvous hash; Mirrokni et al.,
+Pure. Only ``FleetState`` calls it. Each ingress learns from its own requests. For prompts that it has not seen it chooses by a rendezvous
+hash, so that several ingresses send them to the same replica without exchanging messages. docs/adr/0019-route-by-cached-prefix.md has the
+reasons. Sources: Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates" (1998), the rendezvous hash; Mirrokni et al.,
 "Consistent Hashing with Bounded Loads" (arXiv 1608.01350), the bound. Differs: the bound leaves room for some requests like this one.
 """
 

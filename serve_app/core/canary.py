@@ -1,9 +1,10 @@
-"""Whether a canary does worse than the model whose requests it shares. Pure.
+"""`Judge` decides whether a canary does worse than the model whose requests it shares. Pure.
 
-Each criterion is a question with yes or no for an answer: did the request fail, did it take more than so many times the model's median
-time to a first token, ... The same question is asked of the model's own requests of the same time, so that what strikes both sides does
-not count against the canary. The test is Wald's sequential one (Annals of Mathematical Statistics 16, 1945): it may be looked at after
-each request without finding more by that. docs/adr/0014-a-canary-judged-against-its-model.md has the reasons and the measured rates.
+Each criterion is a question about a request with yes or no for an answer: did it fail, did its first token take more than so many times
+the model's median time, ... The same question is asked of the model's own requests of the same time, so that a fault which strikes both
+sides does not count against the canary. The test is Wald's sequential one (Annals of Mathematical Statistics 16, 1945): looking at it
+after each request does not raise the rate of false alarms. docs/adr/0014-a-canary-judged-against-its-model.md has the reasons and the
+measured rates.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""How long replicas take to start, as measured. Pure."""
+"""`ColdStarts` keeps how long replicas took to start, for the autoscaler's estimates and for Retry-After. Pure."""
 
 import math
 from collections.abc import Iterable

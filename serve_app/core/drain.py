@@ -1,8 +1,8 @@
-"""Which request leaves a replica that drains before its budget is over, and when.
+"""`Drains` plans which requests leave a draining replica before its budget is over, and when.
 
-Pure. Only ``FleetState`` calls this module. Streams may end by themselves for the first part of the budget; in the last part,
-its *window*, those that are left move to other replicas, one after the other. At the end of the budget the replica says goodbye,
-and what it still holds is queued at once: that is right, but all of it then needs a prefill in the same moment.
+Pure. Only ``FleetState`` calls this module. In the first part of the budget, streams may end by themselves. In the last part, the
+*window*, the remaining ones move to other replicas, one after the other. At the end of the budget the replica says goodbye, and all that
+it still holds is queued at once. That is correct too, but all of these requests then need a prefill at the same moment.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,7 @@
-"""What happened: the input of ``FleetState.handle``. Past tense, only data. Times are the ingress's monotonic seconds."""
+"""Events are the input of ``FleetState.handle``: they say what happened, in the past tense. Only data.
+
+Times are the ingress's monotonic seconds.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

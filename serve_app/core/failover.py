@@ -1,6 +1,7 @@
-"""What becomes of requests whose replica goes, and of attempts that repeat what was sent already.
+"""`Failover` decides which requests of a lost replica continue elsewhere, and removes from a later attempt what was already sent.
 
-Pure. Only ``FleetState`` calls this module: it knows who holds what and who waits, this module knows who may go on and from where.
+Pure. Only ``FleetState`` calls this module: the state knows which replica holds a request, this module which request may continue and
+from where.
 """
 
 from collections.abc import Iterable, Set

@@ -1,8 +1,8 @@
-"""The fleet of one model as one ingress sees it: who holds which request, who waits, and who starts where.
+"""`FleetState` is the fleet of one model as one ingress sees it: which replica holds which request, which requests wait, which start where.
 
-Pure: events in, instructions out, time is a number. State has one door, ``handle``, and one ``validate``. The adapter is
-``ingress/fleet/fleet_client.py``. Each request ends exactly once: a delivered output with a finish reason, a ``FailRequest``, or the
-front end's own abort. Cost: one dict lookup and one list extend per token; waiting requests cost nothing until something changes.
+Pure: events in, instructions out, time is a number. The state has one door, ``handle``, and one ``validate``. The adapter is
+``ingress/fleet/fleet_client.py``. Each request ends exactly once: by a delivered output with a finish reason, by a ``FailRequest``, or by
+the front end's own abort. Cost: one dict lookup and one list extend per token; waiting requests cost nothing until something changes.
 """
 
 from collections import Counter, OrderedDict

@@ -1,4 +1,4 @@
-"""What a fleet says of itself, as plain data. Pure."""
+"""This module describes a fleet as plain data, for status, metrics and the autoscaler. Pure."""
 
 from typing import Any
 

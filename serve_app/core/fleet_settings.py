@@ -1,4 +1,4 @@
-"""Limits of one ingress for one model."""
+"""`FleetSettings` holds the limits of one ingress for one model."""
 
 from dataclasses import dataclass
 

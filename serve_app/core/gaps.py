@@ -1,4 +1,4 @@
-"""How long requests stood still after a loss, as a histogram. Pure; `Failover` fills it."""
+"""`Gaps` counts how long requests stood still after a loss, as a histogram that `Failover` fills. Pure."""
 
 from bisect import bisect_left
 

@@ -1,4 +1,4 @@
-"""Whether an engine still works: the judge of a replica's supervisor. Pure.
+"""`EngineJudge` decides for a replica's supervisor whether the engine still works. Pure.
 
 The judge counts two silences, in seconds in which the supervisor itself was awake. ``silent_s`` ends with each step of the engine
 and with each answer to a question, such as the probe. ``quiet_s`` ends with those, too, and whenever the engine's processes have used

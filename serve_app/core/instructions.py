@@ -1,4 +1,4 @@
-"""What to do: the output of ``FleetState.handle``. Imperative, only data; the adapter decides nothing."""
+"""Instructions are the output of ``FleetState.handle``: they say what to do, in the imperative. Only data; the adapter decides nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""The load of one engine core: what its replica reports to ingresses, to the lease board and to the autoscaler.
+"""`EngineLoad` is the load of one engine core, as its replica reports it to ingresses, to the lease board and to the autoscaler. Pure.
 
-Pure. The engine core counts, its supervisor passes the latest load on (`serve_app/replica/server.py`), and an ingress routes by it
+The engine core counts, its supervisor passes the latest load on (`serve_app/replica/server.py`), and an ingress routes by it
 (`ReplicaState`). The simulated fleets make loads of their own.
 """
 

@@ -1,7 +1,8 @@
-"""What each replica's prefix cache probably holds, as far as one ingress can know: the prompts that it sent there itself.
+"""`PrefixIndex` remembers which prompts this ingress sent to each replica, and so what the replica's prefix cache probably holds.
 
-Pure. Only `PrefixAffinity` calls this module. A prompt is a chain of hashes, one for each *point* of it, so equal hashes mean equal
-beginnings up to there. Of a replica as much is remembered as its KV cache has room for, and what was used last the longest.
+Pure. Only `PrefixAffinity` calls this module. A prompt is a chain of hashes, one for each *point* of it: two prompts with an equal hash at
+a point are equal up to that point. The index remembers as much of a replica as its KV cache has room for, and keeps the prompts that were
+used last.
 """
 
 from collections import OrderedDict

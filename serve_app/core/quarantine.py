@@ -1,7 +1,8 @@
-"""Which requests are refused because one like them seems to end engines, and where suspects are tried.
+"""`Quarantine` refuses requests that are like one which seems to end engines, and says where suspects are tried.
 
-Pure. Only ``FleetState`` and ``Failover`` call this module. docs/adr/0010-try-suspects-one-at-a-time.md has the rules. Requests are
-alike when their fingerprints are equal: what the engine computes from, without what tells two requests apart.
+Pure. Only ``FleetState`` and ``Failover`` call this module. docs/adr/0010-try-suspects-one-at-a-time.md has the rules. Two requests are
+alike when their fingerprints are equal. A fingerprint covers all that the engine computes from, without the parts that only tell two
+requests apart.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What a request is told that finds no place. Pure; only ``FleetState`` calls it."""
+"""`Refusals` makes the errors of requests that find no place. Pure; only ``FleetState`` calls it."""
 
 from collections.abc import Collection
 

@@ -1,4 +1,4 @@
-"""What the fleet remembers of one engine request, from its arrival to its single terminal outcome.
+"""`RequestState` is what the fleet remembers of one engine request, from its arrival to its single terminal outcome.
 
 Pure. A *request* is one engine request of the front end (a child of n>1 and a beam's step each count as one); an *attempt* is
 one try of it on one replica. Wire ids are ``<request id>@<attempt>``: the abort of an old attempt and the add of a new one may

@@ -1,6 +1,6 @@
-"""Which replica gets the next attempt: what a choice is made from, and the choice by load. Pure; only ``FleetState`` calls it.
+"""A routing policy chooses the replica of the next attempt. This module has the interface, its input `ReplicaState`, and the choice by load.
 
-`affinity.py` has the choice by what replicas have cached.
+Pure; only ``FleetState`` calls it. `affinity.py` has the choice by what replicas have cached.
 """
 
 import heapq

@@ -1,12 +1,12 @@
-"""How many tokens of batches a step of an engine may hold beside chats. Pure: no clock, no vLLM.
+"""`StepBudget` limits how many tokens of batches a step of an engine may hold beside chats. Pure: no clock, no vLLM.
 
 A step takes as long as all that is in it, and every request in it waits for its end. So while chats run, batches get an *allowance*: tokens
-a step, of prompts and answers together. It is measured, not computed from a model of the device: an *undisturbed* step, which
-holds no token of a batch, is the measure, and a step that is full of batches' tokens may take ``share`` longer. Each full step moves the
-allowance by `MOVE`, up where it kept this limit and down where it did not. So half of the full steps keep the limit; a step that was
-late by chance moves the allowance no further than any other.
+a step, of prompts and answers together. The allowance is measured, not computed from a model of the device. An *undisturbed* step, which
+holds no token of a batch, is the reference, and a step that is full of batches' tokens may take ``share`` longer. Each full step moves the
+allowance by `MOVE`: up if it kept this limit, down if it did not. So half of the full steps keep the limit, and a step that was late by
+chance moves the allowance no further than any other.
 
-`replica/scheduler.py` puts this into vLLM's scheduler, and says which requests are a batch's. "Chats" are all the others.
+`replica/scheduler.py` applies the limits to vLLM's scheduler and knows which requests are a batch's. "Chats" are all others.
 """
 
 from collections import deque

@@ -1,4 +1,4 @@
-"""What a step of an engine costs, from a few batches that were timed one by one. Pure.
+"""This module computes what a step of an engine costs, from a few batches that were timed one by one. Pure.
 
 A replica times such batches before it listens (`serve_app/replica/self_measurement.py`), a simulated replica in its own time
 (`serve_app/autoscaling/simulation/simulated_replica.py`), and the autoscaler starts from their results

@@ -1,4 +1,4 @@
-"""What one ingress counts of one model, for the autoscaler. Pure; `FleetState` counts."""
+"""`Tally` counts for the autoscaler what one ingress sees of one model. Pure; `FleetState` counts."""
 
 from dataclasses import dataclass
 from typing import Any

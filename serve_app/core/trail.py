@@ -1,6 +1,6 @@
-"""What one engine request went through: its attempts, its first token, and the gaps that changes of replica left in its answer.
+"""`Trail` records what one engine request went through: its attempts, its first token, and the gaps that changes of replica left.
 
-Pure. ``FleetState`` writes it, ``ingress/exchange/account.py`` reads it. Times are the ingress's monotonic seconds.
+Pure. ``FleetState`` writes it, ``ingress/exchange/engine_requests.py`` reads it. Times are the ingress's monotonic seconds.
 """
 
 from dataclasses import dataclass, field

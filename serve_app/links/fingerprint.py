@@ -1,7 +1,7 @@
-"""What must be equal on both ends of a link for token ids to mean the same: the model's configuration and its tokenizer.
+"""The fingerprint covers what must be equal on both ends of a link for token ids to mean the same: model configuration and tokenizer.
 
-Ingress and replica run different images on different devices, so paths, versions of libraries and all that depends on the device are left
-out. The maximum length is left out, too: a replica may cut it to what its memory holds, and tells it among its capabilities.
+Ingress and replica run different images on different devices, so paths, library versions and all that depends on the device are left out.
+The maximum length is left out, too: a replica may cut it to what its memory holds, and reports it among its capabilities.
 """
 
 import hashlib

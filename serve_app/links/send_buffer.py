@@ -1,4 +1,4 @@
-"""What waits in a link's send buffer, and when that ends the link. Both ends of a link use it."""
+"""`SendBuffer` watches the send buffer of one end of a link and ends the link when the peer does not read. Both ends use it."""
 
 import asyncio
 from collections.abc import Callable

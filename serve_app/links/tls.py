@@ -1,4 +1,4 @@
-"""TLS of the links: both sides present a certificate of the deployment's own authority and check the other's."""
+"""`LinkTls` makes the TLS contexts of links: both sides present a certificate of the deployment's own authority and check the other's."""
 
 import logging
 import ssl

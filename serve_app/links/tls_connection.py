@@ -1,4 +1,4 @@
-"""TLS of one link, at either end. It differs from asyncio's and uvloop's own TLS in three ways that a link needs.
+"""`TlsConnection` encrypts one link, at either end. It differs from asyncio's and uvloop's own TLS in three ways that a link needs.
 
 - The link has the plain connection from the start: a replica counts and bounds the connections whose TLS handshake is not over.
 - The size of the write buffer is that of the plain connection, so it becomes smaller whenever the peer reads (see `SendBuffer`).

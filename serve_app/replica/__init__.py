@@ -1,1 +1,1 @@
-"""One vLLM engine core on one node, its supervisor, and the listener that ingresses link to."""
+"""A replica is one vLLM engine core on one node, its supervisor, and the listener that ingresses link to."""

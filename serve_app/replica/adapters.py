@@ -1,8 +1,8 @@
-"""A replica's LoRA adapters: which there are, what their files are, and that its engine has loaded each before anybody asks for one.
+"""This module checks a replica's LoRA adapters and lets the engine load each of them before the first request.
 
-An engine that loads an adapter with its first request fails in the middle of a step if it cannot, and with it all that it runs. Loaded
-before the first request, a bad adapter fails the replica's start, which says why. Later vLLM may put an adapter away and read it again
-(`max_cpu_loras`, by use).
+An engine that loads an adapter with its first request fails in the middle of a step if it cannot, and all requests that it runs fail with
+it. Loaded before the first request, a bad adapter fails the replica's start, which reports why. Later vLLM may unload an adapter and read
+it again (`max_cpu_loras`, by use).
 """
 
 import hashlib

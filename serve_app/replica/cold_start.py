@@ -1,8 +1,8 @@
-"""How long a replica's start took, phase by phase.
+"""`ColdStart` divides the time of a replica's start into phases.
 
-Pure: seconds in, seconds out. The phases follow one another and add up to the whole start; what overlaps counts once, where the
-start waited for it. Wall-clock times are compared only where two processes meet, everything else is a difference of one process's
-monotonic clock.
+Pure: seconds in, seconds out. The phases follow one another and add up to the whole start; work that overlaps counts once, in the phase
+in which the start waited for it. Wall-clock times are compared only where two processes meet; everything else is a difference of one
+process's monotonic clock.
 """
 
 from collections.abc import Mapping

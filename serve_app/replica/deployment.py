@@ -1,4 +1,4 @@
-"""The Ray Serve deployment of one replica: an engine core process, its listener, its lease, its drain."""
+"""`Replica` is the Ray Serve deployment of one replica: an engine core process, its listener, its lease, its drain."""
 
 import asyncio
 import logging

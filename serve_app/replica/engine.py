@@ -1,4 +1,4 @@
-"""The engine core process: its start and its ends. The engine itself is in ``engine_core.py``."""
+"""The engine core process starts and ends here. ``engine_core.py`` has the engine itself."""
 
 import signal
 import socket

@@ -1,8 +1,8 @@
-"""vLLM's engine core process with our own way in and out. ``engine.run`` imports this late: vLLM's import takes seconds.
+"""vLLM's engine core process gets its requests over our pipe. ``engine.run`` imports this late: vLLM's import takes seconds.
 
-vLLM's ``EngineCoreProc`` does its input and output in two threads over ZMQ. Both are methods; here they speak frames over one
-socket to the supervisor instead (``engine_io.py``). What that buys: the supervisor needs no vLLM (0.5 GB and 8 s of CPU less per
-replica), a step's outputs are encoded once and passed on as they are, and either process ends at once with the other (end of file).
+vLLM's ``EngineCoreProc`` does its input and output in two threads over ZMQ. Both are methods; here they pass frames over one socket to
+the supervisor instead (``engine_io.py``). So the supervisor needs no vLLM (0.5 GB and 8 s of CPU less per replica), a step's outputs are
+encoded once and passed on as they are, and either process ends at once with the other (end of file).
 """
 
 import contextlib

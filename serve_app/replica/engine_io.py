@@ -1,6 +1,7 @@
-"""What the two IO threads of the engine core process do: from the pipe to vLLM's queues, and back. The threads are vLLM's.
+"""The two IO threads of the engine core process pass messages from the pipe to vLLM's queues, and back. vLLM starts the threads.
 
-What comes over the pipe is the bytes of an ingress: what vLLM cannot decode is answered here and never reaches its queues.
+A request comes over the pipe as the bytes of an ingress. If vLLM cannot decode them, the answer is made here and vLLM's queues never see
+the request.
 """
 
 import logging

@@ -1,7 +1,7 @@
-"""Golden prompts: a replica's engine has to answer them as the configuration expects before any request reaches it.
+"""Golden prompts must be answered by a replica's engine as the configuration expects before any request reaches it.
 
 So a release with wrong weights, or one that is far too slow, fails at its first replica, and a rolling update stops there: the replicas
-of before go on.
+of the release before keep serving.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""A request that goes on in this engine, and its grammar: the state that the grammar had in the engine that was lost.
+"""This module restores the grammar of a request that continues in this engine to the state that it had in the lost engine.
 
-vLLM masks the first new token by a fresh grammar, which would begin the answer again in the middle of it. Here the grammar accepts the
-emitted tokens first, through vLLM's own manager and one by one, as in the engine that made them: so a reasoning parser, too, finds
-the end of the reasoning at the same token, and a backend needs no more than to accept tokens.
+vLLM masks the first new token by a fresh grammar, which would begin the answer again in the middle of it. So the grammar first accepts
+the emitted tokens here, through vLLM's own manager and one by one, as in the engine that made them. A reasoning parser, too, then finds
+the end of the reasoning at the same token, and a backend needs no function but accepting tokens.
 """
 
 from concurrent.futures import Future

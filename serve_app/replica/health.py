@@ -1,4 +1,4 @@
-"""The supervisor's watch over its engine: looks at its processes, and does what ``core/health.py`` decides."""
+"""`EngineWatch` is the supervisor's watch over its engine: it looks at the engine's processes and does what ``core/health.py`` decides."""
 
 import asyncio
 import logging

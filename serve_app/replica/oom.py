@@ -1,8 +1,8 @@
-"""In which order the kernel ends processes of ours when a machine has run out of memory.
+"""`OomOrder` sets the order in which the kernel ends our processes when a machine has run out of memory.
 
 The kernel ends the process with the largest sum of its share of the memory, in thousandths, and its `oom_score_adj`. A process may
-raise its own adjustment and lower it again to what it began with; below that only root may. Ray's controllers and our lease board and
-ingresses keep what they began with. A replica adds to it, and the processes that it starts inherit the sum.
+raise its own adjustment and lower it again to its initial value; only root may go below. Ray's controllers and our lease board and
+ingresses keep their initial values. A replica adds to its own, and the processes that it starts inherit the sum.
 """
 
 import contextlib

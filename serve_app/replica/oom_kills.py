@@ -1,4 +1,4 @@
-"""Whether the kernel has ended a process of ours because there was no memory left: it counts that in the process's memory cgroup."""
+"""`OomKills` finds out whether the kernel has ended a process of ours for lack of memory: the process's memory cgroup counts such kills."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Requests that a replica makes of its own engine core: the probe, golden prompts, the batches by which it measures itself."""
+"""A replica makes some requests of its own: the probe, golden prompts, and the batches by which it measures its engine core."""
 
 import time
 

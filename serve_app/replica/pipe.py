@@ -1,7 +1,7 @@
-"""Messages between a replica's supervisor and its engine core process, over one socket pair. Frames as on the wire.
+"""The pipe carries messages between a replica's supervisor and its engine core process, over one socket pair, in frames as on the wire.
 
-The engine core writes complete wire frames (``StepOutputs.frame``), so that the supervisor passes a step's outputs on without
-looking inside: that is what keeps its cost per token low. Both ends are our own code of one version; nothing is negotiated.
+The engine core writes complete wire frames (``StepOutputs.frame``), so that the supervisor passes a step's outputs on without looking
+inside; this keeps its cost per token low. Both ends are our own code of one version; nothing is negotiated.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Starts, talks to and ends one engine core process. The supervisor side of ``replica/engine.py``."""
+"""`EngineProcess` starts one engine core process, passes messages, and ends it: the supervisor's side of ``replica/engine.py``."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The processes of one engine: its engine core, which leads a group of its own, and vLLM's workers. They end together.
+"""This module ends all processes of one engine together: its engine core, which leads a group of its own, and vLLM's workers.
 
 A worker that outlives its engine core holds its GPU's memory, and the next engine there cannot start.
 """

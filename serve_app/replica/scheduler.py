@@ -1,7 +1,7 @@
-"""vLLM's schedulers, in which requests of batches make a step only a share longer while others run (`core/step_budget.py`).
+"""Our schedulers are vLLM's, with a bound on how much longer requests of batches make a step while others run (`core/step_budget.py`).
 
-vLLM's priorities decide who is scheduled first, and then fill the step to the last token: a chat waits for all prompts that are in it.
-Here each step gets limits before vLLM schedules it, and chats are in front. Of vLLM this needs the order of ``running``,
+vLLM's priorities decide which request is scheduled first, and then fill the step to the last token: a chat waits for all prompts that are
+in the step. Here each step gets limits before vLLM schedules it, and chats come first. This needs vLLM's order of ``running``, its
 ``max_num_scheduled_tokens``, and ``next_decode_eligible_step``, before which a running request gets no token.
 """
 

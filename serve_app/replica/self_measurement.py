@@ -1,4 +1,4 @@
-"""A replica times a few real batches of its own engine before it listens: what a step costs, and each token of it.
+"""A replica times a few real batches of its own engine before it listens, to learn what a step costs and what each token adds.
 
 The autoscaler starts from these costs (`serve_app/autoscaling/capacity.py`). Timed are one prompt, and decoding by one, many and some
 sequences (`serve_app/core/step_costs.py` has the sizes). The engine core's main thread does it, between the engine's start and its loop.

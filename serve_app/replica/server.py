@@ -1,8 +1,8 @@
-"""The replica's listener: links from ingresses in, one engine core behind. Decides nothing but what to refuse.
+"""`ReplicaServer` is the replica's listener: it accepts links from ingresses and passes their attempts to one engine core.
 
-The supervisor passes bytes: an ``Add`` goes to the engine as it came, a step's outputs come back as a finished frame. It keeps,
-per link, the unfinished attempts (for credit, and to abort them when the link goes). A connection gets one of the slots only when
-it has proved that it has the token, so that nobody without it can keep an ingress out by merely connecting.
+It decides nothing but what to refuse. It passes bytes on: an ``Add`` goes to the engine as it came, a step's outputs come back as a
+finished frame. Per link it keeps the unfinished attempts, for credit and to abort them when the link ends. A connection gets one of the
+slots only when it has proved that it has the token, so that a peer without the token cannot keep an ingress out by merely connecting.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What a replica tells of its own start: to Serve, to its lease, as a gauge, and once in its log."""
+"""`StartReport` reports how a replica started: to Serve, to its lease, as a gauge, and once in its log."""
 
 import asyncio
 import json

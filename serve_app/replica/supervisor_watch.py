@@ -1,4 +1,4 @@
-"""The engine core's watch over its supervisor: they end together, and a supervisor that hangs is killed.
+"""`SupervisorWatch` is the engine core's watch over its supervisor: they end together, and a supervisor that hangs is killed.
 
 The supervisor's event loop serves links, lease, drain and the watch over the engine. When that loop is blocked or the whole process
 is stopped, a thread of the same process cannot be relied on: it stops, too, or waits for the interpreter lock that the loop holds.

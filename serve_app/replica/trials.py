@@ -1,7 +1,7 @@
-"""The line of suspects: of all links of a replica, one at a time goes to the engine, until it has had a new token.
+"""`Trials` is the line of suspects: over all links of a replica, one suspect at a time is in the engine, until it has had a new token.
 
-No IO of its own. A crash tells of one suspect only if no other one is in the engine. So an attempt that is aborted in its trial keeps
-its place until the engine answers a question asked behind the abort: it may be in a step that ends the engine.
+No IO of its own. A crash says something of one suspect only if no other suspect is in the engine. An attempt that is aborted during its
+trial may still be in a step that ends the engine. So it keeps its place until the engine answers a question that was sent after the abort.
 """
 
 from collections.abc import Callable, Container, Iterable

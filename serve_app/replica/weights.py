@@ -1,7 +1,8 @@
-"""An id of the weights that an engine runs, those of LoRA adapters included. Replicas with equal ids may go on with each other's answers.
+"""This module computes an id of the weights that an engine runs, LoRA adapters included.
 
-The id is of what the files hold, not of their paths or times: two nodes have copies. To read all of a large model would take minutes, so
-a few bytes of each tensor stand for it. A training step changes all weights that it touches.
+Replicas with equal ids may continue each other's answers. The id covers the content of the files, not their paths or times: two nodes
+have copies. Reading all of a large model would take minutes, so a few bytes of each tensor represent it. A training step changes all
+weights that it touches.
 """
 
 import contextlib

@@ -1,1 +1,1 @@
-"""A simulated accelerator: vLLM's engine with a timing model in place of the forward pass. See docs/simulated.md."""
+"""A simulated accelerator is vLLM's engine with a timing model in place of the forward pass. docs/simulated.md describes it."""

@@ -1,8 +1,8 @@
-"""The vLLM executor whose forward pass is a timing model.
+"""`SimulatedExecutor` is a vLLM executor whose forward pass is a timing model.
 
-Chosen by ``distributed_executor_backend="serve_app.simulated.executor.SimulatedExecutor"``; its settings are a dump of
-`serve_app.config.SimulatedSettings` in ``additional_config["simulated"]``. Scheduler, KV cache manager, preemption and
-everything in front of them are vLLM's own. The only file of this package that knows vLLM and a clock.
+``distributed_executor_backend="serve_app.simulated.executor.SimulatedExecutor"`` chooses it; its settings are a dump of
+`serve_app.config.SimulatedSettings` in ``additional_config["simulated"]``. Scheduler, KV cache manager, preemption and everything in
+front of them are vLLM's own. This is the only file of the package that uses vLLM or a clock.
 """
 
 import time

@@ -1,8 +1,8 @@
-"""What is simulated: accelerators, model shapes, and the profiles that combine them.
+"""A profile combines an accelerator and a model shape: the hardware that is simulated.
 
-Pure data. Every number has its source beside it; a number without one is called an assumption and can be overridden.
-Accelerator memory is what the driver reports as total (`nvidia-smi`), less than the name says: ECC takes a part.
-Peak FLOP/s are dense (without sparsity), 16-bit, with 32-bit accumulation where the datasheet tells them apart.
+Pure data. Every number has its source beside it; a number without one is called an assumption and can be overridden. Accelerator memory is
+the total that the driver reports (`nvidia-smi`), less than the name says: ECC takes a part. Peak FLOP/s are dense (without sparsity),
+16-bit, with 32-bit accumulation where the datasheet distinguishes them.
 """
 
 from collections.abc import Mapping

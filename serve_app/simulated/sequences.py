@@ -1,7 +1,7 @@
-"""The requests an engine holds, as arrays with one slot each, so that a step over 256 of them costs microseconds.
+"""`Sequences` keeps the requests that an engine holds as arrays with one slot each, so that a step over 256 of them costs microseconds.
 
-Pure. The engine's scheduler owns the requests; this is what a model runner keeps of them: the hash of the sequence so
-far, its length, and the sampling rules that change which token comes next.
+Pure. The engine's scheduler owns the requests. Here is what a model runner keeps of them: the hash of the sequence so far, its length, and
+the sampling rules that change which token comes next.
 """
 
 from collections.abc import Sequence

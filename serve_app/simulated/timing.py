@@ -1,4 +1,4 @@
-"""How long a step takes on the simulated accelerator, and until when the engine has to wait for it.
+"""This module computes how long a step takes on the simulated accelerator, and until when the engine has to wait for it.
 
 Pure: no clock, no sleep. A step is one forward pass over a batch of requests, each with a context already in the KV
 cache and some new tokens: a chunk of the prompt (prefill) or one token (decode). The roofline model takes the longer of

@@ -1,9 +1,9 @@
-"""Which token comes next: a hash of the sequence so far and a seed.
+"""This module draws the next token of a simulated model from a hash of the sequence so far and a seed.
 
-Pure. The state of a sequence is one 64-bit number, a polynomial hash of prompt and output ids. It does not depend on
-where the prompt ends, how it was cut into chunks, or who else was in the batch, so a request that starts again
-elsewhere from prompt + emitted ids goes on with the same tokens. Appending a token is O(1); everything works on arrays,
-one entry per sequence, because a Python loop over 256 sequences costs more than the scheduler.
+Pure. The state of a sequence is one 64-bit number, a polynomial hash of prompt and output ids. It does not depend on where the prompt
+ends, how it was cut into chunks, or which other requests were in the batch. So a request that starts again elsewhere from prompt + emitted
+ids continues with the same tokens. Appending a token is O(1); everything works on arrays, one entry per sequence, because a Python loop
+over 256 sequences costs more than the scheduler.
 Source of the mixing function: G. Steele et al., "Fast splittable pseudorandom number generators" (OOPSLA 2014), the
 finalizer of SplitMix64.
 """

@@ -1,7 +1,7 @@
-"""Which tokens a simulated model may emit: those that are plain, whole text.
+"""This module finds the tokens that a simulated model may emit: those that are plain, whole text.
 
-Special and added tokens would end answers, start tool calls or be left out of the text; ids beyond the tokenizer's are
-padding; tokens that are part of a character would show as U+FFFD and hold back the stream until it is whole.
+Special and added tokens would end answers, start tool calls or be left out of the text. Ids beyond the tokenizer's are padding. Tokens
+that are part of a character would show as U+FFFD and hold back the stream until the character is whole.
 """
 
 from typing import Any

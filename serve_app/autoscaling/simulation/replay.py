@@ -1,8 +1,9 @@
-"""What a log of the autoscaler would have come to under other rules: its arrivals again, in simulated time. Pure.
+"""A replay runs the arrivals of an autoscaler's log again, in simulated time and under other rules, and reports what they would have cost.
 
-The replicas are as the log measured them: step times as fitted, KV cache by what requests held of it, cold starts. The log knows how
-many requests came in each second, and how long prompts and answers were on average. So arrivals within a second are drawn evenly, and
-the lengths of answers exponentially with the mean of their minute; two runs with one seed have the same requests.
+Pure. The replicas are as the log measured them: fitted step times, the share of the KV cache that requests used, cold starts. The log has
+only the number of requests of each second, and the mean lengths of prompts and answers. So arrivals are spread evenly within a second,
+and lengths of answers are drawn from an exponential distribution with the mean of their minute. Two runs with one seed have the same
+requests.
 """
 
 import copy

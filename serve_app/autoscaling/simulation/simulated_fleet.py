@@ -1,7 +1,7 @@
-"""A whole fleet in simulated time: one ingress, replicas that start, serve and drain, and what scales them. Pure.
+"""`SimulatedFleet` runs a whole fleet in simulated time: one ingress, replicas that start, serve and drain, and a policy that scales them.
 
-Admission, routing and scaling are the product's own (`FleetState`, `FleetScaler`); what is simulated is what surrounds them: arrivals,
-replicas (`simulated_replica.py`), starts.
+Pure. Admission, routing and scaling are the product's own code (`FleetState`, `FleetScaler`). Simulated are arrivals, replicas
+(`simulated_replica.py`) and their starts.
 """
 
 import heapq

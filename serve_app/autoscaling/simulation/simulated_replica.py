@@ -1,8 +1,8 @@
-"""One replica in simulated time: it schedules as vLLM's scheduler does, without vLLM. Pure.
+"""A simulated replica schedules requests as vLLM's scheduler does, in simulated time and without vLLM. Pure.
 
-First come first served, prompts in chunks within the token budget beside the decodes of the running batch, new requests while
-sequences and KV cache allow. Nothing is preempted: a request takes its whole KV at its start. Between two events the steps are
-equal, so they cost nothing and an hour takes seconds.
+Requests are served first come, first served; prompts are computed in chunks within the token budget, beside the decodes of the running
+batch; new requests enter while sequences and KV cache allow. Nothing is preempted: a request takes its whole KV at its start. Between two
+events all steps are equal, so that a whole run of them costs one computation, and an hour takes seconds.
 """
 
 import heapq

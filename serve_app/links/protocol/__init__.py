@@ -1,1 +1,1 @@
-"""The wire protocol between ingress and replica, without IO: bytes in, messages out. docs/protocol.md describes it."""
+"""The wire protocol between ingress and replica, without IO, turns bytes into messages and back. docs/protocol.md describes it."""

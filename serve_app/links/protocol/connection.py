@@ -1,9 +1,9 @@
-"""Both ends of a link as state machines: bytes in, messages and bytes out. docs/protocol.md has the picture.
+"""A connection is one end of a link as a state machine: bytes in, messages and bytes out. docs/protocol.md has the picture.
 
-Pure: no IO, clock or randomness (the caller gives the nonce). The adapter writes what `send_*` and `data_to_send`
-return, in the order of the calls, and calls `data_to_send` after each `receive_data`, also after one that raised: a
-Goodbye may wait there. What the adapter does wrong (a limit, a second add of an attempt, sending while closed) raises a
-ProtocolError and leaves the link as it was; what the peer does wrong raises one and closes it.
+Pure: no IO, clock or randomness (the caller gives the nonce). The adapter writes what `send_*` and `data_to_send` return, in the order of
+the calls. It calls `data_to_send` after each `receive_data`, also after one that raised: a Goodbye may wait there. A mistake of the
+adapter (a limit, a second add of an attempt, sending while closed) raises a ProtocolError and leaves the link as it was. A mistake of the
+peer raises one and closes the link.
 """
 
 import enum

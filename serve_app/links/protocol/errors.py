@@ -1,4 +1,4 @@
-"""What ends a link between ingress and replica, and no more than that; the tree is in `serve_app/errors/__init__.py`."""
+"""These errors end a link between ingress and replica, and only the link; `serve_app/errors/__init__.py` has the tree."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,6 +1,6 @@
-"""Frames: a 4-byte big-endian length, then that many bytes.
+"""A frame is a 4-byte big-endian length, then that many bytes. Links between ingress and replica use frames, and so does an engine's pipe.
 
-Pure: no IO, and nothing is known about what a frame holds. Used on links between ingress and replica.
+Pure: no IO. This module does not look into a frame.
 """
 
 from serve_app.links.protocol.errors import FrameTooLarge

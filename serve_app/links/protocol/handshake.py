@@ -1,6 +1,6 @@
-"""What both ends of a link check and prove before it is open. Pure; docs/protocol.md says why it is made so.
+"""The handshake checks and proves what both ends of a link need to know before the link is open. Pure; docs/protocol.md has the reasons.
 
-``transcript`` is all that was said: the frames of the Hello and of the Challenge without its proof.
+The ``transcript`` covers all that was said: the frames of the Hello and of the Challenge without its proof.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
-"""The messages of a link and how they become bytes: MessagePack arrays of the message's number and its fields in order.
+"""The messages of a link become MessagePack arrays of the message's number and its fields in order.
 
-Pure. Payloads of the engine (`Add.buffers`, `Outputs.buffers`) are vLLM's own encoding and
-opaque here. Limits are checked when a message is decoded; docs/protocol.md lists them all.
+Pure. Payloads of the engine (`Add.buffers`, `Outputs.buffers`) are vLLM's own encoding and opaque here. Limits are checked when a message
+is decoded; docs/protocol.md lists them all.
 """
 
 from collections.abc import Sequence
