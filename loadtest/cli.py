@@ -47,7 +47,7 @@ MAX_ERROR = 4000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class LoadOptions:
     """Options of the commands that send requests; `sends_load` declares them."""
 
     target: Annotated[str, typer.Option("--target", help="Like http://127.0.0.1:8000.")]
@@ -72,13 +72,13 @@ class Load:
 
 
 def sends_load(command: Callable[..., None]) -> Callable[..., None]:
-    """Give the command the options of `Load` in place of its parameter ``load``."""
+    """Give the command the options of `LoadOptions` in place of its parameter ``load``."""
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "load"]
-    shared = inspect.signature(Load, eval_str=True).parameters
+    shared = inspect.signature(LoadOptions, eval_str=True).parameters
 
     @functools.wraps(command)
     def call(**values: Any) -> None:
-        load = Load(**{name: values.pop(name) for name in shared})
+        load = LoadOptions(**{name: values.pop(name) for name in shared})
         command(load=load, **values)
 
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (own[0], *shared.values(), *own[1:])]
@@ -115,7 +115,7 @@ def schema(markdown: Annotated[bool, typer.Option(help="A page for people instea
 @sends_load
 def run(
     scenario: ScenarioFile,
-    load: Load,
+    load: LoadOptions,
     below_pid: Annotated[int | None, typer.Option(help="Faults may touch processes below this one.")] = None,
     report: Annotated[bool, typer.Option(help="Write the HTML page.")] = True,
     bind: Annotated[str, typer.Option(help="Wait at HOST:PORT for workers that `locust --worker` starts elsewhere.")] = "",
@@ -210,7 +210,7 @@ def locust(ctx: typer.Context, api_key_file: KeyFile = None) -> None:
 @sends_load
 def saturate(
     scenario: ScenarioFile,
-    load: Load,
+    load: LoadOptions,
     slo: Annotated[str, typer.Option("--slo", help="Limits, or a preset: ttft_p99=500ms,itl_p99=80ms.")] = "",
     start_rate: Annotated[float, typer.Option(help="Of the first probe; 0: the scenario's.")] = 0.0,
     step: Annotated[float, typer.Option(help="Bisect until rates differ by this share.", min=0.001)] = 0.03,
@@ -242,7 +242,7 @@ def saturate(
 @sends_load
 def replay(
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV or JSONL file of recorded requests.")],
-    load: Load,
+    load: LoadOptions,
     speed: Annotated[float, typer.Option(help="2 replays twice as fast.")] = 1.0,
     dequantise_s: Annotated[float, typer.Option(help="Spread times recorded in steps of this length.")] = 0.0,
     duration_s: Annotated[float, typer.Option(help="Of the replay: later requests are left out.")] = 600.0,
@@ -340,7 +340,7 @@ def selftest(
     raise typer.Exit(run_selftest(quick=quick, only=only, out=out))
 
 
-def _run(scenario: Scenario, load: Load, *, judge_later: bool = False, **options: Any) -> None:
+def _run(scenario: Scenario, load: LoadOptions, *, judge_later: bool = False, **options: Any) -> None:
     from loadtest.control.runner import default_out
     from loadtest.control.runner import run as run_scenario
 

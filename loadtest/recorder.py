@@ -1,7 +1,7 @@
 """The recorder writes the files of a run in whole lines, and checks their number against the workers' own counts.
 
 Only the process that is Locust's master (or the one process of a local run) writes rows; workers hand theirs over in numbered
-batches. `Ledger` is pure: a batch that is missing, or came twice, makes the run invalid.
+batches. `BatchLedger` is pure: a batch that is missing, or came twice, makes the run invalid.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class End(msgspec.Struct):
     num_rows: int
 
 
-class Ledger:
+class BatchLedger:
     """Counts what came of each worker against what the worker says it sent."""
 
     def __init__(self, num_workers: int) -> None:

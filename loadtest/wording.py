@@ -12,7 +12,7 @@ NEVER_STARTED = "interrupted before the start; nothing was sent"
 """Of a run that has an interruption, and neither an epoch nor problems."""
 
 
-class Verdict(NamedTuple):
+class VerdictWords(NamedTuple):
     code: ExitCode
     tone: str
     """Class of the page's style."""
@@ -23,13 +23,13 @@ class Verdict(NamedTuple):
 
 
 VERDICTS = {
-    "pass": Verdict(ExitCode.PASS, "pass", "green", "PASS", "Pass: every limit of the SLO is kept"),
-    "slo-missed": Verdict(ExitCode.SLO_MISSED, "fail", "red", "SLO MISSED", "SLO missed"),
-    "undecided": Verdict(
+    "pass": VerdictWords(ExitCode.PASS, "pass", "green", "PASS", "Pass: every limit of the SLO is kept"),
+    "slo-missed": VerdictWords(ExitCode.SLO_MISSED, "fail", "red", "SLO MISSED", "SLO missed"),
+    "undecided": VerdictWords(
         ExitCode.UNDECIDED, "undecided", "yellow", "UNDECIDED",
         "Undecided: this run cannot say whether the SLO is kept",
     ),
-    "invalid": Verdict(ExitCode.INVALID, "invalid", "red", "INVALID", "INVALID: this run says nothing about the target"),
+    "invalid": VerdictWords(ExitCode.INVALID, "invalid", "red", "INVALID", "INVALID: this run says nothing about the target"),
 }  # fmt: skip
 """By `Summary.verdict`."""
 

@@ -14,7 +14,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool = False
 
 
-class Ask(msgspec.Struct, frozen=True):
+class StaticRequest(msgspec.Struct, frozen=True):
     """The body of POST /v1/completions. Other fields are ignored."""
 
     prompt: str | list[int | str | list[int]]
@@ -26,7 +26,7 @@ class Ask(msgspec.Struct, frozen=True):
     temperature: float | None = None
 
 
-class Answer(msgspec.Struct, frozen=True):
+class StaticAnswer(msgspec.Struct, frozen=True):
     """What became of one request."""
 
     text: str
@@ -36,10 +36,10 @@ class Answer(msgspec.Struct, frozen=True):
     """``stop``: end of sequence; ``length``: max_tokens."""
 
 
-_ASK: msgspec.json.Decoder[Ask] = msgspec.json.Decoder(Ask)
+_ASK: msgspec.json.Decoder[StaticRequest] = msgspec.json.Decoder(StaticRequest)
 
 
-def parse_ask(body: bytes, *, served: str) -> Ask:
+def parse_ask(body: bytes, *, served: str) -> StaticRequest:
     """Check a body.
 
     Raises:
@@ -59,7 +59,7 @@ def parse_ask(body: bytes, *, served: str) -> Ask:
     return ask
 
 
-def single_prompt(ask: Ask) -> str | list[int]:
+def single_prompt(ask: StaticRequest) -> str | list[int]:
     """Return the one prompt of a request.
 
     Raises:
@@ -80,12 +80,12 @@ def single_prompt(ask: Ask) -> str | list[int]:
     return ids
 
 
-def body_of(answer: Answer, *, request_id: str, model: str, created: int) -> bytes:
+def body_of(answer: StaticAnswer, *, request_id: str, model: str, created: int) -> bytes:
     """Return the whole answer as JSON."""
     return msgspec.json.encode({**_event(answer, request_id, model, created), "usage": _usage(answer)})
 
 
-def stream_of(answer: Answer, options: StreamOptions | None, *, request_id: str, model: str, created: int) -> bytes:
+def stream_of(answer: StaticAnswer, options: StreamOptions | None, *, request_id: str, model: str, created: int) -> bytes:
     """Return the answer as server-sent events: one with all of it, for nothing exists before the batch ends."""
     options = options or StreamOptions()
     event = _event(answer, request_id, model, created)
@@ -97,11 +97,11 @@ def stream_of(answer: Answer, options: StreamOptions | None, *, request_id: str,
     return b"".join(b"data: " + msgspec.json.encode(e) + b"\n\n" for e in events) + b"data: [DONE]\n\n"
 
 
-def _event(answer: Answer, request_id: str, model: str, created: int) -> dict[str, Any]:
+def _event(answer: StaticAnswer, request_id: str, model: str, created: int) -> dict[str, Any]:
     choice = {"index": 0, "text": answer.text, "logprobs": None, "finish_reason": answer.finish_reason}
     return {"id": request_id, "object": "text_completion", "created": created, "model": model, "choices": [choice]}
 
 
-def _usage(answer: Answer) -> dict[str, int]:
+def _usage(answer: StaticAnswer) -> dict[str, int]:
     total = answer.prompt_tokens + answer.output_tokens
     return {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.output_tokens, "total_tokens": total}

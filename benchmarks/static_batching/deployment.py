@@ -16,7 +16,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from ray import serve
 
-from benchmarks.static_batching.answers import Answer, Ask, body_of, parse_ask, single_prompt, stream_of
+from benchmarks.static_batching.answers import StaticAnswer, StaticRequest, body_of, parse_ask, single_prompt, stream_of
 from benchmarks.static_batching.batches import BatchGate, BatchRecord, Member, num_steps
 from benchmarks.static_batching.engines import BatchRequest, SimulatedEngine, TransformersEngine, make_engine, own_tokens
 from benchmarks.static_batching.settings import StaticSettings, parse_static
@@ -85,7 +85,7 @@ class StaticBatching:
             return Response(events, media_type="text/event-stream")
         return Response(body_of(answer, request_id=request_id, model=name, created=created), media_type="application/json")
 
-    def _member(self, ask: Ask) -> BatchRequest:
+    def _member(self, ask: StaticRequest) -> BatchRequest:
         assert self._settings is not None
         prompt, settings = single_prompt(ask), self._settings
         ids = self._engine.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -98,18 +98,18 @@ class StaticBatching:
             raise BadRequest(param="prompt", problem=f"token ids must be from 0 to {len(self._engine.tokenizer) - 1}")
         return BatchRequest(ids, max_tokens, ask.ignore_eos, time.perf_counter())
 
-    async def _answer(self, request_id: str, request: BatchRequest) -> Answer:
+    async def _answer(self, request_id: str, request: BatchRequest) -> StaticAnswer:
         gate, turn = self._gate, asyncio.get_running_loop().create_future()
         try:
             _let_in(gate.arrived(turn))
             await turn
-            answer: Answer = await self._run_batch((request_id, request))
+            answer: StaticAnswer = await self._run_batch((request_id, request))
             return answer
         finally:
             _let_in(gate.left(turn))
 
     @serve.batch(max_batch_size=1, batch_wait_timeout_s=0.0, max_concurrent_batches=1)
-    async def _run_batch(self, members: list[tuple[str, BatchRequest]]) -> list[Answer]:
+    async def _run_batch(self, members: list[tuple[str, BatchRequest]]) -> list[StaticAnswer]:
         assert self._settings is not None
         self._gate.started()
         settings, batch = self._settings, [request for _, request in members]
@@ -124,7 +124,7 @@ class StaticBatching:
         for request, place in zip(batch, result.token_ids, strict=True):
             own, reason = own_tokens(place, request, eos)
             text = self._engine.tokenizer.decode(own, skip_special_tokens=True)
-            answers.append(Answer(text, len(request.prompt_ids), len(own), reason))
+            answers.append(StaticAnswer(text, len(request.prompt_ids), len(own), reason))
         who = [Member(i, a.prompt_tokens, a.output_tokens) for (i, _), a in zip(members, answers, strict=True)]
         started = time.time() - time.perf_counter() + result.started_at
         ends = [round(end, 6) for end in result.step_ends_s]

@@ -48,7 +48,7 @@ CLOCK_S = 0.050
 within 10 ms."""
 
 
-class Plan(msgspec.Struct):
+class WorkerPlan(msgspec.Struct):
     """The master's message to one worker. Workers may run on other machines and do not see the run's folder."""
 
     worker: int
@@ -87,10 +87,10 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-class Load:
+class WorkerLoad:
     """One worker's share of one run. ``drive`` blocks until each request has a row and the master has been told that."""
 
-    def __init__(self, plan: Plan, *, api_key: str, send: Callable[[str, Any], None], fire: Callable[..., None]) -> None:
+    def __init__(self, plan: WorkerPlan, *, api_key: str, send: Callable[[str, Any], None], fire: Callable[..., None]) -> None:
         self.worker = plan.worker
         self._plan = plan
         self._scenario = parse_scenario(plan.scenario, context=RECORDED)
@@ -340,15 +340,15 @@ class Load:
 
 def install_worker(environment: Any, api_key: str) -> Callable[[], None]:
     """Make this process accept plans; return the task of its only user."""
-    loads: list[Load] = []
+    loads: list[WorkerLoad] = []
     planned = Event()
 
     def on_plan(msg: Any, **_: Any) -> None:
         planned.clear()  # each start of a test has its own plan
         send, fire = environment.runner.send_message, environment.events.request.fire
         try:
-            plan = msgspec.json.decode(msg.data, type=Plan)
-            load = Load(plan, api_key=api_key, send=send, fire=fire)
+            plan = msgspec.json.decode(msg.data, type=WorkerPlan)
+            load = WorkerLoad(plan, api_key=api_key, send=send, fire=fire)
             loads[:] = [load]
             planned.set()
             load.make_ready()

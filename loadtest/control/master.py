@@ -12,13 +12,13 @@ from typing import Any, Literal, Protocol
 import gevent
 import msgspec
 
-from loadtest.control.dispatch import Epoch, Plan, boot_id
+from loadtest.control.dispatch import Epoch, WorkerPlan, boot_id
 from loadtest.errors import ExitCode, LoadtestError
 from loadtest.judge.health import STOPPED
 from loadtest.plan.laws import Closed
 from loadtest.plan.scenario import RECORDED, parse_scenario
 from loadtest.plan.schedule import read_schedule
-from loadtest.recorder import Batch, End, Ledger, Recorder, write_manifest
+from loadtest.recorder import Batch, BatchLedger, End, Recorder, write_manifest
 from loadtest.records import Manifest, RunEvent, id_prefix, read_manifest
 from loadtest.wire.target import Target
 
@@ -122,7 +122,7 @@ class Master:
         manifest, arrival = self._run.manifest, self._run.scenario.arrival
         concurrency = arrival.concurrency if isinstance(arrival, Closed) else 0
         for worker, client_id in enumerate(clients):
-            plan = Plan(
+            plan = WorkerPlan(
                 worker=worker,
                 num_workers=len(clients),
                 target=self._environment.host,
@@ -213,7 +213,7 @@ class _Running:
         self.num_workers = len(clients)
         self.scenario = parse_scenario(manifest.scenario, context=RECORDED)
         self.drained_s = self.scenario.duration_s + self.scenario.drain_s
-        self.ledger = Ledger(len(clients))
+        self.ledger = BatchLedger(len(clients))
         self.recorder = Recorder(out)
         self.begun_at = time.perf_counter()
         self.epoch: float | None = None

@@ -1,7 +1,7 @@
 """The analysis turns a run's records into figures: window, distributions with intervals, throughput, SLO verdict, threats.
 
-Reads a run's folder and makes its rows.parquet anew. Every request that was due in the window is in every distribution: failed ones as
-infinite, timeouts as "at least so long". A run whose generator was sick has no figures at all.
+It reads a run's folder and rewrites its rows.parquet. Every request that was due in the window is in every distribution: failed requests
+as infinite, timeouts as "at least so long". A run whose generator was sick has no figures at all.
 """
 
 import math
@@ -29,7 +29,7 @@ from loadtest.quantiles import Ordered
 
 METHOD = "order statistics at n_eff"
 MAX_DRIFT = 0.05
-"""Share of the mean by which latency or backlog may change over a steady window, whatever its significance."""
+"""Largest change of latency or backlog over a steady window, as a share of the mean, whatever its significance."""
 MIN_WINDOW_S = 1.0
 MAX_LITTLE_GAP = 0.02
 COUNTED = {
@@ -39,11 +39,11 @@ COUNTED = {
     "output_tokens": "completed",
     "total_tokens": "completed",
 }
-"""By rate of `rate_counts`: the rate that counts its requests. Tokens are those of complete answers."""
+"""By rate of `rate_counts`: the rate that counts the same requests. Tokens are those of complete answers."""
 
 
 def analyse(run: Path) -> Summary:
-    """Return the figures of the run. Nothing but its records goes in, so that they can be computed again at any time.
+    """Return the figures of the run, computed from its records alone, so that they can be computed again at any time.
 
     Raises:
         UsageError: As `read_records`.
@@ -52,7 +52,7 @@ def analyse(run: Path) -> Summary:
 
 
 def summary_of(records: Records) -> Summary:
-    """Return the figures of a run whose records are read."""
+    """Return the figures of a run whose records have been read."""
     items = Window.of(records)
     end_s = _end_s(records, items)
     items = items.between(-math.inf, end_s)
@@ -113,7 +113,7 @@ def _loop(records: Records) -> Literal["open", "closed"]:
 
 
 def _end_s(records: Records, items: Window) -> float:
-    """Return where the window ends: with the arrivals, or where the run was interrupted."""
+    """Return the end of the window: the end of the arrivals, or the time of an interruption."""
     scenario, due_s = records.scenario, items.due_s
     ended_s = records.columns.end_s[~np.isnan(records.columns.end_s)]
     last_end_s = float(ended_s.max()) if ended_s.size else scenario.duration_s
@@ -132,10 +132,10 @@ def _end_s(records: Records, items: Window) -> float:
 
 
 def _cut_s(records: Records, items: Window) -> float:
-    """Return where the window begins: the later of the scenario's warm-up and the end of the transient that the data show.
+    """Return the begin of the window: the end of the scenario's warm-up, or of a longer transient that the latencies show.
 
-    Latencies may show one. After the scenario's warm-up no request that failed is left out, no fault that was asked for, and no part of
-    the run that misses the SLO: what is left out keeps each limit at its quantile, so that a run which misses a limit still misses it.
+    A transient after the scenario's warm-up is left out only if it has no failed request and no injected fault, and keeps each limit
+    of the SLO at its quantile. So a run that misses a limit still misses it.
     """
     scenario = records.scenario
     if isinstance(scenario.arrival, Burst):
@@ -154,7 +154,7 @@ def _cut_s(records: Records, items: Window) -> float:
 
 
 def _figures_of(records: Records, items: Window) -> tuple[dict[str, Distribution], list[LimitResult]]:
-    """Return the distribution of each metric that the requests have, also at the quantiles of the SLO, and its limits judged."""
+    """Return the distribution of each metric that the requests have, also at the SLO's quantiles, and the result of each limit."""
     limits = records.scenario.slo.limits
     distributions, judged = {}, {}
     for metric in (*METRICS, "itl"):  # one after the other: a million requests are 25 MB in each
@@ -167,10 +167,10 @@ def _figures_of(records: Records, items: Window) -> tuple[dict[str, Distribution
 
 
 def distribution(metric: str, low: Floats, high: Floats, *, also: Collection[float] = ()) -> Distribution:
-    """Return percentiles with intervals of latencies that are known between bounds; both in the order of due times.
+    """Return percentiles with intervals of latencies that are known between bounds; both bounds are in the order of due times.
 
     Args:
-        also: Quantiles beside those of every distribution.
+        also: Quantiles in addition to those of every distribution.
     """
     return _distribution(metric, InMemory(low, high), also)
 
@@ -191,7 +191,7 @@ def _distribution(metric: str, series: Series, also: Collection[float]) -> Distr
 
 
 def _quantile(low: Ordered, high: Ordered, q: float, n_eff: float, resolved: bool) -> Quantile:
-    """Return it of sorted bounds."""
+    """Return the quantile of sorted bounds, with its interval."""
     has_upper = stats.order_ranks(int(min(n_eff, low.size)), q)[1] is not None
     k = stats.rank(low.size, q) - 1
     at_least, at_most = float(low[k]), float(high[k])
@@ -209,9 +209,10 @@ def _quantile(low: Ordered, high: Ordered, q: float, n_eff: float, resolved: boo
 
 
 def limit_result(limit: Limit, series: Series) -> LimitResult:
-    """Judge one limit over all requests (of itl: gaps) that have the metric. A pass needs a run long enough to show slow swings.
+    """Judge one limit over all requests (for itl: gaps) that have the metric. A pass needs a run that is long enough to show slow swings.
 
-    Requests that this side left before the limit may be inside or over it: a pass must hold if all of them are over, a miss if none is.
+    Requests that the load generator cancelled before the limit may be inside or over it. The limit passes only if it would with all of
+    them over, and is missed only if it would be with none of them over.
     """
     if not series.size:
         return LimitResult(str(limit), "undecided", 0.0, 0.0, 1.0, 0.0)
@@ -229,7 +230,7 @@ def limit_result(limit: Limit, series: Series) -> LimitResult:
 
 
 def _verdict(slo: Sequence[LimitResult], num_ok: int, *, interrupted: bool) -> Literal["pass", "slo-missed", "undecided"]:
-    """Without a good answer there is nothing to pass, whatever the SLO does not ask, nor where part of the schedule was not asked."""
+    """Return the verdict of the run. A run without a complete answer does not pass, even without limits, nor does an interrupted run."""
     verdicts = {result.verdict for result in slo}
     if "fail" in verdicts:
         return "slo-missed"
@@ -237,7 +238,7 @@ def _verdict(slo: Sequence[LimitResult], num_ok: int, *, interrupted: bool) -> L
 
 
 def _throughput(records: Records, items: Window, window: tuple[float, float]) -> Throughput | None:
-    """Count what was due (offered, goodput) and what ended (the rest) in the window. None: the window is empty.
+    """Return the rates of the window: offered and goodput count due requests, the others ended requests. None: the window is empty.
 
     A rate that counts fewer than `stats.MIN_COUNTED` requests has no interval.
     """
@@ -251,7 +252,7 @@ def _throughput(records: Records, items: Window, window: tuple[float, float]) ->
 
 
 def _cost(records: Records, items: Window, window: tuple[float, float]) -> Cost | None:
-    """Return the cost. Of several sources of replicas Kubernetes counts alone: Ray Serve's replicas are in its pods."""
+    """Return the cost. If several sources report replicas, only Kubernetes counts: its pods contain Ray Serve's replicas."""
     if window[1] <= window[0]:
         return None
     rows, is_ok = records.columns, records.columns.is_state("ok")
@@ -267,9 +268,9 @@ def _cost(records: Records, items: Window, window: tuple[float, float]) -> Cost 
 
 
 def rate_counts(records: Records, items: Window, window: tuple[float, float]) -> dict[str, Floats]:
-    """Return what there was of each rate in each of `stats.NUM_BATCHES` equal parts of the window.
+    """Return the counts of each rate in each of `stats.NUM_BATCHES` equal parts of the window.
 
-    Without ``total_tokens`` if some answer does not say how many tokens its prompt had.
+    ``total_tokens`` is left out if an answer does not report the tokens of its prompt.
     """
     rows, done = records.columns, _ended_ok(records, window)
     ended_s, output, prompt = rows.end_s[done], rows.num_output_tokens[done], rows.prompt_tokens[done]
@@ -294,7 +295,7 @@ def _ended_ok(records: Records, window: tuple[float, float]) -> Bools:
 
 
 def _good_at_s(records: Records, items: Window, window: tuple[float, float]) -> Floats:
-    """Return when each good request counts: when it was due; without limits, where all complete answers are good, when it ended."""
+    """Return the time at which each good request counts: its due time or, without limits (all complete answers are good), its end."""
     limits = records.scenario.slo.limits
     return items.due_s[items.good(limits)] if limits else records.columns.end_s[_ended_ok(records, window)]
 
@@ -305,7 +306,7 @@ def has_interval(counts: Mapping[str, Floats], rate: str) -> bool:
 
 
 def _tokens(items: Window) -> dict[str, int]:
-    """Count output tokens of the answered ones in three ways; ``disagree`` is the number of rows where two ways differ."""
+    """Count the output tokens of answered requests in three ways; ``disagree`` is the number of rows where two counts differ."""
     rows = items.records.columns
     ok = items.rows[rows.is_state("ok")[items.rows]]
     ways = np.stack(
@@ -321,7 +322,7 @@ def _tokens(items: Window) -> dict[str, int]:
 
 
 def _steady(records: Records, items: Window, window: tuple[float, float]) -> bool | None:
-    """Return whether backlog and latency stayed level; None where that cannot be asked: too few, too short, uneven by design."""
+    """Return whether backlog and latency stayed level; None if that is not decidable: too few requests, too short, uneven by design."""
     rows = records.columns
     there = items.row >= 0
     there[there] = ~np.isnan(rows.end_s[items.row[there]])
@@ -338,7 +339,7 @@ def _steady(records: Records, items: Window, window: tuple[float, float]) -> boo
     if records.closed:
         return level
     ended = ~np.isnan(rows.end_s)
-    # What is in flight at both edges differs by chance, more so the longer a request takes beside the window.
+    # The requests in flight at both edges differ by chance, and the more so the longer a request takes compared with the window.
     return level and abs(stats.little_gap(rows.due_s[ended], rows.end_s[ended], window)) < max(MAX_LITTLE_GAP, took_s / length_s)
 
 

@@ -1,8 +1,8 @@
 """This module splits an answer's time: the client's clock gives the whole, server sums its parts, and named residuals the rest.
 
-Pure. TTFT since due = lag + connect + queue + prefill + edge; the answer after it = decode + flush. Edge and flush are residuals:
-what no server series covers (network, proxies, routers, queues before the engine, writing out). They are never spread over
-the parts, and are negative when the server's sums and the client's rows are not of the same requests.
+Pure. TTFT from the due time = lag + connect + queue + prefill + edge; the rest of the answer = decode + flush. Edge and flush are
+residuals, which no server series covers: network, proxies, routers, queues before the engine, writing out. They are never spread
+over the other parts, and are negative if the server's sums and the client's rows are not of the same requests.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ COUNTERS = tuple(f"{part}_{kind}" for part in PARTS for kind in ("sum", "count")
 
 
 class Attribution(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Means in seconds per request over ``window_s``, the times of the two scrapes that the sums were taken from."""
+    """Means in seconds per request over ``window_s``: the times of the two scrapes whose sums are compared."""
 
     window_s: tuple[float, float]
     num_client: int
-    """Rows that ended well between the scrapes."""
+    """Rows that ended successfully between the scrapes."""
     num_server: float
     """Requests that the server counted between them."""
     lag_s: float
@@ -32,22 +32,22 @@ class Attribution(msgspec.Struct, frozen=True, omit_defaults=True):
     decode_s: float
     flush_s: float
     ttft_s: float
-    """By the client since due, as is ``e2e_s``: sums of the five and of all seven parts."""
+    """Measured by the client from the due time, like ``e2e_s``: the sum of the first five parts; ``e2e_s`` is the sum of all seven."""
     e2e_s: float
 
     def parts(self) -> dict[str, float]:
-        """Return the parts in the order of time; they sum up to ``e2e_s``."""
+        """Return the parts in the order of time; their sum is ``e2e_s``."""
         names = ("lag_s", "connect_s", "queue_s", "prefill_s", "edge_s", "decode_s", "flush_s")
         return {name.removesuffix("_s"): getattr(self, name) for name in names}
 
 
 def attribution(samples: Sequence[ServerSample], rows: Sequence[Row], window: tuple[float, float]) -> Attribution | None:
-    """Return the parts between the first and the last scrape inside the window; None: too few scrapes, parts or answers, or a sum fell.
+    """Return the parts between the first and last scrape in the window; None: too few scrapes, parts or answers, or a sum fell.
 
-    A server counts an answer at its end, so both sides take what ended between the scrapes. Choose a window that begins and ends
-    with an idle server, or one that is long against an answer: what ends within a scrape's own duration may be on one side only.
+    A server counts an answer at its end, so both sides use the answers that ended between the scrapes. Choose a window that begins and
+    ends with an idle server, or that is much longer than an answer: an answer that ends during a scrape may be on one side only.
 
-    A sum falls when a replica leaves or is started again, or when the address is that of several ingresses: it is of other requests then.
+    A sum falls when a replica leaves or restarts, or when several ingresses share the address: the sum then covers other requests.
     """
     inside = [s for s in samples if window[0] <= s.t_s <= window[1] and all(name in s.values for name in COUNTERS)]
     if len(inside) < 2 or any(b.values[name] < a.values[name] for a, b in pairwise(inside) for name in COUNTERS):

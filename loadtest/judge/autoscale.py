@@ -1,16 +1,16 @@
 """This module shows, per second, how the target followed its load: replicas desired, replicas ready, what users felt. Pure.
 
-Laws that change slowly have steps as well: each rise from a trough to the crest, and each fall, is one that lasts. Its times count from
-where the rate begins to change; how far the rate had come when the target reacted, and when its users first felt it, stand beside them.
-What a rise leads to is looked for until the next rise begins, also while the rate falls again; requests are counted to the step that
-they were due in.
+Laws that change slowly have steps as well: each rise from a trough to the crest, and each fall, is a step with a duration. Its times
+count from the begin of the change; the rate at which the target reacted, and the time at which users first felt the change, are given
+too. The reaction to a rise is looked for until the next rise begins, also while the rate falls again; a request counts for the step in
+which it was due.
 
-Where the rate has no steps, the times at which classes of requests begin or end are steps, since other requests can be more work. Whether
-more or fewer replicas answer such a step is not known before, so the first change of desired says it.
+If the rate has no steps, the times at which classes of requests begin or end are steps, since other requests can be more or less work.
+The direction of such a step is not known in advance; the first change of desired decides it.
 
-Everything lies on a grid of 1 s; second ``t`` holds the last sample in [t, t+1), or the one before. What is desired and ready are
+All values are on a grid of 1 s; second ``t`` has the last sample in [t, t+1), or else the sample before. Desired and ready count
 Ray Serve's replicas (of the deployments whose target changed, or of all if none did), else Kubernetes pods. In the timeline and in
-replica-seconds a sample holds for `loadtest.judge.cost.MAX_HOLE_S` at most: after that nobody knows how many replicas there were.
+replica-seconds a sample holds for `loadtest.judge.cost.MAX_HOLE_S` at most: after that the number of replicas is unknown.
 """
 
 import math
@@ -33,28 +33,28 @@ Grid = NDArray[np.float64]
 ValueOf = Callable[[Row, Limit], float | None]
 
 CALM_S = 10
-"""The SLO is recovered when it is kept over the next so many seconds, and over all the rest of the step."""
+"""Seconds over which the SLO must be kept for a recovery, which must also last for the rest of the step."""
 _GAUGES = ("pods_ready", "pods_pending", "pods_starting", "running", "waiting", "kv_usage")
 
 
 class LoadStep(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The offered rate goes from one value to another, beginning at ``at_s``."""
+    """A change of the offered rate from one value to another, beginning at ``at_s``."""
 
     at_s: float
     from_rate: float
     to_rate: float
     lasts_s: float = 0.0
-    """0: at once."""
+    """Duration of the change; 0: a jump."""
     shape: Literal["straight", "sine"] = "straight"
     classes: str = ""
-    """Names of the classes of requests that are drawn from then on, where these change and the rate stays."""
+    """Names of the classes of requests that are drawn from then on, if the classes change and the rate does not."""
 
     @property
     def rises(self) -> bool:
         return self.to_rate > self.from_rate
 
     def rate_at(self, t_s: float) -> float:
-        """Return the law's rate, after the change the new one."""
+        """Return the law's rate at the time; after the change, the new rate."""
         done = min(1.0, max(0.0, (t_s - self.at_s) / self.lasts_s)) if self.lasts_s else 1.0
         if self.shape == "sine":
             done = (1 - math.cos(math.pi * done)) / 2
@@ -62,55 +62,55 @@ class LoadStep(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One step of the load, until the next one. Times in seconds; None: it did not happen, or nobody told the replicas.
+    """One step of the load, until the next step. Times in seconds; None: the event did not happen, or no source reported replicas.
 
-    A step is where the rate begins to change.
+    A step begins where the rate begins to change.
     """
 
     step: LoadStep
     until_s: float
     detection_s: float | None
-    """From the step to the first change of desired in its direction, of other requests in any direction."""
+    """From the step to the first change of desired in the step's direction; if the step is a change of classes, in any direction."""
     detection_rate: float | None
-    """Offered requests/s by the law at that time; of a jump the new rate."""
+    """The law's requests/s at that time; for a jump the new rate."""
     placed_s: float | None
-    """From there until more (or fewer) pods run; only Kubernetes tells."""
+    """From that change until more (or fewer) pods run; only Kubernetes reports that."""
     provisioning_s: float | None
-    """From the first change of desired until so many are ready."""
+    """From the first change of desired until that number is ready."""
     settled_s: float | None
-    """From the step until as many are ready as were desired at most (at least, for a step down)."""
+    """From the step until the largest desired number (for a step down, the smallest) is ready."""
     outside_from_s: float | None
-    """From the step until the SLO was not kept over the last `CALM_S` (or since the step): the outage begins. None: it always was."""
+    """From the step until the outage: the SLO was not kept over the last `CALM_S` (or since the step). None: it was always kept."""
     recovery_s: float | None
-    """From the step until the SLO is kept again, over the rest of the step; if not within it, until it is kept for `CALM_S`. 0: it
-    always was."""
+    """From the step until the SLO is kept for the rest of the step or, if that does not happen, until it is kept for `CALM_S` after the
+    step. 0: it was always kept."""
     num_requests: int
     num_violating: int
-    """Outside some limit of the SLO, failed ones included; without an SLO the failed ones."""
+    """Requests outside a limit of the SLO, failed requests included; without an SLO the failed requests."""
     num_lost: int
-    """Sent, and neither answered nor rejected with 429 or 503."""
+    """Requests that were sent and neither answered nor rejected with 429 or 503."""
     num_oscillations: int
-    """Times desired turned round."""
+    """How often desired changed its direction."""
     replica_s: float | None
-    """Of the seconds in which somebody told how many were ready; None: nobody did in any."""
+    """Ready replicas times seconds, over the seconds with a reported number of ready replicas; None: no second has one."""
     over_provisioned_replica_s: float | None
-    """Ready beyond desired, in those seconds."""
+    """Replicas ready beyond the desired number times seconds, over the same seconds."""
 
 
 class Autoscaling(msgspec.Struct, frozen=True):
-    """``steps`` begins with the time before the first step, if there is any, as a step from and to the same rate."""
+    """The target's response to its load. ``steps`` begins with the time before the first step, as a step from and to the same rate."""
 
     deployments: list[str]
     steps: list[StepResult]
     timeline: dict[str, list[float | None]]
-    """Columns: t_s; offered, violating and lost by due time, completed; desired, ready and gauges where the target told them.
+    """Columns: t_s; offered, violating and lost by due time, completed; desired, ready and gauges if the target reported them.
 
-    None: the target did not tell them at that time.
+    None: the target reported no value at that time.
     """
 
 
 def load_steps(arrival: Arrival, duration_s: float) -> list[LoadStep]:
-    """Return the changes of the rate, in order; of laws that have none, nothing."""
+    """Return the changes of the rate, in order; empty for laws without changes."""
     match arrival:
         case Step():
             steps = [LoadStep(arrival.at_s, arrival.rate, arrival.to_rate)]
@@ -141,7 +141,7 @@ def load_steps(arrival: Arrival, duration_s: float) -> list[LoadStep]:
             ]
         case _:
             steps = []
-    # What jumps at 0 was never otherwise.
+    # A jump at 0 is no change.
     return [s for s in steps if s.at_s < duration_s and s.from_rate != s.to_rate and (s.at_s > 0 or s.lasts_s)]
 
 
@@ -151,11 +151,11 @@ def analyse_autoscale(
     scenario: Scenario,
     value_s: ValueOf,
 ) -> Autoscaling:
-    """Return the timeline and what each step of the load led to.
+    """Return the timeline and the result of each step of the load.
 
     Args:
-        rows: All of the run, in any order.
-        value_s: Gives what a row is held against a limit with, in seconds: infinite for a failed one, None where there is none (cancelled).
+        rows: All rows of the run, in any order.
+        value_s: Returns the seconds that a limit is compared with: infinite for a failed row, None for a cancelled row.
     """
     users = _Users(rows, scenario, value_s, size=_num_seconds(samples, rows))
     deployments = _deployments(samples)
@@ -189,11 +189,11 @@ def _num_seconds(samples: Sequence[ServerSample], rows: Sequence[Row]) -> int:
 
 
 class _Users:
-    """What users felt, counted per second of their due times."""
+    """The users' experience: counts of requests per second of due time."""
 
     def __init__(self, rows: Sequence[Row], scenario: Scenario, value_s: ValueOf, *, size: int) -> None:
         self.size = size
-        # Later turns of conversations that the end of the run left out were no load.
+        # Later turns of conversations that were left out at the end of the run were no load.
         rows = [row for row in rows if row.state != "never_sent" or row.due_s < scenario.duration_s]
         rows = [row for row in rows if row.state != "cancelled"]
         limits = scenario.slo.limits
@@ -217,11 +217,11 @@ class _Users:
         return tuple(int(grid[begin:end].sum()) for grid in (self._offered, self._violating, self._lost))  # type: ignore[return-value]
 
     def recovered(self, begin: int, end: int, watched: int) -> int | None:
-        """Return the first second from which on the SLO is kept until ``end``, `CALM_S` before it at the latest.
+        """Return the first second from which the SLO is kept until ``end``; it is at least `CALM_S` before ``end``.
 
-        Otherwise the first one later, and before ``watched``, from which on it is kept for `CALM_S`.
+        If there is none, return the first later second before ``watched`` from which the SLO is kept for `CALM_S`.
         """
-        last = 1 + int(np.flatnonzero(self._offered).max(initial=-1))  # nobody is hurt when nobody comes
+        last = 1 + int(np.flatnonzero(self._offered).max(initial=-1))  # without requests no user is affected
         for second in range(begin, min(watched, last) - CALM_S + 1):
             inside = second <= end - CALM_S
             if self._kept(second, second + CALM_S) and (not inside or self._kept(second, min(end, last))):
@@ -229,7 +229,7 @@ class _Users:
         return None
 
     def outside(self, begin: int, end: int) -> int | None:
-        """Return the first second at whose end the SLO was not kept over the last `CALM_S`, of those since ``begin``."""
+        """Return the first second since ``begin`` at whose end the SLO was not kept over the last `CALM_S`."""
         return next((second for second in range(begin, end) if not self._kept(max(begin, second + 1 - CALM_S), second + 1)), None)
 
     def _kept(self, begin: int, end: int) -> bool:
@@ -292,7 +292,7 @@ def _since(second: int | None, from_s: float | None) -> float | None:
 
 
 def _deployments(samples: Sequence[ServerSample]) -> list[str]:
-    """Return those whose target changed; all of them if none did."""
+    """Return the deployments whose target changed; all deployments if none changed."""
     seen: dict[str, set[float]] = {}
     for sample in samples:
         for name, value in sample.values.items():
@@ -302,9 +302,9 @@ def _deployments(samples: Sequence[ServerSample]) -> list[str]:
 
 
 def _grid(samples: Sequence[ServerSample], names: Sequence[str], size: int) -> Grid | None:
-    """Return the sum of the named values in each second, NaN where none was told for `MAX_HOLE_S`; None if no sample has any.
+    """Return the sum of the named values per second, NaN if none was reported for `MAX_HOLE_S`; None if no sample has any.
 
-    Before the first sample it is that one's, for as long.
+    The first sample also holds for as long before its time.
     """
     grid = np.full(size, np.nan)
     for sample in sorted(samples, key=lambda s: s.t_s):
@@ -320,12 +320,12 @@ def _grid(samples: Sequence[ServerSample], names: Sequence[str], size: int) -> G
 
 
 def _held(grid: Grid) -> Grid:
-    """Return the grid with the last known value, or the first one, where none is known."""
+    """Return the grid with unknown values replaced by the last known value or, at the start, by the first."""
     return grid[_last_known(grid)]
 
 
 def _last_known(grid: Grid) -> NDArray[np.int64]:
-    """Return for each second the one of its last known value; before the first known value, that one's."""
+    """Return for each second the second of the last known value; before the first known value, the second of the first."""
     known = np.flatnonzero(~np.isnan(grid))
     found: NDArray[np.int64] = known[np.maximum(0, np.searchsorted(known, np.arange(grid.size), side="right") - 1)]
     return found

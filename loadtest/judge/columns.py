@@ -1,7 +1,7 @@
 """The columns hold a run's requests and rows as arrays of numbers, so that the analysis can compute with any number of them. No IO.
 
-A million rows are 150 MB here. Their chunks, 16 bytes each, are seen once in `chunk_facts` and not kept; the gaps between tokens are
-read again from the run's rows.parquet where they are needed (`loadtest.judge.gaps`).
+A million rows take 150 MB. Their chunks, 16 bytes each, pass `chunk_facts` once and are not kept; the gaps between tokens are read
+again from the run's rows.parquet when they are needed (`loadtest.judge.gaps`).
 """
 
 import math
@@ -23,11 +23,11 @@ Bools = npt.NDArray[np.bool_]
 STATES: tuple[str, ...] = get_args(State)
 CODES = {state: np.int8(code) for code, state in enumerate(STATES)}
 NONE = -1
-"""Of a count that the row does not have; of a time NaN."""
+"""Value of a count that the row does not have; a missing time is NaN."""
 MAX_REASONS = 1000
-"""Different reasons that are told apart; any further one counts as `OTHER`."""
+"""Number of different reasons that are kept; any further reason counts as `OTHER`."""
 MERGED = 64
-"""Batches that `ColumnsBuilder` makes one of."""
+"""Number of batches that `ColumnsBuilder` merges into one."""
 OTHER = "for another reason"
 _TIMES = ("due_s", "sent_s", "first_s", "last_s", "end_s")
 _COUNTS = ("prompt_tokens", "output_tokens", "retokenized", "num_coalesced", "worker", "status", "id")
@@ -36,21 +36,21 @@ SCALARS = (*_TIMES, *_COUNTS, "state", "reason")
 
 @dataclass(frozen=True)
 class ScheduleColumns:
-    """The requests of a schedule, in its order."""
+    """The requests of a schedule as columns, in the schedule's order."""
 
     id: Ints
     due_s: Floats
-    """NaN in a closed loop, and of later turns."""
+    """Due times; NaN in a closed loop, and for later turns."""
     cls: Ints
     """Index into ``classes``."""
     output_tokens: Ints
     turn: Ints
-    """0 for what is no later turn of a conversation."""
+    """Number of the turn in its conversation, from 0; 0 for any request that is no later turn."""
     classes: tuple[str, ...]
 
     @classmethod
     def of(cls, schedule: Iterable[ScheduledRequest]) -> "ScheduleColumns":
-        """Return the columns; the requests may come one by one from a file."""
+        """Return the columns of the requests, which may be an iterator over a file."""
         names: dict[str, int] = {}
         ids, due_s, which, tokens, turns = array("q"), array("d"), array("q"), array("q"), array("q")
         for request in schedule:
@@ -65,7 +65,7 @@ class ScheduleColumns:
 
 @dataclass(frozen=True)
 class RowColumns:
-    """Rows, in the order of their due times where they come from a file. Each array has one value per row."""
+    """Rows as columns; each array has one value per row. Rows from a file are in the order of their due times."""
 
     id: Ints
     worker: Ints
@@ -86,14 +86,14 @@ class RowColumns:
     reasons: tuple[str, ...]
     num_chunks: Ints
     chunk_tokens: Ints
-    """Tokens of all chunks."""
+    """Tokens in all chunks of the row."""
     num_gaps: Ints
-    """Between tokens: one less than ``chunk_tokens``."""
+    """Gaps between tokens: one less than ``chunk_tokens``."""
     max_gap_us: Ints
     num_stalls: Ints
     """Gaps between chunks above the scenario's ``stall_s``."""
     gaps_within: dict[float, Ints] = field(default_factory=dict)
-    """By limit of ITL in seconds: how many gaps are inside."""
+    """By limit of ITL in seconds: number of gaps inside the limit."""
 
     def __len__(self) -> int:
         return self.id.size
@@ -112,7 +112,7 @@ class RowColumns:
 
     @property
     def num_output_tokens(self) -> Ints:
-        """By the server's usage, else as received."""
+        """Return the output tokens by the server's usage, else as received."""
         return np.where(self.output_tokens == NONE, self.chunk_tokens, self.output_tokens)
 
     def has_reason(self, reason: str) -> Bools:
@@ -121,7 +121,7 @@ class RowColumns:
 
     @classmethod
     def of(cls, rows: Sequence[Row], *, stall_s: float = 1.0, limits_s: Sequence[float] = ()) -> "RowColumns":
-        """Return the columns of rows that are in memory, in their order."""
+        """Return the columns of rows in memory, in the order of the rows."""
         builder = ColumnsBuilder(stall_s, limits_s)
         scalars = {name: [getattr(row, name) for row in rows] for name in SCALARS}
         pairs = np.array([pair for row in rows for pair in row.chunks], dtype=np.float64).reshape(-1, 2)
@@ -143,9 +143,9 @@ class Chunked:
         return np.diff(np.concatenate([[0], np.cumsum(self.tokens)])[self.offsets])
 
     def gaps_us(self) -> tuple[Ints, Ints]:
-        """Return all gaps between tokens, row after row, and how many each row has; as `loadtest.judge.metrics.gaps_s`."""
+        """Return all gaps between tokens, row after row, and the number of each row's gaps; as `loadtest.judge.metrics.gaps_s`."""
         ends = np.cumsum(self.tokens)
-        first = ends - self.tokens  # of each chunk: its first token, counted over all rows
+        first = ends - self.tokens  # index of each chunk's first token, counted over all rows
         starts = np.concatenate([[0], ends])[self.offsets]
         num_tokens = np.diff(starts)
         chunk_ends = np.repeat(starts[1:], np.diff(self.offsets))
@@ -155,14 +155,14 @@ class Chunked:
         waits = np.diff(self.us, prepend=0)
         if (self.tokens > 0).all():
             gaps[first[inside]] = np.maximum(waits[inside], 0)
-        else:  # 5 times as slow: a chunk without tokens leaves its wait to the next token
+        else:  # 5 times as slow: the wait before a chunk without tokens is added to the gap before the next token
             np.add.at(gaps, first[inside], np.maximum(waits[inside], 0))
         kept = np.ones(gaps.size, dtype=bool)
         kept[starts[:-1][num_tokens > 0]] = False
         return gaps[kept], np.maximum(num_tokens - 1, 0)
 
     def num_over(self, limit_us: float) -> Ints:
-        """Return how many waits between two chunks of each row are longer."""
+        """Return, for each row, the number of longer waits between two chunks."""
         over = np.diff(self.us, prepend=0) > limit_us
         over[self.offsets[:-1][np.diff(self.offsets) > 0]] = False
         return _sums(over, self.offsets)
@@ -174,7 +174,7 @@ def _sums(values: npt.NDArray[Any], offsets: Ints) -> Ints:
 
 
 class ColumnsBuilder:
-    """Makes `RowColumns` of batches, in their order."""
+    """A builder that makes `RowColumns` from batches of rows, in order."""
 
     def __init__(self, stall_s: float, limits_s: Sequence[float] = ()) -> None:
         self._stall_us = stall_s * 1e6
@@ -204,7 +204,7 @@ class ColumnsBuilder:
             self._merge()
 
     def _merge(self) -> None:
-        """Make one part of many: small arrays would stay in the heap of the C library, which gives only large ones back."""
+        """Merge many parts into one: the C library's heap returns only large arrays to the system."""
         if self._parts:
             self._merged.append({name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]})
         self._parts.clear()
@@ -221,7 +221,7 @@ class ColumnsBuilder:
             none = Chunked(np.empty(0, np.int64), np.empty(0, np.int64), np.zeros(1, np.int64))
             self.add({name: [] for name in SCALARS}, none)
         self._merge()
-        # One column after the other: parts and columns together would be twice the memory.
+        # Column by column: all parts and all columns together would take twice the memory.
         columns = {name: np.concatenate([part.pop(name) for part in self._merged]) for name in list(self._merged[0])}
         within = {limit_s: columns.pop(f"within/{number}") for number, limit_s in enumerate(self._limits_s)}
         return RowColumns(**columns, reasons=tuple(self._codes), gaps_within=within)

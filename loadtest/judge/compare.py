@@ -21,19 +21,19 @@ Claim = Literal["a faster", "b faster", "no difference shown", "mixed", "not est
 
 METRICS = ("ttft", "tpot", "itl", "e2e")
 QUANTILES = stats.QUANTILES[:-1]
-"""Of the pages; p99.9 stands in summary.json only."""
+"""Percentiles of the pages; p99.9 is in summary.json only."""
 STRICT = 1 - (1 - stats.CONFIDENCE) / len(METRICS) / len(QUANTILES)
-"""Confidence of each ratio for the verdict over all of them."""
+"""Confidence of each single ratio, chosen for the verdict over all ratios."""
 RATES = {"completed": "requests/s completed", "goodput": "requests/s good", "output_tokens": "output tokens/s"}
-"""Fields of `loadtest.judge.summary.Throughput` that two runs are compared by, in words; goodput only under one SLO."""
+"""The compared fields of `loadtest.judge.summary.Throughput` and their names; goodput only if both runs have the same SLO."""
 NOT_ASKED = ("name", "observe", "workers", "keep_text")
-"""Keys of a scenario that change nothing of what the target is asked, nor of how its answers are judged."""
+"""Keys of a scenario that change neither the requests nor the judgement of the answers."""
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """One percentile of ``a`` over that of ``b``; below 1: ``a`` is faster. None: one of the runs cannot bound it, or has 0 there.
+    """A percentile of ``a`` over that of ``b``; below 1: ``a`` is faster. None: a run cannot bound the percentile, or has 0 there.
 
-    Infinite: that of ``a`` lies among requests that failed, and that of ``b`` does not; 0: the other way round.
+    Infinite: the percentile of ``a`` lies among failed requests, and that of ``b`` does not; 0: the other way round.
     """
 
     metric: str
@@ -50,10 +50,10 @@ class Ratio(msgspec.Struct, frozen=True):
 
 
 class RateRatio(msgspec.Struct, frozen=True):
-    """A rate of ``a`` over that of ``b``; above 1: ``a`` does more.
+    """A rate of ``a`` over that of ``b``; above 1: the rate of ``a`` is higher.
 
-    ``low`` and ``high`` are None if a run counts fewer than `stats.MIN_COUNTED` requests (of output tokens: complete answers), or all of
-    them in one of the `stats.NUM_BATCHES` parts of its window.
+    ``low`` and ``high`` are None if a run counts fewer than `stats.MIN_COUNTED` requests (for output tokens: complete answers), or
+    counts all of them in one of the `stats.NUM_BATCHES` parts of its window.
     """
 
     name: str
@@ -70,12 +70,14 @@ class RateRatio(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Two runs. The verdict is over all ratios together: each at 1 - 5 % / number of ratios, so that chance claims one in 20 times."""
+    """The comparison of two runs. The verdict is over all ratios, each at confidence 1 - 5 % / number of ratios, so that chance alone
+    leads to a claim in one of 20 comparisons."""
 
     a: str
     b: str
     paired: bool
-    """Both had the same schedule, and each request is compared with itself; of itl all gaps with all gaps, which is less sharp."""
+    """Whether both runs had the same schedule, so that each request is compared with itself. For itl, all gaps are compared with all
+    gaps, which is less sensitive."""
     num_common: int
     """Requests that were due in the window of both runs; 0 unless paired."""
     num_only_a: int
@@ -88,7 +90,7 @@ class Comparison(msgspec.Struct, frozen=True):
     threats: list[str]
 
     def lines(self) -> list[str]:
-        """Return it as text for a terminal."""
+        """Return the comparison as text for a terminal."""
         pairing = f"{self.num_common} requests, each with itself" if self.paired else "different requests"
         only = f"; {self.num_only_a} due only in {self.a}, {self.num_only_b} only in {self.b}"
         return [
@@ -104,14 +106,14 @@ def compare(a: Path, b: Path) -> Comparison:
 
     Raises:
         InvalidRun: One of them is invalid.
-        UsageError: One of the folders holds no run.
+        UsageError: A folder holds no run.
     """
     runs = read_records(a), read_records(b)
     return compare_records((a.resolve().name, b.resolve().name), runs, (summary_of(runs[0]), summary_of(runs[1])))
 
 
 def compare_records(names: tuple[str, str], runs: tuple[Records, Records], summaries: tuple[Summary, Summary]) -> Comparison:
-    """Compare two runs whose records are read; as `compare`."""
+    """Compare two runs whose records have been read; as `compare`."""
     for name, summary in zip(names, summaries, strict=True):
         if summary.verdict == "invalid":
             raise InvalidRun([f"{name}: {gate.text}" for gate in summary.gates if not gate.ok])
@@ -136,11 +138,11 @@ def compare_records(names: tuple[str, str], runs: tuple[Records, Records], summa
 
 
 def _ratios(windows: tuple[Window, Window], pairs: Pairs | None) -> tuple[list[Ratio], Claim]:
-    """Return the ratio of each metric and percentile, and what they claim together."""
+    """Return the ratio of each metric and percentile, and the claim of all ratios together."""
     ratios: list[Ratio] = []
     strict: list[Ratio] = []
     for metric in METRICS:
-        by_request = pairs is not None and metric != "itl"  # a request has many gaps, and no single ITL that could be paired
+        by_request = pairs is not None and metric != "itl"  # a request has many gaps, so there is no single ITL to pair
         if pairs and by_request:
             first, second = pairs.series(metric)
         else:
@@ -172,7 +174,7 @@ def _together(claims: list[Claim]) -> Claim:
 def _rates(
     runs: tuple[Records, Records], summaries: tuple[Summary, Summary], *, paired: bool, same_arrivals: bool
 ) -> list[RateRatio]:
-    """Return the ratios of what both did per second; if paired, over the window that they have in common."""
+    """Return the ratios of the rates; for paired runs, over the window that both have in common."""
     spans = _spans(summaries, paired)
     lengths = [high - low for low, high in spans]
     if min(lengths) <= 0:
@@ -237,9 +239,9 @@ def _threats(
         if cut_s > warmup_s:
             whose = "both runs" if pairs else "that run"
             yield (
-                f"The warm-up of {name} took {cut_s:.0f} s, not the {warmup_s:.0f} s of the scenario: what was due before is left out of "
+                f"The warm-up of {name} took {cut_s:.0f} s, not the {warmup_s:.0f} s of the scenario: earlier requests are left out of "
                 f"{whose}."
             )
     if {s.loop for s in summaries} == {"open", "closed"}:
         yield "One loop is open and one is closed: their latencies have different meanings."
-    yield "One run each: what differs from one start of a target to the next is not in the intervals; repeat in the order ABBA."
+    yield "One run each: the intervals do not include differences from one start of a target to the next; repeat in the order ABBA."

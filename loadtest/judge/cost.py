@@ -1,7 +1,7 @@
 """This module computes the cost of good requests from the replicas over time and the tokens. Pure.
 
-Replicas are those that were ready, as Ray Serve or Kubernetes told once a second (`observe` in the scenario); nobody told: None.
-Ingresses hold no GPU and are not counted: Ray Serve's deployments of engines are called ``replica-MODEL``.
+The replicas are the ready replicas that Ray Serve or Kubernetes reported once a second (`observe` in the scenario); None without a
+report. Ingresses hold no GPU and are not counted: Ray Serve's deployments of engines are called ``replica-MODEL``.
 """
 
 from collections.abc import Sequence
@@ -14,32 +14,32 @@ from loadtest.quantiles import Floats
 from loadtest.records import ServerSample
 
 MAX_HOLE_S = 10.0
-"""A count of replicas holds until the next one, but no longer than this: what was not seen is not counted."""
+"""A sampled number of replicas holds until the next sample, but at most so many seconds; later seconds are not counted."""
 
 
 class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Of the measured window."""
+    """The cost of the measured window."""
 
     tokens_per_good: float | None
-    """Output tokens of complete answers per good request; None: no request was good. Tokens of answers that broke off are not counted.
+    """Output tokens of complete answers per good request; None: no request was good. Tokens of incomplete answers are not counted.
 
-    Tokens and good requests are of the requests that were due in the window; without an SLO, of those whose answers ended in it.
+    Tokens and good requests are of the requests that were due in the window; without an SLO, of the answers that ended in it.
 
-    More than the mean answer has: some complete answers were not good.
+    If this is more than the tokens of the mean answer, some complete answers were not good.
     """
     replica_s: float | None = None
-    """Seconds of ready replicas."""
+    """Number of ready replicas times seconds."""
     seen_s: float = 0.0
-    """Seconds of the window in which somebody told how many there were."""
+    """Seconds of the window with a known number of replicas."""
     gpu_s: float | None = None
-    """``replica_s`` times ``observe.gpus_per_replica``; None where that is 0."""
+    """``replica_s`` times ``observe.gpus_per_replica``; None if that is 0."""
     replica_s_per_good: float | None = None
-    """``replica_s`` over the good requests that were due in the ``seen_s`` seconds; None: none was.
+    """``replica_s`` per good request that was due in the ``seen_s`` seconds; None: there was none.
 
-    Without an SLO a good request is a complete answer, and counts when it ended, as in goodput.
+    Without an SLO, a good request is a complete answer and counts at its end, as in goodput.
     """
     gpu_s_per_good: float | None = None
-    """The same of ``gpu_s``."""
+    """``gpu_s`` per good request, likewise."""
 
 
 def cost_of(
@@ -53,8 +53,8 @@ def cost_of(
     """Return the cost of the window.
 
     Args:
-        good_at_s: When each good request of the window counts, in any order.
-        output_tokens: Of complete answers, counted as ``good_at_s`` counts.
+        good_at_s: The time at which each good request of the window counts, in any order.
+        output_tokens: Output tokens of complete answers, counted over the same requests as ``good_at_s``.
     """
     tokens_per_good = output_tokens / good_at_s.size if good_at_s.size else None
     seen = _Seen.of(samples, window)
@@ -75,11 +75,11 @@ def cost_of(
 
 @dataclass(frozen=True)
 class _Seen:
-    """The parts of the window in which somebody told how many replicas were ready: from ``begins_s`` to ``ends_s``, in rising order."""
+    """The parts of the window with a known number of ready replicas: from ``begins_s`` to ``ends_s``, in rising order."""
 
     begins_s: Floats
     ends_s: Floats
-    """Before its begin where a part lies outside of the window."""
+    """Ends of the parts; the end is before the begin for a part outside of the window."""
     counts: Floats
 
     @classmethod
@@ -102,13 +102,13 @@ class _Seen:
         return float((self.counts * self._lasted_s).sum())
 
     def num_within(self, at_s: Floats) -> int:
-        """Return how many of these times lie in one of the parts."""
+        """Return the number of times that lie in a part."""
         part = np.searchsorted(self.begins_s, at_s, side="right") - 1
         return int(((part >= 0) & (at_s <= self.ends_s[part])).sum())
 
 
 def _ready(sample: ServerSample) -> float | None:
-    """Return the ready replicas of a sample: of deployments ``replica-*`` where there are any, else of all. None: it tells none."""
+    """Return a sample's ready replicas: those of deployments ``replica-*`` if there are any, else all. None: the sample has none."""
     ready = {name: value for name, value in sample.values.items() if name == "pods_ready" or name.startswith("replicas_ready/")}
     engines = {name: value for name, value in ready.items() if name.startswith("replicas_ready/replica-")} or ready
     return sum(engines.values()) if engines and not sample.error else None

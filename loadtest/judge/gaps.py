@@ -3,9 +3,9 @@
 The first pass gives the percentiles (`Sorted`), a second their intervals (`Gaps`), and a third what the ratio of two runs needs
 (`Gaps.left_out`).
 
-ITL has a value per token: 128 million in a million answers of 129. Chunks are recorded to the microsecond, so that counting the gaps
-by their whole microseconds loses nothing: percentiles are exact. What needs the order of the gaps (how many independent samples they
-are worth, and whether the run was long enough) is counted in the second pass, by batches of the whole.
+ITL has a value per token: 128 million in a million answers of 129. Chunks are recorded to the microsecond, so counting the gaps by
+whole microseconds loses nothing: percentiles are exact. The second pass computes, by batches of the whole, the figures that need the
+order of the gaps: the number of independent samples that they are worth, and whether the run was long enough.
 """
 
 import math
@@ -22,30 +22,30 @@ from loadtest.judge.columns import Bools, Chunked, Ints
 from loadtest.quantiles import Floats, rank
 
 INFINITE_US = np.iinfo(np.int64).max
-"""A gap that never ended: of a request that failed."""
+"""Length of a gap that never ended, of a failed request."""
 _DENSE_US = 1 << 21
 """Gaps below 2.1 s are counted in one array of this size; longer ones, which are rare, in a dictionary."""
 
 Pieces = Callable[[], Iterator[Ints]]
-"""The gaps in microseconds, in the order of due times, piece by piece; can be asked for again."""
+"""A function that yields the gaps in microseconds, in the order of due times, piece by piece; each call begins a new pass."""
 
 
 class Weights(NamedTuple):
-    """For each row: are its gaps counted, and how many infinite gaps does it add because its request failed?
+    """For each row, whether its gaps count, and the number of infinite gaps that it adds because its request failed.
 
     An array has one value per row, in the order of the rows.
     """
 
     counted: Bools
-    """The gaps that were seen count."""
+    """Whether the row's recorded gaps count."""
     owed: Ints
-    """Infinite gaps after those that were seen."""
+    """Number of infinite gaps after the recorded gaps."""
     before: Ints
-    """Infinite gaps before the row, of requests that have no row; one value more than rows, for those after the last."""
+    """Number of infinite gaps before the row, for requests that have no row; the additional last value is for the end."""
 
 
 def weighed(batches: Iterator[Chunked], weights: Weights) -> Iterator[Ints]:
-    """Yield the gaps of the counted rows, with the infinite ones of those that failed in their places."""
+    """Yield the gaps of the counted rows, and in their places the infinite gaps of failed requests."""
     first = 0
     for chunks in batches:
         gaps, num_gaps = chunks.gaps_us()
@@ -65,10 +65,10 @@ def weighed(batches: Iterator[Chunked], weights: Weights) -> Iterator[Ints]:
 
 
 class Sorted:
-    """The gaps in rising order, as a sequence of seconds."""
+    """The gaps in rising order, as a sequence of numbers of seconds."""
 
     def __init__(self, values_us: Ints, counts: Ints, num_infinite: int) -> None:
-        """``counts`` says how often there is each of ``values_us``, which rise."""
+        """Keep the sorted ``values_us``, each of which occurs ``counts`` times."""
         self._values_us, self._ends = values_us, np.cumsum(counts)
         self.num_finite = int(counts.sum())
         self.num_infinite = num_infinite
@@ -104,7 +104,7 @@ class Sorted:
 
     @property
     def mean_s(self) -> float | None:
-        """Mean of the finite ones, if there are any."""
+        """Return the mean of the finite gaps, if there are any."""
         return int((self._values_us * self._counts).sum()) / 1e6 / self.num_finite if self.num_finite else None
 
     def __getitem__(self, k: int) -> float:
@@ -113,29 +113,29 @@ class Sorted:
         return float(self._values_us[np.searchsorted(self._ends, k, side="right")]) / 1e6
 
     def num_within(self, limit_s: float) -> int:
-        """Return how many gaps are at most so long."""
+        """Return the number of gaps of at most ``limit_s``."""
         number = int(np.searchsorted(self._values_us / 1e6, limit_s, side="right"))
         return int(self._ends[number - 1]) if number else 0
 
     def mid_ranks(self) -> tuple[Ints, Floats, float]:
-        """Return the values in microseconds, the mean rank of each, and that of the infinite ones."""
+        """Return the values in microseconds, the mean rank of each, and the mean rank of the infinite gaps."""
         return self._values_us, self._ends - (self._counts - 1) / 2, (self.num_finite + self.size + 1) / 2
 
 
 class Gaps:
-    """Implements `loadtest.judge.series.Series` over pieces."""
+    """A `loadtest.judge.series.Series` over pieces."""
 
     def __init__(self, pieces: Pieces, quantiles: Sequence[float], limits_s: Sequence[float] = ()) -> None:
         self._pieces = pieces
         self.low = self.high = Sorted.of(pieces())
         self.size, self.num_failed, self.mean_answered_s = self.low.size, self.low.num_infinite, self.low.mean_s
-        self.num_left = 0  # of a request that this side left, the gaps that came count
+        self.num_left = 0  # the recorded gaps of a cancelled request count
         self._quantiles = quantiles
         self._thresholds_s = {q: self.low[rank(self.size, q) - 1] for q in (*stats.LEVELS, *quantiles)} if self.size else {}
         self._batches(sorted({*self._thresholds_s.values(), *limits_s}))
 
     def _batches(self, thresholds_s: list[float]) -> None:
-        """Second pass: per batch of the whole, the share of gaps over each threshold; per part, the mean rank."""
+        """Make the second pass: per batch of the whole, the share of gaps over each threshold; per part, the mean rank."""
         over = {limit_s: np.zeros(stats.NUM_BATCHES) for limit_s in thresholds_s}
         ranks = np.zeros(stats.NUM_PARTS)
         batch, part = self.size // stats.NUM_BATCHES, self.size // stats.NUM_PARTS
@@ -152,7 +152,7 @@ class Gaps:
         self.resolved = self.size < 2 * stats.NUM_PARTS or stats.lag1(ranks / part) < stats.MAX_PART_CORRELATION
 
     def worth(self, q: float, limit_s: float | None = None) -> float:
-        """As `loadtest.judge.stats.effective_size`; q and the limit must be of those that were given at first."""
+        """As `loadtest.judge.stats.effective_size`; q and the limit must be among those given to the constructor."""
         if not self.size:
             return 0.0
         last = self._thresholds_s[q] if limit_s is None else limit_s
@@ -170,12 +170,12 @@ class Gaps:
         return 0.0
 
     def left_out(self, q: float) -> Floats:
-        """As `loadtest.judge.series.Series.left_out`, of at least `stats.NUM_BATCHES` gaps; q must be of those that were given at first."""
+        """As `loadtest.judge.series.Series.left_out`, of at least `stats.NUM_BATCHES` gaps; q must be one given to the constructor."""
         return self._left_out[q]
 
     @cached_property
     def _left_out(self) -> dict[float, Floats]:
-        """Third pass, when it is first asked for: the quantiles without each block of the whole."""
+        """Return the quantiles without each block of the whole; the first call makes the third pass."""
         num = stats.NUM_BATCHES
         ends = np.cumsum([self.size // num + (k < self.size % num) for k in range(num)])
         blocks = [Sorted.of(part for _, part in parts) for _, parts in groupby(_cut(self._pieces(), ends), lambda pair: pair[0])]
@@ -206,7 +206,8 @@ class _RankTable:
 
 
 def _add(sums: Floats, values: npt.NDArray[np.float64], at: int, size: int, batch: int) -> None:
-    """Add the values, the first of which is number ``at`` of ``size``, to the sums of their batches; what does not fill one comes first."""
+    """Add the values, of which the first has number ``at`` of ``size``, to the sums of their batches. A rest that fills no batch is at
+    the start."""
     first = size - batch * sums.size
     begin = max(at, first)
     if begin >= at + values.size:
@@ -218,7 +219,7 @@ def _add(sums: Floats, values: npt.NDArray[np.float64], at: int, size: int, batc
 
 
 def _cut(pieces: Iterator[Ints], ends: Ints) -> Iterator[tuple[int, Ints]]:
-    """Yield the pieces, cut where blocks end, each part with the number of its block; ``ends`` counts from the first piece's begin."""
+    """Yield the pieces, cut at the ends of blocks, each part with its block's number; ``ends`` counts from the begin of the first piece."""
     at = 0
     for piece in pieces:
         parts = np.split(piece, np.clip(ends - at, 0, piece.size))

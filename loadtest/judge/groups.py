@@ -11,7 +11,7 @@ from loadtest.quantiles import Floats, quantile
 
 
 def turns_of(items: Window) -> list[Turn]:
-    """Return a line per turn, the first one first; nothing of a run without conversations."""
+    """Return the figures of each turn, in order; empty for a run without conversations."""
     numbers = items.records.requests.turn[items.request]
     if not items.records.scenario.has_conversations:
         return []
@@ -19,7 +19,7 @@ def turns_of(items: Window) -> list[Turn]:
 
 
 def classes_of(items: Window) -> list[ClassOfRequests]:
-    """Return a line per class, in the order of the scenario; nothing if it has one."""
+    """Return the figures of each class, in the scenario's order; empty if there is only one class."""
     requests, records = items.records.requests, items.records
     if len(records.scenario.requests) == 1:
         return []

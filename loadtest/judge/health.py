@@ -1,19 +1,19 @@
 """The gates decide if the generator was healthy enough for its numbers to count, by `loadtest.control.monitor`'s samples. Pure.
 
-A gate that is not ok makes the run invalid: no headline numbers.
+A gate that is not ok makes the run invalid: it has no headline numbers.
 
-Limits, and why they are what they are
-- Every latency counts from the due time to the read of the answer, so a request that leaves late and an answer that is read late make
-  the target look worse, never better; and late requests are not the arrivals that were asked for. Both kinds of lateness may be 5 %
-  of the *median* TTFT from sending at their p50 and 10 % of it at their p99. A starved generator inflates its own p99 of the TTFT
-  tenfold before the median moves, so a limit taken from the p99 would rise with the illness. The floor is 3 and 10 ms, which timers
-  of a well machine keep; the ceiling is 20 and 100 ms, whatever the target takes, so that a median that does rise excuses no more.
+The limits and their reasons
+- Every latency counts from the due time to the read of the answer. So a request that is sent late and an answer that is read late make
+  the target look worse, never better; and late requests are not the planned arrivals. Both delays may be 5 % of the *median* TTFT from
+  sending at their p50, and 10 % of it at their p99. A starved generator inflates its own p99 of the TTFT tenfold before the median
+  moves, so a limit based on the p99 would rise with the starvation. The floor is 3 and 10 ms, which timers of a healthy machine keep;
+  the ceiling is 20 and 100 ms for any target, so that a risen median does not raise the limits further.
   (The method's max(2 ms, 1 % of the median) fails on any machine that the target shares: gevent has a lag p99 of 5-50 ms there.)
-- How late answers are read is known of a timer that becomes readable every 10 ms as a socket does; the times at which it was read stand
-  for the reads of answers. They are weighted by time: reads that come in bunches wait longer than that, by their own bunch.
-- One stop of the event loop may last 0.25 s: more bends the percentiles of a whole second of arrivals. A burst has no such
-  limits below `BURST_LAG_S`: a thousand requests that are due at once leave one after the other.
-- 85 % CPU: above it a queue forms inside the generator; 50 ms of garbage collection in a second is a stall nobody asked for.
+- Read delays are measured on a timer that becomes readable every 10 ms, as a socket does; they stand for the delays of answers. They
+  are weighted by time: reads that come in bunches wait longer than that, because of their own bunch.
+- One stop of the event loop may last 0.25 s: a longer one distorts the percentiles of a whole second of arrivals. A burst has no such
+  limits below `BURST_LAG_S`: a thousand requests that are due at once are sent one after the other.
+- 85 % CPU: above it, a queue forms inside the generator. 50 ms of garbage collection in a second: more is a stall of the generator.
 """
 
 import math
@@ -31,21 +31,21 @@ from loadtest.records import HealthSample, Manifest
 from loadtest.wording import MAX_PROBLEM, percentile, shown
 
 TICK_S = 0.010
-"""How often a worker sees how late it reads."""
+"""Interval at which a worker measures how late it reads."""
 LATE_FLOOR_S = {0.5: 0.003, 0.99: 0.010}
 LATE_SHARE = {0.5: 0.05, 0.99: 0.10}
-"""Of the median TTFT."""
+"""Allowed lateness at each quantile, as a share of the median TTFT."""
 LATE_CEILING_S = {0.5: 0.020, 0.99: 0.100}
 STALL_S = 0.250
 BURST_LAG_S = 2.0
 CPU_SHARE = 0.85
 GC_S = 0.050
 HOLE_S = 3.0
-"""Longest time between two samples of a worker, which come each second until its share is done."""
+"""Longest allowed time between two samples of a worker; it sends a sample each second until its share is done."""
 STOPPED = "the run was interrupted"
-"""`Row.reason` of what an interruption left unsent."""
+"""`Row.reason` of requests that were not sent because of an interruption."""
 GAP_SPAN_S = 0.1
-"""Delivered arrivals are compared over so many arrivals that they span this: about what a server feels as a burst."""
+"""Delivered arrivals are compared over the number of arrivals that span this time, at which a server notices a burst."""
 
 
 def gates(
@@ -55,7 +55,7 @@ def gates(
     scenario: Scenario,
     manifest: Manifest,
 ) -> list[Gate]:
-    """Judge the generator of one run; all gates, also those that are ok. Times of the warm-up do not count."""
+    """Return all gates of one run's generator, also those that are ok. Times of the warm-up do not count."""
     measured = [s for s in samples if s.t_s >= _start_s(scenario)] or list(samples)
     sent = rows.is_sent & (rows.due_s >= _start_s(scenario))
     return [
@@ -78,7 +78,7 @@ def _start_s(scenario: Scenario) -> float:
 
 
 def _complete(manifest: Manifest) -> Gate:
-    """What only the running generator could see: lost workers, lost records, a full disk."""
+    """Judge the problems that only the running generator can see: lost workers, lost records, a full disk."""
     problems = [shown(problem, MAX_PROBLEM) for problem in manifest.problems]
     if manifest.state == "running":
         problems.append("the generator ended without saying how")
@@ -87,7 +87,7 @@ def _complete(manifest: Manifest) -> Gate:
 
 
 def _accounted(rows: RowColumns, requests: ScheduleColumns, manifest: Manifest) -> Gate:
-    """Each request that was to be sent has one row. After an interruption that is what was due before it."""
+    """Check that each request that had to be sent has one row. After an interruption, only requests due before it had to be sent."""
     ended_s = manifest.ended_s if manifest.state == "interrupted" else math.inf
     until_s = math.inf if ended_s is None else ended_s
     ids, times = np.unique(rows.id, return_counts=True)
@@ -99,9 +99,9 @@ def _accounted(rows: RowColumns, requests: ScheduleColumns, manifest: Manifest) 
 
 
 def _sent(rows: RowColumns, scenario: Scenario, manifest: Manifest) -> Gate:
-    """Nothing was held back that the target should have felt.
+    """Check that no request was held back that the target should have received.
 
-    Excused are the rest of an interrupted run, of a closed loop's list, and of conversations that ended early.
+    The rest of an interrupted run, of a closed loop's list, and of conversations that ended early is excused.
     """
     until_s = scenario.duration_s if isinstance(scenario.arrival, Closed) or scenario.has_conversations else math.inf
     unsent = rows.is_state("never_sent") & (rows.due_s >= _start_s(scenario)) & (rows.due_s < until_s)
@@ -114,7 +114,7 @@ def _sent(rows: RowColumns, scenario: Scenario, manifest: Manifest) -> Gate:
 
 
 def late_limit_s(rows: RowColumns, sent: Bools, scenario: Scenario, q: float) -> float:
-    """Return how late a request may leave, or an answer be read, at this quantile."""
+    """Return the allowed delay of sending a request, or of reading an answer, at this quantile."""
     if isinstance(scenario.arrival, Burst):
         return BURST_LAG_S
     first = (rows.seen_s - rows.sent_s)[sent & rows.is_state("ok")]
@@ -137,11 +137,11 @@ def read_lag_name(q: float) -> str:
 
 
 def _read_lag(samples: Sequence[HealthSample], limit_s: float, q: float) -> Gate:
-    """A reader that comes late to its socket adds that to every time it takes. Of the worst worker."""
+    """Judge the read delays of the worst worker: a reader that is late adds its delay to every time that it records."""
     by_worker = _by_worker(samples)
     late_ms = [np.concatenate([s.read_late_ms for s in seen]) for seen in by_worker.values()]
     if not any(late.size for late in late_ms):
-        return Gate(read_lag_name(q), True, None, limit_s, "not judged: these records do not tell how late answers were read")
+        return Gate(read_lag_name(q), True, None, limit_s, "not judged: these records do not have how late answers were read")
     value = max(quantile(late, q) for late in late_ms if late.size) / 1e3
     text = f"{q:.0%} of what became readable was read within {value * 1e3:.1f} ms, limit {limit_s * 1e3:.1f} ms"
     advice = _advice(value <= limit_s, "add workers, or give them cores of their own")
@@ -186,9 +186,9 @@ def _throttling(samples: Sequence[HealthSample]) -> Gate:
 
 
 def _samples_there(samples: Sequence[HealthSample], rows: RowColumns) -> Gate:
-    """A worker that stood still shows as a hole, from 0 to the last request that it sent: one that is done samples no more.
+    """Judge the longest gap between a worker's samples, from 0 to its last sent request: a stopped worker sends no samples.
 
-    One that was lost without a row is `_complete`'s.
+    A worker that is done sends no more samples either. `_complete` judges a worker that was lost without a row.
     """
     workers = np.unique(rows.worker[rows.is_sent]).tolist()
     last_s = {worker: float(rows.sent_s[rows.is_sent & (rows.worker == worker)].max()) for worker in workers}
@@ -202,7 +202,7 @@ def _samples_there(samples: Sequence[HealthSample], rows: RowColumns) -> Gate:
 
 
 def _arrivals(rows: RowColumns, sent: Bools, scenario: Scenario) -> Gate:
-    """Were the arrivals that were delivered those of the schedule? The largest distance of the laws of their gaps."""
+    """Compare the delivered arrivals with the schedule, by the largest distance between the distributions of their gaps."""
     name, num = "delivered arrivals", int(sent.sum())
     if isinstance(scenario.arrival, Closed | Burst) or num < 20:
         return Gate(name, True, None, 1, "not judged: needs an open loop and at least 20 requests")
@@ -218,9 +218,9 @@ def _arrivals(rows: RowColumns, sent: Bools, scenario: Scenario) -> Gate:
 
 
 def gap_distance(a: NDArray[np.float64], b: NDArray[np.float64], *, tolerance_s: float) -> float:
-    """Return the largest difference of the two samples' distribution functions where b may be shifted by up to the tolerance.
+    """Return the largest difference of two samples' distribution functions; b may be shifted by up to the tolerance.
 
-    With a tolerance of 0 it is Kolmogorov-Smirnov's; without one, equal gaps sent a microsecond late would be another law.
+    With tolerance 0 it is the Kolmogorov-Smirnov distance, for which equal gaps sent a microsecond late are another law.
     """
 
     def excess(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:

@@ -3,9 +3,9 @@
 `read_records` reads a run's files and makes its rows.parquet anew. `Records.schedule` and `Records.rows` read their files when they are
 first asked for, and `Records.chunks` reads rows.parquet each time.
 
-A value is a pair of bounds, in seconds. They are equal where it was measured. A request that ended otherwise than asked has no
-latency and counts as infinite; one that timed out took at least as long as it was watched, and perhaps forever, even if its first
-token came: to its user it failed.
+A value is a pair of bounds, in seconds, which are equal if the value was measured. A failed request has no latency and counts as
+infinite. A request that timed out took at least as long as it was observed, and perhaps forever, even if its first token came: for
+its user it failed.
 """
 
 import math
@@ -44,9 +44,9 @@ from loadtest.records import (
 from loadtest.seal import broken_seals
 
 METRICS = ("ttft", "tpot", "max_itl", "e2e", "send_ttft", "send_e2e", "lag")
-"""One value a request. ITL is not: each of its gaps between tokens counts (`metric_bounds`)."""
+"""Metrics with one value per request. ITL is not among them: each gap between tokens counts (`metric_bounds`)."""
 WITHIN = ("tpot", "itl", "max_itl")
-"""Between the tokens of one answer."""
+"""Metrics of the times between the tokens of one answer."""
 FAILED = (math.inf, math.inf)
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Item:
-    """One request of the window; ``row`` None: it has none."""
+    """One request of the window; ``row`` is None if the request has no row."""
 
     request: ScheduledRequest
     row: Row | None
@@ -63,7 +63,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Records:
-    """A run's folder, read; its rows as `columns`, or one by one where a reader wants them so."""
+    """The records of a run's folder; its rows as `columns`, or one by one as `rows`."""
 
     run: Path
     manifest: Manifest
@@ -71,19 +71,19 @@ class Records:
     requests: ScheduleColumns
     columns: RowColumns
     chunks: Callable[[], Iterator[Chunked]]
-    """The chunks of all rows, in the order of ``columns``, in batches; can be asked for again."""
+    """A function that yields the chunks of all rows, in the order of ``columns``, in batches; each call begins a new pass."""
     health: list[HealthSample]
     server: list[ServerSample]
     events: list[RunEvent]
 
     @cached_property
     def schedule(self) -> list[ScheduledRequest]:
-        """All of it in memory: 200 bytes a request."""
+        """Return the whole schedule in memory: 200 bytes per request."""
         return read_schedule(self.run / "schedule.jsonl").requests
 
     @cached_property
     def rows(self) -> list[Row]:
-        """All of them in memory, with their chunks: 2 kB a row of 128 tokens."""
+        """Return all rows in memory, with their chunks: 2 kB per row of 128 tokens."""
         return read_rows(self.run)
 
     @property
@@ -92,11 +92,11 @@ class Records:
 
     @property
     def even(self) -> bool:
-        """Whether the offered load is the same all the time, so that steadiness can be asked for."""
+        """Whether the offered load is constant, so that the run can be checked for steadiness."""
         scenario = self.scenario
         even_arrivals = isinstance(scenario.arrival, Constant | Poisson | Gamma | Closed)
         classes_change = any(scenario.warmup_s < at_s < scenario.duration_s for at_s in changes_s(scenario.requests))
-        # Later turns of conversations come on top of the rate, more and more of them.
+        # Later turns of conversations come in addition to the rate, more and more of them.
         return even_arrivals and not classes_change and not scenario.has_conversations
 
     @cached_property
@@ -104,13 +104,13 @@ class Records:
         return {c.name: c.stream for c in self.scenario.requests}
 
     def owed_tokens(self, request: ScheduledRequest) -> int:
-        """Return how many output tokens the request was to bring: what was asked for, or the mean of its class where EOS may end it."""
+        """Return the expected output tokens of the request: its max_tokens, or the mean of its class if EOS may end the answer."""
         mean = self.mean_tokens.get(request.cls)
         return request.output_tokens if mean is None else min(request.output_tokens, mean)
 
     @cached_property
     def mean_tokens(self) -> dict[str, int]:
-        """Output tokens of complete answers, of each class whose answers the model may end early."""
+        """Return the mean output tokens of complete answers, for each class whose answers the model may end early."""
         rows, requests, means = self.columns, self.requests, {}
         early = {c.name for c in self.scenario.requests if not c.ignore_eos}
         of_request = dict(zip(requests.id.tolist(), requests.cls.tolist(), strict=True)) if early else {}
@@ -121,7 +121,7 @@ class Records:
         return means
 
     def items(self) -> list[Item]:
-        """Return all requests with a due time, in its order. In a closed loop those that a client became free for."""
+        """Return all requests with a due time, in its order; in a closed loop, the requests for which a client became free."""
         by_id = {row.id: row for row in self.rows}
         items = []
         for request in self.schedule:
@@ -136,7 +136,7 @@ def read_records(run: Path) -> Records:
     """Read the folder of a run, finished, interrupted or crashed.
 
     Raises:
-        UsageError: It holds no run, or a record cannot be read.
+        UsageError: The folder holds no run, or a record cannot be read.
         OSError: As `read_columns`.
     """
     manifest = read_manifest(run)
@@ -170,8 +170,8 @@ def _optional(path: Path, kind: type[T]) -> list[T]:
 def metric_bounds(records: Records, items: Sequence[Item], metric: str) -> tuple[Floats, Floats]:
     """Return the lower and upper bounds of the metric, in the order of the items; those without the metric are left out.
 
-    Of ``itl`` each gap of each request. A request that failed or timed out adds an infinite gap for each token that it still owed
-    (`Records.owed_tokens`), and at least one: a server that refuses half of its requests keeps no limit of ITL.
+    For ``itl``, return each gap of each request. A failed or timed-out request adds an infinite gap for each token that it did not
+    deliver (`Records.owed_tokens`), and at least one: a server that refuses half of its requests must not keep a limit of ITL.
     """
     if metric == "itl":
         gaps = np.concatenate([np.empty(0), *(_itl_s(records, item) for item in items)])
@@ -196,15 +196,15 @@ def _has_gaps(request: ScheduledRequest, stream: bool) -> bool:
 
 
 def item_bounds(records: Records, item: Item, metric: str, *, q: float = 1.0) -> tuple[float, float] | None:
-    """Return as `bounds_s`."""
+    """Return `bounds_s` of the item."""
     stream = records.streams.get(item.request.cls, True)
     return bounds_s(item.request, item.row, metric, q=q, closed=records.closed, stream=stream)
 
 
 def is_good(request: ScheduledRequest, row: Row | None, limits: Sequence[Limit], *, closed: bool, stream: bool) -> bool:
-    """Return whether the request was answered inside all the limits; a metric that it does not have is kept.
+    """Return whether the request was answered inside all limits; a limit of a metric that it does not have is kept.
 
-    A limit of ITL at p99, say, is kept by a request whose own p99 of gaps is inside.
+    A request keeps a limit of ITL at p99, for example, if the p99 of its own gaps is inside.
     """
     if row is None or row.state != "ok":
         return False
@@ -215,24 +215,24 @@ def is_good(request: ScheduledRequest, row: Row | None, limits: Sequence[Limit],
 def bounds_s(
     request: ScheduledRequest, row: Row | None, metric: str, *, closed: bool, stream: bool, q: float = 1.0
 ) -> tuple[float, float] | None:
-    """Return at least and at most how long it took, or None: such a request has no such metric. To the nanosecond.
+    """Return the lower and upper bound of a request's metric, rounded to the nanosecond; None if it does not have the metric.
 
-    Without the metric are: answers of one token (tpot, itl, max_itl), answers that are no stream (as well), and requests that we
-    left on purpose (all but lag and ttft). They are in no distribution, and they keep every limit of it.
+    These have no value: answers of one token and answers that are no stream (no tpot, itl, max_itl), and requests that the load
+    generator cancelled (only lag and ttft). They are in no distribution of the metric, and they keep every limit of it.
 
     Args:
-        row: None: nothing is known of the request, which counts as failed.
+        row: None if there is no row; the request then counts as failed.
         metric: One of `METRICS`, or itl.
-        closed: Latencies count from sending, for a closed loop has no due time.
+        closed: Latencies count from sending, because a closed loop has no due times.
         stream: Whether its class asks for a stream.
-        q: Which quantile of the request's own gaps, for itl.
+        q: For itl, the quantile of the request's own gaps.
     """
     if metric in WITHIN and not _has_gaps(request, stream):
         return None
     if row is None or row.sent_s is None:
         return FAILED
     found = _bounds_s(row, row.sent_s, metric, closed, q)
-    # Differences of times late in a run end in noise of the floating point, which ranks would take for a trend.
+    # Differences of times late in a run end in floating-point noise, which ranks would show as a trend.
     return None if found is None else (round(found[0], 9), round(found[1], 9))
 
 
@@ -251,14 +251,14 @@ def _bounds_s(row: Row, sent_s: float, metric: str, closed: bool, q: float) -> t
 
 
 def num_output_tokens(row: Row) -> int:
-    """Return the tokens by the server's usage, else as received."""
+    """Return the output tokens by the server's usage, else as received."""
     return row.output_tokens if row.output_tokens is not None else sum(n for _, n in row.chunks)
 
 
 def gaps_s(row: Row) -> Floats:
-    """Return all gaps between tokens: 0 before a token that came in one chunk with the one before it.
+    """Return all gaps between tokens: 0 before a token that came in the same chunk as its predecessor.
 
-    Inside a chunk the truth lies between 0 and the whole gap before it: it is censored by the interval, and not smeared over it.
+    Inside a chunk the true gaps lie between 0 and the whole gap before the chunk: they are interval-censored, and not averaged.
     """
     if not row.chunks:
         return np.empty(0)
@@ -280,7 +280,7 @@ def _measured_s(row: Row, metric: str, begin_s: float, q: float) -> float | None
     if metric in ("itl", "max_itl"):
         gaps = gaps_s(row)
         return quantile(gaps, 1.0 if metric == "max_itl" else q) if gaps.size else None
-    # TPOT: by MLPerf and vLLM (E2E - TTFT) / (tokens - 1), with the last token's time for E2E.
+    # TPOT as in MLPerf and vLLM: (E2E - TTFT) / (tokens - 1), with the last token's time for E2E.
     num_later = num_output_tokens(row) - 1
     return (
         (row.last_s - row.first_s) / num_later if row.first_s is not None and row.last_s is not None and num_later > 0 else None

@@ -13,19 +13,19 @@ from loadtest.judge.window import Bounds, Window, last_positions
 class Pairs:
     """The common requests of two runs.
 
-    Later turns of conversations are due when the answer before them has ended. So the two runs may have them in different orders, and
-    some in the window of one run only.
+    A later turn of a conversation is due after the end of the answer before it. So the two runs may have later turns in different
+    orders, and some only in the window of one run.
     """
 
     windows: tuple[Window, Window]
     """The common requests of each run, in the order of that run's due times."""
     positions: tuple[Ints, Ints]
-    """Position k of both names the same request, as its place in each of ``windows``; by the sum of its two due times.
+    """Element k of both arrays is the same request's position in each of ``windows``; sorted by the sum of its two due times.
 
-    The sum, not the due time in one of the runs, so that it does not matter which run is called a.
+    The sum is used, not the due time in one run, so that it does not matter which run is called a.
     """
     num_only: tuple[int, int]
-    """How many requests were due in the window of a only, and of b only."""
+    """Number of requests that were due only in the window of a, and only in that of b."""
 
     @classmethod
     def of(cls, a: Window, b: Window) -> "Pairs":
@@ -49,7 +49,7 @@ class Pairs:
 
 def _series(bounds: Bounds, at: Ints) -> Series:
     """Return the bounds at these positions as a series in the order of due times, with blocks in the order of the pairs."""
-    number = np.cumsum(bounds.has) - 1  # by position in the window, that among those which have the metric
+    number = np.cumsum(bounds.has) - 1  # by position in the window: the position among the requests that have the metric
     own = number[np.sort(at)]
     low, high = bounds.low[own], bounds.high[own]
     return InMemory(high if (low == high).all() else low, high, left=bounds.left[own], blocks_of=bounds.high[number[at]])

@@ -18,53 +18,54 @@ from loadtest.records import ScheduledRequest
 from loadtest.wording import percentile
 
 WORKER_RATE = 80.0
-"""Requests per second that one worker process is planned for, with 128 streamed tokens each on one core."""
+"""Planned requests per second of one worker process on one core, with 128 streamed tokens each."""
 WORKER_TOKENS = WORKER_RATE * 128
 WORKER_STREAMS = 200
-"""Of a closed loop, whose rate is not known: open streams, at 50 tokens per second each."""
+"""Planned open streams of one worker process in a closed loop, whose rate is unknown, at 50 tokens per second each."""
 _PEAK_S = 10.0
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Whether the sample bounds a percentile on both sides, if its values are independent."""
+    """Whether a sample of independent values bounds a percentile on both sides."""
 
     quantile: float
     num_needed: int
     minutes: float | None
-    """Until so many requests were due, warm-up included; None in a closed loop and a burst."""
+    """Time until the needed number of requests has been due, warm-up included; None in a closed loop and a burst."""
     possible: bool
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Rates in requests per second; None of a closed loop and a burst, where the target sets them."""
+    """The plan. Rates are in requests per second, and None in a closed loop and a burst, where the target sets them."""
 
     num_requests: int
     num_samples: int
-    """Due after the warm-up (a burst, and a closed loop at best: all)."""
+    """Requests due after the warm-up (all of them in a burst and, at best, in a closed loop)."""
     duration_s: float
-    """Until the last arrival may come."""
+    """Time until the last possible arrival."""
     longest_s: float
-    """Until the drain ends at the latest."""
+    """Time until the latest end of the drain."""
     mean_rate: float | None
     peak_rate: float | None
-    """Of the busiest ten seconds (shorter runs: of all)."""
+    """Rate of the busiest ten seconds (in shorter runs, of the whole run)."""
     input_tokens: int
     output_tokens: int
     workers_needed: int
     workers: int
-    """As the scenario says."""
+    """Number of workers in the scenario."""
     intervals: tuple[Interval, ...]
     undecidable: tuple[str, ...]
-    """Limits of the SLO that the sample is too small to show kept, were every request inside; of itl, which counts gaps, none."""
+    """Limits of the SLO that cannot pass because the sample is too small, even if every request is inside. Limits of itl, which counts
+    gaps, are never among them."""
     num_left_out: int
     num_after_end: int
     has_conversations: bool
     sha256: str
 
     def lines(self) -> list[str]:
-        """Return the plan for people."""
+        """Return the plan as lines of text."""
         rate = (
             f"{self.mean_rate:.4g}/s, {self.peak_rate:.4g}/s in the busiest {_PEAK_S:g} s"
             if self.mean_rate
@@ -76,7 +77,7 @@ class Plan:
             else f"; the scenario has {self.workers}: set workers: {self.workers_needed}"
         )
         history = " without what each turn repeats of its conversation" if self.has_conversations else ""
-        most = "at most " if self.has_conversations else ""  # a slow target is asked fewer of the later turns
+        most = "at most " if self.has_conversations else ""  # a slow target gets fewer of the later turns
         rows = [
             f"requests    {most}{self.num_requests:,} ({self.num_samples:,} after the warm-up), rate {rate}",
             f"tokens      {self.input_tokens:,} of prompts{history}, {self.output_tokens:,} of answers",
@@ -95,7 +96,7 @@ class Plan:
 
 
 def _lasting(seconds: float) -> str:
-    """Return a time as people say it: 110 s, 4.5 minutes."""
+    """Return a duration in a readable unit: 110 s, 4.5 minutes."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.3g} minutes"
 
 
@@ -106,15 +107,15 @@ def _line_of(interval: Interval) -> str:
 
 
 def make_plan(scenario: Scenario, schedule: Schedule) -> Plan:
-    """Return what the schedule amounts to, and which percentiles it can give with a two-sided 95 % interval."""
+    """Return the totals of the schedule, and the percentiles that it can give with a two-sided 95 % interval."""
     timed = not isinstance(scenario.arrival, Burst | Closed)
     due_s = _due_s(schedule.requests)
-    # Of a conversation's turns those that the run may come to.
+    # Of a conversation's turns, those that may be sent before the end of the run.
     requests = [r for r, at_s in zip(schedule.requests, due_s, strict=True) if r.after is None or at_s < scenario.duration_s]
     due_s = _due_s(requests)
     num_samples = sum(not timed or at_s >= scenario.warmup_s for at_s in due_s)
     span_s = scenario.duration_s
-    if isinstance(scenario.arrival, Trace):  # it may end long before
+    if isinstance(scenario.arrival, Trace):  # a trace may end long before duration_s
         span_s = max(due_s, default=0.0) or span_s
     window_s = span_s - scenario.warmup_s
     sample_rate = num_samples / window_s if timed and window_s > 0 else None
@@ -142,13 +143,13 @@ def make_plan(scenario: Scenario, schedule: Schedule) -> Plan:
 
 
 def samples_needed(quantile: float) -> int:
-    """Return the least number of independent samples whose order statistics bound the quantile on both sides, 2.5 % error each.
+    """Return the smallest number of independent samples whose order statistics bound the quantile on both sides, 2.5 % error each.
 
     With n samples the largest lies below the quantile with probability binom(n, q).pmf(n) = q^n, the smallest above it with (1-q)^n.
     """
     rarer = max(quantile, 1 - quantile)
     num = math.ceil(math.log((1 - CONFIDENCE) / 2) / math.log(rarer))
-    while binom.pmf(num, num, rarer) > (1 - CONFIDENCE) / 2:  # the logarithms were rounded
+    while binom.pmf(num, num, rarer) > (1 - CONFIDENCE) / 2:  # corrects the rounding of the logarithms
         num += 1
     return num
 
@@ -169,7 +170,7 @@ def _interval(quantile: float, num_samples: int, sample_rate: float | None, warm
 
 
 def _due_s(requests: Sequence[ScheduledRequest]) -> list[float]:
-    """Return when each is due. A later turn of a conversation is due at the earliest its pause after the one before: that is taken."""
+    """Return the due time of each request. For a later turn this is the earliest possible time: its pause after the turn before it."""
     due_s: dict[int, float] = {}
     for request in requests:
         due_s[request.id] = (request.due_s or 0.0) if request.after is None else due_s[request.after] + request.think_s
@@ -177,11 +178,14 @@ def _due_s(requests: Sequence[ScheduledRequest]) -> list[float]:
 
 
 def _peaks(requests: Sequence[ScheduledRequest], due_s: Sequence[float], span_s: float) -> tuple[float, float]:
-    """Return the most requests, and the most output tokens, per second of any ``span_s`` that begins with a request."""
+    """Return the most requests, and the most output tokens, per second in any ``span_s`` that begins with a request."""
     order = np.argsort(due_s, kind="stable")
     due = np.array(due_s)[order]
     tokens = np.concatenate([[0], np.cumsum(np.array([r.output_tokens for r in requests])[order])])
-    first, end = np.arange(due.size), np.searchsorted(due, due + span_s - 1e-6)  # rounded sums do not reach the next one
+    first, end = (
+        np.arange(due.size),
+        np.searchsorted(due, due + span_s - 1e-6),
+    )  # so that a rounded sum does not include the next request
     return float((end - first).max() / span_s), float((tokens[end] - tokens[first]).max() / span_s)
 
 

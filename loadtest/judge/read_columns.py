@@ -58,14 +58,14 @@ def _requests(path: Path, digest: Any) -> Iterator[ScheduledRequest]:
 
 
 def read_columns(run: Path, scenario: Scenario) -> tuple[RowColumns, Callable[[], Iterator[Chunked]]]:
-    """Return the rows of a run as columns, in the order of due times, and what reads their chunks again.
+    """Return the rows of a run as columns, in the order of due times, and a function that reads their chunks again.
 
-    rows.parquet is made anew from rows.jsonl; of a folder that cannot be written to, in a temporary one. It is opened once, so that all
-    passes read the same rows, also when another process makes it anew meanwhile.
+    rows.parquet is rewritten from rows.jsonl, in a temporary folder if the run's folder is not writable. It is opened once, so that all
+    passes read the same rows even if another process rewrites the file.
 
     Raises:
         UsageError: A row cannot be read.
-        OSError: rows.parquet can be written neither there nor to a temporary folder; ``filename`` is the one there.
+        OSError: rows.parquet can be written neither to the run's folder, which ``filename`` names, nor to a temporary folder.
     """
     file = _make_parquet(run)
     limits_s = [limit.limit_s for limit in scenario.slo.limits if limit.metric == "itl"]
@@ -82,7 +82,7 @@ def read_columns(run: Path, scenario: Scenario) -> tuple[RowColumns, Callable[[]
 
 
 class _Chunks:
-    """Reads the chunks of all rows, each time that it is called."""
+    """A function object that reads the chunks of all rows at each call."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -93,7 +93,7 @@ class _Chunks:
 
 
 def _make_parquet(run: Path) -> Any:
-    """Return rows.parquet, open. One in a temporary folder is removed at once: it lasts as long as it is open."""
+    """Return rows.parquet, open. A file in a temporary folder is removed at once and exists only while it is open."""
     rows = run / "rows.jsonl"
     try:
         return write_parquet(rows, run / PARQUET)
@@ -102,7 +102,7 @@ def _make_parquet(run: Path) -> Any:
     try:
         with tempfile.TemporaryDirectory(prefix="loadtest-") as folder:
             return write_parquet(rows, Path(folder) / PARQUET)
-    except OSError as exc:  # the reason that counts is that of the run's folder; pyarrow's error names no file
+    except OSError as exc:  # report the error of the run's folder; pyarrow's error names no file
         raise OSError(number, os.strerror(number), str(run / PARQUET)) from exc
 
 

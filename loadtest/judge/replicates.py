@@ -1,8 +1,8 @@
 """This module joins runs of one scenario, each with its own seed, into one result; intervals come from the runs' differences.
 
-One run near saturation cannot tell how far its own percentiles would have been others with another seed (docs/loadtest.md). Replicates
-can: a percentile is that of all requests together, its interval a jackknife over the runs; a rate or a share is the runs' mean. Both
-intervals are Student's, with one degree of freedom less than runs.
+A single run near saturation cannot show how much its percentiles depend on the seed (docs/loadtest.md). Replicates can: a percentile is
+that of all requests together, and its interval a jackknife over the runs; a rate or a share is the mean of the runs. Both intervals
+are Student's, with one degree of freedom less than runs.
 """
 
 import math
@@ -31,7 +31,7 @@ from loadtest.wording import percentile, share
 METRICS = ("ttft", "tpot", "itl", "e2e")
 QUANTILES = stats.QUANTILES[:-1]
 MIN_RUNS = 3
-"""Of two, t's interval is thirteen times their distance."""
+"""Smallest number of runs: Student's interval from two runs is thirteen times their distance."""
 RATES = {
     "offered": "requests/s offered",
     "completed": "requests/s completed",
@@ -41,12 +41,12 @@ RATES = {
 
 
 class Percentile(msgspec.Struct, frozen=True):
-    """Of all requests of all runs."""
+    """A percentile over all requests of all runs."""
 
     metric: str
     at: Quantile
     per_run_s: list[float | None]
-    """None: too many failed, or the run had none."""
+    """The percentile of each run; None: too many requests failed, or the run had none."""
 
     def __str__(self) -> str:
         words = interval(self.at) if self.at.value_s is not None else "beyond all that was measured: too many failed"
@@ -54,7 +54,7 @@ class Percentile(msgspec.Struct, frozen=True):
 
 
 class Mean(msgspec.Struct, frozen=True):
-    """Of a figure that each run has one of."""
+    """The mean of a figure that each run has once."""
 
     name: str
     value: float
@@ -67,7 +67,7 @@ class Mean(msgspec.Struct, frozen=True):
 
 
 class Attained(msgspec.Struct, frozen=True):
-    """Share of the requests inside a limit. Interval: on each side the wider of Student's over the runs and that of all samples."""
+    """Share of the requests inside a limit. The interval is, on each side, the wider of Student's over the runs and that of all samples."""
 
     limit: str
     verdict: Literal["pass", "fail", "undecided"]
@@ -81,19 +81,19 @@ class Attained(msgspec.Struct, frozen=True):
 
 
 class Replicates(msgspec.Struct, frozen=True):
-    """What the runs say together."""
+    """The joint result of several runs."""
 
     runs: list[str]
     seeds: list[int]
     num_ok: list[int]
-    """Complete answers that were due in the window of each run."""
+    """For each run, the number of complete answers that were due in its window."""
     slo: list[Attained]
     rates: list[Mean]
     percentiles: list[Percentile]
     threats: list[str]
 
     def lines(self) -> list[str]:
-        """Return it as text for a terminal."""
+        """Return the result as text for a terminal."""
         head = (
             f"{len(self.runs)} replicates, seeds {', '.join(map(str, self.seeds))}; 95 % intervals from what differs between them"
         )
@@ -103,7 +103,7 @@ class Replicates(msgspec.Struct, frozen=True):
         verdicts = {attained.verdict for attained in self.slo}
         if "fail" in verdicts:
             return ExitCode.SLO_MISSED
-        # As of one run: without a complete answer there is nothing to pass.
+        # As for a single run: without a complete answer there is no pass.
         return ExitCode.UNDECIDED if "undecided" in verdicts or not all(self.num_ok) else ExitCode.PASS
 
 
@@ -111,9 +111,9 @@ def pool(runs: Sequence[Path]) -> Replicates:
     """Pool the runs; see `Replicates`.
 
     Raises:
-        UsageError: Fewer than `MIN_RUNS`, scenarios that differ in more than the seed, a seed twice, a run that was interrupted, or a
-            folder that holds none.
-        InvalidRun: One of them is invalid.
+        UsageError: There are fewer than `MIN_RUNS` runs, scenarios differ in more than the seed, a seed occurs twice, a run was
+            interrupted, or a folder holds no run.
+        InvalidRun: A run is invalid.
     """
     if len(runs) < MIN_RUNS:
         raise UsageError("RUN", f"{len(runs)} runs are not enough to see how much they differ; give {MIN_RUNS} or more")
@@ -156,14 +156,14 @@ def _check_alike(runs: Sequence[Path], manifests: Sequence[Manifest]) -> None:
 
 @dataclass(frozen=True)
 class _Read:
-    """What is kept of a run that was read: of its window, eight bytes a request and metric, and how often each gap came."""
+    """The kept data of one run: for its window, eight bytes per request and metric, and the count of each gap."""
 
     name: str
     scenario: Scenario
     target: str
     summary: Summary
     latencies_s: dict[str, Floats]
-    """By metric, without itl; infinite for requests that failed."""
+    """Latencies by metric, without itl; infinite for failed requests."""
     gaps: Sorted
 
 
@@ -191,7 +191,7 @@ def _attained(runs: Sequence[_Read]) -> Iterator[Attained]:
 
 
 def _interval(shares: Floats, sizes: Floats) -> tuple[float, float]:
-    """Return the interval of a share that each run has one of; ``sizes`` are the independent samples of each."""
+    """Return the interval of a share from each run's value; ``sizes`` are the numbers of independent samples of the runs."""
     _, low, high = stats.mean_interval(shares)
     alone = stats.share_interval(float(np.average(shares, weights=sizes)) if sizes.any() else 0.0, float(sizes.sum()))
     return max(0.0, min(low, alone[0])), min(1.0, max(high, alone[1]))

@@ -1,9 +1,9 @@
 """The search finds the highest rate that keeps an SLO: a state machine that asks for probes and is given their counts. Pure.
 
 A probe is a run at one rate with its own seed. Each rate is judged by the sequential rule of `stats.sequential_verdict` after at
-most four looks: pass, fail, or undecided, which asks for more requests. The rate doubles until it fails. Bisection of its logarithm
-then tells pass from undecided, and undecided from fail. The winner is confirmed with fresh seeds, as is a rate 5 % above it. Where
-the share of good requests crosses its quantile is an interval from all probes: an isotonic fit, and a bootstrap over the probes.
+most four looks: pass, fail, or undecided, which demands more requests. The rate doubles until it fails. Bisection of its logarithm
+then separates pass from undecided, and undecided from fail. The winner is confirmed with fresh seeds, as is a rate 5 % above it. The
+rate at which the share of good requests crosses its quantile gets an interval from all probes: isotonic fit and bootstrap over probes.
 """
 
 import math
@@ -27,22 +27,22 @@ class Ask(msgspec.Struct, frozen=True):
 
     rate: float
     num_requests: int
-    """In the measured window; warm-up comes on top."""
+    """Requests in the measured window; those of the warm-up come in addition."""
     seed: int
     purpose: Purpose
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """What came of an `Ask`. ``counts``: per limit, independent samples and those over it (`loadtest.judge.summary.LimitResult.counts`)."""
+    """The result of an `Ask`. ``counts`` has, per limit, the independent samples and those over it (`LimitResult.counts`)."""
 
     ask: Ask
     counts: tuple[tuple[float, float], ...]
     steady: bool = True
-    """A growing backlog cannot pass, however few are over the limit so far."""
+    """False for a growing backlog, which cannot pass however few requests are over the limit so far."""
     valid: bool = True
-    """False: the generator was sick, or the probe was stopped; the counts say nothing."""
+    """False if the generator was sick, or the probe was stopped; the counts are then meaningless."""
     reason: str = ""
-    """Why it is not valid."""
+    """Why the probe is not valid."""
 
 
 class RateResult(msgspec.Struct, frozen=True):
@@ -51,11 +51,11 @@ class RateResult(msgspec.Struct, frozen=True):
     rate: float
     verdict: Verdict
     shares: list[float]
-    """Of good requests, per limit."""
+    """Shares of good requests, per limit."""
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """The highest rate that keeps the SLO, in requests/s: the best guess and its 95 % interval. None: beyond what was tried."""
+    """The highest rate that keeps the SLO, in requests/s: best estimate and 95 % interval. None: outside the tried rates."""
 
     rate: float | None
     low: float | None
@@ -74,27 +74,27 @@ class Capacity(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """How hard to look. ``quantiles``: of each limit of the SLO."""
+    """The effort of a search. ``quantiles`` has the quantile of each limit of the SLO."""
 
     start_rate: float
     quantiles: tuple[float, ...]
     step: float = 0.03
     """Bisect until neighbouring rates differ by this share."""
     max_requests: int = 20_000
-    """Per rate, over all looks."""
+    """Most requests per rate, over all looks."""
     max_rate: float = 100_000.0
     num_confirm: int = 5
     max_probes: int = 80
     seed: int = 1
 
     def looks(self) -> list[int]:
-        """Return the independent samples wanted at each look, ascending: from 2 to 20 allowed violations at the highest quantile."""
+        """Return the wanted independent samples at each look, ascending: from 2 to 20 allowed violations at the highest quantile."""
         first, last = (samples_to_pass(t, max(self.quantiles)) for t in (2, 20))
         return [math.ceil(first * (last / first) ** (k / (NUM_LOOKS - 1))) for k in range(NUM_LOOKS)]
 
 
 class Search:
-    """Ask `next_rate`, run it, `add` the result, until there is nothing to ask. The state is the list of probes."""
+    """A search: call `next_rate`, run the probe, `add` its result, until `next_rate` returns None. The state is the list of probes."""
 
     def __init__(self, settings: SearchSettings) -> None:
         self._settings = settings
@@ -107,7 +107,7 @@ class Search:
         self.probes.append(probe)
 
     def next_rate(self) -> Ask | None:
-        """Return the next probe, or None: `result` is as good as it gets."""
+        """Return the next probe, or None if further probes would not improve `result`."""
         if not self.probes:
             return self._ask(self._settings.start_rate, "search")
         if len(self.probes) >= self._settings.max_probes:
@@ -131,13 +131,13 @@ class Search:
         return None
 
     def verdict(self, rate: float) -> Verdict:
-        """Judge the rate by the probes of the search; a failed confirmation overrules them."""
+        """Judge the rate by the probes of the search; a failed confirmation overrides them."""
         if self._confirmation(rate) == "fail":
             return "fail"
         return self._judge(self._valid(rate, "search"))
 
     def result(self) -> Capacity:
-        """Return the capacity as far as it is known."""
+        """Return the capacity as known so far."""
         low, high = self._bracket()
         rate, interval = self._crossing()
         return Capacity(
@@ -160,7 +160,7 @@ class Search:
         return [p for p in self.probes if p.valid and p.ask.rate == rate and purpose in (None, p.ask.purpose)]
 
     def _is_sick(self, rate: float) -> bool:
-        """Return whether the generator could not make this rate, twice."""
+        """Return whether the generator failed to make this rate twice."""
         return sum(not p.valid for p in self.probes if p.ask.rate == rate) >= 2
 
     def _totals(self, probes: list[Probe]) -> list[tuple[float, float]]:
@@ -183,7 +183,7 @@ class Search:
         return self._judge(probes) if len(probes) >= self._settings.num_confirm else None
 
     def _bracket(self) -> tuple[float | None, float | None]:
-        """Return the highest rate that passed below the lowest that failed, and the next one above it that did not pass."""
+        """Return the highest rate that passed below the lowest that failed, and the next higher rate, which did not pass."""
         tried = {rate: self.verdict(rate) for rate in self._rates() if self._valid(rate, "search") or self._is_sick(rate)}
         ends = [rate for rate, verdict in tried.items() if verdict == "fail" or self._is_sick(rate)]
         passed = [rate for rate, verdict in tried.items() if verdict == "pass" and rate < min(ends, default=math.inf)]
@@ -191,7 +191,7 @@ class Search:
         return low, min((rate for rate in tried if low is None or rate > low), default=None)
 
     def _last_undecided(self) -> tuple[float, float]:
-        """Return the lowest rate that failed and the next one below it: between them the share of good requests drops."""
+        """Return the lowest rate that failed, and before it the next lower rate: between the two the share of good requests drops."""
         above = min(rate for rate in self._rates() if self.verdict(rate) == "fail" or self._is_sick(rate))
         return max((rate for rate in self._rates() if rate < above), default=above), above
 
@@ -206,7 +206,7 @@ class Search:
         probes = self._valid(rate, "search")
         used = sum(p.ask.num_requests for p in probes)
         n_eff = min((n for n, _ in self._totals(probes)), default=0.0) if probes else 0.0
-        # How many requests one independent sample costs here; twenty at most is believed.
+        # Requests per independent sample at this rate, at most twenty.
         per_sample = min(20.0, max(1.0, used / n_eff)) if n_eff > 0 else 1.0
         if purpose == "confirm":
             num = self._looks[-1] * per_sample / self._settings.num_confirm
@@ -219,10 +219,10 @@ class Search:
         return [1 - over / n if n > 0 else 0.0 for n, over in self._totals(self._valid(rate))]
 
     def _crossing(self) -> tuple[float | None, tuple[float | None, float | None]]:
-        """Return where the fitted share crosses its quantile, and the interval of it over bootstrap draws.
+        """Return the rate at which the fitted share crosses its quantile, and the interval of that rate over bootstrap draws.
 
-        A draw weighs each probe anew (Bayesian bootstrap) and draws its share from what its counts allow (Jeffreys). Between two
-        neighbouring rates nothing is known: the interval reaches from the lower of them in the low draws to the upper in the high.
+        A draw weighs each probe at random (Bayesian bootstrap) and draws its share from the posterior of its counts (Jeffreys). Between
+        two neighbouring rates nothing is known: the interval extends from the lower rate in the low draws to the upper in the high draws.
         """
         probes = [p for p in self.probes if p.valid and all(n > 0 for n, _ in p.counts)]
         if not probes:
@@ -240,7 +240,7 @@ class Search:
         return best[2] or None, (low or None, high if math.isfinite(high) else None)
 
     def _neighbours(self, rates: Floats, shares: Floats, weights: Floats) -> tuple[float, float, float]:
-        """Return the rates around the crossing and, between them, the crossing; of the limit that is crossed first. 0: below all."""
+        """Return the rates around the crossing, and the crossing, of the limit that is crossed first. 0: below all rates."""
         found = []
         levels, index = np.unique(rates, return_inverse=True)
         for k, q in enumerate(self._settings.quantiles):

@@ -12,25 +12,25 @@ from loadtest.judge.columns import Bools
 from loadtest.quantiles import Floats, Ordered
 
 LEAST_S = 1e-9
-"""Quantiles below this have no ratio."""
+"""Smallest quantile that has a ratio."""
 
 
 class Series(Protocol):
-    """Latencies in seconds, in the order of due times; each is known between two bounds, and a failed one is infinite."""
+    """Latencies in seconds, in the order of due times; each is known between two bounds, and infinite for a failed request."""
 
     @property
     def size(self) -> int: ...
     @property
     def num_failed(self) -> int:
-        """How many failed, were refused or timed out."""
+        """Return the number of requests that failed, were refused or timed out."""
 
     @property
     def num_left(self) -> int:
-        """How many this side left before they were known (`loadtest.judge.window.Bounds.left`)."""
+        """Return the number of values unknown because the generator cancelled their requests (`loadtest.judge.window.Bounds.left`)."""
 
     @property
     def mean_answered_s(self) -> float | None:
-        """Mean of those that are known exactly."""
+        """Return the mean of the exactly known latencies."""
 
     @property
     def low(self) -> Ordered: ...
@@ -44,10 +44,10 @@ class Series(Protocol):
         """As `loadtest.judge.stats.effective_size`."""
 
     def attained(self, limit_s: float) -> float:
-        """Return the share that is known to be at most ``limit_s``."""
+        """Return the share of latencies that are known to be at most ``limit_s``."""
 
     def unknown(self, limit_s: float) -> float:
-        """Return the share that this side left before ``limit_s``: nobody knows on which side of the limit it would have been."""
+        """Return the share that the load generator cancelled before ``limit_s``: it is unknown if these would have kept the limit."""
 
     def left_out(self, q: float) -> Floats:
         """Return the quantile without each of `stats.NUM_BATCHES` blocks, as `numpy.array_split` makes them.
@@ -57,14 +57,14 @@ class Series(Protocol):
 
 
 class InMemory:
-    """Implements `Series` over arrays."""
+    """A `Series` over arrays."""
 
     def __init__(self, low: Floats, high: Floats, *, left: Bools | None = None, blocks_of: Floats | None = None) -> None:
-        """Make a series of the bounds, in the order of due times; both may be the same array, which then is sorted once.
+        """Make a series of the bounds, in the order of due times; if both are the same array, it is sorted only once.
 
         Args:
-            left: As `loadtest.judge.window.Bounds.left`; None: this side left none.
-            blocks_of: The values of ``high`` in the order in which `left_out` makes its blocks; None: as they are in ``high``.
+            left: As `loadtest.judge.window.Bounds.left`; None: no request was cancelled.
+            blocks_of: The values of ``high`` in the order in which `left_out` makes its blocks; None: in the order of ``high``.
         """
         self._high = high
         self._blocks_of = high if blocks_of is None else blocks_of
@@ -101,7 +101,7 @@ class LogRatio(NamedTuple):
 
     middle: float
     error: float
-    """Standard error, of `stats.NUM_BATCHES` - 1 degrees of freedom."""
+    """Standard error, with `stats.NUM_BATCHES` - 1 degrees of freedom."""
 
     def interval(self, confidence: float = stats.CONFIDENCE) -> tuple[float, float, float]:
         """Return the ratio and its interval."""
@@ -110,16 +110,16 @@ class LogRatio(NamedTuple):
 
 
 def failed_ratio(a: Series, b: Series, q: float, confidence: float = stats.CONFIDENCE) -> tuple[float, float, float] | None:
-    """Return the quantile of ``a`` over that of ``b``, and its interval, where that of one run surely lies among requests that failed.
+    """Return the quantile of ``a`` over that of ``b``, and its interval, if one run's quantile surely lies among failed requests.
 
-    The ratio is infinite (``a`` failed there) or 0 (``b`` did). A request that timed out took at least its timeout, so that the end of the
-    interval on the side of 1 is finite. None: neither or both of the runs failed there, the other one cannot bound its quantile, or the
-    load generator left requests of a run.
+    The ratio is infinite (``a`` failed there) or 0 (``b`` did). A request that timed out took at least its timeout, so the end of the
+    interval on the side of 1 is finite. None: neither or both of the runs failed there, the other run cannot bound its quantile, or the
+    load generator cancelled requests of a run.
 
-    By the intervals of the two quantiles, each at ``confidence``, which must not overlap.
+    The intervals of the two quantiles, each at ``confidence``, must not overlap.
     """
     if not (a.resolved and b.resolved) or a.num_left or b.num_left:
-        return None  # nobody knows how long the requests that were left would have taken
+        return None  # it is unknown how long the cancelled requests would have taken
     intervals = [stats.order_interval(each.low, each.high, q, each.worth(q), confidence) for each in (a, b)]
     failed = [stats.order_interval(each.high, each.high, q, each.worth(q), confidence)[0] == math.inf for each in (a, b)]
     (lower_a, upper_a), (lower_b, upper_b) = intervals
@@ -131,15 +131,15 @@ def failed_ratio(a: Series, b: Series, q: float, confidence: float = stats.CONFI
 
 
 def log_ratio(a: Series, b: Series, q: float, *, paired: bool) -> LogRatio | None:
-    """Return the quantile of ``a`` over that of ``b``, or None where one of the runs cannot bound its quantile or has 0 there.
+    """Return the quantile of ``a`` over that of ``b``, or None if a run cannot bound its quantile or has 0 there.
 
-    Where all tokens of an answer came in one read, the times between them are 0, and 0 has no ratio.
+    If all tokens of an answer came in one read, the times between them are 0, and 0 has no ratio.
 
-    A jackknife over blocks of the log ratio, t with 9 degrees; a block bootstrap of the same blocks covered less (p99 at rho 0.8:
-    66 instead of 78 % of 300 runs).
+    The interval is a jackknife over blocks of the log ratio, t with 9 degrees. A block bootstrap of the same blocks covered less
+    (p99 at rho 0.8: 66 instead of 78 % of 300 runs).
 
     Args:
-        paired: Block k of both holds the same requests of one schedule, so that what the schedule does to both cancels.
+        paired: Block k of both holds the same requests of one schedule, so that effects of the schedule cancel.
     """
     if paired and a.size != b.size:
         raise ValueError(f"paired runs must have the same requests, got {a.size} and {b.size}")
@@ -147,7 +147,7 @@ def log_ratio(a: Series, b: Series, q: float, *, paired: bool) -> LogRatio | Non
         bounds = stats.order_interval(each.high, each.high, q, each.worth(q))
         if not (all(map(math.isfinite, bounds)) and each.resolved):
             return None
-    # The quantile of the whole, and then without each block.
+    # The quantile of the whole, then the quantiles without each block.
     found = [np.array([each.high[stats.rank(each.size, q) - 1], *each.left_out(q)]) for each in (a, b)]
     if not all(np.isfinite(values).all() and (values >= LEAST_S).all() for values in found):
         return None

@@ -1,9 +1,8 @@
 """This module computes intervals that hold for latencies of a queue, tests of steadiness and arrival laws, and a sequential pass rule.
 
-Pure: arrays in, numbers out; a generator of random numbers is made here from a seed where one is needed (Philox). Latencies come in
-the order of their due times; a failed request is ``inf``. Latencies of one run depend on each other, so that the textbook interval
-of a percentile covers the truth in 5-50 % of the runs near the knee. What is done instead, and how often that covers the truth, is
-measured by `loadtest.proof.coverage`.
+Pure: arrays in, numbers out; random numbers come from a generator made from a seed (Philox). Latencies are in the order of their due
+times; a failed request is ``inf``. Latencies of one run depend on each other, so the textbook interval of a percentile covers the truth
+in only 5-50 % of the runs near the knee. `loadtest.proof.coverage` measures how often the intervals of this module cover it.
 """
 
 import math
@@ -15,30 +14,32 @@ import numpy.typing as npt
 from scipy import optimize, special
 from scipy import stats as law
 
-from loadtest.quantiles import Floats as Floats  # one import for those who need statistics, too
+from loadtest.quantiles import Floats as Floats  # re-exported, so that users of this module need one import
 from loadtest.quantiles import Ordered as Ordered
 from loadtest.quantiles import quantile as quantile
 from loadtest.quantiles import rank as rank
 
 CONFIDENCE = 0.95
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
-"""Of every distribution."""
+"""Percentiles of every distribution."""
 NUM_BATCHES = 10
-"""Few and long: a batch must hold many relaxation times of the queue. 20 and 30 batches cover up to 15 points less near the knee."""
+"""Number of batches: few and long ones, since a batch must hold many relaxation times of the queue. The intervals of 20 and 30 batches
+cover up to 15 points less near the knee."""
 MIN_COUNTED = 20
-"""Requests that a rate must count to have an interval. So few are skewed, and Student's interval over their parts is too narrow."""
+"""Fewest requests that a rate must count to have an interval. Counts of fewer requests are skewed, and Student's interval over the
+parts is too narrow."""
 LEVELS = (0.5, 0.9)
-"""Where dependence is measured beside the asked percentile: exceedances of a p99 alone are too rare to show it."""
+"""Quantiles at which dependence is measured, in addition to the wanted percentile: values above a p99 are too rare to show it."""
 NUM_PARTS = 40
 MAX_PART_CORRELATION = 0.4
-"""Of neighbouring fortieths of a run; independent samples exceed it in under 1 % of the runs. A guard, no cure: of M/M/32 at rho
-0.95 and 2000 requests, about one relaxation time, 7 % of the runs pass it (with twentieths 21 %), and those are the lucky ones
-whose median is wrong. No rule inside one run can tell them; replicates can."""
+"""Largest correlation of neighbouring fortieths of a run; independent samples exceed it in under 1 % of the runs. The check is not
+perfect: for M/M/32 at rho 0.95 and 2000 requests, about one relaxation time, 7 % of the runs pass it (with twentieths 21 %), and the
+median of those runs is wrong. No rule inside one run can detect them; replicates can."""
 _WIDEN = float(law.norm.ppf(0.975) / law.t.ppf(0.975, NUM_BATCHES - 1)) ** 2
 
 
 def order_ranks(n: int, q: float, confidence: float = CONFIDENCE) -> tuple[int | None, int | None]:
-    """Return the ranks between which the quantile of ``n`` independent samples lies; None: no sample bounds it on that side."""
+    """Return the ranks that bound the quantile of ``n`` independent samples; None: no sample bounds it on that side."""
     if n < 1:
         return None, None
     tail = (1 - confidence) / 2
@@ -50,7 +51,7 @@ def order_interval(low: Ordered, high: Ordered, q: float, n_eff: float, confiden
     """Return the interval of the quantile as if ``n_eff`` of the samples were independent.
 
     Args:
-        low, high: Sorted bounds of each latency; they differ where a request was given up (at least so long, perhaps never).
+        low, high: Sorted bounds of each latency; they differ for a request that was given up (at least so long, perhaps never).
     """
     n = low.size
     n_indep = int(min(n_eff, n))
@@ -61,7 +62,7 @@ def order_interval(low: Ordered, high: Ordered, q: float, n_eff: float, confiden
 
 
 def share_bound(num: float, n: float, confidence: float = CONFIDENCE) -> float:
-    """Return the one-sided upper bound (Clopper-Pearson) of the share of which ``num`` of ``n`` independent samples were seen.
+    """Return the one-sided upper bound (Clopper-Pearson) of a share that ``num`` of ``n`` independent samples had.
 
     Both may be effective sizes (real).
     """
@@ -74,9 +75,9 @@ def _batch_means(values: Floats, num: int) -> Floats:
 
 
 def effective_share(inside: npt.NDArray[np.bool_]) -> float:
-    """Return the independent samples per sample of an indicator series, in (0, 1]: by the variance of its batch means.
+    """Return the independent samples per sample of an indicator series, in (0, 1], from the variance of its batch means.
 
-    It is lowered by (z/t)^2, so that an interval made with z and this size is as wide as one with t and the batches' own variance.
+    The number is lowered by (z/t)^2, so that an interval with z and this size is as wide as one with t and the batches' own variance.
     """
     batches = _batch_means(inside.astype(np.float64), NUM_BATCHES) if inside.size >= NUM_BATCHES else np.empty(0)
     return effective_share_of(float(inside.mean()) if inside.size else 0.0, batches, inside.size)
@@ -91,12 +92,13 @@ def effective_share_of(share: float, batches: Floats, size: int) -> float:
 
 
 def effective_size(values: Floats, q: float, limit: float | None = None, *, ordered: Floats | None = None) -> float:
-    """Return how many independent samples the series is worth for its ``q`` quantile, or for its share up to ``limit``.
+    """Return the number of independent samples that the series is worth for its ``q`` quantile, or for its share up to ``limit``.
 
-    It is the smallest at ``q`` (or ``limit``) and at `LEVELS`: where nearly all are inside, exceedances are too few to tell.
+    It is the smallest of the numbers at ``q`` (or ``limit``) and at `LEVELS`: if nearly all values are inside, the exceedances are too
+    few to show dependence.
 
     Args:
-        ordered: The values sorted, where they already are.
+        ordered: The sorted values, if they exist already.
     """
     if values.size == 0:
         return 0.0
@@ -107,23 +109,23 @@ def effective_size(values: Floats, q: float, limit: float | None = None, *, orde
 
 
 def over(values: Floats, limit: float) -> npt.NDArray[np.bool_]:
-    """Return which values are above the limit; of an infinite limit which are infinite, for a quantile that lies among failures."""
+    """Return which values are above the limit; if the limit is infinite (a quantile among failures), which values are infinite."""
     return values > limit if math.isfinite(limit) else np.isinf(values)
 
 
 def resolved(values: Floats) -> bool:
-    """Return whether the run is long beside the queue's memory: neighbouring fortieths do not resemble each other.
+    """Return whether the run is long compared with the queue's memory: neighbouring fortieths do not resemble each other.
 
-    If they do, no interval from this run alone is honest: its slow swings have not been seen often enough to be measured.
+    If they do, no interval from this run alone is valid: its slow swings were not seen often enough to be measured.
     """
     if values.size < 2 * NUM_PARTS:
-        return True  # too few to tell; intervals of so few have no upper bound at any tail
+        return True  # too few to decide; the intervals of so few values have no upper bound in any tail
     means = _batch_means(np.asarray(law.rankdata(values), dtype=np.float64), NUM_PARTS)
     return lag1(means) < MAX_PART_CORRELATION
 
 
 def lag1(values: Floats) -> float:
-    """Return the correlation of neighbours, -1 <= r <= 1; 0 of a constant series."""
+    """Return the correlation of neighbours, -1 <= r <= 1; 0 for a constant series."""
     centred = values - values.mean()
     power = float(centred @ centred)
     return float(centred[1:] @ centred[:-1]) / power if power > 0 else 0.0
@@ -140,7 +142,7 @@ def replicate_interval(runs: Sequence[Floats], q: float, confidence: float = CON
 
 
 def jackknife_interval(pooled: float, left_out: Floats, confidence: float = CONFIDENCE) -> tuple[float, float, float]:
-    """Return the quantile ``pooled`` of all runs together and its interval, from the quantiles without each of the runs."""
+    """Return the quantile ``pooled`` of all runs together and its interval, from the quantiles without each run."""
     if not (np.isfinite(left_out).all() and math.isfinite(pooled)):
         return pooled, -math.inf, math.inf
     num = left_out.size
@@ -157,8 +159,8 @@ def mean_interval(values: Floats, confidence: float = CONFIDENCE) -> tuple[float
 def rate_interval(batches: Floats, length_s: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Return the interval of a rate per second from the counts in equal parts of ``length_s`` seconds: Student's over the parts.
 
-    A part must hold many requests and last long beside one; counts of neighbouring parts then hardly depend on each other. It is
-    for rates that count `MIN_COUNTED` requests or more.
+    A part must hold many requests and last much longer than a request; counts of neighbouring parts then hardly depend on each other.
+    The rate must count `MIN_COUNTED` requests or more.
     """
     mean, low, high = mean_interval(batches * batches.size / length_s, confidence)
     return max(0.0, min(low, mean)), high
@@ -167,13 +169,13 @@ def rate_interval(batches: Floats, length_s: float, confidence: float = CONFIDEN
 def rate_ratio_interval(
     a: Floats, b: Floats, *, paired: bool, confidence: float = CONFIDENCE
 ) -> tuple[float, float, float] | None:
-    """Return (total of ``a`` over total of ``b``, and its interval), or None where a total without one part is 0.
+    """Return (total of ``a`` over total of ``b``, and its interval), or None if a total without one part is 0.
 
-    A jackknife over the parts of the log ratio, as `loadtest.judge.series.log_ratio`.
+    The interval is a jackknife over the parts of the log ratio, as in `loadtest.judge.series.log_ratio`.
 
     Args:
-        a, b: Counts in as many equal parts of two windows of one length.
-        paired: Part k of both had the same arrivals, so that what the schedule does to both cancels.
+        a, b: Counts in the same number of equal parts of two windows of one length.
+        paired: Part k of both had the same arrivals, so that effects of the schedule cancel.
     """
     left = [total.sum() - total for total in (a, b)]
     if not all((each > 0).all() for each in left):
@@ -187,7 +189,7 @@ def rate_ratio_interval(
 
 
 def dkw_half_width(n_eff: float, confidence: float = CONFIDENCE) -> float:
-    """Return the half width of the band that holds the whole CDF (Dvoretzky-Kiefer-Wolfowitz), 0 < w <= 1."""
+    """Return the half width of the band that contains the whole CDF (Dvoretzky-Kiefer-Wolfowitz), 0 < w <= 1."""
     return 1.0 if n_eff < 1 else min(1.0, math.sqrt(math.log(2 / (1 - confidence)) / (2 * n_eff)))
 
 
@@ -204,7 +206,7 @@ def wilson(share: float, n_eff: float, confidence: float = CONFIDENCE) -> tuple[
 def share_interval(share: float, n_eff: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Return Wilson's interval of a share, whose upper end is not below the bound of Clopper and Pearson; (0, 1) without samples.
 
-    Wilson's upper end is too low for a share near 1 and few samples: of one sample that is over its limit it is 0.79.
+    Wilson's upper end is too low for a share near 1 and few samples: for one sample, over its limit, it is 0.79.
     """
     low, high = wilson(share, n_eff, confidence)
     return low, max(high, share_bound(share * n_eff, n_eff, (1 + confidence) / 2))
@@ -226,7 +228,7 @@ def sequential_verdict(n: float, violations: float, q: float, confidence: float 
 
 
 def samples_to_pass(violations: int, q: float, confidence: float = 0.99) -> int:
-    """Return the smallest n at which so many violations still pass: I(q; n - t, t + 1) <= 1 - c."""
+    """Return the smallest n at which ``violations`` still pass: I(q; n - t, t + 1) <= 1 - c."""
     low, high = violations, violations + 1
     while sequential_verdict(high, violations, q, confidence) != "pass":
         low, high = high, high * 2
@@ -237,7 +239,7 @@ def samples_to_pass(violations: int, q: float, confidence: float = 0.99) -> int:
 
 
 def mser5(values: Floats) -> int:
-    """Return how many leading values to drop so that the mean of the rest is known best (MSER-5); at most half of them.
+    """Return the number of leading values to drop so that the mean of the rest has the smallest error (MSER-5); at most half.
 
     Source: White, "An effective truncation heuristic for bias reduction in simulation output", Simulation 69 (1997).
     """
@@ -252,25 +254,25 @@ def mser5(values: Floats) -> int:
 
 
 def transient_length(values: Floats) -> int:
-    """Return `mser5` of the ranks where the part before it truly differs from the rest, otherwise 0.
+    """Return `mser5` of the ranks if the part before it truly differs from the rest, otherwise 0.
 
-    MSER alone drops 5-40 % of a stationary queue's samples. Ranks: one outlier or a failed request (inf) does not decide.
-    The difference must be 4 standard errors, with a variance of batch means, for the cut point was chosen to make it large.
+    MSER alone drops 5-40 % of a stationary queue's samples. Ranks are used so that one outlier or failed request (inf) does not decide.
+    The difference must be 4 standard errors, by the variance of batch means, because the cut point was chosen to make it large.
     """
     ranks = np.asarray(law.rankdata(values), dtype=np.float64) if values.size else values
     cut = mser5(ranks)
     rest = ranks[cut:]
     if cut < 2 * NUM_BATCHES or rest.size < 2 * NUM_BATCHES:
-        return 0  # a few odd ones at the start prove nothing
+        return 0  # a few outliers at the start prove nothing
     variance = max(float(_batch_means(rest, NUM_BATCHES).var(ddof=1)) * (rest.size // NUM_BATCHES), float(rest.var()))
     error = math.sqrt(variance * (1 / cut + 1 / rest.size))
     return cut if abs(float(ranks[:cut].mean() - rest.mean())) > 4 * error else 0
 
 
 def drift_interval(at: Floats, values: Floats, confidence: float = 0.99) -> tuple[float, float]:
-    """Return the change of ``values`` from the first to the last ``at``, as an interval: a straight line through batch means.
+    """Return the change of ``values`` from the first to the last ``at``, as an interval, by a straight line through batch means.
 
-    The batches' own scatter around the line gives its error, widened by the correlation that is left between neighbours.
+    The scatter of the batches around the line gives its error, widened by the remaining correlation between neighbours.
     """
     x, y = _batch_means(at, NUM_BATCHES), _batch_means(values, NUM_BATCHES)
     x, y = x - x.mean(), y - y.mean()
@@ -284,7 +286,7 @@ def drift_interval(at: Floats, values: Floats, confidence: float = 0.99) -> tupl
 
 
 def little_gap(begin: Floats, end: Floats, window: tuple[float, float]) -> float:
-    """Return (N - rate x time) / N over the window, from the times at which requests came and went: above 0 a shrinking backlog."""
+    """Return (N - rate x time) / N over the window, from the begins and ends of requests; above 0 for a shrinking backlog."""
     low, high = window
     overlap = np.clip(np.minimum(end, high) - np.maximum(begin, low), 0.0, None).sum()
     inside = (begin >= low) & (begin < high)
@@ -292,17 +294,17 @@ def little_gap(begin: Floats, end: Floats, window: tuple[float, float]) -> float
 
 
 def decreasing_fit(shares: Floats, weights: Floats) -> Floats:
-    """Return the weighted least-squares fit that never rises. In the order of rising rates."""
+    """Return the weighted least-squares fit that never rises; the shares are in the order of rising rates."""
     return np.asarray(optimize.isotonic_regression(shares, weights=weights, increasing=False).x, dtype=np.float64)
 
 
 def breakpoint_of(x: Floats, y: Floats, confidence: float = 0.99) -> float | None:
-    """Return the x at which two straight lines that meet fit best (segmented regression), None unless y rises faster beyond it.
+    """Return the x at which two connected straight lines fit best (segmented regression), None unless y rises faster beyond it.
 
-    It must fit better than one line by an F test, and have two values of x on either side. Any order; at least six points.
+    The two lines must fit better than one by an F test, and have two values of x on either side. Any order; at least six points.
     Source: Muggeo, "Estimating regression models with unknown break-points", Statistics in Medicine 22 (2003). Differs: a grid.
     """
-    levels, free = np.unique(x), x.size - 4  # four parameters: two lines that meet
+    levels, free = np.unique(x), x.size - 4  # four parameters: two connected lines
     if levels.size < 4 or free < 2:
         return None
     line = np.column_stack([np.ones_like(x), x])
@@ -320,22 +322,22 @@ def breakpoint_of(x: Floats, y: Floats, confidence: float = 0.99) -> float | Non
 
 @dataclass(frozen=True)
 class ArrivalTests:
-    """p-values that are small where the process is not Poisson of the rate it should have."""
+    """Tests with small p-values if the process is not Poisson with the expected rate."""
 
     gaps_p: float
     """Kolmogorov-Smirnov of the gaps against the exponential law."""
     dispersion: float
-    """Variance over mean of counts in bins that should hold ``per_bin`` each; 1 of a Poisson process."""
+    """Variance over mean of counts in bins with an expected ``per_bin`` each; 1 for a Poisson process."""
     dispersion_p: float
     lag1: float
     lag1_p: float
-    """Of the ranks of neighbouring gaps."""
+    """p-value of the correlation between the ranks of neighbouring gaps."""
 
 
 def arrival_tests(passed: Floats, *, per_bin: float = 20.0) -> ArrivalTests:
     """Test arrivals given as expected counts: ``passed`` is the integral of the law's rate up to each arrival, ascending.
 
-    So every inhomogeneous Poisson law becomes the unit one (time rescaling). At least 50 arrivals and five bins make sense.
+    So every inhomogeneous Poisson law becomes the unit law (time rescaling). Use at least 50 arrivals and five bins.
     """
     gaps = np.diff(passed, prepend=0.0)
     num_bins = max(2, int(passed[-1] / per_bin))

@@ -20,37 +20,37 @@ class Quantile(msgspec.Struct, frozen=True, omit_defaults=True):
 
     q: float
     value_s: float | None
-    """None: it lies beyond all that was measured (``censored_s`` or ``failed``), or there is no sample."""
+    """The percentile; None: it lies beyond all measured values (``censored_s`` or ``failed``), or there is no sample."""
     low_s: float | None = None
     high_s: float | None = None
-    """None: the sample is too small to bound it on that side, or ``high_failed``."""
+    """Upper end of the interval; None: the sample is too small to bound it on that side, or ``high_failed``."""
     censored_s: float | None = None
-    """The percentile is at least this, the timeout: it cannot be told more exactly."""
+    """The timeout, if the percentile is at least that and no more is known."""
     failed: bool = False
-    """The percentile lies among requests that failed, which are infinitely slow. A field of its own: JSON has no infinity."""
+    """Whether the percentile lies among failed requests, which are infinitely slow. A field of its own, because JSON has no infinity."""
     high_failed: bool = False
-    """The upper bound lies among requests that failed, timed out or were left: a larger sample would not make it finite."""
+    """Whether the upper bound lies among requests that failed, timed out or were cancelled: a larger sample would not make it finite."""
 
 
 class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One latency metric over all requests that were due in the window (itl: over their gaps), failed ones as infinite."""
+    """One latency metric over all requests that were due in the window (itl: over their gaps); failed requests are infinite."""
 
     metric: str
-    """ttft, e2e from the due time; send_ttft, send_e2e from sending; lag; tpot, max_itl of a request; itl: each gap between tokens."""
+    """ttft and e2e count from the due time, send_ttft and send_e2e from sending; lag; tpot and max_itl per request; itl: each gap."""
     n: int
     num_failed: int
-    """Of n: failed, timed out, rejected; they stay inside as the largest values."""
+    """Of n, the requests that failed, timed out or were rejected; they count as the largest values."""
     n_eff: float
-    """How many independent samples the series is worth for its p99; each percentile's interval is by its own."""
+    """Number of independent samples that the series is worth for its p99; the interval of each percentile uses its own number."""
     method: str
-    """How the intervals were made."""
+    """Method of the intervals."""
     mean_s: float | None
-    """Of all n; None: some failed, whose time is infinite, or were left."""
+    """Mean of all n; None: some requests failed, whose time is infinite, or were cancelled."""
     quantiles: list[Quantile]
     mean_answered_s: float | None = None
-    """Of those known exactly: n less ``num_failed`` and ``num_left``. Lower than what users had, where some failed or timed out."""
+    """Mean of the exactly known values: n less ``num_failed`` and ``num_left``. Users had a higher mean if requests failed or timed out."""
     num_left: int = 0
-    """Of n: this side left them before the metric was known. They count as at least so long."""
+    """Of n, the requests that the load generator cancelled before the metric was known. They count as "at least so long"."""
 
     def at(self, q: float) -> Quantile | None:
         """Return the percentile; None: it was not computed."""
@@ -58,14 +58,14 @@ class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Gate(msgspec.Struct, frozen=True):
-    """One condition under which the numbers may be believed."""
+    """One condition for the validity of the numbers."""
 
     name: str
     ok: bool
     value: float | None
     limit: float
     text: str
-    """For people: what was seen, and what to do when it is not ok."""
+    """A sentence for readers: the observed value and, if it is not ok, the way out."""
 
 
 class LimitResult(msgspec.Struct, frozen=True):
@@ -74,67 +74,67 @@ class LimitResult(msgspec.Struct, frozen=True):
     limit: str
     verdict: Literal["pass", "fail", "undecided"]
     attained: float
-    """Share of the scheduled requests (of itl: of the gaps) inside the limit, without those that are ``unknown``; 0: all are."""
+    """Share of the scheduled requests (itl: of the gaps) inside the limit, without the ``unknown`` ones; 0 if all are unknown."""
     low: float
     high: float
-    """The 95 % interval. All that is unknown counts as over the limit for ``low``, and as inside for ``high``."""
+    """Upper end of the 95 % interval. Unknown requests count as over the limit for ``low``, and as inside for ``high``."""
     n_eff: float
-    """Independent samples that it was judged by."""
+    """Number of independent samples behind the judgement."""
     unknown: float = 0.0
-    """Share of the scheduled requests that this side left before the limit: it is not known whether they would have kept it."""
+    """Share of the scheduled requests that the load generator cancelled before the limit: it is unknown if they would have kept it."""
 
     @property
     def at_least(self) -> float:
-        """The share that is known to be inside the limit."""
+        """Return the share that is known to be inside the limit."""
         return self.attained * (1 - self.unknown)
 
     @property
     def at_most(self) -> float:
-        """The share that is not known to be over the limit."""
+        """Return the share that is not known to be over the limit."""
         return self.at_least + self.unknown
 
     @property
     def counts(self) -> tuple[float, float]:
-        """The independent samples, and how many of them are not known to be inside the limit; both real."""
+        """Return the independent samples, and how many of them are not known to be inside the limit; both real numbers."""
         return self.n_eff, self.n_eff * (1 - self.at_least)
 
 
 class Throughput(msgspec.Struct, frozen=True):
-    """Per second of the window; requests and tokens."""
+    """Rates of requests and tokens per second of the window."""
 
     offered: float
     completed: float
     goodput: float
-    """Requests inside all limits of the SLO; without an SLO, the completed ones."""
+    """Requests inside all limits of the SLO; without an SLO, completed requests."""
     output_tokens: float
     total_tokens: float | None = None
-    """Prompt tokens included, as some published tables count. None: of some answer the server did not say how many its prompt had."""
+    """Output and prompt tokens, as some published tables count. None: for some answer the server did not report the prompt's tokens."""
     intervals: dict[str, tuple[float, float]] = {}
-    """By field: 95 % interval of the rate that a longer run would have (`loadtest.judge.stats.rate_interval`).
+    """By field, the 95 % interval of the rate that a longer run would have (`loadtest.judge.stats.rate_interval`).
 
-    Without the fields that count fewer than `loadtest.judge.stats.MIN_COUNTED` requests.
+    Fields that count fewer than `loadtest.judge.stats.MIN_COUNTED` requests are left out.
     """
 
 
 class Group(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Some of the window's requests."""
+    """The figures of a group of the window's requests."""
 
     n: int
     num_failed: int
     prompt_tokens: float | None
-    """Mean of what the server counted; None: it did not say."""
+    """Mean of the server's counts; None: the server reported none."""
     ttft_p50_s: float | None
     ttft_p95_s: float | None
-    """None: it lies among the requests that failed."""
+    """The p95 of the TTFT; None: it lies among failed requests."""
     num_good: int | None = None
-    """Those that ended within all limits of the SLO; None: the scenario has none."""
+    """Number of requests inside all limits of the SLO; None: the scenario has none."""
 
 
 class Turn(Group, frozen=True, omit_defaults=True, kw_only=True):
-    """All requests of the window that were their conversation's turn ``number``. All that was said before is in their prompts."""
+    """All requests of the window that were turn ``number`` of their conversation. Their prompts contain all earlier messages."""
 
     number: int
-    """From 1."""
+    """Number of the turn, from 1."""
 
 
 class ClassOfRequests(Group, frozen=True, omit_defaults=True, kw_only=True):
@@ -142,11 +142,11 @@ class ClassOfRequests(Group, frozen=True, omit_defaults=True, kw_only=True):
 
     name: str
     model: str
-    """What they asked."""
+    """The model that the requests named."""
 
 
 class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Everything a report prints. ``distributions`` and ``throughput`` are empty of an invalid run."""
+    """All figures of a report. ``distributions`` and ``throughput`` are empty for an invalid run."""
 
     scenario: str
     verdict: Literal["pass", "slo-missed", "undecided", "invalid"]
@@ -154,7 +154,7 @@ class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     window_s: tuple[float, float]
     gates: list[Gate]
     states: dict[str, int]
-    """How many scheduled requests of the window ended how; ``unaccounted`` has no row."""
+    """Number of the window's scheduled requests by final state; ``unaccounted`` requests have no row."""
     schedule_sha256: str
     slo: list[LimitResult] = []
     throughput: Throughput | None = None
@@ -164,24 +164,24 @@ class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     """Share of reads that held several events: the server or a proxy batches, or the client was late."""
     warmup_cut_s: float = 0.0
     steady: bool | None = None
-    """None: the run was too short to say."""
+    """Whether the run is steady; None: the run was too short to decide."""
     threats: list[str] = []
     """Threats to validity, one sentence each."""
     cost: Cost | None = None
-    """None: the run is invalid, or its window empty."""
+    """Cost of the window; None: the run is invalid, or its window empty."""
     turns: list[Turn] = []
-    """Empty: the scenario has no conversations."""
+    """Figures per turn; empty if the scenario has no conversations."""
     classes: list[ClassOfRequests] = []
-    """Empty: the scenario has one class of requests."""
+    """Figures per class; empty if the scenario has one class of requests."""
     tokens: dict[str, int] = {}
-    """Output tokens by usage, by chunks and by the tokenizer, and how many rows disagree."""
+    """Output tokens by usage, by chunks and by the tokenizer, and the number of rows that disagree."""
 
 
 def read_summary(run: Path) -> Summary:
     """Read summary.json of a run.
 
     Raises:
-        UsageError: There is none, or it is broken, or an earlier version wrote it.
+        UsageError: The file is missing or broken, or an earlier version wrote it.
     """
     path = run / "summary.json"
     try:
@@ -193,15 +193,15 @@ def read_summary(run: Path) -> Summary:
 
 
 def rate_interval(throughput: Throughput, name: str) -> str:
-    """Return such as ``12.3 [11.8, 12.8]``: a rate of the field ``name`` per second, four digits."""
+    """Return text like ``12.3 [11.8, 12.8]``: the rate of the field ``name`` per second, four digits."""
     value, bounds = getattr(throughput, name), throughput.intervals.get(name)
     return f"{value:,.4g}" if bounds is None else f"{value:,.4g} [{bounds[0]:,.4g}, {bounds[1]:,.4g}]"
 
 
 def interval(quantile: Quantile) -> str:
-    """Return such as ``123 ms [118, 130]`` or ``123 ms [118, ∞]``.
+    """Return text like ``123 ms [118, 130]`` or ``123 ms [118, ∞]``.
 
-    ``≥ 120 s`` or ``∞ (failed)`` when the percentile lies among the requests without a value.
+    It is ``≥ 120 s`` or ``∞ (failed)`` if the percentile lies among requests without a value.
     """
     if quantile.value_s is None:
         if quantile.failed:

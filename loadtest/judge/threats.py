@@ -10,23 +10,23 @@ from loadtest.plan.laws import Burst
 from loadtest.wording import share, shown
 
 NOT_ESTIMABLE = "no interval where the run is too short beside its own slow swings"
-"""The method of a distribution whose percentiles one run cannot tell."""
+"""The method of a distribution whose percentiles cannot be estimated from one run."""
 MAX_REASON = 300
-"""Letters of a row's reason, and of the error of a source of figures, that are shown: as many as a run records."""
+"""Shown characters of a row's reason, and of the error of a source of figures: as many as a run records."""
 MAX_COALESCED_SHARE = 0.05
 MAX_CLOCK_DRIFT_S = 0.5
 MAX_READ_LAG_SHARE = 0.1
-"""Of the p99 of the gaps."""
+"""Read lag that is reported as a threat, as a share of the p99 of the gaps."""
 
 
 def threats(records: Records, summary: Summary, items: Window) -> list[str]:
-    """Return what else could explain the figures, or what they cannot say: one sentence each."""
+    """Return the threats: other explanations of the figures, and what the figures cannot show, one sentence each."""
     found = _threats_of_the_run(records, summary) | _threats_of_the_figures(records, summary)
     return [*(sentence for sentence, holds in found.items() if holds), *first_reason(items), *silent_sources(records)]
 
 
 def first_reason(items: Window) -> list[str]:
-    """Return what most of the failed requests were told, which may hold the way out."""
+    """Return the most frequent reason of the failed requests, which may contain the way out."""
     rows = items.records.columns
     failed = items.rows[~rows.is_state("ok", "cancelled")[items.rows]]
     if not failed.size:
@@ -38,14 +38,14 @@ def first_reason(items: Window) -> list[str]:
 
 
 def silent_sources(records: Records) -> list[str]:
-    """Return of which sources of the target's own figures nothing is known, and why."""
+    """Return the sources of the target's own figures that gave nothing, and why."""
     answered = {sample.source for sample in records.server if not sample.error}
     errors = {sample.source: shown(sample.error, MAX_REASON) for sample in records.server if sample.source not in answered}
     said = {source: f"Nothing is known of the target's own figures ({source}): {error}." for source, error in errors.items()}
     if "serve" in errors and "fleet" in answered and not records.scenario.observe.fleet:
         said["serve"] = (
-            f"Ray's dashboard at {records.scenario.observe.ray_dashboard_url} told no replicas ({errors['serve']}): those of this report "
-            "are from the target's /fleet, which does not count ingresses."
+            f"Ray's dashboard at {records.scenario.observe.ray_dashboard_url} reported no replicas ({errors['serve']}): this report "
+            "has those of the target's /fleet, which does not count ingresses."
         )
     return list(said.values())
 
@@ -124,7 +124,7 @@ def _threats_of_the_figures(records: Records, summary: Summary) -> dict[str, boo
 
 
 def _read_lag_and_itl(summary: Summary) -> tuple[float, float]:
-    """Return their p99 in seconds, 0 where one is not known."""
+    """Return the p99 of read lag and of ITL in seconds; 0 if one is unknown."""
     read_s = next((gate.value for gate in summary.gates if gate.name == read_lag_name(0.99)), None)
     itl = summary.distributions.get("itl")
     p99 = itl.at(0.99) if itl else None

@@ -18,17 +18,17 @@ from loadtest.quantiles import rank
 
 @dataclass(frozen=True)
 class Bounds:
-    """One metric of the requests that have it. ``has`` says which do; the rest is theirs, in the order of due times."""
+    """One metric of a window. ``has`` marks the requests that have the metric; the other arrays are theirs, in due order."""
 
     has: Bools
     low: Floats
     high: Floats
     left: Bools
-    """This side left the request before the metric was known: it took at least ``low``, and is no failure of the target."""
+    """Whether the load generator cancelled the request before the metric was known: it took at least ``low``, and did not fail."""
 
 
 def last_positions(ids: Ints, wanted: Ints) -> Ints:
-    """Return the last position of each wanted id in ``ids``; -1: it is not there."""
+    """Return the last position of each wanted id in ``ids``; -1 if it is not there."""
     if not ids.size:
         return np.full(wanted.size, -1)
     order = np.argsort(ids, kind="stable")
@@ -45,12 +45,12 @@ class Window:
     request: Ints
     """Positions in ``records.requests``."""
     row: Ints
-    """Positions in ``records.columns``; -1: there is no row."""
+    """Positions in ``records.columns``; -1 if there is no row."""
     due_s: Floats
 
     @classmethod
     def of(cls, records: Records) -> "Window":
-        """Return all requests that have a due time. In a closed loop those that a client became free for."""
+        """Return all requests that have a due time; in a closed loop, the requests for which a client became free."""
         requests, rows = records.requests, records.columns
         row = last_positions(rows.id, requests.id)
         due_s = requests.due_s.copy()
@@ -61,12 +61,12 @@ class Window:
         return cls(records, index, row[index], due_s[index])
 
     def between(self, low_s: float, high_s: float) -> "Window":
-        """Return the requests that are due from ``low_s`` on and before ``high_s``."""
+        """Return the requests due in [low_s, high_s)."""
         first, end = np.searchsorted(self.due_s, [low_s, high_s], side="left").tolist()
         return Window(self.records, self.request[first:end], self.row[first:end], self.due_s[first:end])
 
     def where(self, mask: Bools) -> "Window":
-        """Return those of the requests that the mask picks."""
+        """Return the requests that the mask selects."""
         return Window(self.records, self.request[mask], self.row[mask], self.due_s[mask])
 
     def __len__(self) -> int:
@@ -78,19 +78,19 @@ class Window:
 
     @cached_property
     def rows(self) -> Ints:
-        """Positions of the rows that there are."""
+        """Return the positions of the existing rows."""
         return self.row[self.row >= 0]
 
     @property
     def states(self) -> dict[str, int]:
-        """How many requests ended how; ``unaccounted`` has no row."""
+        """Return the number of requests by final state; ``unaccounted`` requests have no row."""
         counts = count_states(self.records.columns, self.rows)
         missing = len(self) - self.rows.size
         return dict(counts + Counter({"unaccounted": missing}) if missing else counts)
 
     @cached_property
     def has_gaps(self) -> Bools:
-        """Which requests are streams of several tokens."""
+        """Return which requests are streams of several tokens."""
         requests = self.records.requests
         streams = np.array([self.records.streams.get(name, True) for name in requests.classes], dtype=bool)
         stream = streams[requests.cls[self.request]] if streams.size else np.zeros(len(self), dtype=bool)
@@ -98,7 +98,7 @@ class Window:
         return found
 
     def bounds(self, metric: str) -> Bounds:
-        """As `loadtest.judge.metrics.bounds_s`, of each request; not for ``itl``, which is no value of a request."""
+        """As `loadtest.judge.metrics.bounds_s`, for each request; not for ``itl``, of which a request has many values."""
         rows, there = self.records.columns, self.row >= 0
         low, high = np.full(len(self), np.inf), np.full(len(self), np.inf)
         has = self.has_gaps.copy() if metric in WITHIN else np.ones(len(self), dtype=bool)
@@ -130,7 +130,7 @@ class Window:
         return Bounds(has, low, high, left[has])
 
     def _measured(self, metric: str, index: Ints, begin: Floats) -> Floats:
-        """Return the metric of rows that are ok; NaN: they have none."""
+        """Return the metric of rows that are ok; NaN if a row does not have it."""
         rows = self.records.columns
         if metric.endswith("ttft"):
             return np.asarray(rows.seen_s[index] - begin)
@@ -144,7 +144,7 @@ class Window:
 
     @cached_property
     def gaps(self) -> Gaps:
-        """All gaps between tokens. A request that failed has an infinite one for each token that it still owed, and at least one."""
+        """Return all gaps between tokens. A failed request has an infinite gap for each token that it did not deliver, at least one."""
         limits = [limit for limit in self.records.scenario.slo.limits if limit.metric == "itl"]
         quantiles = sorted({*QUANTILES, *(limit.quantile for limit in limits)})
         return Gaps(self._pieces(), quantiles, [limit.limit_s for limit in limits])
@@ -154,7 +154,7 @@ class Window:
         return Sorted.of(self._pieces()())
 
     def _pieces(self) -> Pieces:
-        """Return what reads the gaps. It must not hold the window, which holds it in `gaps`.
+        """Return a function that reads the gaps. It must not refer to the window, which refers to it by `gaps`.
 
         Such a cycle would keep all records in memory until the garbage collector runs.
         """
@@ -195,7 +195,7 @@ class Window:
         return InMemory(bounds.low, bounds.high, left=bounds.left)
 
     def share_inside(self, limit: Limit) -> float:
-        """Return the share of the requests (of itl: of the gaps that came) that are known to be inside the limit; 1 if there are none."""
+        """Return the share of the requests (itl: of the recorded gaps) that are known to be inside the limit; 1 if there are none."""
         if limit.metric == "itl":
             rows, index = self.records.columns, self.row[self.has_gaps & (self.row >= 0)]
             num, num_inside = rows.num_gaps[index].sum(), rows.gaps_within[limit.limit_s][index].sum()
@@ -205,7 +205,7 @@ class Window:
         return float(num_inside / num) if num else 1.0
 
     def good(self, limits: Sequence[Limit]) -> Bools:
-        """As `loadtest.judge.metrics.is_good`, of each request."""
+        """As `loadtest.judge.metrics.is_good`, for each request."""
         rows, there = self.records.columns, self.row >= 0
         good = np.zeros(len(self), dtype=bool)
         good[there] = rows.is_state("ok")[self.row[there]]
@@ -218,7 +218,7 @@ class Window:
         return good
 
     def _keeps_itl(self, limit: Limit) -> Bools:
-        """Return for which requests so many of their own gaps are inside that their quantile is; those without gaps keep any limit."""
+        """Return which requests keep the limit: the limit's quantile of their own gaps is inside, or they have no gaps."""
         rows = self.records.columns
         num = rows.num_gaps[self.row]
         ranks = np.array([rank(n, limit.quantile) for n in range(int(num.max(initial=0)) + 1)])

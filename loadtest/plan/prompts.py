@@ -29,7 +29,7 @@ _USERS, _SYSTEMS = frozenset({"human", "user"}), frozenset({"system"})
 _COLUMNS = ("conversations", "messages", "prompt")
 
 
-class Record(NamedTuple):
+class PromptRecord(NamedTuple):
     """A record: the system message (empty if there is none), and the user's messages, turn by turn."""
 
     system: str
@@ -37,7 +37,7 @@ class Record(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def read_prompts(path: Path) -> tuple[Record, ...]:
+def read_prompts(path: Path) -> tuple[PromptRecord, ...]:
     """Return the records in the order of the file.
 
     Raises:
@@ -50,7 +50,7 @@ def read_prompts(path: Path) -> tuple[Record, ...]:
         raise UsageError(str(path), f"cannot be read: {exc.strerror}") from exc
     if size > MAX_FILE_BYTES:
         raise UsageError(str(path), f"has {size:,} bytes, at most {MAX_FILE_BYTES:,}; cut it")
-    said: list[Record] = []
+    said: list[PromptRecord] = []
     for number, record in enumerate(_records(path), 1):
         if number > MAX_RECORDS:
             raise UsageError(str(path), f"has more than {MAX_RECORDS:,} records; cut it")
@@ -66,7 +66,7 @@ def prompts_digest(path: Path) -> str:
     return hashlib.sha256(msgspec.json.encode(read_prompts(path))).hexdigest()
 
 
-def record_of(path: Path, *, seed: int, cls: str, first_id: int) -> Record:
+def record_of(path: Path, *, seed: int, cls: str, first_id: int) -> PromptRecord:
     """Return the record for the request ``first_id``, or for the conversation whose first turn has that id."""
     records = read_prompts(path)
     key = hashlib.blake2b(f"{seed}/prompts/{cls}/{first_id}".encode(), digest_size=8).digest()
@@ -119,7 +119,7 @@ def _parquet(path: Path) -> Iterator[Any]:
         raise UsageError(str(path), f"is no Parquet file: {exc}") from exc
 
 
-def _said(path: Path, number: int, record: Any) -> Record:
+def _said(path: Path, number: int, record: Any) -> PromptRecord:
     try:
         if isinstance(record, str):
             return _of_turns([("user", record)])
@@ -135,7 +135,7 @@ def _said(path: Path, number: int, record: Any) -> Record:
         ) from exc
 
 
-def _of_turns(turns: Iterable[tuple[str, Any]]) -> Record:
+def _of_turns(turns: Iterable[tuple[str, Any]]) -> PromptRecord:
     system = ""
     said: list[str] = []
     for who, content in turns:
@@ -146,7 +146,7 @@ def _of_turns(turns: Iterable[tuple[str, Any]]) -> Record:
             system = text
         elif who in _USERS and text.strip():
             said.append(text)
-    return Record(system, tuple(said))
+    return PromptRecord(system, tuple(said))
 
 
 def _text(content: Any) -> str:

@@ -26,7 +26,7 @@ LAG_S = 0.0005
 """Each request leaves so long after it was due."""
 
 
-class Cost(msgspec.Struct, frozen=True):
+class AnalysisCost(msgspec.Struct, frozen=True):
     """Of one analysis, and what it found."""
 
     requests: int
@@ -106,10 +106,10 @@ def _row(request: ScheduledRequest, rng: np.random.Generator) -> Row:
     return answered(request, ms.tolist())
 
 
-def cost_of(run: Path) -> Cost:
+def cost_of(run: Path) -> AnalysisCost:
     """Analyse the run in a process bound to one core."""
     ended = subprocess.run([sys.executable, "-c", _ANALYSIS, str(run)], capture_output=True, text=True, check=True)
-    return msgspec.json.decode(ended.stdout.splitlines()[-1], type=Cost)
+    return msgspec.json.decode(ended.stdout.splitlines()[-1], type=AnalysisCost)
 
 
 def measured(run: str) -> None:

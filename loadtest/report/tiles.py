@@ -14,7 +14,7 @@ LATENCIES = {"ttft": "TTFT", "e2e": "E2E"}
 ANSWERED = ("ok", "cancelled")
 
 
-class Line(NamedTuple):
+class TileLine(NamedTuple):
     """One figure of a tile."""
 
     name: str
@@ -25,7 +25,7 @@ class Line(NamedTuple):
 
 class Tile(NamedTuple):
     label: str
-    lines: list[Line]
+    lines: list[TileLine]
 
 
 def tiles(summary: Summary, manifest: Manifest) -> list[Tile]:
@@ -48,32 +48,32 @@ def _figures(summary: Summary) -> Iterator[Tile]:
         yield Tile("cost", lines)
     if num := sum(summary.states.values()):
         num_failed = num - sum(summary.states.get(state, 0) for state in ANSWERED)
-        yield Tile("errors", [Line("", share(num_failed / num), f"{num_failed:,} of {num:,} requests")])
+        yield Tile("errors", [TileLine("", share(num_failed / num), f"{num_failed:,} of {num:,} requests")])
 
 
-def cost_lines(cost: Cost) -> Iterator[Line]:
+def cost_lines(cost: Cost) -> Iterator[TileLine]:
     """Yield what is known of the cost of a window."""
     if cost.tokens_per_good is not None:
-        yield Line("", _short(cost.tokens_per_good), "output tokens per good request")
+        yield TileLine("", _short(cost.tokens_per_good), "output tokens per good request")
     if cost.replica_s is not None:
-        yield Line("", _short(cost.replica_s), f"replica-seconds in {cost.seen_s:,.0f} s")
+        yield TileLine("", _short(cost.replica_s), f"replica-seconds in {cost.seen_s:,.0f} s")
     if cost.replica_s_per_good is not None:
-        yield Line("", _short(cost.replica_s_per_good), "replica-seconds per good request")
+        yield TileLine("", _short(cost.replica_s_per_good), "replica-seconds per good request")
     if cost.gpu_s is not None:
-        yield Line("", _short(cost.gpu_s), f"GPU-seconds in {cost.seen_s:,.0f} s")
+        yield TileLine("", _short(cost.gpu_s), f"GPU-seconds in {cost.seen_s:,.0f} s")
     if cost.gpu_s_per_good is not None:
-        yield Line("", _short(cost.gpu_s_per_good), "GPU-seconds per good request")
+        yield TileLine("", _short(cost.gpu_s_per_good), "GPU-seconds per good request")
 
 
-def _latency(q: float, at: Quantile) -> Line:
+def _latency(q: float, at: Quantile) -> TileLine:
     value, _, bounds = interval(at).partition(" [")
-    return Line(percentile(q), value, f"[{bounds}" if bounds else "")
+    return TileLine(percentile(q), value, f"[{bounds}" if bounds else "")
 
 
-def _rate(name: str, done: Throughput, field: str) -> Line:
+def _rate(name: str, done: Throughput, field: str) -> TileLine:
     bounds = done.intervals.get(field)
     note = "" if bounds is None or field == "offered" else f"[{_short(bounds[0])}, {_short(bounds[1])}]"
-    return Line(name, _short(getattr(done, field)), note)
+    return TileLine(name, _short(getattr(done, field)), note)
 
 
 def _short(rate: float) -> str:
@@ -85,6 +85,6 @@ def _date(summary: Summary, manifest: Manifest) -> Tile:
     start, end = summary.window_s
     lasted = f"{max(0.0, end - start):,.0f} s measured"
     if not manifest.epoch_unix_s:
-        return Tile("date", [Line("", "never began", lasted)])
+        return Tile("date", [TileLine("", "never began", lasted)])
     began = datetime.fromtimestamp(manifest.epoch_unix_s, UTC)
-    return Tile("date", [Line("", f"{began:%Y-%m-%d}", f"{began:%H:%M} UTC, {lasted}")])
+    return Tile("date", [TileLine("", f"{began:%Y-%m-%d}", f"{began:%H:%M} UTC, {lasted}")])

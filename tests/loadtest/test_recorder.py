@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.errors import UsageError
-from loadtest.recorder import Batch, End, Ledger, LineFile, Recorder, as_lines, claim, replace_file, write_manifest
+from loadtest.recorder import Batch, BatchLedger, End, LineFile, Recorder, as_lines, claim, replace_file, write_manifest
 from loadtest.records import HealthSample, Manifest, Row, RunEvent, part_of, read_lines, read_manifest
 
 
@@ -20,8 +20,8 @@ def a_batch(worker: int, number: int, num_rows: int = 2) -> Batch:
     return Batch(worker, number, num_rows, as_lines(rows), as_lines(health))
 
 
-def filled(numbers: list[int], end: End | None) -> Ledger:
-    ledger = Ledger(1)
+def filled(numbers: list[int], end: End | None) -> BatchLedger:
+    ledger = BatchLedger(1)
     for number in numbers:
         ledger.add(a_batch(0, number))
     if end:
@@ -43,7 +43,7 @@ def test_any_other_batches_than_those_that_were_sent_are_a_problem(numbers: list
 
 
 def test_a_worker_that_never_ended_is_a_problem() -> None:
-    ledger = Ledger(2)
+    ledger = BatchLedger(2)
     ledger.add(a_batch(1, 0))
     ledger.end(End(0, 0, 0))
     assert (ledger.num_ended(), ledger.all_ended()) == (1, False)

@@ -79,7 +79,7 @@ COVERED = {
 """Not measured here but by pytest: claim, folder, files."""
 
 
-class Finding(msgspec.Struct, frozen=True):
+class TableLine(msgspec.Struct, frozen=True):
     """A line of the table."""
 
     test: str
@@ -101,7 +101,7 @@ class Result(msgspec.Struct, frozen=True):
     quick: bool
     versions: dict[str, str]
     machine: Machine
-    findings: list[Finding]
+    findings: list[TableLine]
     num_repeated: int
     """Runs that the generator called invalid."""
 
@@ -123,7 +123,7 @@ def selftest(*, quick: bool = False, only: str = "", out: Path | None = None) ->
             claim(out)
         folder = out or Path(stack.enter_context(TemporaryDirectory(prefix="selftest-")))
         bench = Bench(folder, quick=quick)
-        findings: list[Finding] = []
+        findings: list[TableLine] = []
         for check in chosen:
             begin_s = time.monotonic()
             findings += (new := carried_out(check, bench))
@@ -152,18 +152,18 @@ def choose(only: str, *, quick: bool) -> list[Check]:
     return [check._replace(cases=check.cases[: check.num_quick]) for check in chosen if check.num_quick] if quick else chosen
 
 
-def covered(only: str) -> list[Finding]:
+def covered(only: str) -> list[TableLine]:
     """Return a line for each test that pytest runs."""
     chosen = only.split(",") if only else COVERED
     rule = "pytest passes them; `make selftest-loadtest` runs them too, and leaves pytest.xml"
     return [
-        Finding(test, claimed, rule, folder, files, "", "covered")
+        TableLine(test, claimed, rule, folder, files, "", "covered")
         for test, (claimed, folder, files) in COVERED.items()
         if test in chosen
     ]
 
 
-def carried_out(check: Check, bench: Bench) -> list[Finding]:
+def carried_out(check: Check, bench: Bench) -> list[TableLine]:
     """Carry out each case, again as long as nothing but time is wrong, `TRIES` times at most; return what was seen last."""
     claimed, _, rule = (" ".join(part.split()) for part in (check.run.__doc__ or "").partition(".\n\n"))
     findings = []
@@ -177,7 +177,7 @@ def carried_out(check: Check, bench: Bench) -> list[Finding]:
             failed = [point for point in points if point.verdict == "FAIL"]
             tries += 1
             again = bool(failed) and all(point.timing for point in failed) and tries < TRIES
-        findings += [Finding(check.test, claimed, rule, p.case, p.seen, p.limit, p.verdict, tries, pressure) for p in points]
+        findings += [TableLine(check.test, claimed, rule, p.case, p.seen, p.limit, p.verdict, tries, pressure) for p in points]
     return findings
 
 
@@ -193,7 +193,7 @@ def points_of(points: Iterator[Point]) -> Iterator[Point]:
         yield Point("", f"{type(exc).__name__}: {exc}", "no error", "FAIL")
 
 
-def table_of(findings: Sequence[Finding]) -> Table:
+def table_of(findings: Sequence[TableLine]) -> Table:
     table = Table("test", "claim", "seen", "limit", "verdict")
     colours = {"pass": "green", "FAIL": "bold red"}
     claimed = ""

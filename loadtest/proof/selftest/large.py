@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Iterator
 
-from loadtest.proof.many import TOKENS, Cost, cost_of, write_run
+from loadtest.proof.many import TOKENS, AnalysisCost, cost_of, write_run
 from loadtest.proof.selftest.bench import Bench, Point, judged
 
 NUM = 1_000_000
@@ -36,7 +36,7 @@ def t21_large(bench: Bench) -> Iterator[Point]:
     yield judged("CPU time", f"{cost.cpu_s:.0f} s", f"<= {CPU_S:.0f} s", cost.cpu_s <= CPU_S, timing=True)
 
 
-def _analysed(bench: Bench, num: int) -> tuple[Cost, Point]:
+def _analysed(bench: Bench, num: int) -> tuple[AnalysisCost, Point]:
     """Write a run of about so many requests, analyse it and remove it: a million are 3 GB."""
     folder = bench.new_folder()
     try:

@@ -96,7 +96,7 @@ def _num_tokens(prompts: list[str | list[int]]) -> int:
     return sum(len(prompt.split()) if isinstance(prompt, str) else len(prompt) for prompt in prompts)
 
 
-class Answer:
+class ScriptedAnswer:
     """The writes that make one answer, failures included. When they end, so does the answer."""
 
     def __init__(self, asked: Asked, law: Law, timing: Timing, failure: Failure | None, *, number: int, created: int) -> None:

@@ -70,7 +70,7 @@ class Entry(msgspec.Struct):
             self.tokens_sent += num_tokens
 
 
-class Ledger:
+class TruthLedger:
     """Requests that run and those that ended."""
 
     def __init__(self, law: Law, log: BinaryIO) -> None:

@@ -15,9 +15,9 @@ from typing import BinaryIO, TypeVar, cast
 import httptools
 import uvloop
 
-from loadtest.proof.truth.answer import PATHS, Answer, Refused, Step, error_body, parse, whole
+from loadtest.proof.truth.answer import PATHS, Refused, ScriptedAnswer, Step, error_body, parse, whole
 from loadtest.proof.truth.laws import Laws
-from loadtest.proof.truth.ledger import Entry, Ledger, Outcome
+from loadtest.proof.truth.ledger import Entry, Outcome, TruthLedger
 from loadtest.proof.truth.settings import Failure, Law
 
 _OUTCOMES: dict[str, Outcome] = {
@@ -81,10 +81,12 @@ class Alarm:
                 os.read(self._fd, 8)
 
 
-class Exchange:
+class ScriptedExchange:
     """One answer on its way; ``entry`` is None where nothing is logged."""
 
-    def __init__(self, server: "Server", connection: "Connection", steps: Iterator[Step], entry: Entry | None = None) -> None:
+    def __init__(
+        self, server: "LawServer", connection: "LawConnection", steps: Iterator[Step], entry: Entry | None = None
+    ) -> None:
         self._server = server
         self._connection = connection
         self._steps = steps
@@ -118,14 +120,14 @@ class Exchange:
             self._server.ledger.end(self._entry, outcome)
 
 
-class Connection(asyncio.Protocol):
+class LawConnection(asyncio.Protocol):
     """HTTP/1.1 on one socket; requests that come while one is answered wait their turn."""
 
-    def __init__(self, server: "Server") -> None:
+    def __init__(self, server: "LawServer") -> None:
         self._server = server
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: list[tuple[str, str, str, bytes, bool]] = []
-        self._exchange: Exchange | None = None
+        self._exchange: ScriptedExchange | None = None
         self._keep_alive = True
         self._num_answered = 0
         self.number = next(server.connection_numbers)
@@ -197,29 +199,29 @@ class Connection(asyncio.Protocol):
             exchange.end(outcome)
 
 
-class Server:
+class LawServer:
     """What all connections share."""
 
     def __init__(self, law: Law, alarm: Alarm, log: BinaryIO, *, seed: int) -> None:
         self.law = law
         self.alarm = alarm
-        self.ledger = Ledger(law, log)
+        self.ledger = TruthLedger(law, log)
         self.origin_s = 0.0
         """Monotonic time of the first generation request; 0: none came yet."""
-        self.connections: set[Connection] = set()
+        self.connections: set[LawConnection] = set()
         self.connection_numbers = itertools.count(1)
         self._laws = Laws(law, seed=seed)
         self._numbers = itertools.count(1)
 
-    def exchange(self, connection: Connection, method: str, path: str, request_id: str, body: bytes) -> Exchange:
+    def exchange(self, connection: LawConnection, method: str, path: str, request_id: str, body: bytes) -> ScriptedExchange:
         """Return the answer to a request that has just been read."""
         now = time.monotonic()
         if method == "POST" and path in PATHS:
             self.origin_s = self.origin_s or now
             entry = Entry(request_id, next(self._numbers), connection.number, path, now, time.time(), writes=[])
-            return Exchange(self, connection, self._generation(entry, body), entry)
+            return ScriptedExchange(self, connection, self._generation(entry, body), entry)
         accepted_s = self._laws.real_time(self._laws.server_time(now - self.origin_s)) if self.origin_s else 0.0
-        return Exchange(self, connection, iter([(accepted_s, self._information(method, path, now), 0)]))
+        return ScriptedExchange(self, connection, iter([(accepted_s, self._information(method, path, now), 0)]))
 
     def _information(self, method: str, path: str, now: float) -> bytes:
         match method, path:
@@ -251,7 +253,7 @@ class Server:
             num_chunks *= failure.kind not in ("drop", "status", "html")  # these never get as far as a slot
         timing = self._laws.timing(key, arrival_s=arrival_s, num_chunks=num_chunks, prompt_tokens=asked.prompt_tokens)
         self.ledger.begin(entry, asked, timing)
-        return Answer(asked, self.law, timing, failure, number=entry.number, created=int(entry.arrival_unix_s)).steps()
+        return ScriptedAnswer(asked, self.law, timing, failure, number=entry.number, created=int(entry.arrival_unix_s)).steps()
 
 
 @contextlib.asynccontextmanager
@@ -263,8 +265,8 @@ async def serve(law: Law, *, log: Path, host: str = "127.0.0.1", port: int = 0, 
     """
     loop = asyncio.get_running_loop()
     with log.open("ab") as file, contextlib.closing(Alarm(loop)) as alarm:
-        server = Server(law, alarm, file, seed=seed)
-        listener = await loop.create_server(lambda: Connection(server), host, port, backlog=4096)
+        server = LawServer(law, alarm, file, seed=seed)
+        listener = await loop.create_server(lambda: LawConnection(server), host, port, backlog=4096)
         try:
             yield f"http://{host}:{listener.sockets[0].getsockname()[1]}"
         finally:

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from openai.types import Completion
 
-from benchmarks.static_batching.answers import Answer, StreamOptions, body_of, parse_ask, single_prompt, stream_of
+from benchmarks.static_batching.answers import StaticAnswer, StreamOptions, body_of, parse_ask, single_prompt, stream_of
 from benchmarks.static_batching.engines import BatchRequest, own_tokens
 from benchmarks.static_batching.settings import parse_static
 from serve_app.errors import BadRequest, ConfigError, ModelNotFound
 
-ANSWER = Answer("so", prompt_tokens=3, output_tokens=2, finish_reason="length")
+ANSWER = StaticAnswer("so", prompt_tokens=3, output_tokens=2, finish_reason="length")
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 SIMULATED = {"name": "m", "model": "x", "max_prompt_tokens": 512, "simulated": {"profile": "a100-40gb-llama-13b"}}
 

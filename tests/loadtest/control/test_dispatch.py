@@ -1,6 +1,6 @@
 """A worker's share of a run: what a stop leaves, conversations, and which class asks which model.
 
-Those that drive a `Load` do so in a process of its own, because the dispatcher comes with Locust, which patches it.
+Those that drive a `WorkerLoad` do so in a process of its own, because the dispatcher comes with Locust, which patches it.
 """
 
 import json
@@ -31,14 +31,14 @@ from tests.loadtest.whole_runs import a_scenario
 STOPPED = """
 import json, sys, time
 import gevent, msgspec
-from loadtest.control.dispatch import Load, Plan
+from loadtest.control.dispatch import WorkerLoad, WorkerPlan
 from loadtest.plan.scenario import parse_scenario
 from loadtest.plan.schedule import make_schedule
 scenario = parse_scenario(json.loads(sys.argv[1]))
 part = make_schedule(scenario).requests
 said = []
-plan = Plan(0, 1, "http://127.0.0.1:1", "truth", "x-", scenario.model_dump(mode="json"), part, 10.0)
-load = Load(plan, api_key="", send=lambda name, data: said.append((name, data)), fire=lambda **_: None)
+plan = WorkerPlan(0, 1, "http://127.0.0.1:1", "truth", "x-", scenario.model_dump(mode="json"), part, 10.0)
+load = WorkerLoad(plan, api_key="", send=lambda name, data: said.append((name, data)), fire=lambda **_: None)
 driver = gevent.spawn(load.drive)
 load.start(time.perf_counter() + 5.0)
 for _ in range(100):
@@ -52,7 +52,7 @@ print(json.dumps([[(row["id"], row["state"], row["reason"]) for row in rows], sa
 TALK = """
 import json, sys, time
 import gevent, msgspec
-from loadtest.control.dispatch import Load, Plan
+from loadtest.control.dispatch import WorkerLoad, WorkerPlan
 from loadtest.plan.scenario import parse_scenario
 from loadtest.plan.schedule import make_schedule
 scenario = parse_scenario(json.loads(sys.argv[1]))
@@ -62,8 +62,8 @@ for request in made:
     if request.after == part[-1].id:
         part.append(request)
 said = []
-plan = Plan(0, 1, sys.argv[2], "m", "x-", scenario.model_dump(mode="json"), part, 60.0)
-load = Load(plan, api_key="", send=lambda name, data: said.append((name, data)), fire=lambda **_: None)
+plan = WorkerPlan(0, 1, sys.argv[2], "m", "x-", scenario.model_dump(mode="json"), part, 60.0)
+load = WorkerLoad(plan, api_key="", send=lambda name, data: said.append((name, data)), fire=lambda **_: None)
 load.make_ready()
 driver = gevent.spawn(load.drive)
 load.start(time.perf_counter())
@@ -73,11 +73,11 @@ print(json.dumps([json.loads(line) for name, data in said if name == "lt-rows" f
 # A worker that is given the master's plan and reads its own files.
 PLANNED = """
 import json, sys
-from loadtest.control.dispatch import Load, Plan
+from loadtest.control.dispatch import WorkerLoad, WorkerPlan
 from loadtest.plan.scenario import RECORDED, parse_scenario
 scenario = parse_scenario(json.loads(sys.argv[1]), context=RECORDED)
-plan = Plan(0, 1, "http://127.0.0.1:1", "m", "x-", scenario.model_dump(mode="json"), [], 10.0, workload=sys.argv[2])
-Load(plan, api_key="", send=print, fire=print)
+plan = WorkerPlan(0, 1, "http://127.0.0.1:1", "m", "x-", scenario.model_dump(mode="json"), [], 10.0, workload=sys.argv[2])
+WorkerLoad(plan, api_key="", send=print, fire=print)
 """
 
 

@@ -118,7 +118,7 @@ def test_each_start_from_locusts_web_ui_is_a_run_of_the_host_that_was_typed(targ
 WORKER = """
 import sys, time, msgspec
 from locust.env import Environment
-from loadtest.control.dispatch import Epoch, Plan, boot_id, install_worker
+from loadtest.control.dispatch import Epoch, WorkerPlan, boot_id, install_worker
 
 environment = Environment()
 runner = environment.create_local_runner()
@@ -127,7 +127,7 @@ heard = {}
 for name in ("lt-ready", "lt-failed"):
     runner.register_message(name, lambda msg, name=name, **_: heard.update({name: msg.data}))
 scenario = {"name": "x", "arrival": {"law": "poisson", "rate": 1}}
-plan = Plan(0, 1, "http://127.0.0.1:1", "m", "lt-", scenario, [], 1.0)
+plan = WorkerPlan(0, 1, "http://127.0.0.1:1", "m", "lt-", scenario, [], 1.0)
 runner.send_message("lt-plan", msgspec.json.encode(plan))
 while not heard:
     time.sleep(0.01)

@@ -316,10 +316,10 @@ def test_a_warm_up_that_was_found_in_one_run_is_named(tmp_path: Path) -> None:
     found = compare(a, b)
     assert found.num_common == 1000
     said = [threat for threat in found.threats if "warm-up" in threat]
-    assert said == ["The warm-up of a took 20 s, not the 5 s of the scenario: what was due before is left out of both runs."]
+    assert said == ["The warm-up of a took 20 s, not the 5 s of the scenario: earlier requests are left out of both runs."]
     other = write_run(tmp_path / "other", 1200, warmup_s=5, session="other")
     said = [threat for threat in compare(a, other).threats if "warm-up" in threat]
-    assert said == ["The warm-up of a took 20 s, not the 5 s of the scenario: what was due before is left out of that run."]
+    assert said == ["The warm-up of a took 20 s, not the 5 s of the scenario: earlier requests are left out of that run."]
 
 
 def test_runs_of_two_scenarios_are_said_to_be_and_goodput_under_two_slos_has_no_ratio(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_where_fleet_stands_in_for_rays_dashboard_the_report_says_so(tmp_path: P
     samples = [ServerSample(0.0, "serve", error="refused"), ServerSample(0.0, "fleet", {"replicas_ready/replica-a": 1.0})]
     (run / "server.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(samples))
     told = {
-        False: "Ray's dashboard at http://127.0.0.1:8265 told no replicas (refused): those of this report are from the target's /fleet, "
+        False: "Ray's dashboard at http://127.0.0.1:8265 reported no replicas (refused): this report has those of the target's /fleet, "
         "which does not count ingresses.",
         True: "Nothing is known of the target's own figures (serve): refused.",
     }

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from loadtest.errors import UsageError
-from loadtest.plan.prompts import Record, prompts_digest, read_prompts
+from loadtest.plan.prompts import PromptRecord, prompts_digest, read_prompts
 from loadtest.plan.scenario import RECORDED, Scenario, parse_scenario
 from loadtest.plan.schedule import make_schedule
 from loadtest.plan.workload import answer_messages, body_of, fingerprint
@@ -29,7 +29,7 @@ SHAREGPT = [
     {"id": "b", "conversations": [{"from": "gpt", "value": "nobody asked"}]},
     {"id": "c", "conversations": [{"from": "system", "value": "be brief"}, {"from": "human", "value": "four five six"}]},
 ]
-RECORDS = (Record("", ("one two", "three")), Record("be brief", ("four five six",)))
+RECORDS = (PromptRecord("", ("one two", "three")), PromptRecord("be brief", ("four five six",)))
 MESSAGES = [
     {
         "messages": [
@@ -66,7 +66,7 @@ def test_single_prompts_and_a_column_of_them(tmp_path: Path) -> None:
     lines, column = tmp_path / "lines.jsonl", tmp_path / "column.parquet"
     lines.write_text('{"prompt": "a"}\n"b"\n\n')
     parquet.write_table(pa.table({"prompt": ["a", "b"], "other": [1, 2]}), column)
-    assert read_prompts(lines) == read_prompts(column) == (Record("", ("a",)), Record("", ("b",)))
+    assert read_prompts(lines) == read_prompts(column) == (PromptRecord("", ("a",)), PromptRecord("", ("b",)))
 
 
 def test_a_record_with_calls_of_tools_and_parts_of_text_counts_as_what_its_user_said(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_record_with_calls_of_tools_and_parts_of_text_counts_as_what_its_user_
     shared = [{"from": "human", "value": "one"}, {"from": "function_call", "value": {"name": "f"}}, {"from": "gpt"}]
     path = tmp_path / "tools.jsonl"
     path.write_text("\n".join(json.dumps(record) for record in ({"messages": messages}, {"conversations": shared})))
-    assert read_prompts(path) == (Record("be brief", ("one\ntwo", "three")), Record("", ("one",)))
+    assert read_prompts(path) == (PromptRecord("be brief", ("one\ntwo", "three")), PromptRecord("", ("one",)))
 
 
 @pytest.mark.parametrize(
