@@ -1,4 +1,4 @@
-"""``build(args)`` composes the Serve application: the import path for RayService, ``serve run`` and ``serve-app up``. It decides nothing."""
+"""``build(args)`` composes the Serve application: the import path for RayService, ``serve run`` and ``serve-app up``. Decides nothing."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Settings of all tests, and which of them share a worker of pytest-xdist."""
+"""This file has the settings of all tests, and groups the tests that share a worker of pytest-xdist."""
 
 import pytest
 from hypothesis import settings

@@ -1,4 +1,4 @@
-"""Ports of this machine for servers that tests start."""
+"""Tests get ports of this machine for their servers here."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""An HTTP server of a test, in a thread while a block lasts."""
+"""A test runs an HTTP server here, in a thread while a block lasts."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The autoscaler's notes, and what it knows, on their way to the lease board, without Ray."""
+"""The autoscaler's notes and memory reach the lease board, without Ray."""
 
 import threading
 

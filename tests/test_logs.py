@@ -1,4 +1,4 @@
-"""The configuration in the log: whole, but for what may be a secret."""
+"""The log shows the configuration whole, except for values that may be secrets."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""The board as a plain object with its own clock; no Ray."""
+"""These tests run the lease board as a plain object with its own clock; no Ray."""
 
 import asyncio
 import pickle

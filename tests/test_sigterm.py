@@ -1,4 +1,4 @@
-"""SIGTERM to a worker of Ray that has an `OrderlyEnd`: Ray's own handler of the signal in a process of its own, without a cluster."""
+"""SIGTERM reaches a worker of Ray that has an `OrderlyEnd`: Ray's own handler in a process of its own, without a cluster."""
 
 import asyncio
 import contextlib

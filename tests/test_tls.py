@@ -1,4 +1,7 @@
-"""Links with certificates, on both event loops. Both ends use `TlsConnection`; some tests put the TLS of the event loop at one end."""
+"""These tests link both ends with certificates, on both event loops.
+
+Both ends use `TlsConnection`; some tests put the TLS of the event loop at one end.
+"""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Weights on a volume: what counts as complete, and what is refused. The hub is a small HTTP server that speaks its API."""
+"""Weights on a volume are marked when complete, and refused when damaged. The hub is a small HTTP server that answers as its API does."""
 
 import hashlib
 import json

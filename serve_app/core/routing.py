@@ -1,4 +1,4 @@
-"""A routing policy chooses the replica of the next attempt. This module has the interface, its input `ReplicaState`, and the choice by load.
+"""A routing policy chooses the replica of an attempt. This module has the interface, its input `ReplicaState`, and the choice by load.
 
 Pure; only ``FleetState`` calls it. `affinity.py` has the choice by what replicas have cached.
 """

@@ -1,4 +1,4 @@
-"""Serve's controller as the policy sees it: targets, reports of members, and the policy's own state between two calls."""
+"""`Controller` stands for Serve's controller as the policy sees it: targets, members' reports, and the policy's state between calls."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""A model and its replicas as the autoscaler sees them, second by second: arrivals by chance, batches that follow them, no queue."""
+"""`Plant` is a model and its replicas as the autoscaler sees them each second: arrivals by chance, batches that follow them, no queue."""
 
 import math
 import random

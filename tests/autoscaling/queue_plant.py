@@ -1,4 +1,4 @@
-"""The plant with a queue: replicas whose batch is full leave the rest waiting, and new ones work it off."""
+"""`QueuePlant` adds a queue to the plant: requests that full batches leave wait, and new replicas work the queue off."""
 
 from dataclasses import dataclass, replace
 

@@ -1,4 +1,4 @@
-"""Expected values: made-up step times that the fit must find again, and the birth-death process summed up term by term."""
+"""These tests give the fit made-up step times that it must find again, and sum up the birth-death process term by term."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Lines of batches in the autoscaler: by their deadlines, and not as a queue that is to be emptied at once."""
+"""The autoscaler serves lines of batches by their deadlines, and not as a queue that must be emptied at once."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,7 @@
-"""One model's decisions. The plant's request is 0.08 s of work; the SLO allows a batch of 87, a utilization of about 0.6."""
+"""These tests follow one model's decisions.
+
+A request of the plant is 0.08 s of work; the SLO allows a batch of 87, a utilization of about 0.6.
+"""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""The autoscaler's log, written and read back."""
+"""These tests write the autoscaler's log and read it back."""
 
 import gzip
 import json

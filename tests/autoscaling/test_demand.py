@@ -1,4 +1,4 @@
-"""What is said of arrivals of a known rate: chance is no step and no growth, and a step is known within seconds."""
+"""These tests measure arrivals of a known rate: chance is no step and no growth, and a step is known within seconds."""
 
 from statistics import fmean, pstdev
 

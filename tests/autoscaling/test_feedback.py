@@ -1,4 +1,4 @@
-"""Measured steps and late first tokens, against the law of the stationary batch by hand."""
+"""These tests compare the feedback on measured steps and late first tokens with the law of the stationary batch, worked out by hand."""
 
 from dataclasses import dataclass, replace
 

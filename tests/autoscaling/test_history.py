@@ -1,4 +1,4 @@
-"""What the arrivals of the last minutes say of themselves, against laws that are known."""
+"""These tests compare the means of the last minutes' arrivals with known laws."""
 
 import random
 from statistics import fmean

@@ -1,4 +1,4 @@
-"""What an autoscaler knows, as the next controller gets it."""
+"""An autoscaler's memory reaches the next controller, and only where it fits."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What is learnt of answers and prompts from the requests that run, and from those that ended."""
+"""The autoscaler learns the lengths of answers and prompts from the requests that run, and from those that ended."""
 
 import random
 from collections.abc import Iterator

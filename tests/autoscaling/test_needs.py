@@ -1,4 +1,4 @@
-"""How long replicas stay, in seconds of observations and by hand."""
+"""These tests check how long replicas stay, in seconds of observations and by hand."""
 
 from serve_app.autoscaling.needs import MISSING_S, Needs
 

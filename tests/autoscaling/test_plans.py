@@ -1,4 +1,4 @@
-"""Plans over a plant with a queue: what steps, long starts, trickles and longer prompts cost in replicas and in late first tokens."""
+"""Plans over a plant with a queue show what steps, long starts, trickles and longer prompts cost in replicas and late first tokens."""
 
 import math
 from dataclasses import replace

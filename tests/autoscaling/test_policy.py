@@ -1,4 +1,4 @@
-"""What the policy decides when Serve's controller calls it, and what it says of that."""
+"""Serve's controller calls the policy; these tests check its decisions and the notes and log lines about them."""
 
 import logging
 import re

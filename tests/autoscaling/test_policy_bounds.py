@@ -1,4 +1,4 @@
-"""Bounds of the policy: schedules, silent members, and what `serve-app models` loads, unloads and pins."""
+"""The policy keeps within bounds: schedules, silent members, and what `serve-app models` loads, unloads and pins."""
 
 import pytest
 from ray.serve.config import AutoscalingConfig

@@ -1,4 +1,4 @@
-"""What the policy makes of reports: those that are late, partial, wrong or missing."""
+"""The policy copes with reports that are late, partial, wrong or missing."""
 
 import logging
 import random

@@ -1,4 +1,4 @@
-"""A log again, under its own rules and under others."""
+"""These tests replay a log under its own rules and under others."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Serve's controller dies, and the policy of the next one goes on with what the lease board kept."""
+"""Serve's controller dies, and the policy of the next controller continues with what the lease board kept."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the autoscaler tells Prometheus, by hand, and once through Ray's own gauges and metrics agent."""
+"""These tests compare the autoscaler's Prometheus series with values worked out by hand, and read them once through Ray's metrics agent."""
 
 import tempfile
 from dataclasses import replace

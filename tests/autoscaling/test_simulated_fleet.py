@@ -1,4 +1,4 @@
-"""The simulated fleet, against what can be counted by hand."""
+"""These tests compare the simulated fleet with counts made by hand."""
 
 import random
 

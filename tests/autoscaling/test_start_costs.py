@@ -1,4 +1,4 @@
-"""What replicas measured of themselves before they listened, as the beginning of the fit."""
+"""The fit begins with what replicas measured of themselves before they listened."""
 
 import random
 from dataclasses import replace

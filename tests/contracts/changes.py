@@ -1,4 +1,4 @@
-"""How a name of vLLM differs from what is expected of it, in one line that is empty when it does not."""
+"""This module says in one line how a name of vLLM differs from its expected form; the line is empty when it does not."""
 
 import ast
 import importlib

@@ -1,4 +1,4 @@
-"""The table of docs/models.md of what vLLM chooses by the accelerator, against vLLM."""
+"""The table of docs/models.md of vLLM's choices by accelerator agrees with vLLM."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Each parameter of a request has its way to go on elsewhere, in code and in docs/reliability.md."""
+"""Each parameter of a request has its way to continue elsewhere, in the code and in docs/reliability.md."""
 
 import dataclasses
 from pathlib import Path

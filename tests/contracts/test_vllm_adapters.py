@@ -1,4 +1,4 @@
-"""vLLM asks nothing of our classes that stand in for its own but what they are known to have; see `vllm_names.py`."""
+"""vLLM uses of our classes that stand in for its own only the attributes that they are known to have; see `vllm_names.py`."""
 
 import ast
 import inspect

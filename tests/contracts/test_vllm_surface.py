@@ -1,7 +1,7 @@
 """vLLM is what `vllm_names.py` says it is; after an upgrade each failure here is one line that says what changed.
 
-No engine is started, and nothing of vLLM is imported until a test asks for it: a module that moved is one line, too. Go through
-the use of that name in serve_app/, then bring its row up to date.
+No engine is started, and nothing of vLLM is imported until a test asks for it: a module that moved is one line, too. Check how
+serve_app/ uses the name, then bring its row up to date.
 """
 
 import ast

@@ -1,4 +1,7 @@
-"""Every name of vLLM that serve_app imports, overrides, calls or reads, as it is in `VERSION`. See `test_vllm_surface.py`."""
+"""This module lists every name of vLLM that serve_app imports, overrides, calls or reads, as it is in `VERSION`.
+
+See `test_vllm_surface.py`.
+"""
 
 VERSION = "0.32.0"
 

@@ -1,4 +1,4 @@
-"""Tests of the core. An assertion that fails in one of the modules below shows its values, as one in a test does."""
+"""These tests check the core. A failing assertion in one of the modules below shows its values, as one in a test does."""
 
 import pytest
 

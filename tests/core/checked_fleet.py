@@ -1,4 +1,4 @@
-"""The fleet beside what is expected of it: each of its instructions is checked when it is carried out, and what always holds."""
+"""`CheckedFleet` runs the fleet beside its model: it checks each instruction when it carries it out, and the invariants."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a client of each request is owed, which engine holds what, and which requests wait: what the fleet is compared with.
+"""This module models what the fleet is compared with: the answer of each request, the requests of each engine, and those that wait.
 
 An engine's next token is a function of the sequence so far.
 """

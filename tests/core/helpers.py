@@ -1,4 +1,4 @@
-"""Shorthand for fleets in a known state. Times are seconds of a clock that starts at 0."""
+"""These helpers make fleets in a known state. Times are seconds of a clock that starts at 0."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

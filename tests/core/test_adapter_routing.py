@@ -1,4 +1,4 @@
-"""Requests for LoRA adapters during a roll-out, in which some replicas have the adapter and others have not."""
+"""During a roll-out some replicas have a LoRA adapter and others do not; requests for it go to those that have it."""
 
 import dataclasses
 

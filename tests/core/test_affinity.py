@@ -1,4 +1,4 @@
-"""Where requests go by what replicas have cached, in the fleet as a whole."""
+"""Requests go to replicas that have their prompts cached, in the fleet as a whole."""
 
 from collections import Counter
 

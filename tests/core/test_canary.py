@@ -1,4 +1,4 @@
-"""Verdicts over a canary from what requests showed, with chance from a seed."""
+"""These tests judge canaries by what requests showed, with chance from a seed."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""When what a draining replica still holds moves away: pure plans, and the fleet that follows them."""
+"""A draining replica's requests move away in time: pure plans, and the fleet that follows them."""
 
 import dataclasses
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What becomes of requests whose replica goes: in the fleet as a whole, because only it starts and ends them."""
+"""Requests of a lost replica continue or end, in the fleet as a whole, because only the fleet starts and ends them."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""The fleet against simulated engines whose next token is a function of the sequence so far, in any order of events."""
+"""This machine runs the fleet against simulated engines whose next token is a function of the sequence so far, in any order of events."""
 
 import random
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
 """Two ingresses and four replicas over a network that delays, cuts, freezes and reorders: 100,000 steps of seeded random walks.
 
-The machine of test_fleet_machine.py predicts each instruction of one fleet; here several fleets share replicas that really compute, and
-only what clients and operators are promised is asserted. A connection keeps its order, as TCP does. What was under way on one that has
-ended may still arrive after its successor's frames, at either end, and twice.
+The machine of test_fleet_machine.py predicts each instruction of one fleet. Here several fleets share replicas that really compute, and
+only promises to clients and operators are asserted. A connection keeps its order, as TCP does. Frames of a connection that has ended may
+still arrive after the frames of its successor, at either end, and twice.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""The judge of an engine, by hand-made histories: one look a second, limits of 3, 7 and 60 s."""
+"""These tests give the judge of an engine hand-made histories: one look a second, limits of 3, 7 and 60 s."""
 
 import pytest
 

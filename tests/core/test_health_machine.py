@@ -1,6 +1,6 @@
-"""The judge against an engine that works, computes, stops or deadlocks, under a supervisor that may itself be away.
+"""This machine runs the judge against an engine that works, computes, stops or deadlocks, under a supervisor that may itself be away.
 
-The machine keeps its own account in whole tenths of a second, so that no float decides which side of a limit a history falls on.
+The machine keeps its own account in whole tenths of a second, so that no float decides on which side of a limit a history is.
 """
 
 from hypothesis import settings

@@ -1,6 +1,6 @@
-"""One poisonous request among innocent ones: two ingresses over replicas whose engines it ends, with messages under way in any order.
+"""One poisonous request runs among innocent ones: two ingresses, replicas whose engines it ends, and messages under way in any order.
 
-An engine is in the midst of a step between two calls of `step`: what is added or aborted meanwhile counts from the next step on. The
+An engine is in the middle of a step between two calls of `step`: what is added or aborted meanwhile counts from the next step on. The
 poison ends the step that computes its token number ``fatal``.
 """
 

@@ -1,4 +1,4 @@
-"""What is remembered of replicas' caches: against a list of all prompts, and within its bounds."""
+"""The index of replicas' caches agrees with a list of all prompts, and keeps within its bounds."""
 
 from itertools import pairwise
 

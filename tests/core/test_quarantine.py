@@ -1,4 +1,4 @@
-"""Suspects are tried alone, and what is present at two crashes is refused; in the fleet as a whole, because only it starts requests."""
+"""Suspects are tried alone, and requests present at two crashes are refused; in the fleet as a whole, because only it starts requests."""
 
 import pytest
 

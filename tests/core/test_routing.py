@@ -1,4 +1,4 @@
-"""The order of replicas that is kept, against a look at all of them."""
+"""The order of replicas that routing keeps agrees with a look at all of them."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""How many requests a replica gets that does not answer any more: four replicas in steps of 10 ms, requests by Poisson's law.
+"""A replica that no longer answers gets few requests: four replicas in steps of 10 ms, requests by Poisson's law.
 
 Real processes, killed with -9, are in tests/chaos/test_dead_replicas.py.
 """

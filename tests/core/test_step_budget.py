@@ -1,4 +1,4 @@
-"""The allowance of batches beside chats: what a step may hold, and what a step's time teaches."""
+"""These tests check the allowance of batches beside chats: the limits of a step, and what a step's time teaches."""
 
 import pytest
 from hypothesis import given

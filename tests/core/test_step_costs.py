@@ -1,4 +1,4 @@
-"""Expected values: made-up costs that timed batches must give back."""
+"""These tests time batches with made-up costs, which the computation must give back."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What the fleet writes down of each request's way, for the ledger and for traces."""
+"""The fleet records the attempts, first token and gaps of each request, for the ledger and for traces."""
 
 from types import SimpleNamespace
 

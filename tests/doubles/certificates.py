@@ -1,4 +1,4 @@
-"""A certificate authority for one test."""
+"""This module makes a certificate authority for one test."""
 
 import datetime
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""An engine core without a model, behind the interface of ``replica.process.EngineProcess``: it computes when it is told to.
+"""`FakeEngine` is an engine core without a model, behind the interface of ``replica.process.EngineProcess``: a test says when it computes.
 
 It reads and writes vLLM's own structs. The next token is a function of the sequence so far, so that a resumed answer can be
 compared with an undisturbed one; ``max_tokens`` ends it.

@@ -1,4 +1,4 @@
-"""The part of vLLM's front end that a ``FleetClient`` touches: an output processor, and a reader of its outputs."""
+"""`FakeFrontEnd` is the part of vLLM's front end that a ``FleetClient`` uses: an output processor, and a reader of its outputs."""
 
 import asyncio
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""An API server that speaks the few calls of `serve-app status` and `serve-app rollout`, over real HTTP."""
+"""`FakeKubernetes` is an API server that answers the few calls of `serve-app status` and `serve-app rollout`, over real HTTP."""
 
 import contextlib
 import json

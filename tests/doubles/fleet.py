@@ -1,4 +1,4 @@
-"""A fleet on the loopback interface: real links between a ``FleetClient`` and ``ReplicaServer``s with fake engines."""
+"""This module runs a fleet on the loopback interface: real links between a ``FleetClient`` and ``ReplicaServer``s with fake engines."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""One real link of an ingress, with everything that happened on it."""
+"""`Probe` is the ingress's end of one real link, and records all that happens on it."""
 
 import asyncio
 import os

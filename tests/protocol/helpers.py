@@ -1,4 +1,4 @@
-"""Pairs of connections with fixed nonces, so that a recorded side can be played again to a fresh other side."""
+"""These helpers make pairs of connections with fixed nonces, so that a recorded side can be played again to a fresh other side."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

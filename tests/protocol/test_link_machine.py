@@ -1,4 +1,4 @@
-"""Two connections over two pipes that deliver any number of bytes at any time."""
+"""Two connections talk over two pipes that deliver any number of bytes at any time."""
 
 import pytest
 from hypothesis import settings

@@ -1,4 +1,4 @@
-"""docs/protocol.md is held to the code: what it lists is read here and compared."""
+"""docs/protocol.md agrees with the code: these tests read its lists and compare them."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A real engine on the CPU behind a replica's own process, and the answers of Transformers that its answers are compared with."""
+"""This module runs a real engine on the CPU behind a replica's own process, and computes the expected answers with Transformers."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""A simulated executor whose steps do what a file says: ``deadlock``, or ``compute`` without a word for `COMPUTE_S`.
+"""`HangingExecutor` is a simulated executor whose steps do what a file says: ``deadlock``, or ``compute`` in silence for `COMPUTE_S`.
 
 ``deadlock PID`` is meant for one of several engines that read the same file.
 """

@@ -1,9 +1,9 @@
-"""A replica's supervisor with an engine that can be made to hang, as a process that a test can kill.
+"""This program runs a replica's supervisor with an engine that can be made to hang, as a process that a test can kill.
 
     python -m tests.replica.supervised MODEL_PATH
 
-Says `engine PID` when the engine core's process runs, `ready`, `step N` for each step's outputs, and `lost CODE`.
-Takes lines on standard input: `add ID` (a request of 2000 tokens) and `block` (the event loop).
+It prints `engine PID` when the engine core's process runs, `ready`, `step N` for each step's outputs, and `lost CODE`.
+It takes lines on standard input: `add ID` (a request of 2000 tokens) and `block` (the event loop).
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""A replica's supervisor with a tensor-parallel engine of two workers, as a process that a test can kill.
+"""This program runs a replica's supervisor with a tensor-parallel engine of two workers, as a process that a test can kill.
 
     python -m tests.replica.tensor_parallel MODEL_PATH REQUEST_FILE
 
-vLLM's CPU build takes the place of CUDA's: it knows the same executor, message queues and workers. Says `engine PID` when the engine
-core's process runs, `ready`, `tokens` when the request in REQUEST_FILE has its first, and `died REASON`.
+vLLM's CPU build takes the place of CUDA's: it has the same executor, message queues and workers. The program prints `engine PID` when the
+engine core's process runs, `ready`, `tokens` when the request in REQUEST_FILE has its first, and `died REASON`.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""LoRA adapters of a replica: the checks of their files, and a real engine's answers beside those of merged weights."""
+"""These tests check the files of a replica's LoRA adapters, and compare a real engine's answers with those of merged weights."""
 
 import asyncio
 import hashlib

@@ -1,4 +1,4 @@
-"""The phases of a start: they follow one another and add up, whatever clocks and controllers did."""
+"""The phases of a start follow one another and add up, whatever clocks and controllers did."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What our engine core counts of vLLM's steps: real `EngineCoreProc._process_engine_step`, no model."""
+"""Our engine core counts vLLM's steps: real `EngineCoreProc._process_engine_step`, no model."""
 
 import queue
 from collections import deque

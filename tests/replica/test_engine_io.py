@@ -1,4 +1,4 @@
-"""The engine core's two IO threads on a core without a model: real queues, a real socket pair, vLLM's own structs."""
+"""The engine core's two IO threads run on a core without a model: real queues, a real socket pair, vLLM's own structs."""
 
 import multiprocessing
 import queue

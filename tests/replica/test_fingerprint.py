@@ -1,4 +1,4 @@
-"""The fingerprint of a model's configuration file, whatever became of vLLM's copy of it."""
+"""The fingerprint is that of a model's configuration file, however vLLM changed its copy of it."""
 
 import json
 from pathlib import Path

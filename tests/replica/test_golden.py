@@ -1,4 +1,4 @@
-"""What an engine has to answer before its replica takes requests."""
+"""An engine must answer golden prompts before its replica takes requests."""
 
 import ast
 import asyncio

@@ -1,4 +1,4 @@
-"""vLLM's grammars, compiled and asked as an engine does it: after the emitted tokens they mask as those of the lost engine did."""
+"""vLLM's grammars are compiled and asked as an engine does it: after the emitted tokens they mask as those of the lost engine did."""
 
 import random
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Answers bound to a grammar that are cut and go on in an engine that has never seen them. A real engine core process in float32."""
+"""Answers bound to a grammar are cut and continue in an engine that has never seen them. A real engine core process in float32."""
 
 import asyncio
 import json

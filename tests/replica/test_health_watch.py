@@ -1,4 +1,4 @@
-"""The supervisor's look at its engine's processes when it cannot look: no file descriptor is left."""
+"""The supervisor continues when it cannot look at its engine's processes, as no file descriptor is left."""
 
 import asyncio
 import errno

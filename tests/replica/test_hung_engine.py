@@ -1,6 +1,6 @@
-"""An engine that hangs is killed, a supervisor that hangs is, too, and one that only takes long is not. Real processes.
+"""An engine that hangs is killed, a supervisor that hangs is, too, and an engine that only takes long is not. Real processes.
 
-It sleeps where an engine must be idle for a while, and between two looks at processes that are not its children.
+A test sleeps where an engine must be idle for a while, and between two looks at processes that are not its children.
 """
 
 import contextlib

@@ -1,4 +1,7 @@
-"""Whom the kernel ends when memory runs out. Stand-ins hold memory in a cgroup whose limit is the machine; the kernel decides."""
+"""The kernel ends the right process when memory runs out.
+
+Stand-ins hold memory in a cgroup whose limit is the machine; the kernel decides.
+"""
 
 import contextlib
 import os

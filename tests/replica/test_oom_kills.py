@@ -1,4 +1,4 @@
-"""How a replica finds out that the kernel has killed one of its processes for want of memory: the files of cgroup v1 and v2."""
+"""A replica finds out that the kernel has killed one of its processes for lack of memory: the files of cgroup v1 and v2."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The engine core process before it has an engine: real processes in which the import of vLLM fails or does not end."""
+"""The engine core process fails before it has an engine: real processes in which the import of vLLM fails or does not end."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""A replica's listener with a fake engine behind it; the peers are real links and raw connections."""
+"""A replica's listener runs with a fake engine behind it; the peers are real links and raw connections."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What a replica tells of its start, and when: the clocks are real, Serve's answer and the first output are the test's."""
+"""A replica reports its start: the clocks are real, Serve's answer and the first output are the test's."""
 
 import asyncio
 import json

@@ -1,6 +1,6 @@
 """However a tensor-parallel engine ends, none of its processes outlives it: each would hold the memory of a GPU.
 
-It sleeps between two looks at processes that are not its children.
+A test sleeps between two looks at processes that are not its children.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The line of suspects, alone and behind a replica's listener with links of two ingresses."""
+"""The line of suspects is tested alone, and behind a replica's listener with links of two ingresses."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""The id of the weights that an engine runs."""
+"""The id of the weights covers the content of the files and the adapters, not their paths."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""A tiny checkpoint and real vLLM engines on it whose forward pass is simulated, all in the test's own process."""
+"""These fixtures make a tiny checkpoint and real vLLM engines on it whose forward pass is simulated, all in the test's own process."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The executor in a real vLLM engine: its scheduler, KV cache, preemption, stopping and grammars."""
+"""The executor runs in a real vLLM engine, with its scheduler, KV cache, preemption, stopping and grammars."""
 
 import json
 from collections.abc import Callable

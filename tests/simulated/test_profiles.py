@@ -1,4 +1,4 @@
-"""Named and free-form profiles: sizes worked out from datasheets and config.json files."""
+"""Named and free-form profiles agree with sizes worked out from datasheets and config.json files."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A replica's measurement of itself in real vLLM engines: one whose law of step times is known, and one that computes."""
+"""A replica measures itself in real vLLM engines: one whose law of step times is known, and one that computes."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

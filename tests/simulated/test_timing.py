@@ -1,4 +1,4 @@
-"""The roofline in numbers worked out by hand, its monotonicity, and the step clock."""
+"""The roofline agrees with numbers worked out by hand and is monotonic; the step clock keeps its deadlines."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Which tokens of a real tokenizer a simulated model may emit."""
+"""These tests list the tokens of a real tokenizer that a simulated model may emit."""
 
 from pathlib import Path
 

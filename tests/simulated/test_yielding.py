@@ -1,4 +1,4 @@
-"""Our scheduler in a real vLLM engine: what batches get of a step beside chats, and that no answer changes by it."""
+"""Our scheduler runs in a real vLLM engine: it bounds the batches' part of a step beside chats, and changes no answer."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
