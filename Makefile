@@ -141,7 +141,7 @@ bench-batch-steps: .venv ## the same, computed without processes, for each way t
 bench-autoscaling: .venv ## autoscaling policies on a simulated fleet: SLO attainment and replica-seconds (20 minutes)
 	$(BIN)/python -m benchmarks.autoscaling
 
-bench-autoscaling-cases: .venv ## the policy on loads where it once went wrong, with the seeds of docs/autoscaling-measured.md (10 minutes)
+bench-autoscaling-cases: .venv ## the policy on loads where it once went wrong, with the seeds of benchmarks/results/autoscaling-cases.json (10 minutes)
 	$(BIN)/python -m benchmarks.scaling_cases --seeds 31 32 33 34
 
 REPLICAS ?= 1 10 65

@@ -1,4 +1,4 @@
-"""This benchmark runs autoscaling policies on a simulated fleet: SLO attainment, replica-seconds (docs/autoscaling-measured.md).
+"""This benchmark runs autoscaling policies on a simulated fleet: SLO attainment, replica-seconds (docs/benchmarks.md).
 
     python -m benchmarks.autoscaling                     all scenarios, all policies, four seeds: table, figures of the first, JSON
     python -m benchmarks.autoscaling --scenarios diurnal one of them

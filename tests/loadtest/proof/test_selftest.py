@@ -143,7 +143,7 @@ def test_the_exit_status_tells_whether_something_failed(
 
 
 LONG = ("T4", "T6", "T8", "T14", "T21")
-"""The tests of docs/selftest.md that take the longest. `make selftest-loadtest` and `make test-all` have them."""
+"""The checks of the self-test that take the longest. `make selftest-loadtest` and `make test-all` have them."""
 
 
 def quick_cases() -> list[Any]:
