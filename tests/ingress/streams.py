@@ -18,7 +18,7 @@ from serve_app.ingress.front_end.front_end import FrontEnd
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
 from serve_app.ingress.http.listener import Listener
 from serve_app.ingress.routes.app import AppLimits, IngressApp
-from serve_app.ingress.shortcuts.streaming import Stream
+from serve_app.ingress.shortcuts.streaming import Stream, Streams
 from serve_app.links.fingerprint import model_fingerprint
 from tests.doubles.fake_engine import FakeEngine
 from tests.doubles.fleet import MODEL, FakeReplica, start_replica, until
@@ -39,6 +39,12 @@ class Ingress:
     settings: Settings
     replicas: list[FakeReplica] = field(default_factory=list)
     num_repeated: int = 0
+
+    @property
+    def streams(self) -> Streams:
+        path = self.front.client.output_path
+        assert isinstance(path, Streams)
+        return path
 
     async def join(self) -> FakeReplica:
         engine = FakeEngine(fingerprint=model_fingerprint(self.front.engine.model_config))

@@ -47,7 +47,7 @@ async def waiting(ingress: Ingress, replica: FakeReplica, num: int) -> Play:
     for _ in range(3):
         await play.step(replica)
     events, repeated = play.num_events(), ingress.num_repeated
-    ingress.front.client.streams._pace = own = Pace()  # its own, so that the streams of other tests are written
+    ingress.streams._pace = own = Pace()  # its own, so that the streams of other tests are written
     own._next_at = time.monotonic() + 3600.0
     for number in range(1, num + 1):
         replica.engine.step()
@@ -64,7 +64,7 @@ async def test_tokens_that_come_before_the_next_pass_become_one_event(model: Pat
         await whole.to_end(replica)
         play = await waiting(ingress, replica, 5)
         events = play.num_events()
-        ingress.front.client.streams.write_all()
+        ingress.streams.write_all()
         await until(lambda: play.num_events() == events + 1)
         await play.to_end(replica)
         assert (play.text(), play.ends()) == (whole.text(), whole.ends())

@@ -129,7 +129,7 @@ async def test_uvicorns_cycle_has_what_is_read_of_it(model: Path, monkeypatch: p
         replica = await ingress.join()
         play = Play(ingress, CHAT)
         await until(lambda: replica.engine.running)
-        (stream,) = ingress.front.client.streams._of.values()
+        (stream,) = ingress.streams._of.values()
         cycle = stream._cycle
         await play.step(replica)
         assert (cycle.chunked_encoding, cycle.disconnected, cycle.flow.write_paused) == (True, False, False)
@@ -176,7 +176,7 @@ async def test_what_could_not_be_written_comes_with_the_next_token(model: Path, 
         await until(lambda: replica.engine.running)
         for _ in range(6):
             await play.step(replica)
-        (stream,) = ingress.front.client.streams._of.values()
+        (stream,) = ingress.streams._of.values()
         num_events, flow = play.num_events(), stream._cycle.flow
         flow.write_paused = True
         for _ in range(5):
@@ -224,7 +224,7 @@ async def test_under_pressure_the_text_and_the_end_are_those_of_vllm(model: Path
                     num_steps += 1
                     for _ in range(chosen.choice([1, 2, 3, 5, 40])):
                         await asyncio.sleep(0)
-                    num_parked += sum(bool(stream.parked) for stream in ingress.front.client.streams._of.values())
+                    num_parked += sum(bool(stream.parked) for stream in ingress.streams._of.values())
                 await play.task
                 assert play.text() == whole.text(), (path, fields, seed)
                 assert play.ends() == whole.ends(), (path, fields, seed)
@@ -246,7 +246,7 @@ async def test_a_client_that_goes_in_the_middle_is_aborted(model: Path, monkeypa
         assert ingress.num_repeated > 0
         play.task.cancel()
         await until(lambda: replica.engine.aborted)
-        assert not ingress.front.client.streams._of
+        assert not ingress.streams._of
 
 
 @in_loop
