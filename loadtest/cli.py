@@ -41,9 +41,9 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Another seed is anothe
 KeyFile = Annotated[Path | None, typer.Option(help="File with the key; default: LOADTEST_API_KEY.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 _OF_A_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
-"""Errors of a file that its user can mend. Others with a file's name are faults of this program."""
+"""File errors that the user can fix. Any other error with a file's name is a bug of this program."""
 MAX_ERROR = 4000
-"""Letters of an error that are printed: one of an invalid run gives several reasons."""
+"""Printed characters of an error; an error of an invalid run has several reasons."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +62,11 @@ class LoadOptions:
     seed: Seed = None
 
     def over(self) -> dict[str, Any]:
-        """Return what goes over the values of a scenario, beside ``sets``."""
+        """Return the options that replace values of the scenario, apart from ``sets``."""
         return {"model": self.model, "workers": self.workers, "seed": self.seed}
 
     def asked(self) -> Target:
-        """Return the target, which every process of the run trusts by ``ca_file`` from now on."""
+        """Return the target; from now on every process of the run trusts ``ca_file``."""
         os.environ.update(trust(self.ca_file))
         return Target(self.target, api_key(self.api_key_file))
 
@@ -89,7 +89,7 @@ def sends_load(command: Callable[..., None]) -> Callable[..., None]:
 
 @app.command()
 def plan(scenario: ScenarioFile, sets: Set = None, workers: Workers = None, seed: Seed = None) -> None:
-    """Say what a scenario costs and what it can show, before anything is sent.
+    """Print what a scenario costs and what it can show, before anything is sent.
 
     Example: serve-app-loadtest plan chat-qps-4 --set duration_s=600
     """
@@ -102,7 +102,7 @@ def plan(scenario: ScenarioFile, sets: Set = None, workers: Workers = None, seed
 
 @app.command()
 def schema(markdown: Annotated[bool, typer.Option(help="A page for people instead: docs/scenario.md.")] = False) -> None:
-    """Print the JSON Schema of a scenario file, every key described; editors check a file by it.
+    """Print the JSON Schema of a scenario file with a description of each key; editors use it to check a file.
 
     Example: serve-app-loadtest schema > scenario.schema.json
     """
@@ -125,7 +125,7 @@ def run(
         int, typer.Option(help="So many runs, with this seed and those that follow, pooled as pool does.", min=1)
     ] = 1,
 ) -> None:
-    """Run a scenario against a target; records, summary and report are in one folder afterwards.
+    """Run a scenario against a target, and write records, summary and report into one folder.
 
     Example: serve-app-loadtest run chat-qps-4 --target http://127.0.0.1:8000 --set slo=ttft_p99=500ms
     """
@@ -170,7 +170,7 @@ def pool(
 
 @app.command()
 def verdict(run_folder: Run) -> None:
-    """Judge the records of a run again: print how it went, and exit with its status.
+    """Judge the records of a run again: print the verdict, and exit with its status.
 
     Example: serve-app-loadtest verdict results/chat
     """
@@ -182,8 +182,8 @@ def verdict(run_folder: Run) -> None:
 
     manifest = read_manifest(run_folder)
     if manifest.state == "running":
-        way_out = "wait for its end; what is there so far, `report` shows"
-        raise UsageError(str(run_folder), f"the run goes on, or was killed with all its processes: {way_out}")
+        way_out = "wait for its end; `report` shows the records so far"
+        raise UsageError(str(run_folder), f"the run continues, or was killed with all its processes: {way_out}")
     has_rows = (run_folder / "rows.jsonl").exists()
     if manifest.state == "interrupted" and not (manifest.epoch_unix_s or manifest.problems or has_rows):
         typer.echo(NEVER_STARTED)
@@ -247,7 +247,7 @@ def replay(
     dequantise_s: Annotated[float, typer.Option(help="Spread times recorded in steps of this length.")] = 0.0,
     duration_s: Annotated[float, typer.Option(help="Of the replay: later requests are left out.")] = 600.0,
 ) -> None:
-    """Ask what a recorded trace asked, when it did.
+    """Send the requests of a recorded trace at their recorded times.
 
     Example: serve-app-loadtest replay conversations.csv --target http://127.0.0.1:8000 --speed 2
     """
@@ -308,7 +308,7 @@ def report(
     run_folder: Run,
     other: Annotated[Path | None, typer.Option(help="A second run to set beside it.")] = None,
 ) -> None:
-    """Make summary and report of a run again from its records; print where the page is.
+    """Make summary and report of a run again from its records; print the page's path.
 
     Example: serve-app-loadtest report results/after --other results/before
     """
@@ -322,7 +322,7 @@ def report(
             str(run_folder), f"the report cannot be written: {exc.strerror}; call `report` again when it can"
         ) from exc
     if (run_folder / "manifest.json").exists() and read_manifest(run_folder).state == "running":
-        typer.echo("note: the run goes on, or was killed with all its processes; this is what is there so far", err=True)
+        typer.echo("note: the run continues, or was killed with all its processes; these are the records so far", err=True)
 
 
 @app.command()
@@ -353,7 +353,7 @@ def _command() -> list[str]:
 
 
 def api_key(file: Path | None) -> str:
-    """Return the key: of the file, else of LOADTEST_API_KEY, else none.
+    """Return the key in the file, else in LOADTEST_API_KEY, else none.
 
     Raises:
         UsageError: The file cannot be read.
@@ -364,8 +364,8 @@ def api_key(file: Path | None) -> str:
 
 
 def main() -> None:
-    """Entry point. An error of ours is one line on stderr and its exit status."""
-    # Python's own handler would end with 1, which means that an SLO was missed; a run has its own.
+    """Run the command and exit with its status; an error is one line on stderr."""
+    # Python's own handler would exit with 1, which means that an SLO was missed. A run installs its own handler.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     outputs = Outputs()
     status = _status()
@@ -382,9 +382,9 @@ def _status() -> int:
     except SystemExit as exc:
         return int(exc.code or 0)
     except LoadtestError as exc:
-        typer.secho(f"error: {shown(str(exc), MAX_ERROR)}", fg="red", err=True)  # it may quote the target
+        typer.secho(f"error: {shown(str(exc), MAX_ERROR)}", fg="red", err=True)  # the message may quote the target
         return exc.exit_code
-    except Exception as exc:  # the root: Python would end with 1 here too
+    except Exception as exc:  # the root: Python would exit with 1 here too
         if not (isinstance(exc, OSError) and exc.filename and exc.errno in _OF_A_DISK):
             traceback.print_exc()
             return ExitCode.INVALID

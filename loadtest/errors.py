@@ -14,7 +14,7 @@ from typing import ClassVar
 
 
 class ExitCode(IntEnum):
-    """Of every command of ``serve-app-loadtest``."""
+    """The exit statuses of every command of ``serve-app-loadtest``."""
 
     PASS = 0
     SLO_MISSED = 1
@@ -25,14 +25,14 @@ class ExitCode(IntEnum):
 
 
 class LoadtestError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base of all errors that this package raises on purpose."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.USAGE
 
 
 @dataclass(eq=False)
 class UsageError(LoadtestError):
-    """``where`` names the key, file or option; ``problem`` holds the value and the way out."""
+    """A wrong input: ``where`` names the key, file or option; ``problem`` has the value and the way out."""
 
     where: str
     problem: str
@@ -43,7 +43,7 @@ class UsageError(LoadtestError):
 
 @dataclass(eq=False)
 class InvalidRun(LoadtestError):
-    """No headline number may be printed of this run."""
+    """The run is invalid: none of its headline numbers may be printed."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.INVALID
     reasons: list[str]

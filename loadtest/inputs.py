@@ -12,24 +12,24 @@ import yaml
 from loadtest.errors import UsageError
 
 MAX_TEXT_CHARS = 1 << 20
-"""Of a scenario or a key."""
+"""Most characters of a scenario or a key file."""
 MAX_LINE_CHARS = 1 << 24
-"""Of a trace or a log: a row of another run, with a time for each of 1,000,000 tokens, has some 15 MB."""
+"""Most characters of a line of a trace or a log: a row of another run with times of 1,000,000 tokens has some 15 MB."""
 MAX_EXPANDED = 4 * MAX_TEXT_CHARS
-"""Values and their characters in a YAML file once each ``*alias`` is written out. No file without aliases has so many."""
+"""Most values plus characters of a YAML file with each ``*alias`` expanded. No file without aliases has so many."""
 MAX_DEPTH = 100
-"""Lists and mappings of a YAML file inside each other, each ``*alias`` written out. The schema of a tool has some 30."""
+"""Deepest nesting of lists and mappings of a YAML file with each ``*alias`` expanded. The schema of a tool has some 30 levels."""
 MAX_NUMBER_CHARS = 300
-"""Of a whole number in a YAML file. Python writes none of more than 4,300 digits, and a message must."""
+"""Most characters of a whole number in a YAML file. Python cannot print one of more than 4,300 digits, and an error message must."""
 _OTHER_BASE = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-9]+)+(\.[0-9_]*)?)")
-"""Numbers of YAML 1.1 that few people mean: 1:30 is 90, and 010 is 8."""
+"""Numbers of YAML 1.1 with surprising values: 1:30 is 90, and 010 is 8."""
 
 
 def regular(path: Path) -> Path:
-    """Return the path, for reading; whoever opens it says what else is wrong with it.
+    """Return the path if it can be read to an end; opening it reports any other error.
 
     Raises:
-        UsageError: It is a pipe, a socket or a device: reading may wait, or go on, without an end.
+        UsageError: The path is a pipe, a socket or a device: reading may wait, or continue, without an end.
     """
     try:
         mode = path.stat().st_mode
@@ -44,7 +44,7 @@ def read_text(path: Path) -> str:
     """Return a small text file.
 
     Raises:
-        UsageError: It cannot be read, is no text, or is larger than `MAX_TEXT_CHARS`.
+        UsageError: The file cannot be read, is no text, or is larger than `MAX_TEXT_CHARS`.
     """
     try:
         with path.open(encoding="utf-8") as file:
@@ -57,7 +57,7 @@ def read_text(path: Path) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which no mapping has a key twice (of two PyYAML takes the last one), aliases stay small and 1:30 is no number.
+    """A YAML loader that refuses duplicate keys (PyYAML takes the last), large aliases, and numbers like 1:30.
 
     Every error has its line.
     """
@@ -79,7 +79,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, long, node.start_mark)
         try:
             value = super().construct_object(node, deep=deep)
-        except (ValueError, LookupError, TypeError, AttributeError) as exc:  # by tags such as !!int ""
+        except (ValueError, LookupError, TypeError, AttributeError) as exc:  # raised for tags such as !!int ""
             wrong = f"{str(node.value)[:60]!r} cannot be read as {node.tag.rpartition(':')[2]}: {exc}"
             raise yaml.constructor.ConstructorError(None, None, wrong, node.start_mark) from exc
         if isinstance(value, int | float) and isinstance(node, yaml.ScalarNode) and _OTHER_BASE.fullmatch(node.value):
@@ -101,15 +101,15 @@ class _Loader(yaml.SafeLoader):
 
 
 def _expanded(node: yaml.Node, known: dict[yaml.Node, tuple[float, float]]) -> tuple[float, float]:
-    """Return how many values and characters the node has, and how many lists and mappings are inside each other, with aliases written out.
+    """Return the number of values plus characters of the node, and the depth of its lists and mappings, with aliases expanded.
 
     Args:
-        known: What was found of other nodes: an alias is the node itself, again.
+        known: Results for other nodes: an alias is the same node again.
     """
     if isinstance(node, yaml.ScalarNode):
         return 1 + len(node.value), 0
     if node not in known:
-        known[node] = math.inf, math.inf  # until it is counted: what holds itself has no end
+        known[node] = math.inf, math.inf  # until it is counted: a node that contains itself has no end
         pairs = node.value if isinstance(node, yaml.MappingNode) else [node.value]
         inside = [_expanded(child, known) for pair in pairs for child in pair]
         known[node] = 1 + sum(size for size, _ in inside), 1 + max((depth for _, depth in inside), default=0)
@@ -117,7 +117,7 @@ def _expanded(node: yaml.Node, known: dict[yaml.Node, tuple[float, float]]) -> t
 
 
 def read_yaml(path: Path) -> Any:
-    """Return what a small YAML file says.
+    """Return the value of a small YAML file.
 
     Raises:
         UsageError: As `regular`, `read_text` and `parse_yaml`.
@@ -126,11 +126,11 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Return what a YAML document says. ``where`` stands before the line in an error.
+    """Return the value of a YAML document. ``where`` precedes the line in an error.
 
     Raises:
-        UsageError: It is no YAML, a mapping has a key twice, a value is not what its tag says or a number in base 60 or 8 or of
-            more than `MAX_NUMBER_CHARS`, values lie too deep in each other, or aliases make too many of them.
+        UsageError: The text is no YAML; a mapping has a key twice; a value does not fit its tag, or is a number in base 60 or 8 or of
+            more than `MAX_NUMBER_CHARS`; values are nested too deep; or aliases make too many of them.
     """
     try:
         return yaml.load(text, _Loader)
@@ -149,7 +149,7 @@ def open_bytes(path: Path) -> BinaryIO:
     """Open a file for reading.
 
     Raises:
-        UsageError: It cannot be opened, or is a pipe or a device.
+        UsageError: The file cannot be opened, or is a pipe or a device.
     """
     try:
         return regular(path).open("rb")
@@ -158,12 +158,12 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 def bounded_lines(path: Path, *, max_lines: int | None = None, errors: str = "strict") -> Iterator[str]:
-    """Yield the lines as they are, each with its end. A byte order mark is left out.
+    """Yield the unchanged lines, each with its line end. A byte order mark is left out.
 
     Args:
-        errors: What to do with bytes that are no UTF-8, as of `open`.
+        errors: Treatment of bytes that are no UTF-8, as for `open`.
     Raises:
-        UsageError: The file cannot be read, is no text, has more lines, or one is longer than `MAX_LINE_CHARS`.
+        UsageError: The file cannot be read, is no text, has more than ``max_lines`` lines, or a line longer than `MAX_LINE_CHARS`.
     """
     try:
         with path.open(encoding="utf-8-sig", errors=errors, newline="") as file:

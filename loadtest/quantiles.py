@@ -19,12 +19,12 @@ class Ordered(Protocol):
 
 
 def rank(n: int, q: float) -> int:
-    """Return the rank, 1 <= r <= n, of the ``q`` quantile of ``n`` values: the smallest with r / n >= q."""
+    """Return the rank of the ``q`` quantile of ``n`` values: the smallest r, 1 <= r <= n, with r / n >= q."""
     return min(n, max(1, math.ceil(q * n - 1e-9)))
 
 
 def quantile(values: Floats, q: float) -> float:
-    """Return the value at `rank`: never interpolated, so that infinite values stay where they are. NaN without values."""
+    """Return the value at `rank`, or NaN without values. It is never interpolated, so that infinite values do not spread."""
     if values.size == 0:
         return math.nan
     k = rank(values.size, q) - 1

@@ -1,7 +1,7 @@
 """The recorder writes the files of a run in whole lines, and checks their number against the workers' own counts.
 
-Only the process that is Locust's master (or the one process of a local run) writes rows; workers hand theirs over in numbered
-batches. `BatchLedger` is pure: a batch that is missing, or came twice, makes the run invalid.
+Only Locust's master (or the only process of a local run) writes rows; workers hand their rows over in numbered batches.
+`BatchLedger` is pure: a batch that is missing or came twice makes the run invalid.
 """
 
 import contextlib
@@ -22,18 +22,18 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class Batch(msgspec.Struct):
-    """What a worker hands over once a second. ``number`` counts from 0 without gaps."""
+    """The rows that a worker hands over once a second. ``number`` counts from 0 without gaps."""
 
     worker: int
     number: int
     num_rows: int
     rows: bytes
-    """Lines of `loadtest.records.Row`; ``health`` of `loadtest.records.HealthSample`."""
+    """Lines of `loadtest.records.Row`; ``health`` has lines of `loadtest.records.HealthSample`."""
     health: bytes
 
 
 class End(msgspec.Struct):
-    """A worker's last word: how much it handed over."""
+    """A worker's last message: the number of batches and rows that it handed over."""
 
     worker: int
     num_batches: int
@@ -41,7 +41,7 @@ class End(msgspec.Struct):
 
 
 class BatchLedger:
-    """Counts what came of each worker against what the worker says it sent."""
+    """A count of the rows received from each worker, to compare with the worker's own count."""
 
     def __init__(self, num_workers: int) -> None:
         self._numbers: list[list[int]] = [[] for _ in range(num_workers)]
@@ -65,11 +65,11 @@ class BatchLedger:
         return self.num_ended() == len(self._ends)
 
     def problems(self) -> list[str]:
-        """Return one sentence for each worker whose records did not come, or not exactly once."""
+        """Return one sentence for each worker whose records did not arrive exactly once."""
         found = []
         for worker, (numbers, num_rows, end) in enumerate(zip(self._numbers, self._rows, self._ends, strict=True)):
             if end is None:
-                found.append(f"worker {worker} never said that it was done; {num_rows} of its rows are here")
+                found.append(f"worker {worker} never reported that it was done; {num_rows} of its rows are here")
             elif numbers != list(range(end.num_batches)) or num_rows != end.num_rows:
                 came = f"{len(numbers)} batches with {num_rows} rows"
                 found.append(f"worker {worker} sent {end.num_batches} batches with {end.num_rows} rows, {came} came")
@@ -77,24 +77,24 @@ class BatchLedger:
 
 
 class LineFile:
-    """Appends lines to a file, at once: no buffer that a crash could empty half."""
+    """A file to which whole lines are appended at once, without a buffer that a crash could cut."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.num_bytes = 0
-        """Written so far, as ``digest`` is of them."""
+        """Number of bytes written so far, which ``digest`` covers."""
         self.digest = hashlib.sha256()
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def append(self, lines: bytes) -> None:
-        """Write ``lines``, the last of which ends with a line end too.
+        """Append ``lines``, each of which has a line end, the last one too.
 
         Raises:
-            OSError: The disk is full, for example: the file ends with the last line that did fit, complete. Or it was removed.
+            OSError: The disk is full, for example: the file then ends with the last complete line that fitted. Or the file was removed.
         """
         before, written = os.fstat(self._fd), 0
         if not before.st_nlink:
-            raise FileNotFoundError(errno.ENOENT, f"{self.path} was removed while the run went on")
+            raise FileNotFoundError(errno.ENOENT, f"{self.path} was removed during the run")
         try:
             while written < len(lines):
                 written += os.write(self._fd, lines[written:])
@@ -112,7 +112,7 @@ class LineFile:
 
 
 class Recorder:
-    """The files of one run while it runs, each opened when it gets its first line."""
+    """The files of a running run; each is opened for its first line."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -129,7 +129,7 @@ class Recorder:
         self._files[name].append(lines)
 
     def add(self, batch: Batch) -> None:
-        """Append what a worker handed over, and the seals of it.
+        """Append a worker's batch and its seals.
 
         Raises:
             OSError: As `LineFile.append`.
@@ -139,7 +139,7 @@ class Recorder:
         self.append(SEALS, as_lines(self.seals()))
 
     def seals(self) -> list[Seal]:
-        """Return what the sealed files hold so far."""
+        """Return the seals of the files so far."""
         names: tuple[Sealed, ...] = get_args(Sealed)
         there = [(name, self._files[name]) for name in names if name in self._files]
         return [Seal(name, file.num_bytes, file.digest.hexdigest()) for name, file in there]
@@ -148,7 +148,7 @@ class Recorder:
         self.append("events.jsonl", as_lines([event]))
 
     def sealed(self) -> dict[str, str]:
-        """Return what the manifest keeps of the seals."""
+        """Return the digests of the sealed files for the manifest."""
         return {seal.file: seal.sha256 for seal in self.seals()}
 
     def close(self) -> None:
@@ -162,16 +162,16 @@ def as_lines(records: Sequence[msgspec.Struct]) -> bytes:
 
 
 def claim(out: Path, *, marker: str = "manifest.json") -> bool:
-    """Make the folder of a run, with an empty ``marker`` in it, and see that nobody else has it. Return whether it was not there before.
+    """Make the folder of a run with an empty ``marker``, for this process alone. Return whether the folder is new.
 
     Raises:
-        UsageError: There is something in it, or it cannot be made.
+        UsageError: The folder is not empty, or cannot be made.
     """
     try:
         is_new = not out.exists()
         out.mkdir(parents=True, exist_ok=True)
         if not any(out.iterdir()):
-            (out / marker).touch(exist_ok=False)  # of two runs that start together one fails here
+            (out / marker).touch(exist_ok=False)  # if two runs start at the same time, one fails here
             return is_new
     except FileExistsError:
         pass
@@ -181,7 +181,7 @@ def claim(out: Path, *, marker: str = "manifest.json") -> bool:
 
 
 def give_up(out: Path, names: Sequence[str], *, is_new: bool) -> None:
-    """Remove what was made in a folder since `claim`, which returned ``is_new``; what else is in it stays."""
+    """Remove the named files that were made since `claim`, and the folder if `claim` returned ``is_new``; other files stay."""
     with contextlib.suppress(OSError):
         for name in names:
             (out / name).unlink(missing_ok=True)
@@ -190,10 +190,10 @@ def give_up(out: Path, names: Sequence[str], *, is_new: bool) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace the file in one step: readers see the old one or the new one.
+    """Replace the file atomically: readers see the old or the new content.
 
     Raises:
-        OSError: The disk is full, for example; ``filename`` is the path. The old file, if there is one, stays.
+        OSError: The disk is full, for example; ``filename`` is the path. An old file stays.
     """
     part = part_of(path)
     try:
@@ -202,7 +202,7 @@ def replace_file(path: Path, content: bytes) -> None:
     except BaseException as exc:
         with contextlib.suppress(OSError):
             part.unlink()
-        if isinstance(exc, OSError):  # that of a full disk names no file
+        if isinstance(exc, OSError):  # the error of a full disk names no file
             exc.filename = str(path)
         raise
 

@@ -26,59 +26,59 @@ from loadtest.errors import UsageError
 from loadtest.inputs import open_bytes, regular
 
 PUT_BACK = "put back the file as the run wrote it, or run the scenario again"
-"""The way out of a record that was changed."""
+"""The way out in errors about a changed record."""
 UnixSeconds = Annotated[float, msgspec.Meta(ge=-62_135_596_800, lt=253_402_300_800)]
-"""Of the years 1 to 9999, which is what a `datetime` can say."""
+"""A Unix time in the years 1 to 9999, the range of `datetime`."""
 MoreOrLess = Annotated[float, msgspec.Meta(gt=-253_402_300_800, lt=253_402_300_800)]
-"""Seconds from one of those years to another, either way."""
+"""A difference of two such times in seconds, of either sign."""
 MAX_WORKERS = 256
-"""Of a run: as many as a scenario may ask for."""
+"""Most workers of a run: the most that a scenario may have."""
 Milliseconds = Annotated[float, msgspec.Meta(gt=-253_402_300_800_000, lt=253_402_300_800_000)]
-"""The same in thousandths."""
+"""Such a difference in milliseconds."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-"""What fits into an array of 64-bit numbers."""
+"""A count that fits into an array of 64-bit numbers."""
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=200_000_000)]
-"""Of one answer. The client takes 100,000,000 at most from the server's usage, and counts one for each event of an answer without it."""
+"""Tokens of one answer. The client accepts at most 100,000,000 from the server's usage; without usage it counts one per event."""
 State = Literal[
     "ok",  # complete: [DONE] or the end of a whole body came
     "http_error",  # a status of 300 or more, another encoding or media type than was asked for, or no HTTP at all
-    "stream_error",  # an explicit error event inside a stream
-    "truncated",  # the connection ended, or the stream did, without its end mark
+    "stream_error",  # an error event inside a stream
+    "truncated",  # the connection or the stream ended without its end mark
     "timeout",  # later than timeout_s after due, or unfinished when the drain ended
     "connect_error",
-    "cancelled",  # we went away on purpose
+    "cancelled",  # the load generator disconnected on purpose
     "never_sent",  # `reason` says why
 ]
 
 
 class ScheduledRequest(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One planned request. What it asks follows from the scenario, its ``id`` and these fields."""
+    """One planned request. Its content follows from the scenario, its ``id`` and these fields."""
 
     id: Count
     due_s: MoreOrLess | None
-    """None in a closed loop, which sends when a client is free, and of a later turn (``after``)."""
+    """Due time; None in a closed loop, which sends when a client is free, and for a later turn (``after``)."""
     cls: str
     input_tokens: Count
-    """Of a turn of a conversation: of what the user says in it; all that was said before is sent with it."""
+    """Tokens of the prompt; for a turn of a conversation, of the user's message in it. All earlier messages are sent too."""
     output_tokens: Count
     session: str = ""
     blocks: tuple[int, ...] = ()
-    """Of a trace that tells which prompts share what: an id per 512 tokens of the prompt; equal ids are equal tokens."""
+    """For a trace that records shared parts of prompts: an id per 512 tokens of the prompt; equal ids mean equal tokens."""
     after: int | None = None
-    """Of a later turn of a conversation: the id of the turn before it, whose answer it waits for. It is smaller than ``id``."""
+    """For a later turn of a conversation: the id of the previous turn, whose answer it waits for; smaller than ``id``."""
     think_s: float = 0.0
-    """Of a later turn: from the end of that answer until it is due."""
+    """For a later turn: seconds from the end of the previous answer until it is due."""
     workload: str = ""
-    """Of id 0: SHA-256 of what the bodies follow from beside these fields, so that the file's own hash covers it."""
+    """Only for id 0: SHA-256 of all other inputs of the bodies, so that the file's own hash covers them."""
 
 
 class Chunks(Sequence[tuple[float, int]]):
-    """The chunks of a row in 12 bytes each; the list of pairs that JSON gives takes 100."""
+    """The chunks of a row in 12 bytes each; a list of pairs, as decoded from JSON, takes 100."""
 
     def __init__(self, pairs: Iterable[tuple[float, int]] = ()) -> None:
         columns = tuple(zip(*pairs, strict=True)) or ((), ())
         self.ms = array("d", columns[0])
-        """After ``sent_s``."""
+        """Milliseconds after ``sent_s``."""
         self.tokens = array("i", columns[1])
 
     def __len__(self) -> int:
@@ -96,35 +96,35 @@ class Chunks(Sequence[tuple[float, int]]):
 
 
 class Row(msgspec.Struct, omit_defaults=True, gc=False):
-    """What became of one scheduled request. Times are seconds from the epoch; None: it did not come so far."""
+    """The outcome of one scheduled request. Times are seconds from the epoch; None: the request did not come so far."""
 
     id: Count
     worker: Annotated[int, msgspec.Meta(ge=0, lt=MAX_WORKERS)]
     due_s: MoreOrLess
-    """In a closed loop the time at which a client became free; of a later turn, when the user had read and thought."""
+    """Due time. In a closed loop, the time at which a client became free; for a later turn, the end of the user's pause."""
     state: State
     reason: str = ""
-    """For people, and empty for ok; at most 300 characters."""
+    """Reason of the outcome in words; empty for ok, at most 300 characters."""
     sent_s: MoreOrLess | None = None
-    """Before connecting; `sent_s - due_s` is the generator's own lag."""
+    """Time of sending, taken before connecting; `sent_s - due_s` is the generator's own lag."""
     connected_s: MoreOrLess | None = None
     headers_s: MoreOrLess | None = None
     first_s: MoreOrLess | None = None
-    """First generated payload of any kind: content, reasoning, tool call."""
+    """Time of the first generated payload of any kind: content, reasoning, tool call."""
     last_s: MoreOrLess | None = None
     end_s: MoreOrLess | None = None
-    """End of the answer, of whatever kind."""
+    """End of the answer, complete or not."""
     status: Annotated[int, msgspec.Meta(ge=0, le=999)] = 0
     retry_after_s: MoreOrLess | None = None
     chunks: Sequence[tuple[Milliseconds, Tokens]] = []
-    """Per received chunk that held generated tokens: (ms after sent_s, tokens in it). A `Chunks` where rows are read in bulk."""
+    """Per received chunk with generated tokens: (ms after sent_s, tokens). A `Chunks` if rows are read in bulk."""
     num_coalesced: Count = 0
-    """Reads from the socket that held several events."""
+    """Number of reads from the socket that had several events."""
     prompt_tokens: Tokens | None = None
-    """By the server's usage, as is ``output_tokens``."""
+    """Tokens of the prompt by the server's usage; ``output_tokens`` likewise."""
     output_tokens: Tokens | None = None
     retokenized: Tokens | None = None
-    """Output tokens as the scenario's tokenizer counts the text; `read_rows` takes it from tokens.jsonl."""
+    """Output tokens by the scenario's tokenizer; `read_rows` takes the number from tokens.jsonl."""
     text: str = ""
     text_sha256: str = ""
     finish_reason: str = ""
@@ -133,36 +133,36 @@ class Row(msgspec.Struct, omit_defaults=True, gc=False):
 
     @property
     def seen_s(self) -> float | None:
-        """When its user saw the first of the answer: one that is no stream shows nothing before its end."""
+        """Return when the user saw the begin of the answer; an answer that is no stream shows nothing before its end."""
         return self.first_s if self.first_s is not None else self.end_s
 
 
 class TokenCount(msgspec.Struct, frozen=True):
-    """Output tokens of one row's text, by the scenario's tokenizer. Not in the row itself, which is sealed."""
+    """Output tokens of one row's text, by the scenario's tokenizer. They are not in the row itself, which is sealed."""
 
     id: Count
     tokens: Tokens
 
 
 class HealthSample(msgspec.Struct, omit_defaults=True):
-    """One second of one worker process."""
+    """The measurements of one worker process in one second."""
 
     t_s: float
     worker: int
     cpu: float
     """CPU seconds per second of this process."""
     lag_max_s: float
-    """Largest delay of the event loop; of ``read_late_ms``."""
+    """Largest delay of the event loop, from ``read_late_ms``."""
     gc_s: float
     """Seconds in the garbage collector."""
     in_flight: int
     num_sent: int
-    """Since the start, as ``num_rows``."""
+    """Requests sent since the start; ``num_rows`` likewise."""
     num_rows: int
     throttled: int = 0
-    """Periods in which the cgroup was throttled since the start."""
+    """Periods since the start in which the cgroup was throttled."""
     read_late_ms: list[float] = []
-    """How late each of the about 100 times was read at which a timer became readable in this second."""
+    """A timer became readable about 100 times in this second; the delay of each read."""
 
 
 class ServerSample(msgspec.Struct, omit_defaults=True):
@@ -175,7 +175,7 @@ class ServerSample(msgspec.Struct, omit_defaults=True):
 
 
 class RunEvent(msgspec.Struct, omit_defaults=True):
-    """Something that happened once: a phase began, a fault was injected, a worker was lost."""
+    """A single event: a phase began, a fault was injected, a worker was lost."""
 
     t_s: float
     kind: Literal["phase", "fault", "fault-end", "worker-lost", "interrupted", "note"]
@@ -192,7 +192,7 @@ class Machine(TypedDict, total=False):
 
 
 class Manifest(msgspec.Struct, omit_defaults=True):
-    """What ran. Written before the first request with state ``running`` and again at the end."""
+    """The description of a run. It is written before the first request, with state ``running``, and again at the end."""
 
     state: Literal["running", "finished", "interrupted"]
     scenario: dict[str, Any]
@@ -200,40 +200,40 @@ class Manifest(msgspec.Struct, omit_defaults=True):
     num_scheduled: Annotated[int, msgspec.Meta(ge=0)]
     target: str
     model: str
-    """What the classes of requests ask that name no model of their own; where all do, the first one's."""
+    """Model of the classes of requests that set none; if all set one, the model of the first class."""
     epoch_unix_s: UnixSeconds
     command: list[str]
     workers: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)] = 1
     ended_s: MoreOrLess | None = None
     clock_drift_s: MoreOrLess = 0.0
-    """Wall clock minus monotonic clock over the run; not 0: the wall clock was stepped. No figure depends on it."""
+    """Wall clock minus monotonic clock over the run; if not 0, the wall clock was stepped. No figure depends on the wall clock."""
     versions: dict[str, str] = {}
     machine: Machine = {}
     target_info: dict[str, Any] = {}
-    """What the target says of itself: /version, Server header."""
+    """The target's own description: /version, Server header."""
     problems: list[str] = []
-    """Reasons why the run is invalid that only the running generator could see, such as a lost worker."""
+    """Reasons for an invalid run that only the running generator can see, such as a lost worker."""
     sealed: dict[str, str] = {}
-    """SHA-256 of ``scenario``, and at the end of the run of each file that `loadtest.seal` watches."""
+    """SHA-256 of ``scenario`` and, at the end of the run, of each file that `loadtest.seal` seals."""
     num_left_out: int = 0
-    """Of a trace: requests without tokens, which are not asked; ``num_after_end`` come after ``duration_s``, and are not either."""
+    """Requests of a trace without tokens, which are not sent; ``num_after_end``, after ``duration_s``, are not sent either."""
     num_after_end: int = 0
 
 
 T = TypeVar("T")
 REJECTIONS = (429, 503)
-"""Statuses with which a server says that it is too busy."""
+"""Statuses of a server that is too busy."""
 TEXT_SHOWN = 60
-"""Letters of an answer that a finding of the audit quotes."""
+"""Characters of an answer that a finding of the audit quotes."""
 
 
 def part_of(path: Path) -> Path:
-    """Return where to write a file before it takes the place of ``path``: another name for each call, so that no two writers share it."""
+    """Return a path for writing a file before it replaces ``path``. Each call returns another name, so that writers do not collide."""
     return path.with_name(f"{path.stem}.{uuid4().hex[:12]}.part")
 
 
 def id_prefix(manifest: Manifest) -> str:
-    """Return what stands before a request's id in its header X-Request-Id."""
+    """Return the text before a request's id in its X-Request-Id header."""
     return f"lt-{manifest.schedule_sha256[:8]}-"
 
 
@@ -241,7 +241,7 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
     """Yield the records of a .jsonl file; a last line that was cut off by a crash is left out.
 
     Raises:
-        UsageError: A line that is not the last one cannot be read; the message has its number.
+        UsageError: A line other than the last cannot be read; the message has its number.
     """
     decoder = msgspec.json.Decoder(kind)
     with open_bytes(path) as file:
@@ -257,12 +257,12 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
 
 
 def unreadable(line: bytes, exc: Exception) -> str:
-    """Return what is wrong with a record, whose value where it can be told, and the way out."""
+    """Return the error of a record, the wrong value if it is known, and the way out."""
     return f"{exc}{_got(line, str(exc))}; {PUT_BACK}"
 
 
 def read_rows(run: Path) -> list[Row]:
-    """Read all rows of a run, none without the file, for figures of them all: chunks as `Chunks`, texts cut to `TEXT_SHOWN` letters.
+    """Read all rows of a run (none without the file), for figures over all rows: with `Chunks`, and texts cut to `TEXT_SHOWN` characters.
 
     Raises:
         UsageError: As `read_lines`.
@@ -293,13 +293,13 @@ def read_manifest(run: Path) -> Manifest:
 
 
 def _got(content: bytes, complaint: str) -> str:
-    """Return the value that msgspec complains of, if it is inside mappings alone; of what is no JSON, its beginning."""
+    """Return the value that msgspec reports, if its path has only mappings; if the content is no JSON, its beginning."""
     path = re.search(r"`\$\.([\w.]+)`$", complaint)
     if path is None:
         return f" (got {content[:60]!r})" if "malformed" in complaint else ""
     try:
         value = msgspec.json.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # something else is wrong behind it
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # there is another error after it
         return ""
     for name in path[1].split("."):
         value = value.get(name) if isinstance(value, dict) else None

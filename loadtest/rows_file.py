@@ -1,7 +1,7 @@
 """This module writes and reads rows.jsonl as Parquet, for readers of many rows: one column per field, by due time, in a stream.
 
-The lines are what was recorded and sealed; Parquet cannot be appended to line by line through a crash. rows.parquet is made from
-them whenever a run is analysed, so that it never says anything else. Its columns are those of `loadtest.records.Row`, but
+The lines of rows.jsonl are recorded and sealed; a Parquet file cannot be appended to line by line and survive a crash. rows.parquet is
+made from the lines whenever a run is analysed, so the two always agree. Its columns are those of `loadtest.records.Row`, except that
 ``chunks`` is two lists, ``chunk_us`` (microseconds after ``sent_s``) and ``chunk_tokens``, and ``text`` is left out.
 """
 
@@ -22,7 +22,7 @@ from loadtest.inputs import open_bytes
 from loadtest.records import Row, part_of, unreadable
 
 BATCH_ROWS = 1024
-"""Rows that are in memory at a time: with 128 chunks each, 25 MB of Python objects while they are written, 2 MB when they are read."""
+"""Rows in memory at a time: with 128 chunks each, 25 MB of Python objects while they are written, 2 MB when they are read."""
 
 _FLOATS = ("due_s", "sent_s", "connected_s", "headers_s", "first_s", "last_s", "end_s", "retry_after_s")
 _COUNTS = ("num_coalesced", "prompt_tokens", "output_tokens", "retokenized")
@@ -43,7 +43,7 @@ class _Key(msgspec.Struct):
 
 
 class _Lines:
-    """Where each line of rows.jsonl begins, and its request's due time: 24 bytes a row."""
+    """The begin of each line of rows.jsonl, and its request's due time: 24 bytes per row."""
 
     def __init__(self, path: Path) -> None:
         self.offsets, self.due_s = array("q"), array("d")
@@ -69,7 +69,7 @@ def write_parquet(rows: Path, to: Path) -> Any:
     """Write the rows of a rows.jsonl, if there is one, as Parquet; a last line that was cut off by a crash is left out.
 
     Returns:
-        The file, open for `read_batches`. It stays as it is when another process replaces or removes the file of this name.
+        The file, open for `read_batches`. Its content stays the same if another process replaces or removes the file of this name.
     Raises:
         UsageError: A line that is not the last one cannot be read; the message has its number.
         OSError: The file cannot be written.

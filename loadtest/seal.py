@@ -1,9 +1,9 @@
 """The seals are digests of recorded files, so that a later edit, deletion or reordering of rows is found.
 
-While a run goes on, seal.jsonl gets one `Seal` per file and batch: the SHA-256 of the whole file so far, hence a chain. At the end
-the manifest names the last one of each file, and the digest of the scenario that it holds, by which the run is judged. It is a seal
-against accidents and careless edits, not a signature: who can write all files of the folder can make new ones, so keep the digests
-that the report prints elsewhere if that matters.
+During a run, seal.jsonl gets one `Seal` per file and batch: the SHA-256 of the whole file so far, so that the seals are a chain. At the
+end the manifest names the last seal of each file, and the digest of its scenario, by which the run is judged. The seals protect against
+accidents and careless edits; they are no signature. A person who can write all files of the folder can make new seals, so keep the
+digests that the report prints in another place if that matters.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from loadtest.inputs import open_bytes
 from loadtest.records import Manifest, read_lines
 
 Sealed = Literal["rows.jsonl", "health.jsonl"]
-"""Files that one recorder alone writes, and from which every figure and every gate comes."""
+"""The sealed files: only the recorder writes them, and every figure and every gate comes from them."""
 SEALS = "seal.jsonl"
 SCENARIO = "scenario"
-"""Name of its digest in the manifest."""
+"""Name of the scenario's digest in the manifest."""
 _PIECE_BYTES = 1 << 20
 
 
@@ -27,14 +27,14 @@ class Seal(msgspec.Struct, frozen=True):
     file: Sealed
     num_bytes: int
     sha256: str
-    """Of the file's first ``num_bytes``."""
+    """Digest of the file's first ``num_bytes``."""
 
 
 def broken_seals(run: Path, manifest: Manifest) -> list[str]:
-    """Return one sentence for each file that is not as it was recorded, and one if the scenario is not; none for runs without seals.
+    """Return a sentence for each file that is not as recorded, and one if the scenario is not; none for runs without seals.
 
-    Of a run that never ended, what came after the last seal (a second, at most) cannot be judged. What else the manifest says (how the run
-    ended, what its generator found wrong) has no seal.
+    In a run that never ended, data after the last seal (at most a second) cannot be checked. The rest of the manifest (how the run
+    ended, which problems its generator found) has no seal.
 
     Raises:
         UsageError: seal.jsonl or a sealed file cannot be read.
@@ -52,7 +52,7 @@ def scenario_digest(scenario: dict[str, Any]) -> str:
 
 
 def without_digest(run: Path, manifest: Manifest) -> list[str]:
-    """Return one sentence if something has no digest that should: in runs of older versions, or where somebody removed it.
+    """Return a sentence if a digest is missing: in runs of older versions, or because it was removed.
 
     Raises:
         UsageError: seal.jsonl cannot be read.
@@ -60,7 +60,7 @@ def without_digest(run: Path, manifest: Manifest) -> list[str]:
     sealed = {seal.file for seal in _seals(run)} | manifest.sealed.keys()
     there = [name for name in get_args(Sealed) if (run / name).exists()]
     if missing := [name for name in (*there, SCENARIO) if name not in sealed]:
-        return [f"the run has no digest of {', '.join(missing)}: what was changed there after the run cannot be told"]
+        return [f"the run has no digest of {', '.join(missing)}: later changes there cannot be detected"]
     return []
 
 
@@ -85,5 +85,5 @@ def _broken(path: Path, seals: list[Seal], last_sha256: str | None) -> str:
         while piece := file.read(_PIECE_BYTES):
             digest.update(piece)
     if last_sha256 is not None and digest.hexdigest() != last_sha256:
-        return f"{path.name} was changed, or something was added, behind its byte {done}"
+        return f"{path.name} was changed, or data was added, after its byte {done}"
     return ""

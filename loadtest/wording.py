@@ -6,18 +6,18 @@ from typing import NamedTuple
 from loadtest.errors import ExitCode
 
 MAX_PROBLEM = 1000
-"""Letters of a sentence in a manifest's ``problems`` that are shown: the last words of a process are among them."""
+"""Shown characters of a sentence in a manifest's ``problems``, which may quote a process's last output."""
 
 NEVER_STARTED = "interrupted before the start; nothing was sent"
-"""Of a run that has an interruption, and neither an epoch nor problems."""
+"""Text for a run that has an interruption, and neither an epoch nor problems."""
 
 
 class VerdictWords(NamedTuple):
     code: ExitCode
     tone: str
-    """Class of the page's style."""
+    """Class in the page's style."""
     colour: str
-    """Of the terminal."""
+    """Colour in the terminal."""
     word: str
     sentence: str
 
@@ -31,29 +31,29 @@ VERDICTS = {
     ),
     "invalid": VerdictWords(ExitCode.INVALID, "invalid", "red", "INVALID", "INVALID: this run says nothing about the target"),
 }  # fmt: skip
-"""By `Summary.verdict`."""
+"""The words for each `Summary.verdict`."""
 
 
 def shown(text: str, most: int = 200) -> str:
-    """Return the text for a message: of a long one begin and end, and control characters as ``\\x1b``, which no terminal obeys."""
+    """Return the text for a message: shortened to begin and end, with control characters as ``\\x1b``, which no terminal executes."""
     cut = text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 3 :]}"
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in cut)
 
 
 def is_writable(text: str) -> bool:
-    """Return whether a file can hold the text: JSON and YAML can name half of a surrogate pair, UTF-8 cannot."""
+    """Return whether the text can be encoded: JSON and YAML can contain half of a surrogate pair, UTF-8 cannot."""
     return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def percentile(q: float) -> str:
-    """Return such as ``p99`` or ``p99.9``, with nine digits at most."""
+    """Return text like ``p99`` or ``p99.9``, with nine digits at most."""
     return f"p{q * 100:.9g}"
 
 
 def seconds(values: Sequence[float | None]) -> list[str]:
-    """Return the values in the unit that fits the first one, or the largest if that is 0; three digits at least, – for None.
+    """Return the values in the unit that fits the first value, or the largest if the first is 0; three digits at least, – for None.
 
-    The first alone names the unit.
+    Only the first text names the unit.
     """
     finite = [abs(value) for value in values if value is not None and value < float("inf")]
     first = abs(values[0] or 0.0) or max(finite, default=0.0)
@@ -64,10 +64,10 @@ def seconds(values: Sequence[float | None]) -> list[str]:
 
 
 def share(value: float) -> str:
-    """Return such as ``99.12 %``."""
+    """Return text like ``99.12 %``."""
     return f"{value * 100:.2f} %"
 
 
 def ratio(value: float | None) -> str:
-    """Return such as ``0.873``, – for None."""
+    """Return text like ``0.873``, or – for None."""
     return "–" if value is None else "∞" if value == float("inf") else f"{value:.3f}"

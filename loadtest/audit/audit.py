@@ -1,9 +1,9 @@
 """The exactly-once audit compares schedule, client rows and the server's own log (or counters): they must agree on each request.
 
-A scheduled id ends in exactly one final state: complete, with the text that an undisturbed run of the same schedule got; an
-explicit error; rejected with Retry-After; cancelled by us; never sent, with a reason. Whatever else happened is a finding, and
-its id counts as a mismatch. So is a file that is not as it was recorded, and a row that no run can have recorded. An unfinished
-run is audited like any other: what has no row is a finding.
+A scheduled id ends in exactly one final state: complete, with the text of an undisturbed run of the same schedule; an explicit
+error; rejected with Retry-After; cancelled by the load generator; never sent, with a reason. Anything else is a finding, and its id
+counts as a mismatch. A file that is not as recorded, and a row that no run can have recorded, are findings too. An unfinished run is
+audited like any other: a request without a row is a finding.
 """
 
 import hashlib
@@ -31,14 +31,14 @@ from loadtest.wording import MAX_PROBLEM, shown
 Final = Literal["complete", "error", "rejected", "cancelled", "never_sent", "allowed", "mismatch"]
 FINALS: tuple[Final, ...] = get_args(Final)
 CUT_S = 1.0
-"""A cut is noticed at most that long after its end."""
+"""Largest delay between the end of a cut and the client's error."""
 _BY_STATE: dict[State, Final] = {
     "ok": "complete", "http_error": "error", "stream_error": "error", "cancelled": "cancelled", "never_sent": "never_sent",
 }  # fmt: skip
 
 
 class _Text(msgspec.Struct):
-    """The part of a `Row` that is read in full."""
+    """The fields of a `Row` that are read in full."""
 
     id: int
     text: str = ""
@@ -46,17 +46,17 @@ class _Text(msgspec.Struct):
 
 
 class AuditResult(msgspec.Struct, frozen=True):
-    """``states`` has every key of `FINALS` and sums up to ``num_scheduled``."""
+    """The result of an audit. ``states`` has every key of `FINALS`, and its sum is ``num_scheduled``."""
 
     num_scheduled: int
     states: dict[str, int]
     counts: dict[str, int]
-    """Findings per kind; a request can have several."""
+    """Number of findings per kind; a request can have several."""
     findings: list[Finding]
-    """The first ones of each kind."""
+    """The first findings of each kind."""
     num_texts_compared: int
     server: str
-    """What the server's side was: its log, its counters, or why there was none."""
+    """Description of the server's side: its log, its counters, or why there was none."""
     notes: list[str]
 
     @property
@@ -64,7 +64,7 @@ class AuditResult(msgspec.Struct, frozen=True):
         return not self.counts
 
     def lines(self) -> list[str]:
-        """Return the findings, one a line."""
+        """Return the findings, one per line."""
         return [f"{f.kind}: {'' if f.id is None else f'request {f.id}: '}{f.text}" for f in self.findings]
 
     def table(self) -> str:
@@ -94,11 +94,11 @@ def audit(
 
     Args:
         reference: Folder of an undisturbed run of the same schedule on the same model; texts of requests with temperature 0
-            must be equal. Without it texts are not compared.
-        server_log: A line per request that the server read; without it the counters in server.jsonl are used. Lines with a time
-            before or after the run are of another run of the schedule.
-        rows: Those of the run as `read_rows` gives them, where they are read already.
-        allow: States that are expected in this run and no finding, such as timeout far above the capacity. Connections that a fault
+            must be equal. Without a reference, texts are not compared.
+        server_log: A log with a line per request that the server read; without it the counters in server.jsonl are used. Lines with a
+            time before or after the run belong to another run of the schedule.
+        rows: The run's rows as `read_rows` returns them, if they have been read already.
+        allow: States that are expected in this run and are no finding, such as timeout far above the capacity. Connections that a fault
             ``cut-link`` of the scenario ended are always expected.
     Raises:
         UsageError: A folder or file cannot be read, or the reference ran another schedule or model.
@@ -121,7 +121,7 @@ def audit(
 
 
 def _planned(run: Path, manifest: Manifest, found: Findings) -> dict[int, ScheduledRequest]:
-    """Return the schedule by id, once it and the seals are checked."""
+    """Check the schedule and the seals; return the schedule by id."""
     schedule = read_schedule(run / "schedule.jsonl")
     here, ran = (len(schedule.requests), schedule.sha256), (manifest.num_scheduled, manifest.schedule_sha256)
     if here != ran:
@@ -172,7 +172,7 @@ def _due(request: ScheduledRequest) -> str:
 
 
 def _cut_by_us(row: Row, scenario: Scenario) -> bool:
-    """Whether a fault of the scenario explains that the connection ended; one that kills a process does not: a fleet hides it."""
+    """Whether a fault of the scenario explains the end of the connection. Killing a process does not: a fleet hides that."""
     cuts = [(fault.at_s, fault.at_s + fault.for_s + CUT_S) for fault in scenario.faults if fault.action == "cut-link"]
     ended = row.state in ("truncated", "connect_error")
     return ended and any(begin_s <= (row.end_s or 0.0) <= end_s for begin_s, end_s in cuts)
@@ -190,7 +190,7 @@ def _check_end(row: Row, found: Findings) -> None:
 
 
 def _check_tokens(row: Row, request: ScheduledRequest, cls: RequestClass, found: Findings) -> None:
-    """Fewer events than tokens are no finding: without continuous usage an event counts as one token, however many it holds."""
+    """Check token counts. Fewer events than tokens are no finding: without continuous usage an event counts as one token."""
     received = sum(num_tokens for _, num_tokens in row.chunks)
     told = received if row.output_tokens is None else row.output_tokens
     if cls.ignore_eos and told != request.output_tokens and (row.output_tokens is not None or told > request.output_tokens):
@@ -216,7 +216,7 @@ def _compare_texts(
     planned: Mapping[int, ScheduledRequest],
     found: Findings,
 ) -> int:
-    """Return how many texts could be compared."""
+    """Compare the texts with the reference; return the number of comparable texts."""
     other = read_manifest(reference)
     for name in ("schedule_sha256", "model"):
         if getattr(other, name) != getattr(manifest, name):
@@ -235,7 +235,7 @@ def _compare_texts(
 
 
 def _finals(planned: Iterable[int], rows: Mapping[int, Row], found: Findings, expected: set[int]) -> dict[str, int]:
-    """Return how many ids ended how; a finding makes a mismatch of whatever it was."""
+    """Return the number of ids per final state; an id with a finding counts as a mismatch."""
     states: dict[str, int] = dict.fromkeys(FINALS, 0)
     for request_id in planned:
         if request_id in found.touched:
@@ -254,7 +254,7 @@ def _final(row: Row) -> Final:
 
 
 def _notes(run: Path, manifest: Manifest, rows: Iterable[Row]) -> list[str]:
-    notes = [f"the generator says: {shown(problem, MAX_PROBLEM)}" for problem in manifest.problems]
+    notes = [f"the generator reports: {shown(problem, MAX_PROBLEM)}" for problem in manifest.problems]
     if manifest.state != "finished":
         last_s = max((row.end_s or row.due_s for row in rows), default=0.0)
         notes.append(f"the run did not finish (state {manifest.state}), its last row is of {last_s:.1f} s")

@@ -12,13 +12,13 @@ from loadtest.errors import UsageError
 from loadtest.records import Manifest, Row, ScheduledRequest, ServerSample, id_prefix, read_lines
 
 CLOCKS_S = 1.0
-"""The server's wall clock may differ that much from ours."""
+"""Largest difference between the server's wall clock and ours."""
 COUNTER_DELAY_S = 1.0
-"""A server counts an answer at most that long after its end."""
+"""Largest delay between the end of an answer and its count by the server."""
 _NOT_COMPLETE = ("http_error", "stream_error", "truncated")
-"""States of a row that a server cannot hold for a complete answer. Of a client that went away, or gave up, it may have sent all."""
+"""States of a row that a server cannot take for a complete answer. To a client that cancelled or timed out it may have sent all."""
 COMPARED = ("status", "output_tokens", "text_sha256")
-"""What a line of the server's log may say beside the id."""
+"""Fields of a line of the server's log that are compared if they are there."""
 
 
 def check_log(
@@ -38,7 +38,7 @@ def check_log(
     for request_id in planned.keys() | seen.keys():
         row, lines = rows.get(request_id), seen.get(request_id, [])
         if row is None or row.state == "never_sent":
-            if lines:  # an id that nobody scheduled is no request of ours
+            if lines:  # an id that is not in the schedule is no request of this run
                 found.add(
                     "server-unsent", request_id if row else None, f"request {request_id}: {row.reason if row else 'no row'}"
                 )
@@ -75,7 +75,7 @@ def _check_answer(row: Row, line: LogLine, found: Findings) -> None:
 
 
 def check_counters(run: Path, rows: Sequence[Row], planned: Mapping[int, ScheduledRequest], found: Findings) -> str:
-    """Compare what the counters rose by with the rows; those that may be counted or not make the tolerance."""
+    """Compare the increase of the counters with the rows; requests that the server may or may not count are the tolerance."""
     path = run / "server.jsonl"
     samples = [s for s in read_lines(path, ServerSample) if s.source == "metrics" and not s.error] if path.exists() else []
     sent = [row for row in rows if row.sent_s is not None]

@@ -8,9 +8,9 @@ from loadtest.wording import shown
 
 KINDS = {
     "schedule": "the schedule's file is not the one that the manifest names",
-    "edited": "records are not as the recorder left them",
+    "edited": "records are not as the recorder wrote them",
     "implausible": "times, tokens or a status that no run can have recorded",
-    "text-edited": "the text is not the one that its own hash is of",
+    "text-edited": "the text does not match its own hash",
     "missing": "scheduled, no row",
     "duplicate-row": "several rows of one id",
     "unknown-id": "a row of an id that was not scheduled",
@@ -30,9 +30,9 @@ KINDS = {
     "counters": "the server's counters do not fit the rows",
 }
 MAX_LISTED = 20
-"""Findings listed per kind."""
+"""Number of listed findings per kind."""
 MAX_TEXT = 600
-"""Letters of a finding that are kept: a row's reason has 300 at most, and two quoted texts have 120."""
+"""Kept characters of a finding: a row's reason has at most 300, and two quoted texts have 120."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Findings:
-    """The findings so far. ``touched`` ids are mismatches."""
+    """The findings so far. The ids in ``touched`` are mismatches."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -51,7 +51,7 @@ class Findings:
         self.touched: set[int] = set()
 
     def add(self, kind: str, request_id: int | None, text: str) -> None:
-        """Add a finding. The text may hold words of the target: it is cut, and its control characters are written as ``\\x1b``."""
+        """Add a finding. The text may quote the target: it is shortened, and its control characters are written as ``\\x1b``."""
         self.counts[kind] += 1
         if request_id is not None:
             self.touched.add(request_id)

@@ -6,14 +6,14 @@ from itertools import pairwise
 from loadtest.records import Row, ScheduledRequest
 
 EARLY_S = 0.01
-"""A timer may fire so much before its time: libev rounds to its loop's clock."""
+"""Largest time by which a timer may fire early: libev rounds to its loop's clock."""
 ROUNDING_S = 5e-6
-"""Times of a row are rounded to the microsecond, chunks to that after ``sent_s``."""
+"""Tolerance: a row's times are rounded to the microsecond, and chunks to microseconds after ``sent_s``."""
 _TIMES = ("sent_s", "connected_s", "headers_s", "first_s", "last_s", "end_s")
 
 
 def implausible(row: Row, request: ScheduledRequest, *, timeout_s: float) -> Iterator[str]:
-    """Yield what is wrong with the row, one sentence each."""
+    """Yield the row's errors, a sentence each."""
     if request.due_s is not None and row.due_s != request.due_s:
         yield f"due at {row.due_s} s, by the schedule at {request.due_s} s"
     if row.sent_s is not None and row.sent_s < row.due_s - EARLY_S:

@@ -3,8 +3,8 @@
     JSON lines   serve-app's ledger; the law server's log; access logs of nginx, Envoy, Traefik or an application written as JSON
     text         the same as text; vLLM with --enable-log-requests, of which the lines with "Received request" count
 
-Of JSON lines, these keys are compared where they are there: status, outcome (whether the answer was complete), output tokens, the text's
-SHA-256; and a time tells lines of another run of the same schedule. Text lines say only that the request came.
+In JSON lines, these keys are compared if they exist: status, outcome (whether the answer was complete), output tokens, the text's
+SHA-256; and a time excludes lines of another run of the same schedule. Text lines show only that the request came.
 """
 
 import re
@@ -26,23 +26,23 @@ _OUTCOMES = {
     **dict.fromkeys(("failed", "rejected", "aborted"), False),
     **dict.fromkeys(("dropped", "truncated", "error_event", "status", "html", "client_gone", "shutdown"), False),
 }
-"""Outcomes by serve-app's ledger and the law server's log -> whether the whole answer was sent."""
+"""For each outcome in serve-app's ledger and the law server's log: whether the whole answer was sent."""
 _TOKENS = ("tokens_sent", "output_tokens", "completion_tokens")
 
 
 @dataclass(frozen=True)
 class ServerLog:
-    """A server's logs and how they are read: `read_server_log`. A folder stands for its files ``*.jsonl``, as a ledger's."""
+    """A server's logs and the options of `read_server_log`. A folder means its files ``*.jsonl``, like a ledger's folder."""
 
     paths: Sequence[Path]
     id_key: str = ""
     containing: str = ""
 
     def files(self) -> list[Path]:
-        """Return the files, those of folders by name.
+        """Return the files; the files of a folder are sorted by name.
 
         Raises:
-            UsageError: A folder holds none.
+            UsageError: A folder has none.
         """
         found: list[Path] = []
         for path in self.paths:
@@ -54,10 +54,10 @@ class ServerLog:
 
 
 class LogLine(msgspec.Struct, frozen=True):
-    """One request as the server saw it. None and empty: the line does not say."""
+    """One request as the server saw it. None or empty: the line does not have the field."""
 
     id: int
-    """The schedule's; perhaps one that is not in it."""
+    """The id of the schedule; the schedule may lack it."""
     at_unix_s: float | None = None
     status: int | None = None
     output_tokens: int | None = None
@@ -66,19 +66,19 @@ class LogLine(msgspec.Struct, frozen=True):
 
     @property
     def complete(self) -> bool | None:
-        """Return whether the server sent the whole answer; None where the line does not say, or in words that are not known."""
+        """Return whether the server sent the whole answer; None if the line has no outcome, or an unknown one."""
         return _OUTCOMES.get(self.outcome)
 
 
 def read_server_log(path: Path, *, id_prefix: str, id_key: str = "", containing: str = "") -> Iterator[LogLine]:
-    """Yield the lines that hold an id of this schedule; a last line that was cut off by a crash is left out.
+    """Yield the lines with an id of this schedule; a last line that was cut off by a crash is left out.
 
     Args:
-        id_prefix: What the client put before the schedule's id.
+        id_prefix: The text before the schedule's id in the client's header.
         id_key: The id must be in this key of a JSON line (in ``a.b``: key b of the object a); empty: anywhere in the line.
-        containing: Lines without these words are left out, where a server writes several about one request.
+        containing: Lines without these words are left out; for servers that write several lines per request.
     Raises:
-        UsageError: The file cannot be read, or a line begins as JSON and is none; the message has its number.
+        UsageError: The file cannot be read, or a line begins like JSON but is none; the message has its number.
     """
     ours = re.compile(re.escape(id_prefix) + r"(\d{1,18})(?!\d)")
     for number, line in enumerate(bounded_lines(path, errors="replace"), 1):
@@ -110,7 +110,7 @@ def _fields(values: Mapping[str, Any]) -> tuple[float | None, int | None, int | 
 
 
 def _value(values: Mapping[str, Any], key: str) -> Any:
-    """Return what is under the key, or under the keys that dots part; empty if nothing is."""
+    """Return the value of the key, or of the keys separated by dots; empty if there is none."""
     found: Any = values
     for part in [key] if key in values else key.split("."):
         found = found.get(part) if isinstance(found, dict) else None
@@ -118,7 +118,7 @@ def _value(values: Mapping[str, Any], key: str) -> Any:
 
 
 def _number(values: Mapping[str, Any], keys: Sequence[str]) -> float | None:
-    """Return the first that is a number, or the text of one: nginx quotes all."""
+    """Return the first number, or text with a number (nginx quotes all values), among the keys."""
     for key in keys:
         try:
             return float(values[key])
@@ -128,7 +128,7 @@ def _number(values: Mapping[str, Any], keys: Sequence[str]) -> float | None:
 
 
 def _unix_s(value: Any) -> float | None:
-    """Return a time in seconds: of a number of seconds or milliseconds, or ISO 8601 with a zone."""
+    """Return a Unix time in seconds from a number of seconds or milliseconds, or from ISO 8601 with a zone."""
     if isinstance(value, str) and not value.replace(".", "", 1).isdecimal():
         try:
             at = datetime.fromisoformat(value)

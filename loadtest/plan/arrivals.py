@@ -21,7 +21,7 @@ from loadtest.plan.laws import Arrival, Burst, Closed, Constant, Diurnal, FlashC
 Times: TypeAlias = NDArray[np.float64]
 
 MAX_REQUESTS = 10_000_000
-"""A schedule is held in memory, about 150 bytes a request."""
+"""Most requests of a schedule, which is held in memory: about 150 bytes per request."""
 _DIURNAL_PIECES = 720  # straight pieces of a sine: its rate is within 1e-5 of the amplitude
 
 

@@ -1,9 +1,9 @@
 """The schedule lists each request of a run with its due time, before the run.
 
-It depends on the scenario's seed, arrival law and classes only, never on workers or machine. Each request has one number of its own
-in each stream (class, input length, output length), so a change of one law moves nothing of the others. Workers take shares by a
-hash of the id: each share of a Poisson process is one again, and together they are the whole. In a closed loop a worker's share is in
-proportion to its clients, because a hash would leave the clients of some workers without requests before the others.
+The schedule depends only on the scenario's seed, arrival law and classes, never on workers or machine. Each request has its own random
+number in each stream (class, input length, output length), so a change of one law changes no other draws. Workers take shares by a hash
+of the id: each share of a Poisson process is a Poisson process, and the shares add up to the whole. In a closed loop a worker's share is
+in proportion to its clients, because with a hash the clients of some workers would run out of requests before the others.
 """
 
 import hashlib

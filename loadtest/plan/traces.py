@@ -5,7 +5,7 @@
     JSONL  timestamp, input_length, output_length [, hash_ids, session_id]  Mooncake (milliseconds; an id per 512 prompt tokens)
     JSONL  schedule.jsonl and rows.jsonl of a run (rows by due time and the server's own token counts)
 
-The columns tell the format, not the file's name. Times count from the first request; those of our own files stay as they are.
+The columns decide the format, not the file's name. Times count from the first request; times of the kit's own files are not changed.
 """
 
 import csv

@@ -1,7 +1,7 @@
 """The workload builds a request's path and JSON body, from scenario, seed and id alone.
 
-Prompts are made of numbers from a counter (splitmix64 over a hash of what they are for), not drawn one after the other: any worker
-can make any prompt, in any order, in microseconds. Requests differ in their prompts beyond the prefix that their class shares.
+Prompts are made of numbers from a counter (splitmix64 over a hash of their purpose), not drawn one after the other, so any worker can
+make any prompt, in any order, in microseconds. The prompts of two requests differ after the prefix that their class shares.
 """
 
 import hashlib

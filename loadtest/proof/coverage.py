@@ -1,7 +1,7 @@
 """This module measures how often the intervals of `loadtest.judge.stats` hold the truth, on queues with closed forms. Pure.
 
-Published by ``python -m loadtest.proof.selftest coverage``. An interval without an upper bound covers when its lower bound is right, and a
-refused one always does, so the share of two-sided ones stands beside it: near the knee one run can honestly say little.
+``python -m loadtest.proof.selftest coverage`` prints the table. An interval without an upper bound counts as covering if its lower bound is
+right, and a refused interval always does, so the table also has the share of two-sided intervals: near the knee one run can show little.
 """
 
 import heapq
@@ -21,7 +21,7 @@ QUANTILES = (0.5, 0.9, 0.99)
 
 
 class Queue(msgspec.Struct, frozen=True):
-    """M/M/c with service times of mean 1; ``servers`` 0: independent lognormal latencies, no queue at all."""
+    """An M/M/c queue with service times of mean 1; ``servers`` 0: independent lognormal latencies without a queue."""
 
     servers: int
     load: float
@@ -33,13 +33,13 @@ class Queue(msgspec.Struct, frozen=True):
         """Return the time in the system of ``n`` customers in the order of arrival, in the steady state."""
         if not self.servers:
             return rng.lognormal(0.0, 1.0, n)
-        # Fifteen relaxation times from empty: each is 1 / (1 - sqrt(rho))^2 service times of one server.
+        # Fifteen relaxation times from an empty queue; each is 1 / (1 - sqrt(rho))^2 service times of one server.
         warmup = math.ceil(15 * self.load / (1 - math.sqrt(self.load)) ** 2) + 20 * self.servers
         gaps = rng.exponential(1 / (self.load * self.servers), n + warmup)
         return fifo(np.cumsum(gaps), rng.exponential(1.0, n + warmup), self.servers)[warmup:]
 
     def wait_probability(self) -> float:
-        """Return Erlang's C. The wait, if there is one, is exponential with rate servers x (1 - load)."""
+        """Return Erlang's C. A positive wait is exponential with rate servers x (1 - load)."""
         terms = law.poisson.pmf(np.arange(self.servers + 1), self.load * self.servers)
         last = float(terms[-1]) / (1 - self.load)
         return last / (float(terms[:-1].sum()) + last)
@@ -51,7 +51,7 @@ class Queue(msgspec.Struct, frozen=True):
         waits, drain = self.wait_probability(), self.servers * (1 - self.load)
 
         def over(t: float) -> float:
-            # Wait and service together; two exponentials of the same rate are the limit of the formula.
+            # The sum of wait and service; for two exponentials of the same rate take the limit of the formula.
             rate = drain if abs(drain - 1) > 1e-6 else 1 + 1e-6
             both = (rate * math.exp(-t) - math.exp(-rate * t)) / (rate - 1)
             return (1 - waits) * math.exp(-t) + waits * both - (1 - q)
@@ -60,7 +60,7 @@ class Queue(msgspec.Struct, frozen=True):
 
 
 def fifo(arrivals: Floats, services: Floats, servers: int) -> Floats:
-    """Return the time in the system of each customer of a queue with so many servers, first come first served, empty at first."""
+    """Return each customer's time in the system in a first-come-first-served queue with ``servers`` servers that starts empty."""
     free_at = [0.0] * servers
     took = np.empty(arrivals.size)
     for k, (at, service) in enumerate(zip(arrivals.tolist(), services.tolist(), strict=True)):
@@ -71,18 +71,18 @@ def fifo(arrivals: Floats, services: Floats, servers: int) -> Floats:
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """Of one method at one percentile of one queue."""
+    """The coverage of one method at one percentile of one queue."""
 
     queue: str
     n: int
     q: float
     method: str
     covered: float
-    """Share of the runs whose interval held the truth; 0.95 is promised."""
+    """Share of the runs whose interval contained the truth; 0.95 is promised."""
     two_sided: float
     """Share of the runs that had both bounds."""
     right: float | None
-    """Share of those two-sided intervals that held the truth; None: there was none. Refusing cannot raise it by itself."""
+    """Share of those two-sided intervals that contained the truth; None if there was none. Refusals alone cannot raise it."""
     num_runs: int
 
 
@@ -94,7 +94,7 @@ CASES = tuple(
 def coverage_table(
     num_runs: int, *, cases: tuple[tuple[Queue, int], ...] = CASES, replicates: int = 0, seed: int = 1
 ) -> list[Coverage]:
-    """Measure each method ``num_runs`` times, and the replicate interval of ``replicates`` runs each (0: not) as often."""
+    """Measure each method ``num_runs`` times and, unless ``replicates`` is 0, the interval of that many replicates as often."""
     return [row for queue, n in cases for row in _rows(queue, n, num_runs, replicates, seed)]
 
 
@@ -126,11 +126,11 @@ def _intervals(runs: list[Floats], q: float, resolved: bool) -> Iterator[tuple[s
 
 
 GOOD = 0.9
-"""Share of the requests that the limit of the simulated goodput lets pass."""
+"""Share of the requests inside the limit of the simulated goodput."""
 
 
 class RateCoverage(msgspec.Struct, frozen=True):
-    """How often the interval of a rate held it, and how often that of the ratio of two runs of one load held 1."""
+    """How often the interval of a rate contained the true rate, and that of the ratio of two runs of one load contained 1."""
 
     rate: str
     """``completed`` or ``goodput``."""
@@ -144,8 +144,8 @@ class RateCoverage(msgspec.Struct, frozen=True):
 def rate_coverage(num_runs: int, *, cases: tuple[tuple[Queue, int], ...], seed: int = 1) -> list[RateCoverage]:
     """Measure the intervals of completed requests and of goodput per second on queues whose rates are known.
 
-    As many requests complete as arrive, ``load`` x ``servers`` in a mean service. The limit of the goodput is the closed form of the
-    time in the system that a share `GOOD` of the requests stays below.
+    In a mean service time, ``load`` x ``servers`` requests arrive and complete. The limit of the goodput is the closed form of the
+    time in the system below which a share `GOOD` of the requests stays.
     """
     return [row for queue, n in cases for row in _rate_rows(queue, n, num_runs, seed)]
 
@@ -167,9 +167,9 @@ def _rate_rows(queue: Queue, n: int, num_runs: int, seed: int) -> Iterator[RateC
 
 
 def _counts(queue: Queue, length: float, limit: float, rng: np.random.Generator) -> dict[str, Floats]:
-    """Return each rate's counts in the parts of the window of a run that starts empty, after a warm-up as long as the window.
+    """Return each rate's counts in the parts of the window of a run that starts empty. The warm-up is as long as the window.
 
-    Completed requests count where they end, good ones where they arrive, as in `loadtest.judge.analysis.rate_counts`.
+    Completed requests count at their end, good requests at their arrival, as in `loadtest.judge.analysis.rate_counts`.
     """
     rate = queue.load * queue.servers
     arrivals = np.cumsum(rng.exponential(1 / rate, int(2.2 * rate * length) + 100))

@@ -1,7 +1,7 @@
 """This module measures what the analysis of a large run costs, for ``... selftest many --requests 1000000`` and the self-test T21.
 
-The run never happened: its rows are drawn from laws with a fixed seed and written as a runner writes them. The analysis is a process
-of its own, bound to one core, so that its memory is that of the analysis alone.
+The run is synthetic: its rows are drawn from laws with a fixed seed and written as a runner writes them. The analysis is a process of
+its own, bound to one core, so that the process's memory is that of the analysis.
 """
 
 import json
@@ -23,19 +23,19 @@ TOKENS = 128
 RATE = 1000.0
 _ANALYSIS = "import sys; from loadtest.proof.many import measured; measured(sys.argv[1])"
 LAG_S = 0.0005
-"""Each request leaves so long after it was due."""
+"""Delay between the due time of each request and its sending."""
 
 
 class AnalysisCost(msgspec.Struct, frozen=True):
-    """Of one analysis, and what it found."""
+    """The cost of one analysis, and its results."""
 
     requests: int
-    """In the window: those that were due after the warm-up."""
+    """Requests in the window, due after the warm-up."""
     gaps: int
-    """Between tokens, with those that refused requests owed."""
+    """Gaps between tokens, including the infinite gaps of refused requests."""
     verdict: str
     cpu_s: float
-    """CPU seconds of the process: how long it takes on a core of its own."""
+    """CPU seconds of the process: its duration on a core of its own."""
     peak_bytes: int
     """Largest resident memory of the process, interpreter and libraries included."""
     rows_bytes: int
@@ -43,7 +43,7 @@ class AnalysisCost(msgspec.Struct, frozen=True):
 
 
 def write_run(run: Path, num: int, *, seed: int = 1) -> int:
-    """Write a run of ``num`` answers of `TOKENS` tokens each, every 50th refused; return how many are due after the warm-up of 1 s."""
+    """Write a run of ``num`` answers of `TOKENS` tokens each, every 50th refused; return the number due after the warm-up of 1 s."""
     scenario = parse_scenario(
         {
             "name": "many",
@@ -60,7 +60,7 @@ def write_run(run: Path, num: int, *, seed: int = 1) -> int:
 
 
 def write_records(run: Path, scenario: Scenario, row_of: Callable[[ScheduledRequest], Row]) -> Schedule:
-    """Write what a run of the scenario leaves whose generator was well all the time; rows are asked for in the order of due times."""
+    """Write the records of a run of the scenario with a healthy generator; ``row_of`` is called in the order of due times."""
     schedule, encoder = make_schedule(scenario), msgspec.json.Encoder()
     run.mkdir(parents=True)
     schedule.write(run / "schedule.jsonl")
@@ -79,7 +79,7 @@ def write_records(run: Path, scenario: Scenario, row_of: Callable[[ScheduledRequ
 
 
 def sent_s(request: ScheduledRequest) -> float:
-    """Return when the request left."""
+    """Return when the request was sent."""
     return (request.due_s or 0.0) + LAG_S
 
 
@@ -90,7 +90,7 @@ def refused(request: ScheduledRequest) -> Row:
 
 
 def answered(request: ScheduledRequest, ms: list[float]) -> Row:
-    """Return the row of a stream whose tokens came one by one, so many milliseconds after it was sent."""
+    """Return the row of a stream whose tokens came one by one, ``ms`` milliseconds after sending."""
     due_s, at_s = request.due_s or 0.0, sent_s(request)
     first_s, last_s = (round(at_s + at / 1e3, 6) for at in (ms[0], ms[-1]))
     row = Row(request.id, 0, due_s, "ok", sent_s=at_s, connected_s=at_s, headers_s=first_s, first_s=first_s, last_s=last_s)
@@ -113,9 +113,9 @@ def cost_of(run: Path) -> AnalysisCost:
 
 
 def measured(run: str) -> None:
-    """What the process does: analyse, and print its cost."""
+    """Analyse the run and print the cost; the work of the measured process."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    from loadtest.judge.analysis import analyse  # what it loads is part of the cost
+    from loadtest.judge.analysis import analyse  # its imports are part of the cost
 
     folder = Path(run)
     summary = analyse(folder)
@@ -130,7 +130,7 @@ def measured(run: str) -> None:
 def peak_bytes() -> int:
     """Return the largest resident memory of this process since it began to execute its program.
 
-    Of VmHWM: getrusage's ``ru_maxrss`` begins with the memory of the process that started this one.
+    The value is VmHWM: getrusage's ``ru_maxrss`` starts with the memory of the parent process.
     """
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

@@ -1,5 +1,5 @@
-"""Which figures a run has, a comparison of two, and a search for the capacity. Each is made from the rows, by functions of
-`loadtest.report.plots` and `loadtest.report.plots_load`.
+"""This module lists the figures of a run, of a comparison, and of a search for the capacity. Functions of `loadtest.report.plots` and
+`loadtest.report.plots_load` draw each figure from the rows.
 """
 
 import math
@@ -133,7 +133,9 @@ def _autoscaling(data: RunData) -> list[Draw]:
         return []
     timed = [(item.due_s, value) for item in data.items if (value := data.value_s(item, "ttft")) is not None]
     due, ttft = np.array([t for t, _ in timed]), np.array([v for _, v in timed])
-    wider = edges[:: max(1, int(np.ceil(20 * (edges.size - 1) / max(due.size, 1))))]  # 20 requests a bin, or a p95 is a maximum
+    wider = edges[
+        :: max(1, int(np.ceil(20 * (edges.size - 1) / max(due.size, 1))))
+    ]  # 20 requests per bin; with fewer, a p95 is a maximum
     limit = data.limit_s("ttft")
     return [_rates(data, edges), *replicas, lambda ax: plots_load.plot_latency_over_time(ax, due, ttft, wider, limit_s=limit)]
 
@@ -228,11 +230,11 @@ KINDS = (
         (9.5, 1.5),
     ),
 )
-"""All figures that a single run may have, in the order of the page."""
+"""All figures that a single run can have, in the order of the page."""
 
 
 def comparison_kinds(other: RunData, comparison: Comparison) -> list[Kind[RunData]]:
-    """Return the figures of the run that they are drawn of beside the other one."""
+    """Return the figures that show this run beside the other run."""
 
     def overlay(metric: Metric, data: RunData) -> list[Draw]:
         samples = [data.sample(metric, label=comparison.a), other.sample(metric, label=comparison.b)]
@@ -256,7 +258,7 @@ def comparison_kinds(other: RunData, comparison: Comparison) -> list[Kind[RunDat
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found: its probes, and the capacity between two rates."""
+    """The result of a search: its probes, and the capacity between two rates."""
 
     points: list[ProbePoint]
     metric: str
@@ -265,7 +267,7 @@ class Found:
     high: float | None
 
     def knees(self) -> dict[str, float]:
-        """Return where the target leaves its flat part, in requests/s, by each way that finds one.
+        """Return the rates, in requests/s, at which the target's latency begins to rise, by each method that finds such a rate.
 
         ``power``: the rate with the most completed requests per second of latency. ``bend``: the breakpoint of a segmented regression of
         the logarithm of the latency on the rate.

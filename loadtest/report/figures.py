@@ -1,6 +1,6 @@
 """This module draws the figures of a run from its records into files. `loadtest.report.figure_kinds` lists the figures.
 
-A figure is a function from the run's data to what is drawn on its axes; no axes: this run has no such figure.
+A figure is a function from the run's data to the drawings on its axes; without axes, the run has no such figure.
 """
 
 import io
@@ -34,7 +34,7 @@ D = TypeVar("D")
 
 @dataclass(frozen=True)
 class RunData:
-    """One run, and what was computed of it."""
+    """One run with its computed figures."""
 
     records: Records
     summary: Summary
@@ -45,9 +45,9 @@ class RunData:
 
     @cached_property
     def items(self) -> list[Item]:
-        """All requests with a due time, in its order.
+        """Return all requests with a due time, in its order.
 
-        Left out are later turns of conversations that came due after the end of the arrivals and were never sent.
+        Later turns of conversations that came due after the end of the arrivals and were never sent are left out.
         """
         end_s = self.records.scenario.duration_s if self.records.scenario.has_conversations else math.inf
         return [i for i in self.records.items() if i.row is None or i.row.state != "never_sent" or i.row.due_s < end_s]
@@ -59,23 +59,23 @@ class RunData:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """Of the window."""
+        """Return the rows of the window."""
         return [item.row for item in self.window if item.row is not None]
 
     def value_s(self, item: Item, metric: str, *, q: float = 1.0) -> float | None:
-        """Return the metric of one request, infinite unless measured; None: it has none."""
+        """Return the metric of one request, infinite unless measured; None if the request does not have the metric."""
         bounds = item_bounds(self.records, item, metric, q=q)
         return None if bounds is None else bounds[1]
 
     @property
     def events(self) -> list[RunEvent]:
-        """What plots over time mark: the run's events, and the times from which other classes of requests are drawn."""
+        """Return the marks of plots over time: the run's events, and the times at which the classes of requests change."""
         scenario = self.records.scenario
         changes = classes_from(scenario.requests, duration_s=scenario.duration_s)
         return [*self.records.events, *(RunEvent(at_s, "phase", f"requests: {names}") for at_s, names in changes.items())]
 
     def autoscaling(self) -> Autoscaling | None:
-        """Return how the target followed its load; None: nobody told its replicas."""
+        """Return the target's response to its load; None if no source reported its replicas."""
         if not self.names("replicas_desired/") and not self.names("pods_"):
             return None
         by_id = {item.request.id: item for item in self.items}
@@ -87,7 +87,7 @@ class RunData:
         return analyse_autoscale(self.server, rows, self.records.scenario, held_against)
 
     def sample(self, metric: str, *, label: str = "") -> Sample:
-        """Return the metric over the window; requests without it although they should have one are the failed ones."""
+        """Return the metric over the window; requests that should have the metric and do not are the failed ones."""
         _, values = metric_bounds(self.records, self.window, metric)
         known = np.sort(values[np.isfinite(values)])
         distribution = self.summary.distributions.get(metric)
@@ -95,18 +95,18 @@ class RunData:
         return Sample(label or metric.upper(), known, values.size - known.size, n_eff)
 
     def limit_s(self, metric: str) -> float | None:
-        """Return the tightest limit that the SLO has for the metric."""
+        """Return the SLO's tightest limit of the metric."""
         return min((limit.limit_s for limit in self.records.scenario.slo.limits if limit.metric == metric), default=None)
 
     def series(self, name: str) -> tuple[Floats, Floats] | None:
-        """Return times and values of what the target said under this name."""
+        """Return times and values of the target's series of this name."""
         points = [(s.t_s, s.values[name]) for s in self.server if name in s.values]
         return (np.array([t for t, _ in points]), np.array([v for _, v in points])) if points else None
 
     def counter_rate(self, name: str) -> tuple[Floats, Floats] | None:
-        """Return times and increments per second of a counter.
+        """Return times and increments per second of a counter, or None if there are too few points or the counter fell.
 
-        None: too few points, or it fell. Then it is the sum of other processes than before, and how much of a rise is theirs nobody knows.
+        A counter that fell is the sum of other processes than before, and their share of a rise is unknown.
         """
         series = self.series(name)
         if series is None or series[0].size < 2:
@@ -134,21 +134,21 @@ class Kind(Generic[D]):
     """One kind of figure, drawn from a ``D``."""
 
     name: str
-    """Of its files."""
+    """Name of the figure's files."""
     title: str
     caption: str
     panels: Callable[[D], list[Draw]]
     stacked: bool = False
-    """The panels lie one above the other on one time axis that carries the run's events; otherwise side by side."""
+    """Whether the panels are stacked on one time axis with the run's events; otherwise they are side by side."""
     headline: bool = True
-    """Shows results: left out of an invalid run."""
+    """Whether the figure shows results: it is then left out of an invalid run."""
     size: tuple[float, float] = (5.6, 3.4)
-    """Inches, of one panel."""
+    """Size of one panel in inches."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure as it stands in the page. ``svg`` has the page's colours in place of its own."""
+    """A figure in the page. ``svg`` has the page's colours in place of the figure's own."""
 
     name: str
     title: str
@@ -160,10 +160,10 @@ class Drawn:
 def draw_all(
     kinds: Sequence[Kind[D]], data: D, folder: Path, *, events: Sequence[RunEvent] = (), headline: bool = True
 ) -> list[Drawn]:
-    """Draw what there is into ``folder`` as SVG and PNG; files of figures that there are no longer are removed.
+    """Draw the run's figures into ``folder`` as SVG and PNG; files of figures that no longer exist are removed.
 
     Args:
-        headline: False: leave out what shows results.
+        headline: If False, leave out figures that show results.
     """
     folder.mkdir(exist_ok=True)
     drawn = []
@@ -179,7 +179,7 @@ def draw_all(
 def _draw(kind: Kind[D], panels: list[Draw], events: Sequence[RunEvent], folder: Path) -> Drawn:
     rows, columns = (len(panels), 1) if kind.stacked else (1, len(panels))
     width, height = kind.size
-    with matplotlib.rc_context(cast(Any, plots.STYLE)):  # its keys are a Literal of 300 words
+    with matplotlib.rc_context(cast(Any, plots.STYLE)):  # its type wants keys of a Literal of 300 words
         figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
         axes = list(figure.subplots(rows, columns, sharex=kind.stacked, squeeze=False).flat)
         for draw, ax in zip(panels, axes, strict=True):
@@ -188,7 +188,7 @@ def _draw(kind: Kind[D], panels: list[Draw], events: Sequence[RunEvent], folder:
             axes[-1].set_xlabel("time since the start of the run [s]")
             plots_load.mark_events(axes, events)
         figure.savefig(folder / f"{kind.name}.png", dpi=150, metadata={"Software": None})
-        figure.set_layout_engine("none")  # places are found: half of the time is spent on them
+        figure.set_layout_engine("none")  # the layout is done; computing it takes half of the time
         svg = io.StringIO()
         figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     (folder / f"{kind.name}.svg").write_text(svg.getvalue())
@@ -196,7 +196,7 @@ def _draw(kind: Kind[D], panels: list[Draw], events: Sequence[RunEvent], folder:
 
 
 def for_page(svg: str, kind: Kind[D]) -> str:
-    """Return the <svg> element alone, its ids unique in the page and its colours those of the page's style."""
+    """Return only the <svg> element, with ids that are unique in the page and with the colours of the page's style."""
     svg = svg[svg.index("<svg ") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' id="[a-z]+[A-Za-z]*_\d+"', "", svg)

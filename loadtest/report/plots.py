@@ -1,7 +1,7 @@
 """These figures draw distributions of the requests of one run, or of two. Each function draws on the axis it is given.
 
-They read and save nothing. Seconds everywhere; failed requests stay inside each distribution as its largest values.
-Colours are Okabe and Ito's, told apart by all common kinds of colour vision.
+The functions read and save nothing. All times are seconds; failed requests stay in each distribution as its largest values.
+The colours are Okabe and Ito's, which people with all common kinds of colour vision can distinguish.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ STYLE: dict[str, Any] = {
     "font.size": 9.0,
     "font.family": ["sans-serif"],
     "text.color": INK,
-    "text.parse_math": False,  # names come from scenarios and targets: a $ is a $
+    "text.parse_math": False,  # names come from scenarios and targets, so a $ is no formula
     "axes.labelcolor": INK,
     "axes.edgecolor": MUTED,
     "axes.facecolor": "none",
@@ -47,25 +47,25 @@ STYLE: dict[str, Any] = {
     "legend.fontsize": 8.0,
     "figure.facecolor": PAPER,
     "savefig.facecolor": PAPER,
-    "svg.fonttype": "none",  # text stays text: it can be searched, and takes the colour of the page
+    "svg.fonttype": "none",  # text stays text, which can be searched and takes the page's colour
     "svg.hashsalt": "loadtest",
 }
-"""Of every figure; the colours are those that the report's page exchanges for its own in the dark."""
+"""Style of every figure; in dark mode the report's page replaces these colours by its own."""
 
 MAX_POINTS = 600
-"""Of a curve: more than the pixels that it is drawn on, and a page of ten curves stays below 1 MB."""
+"""Points of a curve: more than the pixels it covers, and a page of ten curves stays below 1 MB."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One metric of the requests in the window."""
+    """One metric over the requests in the window."""
 
     label: str
     values_s: Floats
-    """Of those that have one, ascending."""
+    """The known values, ascending."""
     num_failed: int
     n_eff: float = 0.0
-    """Independent samples that they are worth; 0 draws no band."""
+    """Number of independent samples that the values are worth; 0 draws no band."""
 
     @property
     def n(self) -> int:
@@ -77,7 +77,7 @@ class Sample:
 
 
 class SecondsLocator(LogLocator):
-    """Ticks at 1, 2 and 5 of each decade, at 1 only where so many decades' words would overlap; a few round ones in a narrow range."""
+    """A locator with ticks at 1, 2 and 5 of each decade; only at 1 if the labels would overlap; a few round ticks in a narrow range."""
 
     def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
         if 0 < vmin <= vmax < 5 * vmin:
@@ -88,7 +88,7 @@ class SecondsLocator(LogLocator):
 
 
 def seconds_axis(axis: Axis, *, log: bool = True) -> None:
-    """Ticks such as ``200 ms``."""
+    """Format the ticks like ``200 ms``."""
     if log:
         axis.set_major_locator(SecondsLocator())
         axis.set_minor_locator(NullLocator())
@@ -97,18 +97,18 @@ def seconds_axis(axis: Axis, *, log: bool = True) -> None:
 
 
 def percent_axis(axis: Axis) -> None:
-    """Ticks such as ``99.9 %`` of shares."""
+    """Format the ticks of shares like ``99.9 %``."""
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda share, _: f"{share * 100:.4g} %"))
 
 
 def legend_above(ax: Axes, *, columns: int = 1) -> None:
-    """Put the legend above the axis, where no curve can run under it."""
+    """Put the legend above the axis, where it covers no curve."""
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, borderaxespad=0.2, ncols=columns)
 
 
 def thinned(size: int) -> NDArray[np.int64]:
-    """Return at most `MAX_POINTS` + 100 indices of a sorted array, both ends and each of the largest 100 included."""
+    """Return at most `MAX_POINTS` + 100 indices of a sorted array, including both ends and each of the largest 100."""
     if size <= MAX_POINTS:
         return np.arange(size)
     return np.union1d(np.linspace(0, size - 1, MAX_POINTS).astype(np.int64), np.arange(size - 100, size))
@@ -137,7 +137,7 @@ def plot_cdf(ax: Axes, sample: Sample, *, color: int = 0, limit_s: float | None 
 
 
 def limit_line(ax: Axes, limit_s: float, *, horizontal: bool = False) -> None:
-    """Draw an SLO's limit, and write it beside the line."""
+    """Draw a line at an SLO's limit, with the limit as text beside it."""
     style: dict[str, Any] = {"linestyle": "--", "linewidth": 1, "color": INK}
     words = f"SLO {EngFormatter(unit='s', places=None)(limit_s)}"
     if horizontal:
@@ -162,9 +162,9 @@ def plot_tail(ax: Axes, sample: Sample, *, color: int = 0) -> None:
 
 
 def plot_quantiles(ax: Axes, samples: Sequence[Sample]) -> None:
-    """Draw latency over the percentile, each nine as wide as the one before it; what lies between two samples is shaded.
+    """Draw latency over the percentile, with equal width for each further nine; the area between two samples is shaded.
 
-    Given due-based and send-based latencies of the same requests, the shaded area is what coordinated omission would hide.
+    For latencies from the due time and from sending of the same requests, the shaded area is what coordinated omission would hide.
     """
     finest = max(0.5 / max(s.n, 1) for s in samples)
     slower = np.geomspace(1.0, finest, 400)
@@ -182,17 +182,17 @@ def plot_quantiles(ax: Axes, samples: Sequence[Sample]) -> None:
 
 
 def _quantiles_at(sample: Sample, q: Floats) -> Floats:
-    """Return the sample's quantiles, nan where the failed ones begin."""
+    """Return the sample's quantiles; nan among the failed requests."""
     return _of_sorted(np.append(sample.values_s, np.full(sample.num_failed, np.nan)), q)
 
 
 def _of_sorted(values: Floats, q: Floats) -> Floats:
-    """Return as `stats.quantile` for each of ``q``, of values that are sorted."""
+    """Return `stats.quantile` of sorted values for each of ``q``."""
     return values[[rank(values.size, each) - 1 for each in q.tolist()]]
 
 
 def plot_gaps(ax: Axes, gaps_s: Floats, *, stall_s: float) -> None:
-    """Draw how often which gap between two chunks came. A comb at one gap: the server or a proxy batches its output."""
+    """Draw the histogram of gaps between two chunks. A comb at one gap means that the server or a proxy batches its output."""
     seen = gaps_s[gaps_s > 0]
     low, high = (float(seen.min()), float(seen.max())) if seen.size else (1e-3, 1.0)
     bins = np.geomspace(max(low, 1e-5), max(high, low * 2, 1e-5 * 2), 80)
@@ -208,7 +208,7 @@ def plot_gaps(ax: Axes, gaps_s: Floats, *, stall_s: float) -> None:
 
 
 def plot_tokens_per_chunk(ax: Axes, tokens: NDArray[np.int64]) -> None:
-    """Draw the share of chunks that held so many tokens; above 16 in one bar."""
+    """Draw the share of chunks for each number of tokens; more than 16 tokens share one bar."""
     counts = np.bincount(np.minimum(tokens, 17), minlength=2)[1:]
     x = np.arange(1, counts.size + 1)
     ax.bar(x, counts / max(tokens.size, 1), color=SERIES[2], label=f"chunks (n={tokens.size}), mean {tokens.mean():.2f} tokens")
@@ -219,7 +219,7 @@ def plot_tokens_per_chunk(ax: Axes, tokens: NDArray[np.int64]) -> None:
 
 
 def plot_gap_qq(ax: Axes, planned_s: Floats, sent_s: Floats) -> None:
-    """Draw quantiles of the gaps between sendings against those between due times: on the diagonal the load came as planned."""
+    """Draw quantiles of the gaps between sendings against those between due times; on the diagonal the load was as planned."""
     planned, sent = (np.sort(np.maximum(np.diff(np.sort(times)), 1e-5)) for times in (planned_s, sent_s))
     q = (np.arange(1, 201) - 0.5) / 200
     x, y = _of_sorted(planned, q), _of_sorted(sent, q)
@@ -233,9 +233,9 @@ def plot_gap_qq(ax: Axes, planned_s: Floats, sent_s: Floats) -> None:
 
 
 def plot_lengths(ax: Axes, prompt_tokens: Floats, output_tokens: Floats, e2e_s: Floats) -> None:
-    """Draw one dot per answered request; its colour is how long it took."""
-    # One raster image: thousands of dots as vectors would be most of the page.
-    middle = ListedColormap(colormaps["viridis"](np.linspace(0.3, 0.78, 64)))  # seen on white and on black
+    """Draw one dot per answered request; the colour shows its duration."""
+    # One raster image: thousands of vector dots would be most of the page's size.
+    middle = ListedColormap(colormaps["viridis"](np.linspace(0.3, 0.78, 64)))  # visible on white and on black
     look: dict[str, Any] = {"s": 9, "cmap": middle, "alpha": 0.8, "linewidths": 0, "rasterized": True}
     dots = ax.scatter(prompt_tokens, output_tokens, c=np.maximum(e2e_s, 1e-4), norm="log", **look)
     bar = ax.figure.colorbar(dots, ax=ax, label="E2E from the due time")

@@ -1,6 +1,6 @@
 """These figures draw a run second by second, and a target's response to rising load.
 
-As in `loadtest.report.plots`: each function draws on the axis it is given, and reads and saves nothing. Times are seconds from the epoch.
+As in `loadtest.report.plots`, each function draws on the axis it is given, and reads and saves nothing. Times are seconds from the epoch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,19 +27,19 @@ class ProbePoint:
     goodput: float
     completed: float
     latency_s: float | None
-    """The quantile that the SLO names; None: beyond all measured values."""
+    """The latency at the SLO's quantile; None: beyond all measured values."""
     n: int
 
 
 def bin_edges(start_s: float, end_s: float) -> Floats:
-    """Return whole seconds over start..end, or longer bins so that there are at most 240 of them."""
+    """Return edges of bins of a second over start..end, or of longer bins so that there are at most 240."""
     width = max(1.0, np.ceil((end_s - start_s) / 240))
     end_s = max(end_s, start_s + width)
     return np.asarray(np.arange(np.floor(start_s), end_s + width, width), dtype=np.float64)
 
 
 def plot_rates(ax: Axes, edges_s: Floats, times_s: Mapping[str, Floats]) -> None:
-    """Draw events per second of each kind over the bins: the first one, what was asked for, as an area, the others as steps."""
+    """Draw events per second of each kind over the bins: the first kind, the planned requests, as an area, the others as steps."""
     width = float(edges_s[1] - edges_s[0])
     for i, (name, times) in enumerate(times_s.items()):
         rate = np.histogram(times, edges_s)[0] / width
@@ -53,7 +53,7 @@ def plot_rates(ax: Axes, edges_s: Floats, times_s: Mapping[str, Floats]) -> None
 
 
 def plot_in_flight(ax: Axes, sent_s: Floats, ended_s: Floats) -> None:
-    """Draw how many requests were under way, as the client saw it."""
+    """Draw the number of running requests, as the client counted them."""
     times = np.concatenate([sent_s, ended_s])
     order = np.argsort(times, kind="stable")
     steps = np.concatenate([np.ones(sent_s.size), -np.ones(ended_s.size)])[order]
@@ -68,7 +68,7 @@ def plot_in_flight(ax: Axes, sent_s: Floats, ended_s: Floats) -> None:
 def plot_gauges(
     ax: Axes, series: Mapping[str, tuple[Floats, Floats]], *, ylabel: str, steps: bool = False, first: int = 0
 ) -> None:
-    """Draw (times, values) of each name; ``steps``: they are whole numbers that jump; ``first`` is the colour to begin with."""
+    """Draw (times, values) of each name. ``steps``: the values are whole numbers that jump; ``first``: number of the first colour."""
     for i, (name, (times, values)) in enumerate(series.items(), first):
         style = DASHES[(i - first) % len(DASHES)]
         ax.plot(
@@ -81,7 +81,7 @@ def plot_gauges(
 
 
 def plot_share(ax: Axes, name: str, times_s: Floats, share: Floats) -> None:
-    """Draw one share of 0..1 over time."""
+    """Draw a share, 0..1, over time."""
     ax.plot(times_s, share, color=SERIES[3], label=name)
     ax.set(ylabel="share", ylim=(0, max(0.05, 1.05 * float(share.max(initial=0.0)))))
     percent_axis(ax.yaxis)
@@ -89,7 +89,7 @@ def plot_share(ax: Axes, name: str, times_s: Floats, share: Floats) -> None:
 
 
 def plot_latency_over_time(ax: Axes, due_s: Floats, latency_s: Floats, edges_s: Floats, *, limit_s: float | None) -> None:
-    """Draw the 95th percentile by the due time, bin by bin. Infinite (failed) ones count; a bin whose percentile is one has a mark."""
+    """Draw the 95th percentile per bin of due time. Failed (infinite) requests count; a bin with an infinite percentile has a mark."""
     where = np.digitize(due_s, edges_s) - 1
     p95 = np.full(edges_s.size - 1, np.nan)
     for b in np.unique(where[(where >= 0) & (where < p95.size)]):
@@ -116,7 +116,7 @@ def plot_latency_over_time(ax: Axes, due_s: Floats, latency_s: Floats, edges_s: 
 
 
 def peaks(times: Floats, values: Floats, most: int = 1000) -> tuple[Floats, Floats]:
-    """Return the largest value of each of at most ``most`` stretches of neighbours, at the time of its first: a long run stays small."""
+    """Return the largest value of each of at most ``most`` groups of neighbours, at the group's first time, so that long runs stay small."""
     if not times.size:
         return times, values
     starts = np.arange(0, times.size, -(-times.size // most))
@@ -151,9 +151,9 @@ def plot_cpu(ax: Axes, samples: Mapping[int, tuple[Floats, Floats]]) -> None:
 
 
 def mark_events(axes: Sequence[Axes], events: Sequence[RunEvent], *, words: bool = True) -> None:
-    """Draw phases (dotted), faults and losses as vertical lines through all ``axes``; the words stand above the first one."""
+    """Draw phases (dotted), faults and losses as vertical lines through all ``axes``, with labels above the first axis."""
     span = axes[0].get_xlim()
-    room = (span[1] - span[0]) / 110  # about one letter: words that would touch go one line higher
+    room = (span[1] - span[0]) / 110  # about one letter: labels that would touch are moved one line up
     free_from = [-np.inf] * 4
     for event in sorted(events, key=lambda e: e.t_s):
         quiet = event.kind in ("phase", "note")
@@ -169,7 +169,7 @@ def mark_events(axes: Sequence[Axes], events: Sequence[RunEvent], *, words: bool
 
 
 def plot_latency_against_load(ax: Axes, probes: Sequence[ProbePoint], *, limit_s: float | None, metric: str) -> None:
-    """Draw the latency that the SLO names at each offered rate; the marks say how the probe was judged."""
+    """Draw the latency of the SLO at each offered rate; the marks show the verdict of each probe."""
     _probe_marks(ax, [(p, p.latency_s) for p in probes if p.latency_s is not None])
     beyond = [p.rate for p in probes if p.latency_s is None and p.verdict != "invalid"]
     if beyond:
@@ -182,7 +182,7 @@ def plot_latency_against_load(ax: Axes, probes: Sequence[ProbePoint], *, limit_s
 
 
 def plot_goodput_against_load(ax: Axes, probes: Sequence[ProbePoint]) -> None:
-    """Draw completed and good requests per second; on the diagonal nothing is lost."""
+    """Draw completed and good requests per second; on the diagonal no request is lost."""
     ordered = sorted((p for p in probes if p.verdict != "invalid"), key=lambda p: p.rate)
     top = max(p.rate for p in probes)
     ax.plot([0, top], [0, top], color=MUTED, linewidth=1, linestyle=":", label="all that is offered")
@@ -212,7 +212,7 @@ def _probe_marks(ax: Axes, points: Sequence[tuple[ProbePoint, float]], *, name: 
 
 
 def mark_capacity(ax: Axes, low: float | None, high: float | None, *, knees: Mapping[str, float]) -> None:
-    """Shade the interval of the capacity, to the axis's end where it has none, and mark each knee, by the name of how it was found."""
+    """Shade the interval of the capacity, up to the axis's end if it is open, and mark each knee with the name of its method."""
     left, right = ax.get_xlim()
     words = f"capacity {'below' if low is None else f'{low:.3g}'} to {'beyond' if high is None else f'{high:.3g}'}/s"
     ax.axvspan(
@@ -224,7 +224,7 @@ def mark_capacity(ax: Axes, low: float | None, high: float | None, *, knees: Map
 
 
 def plot_waterfall(ax: Axes, parts: Mapping[str, float]) -> None:
-    """Draw the mean parts of a latency one after the other; what no part explains stands as a part of its own."""
+    """Draw the mean parts of a latency one after the other; the unexplained rest is a part too."""
     start, names = 0.0, list(parts)
     written = EngFormatter(unit="s", places=1)
     for row, (name, part) in enumerate(parts.items()):
@@ -240,11 +240,11 @@ def plot_waterfall(ax: Axes, parts: Mapping[str, float]) -> None:
 
 
 def legend_right(ax: Axes) -> None:
-    """Put the legend beside the axis, where no curve can run under it."""
+    """Put the legend beside the axis, where it covers no curve."""
     ax.legend(loc="upper left", bbox_to_anchor=(1.005, 1.0), frameon=False, borderaxespad=0)
 
 
 def _legend_of_few(ax: Axes, count: int) -> None:
-    """Sixteen workers do not fit beside an axis: the curves alone say whether one differs."""
+    """Draw a legend if there are few curves. Sixteen workers do not fit beside an axis, and the curves show if one differs."""
     if count <= 8:
         legend_right(ax)

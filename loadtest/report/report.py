@@ -1,7 +1,7 @@
 """The report of a run is one self-contained HTML page, its figures as files, and summary.json.
 
-The page is a function of the records alone: the same files give the same bytes. Text of the target and of the scenario is
-escaped by the template; an invalid run gets gates and diagnostics, and no number that could be quoted.
+The page is a function of the records alone: the same files give the same bytes. The template escapes text of the target and of the
+scenario; the page of an invalid run has gates and diagnostics, and no number that could be quoted.
 """
 
 import shlex
@@ -51,7 +51,7 @@ def write_report(run: Path, *, other: Path | None = None) -> Path:
 
     Args:
         run: Folder of a run, interrupted or not, or of a search for the capacity.
-        other: A second run to set beside it, most often of the same schedule.
+        other: A second run to compare with, usually of the same schedule.
     Raises:
         UsageError: The folder holds no run, or a record cannot be read.
     """
@@ -107,7 +107,7 @@ def _rate_claim(rate: RateRatio) -> str:
 
 def _render(context: Mapping[str, Any]) -> str:
     loader = jinja2.PackageLoader(package, ".")
-    # StrictUndefined would refuse the sections that a page does not have; the test renders every section.
+    # Not StrictUndefined: it would refuse sections that a page lacks. A test renders every section.
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["gloss"] = gloss
     return (
@@ -162,10 +162,10 @@ def _verdict(summary: Summary, manifest: Manifest, audited: AuditResult) -> dict
     if not audited.ok:
         lines.append(f"Audit: {sum(audited.counts.values())} findings, listed below.")
     if manifest.state != "finished":
-        lines.append("The run did not come to its end; what it recorded until then is below.")
+        lines.append("The run did not finish; its records until then are below.")
     if summary.loop == "closed":
         lines.append(
-            "Closed loop: a client waits for its answer before it asks again, so that a stall of the target hides most of itself."
+            "Closed loop: a client waits for its answer before it sends again, so that a stall of the target hides most of itself."
         )
     return {"tone": tone, "words": words, "lines": lines}
 
@@ -197,7 +197,7 @@ def _workload(data: RunData) -> Iterator[tuple[str, str]]:
 
 
 def _said(name: str, value: Any) -> str:
-    """Return a value of the manifest as people write it; empty: there is nothing to say."""
+    """Return a value of the manifest in readable form; empty if there is nothing to show."""
     if name.endswith("_bytes") and isinstance(value, int | float):
         return f"{value / 2**30:.1f} GiB"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
@@ -231,14 +231,14 @@ def _class_words(cls: RequestClass) -> str:
 
 
 def _times(cls: RequestClass) -> str:
-    """Return when the class is drawn, with a comma before it; empty: all the time."""
+    """Return the times at which the class is drawn, after a comma; empty if always."""
     begins = f" from {cls.from_s:g} s" if cls.from_s else ""
     ends = f" until {cls.until_s:g} s" if cls.until_s is not None else ""
     return f", drawn{begins}{ends}" if begins or ends else ""
 
 
 def _api_words(cls: RequestClass) -> str:
-    """Return what the class asks of the API beyond a plain answer, each with a comma before it."""
+    """Return the class's uses of the API beyond a plain answer, each after a comma."""
     tools = (
         f", tools ({len(cls.tools)}, tool_choice {'auto' if cls.tool_choice is None else cls.tool_choice})" if cls.tools else ""
     )

@@ -23,7 +23,7 @@ from loadtest.wording import percentile
 
 
 def search_context(search: Path) -> dict[str, Any]:
-    """Return what the page says of the search; draws its figures.
+    """Draw the search's figures; return the values of its page.
 
     Raises:
         UsageError: saturate.json cannot be read, or a probe's folder is missing.
@@ -59,11 +59,11 @@ def search_context(search: Path) -> dict[str, Any]:
 
 
 def _runs(search: Path, seeds: Container[int]) -> Iterator[tuple[int, tuple[Path, Manifest, Summary]]]:
-    """Yield the runs of the probes by the seed, which each probe has of its own."""
+    """Yield the runs of the probes with their seeds; each probe has its own seed."""
     for folder in sorted(path.parent for path in search.glob("*/manifest.json")):
         try:
             manifest = read_manifest(folder)
-        except UsageError:  # it never began: the search knows nothing of it, either
+        except UsageError:  # the run never began, so the search does not have it either
             continue
         if (seed := int(manifest.scenario["seed"])) in seeds:
             yield seed, (folder, manifest, read_summary(folder) if (folder / "summary.json").exists() else analyse(folder))
@@ -111,7 +111,7 @@ def _verdict(capacity: Capacity, knees: dict[str, float]) -> dict[str, Any]:
     if capacity.generator_limited:
         lines.append("The generator was sick at a rate that the target might have kept: the capacity may be higher.")
     if capacity.rate is None:
-        return {"tone": "undecided", "words": "The capacity lies outside the rates that were tried", "lines": lines}
-    interval = f"{low or 'below all that was tried'} to {high or 'beyond all that was tried'}"
+        return {"tone": "undecided", "words": "The capacity is outside the tried rates", "lines": lines}
+    interval = f"{low or 'below all tried rates'} to {high or 'above all tried rates'}"
     tone = "pass" if capacity.confirmed else "undecided"
     return {"tone": tone, "words": f"Capacity {capacity.rate:.3g} requests/s, 95 % interval {interval}", "lines": lines}

@@ -20,7 +20,7 @@ class TileLine(NamedTuple):
     name: str
     value: str
     note: str
-    """Its 95 % interval, or what it is beside."""
+    """The 95 % interval of the value, or its unit or context."""
 
 
 class Tile(NamedTuple):
@@ -29,7 +29,7 @@ class Tile(NamedTuple):
 
 
 def tiles(summary: Summary, manifest: Manifest) -> list[Tile]:
-    """Return the tiles of a run; of an invalid one the date alone, for its figures say nothing."""
+    """Return the tiles of a run; for an invalid run only the date, because its figures are meaningless."""
     figures = list(_figures(summary)) if summary.verdict != "invalid" else []
     return [*figures, _date(summary, manifest)]
 
@@ -52,7 +52,7 @@ def _figures(summary: Summary) -> Iterator[Tile]:
 
 
 def cost_lines(cost: Cost) -> Iterator[TileLine]:
-    """Yield what is known of the cost of a window."""
+    """Yield the known figures of a window's cost."""
     if cost.tokens_per_good is not None:
         yield TileLine("", _short(cost.tokens_per_good), "output tokens per good request")
     if cost.replica_s is not None:
@@ -77,7 +77,7 @@ def _rate(name: str, done: Throughput, field: str) -> TileLine:
 
 
 def _short(rate: float) -> str:
-    """Return three digits, or all of those before the point."""
+    """Return the rate with three digits, or with all digits before the point."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 

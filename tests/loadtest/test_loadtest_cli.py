@@ -254,7 +254,7 @@ def test_a_run_whose_records_were_changed_is_invalid(tmp_path: Path) -> None:
     write_manifest(run, msgspec.structs.replace(read_manifest(run), sealed={"rows.jsonl": digest}))
     said = CliRunner().invoke(app, ["verdict", str(run)])
     assert said.exit_code == ExitCode.PASS
-    assert "note: the run has no digest of health.jsonl, scenario: what was changed there" in said.output
+    assert "note: the run has no digest of health.jsonl, scenario: later changes there cannot be detected" in said.output
     rows = (run / "rows.jsonl").read_text()
     (run / "rows.jsonl").write_text(rows.replace('"status":200', '"status":201', 1))
     said = CliRunner().invoke(app, ["verdict", str(run)])
@@ -337,8 +337,8 @@ def test_a_pipe_in_place_of_a_record_is_refused_at_once(command: str, name: str,
 def test_a_run_that_goes_on_has_no_verdict_yet(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 20, manifest={"state": "running"})
     reported = CliRunner().invoke(app, ["report", str(run)])
-    assert "note: the run goes on, or was killed with all its processes" in reported.output
-    assert "the run goes on, or was killed with all its processes: wait for its end" in failure("verdict", str(run))
+    assert "note: the run continues, or was killed with all its processes" in reported.output
+    assert "the run continues, or was killed with all its processes: wait for its end" in failure("verdict", str(run))
 
 
 def test_a_report_that_does_not_fit_on_the_disk_is_one_line(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_worker_that_never_ended_is_a_problem() -> None:
     ledger.add(a_batch(1, 0))
     ledger.end(End(0, 0, 0))
     assert (ledger.num_ended(), ledger.all_ended()) == (1, False)
-    assert ledger.problems() == ["worker 1 never said that it was done; 2 of its rows are here"]
+    assert ledger.problems() == ["worker 1 never reported that it was done; 2 of its rows are here"]
 
 
 @contextlib.contextmanager

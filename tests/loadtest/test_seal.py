@@ -137,7 +137,7 @@ def test_a_digest_that_is_not_there_is_missed(tmp_path: Path) -> None:
     digest = scenario_digest(without_scenario.scenario)
     whole = msgspec.structs.replace(without_scenario, sealed={**without_scenario.sealed, SCENARIO: digest})
     assert without_digest(run, whole) == []
-    end = ": what was changed there after the run cannot be told"
+    end = ": later changes there cannot be detected"
     assert without_digest(run, without_scenario) == [f"the run has no digest of scenario{end}"]
     (run / "seal.jsonl").unlink()
     bare = msgspec.structs.replace(whole, sealed={})

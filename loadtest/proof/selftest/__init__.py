@@ -1,7 +1,7 @@
 """``serve-app-loadtest selftest`` measures the generator against a server whose latencies, counts and failures are known.
 
-A check is a function whose docstring is its claim and its pass rule. What concerns time only is tried again on a machine that was
-busy, and the number of tries is told; the law server's own log says whether server or client was late.
+A check is a function whose docstring is its claim and its pass rule. A check that fails only in timing is repeated, because the machine
+may have been busy, and the number of tries is reported; the law server's own log shows whether server or client was late.
 """
 
 import sys
@@ -29,10 +29,10 @@ from loadtest.records import Machine
 class Check(NamedTuple):
     test: str
     run: Callable[..., Iterator[Point]]
-    """Is given the bench, and one of the cases where there are some; each is tried again by itself."""
+    """The check; it is given the bench and, if there are cases, one case. Each case is repeated separately."""
     cases: tuple[str, ...] = ()
     num_quick: int = 0
-    """So many of the cases are in ``--quick``, too; 1 without cases: it is."""
+    """Number of cases that are also in ``--quick``; without cases, 1 puts the check there."""
 
 
 CHECKS = (
@@ -76,7 +76,7 @@ COVERED = {
     ),
     "T18": ("The autoscaling analyser finds known delays", "tests/loadtest", "judge/test_autoscale.py"),
 }
-"""Not measured here but by pytest: claim, folder, files."""
+"""Tests that pytest runs instead of the self-test: claim, folder, files."""
 
 
 class TableLine(msgspec.Struct, frozen=True):
@@ -85,25 +85,25 @@ class TableLine(msgspec.Struct, frozen=True):
     test: str
     claim: str
     rule: str
-    """In words; ``limit`` has the number."""
+    """The rule in words; ``limit`` has the number."""
     case: str
     seen: str
     limit: str
     verdict: Verdict
     tries: int = 1
     cpu_pressure: float = 0.0
-    """Share of the check's time for which something on this machine waited for a CPU."""
+    """Share of the check's time in which some process of this machine waited for a CPU."""
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What selftest.json holds; selftest.md is its table."""
+    """The content of selftest.json; selftest.md is its table."""
 
     quick: bool
     versions: dict[str, str]
     machine: Machine
     findings: list[TableLine]
     num_repeated: int
-    """Runs that the generator called invalid."""
+    """Number of runs that were invalid and repeated."""
 
 
 def selftest(*, quick: bool = False, only: str = "", out: Path | None = None) -> ExitCode:
@@ -111,10 +111,10 @@ def selftest(*, quick: bool = False, only: str = "", out: Path | None = None) ->
 
     Args:
         only: Names as T3,T4; empty: all.
-        out: New folder that keeps what each run left, and the table in selftest.json and selftest.md.
+        out: New folder for the records of each run, and the table in selftest.json and selftest.md.
 
     Raises:
-        UsageError: There is no such check, or the folder is not empty.
+        UsageError: A check does not exist, or the folder is not empty.
     """
     chosen = choose(only, quick=quick)
     console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
@@ -142,7 +142,7 @@ def choose(only: str, *, quick: bool) -> list[Check]:
     """Return the checks to run, with their cases.
 
     Raises:
-        UsageError: One of the names is none.
+        UsageError: A name is not that of a check.
     """
     known = sorted({*COVERED, *(check.test for check in CHECKS)}, key=lambda test: int(test[1:]))
     names = only.split(",") if only else known
@@ -164,7 +164,7 @@ def covered(only: str) -> list[TableLine]:
 
 
 def carried_out(check: Check, bench: Bench) -> list[TableLine]:
-    """Carry out each case, again as long as nothing but time is wrong, `TRIES` times at most; return what was seen last."""
+    """Run each case; repeat it while only timing is wrong, at most `TRIES` times. Return the last results."""
     claimed, _, rule = (" ".join(part.split()) for part in (check.run.__doc__ or "").partition(".\n\n"))
     findings = []
     cases: list[tuple[str, ...]] = [(case,) for case in check.cases] or [()]
@@ -182,7 +182,7 @@ def carried_out(check: Check, bench: Bench) -> list[TableLine]:
 
 
 def points_of(points: Iterator[Point]) -> Iterator[Point]:
-    """Yield what is seen, and why it ended early if it did."""
+    """Yield the points, and the reason if the check ended early."""
     try:
         yield from points
     except Skipped as exc:

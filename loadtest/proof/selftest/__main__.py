@@ -14,7 +14,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 @app.callback()
 def main() -> None:
-    """Parts of the self-test that make tables of their own."""
+    """Run a part of the self-test that makes its own table."""
 
 
 @app.command()
@@ -22,7 +22,7 @@ def coverage(
     runs: Annotated[int, typer.Option(help="Simulated runs of each queue.")] = 300,
     replicates: Annotated[int, typer.Option(help="Also intervals from so many runs together; 0: not.")] = 0,
 ) -> None:
-    """Print how often the intervals hold the closed form of a queue, as Markdown."""
+    """Print, as Markdown, how often the intervals contain the closed form of a queue."""
     print_table(coverage_table(runs, replicates=replicates))
 
 
@@ -33,7 +33,7 @@ def many(
     ],
     requests: Annotated[int, typer.Option(min=1000)] = 1_000_000,
 ) -> None:
-    """Write a run that never happened, analyse it on one core, and print what that cost, as JSON."""
+    """Write a synthetic run, analyse it on one core, and print the cost as JSON."""
     if not out.exists():
         write_run(out, requests)
     print(msgspec.json.encode(cost_of(out)).decode())

@@ -27,20 +27,20 @@ ABOUT_TIME = {
     *("lag p50", "lag p99", "read lag p50", "read lag p99", "loop stalls"),
     *("CPU p95", "health samples", "delivered arrivals", "CPU throttling"),
 }
-"""Gates that a busy machine fails: such a run is repeated. Any other that fails is a defect."""
+"""Gates that fail on a busy machine: such a run is repeated. A failure of any other gate is a defect."""
 TRIES = 3
 Verdict = Literal["pass", "FAIL", "skipped", "covered"]
 
 
 class Point(msgspec.Struct, frozen=True):
-    """One thing that a check saw."""
+    """One observation of a check."""
 
     case: str
     seen: str
     limit: str
     verdict: Verdict
     timing: bool = False
-    """A busy machine can make it fail: the check is tried again."""
+    """Whether a busy machine can make it fail, so that the check is repeated."""
 
 
 def judged(case: str, seen: str, limit: str, ok: bool, *, timing: bool = False) -> Point:
@@ -48,15 +48,15 @@ def judged(case: str, seen: str, limit: str, ok: bool, *, timing: bool = False) 
 
 
 class Disturbed(Exception):
-    """The generator called each of several runs invalid, or one for what no busy machine explains, and says why."""
+    """Each of several runs was invalid, or one run for a reason that a busy machine does not explain; the message has the reason."""
 
 
 class Skipped(Exception):
-    """Something that the check needs is not on this machine."""
+    """This machine lacks something that the check needs."""
 
 
 class Observed:
-    """A run and what the law server says of it."""
+    """A run, and the law server's log of it."""
 
     def __init__(self, folder: Path, log: Path, code: ExitCode) -> None:
         self.folder, self.log, self.code = folder, log, code
@@ -66,7 +66,7 @@ class Observed:
         lines = (line for line in read_lines(log, dict[str, Any]) if line["kind"] == "request")
         entries = [msgspec.convert(line, Entry) for line in lines]
         self.told = [(int(entry.request_id.removeprefix(prefix)), entry) for entry in entries]
-        """By the server, in the order in which answers ended; one that it was told to process twice is there twice."""
+        """The server's entries in the order in which answers ended; a request that the law processes twice is there twice."""
 
     @cached_property
     def summary(self) -> Summary:
@@ -78,35 +78,35 @@ class Observed:
 
     @cached_property
     def pairs(self) -> list[tuple[Row, Entry]]:
-        """Both sides of each complete answer."""
+        """Return row and entry of each complete answer."""
         told = dict(self.told)
         return [(row, told[row.id]) for row in self.rows if row.state == "ok"]
 
     @cached_property
     def late_s(self) -> Floats:
-        """How late the client says the first token came, by the server's own time from reading the request to writing it."""
+        """Return the client's time to the first token minus the server's own time from reading the request to writing the token."""
         return np.array([(r.first_s or 0.0) - (r.sent_s or 0.0) - (e.sent_first_s or 0.0) for r, e in self.pairs])
 
     @cached_property
     def answer_late_s(self) -> Floats:
-        """The part of ``late_s`` from the server's write to the client's read; what is left is the request's way."""
+        """Return the part of ``late_s`` from the server's write to the client's read; the rest is the request's travel."""
         clock = np.median([e.arrival_unix_s - e.arrival_s for _, e in self.told])  # the manifest's epoch is Unix time
         epoch = self.manifest.epoch_unix_s - clock
         return np.array([epoch + (r.first_s or 0.0) - e.arrival_s - (e.sent_first_s or 0.0) for r, e in self.pairs])
 
     @cached_property
     def server_late_s(self) -> Floats:
-        """How late the server wrote the first token, by its own schedule."""
+        """Return the delay of the server's first token against the server's schedule."""
         return np.array([(e.sent_first_s or 0.0) - (e.scheduled_first_s or 0.0) for _, e in self.pairs])
 
     def percentile(self, metric: str, q: float) -> float | None:
-        """Return what the report prints, in seconds; None where it prints none, as of an invalid run."""
+        """Return the report's percentile in seconds; None if the report has none, for example of an invalid run."""
         found = self.summary.distributions.get(metric)
         at = found.at(q) if found else None
         return at.value_s if at else None
 
     def lateness(self) -> str:
-        """Return both sides' delays for people, in ms as p50 p99."""
+        """Return the delays of both sides as text, in ms as p50 p99."""
 
         def both(late_s: Floats) -> str:
             return f"{ms(quantile(late_s, 0.5))} {ms(quantile(late_s, 0.99))}"
@@ -116,7 +116,7 @@ class Observed:
 
 
 class Bench:
-    """Where the checks run; each run keeps its files in a folder of its own below ``folder``."""
+    """The place of the checks; each run has its own folder below ``folder``."""
 
     def __init__(self, folder: Path, *, quick: bool) -> None:
         self.quick = quick
@@ -132,7 +132,7 @@ class Bench:
 
     @contextmanager
     def serving(self, law: dict[str, Any]) -> Iterator[tuple[Path, str]]:
-        """Serve the law; gives a new folder, with the log in truth.jsonl, and the URL."""
+        """Serve the law; yield a new folder, with the log in truth.jsonl, and the URL."""
         folder = self.new_folder()
         (folder / "law.yaml").write_text(yaml.safe_dump(law))
         command = [sys.executable, "-m", "loadtest.proof.truth", "--port", "0", "--law", "law.yaml", "--log", "truth.jsonl"]
@@ -146,10 +146,10 @@ class Bench:
                 process.terminate()
 
     def once(self, law: dict[str, Any], scenario: dict[str, Any]) -> Observed:
-        """Run, whatever comes of it.
+        """Run once and return the run, valid or not.
 
         Raises:
-            SystemExit: It was interrupted by hand.
+            SystemExit: The run was interrupted by hand.
         """
         with self.serving(law) as (folder, url):
             code = run(parse_scenario(scenario), Target(url), folder / "run", quiet=True, report=False)
@@ -159,10 +159,10 @@ class Bench:
         return observed
 
     def run(self, law: dict[str, Any], scenario: dict[str, Any]) -> Observed:
-        """Run until the generator was well, `TRIES` times at most.
+        """Run until the generator was healthy, at most `TRIES` times.
 
         Raises:
-            Disturbed: It never was.
+            Disturbed: The generator was never healthy.
         """
         for _ in range(TRIES):
             observed = self.once(law, scenario)
@@ -176,7 +176,7 @@ class Bench:
 
 @contextmanager
 def environment(variables: dict[str, str]) -> Iterator[None]:
-    """Give child processes these variables."""
+    """Set these variables for child processes."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ |= variables
     try:
@@ -190,8 +190,8 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def beside_the_load(folder: Path, loop: str) -> Iterator[None]:
-    """Have a thread of each Locust process execute these lines of Python once it has loaded what sends requests."""
-    # Python imports sitecustomize before all else: Locust has not patched threads yet.
+    """Make a thread of each Locust process execute these lines of Python once the process has loaded the dispatcher."""
+    # Python imports sitecustomize first, before Locust patches threads.
     (folder / "sitecustomize.py").write_text(_BESIDE.format(loop))
     with environment({"PYTHONPATH": os.pathsep.join(filter(None, [str(folder.absolute()), os.environ.get("PYTHONPATH", "")]))}):
         yield
@@ -223,7 +223,7 @@ def poisson(rate: float, duration_s: float, **more: Any) -> dict[str, Any]:
 
 
 def fault(at_s: float, action: str, process: str = "", **more: Any) -> dict[str, Any]:
-    """Return a fault of our own processes."""
+    """Return a fault for a process of this run."""
     return {"at_s": at_s, "action": action, "process": process, "below_pid": os.getpid(), **more}
 
 
@@ -232,7 +232,7 @@ def ms(seconds: float) -> str:
 
 
 def cpu_waited_s() -> float:
-    """Return for how long in all something on this machine waited for a CPU; 0 where the kernel does not tell."""
+    """Return the total time in which some process of this machine waited for a CPU; 0 if the kernel does not report it."""
     try:
         return int(Path("/proc/pressure/cpu").read_text().split("total=")[1].split()[0]) / 1e6
     except OSError:

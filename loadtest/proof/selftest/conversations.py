@@ -47,7 +47,7 @@ def t19_conversations(bench: Bench) -> Iterator[Point]:
 
 
 def _chains(observed: Observed) -> Iterator[list[tuple[ScheduledRequest, Row]]]:
-    """Yield the answered turns of each conversation, in their order."""
+    """Yield the answered turns of each conversation, in order."""
     rows = {row.id: row for row in observed.rows if row.state == "ok"}
     requests = read_schedule(observed.folder / "schedule.jsonl").requests
     following = {request.after: request for request in requests if request.after is not None}
@@ -61,6 +61,6 @@ def _chains(observed: Observed) -> Iterator[list[tuple[ScheduledRequest, Row]]]:
 
 
 def _said(chain: list[tuple[ScheduledRequest, Row]], k: int) -> int:
-    """Return the tokens that turn k of a conversation is sent with."""
+    """Return the number of prompt tokens of turn k of a conversation."""
     asked = sum(request.input_tokens for request, _ in chain[: k + 1])
     return PREFIX_TOKENS + asked + sum(request.output_tokens for request, _ in chain[:k])

@@ -17,7 +17,7 @@ from loadtest.wire.target import Target
 from loadtest.wording import percentile
 
 PRINTED = "at n_eff, unresolved refused"
-"""The method of `loadtest.proof.coverage` that reports print."""
+"""The method of `loadtest.proof.coverage` that reports use."""
 
 
 def t5_coverage(bench: Bench) -> Iterator[Point]:
@@ -83,7 +83,7 @@ def t9_simulated(bench: Bench) -> Iterator[Point]:
 
 
 def holds(truth: float, found: Capacity) -> bool:
-    """Whether the interval has two ends around the truth: one that is open holds everything."""
+    """Whether the interval has two ends around the truth: an open interval would contain everything."""
     return found.low is not None and found.high is not None and found.low <= truth <= found.high < 2 * found.low
 
 
@@ -91,12 +91,12 @@ SERVERS, LOAD, Q = 8, 0.8, 0.9
 
 
 def wait_limit(servers: int, load: float, q: float) -> float:
-    """Return the wait, in services, that a share ``q`` stays below: it is exponential with rate servers x (1 - load) where there is one."""
+    """Return the wait, in service times, below which a share ``q`` stays; a positive wait is exponential with rate servers x (1 - load)."""
     return math.log(Queue(servers, load).wait_probability() / (1 - q)) / (servers * (1 - load))
 
 
 def simulated_search(seed: int, *, servers: int = SERVERS, load: float = LOAD, q: float = Q) -> tuple[float, Capacity]:
-    """Return the true capacity of a queue with services of mean 1, and what a search finds."""
+    """Return the true capacity of a queue with services of mean 1, and the result of a search."""
     search = Search(SearchSettings(start_rate=servers * load / 5.3, quantiles=(q,), seed=1000 * seed))
     limit = wait_limit(servers, load, q)
     while (ask := search.next_rate()) is not None:
@@ -105,7 +105,7 @@ def simulated_search(seed: int, *, servers: int = SERVERS, load: float = LOAD, q
 
 
 def _simulated_probe(ask: Ask, servers: int, limit: float, q: float) -> Probe:
-    """Ask a queue from an empty start, which is cut off."""
+    """Simulate a queue that starts empty; the start is cut off."""
     rng, num = np.random.Generator(np.random.Philox(ask.seed)), ask.num_requests + 2000
     due, service = np.cumsum(rng.exponential(1 / ask.rate, num)), rng.exponential(1.0, num)
     waits = (fifo(due, service, servers) - service).round(9)[2000:]
@@ -122,7 +122,7 @@ def t9_live(bench: Bench) -> Iterator[Point]:
     of a short search, of whose intervals 58 of 60 held the truth in simulation.
     """
     mean_s = 0.03
-    # The first token comes with the slot, the second at the end: TTFT is the wait.
+    # The first token comes with the slot and the second at the end, so that TTFT is the wait.
     served: dict[str, Any] = {
         "ttft": {"law": "constant", "s": 0},
         "gap": {"law": "exponential", "mean_s": mean_s},

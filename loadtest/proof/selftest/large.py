@@ -10,7 +10,7 @@ NUM = 1_000_000
 PEAK_BYTES, CPU_S = 1e9, 120.0
 FEW, MORE = 5_000, 40_000
 ANSWER_BYTES = 1000
-"""A million answers then take 1 GB beside the interpreter. As Python objects they would take 2 to 9 GB."""
+"""Most memory per answer: a million answers then take 1 GB in addition to the interpreter. As Python objects they take 2 to 9 GB."""
 
 
 def t21_large(bench: Bench) -> Iterator[Point]:
@@ -37,7 +37,7 @@ def t21_large(bench: Bench) -> Iterator[Point]:
 
 
 def _analysed(bench: Bench, num: int) -> tuple[AnalysisCost, Point]:
-    """Write a run of about so many requests, analyse it and remove it: a million are 3 GB."""
+    """Write a run of about ``num`` requests, analyse it and remove it: a million take 3 GB."""
     folder = bench.new_folder()
     try:
         due = write_run(folder / "run", num)

@@ -28,7 +28,7 @@ HALF: dict[str, Any] = {
     "failures": [{"kind": "status", "status": 429, "every": 2}],
 }
 TOKENS = 256
-"""Of each answer. With one infinite gap for a refused request instead of 255, 99.6 % of the gaps would be inside the limit at p99."""
+"""Tokens of each answer. If a refused request had one infinite gap instead of 255, 99.6 % of the gaps would be inside the p99 limit."""
 LIMITS = {"itl": "itl_p99=500ms", "ttft": "ttft_p99=2s"}
 
 
@@ -65,16 +65,17 @@ FULL: dict[str, Any] = {
 }
 SLO = f"itl_{percentile(Q)}=200ms"
 MAX_OVER = 1.05
-"""Of the capacity. At 5 % above it 11.5 % of the requests are refused, which no search of this size takes for 10 %."""
+"""Limit of a found rate over the capacity. At 5 % above it, 11.5 % of the requests are refused; a search of this size can tell that
+from 10 %."""
 
 
 def blocked(servers: int, load: float) -> float:
-    """Return the share of requests that find all servers taken (Erlang's B), at ``load`` arrivals in a mean service."""
+    """Return the share of requests that find all servers busy (Erlang's B), at ``load`` arrivals per mean service time."""
     return float(stats.poisson.pmf(servers, load) / stats.poisson.cdf(servers, load))
 
 
 def loss_capacity(servers: int, q: float) -> float:
-    """Return the arrivals in a mean service of which a share ``q`` is answered."""
+    """Return the arrivals per mean service time of which a share ``q`` is answered."""
     return float(optimize.brentq(lambda load: blocked(servers, load) - (1 - q), 1e-6, 10.0 * servers))
 
 
@@ -106,7 +107,7 @@ def _scenario(rate: float) -> dict[str, Any]:
 
 
 def simulated_search(bench: Bench, truth: float, seed: int) -> Capacity:
-    """Search with probes that take no time; their records are judged as those of real ones."""
+    """Search with simulated probes; their records are judged like those of real probes."""
     short = SearchSettings(
         start_rate=0.6 * truth, quantiles=(Q,), step=0.1, max_requests=3000, num_confirm=1, max_probes=20, seed=1000 * seed
     )
@@ -124,7 +125,7 @@ def _simulated_probe(ask: Ask, folder: Path) -> Probe:
 
 
 def _row(request: ScheduledRequest, laws: Laws) -> Row:
-    """Return what the law server would do with the request."""
+    """Return the row that the law server's answer would give."""
     at_s = sent_s(request)
     if laws.refuses(at_s):
         return refused(request)
@@ -133,7 +134,7 @@ def _row(request: ScheduledRequest, laws: Laws) -> Row:
 
 
 def _real_search(bench: Bench, truth: float) -> Capacity:
-    """Search as `saturate` does, with about ten probes at 0.7, 1.4 and 1 times the truth, and half of 0.7 where that fails."""
+    """Search as `saturate` does, with about ten probes at 0.7, 1.4 and 1 times the truth, and at half of 0.7 if that fails."""
     short = SearchSettings(start_rate=0.7 * truth, quantiles=(Q,), step=0.5, max_requests=3000, num_confirm=1, max_probes=12)
     with bench.serving(FULL) as (folder, url):
         saturate(parse_scenario(_scenario(truth)), Target(url), folder / "search", short, command=(), say=lambda _: None)

@@ -1,8 +1,7 @@
 """This check (T8) tests the gates of `loadtest.judge.health` on many simulated runs: 50 healthy ones, and starved ones.
 
-A worker is a process that stops now and then, for whatever reason. What falls into a stop happens at its end: a request that is due,
-an answer that is there to be read, a tick. Everything the gates judge follows from that, so that a starved generator inflates
-its own TTFT as a real one does.
+A simulated worker is a process that stops now and then. Events during a stop (a due request, a readable answer, a tick) are handled at
+its end. Everything that the gates judge follows from that, so that a starved generator inflates its own TTFT as a real one does.
 """
 
 from collections import Counter
@@ -29,20 +28,20 @@ LAWS: tuple[dict[str, Any], ...] = (
     {"law": "on-off", "on_s": 4, "off_s": 4},
 )
 CASES = tuple(product(LAWS, (2, 10, 40), (1, 3), (0.03, 0.3, 3.0)))
-"""Law, requests/s, workers, median TTFT. Each run is one of the 72."""
+"""The 72 cases of the runs: law, requests/s, workers, median TTFT."""
 
 
 class Stops(NamedTuple):
-    """How often a worker stands still, and for how long on average (exponential)."""
+    """Stops of a worker: their number per second, and their mean length (exponential)."""
 
     per_s: float
     mean_s: float
 
 
 HEALTHY = Stops(20, 0.0015)
-"""3 % of the time; a worker that shares two cores with an idle target is stopped for less."""
+"""Stopped for 3 % of the time; a worker that shares two cores with an idle target is stopped for less."""
 STARVED = Stops(10, 0.050)
-"""Another process has the core for two fifths of the time."""
+"""Another process uses the core for two fifths of the time."""
 
 
 def t8_simulated(bench: Bench) -> Iterator[Point]:
@@ -75,13 +74,13 @@ def failed_gates(stops: Stops, seed: int) -> list[str]:
         later = Later(stops, DURATION_S + 60, rng)
         part = schedule.part(worker, workers)
         due = np.array([request.due_s for request in part], dtype=float)
-        sent = later(due + rng.uniform(0, 0.001, due.size))  # what a timer of gevent is late by
+        sent = later(due + rng.uniform(0, 0.001, due.size))  # the delay of gevent's timers
         first = later(sent + rng.lognormal(np.log(ttft_s), 0.5, due.size))
         rows += [
             Row(request.id, worker, due_s, "ok", sent_s=sent_s, first_s=first_s, end_s=first_s)
             for request, due_s, sent_s, first_s in zip(part, due.tolist(), sent.tolist(), first.tolist(), strict=True)
         ]
-        num_s = int(np.ceil(first.max(initial=0.0)))  # it samples until all of its answers are there
+        num_s = int(np.ceil(first.max(initial=0.0)))  # a worker samples until all of its answers have come
         ticks = np.arange(num_s * 100, dtype=np.float64) * TICK_S
         late_ms = ((later(ticks) - ticks) * 1e3).reshape(-1, 100)
         samples += [
@@ -97,13 +96,13 @@ def failed_gates(stops: Stops, seed: int) -> list[str]:
 
 
 class Later:
-    """Postpones to its end what falls into a stop of one worker."""
+    """A function that moves times inside a worker's stop to the end of the stop."""
 
     def __init__(self, stops: Stops, until_s: float, rng: np.random.Generator) -> None:
         num = rng.poisson(stops.per_s * until_s)
         begin = np.sort(rng.uniform(0, until_s, num))
         self._begin = begin
-        # A stop that begins inside another one: both are over when the later end is.
+        # If a stop begins inside another stop, both end at the later end.
         self._end = np.maximum.accumulate(begin + rng.exponential(stops.mean_s, num))
 
     def __call__(self, times: Floats) -> Floats:

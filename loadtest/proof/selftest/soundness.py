@@ -22,8 +22,8 @@ from loadtest.proof.selftest.bench import Bench, Observed, Point, beside_the_loa
 from loadtest.records import HealthSample, read_lines
 
 RATIO = 12.5
-"""CPU time of the worker per token of a stream, beside `bare_chunk_s`: 12.1 to 13.4 where no other process was in the way (41 us), 11
-where they were: then a read brings several tokens."""
+"""CPU time of the worker per token of a stream, over `bare_chunk_s`: 12.1 to 13.4 without other processes (41 us), and 11 with
+them, because a read then has several tokens."""
 
 
 def t6_arrivals(bench: Bench) -> Iterator[Point]:
@@ -72,7 +72,7 @@ def t7_audit(bench: Bench) -> Iterator[Point]:
     num, every = (300, 70) if bench.quick else (2000, 100)
     kinds = {"drop": every, "duplicate": every + 1, "truncate": every + 2, "error-event": every + 3}
     failures = [{"kind": kind, "every": each, "after_tokens": 2} for kind, each in kinds.items()]
-    # A connection for each request: one that is dropped on a used connection is rightly sent again.
+    # A new connection per request: a request that is dropped on a reused connection is rightly sent again.
     settings = {"ttft": {"law": "constant", "s": 0.05}, "answers_per_connection": 1, "failures": failures}
     observed = bench.run(settings, poisson(60, num / 60, output_tokens=5))
     injected = Counter(
@@ -136,7 +136,7 @@ for process in (worker, psutil.Process()):
     process.cpu_affinity(process.cpu_affinity()[:1])
 for _ in range(3):
     if os.fork() == 0:
-        os.setsid()  # the kernel shares a core out by session first
+        os.setsid()  # the kernel first divides a core between sessions
 until = time.monotonic() + 2
 while time.monotonic() < until:
     pass
@@ -144,15 +144,15 @@ while time.monotonic() < until:
 
 
 BESIDE = {
-    # Not lists that were there before the run, which the collector no longer looks at.
+    # New lists, because the collector ignores lists from before the run.
     "GC storm": (
         "garbage collection",
         "import gc\nwhile True:\n    heap = [[] for _ in range(200_000)]\n    gc.collect()\n    sleep(0.02)",
     ),
-    # A thread that wants the interpreter back has to wait so long.
+    # The time that another thread has to wait for the interpreter.
     "late reads": ("read lag p99", "import sys\nsys.setswitchinterval(0.03)\nwhile True:\n    pass"),
 }
-"""What a thread does in the worker all the time, and the gate that must see it."""
+"""For each case, the gate that must fail and the code that a thread of the worker runs all the time."""
 
 
 def t8_sick(bench: Bench, case: str) -> Iterator[Point]:
@@ -177,7 +177,7 @@ def t8_sick(bench: Bench, case: str) -> Iterator[Point]:
 
 
 def cpu_s_per(observed: Observed, what: str) -> float:
-    """Return the worker's CPU time for each of its requests, or each token."""
+    """Return the worker's CPU time per request or per token."""
     samples = list(read_lines(observed.folder / "health.jsonl", HealthSample))
     ends = [0.0, *(sample.t_s for sample in samples)]
     used = sum(sample.cpu * (end - begin) for sample, begin, end in zip(samples, ends, ends[1:], strict=False))
@@ -216,7 +216,7 @@ def t14_throughput(bench: Bench) -> Iterator[Point]:
 
 
 def bare_chunk_s() -> float:
-    """Return the CPU time of sending, awaiting and receiving an event of one token here and now, without any of our code."""
+    """Return the CPU time to send, await and receive an event of one token on this machine now, without the kit's code."""
     event, view, took = b"x" * 150, memoryview(bytearray(4096)), []
     near, far = socket.socketpair()
     with near, far, select.epoll() as poller:

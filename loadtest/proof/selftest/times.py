@@ -21,14 +21,14 @@ P50_S, P99_S = 0.002, 0.005
 
 
 def ks_distance(values: Floats, cdf: Callable[[Floats], Floats], *, offset_s: float) -> float:
-    """Return the Kolmogorov-Smirnov distance of the values from the nearest law that ``offset_s`` at most shifts to the right."""
+    """Return the Kolmogorov-Smirnov distance of the values from the nearest law among shifts to the right by up to ``offset_s``."""
     x, n = np.sort(values), values.size
     above = np.arange(1, n + 1) / n - cdf(x)
     below = cdf(x - offset_s) - np.arange(n) / n
     return max(0.0, float(above.max()), float(below.max()))
 
 
-_LOG_VARIANCE = np.log(2)  # where cv is 1
+_LOG_VARIANCE = np.log(2)  # for cv 1
 LAWS: dict[str, tuple[dict[str, float], Any]] = {
     "lognormal": ({"cv": 1.0}, law.lognorm(np.sqrt(_LOG_VARIANCE), scale=0.1 * np.exp(-_LOG_VARIANCE / 2))),
     "exponential": ({}, law.expon(scale=0.1)),
@@ -88,7 +88,7 @@ def t3_chunks(bench: Bench, name: str) -> Iterator[Point]:
     Token counts exact, by usage and by chunks. TTFT, gaps between chunks and TPOT are off from the server's actual ones by at most 2 ms
     at the p50 and 5 ms at the p99.
     """
-    # Byte by byte, an event is 400 writes of the server: fewer events, but enough answers that the largest is not the p99.
+    # Byte by byte, an event is 400 writes of the server, so there are fewer events, but enough answers that the p99 is not the maximum.
     rate, duration_s, tokens = (8, 14, 16) if name == "byte by byte" else (20, 6 if bench.quick else 8, 64)
     times = {"ttft": {"law": "constant", "s": 0.1}, "gap": {"law": "constant", "s": 0.02}}
     observed = bench.run(times | CHUNKS[name], poisson(rate, duration_s, output_tokens=tokens))
@@ -105,14 +105,14 @@ def t3_chunks(bench: Bench, name: str) -> Iterator[Point]:
 
 
 def gap_errors_s(row: Row, told: Entry) -> Floats:
-    """Return by how much each gap between the server's writes is seen too long."""
+    """Return the error of each gap between the server's writes, as the client sees it; above 0 if too long."""
     first_of_write = np.cumsum([0, *(n for _, n in told.writes)])[:-1]
     seen = np.repeat([at / 1000 for at, _ in row.chunks], [n for _, n in row.chunks])[first_of_write]
     return np.asarray(np.diff(seen) - np.diff([at for at, _ in told.writes]))
 
 
 def tpot_error_s(row: Row, told: Entry) -> float:
-    """Return by how much the time per token after the first is seen too long, by the server's writes."""
+    """Return the error of the client's time per token after the first, against the server's writes; above 0 if too long."""
     num = sum(n for _, n in told.writes)
     found = bounds_s(ScheduledRequest(row.id, row.due_s, "", 0, num), row, "tpot", closed=False, stream=True)
     return (math.nan if found is None else found[1]) - (told.writes[-1][0] - told.writes[0][0]) / (num - 1)
@@ -135,7 +135,7 @@ def t4_stall(bench: Bench, loop: str) -> Iterator[Point]:
         yield judged("closed loop", f"p95 {p95_s:.3f} s, largest {worst_s:.3f} s", "p95 < 0.1 s", p95_s < 0.1, timing=True)
         return
     due = np.array([row.due_s for row in observed.rows])
-    end = due.min() + at_s + for_s  # of the freeze: the law counts from the first request
+    end = due.min() + at_s + for_s  # end of the freeze; the law counts from the first request
     frozen = (due >= end - for_s - 0.05) & (due < end)
     exact_s = quantile(np.where(frozen, np.minimum(end - due, for_s), 0.0) + 0.05, 0.95)
     seen = f"p95 {p95_s:.3f} s; {observed.lateness()}"
@@ -217,7 +217,7 @@ def t15_clock(bench: Bench) -> Iterator[Point]:
 
 @contextmanager
 def faked_clock(file: Path) -> Iterator[None]:
-    """Give child processes the wall clock that the file says, as +2 or -2; it is read again each second."""
+    """Give child processes a wall clock shifted by the file's content, such as +2 or -2; the file is read each second."""
     library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
     if library is None:
         raise Skipped("no libfaketime (Debian: apt install faketime)")

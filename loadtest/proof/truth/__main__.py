@@ -21,7 +21,7 @@ async def _serve_until_signal(law: Law, *, log: Path, host: str, port: int, seed
         loop.add_signal_handler(number, stop.set)
     async with serve(law, log=log, host=host, port=port, seed=seed) as url:
         print(f"listening on {url}", flush=True)
-        gc.freeze()  # collections look only at what requests made
+        gc.freeze()  # collections then look only at objects made by requests
         await stop.wait()
 
 

@@ -14,11 +14,11 @@ from loadtest.proof.truth.laws import Timing
 from loadtest.proof.truth.settings import Failure, Law
 
 Step = tuple[float, bytes, int]
-"""A write: when it is due, in real seconds from the first request; what; how many tokens are complete with it."""
+"""A write: its due time in real seconds from the first request, its bytes, and the number of tokens that it completes."""
 
 PATHS = {"/v1/completions": "completions", "/v1/chat/completions": "chat", "/generate": "generate"}
 _TAILS = ("a", "e", "i", "o", "u", "ai", "el", "in", "on", "ar", "us", "or", "en", "il", "am", "ot")
-_WORDS = {  # 256 tokens each: a byte picks one
+_WORDS = {  # 256 tokens each, so that a byte selects one
     "ascii": [f" {head}{tail}" for head in "bdfghjklmnprstvz" for tail in _TAILS],
     "multi-byte": [chr(c) for c in (*range(0xC0, 0x100), *range(0x4E00, 0x4E70), *range(0x1F600, 0x1F650))],  # 2, 3, 4 bytes
 }
@@ -26,7 +26,7 @@ _encode = msgspec.json.encode
 
 
 class Refused(Exception):
-    """Answered with a status at once: ``args`` are status and message."""
+    """The request is answered with an error status at once: ``args`` are status and message."""
 
 
 def head(status: int, content_type: str, *more: str) -> bytes:
@@ -35,13 +35,13 @@ def head(status: int, content_type: str, *more: str) -> bytes:
 
 
 def whole(status: int, body: object, *more: str, content_type: str = "application/json") -> bytes:
-    """Return a complete answer; what is not a text is written as JSON."""
+    """Return a complete answer; a body that is not text is written as JSON."""
     data = body.encode() if isinstance(body, str) else _encode(body)
     return head(status, content_type, f"Content-Length: {len(data)}", *more) + data
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:
-    """Return OpenAI's form of an error."""
+    """Return an error in OpenAI's form."""
     return {"error": {"message": message, "type": "Truth", "param": None, "code": status}}
 
 
@@ -52,11 +52,11 @@ class Asked:
     form: Literal["completions", "chat", "generate"]
     stream: bool
     prompt: str
-    """Of `/generate`, whose answers repeat it; empty for token ids."""
+    """Prompt of `/generate`, whose answers repeat it; empty for token ids."""
     prompt_tokens: int
     model: str
     tokens: list[str]
-    """The answer."""
+    """The tokens of the answer."""
     usage: Literal["none", "last", "every"]
 
 
@@ -64,7 +64,7 @@ def parse(path: str, body: bytes, law: Law) -> Asked:
     """Read the body of a request to one of `PATHS`. Unknown fields are ignored.
 
     Raises:
-        Refused: With 400 or 404.
+        Refused: The answer is 400 or 404.
     """
     form: Any = PATHS[path]
     try:
@@ -75,7 +75,9 @@ def parse(path: str, body: bytes, law: Law) -> Asked:
         num_prompt = _num_tokens([message["content"] for message in prompt] if form == "chat" else [prompt])
         model = fields.get("model") or law.model
         usage: Any = "every" if options.get("continuous_usage_stats") else "last" if options.get("include_usage") else "none"
-        digest = shake_128(_encode(prompt)).digest(min(max(max_tokens, 0), 1_000_000))  # byte k does not depend on its length
+        digest = shake_128(_encode(prompt)).digest(
+            min(max(max_tokens, 0), 1_000_000)
+        )  # byte k does not depend on the digest's length
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
         raise Refused(400, f"cannot be read: {exc!r}") from exc
     if unknown := [name for name in law.refuses if name in fields or name in options]:
@@ -90,20 +92,20 @@ def parse(path: str, body: bytes, law: Law) -> Asked:
 
 
 def _num_tokens(prompts: list[str | list[int]]) -> int:
-    """Count words of texts, and ids."""
+    """Return the number of words in texts, and of ids."""
     if any(not isinstance(item, int) for prompt in prompts if isinstance(prompt, list) for item in prompt):
         raise TypeError("a prompt is one text or one list of token ids")
     return sum(len(prompt.split()) if isinstance(prompt, str) else len(prompt) for prompt in prompts)
 
 
 class ScriptedAnswer:
-    """The writes that make one answer, failures included. When they end, so does the answer."""
+    """The writes of one answer, failures included. The answer ends with its last write."""
 
     def __init__(self, asked: Asked, law: Law, timing: Timing, failure: Failure | None, *, number: int, created: int) -> None:
         self._asked = asked
         self._law = law
         self._timing = timing
-        self._failure = failure or Failure(kind="duplicate", every=1)  # whose answer is as any other
+        self._failure = failure or Failure(kind="duplicate", every=1)  # a duplicate's answer is like any other
         self._is_sse = asked.form != "generate"
         cut = self._failure.kind in ("truncate", "error-event")
         self._num_tokens = min(self._failure.after_tokens, len(asked.tokens)) if cut else len(asked.tokens)
@@ -111,7 +113,7 @@ class ScriptedAnswer:
         self._envelope = {"id": f"truth-{number}", "object": kind, "created": created, "model": asked.model}
 
     def steps(self) -> Iterator[Step]:
-        """Yield the writes in their order; one that is due before the one ahead of it is due with that."""
+        """Yield the writes in order; a write that is due before its predecessor is made together with it."""
         accepted, failure = self._timing.accepted_s, self._failure
         if failure.kind == "drop":
             yield accepted, b"", 0
@@ -144,7 +146,7 @@ class ScriptedAnswer:
         over_s = self._failure.delay_s if slow else 0.0
         yield from _pieces(timing.accepted_s + over_s, data, 0, count=len(data) if slow else 1, over_s=over_s)
         usage = self._asked.usage == "every"
-        if self._asked.form == "chat":  # at once: a client that takes it for a token sees no time to the first one
+        if self._asked.form == "chat":  # at once: a client that takes the role for a token would see a TTFT of 0
             yield timing.accepted_s, self._event(self._body("", 0, usage=usage)), 0
         held, num_held, due = b"", 0, timing.sent_s[0]
         chunks = range(0, self._num_tokens, law.tokens_per_chunk)
@@ -169,7 +171,7 @@ class ScriptedAnswer:
         return data + {"chunked": b"0\r\n\r\n", "chunked-trailer": b"0\r\nX-Truth: 1\r\n\r\n", "close": b""}[self._law.framing]
 
     def _body(self, text: str, num_tokens: int, *, usage: bool) -> dict[str, Any]:
-        """Return what brings ``text``, up to the answer's token ``num_tokens``; at 0 the role."""
+        """Return the event with ``text``, up to the answer's token ``num_tokens``; for 0 the event with the role."""
         asked = self._asked
         if not self._is_sse:
             return {"text": [asked.prompt + "".join(asked.tokens[:num_tokens])]}
@@ -191,7 +193,7 @@ class ScriptedAnswer:
 
 
 def _pieces(due: float, data: bytes, num_tokens: int, *, count: int, over_s: float) -> Iterator[Step]:
-    """Cut ``data``: the last piece is due at ``due``, the others at equal distances in the ``over_s`` before."""
+    """Cut ``data`` into pieces: the last is due at ``due``, the others at equal distances in the ``over_s`` before it."""
     for index in range(1, count):
         piece = data[len(data) * (index - 1) // count : len(data) * index // count]
         yield due - over_s * (count - index) / (count - 1), piece, 0

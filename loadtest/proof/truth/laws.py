@@ -1,6 +1,6 @@
 """The laws compute when each part of an answer is due. Pure: no clock; draws depend only on seed, request id and purpose.
 
-Two times, both in seconds from the first request: *real*, and *server* time, which stands still in a stall. Laws are
+There are two times, both in seconds from the first request: *real* time, and *server* time, which stops during a stall. Laws are
 evaluated in server time. With finite slots the queue is Kiefer and Wolfowitz's recursion: start = max(arrival, earliest free slot).
 """
 
@@ -15,21 +15,21 @@ from loadtest.proof.truth.settings import Failure, Law
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Of one request, in real seconds from the first request."""
+    """The times of one request, in real seconds from the first request."""
 
     arrival_s: float
     accepted_s: float
-    """``arrival_s``, or the end of the stall in which it falls."""
+    """``arrival_s``, or the end of a stall at that time."""
     start_s: float
-    """When it gets a slot."""
+    """When the request gets a slot."""
     made_s: list[float]
     """When each chunk is ready in the slot."""
     sent_s: list[float]
-    """When each chunk is due on the wire: the edge later."""
+    """When each chunk is due on the wire, later by the edge."""
 
 
 class Laws:
-    """A law file with a seed, and the queue so far; requests are given in order of arrival."""
+    """A law file with a seed, and the state of the queue; requests must be given in order of arrival."""
 
     def __init__(self, law: Law, *, seed: int) -> None:
         self._law = law
@@ -37,12 +37,12 @@ class Laws:
         self._free_at = [0.0] * law.slots  # a heap, in server time
 
     def uniforms(self, request_id: str, what: str, count: int = 1) -> list[float]:
-        """Return ``count`` draws, 0 < u < 1: of SHAKE-128, so that a longer row begins with the shorter one."""
+        """Return ``count`` draws, 0 < u < 1, from SHAKE-128: a longer list begins with the shorter list."""
         words = struct.unpack(f"<{count}Q", shake_128(f"{self._seed}/{what}/{request_id}".encode()).digest(8 * count))
         return [((word >> 12) + 0.5) * 2.0**-52 for word in words]
 
     def failure(self, request_id: str, number: int) -> Failure | None:
-        """Return what goes wrong with the request, the ``number``-th to arrive, from 1."""
+        """Return the failure of the request, the ``number``-th to arrive, from 1."""
         for index, failure in enumerate(self._law.failures):
             if failure.every:
                 if number % failure.every == 0:
@@ -52,11 +52,11 @@ class Laws:
         return None
 
     def refuses(self, arrival_s: float) -> bool:
-        """Return whether a request that arrives then is refused because all slots are taken."""
+        """Return whether a request that arrives at this time is refused because all slots are busy."""
         return self._law.refuses_when_full and self._free_at[0] > self.server_time(arrival_s)
 
     def timing(self, request_id: str, *, arrival_s: float, num_chunks: int, prompt_tokens: int = 0) -> Timing:
-        """Return its times, and take a slot until the last chunk is made; without chunks none."""
+        """Return the request's times, and occupy a slot until the last chunk is made; without chunks, occupy none."""
         arrival = self.server_time(arrival_s)
         accepted_s = self.real_time(arrival)
         if not num_chunks:
@@ -90,7 +90,7 @@ class Laws:
         return 1 + (warm_up.factor - 1) * left
 
     def real_time(self, server_s: float) -> float:
-        """Return when the server's clock shows ``server_s``; of the two ends of a stall the later one."""
+        """Return the real time at which the server's clock shows ``server_s``; if that is a stall, the stall's end."""
         real = server_s
         for stall in self._law.stalls:
             if real >= stall.at_s:
@@ -98,5 +98,5 @@ class Laws:
         return real
 
     def server_time(self, real_s: float) -> float:
-        """Return what the server's clock shows."""
+        """Return the server's clock at a real time."""
         return real_s - sum(min(max(real_s - stall.at_s, 0.0), stall.for_s) for stall in self._law.stalls)

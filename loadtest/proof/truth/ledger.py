@@ -19,7 +19,7 @@ _PARTS = ("request_queue_time", "request_prefill_time", "request_decode_time", "
 
 
 class Entry(msgspec.Struct):
-    """A line of the log: a generation request, written when it ends. ``arrival_s`` is monotonic, other times count from it."""
+    """A line of the log: a generation request, written at its end. ``arrival_s`` is monotonic; other times count from ``arrival_s``."""
 
     request_id: str
     """The X-Request-Id header."""
@@ -28,7 +28,7 @@ class Entry(msgspec.Struct):
     connection: int
     path: str
     arrival_s: float
-    """When it had been read."""
+    """When the request had been read."""
     arrival_unix_s: float
     kind: str = "request"
     model: str = ""
@@ -36,31 +36,31 @@ class Entry(msgspec.Struct):
     prompt_tokens: int = 0
     max_tokens: int = 0
     injected: str = ""
-    """The kind of failure that the law had for it."""
+    """The kind of failure that the law injected."""
     outcome: Outcome = "ok"
     status: int = 200
-    """0: dropped without one."""
+    """Status of the answer; 0: dropped without one."""
     tokens_sent: int = 0
     scheduled_first_s: float | None = None
-    """When the first write that completes tokens was due; ``sent_first_s``: when it was made. None: there was none."""
+    """When the first write that completes tokens was due; ``sent_first_s``: when it was made. None if there was none."""
     sent_first_s: float | None = None
     scheduled_last_s: float | None = None
     sent_last_s: float | None = None
     ended_s: float = 0.0
     queue_s: float | None = None
-    """As scheduled, as are the next three: what /metrics sums over the requests that end well. None: never got to a slot."""
+    """Scheduled time, like the next three, which /metrics sums over successful requests. None if the request got no slot."""
     prefill_s: float | None = None
     decode_s: float | None = None
     edge_s: float | None = None
     late_max_s: float = 0.0
     """The largest delay of a write against its schedule: the server's own error."""
     writes: list[tuple[float, int]] = []
-    """When each write that completed tokens was made, and how many."""
+    """The time and number of tokens of each write that completed tokens."""
     text_sha256: str = ""
-    """Of the text sent."""
+    """SHA-256 of the sent text."""
 
     def note_write(self, due: float, now: float, num_tokens: int) -> None:
-        """Monotonic times of a write that was made at ``now``."""
+        """Record a write that was due at ``due`` and made at ``now``, both monotonic."""
         self.late_max_s = max(self.late_max_s, now - due)
         if num_tokens:
             self.scheduled_last_s, self.sent_last_s = due - self.arrival_s, now - self.arrival_s
@@ -71,18 +71,18 @@ class Entry(msgspec.Struct):
 
 
 class TruthLedger:
-    """Requests that run and those that ended."""
+    """The ledger of running and ended requests."""
 
     def __init__(self, law: Law, log: BinaryIO) -> None:
         self._law = law
         self._log = log
         self._live: dict[int, tuple[Entry, Asked, Timing]] = {}
-        self._num: Counter[str] = Counter()  # ended ones by outcome, and totals of tokens
+        self._num: Counter[str] = Counter()  # ended requests by outcome, and totals of tokens
         self._sums_s = [0.0] * len(_PARTS)
         self._late_max_s = 0.0
 
     def begin(self, entry: Entry, asked: Asked, timing: Timing) -> None:
-        """Take in a request that is answered by law."""
+        """Add a running request that the law answers."""
         entry.stream, entry.prompt_tokens, entry.max_tokens = asked.stream, asked.prompt_tokens, len(asked.tokens)
         entry.model = asked.model
         if timing.made_s:
@@ -93,7 +93,7 @@ class TruthLedger:
         self._live[entry.number] = (entry, asked, timing)
 
     def end(self, entry: Entry, outcome: Outcome) -> None:
-        """Count it and write it to the log; one that was processed twice, twice."""
+        """Count the request and write it to the log; twice if it was processed twice."""
         entry.outcome, entry.ended_s = outcome, time.monotonic() - entry.arrival_s
         if entry.number in self._live:
             tokens = self._live.pop(entry.number)[1].tokens
@@ -116,8 +116,8 @@ class TruthLedger:
         self._log.flush()
 
     def metrics(self, now_s: float) -> str:
-        """Return vLLM's series at ``now_s`` after the first request. Times are as scheduled, without the edge, of requests
-        that ended well; tokens of running requests count as they are sent."""
+        """Return vLLM's series at ``now_s`` after the first request. Times are those scheduled, without the edge, for successful
+        requests; tokens of running requests count as they are sent."""
         label = f'engine="0",model_name="{self._law.model}"'
         timed = [(entry, timing) for entry, _, timing in self._live.values() if timing.made_s]
         running = [entry for entry, timing in timed if timing.start_s <= now_s < timing.made_s[-1]]
@@ -142,4 +142,4 @@ class TruthLedger:
             lines.append(f'vllm:{part}_seconds_bucket{{{label},le="+Inf"}} {self._num["ok"]}')
             lines.append(f"vllm:{part}_seconds_count{{{label}}} {self._num['ok']}")
             lines.append(f"vllm:{part}_seconds_sum{{{label}}} {total!r}")
-        return "\n".join([*dict.fromkeys(lines), ""])  # a TYPE line once
+        return "\n".join([*dict.fromkeys(lines), ""])  # each TYPE line only once

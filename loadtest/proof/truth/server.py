@@ -28,7 +28,7 @@ _OUTCOMES: dict[str, Outcome] = {
     "html": "html",
 }
 _FULL = Failure(kind="status", status=429, every=1)
-"""What a request gets that finds all slots taken."""
+"""The failure of a request that finds all slots busy."""
 T = TypeVar("T")
 
 
@@ -41,7 +41,8 @@ class _Itimerspec(ctypes.Structure):
 
 
 class Alarm:
-    """Calls back at monotonic times, never early. A timerfd: uvloop's own timers count milliseconds (median error 0.6 ms, this 0.05)."""
+    """A timer that calls back at monotonic times, never early. It is a timerfd, with a median error of 0.05 ms; uvloop's own timers count
+    milliseconds and have 0.6 ms."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -65,24 +66,24 @@ class Alarm:
 
     def _arm(self) -> None:
         self._spec.value.seconds, self._spec.value.nanoseconds = divmod(int(self._due[0][0] * 1e9) + 1, 10**9)
-        self._libc.timerfd_settime(self._fd, 1, ctypes.byref(self._spec), None)  # 1: absolute; in the past: at once
+        self._libc.timerfd_settime(self._fd, 1, ctypes.byref(self._spec), None)  # 1: an absolute time; a past one fires at once
 
     def _fire(self) -> None:
         self._firing = True
-        now = time.monotonic()  # once: what gets due meanwhile waits until sockets were read
+        now = time.monotonic()  # read once: writes that become due now wait until sockets have been read
         try:
             while self._due and self._due[0][0] <= now:
                 heapq.heappop(self._due)[2]()
         finally:
             self._firing = False
             if self._due:
-                self._arm()  # which also resets the timer
+                self._arm()  # this also resets the timer
             else:
                 os.read(self._fd, 8)
 
 
 class ScriptedExchange:
-    """One answer on its way; ``entry`` is None where nothing is logged."""
+    """One answer that is being written; ``entry`` is None if the request is not logged."""
 
     def __init__(
         self, server: "LawServer", connection: "LawConnection", steps: Iterator[Step], entry: Entry | None = None
@@ -91,12 +92,12 @@ class ScriptedExchange:
         self._connection = connection
         self._steps = steps
         self._step = next(steps, None)
-        self._due = 0.0  # of the write ahead: none is due before it
+        self._due = 0.0  # due time of the write before: none is due earlier
         self._entry = entry
         self._ended = False
 
     def advance(self) -> None:
-        """Make all writes that are due, and come back when the next one is."""
+        """Make all due writes, and set the alarm for the next write."""
         while self._step is not None and not self._ended:
             due, data, num_tokens = self._step
             self._due = max(self._due, due + self._server.origin_s)
@@ -114,14 +115,14 @@ class ScriptedExchange:
             self._connection.answered(close=entry is not None and (framing == "close" or entry.injected in ("drop", "truncate")))
 
     def end(self, outcome: Outcome) -> None:
-        """Log it; nothing more is sent."""
+        """Log the request and send nothing more."""
         self._ended = True
         if self._entry is not None:
             self._server.ledger.end(self._entry, outcome)
 
 
 class LawConnection(asyncio.Protocol):
-    """HTTP/1.1 on one socket; requests that come while one is answered wait their turn."""
+    """HTTP/1.1 on one socket; a request that comes during an answer waits for its turn."""
 
     def __init__(self, server: "LawServer") -> None:
         self._server = server
@@ -133,7 +134,7 @@ class LawConnection(asyncio.Protocol):
         self.number = next(server.connection_numbers)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none of asyncio's classes
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are not instances of asyncio's classes
         self._fd: int = transport.get_extra_info("socket").fileno()
         self._server.connections.add(self)
 
@@ -172,7 +173,7 @@ class LawConnection(asyncio.Protocol):
         self._exchange.advance()
 
     def answered(self, *, close: bool) -> None:
-        """Go on with the next request, or close."""
+        """Start the next request, or close."""
         self._exchange = None
         self._num_answered += 1
         if close or not self._keep_alive or self._num_answered == self._server.law.answers_per_connection:
@@ -181,15 +182,15 @@ class LawConnection(asyncio.Protocol):
             self._begin()
 
     def write(self, data: bytes) -> None:
-        """Write past the transport where possible: its writes leave at the end of the loop's round, several in one segment."""
+        """Write directly to the socket if possible: the transport writes at the end of the loop's round, several writes in one segment."""
         if not self._transport.is_closing() and not self._transport.get_write_buffer_size():
-            with contextlib.suppress(OSError):  # full, or gone: the transport finds out which
+            with contextlib.suppress(OSError):  # full or closed: the transport finds out which
                 data = data[os.write(self._fd, data) :]
         if data:
             self._transport.write(data)
 
     def shut_down(self) -> None:
-        """Close now, whatever is under way."""
+        """Close at once, also during an answer."""
         self._end("shutdown")
         self._transport.abort()
 
@@ -200,14 +201,14 @@ class LawConnection(asyncio.Protocol):
 
 
 class LawServer:
-    """What all connections share."""
+    """The state that all connections share."""
 
     def __init__(self, law: Law, alarm: Alarm, log: BinaryIO, *, seed: int) -> None:
         self.law = law
         self.alarm = alarm
         self.ledger = TruthLedger(law, log)
         self.origin_s = 0.0
-        """Monotonic time of the first generation request; 0: none came yet."""
+        """Monotonic time of the first generation request; 0 before it."""
         self.connections: set[LawConnection] = set()
         self.connection_numbers = itertools.count(1)
         self._laws = Laws(law, seed=seed)
@@ -250,7 +251,7 @@ class LawServer:
         if failure is not None:
             entry.injected = failure.kind
             entry.status = {"status": failure.status, "drop": 0}.get(failure.kind, 200)
-            num_chunks *= failure.kind not in ("drop", "status", "html")  # these never get as far as a slot
+            num_chunks *= failure.kind not in ("drop", "status", "html")  # these never get a slot
         timing = self._laws.timing(key, arrival_s=arrival_s, num_chunks=num_chunks, prompt_tokens=asked.prompt_tokens)
         self.ledger.begin(entry, asked, timing)
         return ScriptedAnswer(asked, self.law, timing, failure, number=entry.number, created=int(entry.arrival_unix_s)).steps()
@@ -258,7 +259,7 @@ class LawServer:
 
 @contextlib.asynccontextmanager
 async def serve(law: Law, *, log: Path, host: str = "127.0.0.1", port: int = 0, seed: int = 0) -> AsyncIterator[str]:
-    """Serve in this loop, which must be uvloop's; gives the URL. The log is appended to, and complete at the end.
+    """Serve in this loop, which must be uvloop's; yield the URL. The log is appended to, and is complete at the end.
 
     Raises:
         OSError: The address is taken, or the log cannot be written.
@@ -278,7 +279,7 @@ async def serve(law: Law, *, log: Path, host: str = "127.0.0.1", port: int = 0, 
 
 @contextlib.contextmanager
 def running(law: Law, *, log: Path, port: int = 0, seed: int = 0) -> Iterator[str]:
-    """`serve` in a thread of this process. Not where gevent has patched threads."""
+    """Run `serve` in a thread of this process. This does not work if gevent has patched threads."""
     loop = uvloop.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="truth")
     thread.start()

@@ -29,7 +29,7 @@ class Constant(_Part):
     s: Seconds
 
     def quantile(self, u: float) -> float:
-        """Return the time that a share ``u`` of all draws stays below, 0 < u < 1, as do the other laws."""
+        """Return the time below which a share ``u`` of all draws stays, 0 < u < 1; the other laws do likewise."""
         return self.s
 
 
@@ -69,14 +69,15 @@ Distribution = Annotated[Constant | Exponential | Lognormal | TwoPoint, Field(di
 
 
 class Stall(_Part):
-    """The server's own clock stands still: nothing is sent or accepted, and all that was due later comes later by ``for_s``."""
+    """The server's own clock stops: nothing is sent or accepted, and later due times move by ``for_s``."""
 
     at_s: Seconds
     for_s: Seconds
 
 
 class WarmUp(_Part):
-    """A request that starts before ``for_s`` takes ``factor`` times as long; ``linear`` falls to 1 on the way, ``step`` at the end."""
+    """A request that starts before ``for_s`` takes ``factor`` times as long. ``linear``: the factor falls to 1 gradually; ``step``: at
+    the end."""
 
     for_s: float = Field(gt=0)
     factor: float = Field(ge=1, le=1000)
@@ -84,19 +85,19 @@ class WarmUp(_Part):
 
 
 class Failure(_Part):
-    """What goes wrong, and for whom: requests ``every``, 2 x ``every``, ... in order of arrival, or each with ``probability``."""
+    """A failure and its requests: number ``every``, 2 x ``every``, ... in order of arrival, or each with ``probability``."""
 
     kind: Literal["drop", "truncate", "error-event", "status", "html", "duplicate", "slow-headers"]
     """``drop`` closes without an answer, ``truncate`` in mid-answer. ``duplicate`` counts and logs the request twice."""
     every: int = Field(default=0, ge=0)
     probability: Probability = 0
     after_tokens: int = Field(default=0, ge=0)
-    """Of ``truncate`` and ``error-event``: tokens sent before; at most all of them."""
+    """For ``truncate`` and ``error-event``: number of tokens that are sent before; at most all."""
     status: int = Field(default=503, ge=300, le=599)
     retry_after_s: int | None = Field(default=1, ge=0)
     """The Retry-After header of ``status``; None leaves it out."""
     delay_s: Seconds = 1.0
-    """Of ``slow-headers``: the status line and headers come byte by byte over this time."""
+    """For ``slow-headers``: the status line and headers come byte by byte over this time."""
 
     @model_validator(mode="after")
     def _one_pattern(self) -> Self:
@@ -106,46 +107,46 @@ class Failure(_Part):
 
 
 class Law(_Part):
-    """The whole file. A streamed answer's first chunk is due queue + ttft + edge after arrival, further ones a gap each."""
+    """A whole law file. The first chunk of a streamed answer is due queue + ttft + edge after arrival, each further chunk a gap later."""
 
     model: str = "truth"
     adapters: tuple[str, ...] = ()
-    """Further names at /v1/models, answered as the model is."""
+    """Further names at /v1/models, answered like the model."""
     ttft: Distribution = Constant(s=0.1)
-    """From the start in a slot to the first chunk: the prefill."""
+    """Time from the start in a slot to the first chunk: the prefill."""
     prompt_token_s: Seconds = 0.0
     """Added to ``ttft`` for each token of the prompt."""
     gap: Distribution = Constant(s=0.02)
-    """Between chunks, one draw for each."""
+    """Time between chunks, one draw for each gap."""
     service: Distribution | None = None
     """Replaces ttft and gap by one draw for the whole answer; its chunks are due at equal distances, the last at the end."""
     edge: Distribution = Constant(s=0)
-    """Added to every chunk of a request, one draw for all: outside the slot and not in /metrics, as a proxy in front would be."""
+    """Delay of every chunk of a request, one draw for all: outside the slot and not in /metrics, like a proxy in front."""
     slots: int = Field(default=0, ge=0, le=10_000)
-    """Requests served at a time; others wait in order of arrival. 0: no limit. A client that goes away keeps its slot until the
-    law's end, so that a queue can be computed from arrivals alone."""
+    """Number of requests served at a time; others wait in order of arrival. 0: no limit. A client that disconnects keeps its slot until
+    the end by the law, so that a queue can be computed from arrivals alone."""
     refuses_when_full: bool = False
-    """A request that finds all ``slots`` taken is answered with 429 at once instead of waiting: Erlang's loss system, M/G/c/c."""
+    """Answer a request that finds all ``slots`` busy with 429 at once, instead of queueing it: Erlang's loss system, M/G/c/c."""
     tokens_per_chunk: int = Field(default=1, ge=1)
     coalesce: int = Field(default=1, ge=1)
-    """So many events are sent in one write, when the last of them is due."""
+    """Number of events that are sent in one write, when the last of them is due."""
     split: int | Literal["bytes"] = 1
-    """Writes that each event (or ``coalesce`` of them) is cut into; ``bytes``: one for each byte. The last is on time, the others
-    are spread over ``split_over_s`` before it."""
+    """Number of writes into which each event (or ``coalesce`` events) is cut; ``bytes``: one write per byte. The last write is on time;
+    the others are spread over the ``split_over_s`` before it."""
     split_over_s: Seconds = 0.005
     refuses: tuple[str, ...] = ()
-    """Fields of the body, or of its ``stream_options``, that are answered with 400, as a server answers fields that it does not know."""
+    """Fields of the body, or of its ``stream_options``, that are answered with 400, as a server answers unknown fields."""
     text: Literal["ascii", "multi-byte"] = "ascii"
     framing: Literal["chunked", "chunked-trailer", "close"] = "chunked"
-    """How a stream ends: ``close`` is HTTP/1.0's way."""
+    """How the end of a stream is marked: ``close`` is HTTP/1.0's way."""
     answers_per_connection: int = Field(default=0, ge=0)
-    """The connection is closed after so many without a word; 0: never."""
+    """Number of answers after which the connection is closed without an announcement; 0: never."""
     kv_tokens: int = Field(default=100_000, ge=1)
-    """Tokens that make vllm:kv_cache_usage_perc 1."""
+    """Number of tokens at which vllm:kv_cache_usage_perc is 1."""
     stalls: tuple[Stall, ...] = ()
     warm_up: WarmUp | None = None
     failures: tuple[Failure, ...] = ()
-    """The first that hits a request is taken."""
+    """Failures; the first that matches a request applies."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -163,7 +164,7 @@ def load_law(path: Path) -> Law:
     """Read the file.
 
     Raises:
-        UsageError: It cannot be read, or a value is wrong; the message has the key's path.
+        UsageError: The file cannot be read, or a value is wrong; the message has the key's path.
     """
     try:
         return Law.model_validate(yaml.safe_load(path.read_text()) or {})

@@ -234,7 +234,7 @@ def test_an_unfinished_run_is_audited(run: Run) -> None:
         file.write(b'{"id":600,"worker":0,"due')
     result = audit(folder)
     assert (result.states, result.counts) == (states(complete=600, mismatch=400), {"missing": 400})
-    assert result.notes[0] == "the generator says: worker 1 was lost"
+    assert result.notes[0] == "the generator reports: worker 1 was lost"
     assert "state running" in result.notes[1]
 
 
