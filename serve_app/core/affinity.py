@@ -16,34 +16,35 @@ from serve_app.core.request import RequestState
 from serve_app.core.routing import Choice, LeastOutstandingTokens, Reason, ReplicaState
 
 MIN_SHARE = 0.5
-"""Share of the prompt that has to be cached somewhere for it to go there.
+"""Share of a prompt that a replica must have cached for the prompt to go to that replica.
 
-A smaller part, such as a short system prompt before a long question, would draw all requests to the first replica that had it.
+A smaller part, such as a short system prompt before a long question, would draw all requests to the first replica that cached it.
 """
 MIN_CONTINUED = 0.1
-"""Share of requests that have to go on where another ended for new beginnings to be placed by the rendezvous hash, not by load.
+"""Share of requests that must continue an earlier prompt for new prompts to be placed by the rendezvous hash, not by load.
 
-The hash is for conversations whose turns come to different ingresses; where there are none it would only load replicas unevenly.
+The hash is for conversations whose turns come to different ingresses. Without conversations it would only load replicas unevenly.
 """
 CONTINUED_OVER = 100
-"""Requests over which that share is taken."""
+"""Requests over which the share of ``MIN_CONTINUED`` is measured."""
 CONTINUED_AT_START = 0.5
-"""The share that an ingress assumes before its first request: other ingresses may have placed, by the hash, the conversations that it
-is about to meet. Where there are no conversations, the share is below ``MIN_CONTINUED`` after 161 requests."""
+"""The share that an ingress assumes before its first request: other ingresses may have placed conversations by the hash whose next turn
+this ingress gets. Without conversations, the measured share is below ``MIN_CONTINUED`` after 161 requests."""
 MAX_JUNCTIONS = 10_000
 _ODD, _BITS = 0x9E3779B97F4A7C15, (1 << 64) - 1
-"""A multiplication by it spreads each bit over all higher ones. With Python's hash of a tuple one replica got three times as much
-as another."""
+"""A multiplication by ``_ODD`` spreads each bit over all higher ones. With Python's hash of a tuple one replica got three times as many
+requests as another."""
 MAX_TRIES = 3
-"""Replicas that are tried in the order of the rendezvous hash before the request goes by load."""
+"""Replicas that are tried by affinity before the request goes by load."""
 
 
 class PrefixAffinity:
-    """Where the longest part of a prompt is cached; then by its session, or by what is new in it; then by load.
+    """Sends a prompt to the replica that has its longest part cached; else by its session, or by its first new point; else by load.
 
-    ``max_load``, > 1: no request goes to a replica by affinity that has more to do than so many times the mean plus the request's own
-    tokens. ``continued``: the share of requests that go on where another ended, until requests have shown it. Cost of a pick,
-    amortized: as `LeastOutstandingTokens`, and a hash for each replica that may be chosen.
+    ``max_load``, > 1: a request goes to a replica by affinity only if the replica's tokens to do are at most ``max_load`` times the sum of
+    the mean over replicas and the request's own tokens. ``continued``: the assumed share of requests that continue an earlier prompt,
+    until requests have shown the true share. Cost of a pick, amortized: that of `LeastOutstandingTokens`, and a hash for each replica
+    that may be chosen.
     """
 
     def __init__(self, max_load: float = 2.0, continued: float = CONTINUED_AT_START) -> None:
@@ -52,14 +53,15 @@ class PrefixAffinity:
         self._by_load = LeastOutstandingTokens()
         self._changed: set[str] = set()
         self._tokens: dict[str, int] = {}
-        """Replica -> tokens to do, of those that do not drain; ``_total`` is their sum."""
+        """Replica -> tokens to do, for replicas that do not drain; ``_total`` is their sum."""
         self._total = 0
         self._continued = continued
-        """Share of the latest requests that went on where another ended."""
+        """Share of the latest requests that continued an earlier prompt."""
         self._junctions: OrderedDict[int, None] = OrderedDict()
-        """Last known points of prompts that had something new behind them: who else leaves there shares a beginning with them."""
+        """Points at which a prompt left the known ones with something new, the latest last. A later prompt that leaves them at the same
+        point only shares its beginning with another prompt; it is not the next turn of one."""
         self._seeds: dict[str, int] = {}
-        """Of the same replicas, for the rendezvous hash. Equal in all ingresses."""
+        """Replica -> seed of the rendezvous hash, equal in all ingresses; for the replicas of ``_tokens``."""
 
     def changed(self, replica_id: str) -> None:
         self._changed.add(replica_id)
@@ -80,7 +82,7 @@ class PrefixAffinity:
         return min(hit_tokens, request.prompt_tokens - 1)  # an engine computes the last token in any case
 
     def leaving(self, queued: Sequence[RequestState], replicas: Mapping[str, ReplicaState]) -> Sequence[RequestState]:
-        """All that had little of their prompt cached there, and of the others the last ones that are too much for the replica."""
+        """Return those with little of their prompt cached at the replica, and of the others the last ones that exceed its bound."""
         if not queued:
             return []
         self._take_changes(replicas)
@@ -101,18 +103,18 @@ class PrefixAffinity:
 
     def _affine(self, request: RequestState, least: ReplicaState, replicas: Mapping[str, ReplicaState]) -> Choice:
         prefix = request.prefix
-        # One that goes on elsewhere goes by load: its replica is lost, drains, or had too much to do.
+        # A request that was started before goes by load: its replica is lost, drains, or had too much to do.
         if request.attempt >= 0 or (not prefix.hashes and prefix.session is None):
             return Choice(least, Reason.LOAD)
         count, holders = self.index.deepest(prefix.hashes)
         own_tokens = request.tokens_left()
-        goes_on = prefix.session is None and self._goes_on(prefix.hashes, count)
-        if goes_on or (key := self._key(prefix, count)) is None:
-            if not goes_on and prefix.tokens(count) < MIN_SHARE * request.prompt_tokens:
+        continues = prefix.session is None and self._continues(prefix.hashes, count)
+        if continues or (key := self._key(prefix, count)) is None:
+            if not continues and prefix.tokens(count) < MIN_SHARE * request.prompt_tokens:
                 return Choice(least, Reason.LOAD)
             if least.replica_id in holders:
                 return Choice(least, Reason.PREFIX)
-            if not goes_on:  # what many share costs little to compute once more elsewhere: so it spreads early
+            if not continues:  # a beginning that many prompts share costs little to compute once more: so they spread early
                 own_tokens -= prefix.tokens(count)
             reason = Reason.PREFIX
             order = heapq.nsmallest(MAX_TRIES, (each for each in holders if each in self._tokens), key=self._tokens.__getitem__)
@@ -127,12 +129,12 @@ class PrefixAffinity:
                 return Choice(replica, reason)
         return Choice(least, Reason.SPREAD)
 
-    def _goes_on(self, hashes: Sequence[int], count: int) -> bool:
-        """Return whether the prompt goes on where only one before it ended: the next turn of a conversation."""
+    def _continues(self, hashes: Sequence[int], count: int) -> bool:
+        """Return whether the prompt continues exactly one earlier prompt, as the next turn of a conversation does."""
         return count > 0 and hashes[count - 1] not in self._junctions
 
     def _key(self, prefix: Prefix, count: int) -> int | None:
-        """Return what the rendezvous hash is of; None where it is better to choose by load."""
+        """Return the key for the rendezvous hash; None where the choice by load is better."""
         if prefix.session is not None:
             return prefix.session
         if self._continued >= MIN_CONTINUED and count < len(prefix.hashes):
@@ -140,11 +142,11 @@ class PrefixAffinity:
         return None
 
     def _learn(self, hashes: Sequence[int]) -> None:
-        """Count how many requests go on where another ended."""
+        """Measure the share of requests that continue an earlier prompt."""
         count, _ = self.index.deepest(hashes)
         if count == len(hashes):
-            return  # the same prompt again, or a turn too short for a point of its own: nothing has left what is known
-        self._continued += (self._goes_on(hashes, count) - self._continued) / CONTINUED_OVER
+            return  # the same prompt again, or a turn too short for a point of its own: the prompt has no new point
+        self._continued += (self._continues(hashes, count) - self._continued) / CONTINUED_OVER
         if count:
             self._junctions[hashes[count - 1]] = None
             self._junctions.move_to_end(hashes[count - 1])
@@ -175,6 +177,6 @@ class PrefixAffinity:
 
 
 def _has_headroom(replica: ReplicaState, request: RequestState, bound: float) -> bool:
-    """Return whether the replica may get the request by affinity: within the bound, and with room for the prompt in its cache."""
+    """Return whether the replica may get the request by affinity: it is within the bound and has room for the prompt in its cache."""
     free_tokens = (1 - replica.load.kv_usage) * replica.kv_tokens
     return replica.outstanding_tokens <= bound and (not replica.kv_tokens or request.prompt_tokens <= free_tokens)

@@ -15,22 +15,23 @@ from enum import StrEnum
 from statistics import median
 
 FALSE_ALARM = 1e-3
-"""How likely at most each criterion condemns a canary that is as good as its model, were the model's share exactly known."""
+"""Bound on the probability that one criterion condemns a canary as good as its model, if the model's share were exactly known."""
 WORSE_BY = 0.2
-"""The share of requests by which a canary is worse that the test looks for; half of it is found too, later."""
+"""The test looks for a canary that is worse in this share of its requests; it also finds half of that, later."""
 _ENOUGH_TO_TIME = 20
 """Times of the model that must be known before the canary's are compared with their median."""
 _FIRST_TIMES = 10
-"""Times of the canary that are not judged: its caches are cold."""
+"""The first times of the canary are not judged: its caches are cold."""
 _KEPT, _KEPT_OF_MODEL = 256, 4096
-"""A canary of 5 % sees 256 requests while its model sees 4,864."""
+"""Values that are kept of each criterion. A canary of 5 % sees 256 requests while its model sees 4,864."""
 _USUALLY_SLOW = 0.3
-"""Share of requests beyond the limit of a time that is taken for usual at least: times scatter, and the canary may be slower by less."""
+"""For times, at least this share of requests counts as usually beyond the limit: times scatter, and a canary may be a little slower."""
 _MIN_PATIENCE_S, _UNKNOWN_PATIENCE_S = 10.0, 30.0
+"""The shortest patience, and the patience while too few times of the model are known."""
 
 
 class Criterion(StrEnum):
-    """What is compared. Of the last two the values are seconds, of the others 1 for yes and 0 for no."""
+    """A property by which canary and model are compared. Values of the last two are seconds, of the others 1 for yes and 0 for no."""
 
     FAILED = "failed"
     EMPTY = "had an empty answer"
@@ -40,10 +41,12 @@ class Criterion(StrEnum):
 
 
 TIMES = {Criterion.TTFT: 0.05, Criterion.ITL: 0.005}
-"""Criteria in seconds, and by how many the limit is above the model's median at least: on a fast model noise alone doubles a time."""
+"""Criterion in seconds -> the least distance of its limit above the model's median: on a fast model noise alone doubles a time."""
 
 
 class CanaryState(StrEnum):
+    """The verdict over a canary so far."""
+
     UNDECIDED = "undecided"
     GOOD = "good"
     BAD = "bad"
@@ -51,7 +54,10 @@ class CanaryState(StrEnum):
 
 @dataclass(frozen=True)
 class CanaryLimits:
-    """``share`` of the requests, the number of ``requests`` after which a canary counts as good, and how many times slower is bad."""
+    """Limits of one canary. ``share``: its part of the requests. ``requests``: after how many it counts as good.
+
+    ``slow_factor``: how many times the model's median time is too slow.
+    """
 
     share: float
     requests: int
@@ -64,7 +70,7 @@ class Judge:
     def __init__(self, limits: CanaryLimits) -> None:
         self.limits = limits
         self.reason = ""
-        """Why it is bad, in words for people."""
+        """Why the canary is bad, in words for people; "" while it is not."""
         self.num_taken = 0
         self.num_judged = 0
         self._due = 0.0
@@ -79,7 +85,10 @@ class Judge:
         return CanaryState.GOOD if self.num_judged >= self.limits.requests else CanaryState.UNDECIDED
 
     def takes_next(self, *, is_ready: bool) -> bool:
-        """Return whether the canary gets the next request: evenly spread, never more than its share. Nothing is saved up for it."""
+        """Return whether the canary gets the next request.
+
+        Its requests are evenly spread and never more than its share. Requests that it missed while not ready are not made up for.
+        """
         if self.reason or not is_ready:
             return False
         self._due += self.limits.share
@@ -95,11 +104,11 @@ class Judge:
         return max(_MIN_PATIENCE_S, 2.0 * max(times)) if len(times) >= _ENOUGH_TO_TIME else _UNKNOWN_PATIENCE_S
 
     def saw_model(self, criterion: Criterion, value: float) -> None:
-        """Take in what the model itself did for a request."""
+        """Take in a value of one of the model's own requests."""
         self._model[criterion].append(value)
 
     def saw_canary(self, criterion: Criterion, value: float) -> None:
-        """Take in what the canary did for a request, and judge it."""
+        """Take in a value of one of the canary's requests, and judge the canary."""
         if criterion is Criterion.FAILED:
             self.num_judged += 1
         if self._times_to_skip.get(criterion, 0):
@@ -110,7 +119,7 @@ class Judge:
             self.reason = self._worse_by(criterion)
 
     def condemn(self, reason: str) -> None:
-        """Another ingress found it bad."""
+        """Take over another ingress's verdict that the canary is bad."""
         self.reason = self.reason or reason
 
     def _worse_by(self, criterion: Criterion) -> str:
@@ -130,7 +139,10 @@ class Judge:
 
 
 def _usual(num_yes: int, num: int) -> float:
-    """Return a share that is hardly below the true one: from few requests it cannot be known, and an error would be a false alarm."""
+    """Return an upper confidence bound of the model's share of yes.
+
+    With few requests the share is uncertain, and an estimate below the true share would condemn a good canary.
+    """
     share = (num_yes + 0.5) / (num + 10)
     return share + 1.5 * math.sqrt(share * (1 - share) / (num + 10))
 
@@ -140,7 +152,7 @@ def _over(values: Iterable[float], limit: float) -> int:
 
 
 def is_looping(token_ids: Sequence[int], *, tail: int = 48, longest_period: int = 6) -> bool:
-    """Return whether the last ``tail`` tokens repeat a piece of at most ``longest_period`` tokens, as broken weights make them."""
+    """Return whether the last ``tail`` tokens repeat a piece of at most ``longest_period`` tokens, as outputs of broken weights do."""
     last = token_ids[-tail:]
     return len(last) == tail and any(
         all(last[i] == last[i - period] for i in range(period, tail)) for period in range(1, longest_period + 1)

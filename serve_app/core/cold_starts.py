@@ -4,32 +4,32 @@ import math
 from collections.abc import Iterable
 
 _MAX_KEPT = 32
-_MAX_RETRY_AFTER_S = 600.0  # a client that is told to come back later than that will not
+_MAX_RETRY_AFTER_S = 600.0  # a client that would have to wait longer does not come back
 
 
 def p90(values: Iterable[float]) -> float | None:
-    """Return what nine of ten values do not exceed, by nearest rank; None of none."""
+    """Return the 90th percentile, by nearest rank; None without values."""
     ordered = sorted(values)
     return ordered[math.ceil(0.9 * len(ordered)) - 1] if ordered else None
 
 
 class ColdStarts:
-    """The latest starts, each replica's once. Seconds from being scheduled to ready."""
+    """The latest starts, one per replica. Seconds from being scheduled to ready."""
 
     def __init__(self) -> None:
         self._start_s: dict[str, float] = {}
 
     def add(self, replica_id: str, start_s: float) -> None:
-        """Take a start in, oldest out; what is known of the replica already changes nothing."""
+        """Add a start and forget the oldest one. A second start of the same replica is ignored."""
         self._start_s.setdefault(replica_id, start_s)
         if len(self._start_s) > _MAX_KEPT:
             del self._start_s[next(iter(self._start_s))]
 
     def p90_s(self) -> float | None:
-        """Return what nine of ten starts did not exceed, by nearest rank; None before the first."""
+        """Return the 90th percentile of the starts, by nearest rank; None before the first."""
         return p90(self._start_s.values())
 
     def retry_after_s(self) -> float | None:
-        """Return when a replica that starts now should be there, 1 <= s <= 600; None before the first measured start."""
+        """Return in how many seconds a replica that starts now should serve, 1 <= s <= 600; None before the first measured start."""
         p90_s = self.p90_s()
         return None if p90_s is None else min(max(p90_s, 1.0), _MAX_RETRY_AFTER_S)

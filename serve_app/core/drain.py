@@ -12,33 +12,34 @@ from serve_app.core.request import RequestState, Resume, Trial
 from serve_app.core.routing import Choice, Reason, ReplicaState, RoutingPolicy, rank_of
 
 WINDOW_SHARE = 0.5
-"""The window's part of the budget that is left when the ingress hears of the drain."""
+"""The window, as a share of the budget that is left when the ingress learns of the drain."""
 MAX_WINDOW_S = 60.0
-"""With 10 moves a second, which a few replicas have the prefills for, 450 streams leave within its first three quarters."""
+"""The longest window. With 10 moves a second, whose prefills a few replicas can take, 450 streams leave in its first three quarters."""
 LATE_SHARE = 0.25
-"""The last part of the window: nothing is planned in it, so that whatever found no room earlier may go as soon as there is some."""
+"""The last part of the window, as a share of it. No move is planned there, so that requests which found no room earlier may move as soon
+as some replica has room."""
 MAX_UNANSWERED = 4
-"""No replica gets another moved request while this many, which it took over from others, still wait for their next token there."""
+"""A replica gets no further moved request while this many of those it took over still wait for their next token there."""
 MAX_UNANSWERED_LATE = 32
-"""The same in the last part of the window. Goodbye would bring the replica all of them at once."""
+"""The same limit in the last part of the window: at the goodbye, the replica would get all that are left at once."""
 
 
 @dataclass(slots=True)
 class Drain:
-    """The drain of one replica: ``paced_at`` is when the latest move was planned, before the first one when the window begins."""
+    """The drain of one replica. ``paced_at``: the time for which the latest move was planned; before the first, the window's begin."""
 
     paced_at: float
     late_at: float
     """When the last part of the window begins."""
 
     @classmethod
-    def told(cls, left_s: float, *, now: float) -> "Drain":
+    def noticed(cls, left_s: float, *, now: float) -> "Drain":
         """Return the drain of a replica that will say goodbye in ``left_s``, >= 0."""
         window_s = min(MAX_WINDOW_S, left_s * WINDOW_SHARE)
         return cls(paced_at=now + left_s - window_s, late_at=now + left_s - window_s * LATE_SHARE)
 
     def next_at(self, num_left: int) -> float:
-        """Return when the next of ``num_left`` >= 1 requests is to move: they share the time until ``late_at`` equally."""
+        """Return when the next of ``num_left`` >= 1 requests should move: their moves divide the time until ``late_at`` equally."""
         return self.paced_at + max(0.0, self.late_at - self.paced_at) / num_left
 
 
@@ -53,24 +54,27 @@ class Move:
 
 
 class Drains:
-    """The drains that this ingress has been told of."""
+    """The drains of which replicas gave this ingress notice."""
 
     def __init__(self) -> None:
         self.num_moved = 0
         self._drains: dict[str, Drain] = {}
 
-    def told(self, replica_id: str, left_s: float | None, *, now: float) -> None:
-        """Plan by what the replica said first: of its later words only the delay on the way differs. None: it does not drain."""
+    def notice(self, replica_id: str, left_s: float | None, *, now: float) -> None:
+        """Plan from the replica's first drain notice. Later notices carry the same deadline and differ only by network delay.
+
+        ``left_s`` is None while the replica does not drain.
+        """
         if left_s is None:
             self.forget(replica_id)
         elif replica_id not in self._drains:
-            self._drains[replica_id] = Drain.told(left_s, now=now)
+            self._drains[replica_id] = Drain.noticed(left_s, now=now)
 
     def forget(self, replica_id: str) -> None:
         self._drains.pop(replica_id, None)
 
     def due(self, replicas: Mapping[str, ReplicaState], routing: RoutingPolicy, *, now: float) -> Move | None:
-        """Return what is to move next; None while nothing is, or no replica takes any of it."""
+        """Return the next move; None while none is due, or no replica takes one of the requests."""
         for replica_id, drain in self._drains.items():
             left = movable(replicas[replica_id].held.values())
             if left and now >= (planned_at := drain.next_at(len(left))):
@@ -85,14 +89,14 @@ class Drains:
         self._drains[move.replica_id].paced_at = move.planned_at
 
     def validate(self, replicas: Mapping[str, ReplicaState]) -> None:
-        """Assert that every drain is one of a replica that drains."""
+        """Assert that every drain belongs to a replica that drains."""
         assert all(replicas[replica_id].draining for replica_id in self._drains)
 
 
 def movable(requests: Iterable[RequestState]) -> list[RequestState]:
-    """Return those that another replica can go on with. The others stay to the very end: their answers may be over before.
+    """Return the requests that another replica can continue. The others stay until the goodbye: their answers may end before it.
 
-    So do suspects at their trial: the abort of one might hide that it has just ended its engine.
+    Suspects at their trial stay, too: an abort might hide that the suspect has just ended its engine.
     """
     return [r for r in requests if r.trial is Trial.NONE and (r.resume is not Resume.NEVER or not r.emitted_ids)]
 
@@ -100,7 +104,7 @@ def movable(requests: Iterable[RequestState]) -> list[RequestState]:
 def _target(
     request: RequestState, replicas: Mapping[str, ReplicaState], routing: RoutingPolicy, max_unanswered: int
 ) -> Choice | None:
-    """Return where the request moves to: routing's choice, or, where that takes no moved request now, the least loaded that does."""
+    """Return where the request moves: to routing's choice, or, if that takes no moved request now, to the least loaded that does."""
     choice = routing.pick(request, replicas)
     if choice is None or takes_moved(choice.replica, max_unanswered):
         return choice
@@ -110,14 +114,17 @@ def _target(
 
 
 def takes_moved(replica: ReplicaState, max_unanswered: int) -> bool:
-    """Return whether a moved request would be computed at once: on a full engine it would be silent, where it is it streams on."""
+    """Return whether the replica would compute a moved request at once.
+
+    A request that moved to a full engine would be silent; where it is, its stream continues.
+    """
     if not replica.has_room() or replica.load.waiting:
         return False
     return sum(r.lost_at is not None for r in replica.held.values()) < max_unanswered
 
 
 def _most_urgent(requests: Iterable[RequestState]) -> list[RequestState]:
-    """Return the most urgent request of each release and adapter, the most urgent first. The others of it fit the same replicas."""
+    """Return the most urgent request of each release and adapter, the most urgent first. Others with the same fit the same replicas."""
     found: dict[tuple[str | None, int | None], RequestState] = {}
     for request in requests:
         need = request.weights, request.adapter
@@ -127,5 +134,5 @@ def _most_urgent(requests: Iterable[RequestState]) -> list[RequestState]:
 
 
 def _urgency(request: RequestState) -> tuple[bool, bool, int]:
-    """First what has no token yet, which costs nobody anything; last what is replayed from its start or may soon be over."""
+    """Order requests: first those without a token, whose move no client notices; last those that are replayed or may soon be over."""
     return not request.emitted_ids, request.resume is not Resume.REPLAY, request.max_tokens

@@ -18,8 +18,8 @@ from serve_app.errors import ServingError
 class RequestArrived:
     """The front end added an engine request. Token counts are >= 0; ``request_id`` is new, ``fingerprint`` as in `RequestState`.
 
-    ``prefix``: empty where nothing of it is to be routed by. ``background``: it is a batch's, and is refused where it would wait, or let
-    others wait. ``adapter``: the number of the LoRA adapter that it is for, None for the model itself.
+    ``prefix`` is empty if the request is not routed by its prompt. ``background``: the request is a batch's, and is refused if it would
+    wait or make others wait. ``adapter``: the number of the LoRA adapter that the request is for, None for the model itself.
     """
 
     request_id: str
@@ -34,10 +34,10 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class RequestsAborted:
-    """The front end wants no more of these requests. Unknown ids are ignored.
+    """The front end ended these requests. Unknown ids are ignored.
 
-    ``outcome`` is "aborted" where the client has gone, "complete" where a stop string has ended the answer, and "failed" where another
-    choice of the same n>1 has failed.
+    ``outcome`` is "aborted" if the client has gone, "complete" if a stop string has ended the answer, and "failed" if another choice of
+    the same n>1 has failed.
     """
 
     request_ids: Sequence[str]
@@ -48,7 +48,7 @@ class RequestsAborted:
 class LinkOpened:
     """A replica passed the handshake. ``credit`` is how many unfinished attempts it takes from this ingress, if it is not draining.
 
-    ``weights`` is equal for replicas that may go on with each other's answers. ``kv_tokens``: room of its KV cache, 0 for unknown.
+    ``weights`` is equal for replicas that may continue each other's answers. ``kv_tokens``: tokens that its KV cache holds, 0 for unknown.
     """
 
     replica_id: str
@@ -74,20 +74,20 @@ class HeartbeatArrived:
 
 
 class LinkEnd(Enum):
-    """Why a link to a replica ended. The values are what a client may be told: our words, never the peer's."""
+    """Why a link to a replica ended. The values go into clients' errors: they are our words, never the peer's."""
 
     ENGINE_DIED = "its engine died"
-    """The replica said so as its last word, or that its engine hung."""
+    """The replica's Goodbye said that its engine died or hung."""
     ENGINE_STOPPED = "its engine was stopped"
-    """By a signal from outside, which no request can send."""
+    """A signal from outside stopped the engine, which no request can cause."""
     BROKE_OFF = "the connection to it broke off"
-    """Without a word: the replica was killed, or the network failed. Which of the two shows when the replica is linked again."""
+    """The connection ended without a Goodbye: the replica was killed, or the network failed. A new link to the replica shows which."""
     MISUNDERSTOOD = "what was said on the link to it broke the protocol"
     """One side refused a message of the other: a bug or damage, or output of this very request that cannot be read."""
     UNRESPONSIVE = "it stopped answering"
-    """It was silent, or read nothing, for longer than allowed; perhaps this ingress itself stood still."""
+    """The replica was silent, or read nothing, for longer than allowed; perhaps this ingress itself stood still."""
     SAID_GOODBYE = "it closed its link"
-    """By a decision of its own, such as the end of its drain, or because it had heard nothing from this ingress."""
+    """The replica decided so, such as at the end of its drain, or because it had heard nothing from this ingress."""
     ENDED_HERE = "this ingress closed the link to it"
 
 
@@ -95,7 +95,7 @@ class LinkEnd(Enum):
 class LinkLost:
     """The link to a replica ended; a second one finds nothing.
 
-    ``unsent``: ids of attempts that were never written to the link. They cannot have caused its end.
+    ``unsent``: ids of attempts that were never written to the link. They cannot have caused the link's end.
     """
 
     replica_id: str
@@ -111,8 +111,8 @@ class TrialBegan:
 
 
 @dataclass(frozen=True, slots=True)
-class BlocksTold:
-    """What other ingresses refuse: fingerprints, each with the seconds that are left of its block. May be told again and again."""
+class BlocksReported:
+    """Other ingresses reported the fingerprints that they refuse, each with the seconds left of its block. Repeats are allowed."""
 
     blocks: Sequence[tuple[str, float]]
 
@@ -135,7 +135,7 @@ class OutputsArrived:
 
 @dataclass(frozen=True, slots=True)
 class StartMeasured:
-    """A replica's lease tells how long it took from being scheduled to ready, > 0. May be told again and again."""
+    """A replica's lease reported how long it took from being scheduled to ready, > 0. Repeats are allowed."""
 
     replica_id: str
     start_s: float
@@ -153,7 +153,7 @@ Event = (
     | HeartbeatArrived
     | LinkLost
     | TrialBegan
-    | BlocksTold
+    | BlocksReported
     | AttemptUnsendable
     | OutputsArrived
     | StartMeasured

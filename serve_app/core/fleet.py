@@ -13,7 +13,7 @@ import msgspec
 from serve_app.core.drain import Drains
 from serve_app.core.events import (
     AttemptUnsendable,
-    BlocksTold,
+    BlocksReported,
     Event,
     HeartbeatArrived,
     LinkEnd,
@@ -61,9 +61,9 @@ class FleetState:
         self.outcomes: Counter[str] = Counter()
         """Requests that ended, by how, since the start: feeds the metrics."""
         self.routed: Counter[str] = Counter()
-        """Attempts that started, by the reason why there."""
+        """Attempts that started, by the reason for their replica."""
         self.expected_hit_tokens = 0
-        """Prompt tokens of those that were thought to be cached there."""
+        """Prompt tokens of these attempts that were expected in their replicas' prefix caches."""
         self.tally = Tally()
         self.quarantine = Quarantine(settings.quarantine_s)
         self.failover = Failover(settings, self.quarantine)
@@ -92,7 +92,7 @@ class FleetState:
             case TrialBegan():
                 self.quarantine.trial_began(self._attempts.get(event.attempt_id))
                 return []
-            case BlocksTold():
+            case BlocksReported():
                 self.quarantine.learn(event.blocks, now=now)
                 return self._end_blocked(now)
             case StartMeasured():
@@ -107,7 +107,7 @@ class FleetState:
         return sum(r.outstanding_tokens for r in self.replicas.values()) + sum(r.tokens_left() for r in self.waiting.values())
 
     def retry_after_s(self) -> float:
-        """Return when a refused request may find a place."""
+        """Return in how many seconds a refused request may find a place."""
         return self._refusals.retry_after_s()
 
     def cold_start_s(self) -> float | None:
@@ -115,7 +115,7 @@ class FleetState:
         return self._refusals.cold_starts.p90_s()
 
     def validate(self) -> None:
-        """Assert the invariants; for tests and for reading."""
+        """Assert the invariants; for tests and for readers."""
         held = {r.attempt_id: r for replica in self.replicas.values() for r in replica.held.values()}
         assert held == self._attempts
         assert all(self.requests[i] is r and r.replica_id is None for i, r in self.waiting.items())
@@ -180,7 +180,7 @@ class FleetState:
         return failed + taken_back + self._dispatch(now)
 
     def _take_back_queued(self, limit: int, now: float) -> list[Instruction]:
-        """Requests that only wait in the queue of an engine come back: a new replica must get its part of them."""
+        """Take back requests that only wait in engines' queues, so that a new replica gets its part of them."""
         aborts, back = list[Instruction](), list[RequestState]()
         for replica in self.replicas.values():
             queued = [] if replica.draining else self._routing.leaving(replica.queued(), self.replicas)[: limit - len(back)]
@@ -204,12 +204,12 @@ class FleetState:
         if replica is None:
             return []
         replica.take_heartbeat(event, now=now)
-        self.drains.told(event.replica_id, event.drain_left_s if event.draining else None, now=now)
+        self.drains.notice(event.replica_id, event.drain_left_s if event.draining else None, now=now)
         self._routing.changed(event.replica_id)
         return self._dispatch(now)
 
     def _forget_replica(self, replica_id: str, end: LinkEnd, unsent: Set[str] = frozenset(), *, now: float) -> list[Instruction]:
-        """What the replica held goes to the front of the queue, oldest first. A second LinkLost finds nothing."""
+        """Put the replica's requests at the front of the queue, oldest first. A second LinkLost finds nothing."""
         replica = self.replicas.pop(replica_id, None)
         if replica is None:
             return []
@@ -218,14 +218,14 @@ class FleetState:
         for request in replica.held.values():
             del self._attempts[request.attempt_id]
             request.trail.lost(MOVED if request.attempt_id in unsent else end.name.lower())
-        going_on, failed = self.failover.take_back(replica, end, unsent, now=now)
+        continuing, failed = self.failover.take_back(replica, end, unsent, now=now)
         for failure in failed:
             self._count_failed(failure)
-        self._put_in_front(going_on)
+        self._put_in_front(continuing)
         return failed + self._end_blocked(now)
 
     def _end_blocked(self, now: float) -> list[Instruction]:
-        """What waits and has become like a quarantined request is not tried."""
+        """End waiting requests that are like one which has been quarantined meanwhile."""
         refused = self.quarantine.refused(self.waiting.values(), now=now)
         for failure in refused:
             del self.waiting[failure.request_id]
@@ -287,7 +287,7 @@ class FleetState:
         return instructions + others + (self._dispatch(now) if freed else [])
 
     def _count_emitted(self, replica: ReplicaState, request: RequestState, token_ids: Sequence[int]) -> None:
-        """Add to the emitted ids; what the replica still has to compute for this request is now its output tokens left."""
+        """Add to the emitted ids. From now on the replica only has to compute the request's remaining output tokens."""
         request.emitted_ids += token_ids
         self.tally.output(request, len(token_ids))
         request.max_tokens -= len(token_ids)
@@ -303,7 +303,7 @@ class FleetState:
     def _eject_silent(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
         limit_s = self.settings.heartbeat_timeout_s
-        # All are forgotten before anything starts again: an attempt on the next silent one would be wasted.
+        # All silent replicas are forgotten before any request starts again: an attempt on another silent one would be wasted.
         for replica in [r for r in self.replicas.values() if now - r.heard_at > limit_s]:
             reason = f"silent for {now - replica.heard_at:.1f} s, limit {limit_s:g} s"
             instructions.append(CloseLink(replica.replica_id, reason))
@@ -324,7 +324,7 @@ class FleetState:
         return failed
 
     def _move_off_draining(self, now: float) -> list[Instruction]:
-        """An attempt ends here and the next one begins elsewhere, in one instant: late tokens of the first are nobody's."""
+        """End attempts on draining replicas and start the next ones elsewhere, in one instant. Late tokens of the old ones are dropped."""
         instructions: list[Instruction] = []
         while (move := self.drains.due(self.replicas, self._routing, now=now)) is not None:
             instructions.append(AbortAttempts(move.replica_id, (move.request.attempt_id,)))
@@ -350,7 +350,7 @@ class FleetState:
             choice = trial or self._routing.pick(request, self.replicas)
             if choice is not None and choice.replica.takes(request):
                 return request, choice
-            # One that goes on may lack nothing but a replica with its weights; one for an adapter, but a replica that has it.
+            # Later requests may still start: this one may lack only a replica with its weights, or with its adapter.
             if only is None and request.weights is None and all(r.has_adapter_of(request) for r in self.replicas.values()):
                 return None
         return None

@@ -12,13 +12,13 @@ class FleetSettings:
     no_replica_s: float = 30.0
     heartbeat_timeout_s: float = 5.0
     max_deaths: int = 4
-    """A request whose engine died under it this many times ends with an error, though each time it had passed its trial before."""
+    """A request ends with an error once this many engines died while they ran it, even if it had passed its trial before each death."""
     max_standstill_s: float = 60.0
-    """A request that lost its replica is tried again until so long after the first loss that no new token has followed."""
+    """A request that lost its replica is tried again until this long after the first loss without a new token."""
     quarantine_s: float = 600.0
-    """How long requests are refused that are like one at whose trial a replica was lost."""
+    """How long requests are refused that are like a suspect at whose trial a replica was lost."""
     retry_after_s: float = 5.0
-    """What a refused client is told while replicas are there, or no start of one was measured yet."""
+    """Retry-After for refused clients while there are replicas, or while no start of a replica has been measured."""
     engines_yield: bool = False
     """Whether engines give their steps to chats first (`ModelSettings.yields_to_chats`)."""
     ttft_s: float = 2.0

@@ -7,7 +7,7 @@ BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 
 
 class Gaps:
-    """Counts and sums by the way in which the requests went on."""
+    """Counts and sums of gaps, by the way in which the requests continued (`Resume`)."""
 
     def __init__(self) -> None:
         self.counts: dict[str, list[int]] = {}

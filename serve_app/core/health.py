@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from serve_app.errors import EngineHung, EngineSilent, EngineStopped, StepTooLong
 
 COMPUTED_S = 0.1
-"""CPU seconds of all processes of an engine that end a quiet time. Within 8 s they are 1.25 % of a core: an engine core that hangs uses
-0.1 % for its other threads, an engine that computes with a twentieth of a core four times as much."""
+"""CPU seconds of all processes of an engine that end a quiet time. Within 8 s this is 1.25 % of a core: an engine core that hangs uses
+0.1 % for its other threads, an engine that computes with a twentieth of a core four times the 1.25 %."""
 
 
 class ObservedTime:
-    """Seconds that passed while the caller was awake. A caller that was itself stopped or starved must not blame another for that time."""
+    """Measures the seconds in which the caller was awake. A caller that was stopped or starved must not blame another for that time."""
 
     def __init__(self, max_gap_s: float) -> None:
         self._max_gap_s = max_gap_s
@@ -31,7 +31,7 @@ class ObservedTime:
 
 @dataclass(frozen=True, slots=True)
 class HealthLimits:
-    """In seconds, as `HealthSettings` explains them; ``max_gap_s`` is the most that may count of the time between two looks."""
+    """Limits in seconds, as `HealthSettings` explains them; of the time between two looks at most ``max_gap_s`` counts."""
 
     probe_after_s: float
     eject_after_s: float
@@ -49,7 +49,7 @@ class ProcessUse:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The engine said how many steps it has made."""
+    """The engine reported how many steps it has made."""
 
     step: int
 
@@ -61,12 +61,12 @@ class ProbeAnswered:
 
 @dataclass(frozen=True, slots=True)
 class QuestionAnswered:
-    """The engine's own loop has answered another question than the probe, between two steps."""
+    """The engine's own loop has answered a question other than the probe, between two steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The supervisor looked at the engine's processes; by process id."""
+    """The supervisor looked at the engine's ``processes``, by process id."""
 
     processes: Mapping[int, ProcessUse]
 
@@ -78,7 +78,7 @@ class SendProbe:
 
 @dataclass(frozen=True, slots=True)
 class Eject:
-    """Kill the engine. The judge says so once, and then nothing more."""
+    """Kill the engine. The judge gives this instruction once, and then no other."""
 
     error: EngineHung
 
@@ -89,7 +89,7 @@ Instruction = SendProbe | Eject
 
 @dataclass(slots=True)
 class _Stop:
-    """A process that is stopped: since when, and the CPU time it had then. One that is stopped and continued in turns moves on."""
+    """A stopped process: its CPU time, and for how long it has had no more. Stopped and continued in turns, it gains CPU time."""
 
     cpu_s: float
     stopped_s: float = 0.0
@@ -97,7 +97,7 @@ class _Stop:
 
 @dataclass(eq=False)
 class EngineJudge:
-    """One engine from the moment it is ready."""
+    """Judges one engine from the moment it is ready."""
 
     limits: HealthLimits
     silent_s: float = field(default=0.0, init=False)
@@ -112,7 +112,7 @@ class EngineJudge:
         self._ejected = False
 
     def handle(self, event: Event, *, now: float) -> list[Instruction]:
-        """Take in what happened; only a look leads to instructions."""
+        """Take in an event; only `Looked` leads to instructions."""
         match event:
             case Stepped(step):
                 if step != self._step:
@@ -156,8 +156,8 @@ class EngineJudge:
         for pid, use in processes.items():
             if use.stopped:
                 was = before.get(pid)
-                going_on = was is not None and was.cpu_s == use.cpu_s
-                self._stops[pid] = _Stop(use.cpu_s, was.stopped_s + passed_s if was and going_on else 0.0)
+                stands_still = was is not None and was.cpu_s == use.cpu_s
+                self._stops[pid] = _Stop(use.cpu_s, was.stopped_s + passed_s if was and stands_still else 0.0)
 
     def _verdict(self) -> EngineHung | None:
         limits = self.limits
@@ -171,6 +171,6 @@ class EngineJudge:
         return None
 
     def validate(self) -> None:
-        """Assert what holds between any two events."""
+        """Assert the invariants between any two events."""
         assert 0 <= self.quiet_s <= self.silent_s
         assert all(stop.stopped_s >= 0 for stop in self._stops.values())

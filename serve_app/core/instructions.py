@@ -11,9 +11,9 @@ from serve_app.errors import ServingError
 class StartAttempt:
     """Send the request to a replica under ``attempt_id``.
 
-    ``continue_from`` are emitted ids to append to the prompt (empty for a first attempt, a replay and a restart);
-    ``emitted`` is how many tokens the front end already has: what was delivered once must not be asked again. ``suspect``: the replica
-    gives it to its engine when no other suspect is there.
+    ``continue_from`` are emitted ids to append to the prompt (empty for a first attempt, a replay and a restart). ``emitted`` is the number
+    of tokens that the front end already has; they must not be asked for again. ``suspect``: the replica gives the attempt to its engine
+    when no other suspect is there.
     """
 
     request_id: str
@@ -34,7 +34,7 @@ class AbortAttempts:
 
 @dataclass(frozen=True, slots=True)
 class PassTrial:
-    """Tell the replica that the attempt of a suspect has had its new token: it may go on beside the next suspect."""
+    """Tell the replica that the attempt of a suspect has had its new token: it may continue beside the next suspect."""
 
     replica_id: str
     attempt_id: str

@@ -10,12 +10,14 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 FINE_POINTS, MEDIUM_POINTS = 64, 56
-"""Points at each block, then at each 8th block, then at each 64th: 100,000 tokens in blocks of 16 have 210 points, not 6,250.
+"""Numbers of points at each block, then at each 8th block; after them points are at each 64th. 100,000 tokens in blocks of 16 have 210
+points, not 6,250.
 
-Where two prompts part between two points, what they share after the first is not seen: at most an eighth of what they share before it.
+Two prompts that part between two points share tokens after the first of the points. The index does not see these: at most an eighth of
+the tokens that they share before it.
 """
 MAX_ENTRIES = 1 << 19
-"""Points remembered of all replicas together, each share of it equal: some 100 MB at most."""
+"""Points remembered of all replicas together, divided equally among them: some 100 MB at most."""
 
 
 def tokens_at(point: int, block_size: int) -> int:
@@ -29,9 +31,10 @@ def tokens_at(point: int, block_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What routing knows of a prompt.
+    """The part of a prompt that routing uses.
 
-    ``hashes``: of the prompt up to each of its points. ``session`` is equal for requests that the client wants to go to one place.
+    ``hashes`` has one hash for each point, of the prompt up to that point. ``session`` is equal for requests that the client wants to go
+    to one replica.
     """
 
     hashes: Sequence[int] = ()
@@ -47,16 +50,16 @@ NO_PREFIX = Prefix()
 
 
 class PrefixIndex:
-    """Points by replica and replicas by point. A replica that holds a point holds all before it, so a search may halve."""
+    """Points by replica and replicas by point. A replica that holds a point holds all points before it, so that searches bisect."""
 
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
         self._max_entries = max_entries
         self._held: dict[str, OrderedDict[int, int]] = {}
-        """Replica -> point -> tokens since the point before it. What was used last comes last, and each point after those that follow
-        it in its prompts: what is forgotten first is a prompt's end, never a point in its midst."""
+        """Replica -> point -> tokens since the point before it. The points that were used last come last, and within a prompt its first
+        point comes last: so the end of a prompt is forgotten before its middle."""
         self._tokens: dict[str, int] = {}
         self._holders: dict[int, str | set[str]] = {}
-        """Point -> its replica, or replicas: most points have one, and a set for each would take as much memory as all the rest."""
+        """Point -> its replica, or a set of replicas. Most points have one replica; a set for each would double the memory of the index."""
 
     def deepest(self, hashes: Sequence[int]) -> tuple[int, set[str]]:
         """Return the number of leading points that some replica holds, and the replicas that hold all of them."""
@@ -69,7 +72,7 @@ class PrefixIndex:
         return count_known(hashes, self._held.get(replica_id, {}))
 
     def add(self, replica_id: str, prefix: Prefix, capacity_tokens: int) -> None:
-        """The replica gets this prompt, and forgets what it has no room for. ``capacity_tokens`` 0: nobody knows its room."""
+        """Add a prompt that the replica gets; forget its oldest points beyond ``capacity_tokens``. 0: the capacity is unknown."""
         held = self._held.setdefault(replica_id, OrderedDict())
         used = self._tokens.get(replica_id, 0)
         for point in range(len(prefix.hashes) - 1, -1, -1):
@@ -88,7 +91,7 @@ class PrefixIndex:
         self._tokens[replica_id] = used
 
     def forget(self, replica_id: str) -> None:
-        """The replica is gone, and its cache with it."""
+        """Forget a replica that is gone, and its cache with it."""
         for hashed in self._held.pop(replica_id, ()):
             self._drop(hashed, replica_id)
         self._tokens.pop(replica_id, None)
@@ -110,7 +113,7 @@ class PrefixIndex:
             self._holders[hashed] = holders.pop()
 
     def validate(self, alive: Container[str]) -> None:
-        """Assert the invariants; ``alive`` are the replicas that may hold anything."""
+        """Assert the invariants; only replicas in ``alive`` may hold points."""
         assert all(replica_id in alive for replica_id in self._held)
         assert all(len(held) <= self._max_entries for held in self._held.values())
         holders: dict[int, set[str]] = {}
@@ -123,7 +126,7 @@ class PrefixIndex:
 
 
 def count_known(hashes: Sequence[int], known: Container[int]) -> int:
-    """Return how many leading hashes are known, if none is known behind one that is not."""
+    """Return how many leading hashes are known, provided that no hash after an unknown one is known."""
     low, high = 0, len(hashes)
     while low < high:
         middle = (low + high) // 2

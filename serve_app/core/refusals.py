@@ -10,7 +10,7 @@ from serve_app.errors import NoFreePlace, NoReplica, QueueFull, ReplicaLost
 
 
 class Refusals:
-    """The errors of refused requests, and when they may find a place."""
+    """Makes the errors of refused requests, and estimates when they may find a place."""
 
     def __init__(self, settings: FleetSettings, replicas: Collection[ReplicaState]) -> None:
         self.cold_starts = ColdStarts()
@@ -18,7 +18,7 @@ class Refusals:
         self._replicas = replicas
 
     def retry_after_s(self) -> float:
-        """Return when a refused request may find a place: with no replica that takes requests, one has to start."""
+        """Return in how many seconds a refused request may find a place. If all replicas drain, a new one has to start first."""
         cold_start_s = self.cold_starts.retry_after_s()
         if cold_start_s is None or any(not r.draining for r in self._replicas):
             return self._settings.retry_after_s
@@ -28,10 +28,10 @@ class Refusals:
         return QueueFull(waiting=waiting, limit=self._settings.max_waiting_requests, retry_after_s=self.retry_after_s())
 
     def of_background(self, waiting: int) -> NoFreePlace | None:
-        """Return why a batch's request has no place while ``waiting`` requests wait; None where one is free that nobody wants.
+        """Return why a batch's request has no place while ``waiting`` requests wait; None if a place is free that no chat needs.
 
-        A model without a replica gets one into its queue, which wakes it. Where engines yield, a batch's requests may wait in their
-        queues, because the next chat goes before them; elsewhere it would wait behind them.
+        A model without a replica takes one request of a batch into its queue, which makes the model start. Where engines yield, a batch's
+        requests may wait in their queues, because the next chat goes before them; elsewhere the chat would wait behind them.
         """
         yields = self._settings.engines_yield
         free = not self._replicas or any(

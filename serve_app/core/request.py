@@ -15,27 +15,27 @@ from serve_app.core.trail import Trail
 
 
 class Resume(Enum):
-    """How a request that has emitted tokens goes on after its replica is lost."""
+    """How a request that has emitted tokens continues after its replica is lost."""
 
     CONTINUE = "continue"
     """Prompt + emitted ids become the new prompt: the engine keeps no other history of this request."""
     REPLAY = "replay"
-    """Starts again from the original prompt; the tokens that were sent already are swallowed as long as they are equal."""
+    """The request starts again from the original prompt; tokens that were sent already are swallowed as long as they are equal."""
     RESTART = "restart"
-    """Its answer is one whole (pooling): it starts again and nothing was sent before."""
+    """The request starts again: its answer comes as a whole (pooling), so that nothing was sent before."""
     NEVER = "never"
-    """Neither can be right (unseeded, and with a parameter that nobody has judged): the client gets one explicit error."""
+    """No way is known to be right (unseeded, and with a parameter that was not judged): the client gets one explicit error."""
 
 
 class Trial(Enum):
-    """How far an attempt of a suspect is. A replica gives its engine one suspect at a time."""
+    """The stage of a suspect's attempt. A replica gives its engine one suspect at a time."""
 
     NONE = "none"
     """The attempt is not a suspect's, or has had a new token."""
     IN_LINE = "in line"
-    """The replica has it, and has not said that its engine gets it: a loss of the replica says nothing of it."""
+    """The replica has the attempt and has not reported that its engine gets it: a loss of the replica says nothing about the suspect."""
     BEGUN = "begun"
-    """The engine has it."""
+    """The engine has the attempt."""
 
 
 class EngineOutput(Protocol):
@@ -46,7 +46,7 @@ class EngineOutput(Protocol):
     finish_reason: object | None
     """Its text is vLLM's word: stop, length, abort, error, repetition."""
     events: object | None
-    """With an attempt's first token: when the engine queued the request and took it up, as items with `type` and `timestamp`."""
+    """With an attempt's first token: when the engine queued and scheduled the request, as items with `type` and `timestamp`."""
     prefill_stats: object | None
     """With an attempt's first token: its `num_cached_tokens` of the prompt were in the engine's prefix cache."""
 
@@ -55,13 +55,14 @@ class EngineOutput(Protocol):
 class RequestState:
     """One unfinished request.
 
-    ``prompt_tokens`` and ``max_tokens`` (output tokens still allowed) are counts; ``emitted_ids`` is what the front end has been
-    given so far; ``weights``, once there are any, the id of the weights that made them, with which alone the answer may go on.
-    ``fingerprint`` is that of all requests which give the engine the same to compute. ``Failover`` keeps the fields from
-    ``to_swallow`` on: how many of ``emitted_ids`` a replay has still to repeat, ``deaths``, the engines that died while they had the
-    request, ``broken_off``, the replicas whose connection broke off meanwhile, and ``lost_at``, the time of the first loss after the
-    latest new token. ``suspect_of`` names the replica that the request may have brought down, until its next new token. ``Quarantine``
-    keeps ``trial``, which is of the present attempt.
+    ``prompt_tokens`` and ``max_tokens`` (output tokens still allowed) are counts. ``emitted_ids`` are the tokens that the front end has.
+    ``weights`` is the id of the weights that made them; the answer may continue with these weights only. ``fingerprint`` is equal for
+    requests that give the engine the same to compute.
+
+    ``Failover`` keeps the fields from ``to_swallow`` on. ``to_swallow`` is how many of ``emitted_ids`` a replay has still to repeat,
+    ``deaths`` the number of engines that died while they had the request, ``broken_off`` the replicas whose connection broke off while
+    they had it, and ``lost_at`` the time of the first loss after the latest new token. ``suspect_of`` names the replica that the request
+    may have brought down, until its next new token. ``Quarantine`` keeps ``trial``, the stage of the present attempt.
     """
 
     request_id: str
@@ -71,11 +72,11 @@ class RequestState:
     fingerprint: str = ""
     prefix: Prefix = NO_PREFIX
     background: bool = False
-    """It is a batch's."""
+    """Whether the request is a batch's."""
     emitted_ids: list[int] = field(default_factory=list)
     weights: str | None = None
     adapter: int | None = None
-    """Number of the LoRA adapter that it is for; None for the model itself."""
+    """Number of the LoRA adapter that the request is for; None for the model itself."""
     attempt: int = -1
     replica_id: str | None = None
     arrived_at: float = 0.0
@@ -94,14 +95,14 @@ class RequestState:
         return f"{self.request_id}@{self.attempt}"
 
     def tokens_left(self) -> int:
-        """Return prompt + output tokens that a new attempt may cost at most; what was emitted is computed again in any case."""
+        """Return the prompt and output tokens that a new attempt may cost at most; emitted tokens are computed again in any case."""
         return self.prompt_tokens + len(self.emitted_ids) + self.max_tokens
 
     def first_difference(self, token_ids: Sequence[int], *, ended: bool) -> int | None:
-        """Return the position, from 0, of the output token at which a replay leaves what was emitted; None while it repeats it.
+        """Return the position, from 0, of the first output token at which a replay differs from the emitted ones; None without one.
 
-        ``ended``: the engine finished with these tokens. A replay that ends with the last repeated token ends too early:
-        the first run went on there.
+        ``ended``: the engine finished with these tokens. A replay that ends with the last repeated token ends too early: the first run
+        continued there.
         """
         start = len(self.emitted_ids) - self.to_swallow
         for position, token_id in enumerate(token_ids[: self.to_swallow], start):

@@ -16,11 +16,11 @@ from serve_app.core.request import RequestState, Trial
 
 @dataclass(slots=True)
 class ReplicaState:
-    """What this ingress knows of one replica with an open link.
+    """One replica with an open link, as this ingress knows it.
 
     ``outstanding_tokens``: prompt tokens not yet prefilled plus output tokens still allowed, over this ingress's attempts.
     ``queued_chats``: how many requests that are no batch's were in the engine's queue at the last heartbeat.
-    ``kv_tokens``: tokens that its KV cache has room for, 0 where it did not say.
+    ``kv_tokens``: tokens that the replica's KV cache holds, 0 if it did not report them.
     """
 
     replica_id: str
@@ -39,23 +39,23 @@ class ReplicaState:
         return not self.draining and len(self.held) < self.credit
 
     def has_adapter_of(self, request: RequestState) -> bool:
-        """Return whether the engine has what the request is for: during a roll-out of an adapter, old replicas have not."""
+        """Return whether the engine has the request's adapter: during an adapter's roll-out, old replicas do not."""
         return request.adapter is None or request.adapter in self.adapters
 
     def takes(self, request: RequestState) -> bool:
-        """Return whether an attempt of the request may start here: with other weights another answer would go on."""
+        """Return whether an attempt of the request may start here. Other weights than those that began its answer would not fit."""
         return self.has_room() and request.weights in (None, self.weights) and self.has_adapter_of(request)
 
     def take_heartbeat(self, event: HeartbeatArrived, *, now: float) -> None:
-        """Note what the replica told of its load."""
+        """Take over the load that the replica reported."""
         self.heard_at, self.load, self.draining = now, event.load, event.draining
-        # Now, and not when it is asked for: by then lines that were in the queue may have begun.
+        # Computed now and not when asked for: by then, lines that were in the queue may have begun.
         self.queued_chats = max(0, event.load.waiting - sum(r.background and not r.emitted_ids for r in self.held.values()))
 
     def queued(self) -> list[RequestState]:
-        """Return the requests that seem to wait in the engine's queue only: the last ones, as many as are this ingress's part of it.
+        """Return the requests that probably still wait in the engine's queue: the last ones, as many as this ingress's share of the queue.
 
-        Suspects on trial are none of them: the engine may be computing one, and an abort would hide that it was there at a crash.
+        Suspects on trial are left out: the engine may be computing one, and an abort would hide that it was there at a crash.
         """
         running, waiting = self.load.running, self.load.waiting
         if not waiting:
@@ -78,20 +78,20 @@ class ReplicaState:
 
 
 class Reason(StrEnum):
-    """Why a request went where it did."""
+    """Why a request went to its replica."""
 
     PREFIX = "prefix"
-    """At least half of its prompt is cached there."""
+    """The replica has at least half of the prompt cached."""
     SESSION = "session"
-    """Its session's requests go there."""
+    """The session's requests go there."""
     HASH = "hash"
-    """What is new in its prompt belongs there, by a rule that all ingresses share."""
+    """The first new point of the prompt belongs there, by a hash that all ingresses share."""
     SPREAD = "spread"
-    """Where one of these would have sent it was too much to do, or no room; so it went by load."""
+    """The replicas of the reasons above had too much to do, or no room; so the request went by load."""
     LOAD = "load"
-    """The least was to do there."""
+    """The replica had the least to do."""
     TRIAL = "trial"
-    """One like this suspect is tried there."""
+    """A request like this suspect is tried there."""
 
 
 class Choice(NamedTuple):
@@ -105,11 +105,11 @@ class RoutingPolicy(Protocol):
     """Chooses among replicas that take a request."""
 
     def changed(self, replica_id: str) -> None:
-        """Note that a replica is new or gone, or that anything of it that `pick` looks at may be another."""
+        """Note that a replica is new or gone, or that anything that `pick` reads of it may have changed."""
         ...
 
     def forget(self, replica_id: str) -> None:
-        """Note that a replica is gone, and all that it had cached."""
+        """Note that a replica is gone, and its cache with it."""
         ...
 
     def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> Choice | None:
@@ -121,7 +121,7 @@ class RoutingPolicy(Protocol):
         ...
 
     def leaving(self, queued: Sequence[RequestState], replicas: Mapping[str, ReplicaState]) -> Sequence[RequestState]:
-        """Return those of a replica's queued requests that had better leave it for a new one, in the same order."""
+        """Return those of a replica's queued requests that should leave it for a new replica, in the same order."""
         ...
 
     def validate(self, replicas: Mapping[str, ReplicaState]) -> None:
@@ -133,12 +133,12 @@ Rank = tuple[int, int, int, str]
 
 
 def rank_of(replica: ReplicaState) -> Rank:
-    """Return what replicas are compared by; no two are equal."""
+    """Return the key by which replicas are compared; no two are equal."""
     return replica.outstanding_tokens, len(replica.held), replica.load.running + replica.load.waiting, replica.replica_id
 
 
 class LeastOutstandingTokens:
-    """The replica with the fewest tokens still to compute for this ingress; then the one with fewer requests in its engine.
+    """Picks the replica with the fewest tokens still to compute for this ingress; among equals, the one with fewer requests in its engine.
 
     Cost of a pick, amortized: O(log n) for each replica that changed since the last, and a look at each version of the weights, of
     which a roll-out has two. A look at each of 1,000 replicas for every request would cost 0.15 ms, six times as much.
@@ -146,8 +146,8 @@ class LeastOutstandingTokens:
 
     def __init__(self) -> None:
         self._ranks: dict[str, list[Rank]] = {}
-        """Heaps by weights. The rank of every replica with room is in its heap, but for those of ``_changed``; what is no replica's
-        rank any more is dropped when it comes to the top."""
+        """Heaps by weights. The rank of every replica with room is in its heap, except for replicas in ``_changed``. A rank that is no
+        longer any replica's is dropped when it comes to the top."""
         self._changed: set[str] = set()
 
     def changed(self, replica_id: str) -> None:
@@ -173,7 +173,7 @@ class LeastOutstandingTokens:
         return None if least is None else Choice(least, Reason.LOAD)
 
     def least(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> ReplicaState | None:
-        """Return the replica that takes the request and has the least to do. Replicas with equal weights ids have equal adapters."""
+        """Return the replica that takes the request and has the least to do. Replicas with equal ids of weights have equal adapters."""
         self._take_changes(replicas)
         versions = list(self._ranks) if request.weights is None else [request.weights]
         least = [
@@ -194,9 +194,8 @@ class LeastOutstandingTokens:
 
     def _take_changes(self, replicas: Mapping[str, ReplicaState]) -> None:
         changed: Iterable[str] = self._changed
-        if sum(map(len, self._ranks.values())) + len(self._changed) > 2 * len(
-            replicas
-        ):  # more old ranks than true ones: all anew
+        num_ranks = sum(map(len, self._ranks.values())) + len(self._changed)
+        if num_ranks > 2 * len(replicas):  # more old ranks than current ones: make all anew
             self._ranks.clear()
             changed = replicas
         for replica_id in changed:

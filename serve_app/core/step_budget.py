@@ -16,33 +16,33 @@ from statistics import median
 MOVE = 1.05
 """Factor by which one step moves the allowance: from the first guess to four times as much in 29 steps."""
 FIRST, LEAST = 128.0, 16.0
-"""Tokens of the first allowance and of the smallest one. The smallest lets batches go on where chats never end."""
+"""Tokens of the first allowance and of the smallest one. With the smallest, batches make progress where chats never end."""
 RECENT = 9
-"""Undisturbed steps whose median is the measure."""
+"""Undisturbed steps whose median is the reference."""
 MEASURED_EACH = 64
-"""Steps beside chats after which a batch leaves one step out, if none was undisturbed meanwhile. Costs a batch 1.6 % of its steps."""
+"""After this many steps beside chats, a batch leaves one step out if none was undisturbed. It costs a batch 1.6 % of its steps."""
 HOLD_S = 5.0
 """Seconds for which the allowance holds after the last chat has ended: the next chat must not meet a step full of prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chats:
-    """What the engine's chats need of the next step, in tokens. ``is_any``: whether the engine has a chat at all."""
+    """The tokens that the engine's chats need of the next step. ``is_any``: whether the engine has a chat at all."""
 
     is_any: bool
     answers: int = 0
-    """One for each chat whose answer has begun, more with speculative decoding."""
+    """Tokens of answers: one for each chat whose answer has begun, more with speculative decoding."""
     prompts: int = 0
-    """Of prompts that the engine has begun to compute."""
+    """Tokens of prompts that the engine has begun to compute."""
     queued_prompts: int = 0
-    """Of prompts that it has not begun and can begin."""
+    """Tokens of prompts that the engine has not begun and can begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Limits of the next step. ``max_tokens`` is of all requests together, >= 1.
+    """Limits of the next step. ``max_tokens`` counts all requests together, >= 1.
 
-    ``max_answers``, where it is not None: no prompt of a batch that the engine has begun goes on, and so many answers of batches do.
+    ``max_answers``, if not None: prompts of batches that the engine has begun pause, and at most this many answers of batches continue.
     """
 
     max_tokens: int
@@ -50,7 +50,7 @@ class Plan:
 
 
 class StepBudget:
-    """Of one engine. ``share`` > 0 is how much longer a step may take; ``max_tokens`` the most that the engine computes in one."""
+    """The budget of one engine. ``share`` > 0: how much longer a step may take; ``max_tokens``: the engine's limit of a step."""
 
     def __init__(self, share: float, max_tokens: int) -> None:
         self.allowance = min(FIRST, float(max_tokens))
@@ -60,9 +60,9 @@ class StepBudget:
         self._chat_at: float | None = None
 
     def plan(self, chats: Chats, *, now: float) -> Plan | None:
-        """Return the limits of the next step; None where batches may have all, as no chat has been there for `HOLD_S`.
+        """Return the limits of the next step; None if batches may have all of it, because no chat was there for `HOLD_S`.
 
-        A step that holds chats' prompts is long already: their tokens count against the allowance.
+        Chats' prompts make a step long already, so their tokens count against the allowance.
         """
         if chats.is_any:
             self._chat_at = now
@@ -71,14 +71,14 @@ class StepBudget:
         prompts = chats.prompts + chats.queued_prompts
         is_measure = chats.answers > 0 and prompts == 0 and self._num_since >= MEASURED_EACH
         if is_measure:
-            self._num_since = 0  # also where vLLM makes no such step of it: batches must go on
+            self._num_since = 0  # also if vLLM makes another step of it: batches must make progress
         room = 0 if is_measure else max(0, int(self.allowance) - prompts)
         max_tokens = min(self._max_tokens, max(1, chats.answers + prompts + room))
-        # vLLM looks at its queue when all that has begun has its tokens: a prompt of a batch would take those of a chat that waits there.
+        # vLLM looks at its queue once all begun requests have tokens: a batch's prompt would take those of a chat that waits there.
         return Plan(max_tokens, room if chats.queued_prompts else None)
 
     def learn(self, chats: Chats, background_tokens: int, step_s: float) -> None:
-        """Take in how long a step took that was planned for ``chats`` and held so many tokens of batches."""
+        """Learn from a step of ``step_s`` that was planned for ``chats`` and held ``background_tokens`` tokens of batches."""
         if not chats.answers or chats.prompts or chats.queued_prompts:
             return
         if not background_tokens:

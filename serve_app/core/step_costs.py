@@ -15,20 +15,21 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 CONTEXT_TOKENS = 240
-"""Tokens that each decoding sequence of a timed batch has behind it: the same for all, so that the prefix cache computes them once.
-Fewer than 256: from there on vLLM may read a common beginning once for all, which no real batch would have."""
+"""Tokens before the decoded ones in each sequence of a timed batch: the same for all, so that the prefix cache computes them once. Fewer
+than 256: from there on vLLM may read a common beginning once for all sequences, which real batches do not have."""
 SEQUENCES = (1, 32, 8)
-"""Sequences that decode together in the timed batches. The first two tell a step from a token, the third says how straight the line is."""
+"""Sequences that decode together in the timed batches. The first two separate the cost of a step from that of a token; the third shows
+whether the law is linear."""
 CHUNK_TOKENS = 512
 """Tokens of the timed prompt: a usual prompt, and enough to keep an accelerator busy."""
 TIMING_ERROR = 0.05
-"""Least relative error of a timed batch."""
+"""The least relative error that is assumed of a timed batch."""
 REPORT_PREFIX = "measured_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCosts:
-    """Seconds that a step costs, however small its batch, and each token of it more; with the standard deviation of each, > 0."""
+    """Seconds that a step costs, however small its batch, and that each of its tokens adds; with the standard deviation of each, > 0."""
 
     step_s: float
     output_token_s: float
@@ -38,19 +39,19 @@ class MeasuredCosts:
     prompt_token_error_s: float
 
     def report(self) -> dict[str, float]:
-        """Return the numbers by the names that they have among a replica's statistics for the autoscaler."""
+        """Return the numbers under their names among a replica's statistics for the autoscaler."""
         return {f"{REPORT_PREFIX}{name}": value for name, value in asdict(self).items()}
 
     @classmethod
     def from_report(cls, values: Mapping[str, float]) -> "MeasuredCosts | None":
-        """Return what `report` was made from; None of a replica that measured nothing, or whose code is older than this report."""
+        """Return the costs in a report; None if the replica measured nothing or its code is older than this report."""
         found = {f.name: values.get(f"{REPORT_PREFIX}{f.name}") for f in fields(cls)}
         return cls(**found) if None not in found.values() else None  # type: ignore[arg-type]  # none of them is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedBatch:
-    """One kind of step. Tokens are those of one step; ``error`` is the relative standard deviation of ``seconds``."""
+    """The timing of one kind of step: tokens of one step, its ``seconds``, and their relative standard deviation ``error``."""
 
     output_tokens: float
     prefilled_tokens: float
@@ -59,10 +60,10 @@ class TimedBatch:
 
 
 def measured_costs(batches: Sequence[TimedBatch]) -> MeasuredCosts | None:
-    """Return the costs that explain the timed batches best; None where they cannot tell the three costs apart.
+    """Return the costs that explain the timed batches best; None if the batches cannot separate the three costs.
 
-    Weighted least squares with no cost below zero. Where the batches lie off the fitted plane by more than their errors, the plane is the
-    wrong law, and the errors of the costs grow by as much.
+    Weighted least squares with no cost below zero. If the batches are off the fitted plane by more than their errors, the plane is the
+    wrong law, and the errors of the costs grow by the same factor.
     """
     rows = np.array([(1.0, b.output_tokens, b.prefilled_tokens) for b in batches]).reshape(-1, 3)
     seconds = np.array([b.seconds for b in batches])
@@ -86,9 +87,9 @@ def measured_costs(batches: Sequence[TimedBatch]) -> MeasuredCosts | None:
 
 
 def combined(found: Sequence[MeasuredCosts]) -> MeasuredCosts | None:
-    """Return what the replicas of one model measured as one: the median of each cost. What they differ by is added to its error.
+    """Combine the measurements of one model's replicas: the median of each cost, whose error includes the spread between replicas.
 
-    The median, as one replica may have measured while its node was busy with something else.
+    The median and not the mean: a replica may have measured while its node was busy with something else.
     """
     if not found:
         return None
@@ -102,9 +103,9 @@ def combined(found: Sequence[MeasuredCosts]) -> MeasuredCosts | None:
 
 
 def non_negative_least_squares(gram: Array, moment: Array) -> tuple[float, float, float]:
-    """Return the x >= 0 that minimizes |A x - y|, of gram = A'A and moment = A'y.
+    """Return the x >= 0 that minimizes |A x - y|, for gram = A'A and moment = A'y.
 
-    Three unknowns: the best of all 8 supports is the answer, found in the scale of each column.
+    With three unknowns, the answer is the best of all 8 supports, computed in the scale of each column.
     """
     scale = np.sqrt(np.maximum(np.diag(gram), 1e-30))
     scaled = gram / np.outer(scale, scale) + ROUNDING * np.eye(3)

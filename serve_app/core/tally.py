@@ -9,36 +9,36 @@ from serve_app.core.request import RequestState
 
 @dataclass(slots=True)
 class Tally:
-    """What one ingress has seen of one model since its start; ``FleetState`` counts. Tokens and requests.
+    """Counters of one ingress for one model since the ingress started: tokens and requests. ``FleetState`` counts.
 
     Lines of batches (background requests) have counters of their own, because they have a deadline in place of an SLO. Only in
-    ``output_tokens``, ``prefilled_tokens`` and ``cached_tokens``, which tell what engine steps cost, they count like all others.
+    ``output_tokens``, ``prefilled_tokens`` and ``cached_tokens``, from which the cost of engine steps is learnt, they count like others.
     """
 
     requests: int = 0
     """Engine requests that arrived, refused ones included: demand does not shrink because it is turned away."""
     prompt_tokens: int = 0
-    """Of those requests."""
+    """Prompt tokens of ``requests``."""
     rejected: int = 0
-    """Of ``requests``, how many were refused because the queue was full or no replica came in time."""
+    """How many of ``requests`` were refused because the queue was full or no replica came in time."""
     prefilled_tokens: int = 0
-    """Prompt tokens that engines computed for requests whose first output has come: without those of ``cached_tokens``."""
+    """Prompt tokens that engines computed for requests whose first output has come, without ``cached_tokens``."""
     cached_tokens: int = 0
-    """Prompt tokens of those requests that an engine had in its prefix cache: they were no work."""
+    """Prompt tokens of the same requests that an engine had in its prefix cache: they were no work."""
     output_tokens: int = 0
     finished: int = 0
-    """Requests whose answer ended, by itself or because its client left in its midst."""
+    """Requests whose answer ended, by itself or because its client left before the end."""
     finished_tokens: int = 0
-    """Output tokens of those."""
+    """Output tokens of ``finished``."""
     finished_tokens_squared: int = 0
-    """Sum of the squares of their output tokens: it tells how much the lengths of answers differ."""
+    """Sum over ``finished`` of the squared number of output tokens: the variance of the lengths follows from it."""
     first_tokens: int = 0
     late_first_tokens: int = 0
-    """First tokens that came later after the arrival than the SLO allows."""
+    """First tokens that came later after their arrival than the SLO allows."""
     lines: int = 0
     """Lines of batches whose prompts engines have read."""
     line_prompt_tokens: int = 0
-    """Tokens of these prompts that engines computed: the prefix cache had the others."""
+    """Tokens of these prompts that engines computed; the prefix cache had the others."""
     line_output_tokens: int = 0
     lines_finished: int = 0
     line_finished_tokens: int = 0
@@ -57,7 +57,7 @@ class Tally:
             self.line_output_tokens += num_tokens
 
     def first_token(self, request: RequestState, output: Any, *, late: bool) -> None:
-        """Count the first token of a request. ``output``: the ``EngineOutput`` that has it, which also tells of cached tokens."""
+        """Count the first token of a request. ``output``: the ``EngineOutput`` with it, which also has the number of cached tokens."""
         stats = output.prefill_stats
         cached = 0 if stats is None else min(request.prompt_tokens, stats.num_cached_tokens)
         self.cached_tokens += cached

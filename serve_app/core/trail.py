@@ -18,24 +18,24 @@ class Trail:
     """``ends`` is one shorter than ``replicas`` while an attempt runs, and after an end that the front end made."""
 
     replicas: list[str] = field(default_factory=list)
-    """Of each attempt, in order."""
+    """The replica of each attempt, in order."""
     ends: list[str] = field(default_factory=list)
     """Why each attempt ended: a `LinkEnd` in lower case, `MOVED`, or the engine's finish reason."""
     reasons: list[str] = field(default_factory=list)
-    """Of each attempt, why it was routed there: a `Reason`."""
+    """Why each attempt was routed to its replica: a `Reason`."""
     expected_hit_tokens: int = 0
-    """Of the latest attempt: prompt tokens that were thought to be cached where it went."""
+    """Prompt tokens of the latest attempt that were expected in its replica's prefix cache."""
     starts: list[float] = field(default_factory=list)
     """When each attempt was started."""
     scheduled_at: float | None = None
-    """When the engine took the request from its queue, as the engine tells it with the first token; None if it does not."""
+    """When the engine took the request from its queue, as it reports with the first token; None if it does not."""
     cached_tokens: int | None = None
-    """Prompt tokens that the engine found in its prefix cache, as it tells with the first token; None if it does not."""
+    """Prompt tokens that the engine found in its prefix cache, as it reports with the first token; None if it does not."""
     first_token_at: float | None = None
     gaps: list[tuple[float, float]] = field(default_factory=list)
     """For each change of replica within the answer: when the last token before it came, and the first new one after it."""
     end: str = ""
-    """Of the request: the engine's finish reason, or the outcome that the front end gave it. Empty: it is unfinished, or failed."""
+    """The end of the request: the engine's finish reason, or the front end's outcome. Empty: the request is unfinished, or failed."""
     last_token_at: float = 0.0
     _moved: bool = False
 
@@ -50,7 +50,7 @@ class Trail:
         return [end - begin for begin, end in self.gaps]
 
     def started(self, replica_id: str, reason: str, expected_hit_tokens: int, now: float) -> None:
-        """An attempt begins."""
+        """Note that an attempt begins."""
         if len(self.ends) < len(self.replicas):
             self.ends.append(MOVED)
         self.replicas.append(replica_id)
@@ -60,20 +60,20 @@ class Trail:
         self._moved = self.first_token_at is not None
 
     def lost(self, end: str) -> None:
-        """The replica of the attempt is gone."""
+        """Note that the replica of the attempt is gone."""
         self.ends.append(end)
 
     def delivered(self, output: Any, now: float) -> None:
-        """New tokens go to the front end. Called for each output, so it does little; of the first alone it reads the ``EngineOutput``."""
+        """Note that new tokens go to the front end. Called for each output, so it does little; it reads only the first ``EngineOutput``."""
         if self.first_token_at is None:
             self.first_token_at = now
-            self._engine_told(output)
+            self._take_report(output)
         elif self._moved:
             self._moved = False
             self.gaps.append((self.last_token_at, now))
         self.last_token_at = now
 
-    def _engine_told(self, output: Any) -> None:
+    def _take_report(self, output: Any) -> None:
         for event in output.events or ():
             if event.type == _SCHEDULED and self.scheduled_at is None:  # later ones follow a preemption
                 self.scheduled_at = event.timestamp
@@ -81,6 +81,6 @@ class Trail:
             self.cached_tokens = output.prefill_stats.num_cached_tokens
 
     def finished(self, reason: str) -> None:
-        """The engine has ended the request."""
+        """Note that the engine has ended the request."""
         self.ends.append(reason)
         self.end = reason

@@ -116,7 +116,7 @@ def test_moves_begin_in_the_second_half_and_at_most_a_minute_before_the_end(
     left_s: float, begins_at: float, late_at: float
 ) -> None:
     assert MAX_WINDOW_S == 60.0
-    assert Drain.told(left_s, now=0.0) == Drain(paced_at=begins_at, late_at=late_at)
+    assert Drain.noticed(left_s, now=0.0) == Drain(paced_at=begins_at, late_at=late_at)
 
 
 def test_a_replica_that_has_not_answered_four_moves_gets_no_fifth_until_late() -> None:
@@ -171,7 +171,7 @@ class World:
             assert sum(r == replica_id for _, r, _ in self.answers) <= limit
 
     def late_at(self) -> float:
-        return Drain.told(self.budget_s, now=0.0).late_at
+        return Drain.noticed(self.budget_s, now=0.0).late_at
 
     def deliver(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
@@ -196,7 +196,7 @@ def test_each_stream_moves_at_most_once_never_beyond_room_and_none_that_must_sta
     world = World(fleet, budget_s, prefill_s)
     while world.now < budget_s:
         world.tick()  # `run` validates: never more than the credit
-    plan = Drain.told(budget_s, now=0.0)
+    plan = Drain.noticed(budget_s, now=0.0)
     assert all(at >= plan.paced_at for at in world.moved_at)
     stay = sum(r is Resume.NEVER for r in resumes)
     assert len(world.moved_at) <= min(len(resumes) - stay, sum(credits))

@@ -151,7 +151,7 @@ def test_the_time_that_a_request_stands_still_has_a_limit_however_many_replicas_
     assert run(fleet, Ticked(), now=160.0) == []
     (failure,) = run(fleet, Ticked(), now=161.0)
     assert isinstance(failure, FailRequest)
-    assert same(failure.error, ReplicaLost(request="r", reason="no replica could go on with it for 61.0 s, limit 60 s"))
+    assert same(failure.error, ReplicaLost(request="r", reason="no replica could continue it for 61.0 s, limit 60 s"))
     assert fleet.outcomes == {"failed": 1}
 
 
@@ -168,7 +168,7 @@ def test_a_new_token_ends_a_standstill_and_one_that_was_sent_before_does_not(res
         run(fleet, outputs("a", Output("r@2", [7])), now=250.0)
     (failure,) = run(fleet, LinkLost("a", LinkEnd.SAID_GOODBYE), now=261.0)
     assert isinstance(failure, FailRequest)
-    reason = "it closed its link; no replica could go on with it for 61.0 s, limit 60 s"
+    reason = "it closed its link; no replica could continue it for 61.0 s, limit 60 s"
     assert same(failure.error, ReplicaLost(request="r", reason=reason))
 
 

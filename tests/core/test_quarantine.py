@@ -3,7 +3,7 @@
 import pytest
 
 from serve_app.core.events import (
-    BlocksTold,
+    BlocksReported,
     Event,
     HeartbeatArrived,
     LinkEnd,
@@ -149,9 +149,9 @@ def test_a_suspect_is_not_taken_from_the_queue_of_an_engine() -> None:
 def test_what_another_ingress_has_quarantined_is_refused_here_and_its_time_is_not_told_on() -> None:
     fleet = fleet_of("a", credit=1, quarantine_s=600.0)
     run(fleet, arrived("first"), arrived("waits", like="poison"), arrived("r", like="poison"))
-    failures = run(fleet, BlocksTold([("poison", 300.0)]), now=1.0)
+    failures = run(fleet, BlocksReported([("poison", 300.0)]), now=1.0)
     assert [refused(f, i, 300.0) for f, i in zip(failures, ("waits", "r"), strict=True)] == [True, True]
-    run(fleet, BlocksTold([("poison", 600.0)]), now=2.0)
+    run(fleet, BlocksReported([("poison", 600.0)]), now=2.0)
     (refusal,) = run(fleet, arrived("next", like="poison"), now=2.0)
     assert refused(refusal, "next", 299.0), "what is known keeps its end"
     assert fleet.quarantine.own(now=2.0) == []

@@ -13,7 +13,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import parse_settings
-from serve_app.core.events import BlocksTold, HeartbeatArrived, LinkOpened, RequestArrived, RequestsAborted
+from serve_app.core.events import BlocksReported, HeartbeatArrived, LinkOpened, RequestArrived, RequestsAborted
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.load import EngineLoad
@@ -34,7 +34,7 @@ def busy_fleet() -> FleetState:
     for request_id in ("r0", "r1", "r2"):
         fleet.handle(RequestArrived(request_id, 10, 5, Resume.CONTINUE, request_id), now=0.0)
     fleet.handle(RequestsAborted(["r2"]), now=0.0)
-    fleet.handle(BlocksTold([("of another", 9.0)]), now=0.0)
+    fleet.handle(BlocksReported([("of another", 9.0)]), now=0.0)
     return fleet
 
 
@@ -135,7 +135,7 @@ async def test_vllms_gauges_follow_a_load_to_its_end() -> None:
 
 
 def is_shown(f: Fleet, running: int) -> bool:
-    """Return whether vLLM's newest stats have this load, which the replica tells: again and again, as its own heartbeats do."""
+    """Return whether vLLM's newest stats have this load, which the replica reports: again and again, as its own heartbeats do."""
     f.client.fleet.handle(HeartbeatArrived("a", EngineLoad(1, running, 0, 0.0), draining=False), now=time.monotonic())
     return bool(f.front.stats) and f.front.stats[-1].num_running_reqs == running
 

@@ -19,7 +19,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from serve_app.config import ModelSettings, Settings
 from serve_app.core.events import (
     AttemptUnsendable,
-    BlocksTold,
+    BlocksReported,
     Event,
     HeartbeatArrived,
     LinkEnd,
@@ -160,7 +160,7 @@ class FleetClient(EngineCoreClient):
     def set_quarantined(self, blocks: Sequence[tuple[str, float]]) -> None:
         """Take in what other ingresses have quarantined."""
         if blocks:
-            self._handle(BlocksTold(blocks))
+            self._handle(BlocksReported(blocks))
 
     def _link_opened(self, link: ReplicaLink) -> None:
         peer = link.connection.peer
