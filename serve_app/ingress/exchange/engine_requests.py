@@ -1,6 +1,6 @@
-"""The engine requests of one HTTP request: which there were, where they ran, and their totals for the ledger. Pure.
+"""Engine requests of one HTTP request are listed here, with the replicas on which they ran and their totals for the ledger. Pure.
 
-A prompt list, ``n`` > 1 and each step of a beam search make several engine requests of one HTTP request.
+One HTTP request becomes several engine requests by a list of prompts, by ``n`` > 1, and at each step of a beam search.
 """
 
 import re
@@ -12,13 +12,14 @@ from serve_app.books.ledger_lines import MAX_ATTEMPTS_LISTED
 from serve_app.core.request import RequestState
 
 _FOLD_AT = 64
-"""Engine requests whose states are kept to the end; of older ones that have ended only the totals are. A beam search makes thousands."""
-_BEAM = re.compile(r"-beam-\d+$")  # how the id of each engine request of a beam search ends: vLLM's, and that of beam_search.py
-_ENDS = {"complete": "stop"}  # the front end's own end of an answer: the detokenizer has found a stop string
+"""The states of so many engine requests are kept to the end; older ones that have ended are kept as totals only. A beam search makes
+thousands."""
+_BEAM = re.compile(r"-beam-\d+$")  # the end of an engine request's id in a beam search, in vLLM's and in routes/generate.py
+_ENDS = {"complete": "stop"}  # the front end ended the answer itself: its detokenizer found a stop string
 
 
 class Attempt(NamedTuple):
-    """A start of an engine request on a replica, at the monotonic second ``at``. ``end`` is "" while it runs."""
+    """One start of an engine request on a replica, at the monotonic second ``at``. ``end`` is "" while the attempt runs."""
 
     at: float
     replica: str
@@ -28,7 +29,7 @@ class Attempt(NamedTuple):
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over engine requests; lists hold the first `MAX_ATTEMPTS_LISTED` attempts or so."""
+    """Sums over engine requests. The lists hold the first `MAX_ATTEMPTS_LISTED` attempts, or a few more."""
 
     num_attempts: int = 0
     output_tokens: int = 0
@@ -42,7 +43,7 @@ class Totals:
     first_token_at: float | None = None
 
     def add(self, request: RequestState, outcome: str) -> None:
-        """Add one engine request; if it still runs, it ends with ``outcome``, as the HTTP request does."""
+        """Add one engine request. A request that still runs gets the ``outcome`` of the HTTP request as its end."""
         trail = request.trail
         self.reason = end = _ENDS.get(trail.end, trail.end) or outcome
         self.num_attempts += len(trail.replicas)
@@ -70,17 +71,17 @@ class Totals:
 
 
 class EngineRequests:
-    """Those of one HTTP request, in the order in which they arrived."""
+    """The engine requests of one HTTP request, in the order in which they arrived."""
 
     __slots__ = ("_folded", "_folded_ends", "_prompts", "answer_id", "first", "kept", "num", "prompt_tokens")
 
     def __init__(self) -> None:
         self.first: RequestState | None = None
-        """The first engine request; others are not started before it."""
+        """The first engine request; no other one starts before it."""
         self.kept: list[RequestState] = []
-        """All of them, or of more than 64 those that still run and the newest."""
+        """All engine requests; of more than 64 only the newest and those that still run."""
         self.num = 0
-        """How many there were, those that a canary gave up included."""
+        """How many engine requests there were, including those that a canary gave up."""
         self.answer_id = ""
         """vLLM's id of the answer, "" before the first engine request."""
         self.prompt_tokens = 0
@@ -91,7 +92,7 @@ class EngineRequests:
 
     def add(self, request: RequestState, answer_id: str) -> None:
         """Take in a new engine request. ``answer_id`` is vLLM's id of the answer; the choices of one prompt share it."""
-        if _BEAM.search(answer_id):  # its prompt is that of the whole search and what the beam has so far
+        if _BEAM.search(answer_id):  # its prompt is the prompt of the whole search and the beam's tokens so far
             self.prompt_tokens = self.prompt_tokens or request.prompt_tokens
         elif answer_id not in self._prompts:
             self._prompts.add(answer_id)
@@ -105,7 +106,7 @@ class EngineRequests:
             self._fold(self.kept.pop(0), "")
 
     def give_up(self) -> None:
-        """Forget all but the attempts: they came to nothing, and another front end answers from the start."""
+        """Forget everything but the attempts: they gave no answer, and another front end answers from the start."""
         for request in self.kept:
             self._fold(request, "given_up")
         self.kept.clear()
@@ -117,22 +118,22 @@ class EngineRequests:
 
     @property
     def started(self) -> bool:
-        """Whether a replica was given one of them."""
+        """Whether any of the engine requests was given to a replica."""
         return bool(self._folded and self._folded.num_attempts) or any(request.trail.replicas for request in self.kept)
 
     def engines_ends(self) -> set[str]:
-        """Return why engines ended them; "" stands for those that no engine has ended."""
+        """Return the reasons for which engines ended the requests; "" stands for a request that no engine has ended."""
         return self._folded_ends | {request.trail.end for request in self.kept}
 
     def totals(self, outcome: str) -> Totals:
-        """Return the sums over all of them; those that still run end with ``outcome``."""
+        """Return the sums over all engine requests; one that still runs gets ``outcome`` as its end."""
         totals = Totals() if self._folded is None else self._folded.copy()
         for request in self.kept:
             totals.add(request, outcome)
         return totals
 
     def marks(self) -> Iterator[tuple[str, float | None]]:
-        """Yield the phases of the first of them with the second at which each ended, None while it lasts; see `Exchange.phases`."""
+        """Yield each phase of the first engine request with the second of its end, None while it lasts. See `Exchange.phases`."""
         trail = None if self.first is None else self.first.trail
         yield "intake", None if self.first is None else self.first.arrived_at
         if trail is not None:
@@ -142,15 +143,15 @@ class EngineRequests:
             yield "decode", max(request.trail.last_token_at for request in self.kept)
 
     def attempts(self) -> list[Attempt]:
-        """Return the attempts, those of each engine request in order, of the first `MAX_ATTEMPTS_LISTED`."""
+        """Return the attempts of the first engine requests, at most `MAX_ATTEMPTS_LISTED`, grouped by engine request."""
         found: list[Attempt] = []
         for trail in (request.trail for request in self.kept[:MAX_ATTEMPTS_LISTED]):
-            ends = [*trail.ends, "", ""]  # an attempt that runs has none
+            ends = [*trail.ends, "", ""]  # a running attempt has no end yet
             found += map(Attempt, trail.starts, trail.replicas, trail.reasons, ends)
         return found[:MAX_ATTEMPTS_LISTED]
 
     def gaps(self) -> list[tuple[float, float]]:
-        """Return when each silence that a change of replica left in the answer began and ended, `MAX_ATTEMPTS_LISTED` at most."""
+        """Return begin and end of each silence that a change of replica left in the answer, at most `MAX_ATTEMPTS_LISTED`."""
         return [gap for request in self.kept for gap in request.trail.gaps][:MAX_ATTEMPTS_LISTED]
 
     def _fold(self, request: RequestState, outcome: str) -> None:

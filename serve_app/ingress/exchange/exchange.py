@@ -1,8 +1,9 @@
-"""One HTTP request at the ingress: what it asked, its engine requests, what the client was sent, and how it ended.
+"""An exchange is one HTTP request at the ingress: what it asked, its engine requests, what the client was sent, and how it ended.
 
-The app makes one `Exchange` for each request that asks a model. `HeldAnswer` writes into it what goes to the client, and the fleet client
-the error by which the fleet ended the request: vLLM returns a streaming response before it asks the engine, so that error cannot go through
-vLLM. Ledger, traces, receipts, metrics and the canary read it. It knows no sender and nothing of vLLM.
+The app makes one `Exchange` for each request that asks a model. `HeldAnswer` notes in it what was sent to the client. The fleet client
+notes the error by which the fleet ended the request: vLLM returns a streaming response before it asks the engine, so that error cannot go
+through vLLM. Ledger, traces, receipts, metrics and the canary read the exchange. The exchange itself sends nothing and knows nothing of
+vLLM.
 """
 
 import time
@@ -16,7 +17,7 @@ from serve_app.ingress.http.body_fields import MAX_REQUEST_ID_CHARS, BodyFields
 
 
 class Phase(NamedTuple):
-    """A part of a request's time; monotonic seconds."""
+    """A part of a request's time, in monotonic seconds."""
 
     name: str
     began_at: float
@@ -24,7 +25,7 @@ class Phase(NamedTuple):
 
 
 class CallersTrace(NamedTuple):
-    """The trace that a request's head names, as the head writes it, and the address from which the request came."""
+    """The trace that a request's head names, in the words of the head, and the address from which the request came."""
 
     parent: str
     states: list[str]
@@ -36,8 +37,8 @@ class Exchange:
 
     Args:
         path: The route that the client asked.
-        key: The name of the request's API key, None where no key is asked for.
-        background: It is a line of a batch, which gets only places that no other request wants.
+        key: The name of the request's API key; None where no key is required.
+        background: The request is a line of a batch, which gets only places that no other request wants.
     """
 
     __slots__ = (
@@ -64,9 +65,9 @@ class Exchange:
     def __init__(self, path: str, key: str | None = None, *, background: bool = False) -> None:
         self.path, self.key, self.background = path, key, background
         self.time, self.arrived_at = time.time(), time.monotonic()
-        """When the head had been read: seconds since the epoch, and monotonic ones."""
+        """When the head had been read, in seconds since the epoch and in monotonic seconds."""
         self.number = 0
-        """Its number in the ledger of this ingress."""
+        """The number of the request in the ledger of this ingress."""
         self.id = ""
         """The client's id of the request, "" where the client gave none."""
         self.stream = False
@@ -75,21 +76,21 @@ class Exchange:
         """The model whose front end answers, "" before one is known."""
         self.requests = EngineRequests()
         self.status = 0
-        """The HTTP status that was sent, 0 before one was."""
+        """The HTTP status that was sent; 0 before a head was sent."""
         self.ended = False
-        """The whole answer was sent."""
+        """Whether the whole answer was sent."""
         self.error_status = 0
-        """The status of an error that was sent inside of a stream, 500 where the error has none; 0: no such error was sent."""
+        """The status of an error that was sent inside of a stream, 500 if the error has none; 0 if no such error was sent."""
         self.gone: Sent | None = None
-        """What the client had been sent when it disconnected before the end."""
+        """What the client had been sent when it disconnected before the end; None if it did not."""
         self.stalled = False
-        """The client read nothing for too long, and the ingress dropped its connection."""
+        """Whether the ingress dropped the connection because the client read nothing for too long."""
         self.error: ServingError | None = None
-        """Why the fleet or the ingress ended the request."""
+        """The error by which the fleet or the ingress ended the request."""
         self.ended_at = self.arrived_at
 
     def asked(self, fields: BodyFields | None) -> None:
-        """Note what the body says, before it is judged: an id that will be refused may not be UTF-8."""
+        """Note stream and id before the body is checked. An id that will be refused is left out, because it may not be UTF-8."""
         if fields is None:
             return
         self.stream = fields.stream is True
@@ -99,7 +100,7 @@ class Exchange:
 
     @property
     def sent(self) -> Sent:
-        """What the client was sent so far."""
+        """What the client has been sent so far."""
         return Sent(self.status, self.ended, self.error_status)
 
     def client_gone(self) -> None:
@@ -108,7 +109,7 @@ class Exchange:
             self.gone = self.sent
 
     def begin_again(self) -> None:
-        """Forget a try of which the client was sent nothing: another front end answers."""
+        """Forget a failed attempt of which the client was sent nothing: another front end answers from the start."""
         self.error = None
         self.requests.give_up()
 
@@ -126,20 +127,21 @@ class Exchange:
 
     @property
     def answer_id(self) -> str:
-        """The client's id of the request, else vLLM's of the answer, else ""."""
+        """The client's id of the request; without one, vLLM's id of the answer; before that is known, ""."""
         return self.id or self.requests.answer_id
 
     @property
     def engines_id(self) -> str:
-        """The engine's id of the first engine request, which holds the client's; "-" without one."""
+        """The engine's id of the first engine request, which contains the client's id; "-" if there is no engine request."""
         return "-" if self.requests.first is None else self.requests.first.request_id
 
     def phases(self, ended_at: float) -> list[Phase]:
-        """Return the phases of the request, each beginning where the one before it ends; the last ends at ``ended_at``.
+        """Return the phases of the request. Each begins at the end of the one before it, and the last ends at ``ended_at``.
 
-        They are those of the first engine request: ``intake`` until it came, ``queue`` until it was given to a replica,
+        The first phases are those of the first engine request: ``intake`` until it arrived, ``queue`` until it was given to a replica,
         ``engine_queue`` until the engine scheduled it (left out where the engine does not report that), ``prefill`` until its first
-        token. Then ``decode`` to the last token of all engine requests, and ``finish``. A request that ended early has the first of them.
+        token. ``decode`` lasts until the last token of all engine requests, then ``finish`` follows. A request that ended early has only
+        the phases that it reached.
         """
         phases: list[Phase] = []
         began_at = self.arrived_at

@@ -1,9 +1,9 @@
 """A held answer stands between vLLM's app and the client, so that a refusal before the first byte gets a real status.
 
 vLLM begins a stream before it asks the engine, and ends a stream only by errors of its own. So the head is held back until the first byte
-in which the engine has a part; after that, an error of the fleet is the stream's last event. A stream that stays silent gets its head and
-comments, because clients and proxies give up a silent connection; from then on a refusal is an event. An answer that is not streamed has
-nothing to say before its end, and stays silent.
+that depends on the engine. After that byte, an error of the fleet becomes the stream's last event. If a stream stays silent for long, its
+head is sent, and then comments, because clients and proxies give up a silent connection. After the head, a refusal is an event too. An
+answer that is not streamed has nothing to send before its end, and stays silent.
 """
 
 import asyncio
@@ -26,13 +26,14 @@ from serve_app.ingress.http.error_answers import MAX_ERROR_BYTES, answer_of, res
 _BEFORE_THE_ENGINE = (b"event: response.created\n", b"event: response.in_progress\n")
 _ERROR_OF_VLLM = b'data: {"error": '
 ERRORS = (_ERROR_OF_VLLM, b"event: error\n", b'{"error": ')
-"""How an error inside of a stream begins."""
+"""The beginnings of an error inside of a stream."""
 _STATUS = re.compile(rb'"code": ?(\d{3})\b')
-"""In an error event. A message that quotes the same has a backslash before each quotation mark."""
+"""Finds the status in an error event. A message that quotes such a field has a backslash before each quotation mark, so it does not
+match."""
 
 
 class _Form(NamedTuple):
-    """The form of a stream: how each event ends, a filler that says nothing between two events, and how an error becomes an event."""
+    """The form of a stream: the end of each event, a filler without content to send between events, and how an error becomes an event."""
 
     end: bytes
     filler: bytes
@@ -47,31 +48,31 @@ _FORMS = {
 
 
 class Timer(Protocol):
-    """As asyncio's ``TimerHandle``."""
+    """A timer that can be cancelled, like asyncio's ``TimerHandle``."""
 
     def cancel(self) -> None: ...
 
 
 class Gathered(Protocol):
-    """Writes to a connection that wait for `flush`, which sends them as one."""
+    """Writes to a connection that are held until `flush` sends them in one piece."""
 
     def flush(self) -> None: ...
 
 
 Gather = Callable[[RequestResponseCycle | None], Gathered | None]
-"""Begins to gather the writes to a connection; None where they are gathered already, or uvicorn has no connection here."""
+"""Begins to gather the writes to a connection. Returns None if they are gathered already, or if the server is not uvicorn."""
 
 
 def write_at_once(cycle: RequestResponseCycle | None) -> Gathered | None:
-    """Gather no writes: each goes to the connection by itself."""
+    """Gather nothing: each write is sent to the connection by itself."""
     return None
 
 
 class HeldAnswer:
-    """An ASGI ``send`` that keeps everything back until the first byte that the engine has a part in, or a long silence.
+    """An ASGI ``send`` that holds an answer back until its first byte that depends on the engine, or until a long silence.
 
-    Unlike ASGI's own, it accepts a second head in place of one that was not sent, and drops a head that comes later. What it sends it notes
-    in the exchange.
+    Unlike the server's own ``send``, it accepts a second head in place of a head that was not sent yet, and drops a head that comes after
+    the head was sent. It notes in the exchange what it sends.
     """
 
     def __init__(self, send: Send, exchange: Exchange) -> None:
@@ -80,7 +81,7 @@ class HeldAnswer:
         self.gather: Gather = write_at_once
         self._is_responses = exchange.path == "/v1/responses"
         self.repeats = False
-        """The middle of the answer may be written by `write`: its events differ in nothing but their text."""
+        """Whether the events of the answer differ only in their text, so that `write` may write those in the middle."""
         self._held: list[Message] = []
         self._form: _Form | None = None
         self._num_events = 0
@@ -89,35 +90,35 @@ class HeldAnswer:
         self._between_events = True
         self._filled = False
         self._breaking: asyncio.Task[None] | None = None
-        self._lock = asyncio.Lock()  # the app and the filling both send, and what is held must go out before anything else
+        self._lock = asyncio.Lock()  # the app and the filling both send, and the held messages must be sent before any other
         self.is_sending = False
         self.head: Message = {}
-        """The last head that the app gave, or the one that was sent in its place."""
+        """The last head that the app gave, or the head that was sent in its place."""
         self._is_ending = False
         self._last: Gathered | None = None
         self.on_event: Callable[[bytes], None] | None = None
-        """Called with each body that was sent."""
+        """The function that is called with each body that was sent; None if there is none."""
 
     @property
     def cycle(self) -> RequestResponseCycle | None:
-        """uvicorn's side of the answer; None behind another server."""
+        """uvicorn's object for this request and its answer; None if the server is not uvicorn."""
         owner = getattr(self._send, "__self__", None)
         return owner if isinstance(owner, RequestResponseCycle) else None
 
     def takes_events(self, cycle: RequestResponseCycle) -> bool:
-        """Return whether `write` may write now: between two whole events, and to a client that takes them."""
+        """Return whether `write` may write now: the last event is complete, and the client reads fast enough."""
         busy = self.is_sending or self.exchange.ended or self._lock.locked() or self.exchange.error is not None
         return self._begun and self._between_events and not busy and not cycle.flow.write_paused and not cycle.disconnected
 
     def write(self, cycle: RequestResponseCycle, event: bytes) -> None:
-        """Write a whole event that the app did not send, as uvicorn would."""
+        """Write a whole event past the app, in the form in which uvicorn writes a chunk."""
         if self._filled and self._form is not None:
             self._filled, event = False, self._form.filler + event
         self._silent = False
         cycle.transport.write(b"%x\r\n%b\r\n" % (len(event), event))
 
     def expect_end(self) -> None:
-        """Its next writes are the last: gather them. vLLM has the last tokens, and makes its last events without a pause."""
+        """Gather the next writes, which are the last: vLLM has the last tokens, and makes its last events without a pause."""
         self._is_ending = True
 
     async def __call__(self, message: Message) -> None:
@@ -147,14 +148,14 @@ class HeldAnswer:
         if is_event:
             self.exchange.error_status = max(self.exchange.error_status, status_of(body))
         if error is not None and body.startswith(_ERROR_OF_VLLM):
-            message = {**message, "body": stream_event(error)}  # vLLM's has no type that tells one 503 from another
+            message = {**message, "body": stream_event(error)}  # the type in vLLM's event is the same for every 503
         if self._begun:
             await self._pass_on(message)
         else:
             await self._begin(message)
 
     async def _begin(self, message: Message) -> None:
-        """Send what was held, and the first body with it."""
+        """Send the held messages together with the first body."""
         gathering = self.gather(self.cycle)
         try:
             await self._release()
@@ -164,7 +165,7 @@ class HeldAnswer:
                 gathering.flush()
 
     async def end(self) -> bool:
-        """Send the client the error of the exchange, if it has one; return whether the client has a whole answer now."""
+        """Send the client the error of the exchange, if there is one, and return whether the answer is complete now."""
         error = self.exchange.error
         if error is None:
             return self.exchange.ended
@@ -179,10 +180,10 @@ class HeldAnswer:
 
     @contextlib.asynccontextmanager
     async def filling(self, pause: Callable[[Callable[[], None]], Timer]) -> AsyncIterator[None]:
-        """Break the silences of a stream while the app runs: of each pause in which nothing was sent, at its end.
+        """Send a filler at the end of each pause in which the stream was silent, while the app runs.
 
         Args:
-            pause: Begins one: calls the function that it is given at the end, unless what it returns is cancelled before.
+            pause: Begins a pause. It calls the given function at the end of the pause, unless the returned timer is cancelled before.
         """
         self._pause = pause
         self._timer = pause(self._pause_is_over)
@@ -196,11 +197,11 @@ class HeldAnswer:
 
     @property
     def _must_speak(self) -> bool:
-        # After an error the end is on its way, and before the head it can still be a real status.
+        # After an error no filler is needed, because the end follows; and an error before the head still becomes a real status.
         return self._silent and not self.exchange.ended and self.exchange.error is None
 
     def _pause_is_over(self) -> None:
-        if self._must_speak:  # only then is there a task, which would cost every answer 30 us
+        if self._must_speak:  # a task is made only then, because it would cost every answer 30 us
             self._breaking = asyncio.create_task(self._break_silence(), name="fill silences")
         else:
             self._begin_pause()
@@ -225,10 +226,10 @@ class HeldAnswer:
             self._form = _FORMS.get(media_type.partition(b";")[0])
 
     def _shorten(self, message: Message) -> Message:
-        """Return the error with its texts cut, and give a head that has not gone out the new length."""
+        """Return the error with its texts cut, and put the new length into a head that has not been sent yet."""
         body = shortened(message["body"])
-        is_told = any(name == b"content-length" for name, _ in self.head.get("headers", ()))  # a stream has none
-        if self._held and self.head is self._held[0] and is_told:
+        has_length = any(name == b"content-length" for name, _ in self.head.get("headers", ()))  # a stream has none
+        if self._held and self.head is self._held[0] and has_length:
             headers = [(name, value) for name, value in self.head["headers"] if name != b"content-length"]
             self.head = self._held[0] = {**self.head, "headers": [*headers, (b"content-length", b"%d" % len(body))]}
         return {**message, "body": body}
@@ -263,7 +264,7 @@ class HeldAnswer:
             self.exchange.ended = not message.get("more_body", False)
         if self._is_ending and (last := self.gather(self.cycle)) is not None:
             self._is_ending, self._last = False, last
-            asyncio.get_running_loop().call_soon(last.flush)  # should vLLM pause after all, the client does not wait for it
+            asyncio.get_running_loop().call_soon(last.flush)  # if vLLM pauses after all, the client does not wait for it
         self.is_sending = True
         try:
             await self._send(message)
@@ -275,23 +276,24 @@ class HeldAnswer:
             self.on_event(body)
 
     def _after_a_filler(self, form: _Form, message: Message) -> Message:
-        """Repeat the filler in one piece with the event behind it.
+        """Put the filler once more in front of the event that follows it, in one piece.
 
-        The client of `vllm bench serve` (0.32) strips each piece that it reads, so it takes a comment that comes alone for the beginning of
-        the next event. When its vLLM no longer does, a test in test_held_clients.py fails, and this method and `_filled` go.
+        The client of `vllm bench serve` (0.32) strips each piece that it reads, so it takes a comment that arrives alone for the beginning
+        of the next event. When vLLM has mended that, a test in test_held_clients.py fails; then this method and `_filled` can be removed.
         """
         self._filled = False
         return {**message, "body": form.filler + message["body"]}
 
 
 def status_of(event: bytes) -> int:
-    """Return the status in an error event, 500 where it has none."""
+    """Return the status in an error event; 500 if it has none."""
     found = _STATUS.search(event)
     return int(found[1]) if found else HTTPStatus.INTERNAL_SERVER_ERROR.value
 
 
 _current: ContextVar["ref[HeldAnswer] | None"] = ContextVar("answer", default=None)
-"""Weak: contexts of tasks outlive the request, until Python's search for garbage finds them, and the answer should not."""
+"""A weak reference, because contexts of tasks outlive the request until Python's garbage collector finds them, and the answer should
+not."""
 
 
 def current_answer() -> HeldAnswer | None:

@@ -1,4 +1,4 @@
-"""Outcomes say how an HTTP request ended: one word for its ledger line, a finer one for `serve_app_requests_total`. Pure."""
+"""Outcomes name how an HTTP request ended: one word for its ledger line, a finer word for `serve_app_requests_total`. Pure."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -7,27 +7,27 @@ from serve_app.books.ledger_lines import Outcome
 from serve_app.errors import NoFreePlace, RequestQuarantined, ServingError
 
 WORDS = ("complete", "aborted", "failed", "rejected", "invalid", "blocked", "quarantined", "held_back")
-"""All that `Ending.word` returns."""
+"""All words that `Ending.word` returns."""
 
 
 class Sent(NamedTuple):
-    """What the client was sent. ``status`` 0: nothing yet; ``ended``: the whole answer."""
+    """What the client was sent. ``status`` is 0 if nothing was; ``ended`` if the whole answer was."""
 
     status: int
     ended: bool
     error_status: int
-    """The status of an error that was sent inside of a stream, 500 where the error has none; 0: no such error was sent."""
+    """The status of an error that was sent inside of a stream, 500 if the error has none; 0 if no such error was sent."""
 
 
 class Ending(NamedTuple):
-    """The outcome with the HTTP status, 0 for none, and the reason, empty for the engine's own."""
+    """The outcome with the HTTP status, 0 if none was sent, and the reason, empty where the engine's own reason applies."""
 
     outcome: Outcome
     status: int
     reason: str
 
     def word(self) -> str:
-        """Return the outcome as the series has it: finer than the ledger's, by the reason and by whose fault it was."""
+        """Return the outcome in the words of the series, which distinguish reasons and whose fault it was, as the ledger's do not."""
         if self.reason == RequestQuarantined.code:
             return "quarantined" if self.outcome == "failed" else "blocked"
         if self.reason == NoFreePlace.code:
@@ -48,11 +48,11 @@ def ending(
     """Return how a request ended.
 
     Args:
-        error: What ended it, if the fleet or the ingress did.
-        gone: What the client had been sent when it went away; None if it stayed.
-        stalled: The client read nothing for too long, and its connection was dropped.
-        started: A replica was given one of its engine requests.
-        engines_ends: Why the engine ended its engine requests; "" for those that it did not end.
+        error: The error by which the fleet or the ingress ended the request, if one did.
+        gone: What the client had been sent when it disconnected; None if it did not disconnect.
+        stalled: The connection was dropped because the client read nothing for too long.
+        started: One of its engine requests was given to a replica.
+        engines_ends: The reasons for which engines ended its engine requests; "" for a request that no engine ended.
     """
     if gone is not None:
         return Ending("aborted", gone.status, "client_stalled" if stalled else "client_gone")

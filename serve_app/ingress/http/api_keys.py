@@ -1,7 +1,8 @@
-"""Who may ask: the keys of a file, which is read again when it changes.
+"""API keys come from a file, which is read again when it changes, and decide which clients may send requests.
 
-A line is a key of at least `MIN_KEY_CHARS` characters, `sha256:` and the 64 hex digits of one's SHA-256, empty, or a comment that
-starts with `#`. Keys are held and compared as digests, and each is compared with all of them, so that the time tells nothing.
+Each line of the file is a key of at least `MIN_KEY_CHARS` characters, or `sha256:` and the 64 hex digits of a key's SHA-256, or empty, or
+a comment that starts with `#`. Keys are held and compared as digests. The key of a request is compared with every digest, so that the time
+of a comparison reveals nothing.
 """
 
 import hashlib
@@ -23,10 +24,10 @@ _HINT = "a line is a key, for example of `openssl rand -hex 32`, or sha256: and 
 
 
 class ApiKeys:
-    """The keys of ``path``.
+    """The keys in the file ``path``.
 
     Raises:
-        ConfigError: The file cannot be read, holds no key or a line that is none; no key is printed.
+        ConfigError: The file cannot be read, or holds no key, or has a line that is no key. The error quotes no key.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,10 +36,10 @@ class ApiKeys:
         self._digests = self._read()
 
     def check(self, authorization: bytes | None) -> str:
-        """Let the request pass whose Authorization header this is; return the key's name, the first hex digits of its SHA-256.
+        """Check a request's Authorization header and return the name of its key: the first hex digits of the key's SHA-256.
 
         Raises:
-            InvalidApiKey: It carries no key of the file.
+            InvalidApiKey: The header carries no key that is in the file.
         """
         self._follow_changes()
         if authorization is None:
@@ -52,7 +53,7 @@ class ApiKeys:
         return digest.hex()[:_NAME_CHARS]
 
     def _follow_changes(self) -> None:
-        """Take over a changed file; one that cannot be used is reported once, and the keys stay as they were."""
+        """Read the file again if it has changed. A file that cannot be used is reported once, and the keys stay as they were."""
         if (stamp := self._stamp()) == self._seen:
             return
         self._seen = stamp
@@ -64,7 +65,7 @@ class ApiKeys:
             logger.info("%s has changed: %d API keys are in force", self._path, len(self._digests))
 
     def _stamp(self) -> tuple[int, int, int] | None:
-        # Through links: Kubernetes replaces a mounted Secret by turning one.
+        # `stat` follows symbolic links: Kubernetes replaces a mounted Secret by pointing a link at another folder.
         try:
             status = self._path.stat()
         except OSError:

@@ -1,4 +1,4 @@
-"""What a request says that decides before vLLM sees it: its model, whether it needs a store, its own id. Pure."""
+"""This module reads the few fields of a body on which the ingress acts before vLLM sees the request: model, id, use of a store. Pure."""
 
 import json
 import re
@@ -9,20 +9,21 @@ import msgspec
 from serve_app.errors import BadRequest, NotSupported
 
 MAX_REQUEST_ID_CHARS = 128
-"""An attempt's id on a link is the request's with suffixes of vLLM's and ours, together at most 256 (protocol/messages.py)."""
+"""The id of an attempt on a link is this id with suffixes of vLLM's and ours, together at most 256 characters (protocol/messages.py)."""
 
 MAX_VALUES = 500_000
-"""Values between commas that a body may hold; of a model with a longer context, twice as many as that has tokens. Parsing and validation of
-5 million token ids, which 10 MB have room for, took up to 1.8 s of the event loop, and a thread would hold the interpreter's lock."""
+"""The most values between commas in a body; for a model with a long context, twice the context's tokens if that is more. 10 MB have room
+for 5 million token ids, whose parsing and validation took up to 1.8 s of the event loop. A thread would hold the interpreter's lock
+meanwhile."""
 
 _TEXTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-"""Possessive, and without need for the last quote, so that no body takes longer than its length."""
+"""Matches a JSON string. The quantifiers are possessive and the last quote is optional, so the time is linear in the length of the body."""
 
 RESPONSES_STATE = "this server keeps no responses between requests"
 
 
 class BodyFields(msgspec.Struct):
-    """Of any type: a wrong one is vLLM's to report, by the front end of the model that is asked for."""
+    """The fields may have any type: vLLM reports a wrong type, through the front end of the model that the body names."""
 
     model: Any = None
     request_id: Any = None
@@ -35,13 +36,13 @@ _decoder = msgspec.json.Decoder(BodyFields)
 
 
 def parse_fields(body: bytes) -> BodyFields | None:
-    """Return the fields; None for what vLLM cannot parse either, or is no object."""
+    """Return the fields; None if the body is no JSON object, or if vLLM cannot parse it either."""
     try:
         return _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # the last by a body of 2000 brackets
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # RecursionError: a body of 2000 brackets
         pass
     try:
-        values = json.loads(body)  # vLLM's parser, slower: it also takes NaN, lone surrogates and a byte order mark
+        values = json.loads(body)  # vLLM's parser is slower, and also accepts NaN, lone surrogates and a byte order mark
     except (ValueError, RecursionError):
         return None
     if not isinstance(values, dict):
@@ -50,7 +51,7 @@ def parse_fields(body: bytes) -> BodyFields | None:
 
 
 def check_num_values(body: bytes, max_model_len: int) -> None:
-    """Refuse what would take long to parse, by a look at its commas that takes 1 ms for 10 MB, and 0.1 s where texts have many.
+    """Refuse a body that would take long to parse, by counting commas: 1 ms for 10 MB, 0.1 s where the texts contain many commas.
 
     Args:
         body: JSON, not parsed yet.
@@ -61,7 +62,7 @@ def check_num_values(body: bytes, max_model_len: int) -> None:
     limit = max(MAX_VALUES, 2 * max_model_len)
     if body.count(b",") <= limit:
         return
-    num = (body.count(b'"') - body.count(b'\\"')) // 2  # about as many texts, so that the search below never finds many
+    num = (body.count(b'"') - body.count(b'\\"')) // 2  # the approximate number of texts; few texts keep the search below fast
     if num <= limit:
         num = _TEXTS.sub(b"", body).count(b",")
     if num > limit:
@@ -69,10 +70,10 @@ def check_num_values(body: bytes, max_model_len: int) -> None:
 
 
 def refuse_stored_responses(fields: BodyFields) -> None:
-    """Refuse what needs a store, of whatever type: vLLM reads "yes" and 1 as true.
+    """Refuse a request that needs a store. Values of every type count, because vLLM reads "yes" and 1 as true.
 
     Raises:
-        NotSupported: A field of the Responses API that needs a store.
+        NotSupported: The body has a field of the Responses API that needs a store.
     """
     if fields.previous_response_id is not None:
         raise NotSupported(feature="previous_response_id", hint=f"{RESPONSES_STATE}; send the whole input")
@@ -81,13 +82,13 @@ def refuse_stored_responses(fields: BodyFields) -> None:
 
 
 def check_request_id(param: str, value: Any) -> None:
-    """vLLM makes the client's id part of its own, and that goes into logs, headers and over the links.
+    """Check the client's id of a request. vLLM makes it part of its own id, which goes into logs and headers and over the links.
 
     Args:
-        param: Where it was: "request_id" in the body, "X-Request-Id" in the head.
-        value: What is no text is left to vLLM's validation.
+        param: Where the id was: "request_id" in the body, "X-Request-Id" in the head.
+        value: The id. A value that is no text is left to vLLM's validation.
     Raises:
-        BadRequest: It is too long, or has characters that cannot be printed.
+        BadRequest: The id is too long, or has characters that cannot be printed.
     """
     if not isinstance(value, str):
         return

@@ -1,4 +1,4 @@
-"""One HTTP connection: uvicorn's protocol with limits on all that it reads without any: heads, trailers, requests in a row."""
+"""A connection is uvicorn's HTTP protocol with limits where uvicorn has none: on heads, trailers and requests in a row."""
 
 import asyncio
 
@@ -10,27 +10,30 @@ from serve_app.books.series import counter
 from serve_app.host import descriptors
 
 MAX_HEAD_BYTES = 64 << 10
-"""Of a request line with its headers. Cookies and tokens behind gateways reach 16 KiB; 48 MB were once buffered here."""
+"""The longest request line with its headers. Cookies and tokens behind gateways reach 16 KiB; without a limit, a client made uvicorn buffer
+48 MB."""
 
 HEAD_TIMEOUT_S = 30.0
-"""From the first byte of a head to its end. It is one packet, or a few."""
+"""The longest time from the first byte of a head to its end. A head is one packet, or a few."""
 
 MAX_PIPELINED = 128
-"""Requests that may wait on a connection behind the one that is answered."""
+"""Requests that may wait on a connection while an earlier request is answered."""
 
 FRAMING_PER_BODY_BYTE = 16
-"""What a chunked body may have beside its bytes, `MAX_HEAD_BYTES` apart: chunks of one byte have five."""
+"""Framing bytes that a chunked body may have for each of its own bytes, besides `MAX_HEAD_BYTES`. A chunk of one byte has five of them."""
 
 UNREAD_BODY_TIMEOUT_S = 5.0
-"""For the rest of a body whose request was answered without it, such as one that is too large."""
+"""How long the rest of a body is awaited after its request was answered without it, for example because the body is too large."""
 
 STALLED_CLIENTS = counter("stalled_clients")
 
 STALLED = "serve_app_stalled_client"
-"""Key in the ``state`` of a request's scope: its client was dropped for that. For the ledger."""
+"""Key in the ``state`` of a request's scope: the client read nothing for too long, and its connection was dropped. The ledger reports
+it."""
 
 GONE = "serve_app_gone"
-"""Key in the ``state`` of a request's scope: what to call when its client goes before the end of the answer; the key goes, too."""
+"""Key in the ``state`` of a request's scope: the function to call when the client disconnects before the end of the answer. The key is
+removed when the function is called."""
 
 CROWDED_CONNECTIONS = counter("crowded_connections")
 
@@ -38,23 +41,23 @@ CROWDED = "serve_app_crowded"
 """Key in the ``state`` of a request's scope: its connection has one of the spare file descriptors."""
 
 CROWDED_TIMEOUT_S = 1.0
-"""For the head of the only request on such a connection: it is a probe's, or it is refused."""
+"""The limit for the head of the only request on a crowded connection. Either the request is a probe, or it is refused."""
 
 _INVALID = "Invalid HTTP request received."
 
-_LINGER_S = 1.0  # for which what a refused client goes on sending is dropped
+_LINGER_S = 1.0  # how long the bytes that a refused client still sends are read and dropped
 
-_SLICE_BYTES = 16 << 10  # what a head may be over its limit before that is noticed
+_SLICE_BYTES = 16 << 10  # by how much a head may exceed its limit before the excess is noticed
 
 
-def _tell_nobody() -> None:
-    """No one has asked."""
+def _ignore() -> None:
+    """Do nothing when the client disconnects: no code has asked to be called."""
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """Answers 431 to a head or trailer that is too long and 408 to a head that is too slow, and closes.
+    """A connection that answers 431 to a head or trailer that is too long and 408 to a head that is too slow, and then closes.
 
-    A connection on which nothing ever comes is closed after the keep-alive time, as one on which nothing comes any more.
+    A connection on which a client never sends anything is closed after the keep-alive time, like a connection that has become idle.
     """
 
     head_timeout_s = HEAD_TIMEOUT_S
@@ -85,12 +88,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             if self._answered is not None:
                 self._answered.scope["state"][STALLED] = True
         super().connection_lost(exc)
-        if self._answered is not None:  # uvicorn tells only the newest request, which with pipelining has not even begun
-            self._tell_gone(self._answered)
+        if self._answered is not None:  # uvicorn notifies only the newest request, which with pipelining has not even begun
+            self._disconnect(self._answered)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
-        cycle.scope["state"][GONE] = _tell_nobody
+        cycle.scope["state"][GONE] = _ignore
         if self._crowded:
             cycle.scope["state"][CROWDED] = True
             cycle.keep_alive = False
@@ -104,7 +107,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             was_in_head = self._in_head
             self._spare_framing -= 0 if was_in_head else end - start
             self._feed(data[start:end])
-            # Only slices that are of the head as a whole count, so that a body before it never does.
+            # Count a slice only if all of it is head: with pipelining, the end of one request's body and the next head may share a slice.
             self._head_bytes = self._head_bytes + end - start if was_in_head and self._in_head else 0
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(b"431 Request Header Fields Too Large", f"the limit is {MAX_HEAD_BYTES} bytes")
@@ -113,10 +116,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             start = end
 
     def _feed(self, data: bytes) -> None:
-        """Do what uvicorn's ``data_received`` does, except for a request with ``Upgrade``: it is served as if it had no such header.
+        """Do what uvicorn's ``data_received`` does, but serve a request with the header ``Upgrade`` as if it had no such header.
 
-        Java's client asks each http:// server for HTTP/2 in this way, and a server may ignore that (RFC 9110, 7.8). httptools takes such a
-        request for one without a body; with uvicorn, the body would then be parsed as the next request.
+        Java's client asks each http:// server for HTTP/2 by that header, and a server may ignore the header (RFC 9110, 7.8). httptools
+        assumes that such a request has no body, so uvicorn would parse the body as the next request.
         """
         self._unset_keepalive_if_required()
         while not self.transport.is_closing():
@@ -175,17 +178,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._timer.cancel()
         super().on_message_complete()
         if not self.pipeline:
-            # The end of a large body leaves reading paused until the application asks for more, and a client's going would go unseen.
+            # After a large body, reading stays paused until the application asks for more, so a disconnect would not be noticed.
             self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.pipeline:
-            self.flow.pause_reading()  # uvicorn would read on, and queue more than it answers
+            self.flow.pause_reading()  # uvicorn would continue to read, and queue requests faster than it answers them
         elif self._in_body and not self.transport.is_closing():
             self._timer = self.loop.call_later(self.unread_body_timeout_s, self.transport.close)
 
-    def _tell_gone(self, cycle: RequestResponseCycle) -> None:
+    def _disconnect(self, cycle: RequestResponseCycle) -> None:
         """Let the application of this request see a disconnect."""
         cycle.disconnected = not cycle.response_complete
         cycle.message_event.set()
@@ -194,7 +197,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
-            # The answer to the request before this one is still on its way, and its end has a limit of its own.
+            # The answer to the request before this one is still being sent, and the end of that answer has a limit of its own.
             self._timer = self.loop.call_later(self.head_timeout_s, self._head_is_late)
         elif not self.transport.is_closing():
             self._refuse(b"408 Request Timeout", f"no complete request head within {self.head_timeout_s:g} s")
@@ -203,13 +206,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         body = message.encode()
         head = b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
         if self.pipeline or (self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete):
-            self.transport.close()  # the bytes would end up inside another answer
+            self.transport.close()  # these bytes would end up inside another answer
             return
         if self.cycle is not None:
-            self._tell_gone(self.cycle)
+            self._disconnect(self.cycle)
         self._refused = True
         self._timer.cancel()
         self.transport.write(b"HTTP/1.1 " + status + b"\r\n" + head + body)
         self.transport.write_eof()
-        # To close with bytes unread would reset the connection, and the client might never see why.
+        # Closing with unread bytes would reset the connection, and the client might never read the reason.
         self._timer = self.loop.call_later(_LINGER_S, self.transport.close)

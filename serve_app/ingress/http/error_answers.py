@@ -1,8 +1,8 @@
-"""What an HTTP client is told about an error: one body for every route, before a stream has begun and within it.
+"""Error answers have one body on every route, before a stream has begun and within a stream.
 
-The body is that of vLLM's `/v1` routes. `type` is vLLM's word where vLLM has such an error (its own ones, 400 and 404), and the
-`code` of `serve_app/errors` for what only a fleet has: no_replica, queue_full, replica_lost, ... `code` is the status, as vLLM's.
-`retry_after_s`, where the error has one, is the header Retry-After once more: a stream that has begun has no header left to send.
+The body is that of vLLM's `/v1` routes. `type` is vLLM's word where vLLM has such an error (its own errors, 400 and 404). For an error that
+only a fleet has, `type` is its `code` in `serve_app/errors`: no_replica, queue_full, replica_lost, ... `code` is the HTTP status, as in
+vLLM. `retry_after_s`, where the error has it, repeats the header Retry-After, because a stream that has begun can send no header any more.
 """
 
 import json
@@ -20,17 +20,17 @@ from serve_app.errors import BodyTooSlow, InvalidApiKey, ModelNotFound, ServingE
 logger = logging.getLogger(__name__)
 
 MAX_ERROR_BYTES = 8 << 10
-"""Errors of vLLM's that are no longer than this go out as they are."""
+"""Errors of vLLM that are no longer than this are sent unchanged."""
 
 MAX_TEXT_CHARS = 2048
-"""Of a text in a longer error, and of the message of an error of ours."""
+"""The longest text in a longer error of vLLM, and the longest message of an error of ours."""
 
 _TYPES_OF_VLLM = {400: "BadRequestError", 404: "NotFoundError"}
 _INTERNAL = "the request failed inside the server, whose log has the cause"
 
 
 class FleetError(GracefulHTTPError):
-    """Carries one of our errors through vLLM's front end, which lets it pass to the ingress or tells its status and text."""
+    """An error of ours on its way through vLLM's front end, which passes it to the ingress or answers with its status and text."""
 
     def __init__(self, error: ServingError) -> None:
         super().__init__(str(error), HTTPStatus(error.http_status))
@@ -38,35 +38,35 @@ class FleetError(GracefulHTTPError):
 
 
 class ErrorAnswer(NamedTuple):
-    """What an HTTP client is told about an error."""
+    """The answer that an HTTP client gets for an error."""
 
     status: int
     headers: dict[str, str]
     body: dict[str, Any]
 
     def response(self) -> Response:
-        # ASCII: a text that quotes a lone surrogate of the client's has no UTF-8.
+        # ASCII: a text that quotes a lone surrogate from the client cannot be UTF-8.
         return Response(json.dumps(self.body), self.status, self.headers, media_type="application/json")
 
 
 def answer_of(error: ServingError) -> ErrorAnswer:
-    """Return the answer to an error of ours; Retry-After is in whole seconds, never earlier than promised."""
+    """Return the answer for an error of ours. Retry-After is ``retry_after_s`` in whole seconds, rounded up."""
     param = "model" if isinstance(error, ModelNotFound) else getattr(error, "param", None)
     kind = _TYPES_OF_VLLM.get(error.http_status, error.code)
-    told = error_body(str(error), kind, error.http_status, param)
+    body = error_body(str(error), kind, error.http_status, param)
     headers = {}
     if error.retry_after_s is not None:
-        told["error"]["retry_after_s"] = retry_after_s = max(1, math.ceil(error.retry_after_s))
+        body["error"]["retry_after_s"] = retry_after_s = max(1, math.ceil(error.retry_after_s))
         headers["Retry-After"] = str(retry_after_s)
     if isinstance(error, BodyTooSlow):
-        headers["Connection"] = "close"  # the rest of the body would be read and dropped for as long as it comes
+        headers["Connection"] = "close"  # or the rest of the body would be read and dropped for as long as it comes
     if isinstance(error, InvalidApiKey):
         headers["WWW-Authenticate"] = "Bearer"
-    return ErrorAnswer(error.http_status, headers, told)
+    return ErrorAnswer(error.http_status, headers, body)
 
 
 def describe_error(error: BaseException) -> ErrorAnswer:
-    """Map an error of vLLM's front end or of ours to its answer; one that nobody foresaw is logged and not told."""
+    """Map an error of vLLM's front end or of ours to its answer. The text of any other error is logged and not sent to the client."""
     if isinstance(error, VLLMServerError) and isinstance(error.__cause__, ValueError):
         error = error.__cause__  # AsyncLLM wraps all but vLLM's own client errors
     match error:
@@ -75,14 +75,14 @@ def describe_error(error: BaseException) -> ErrorAnswer:
         case ServingError():
             return answer_of(error)
         case GracefulHTTPError() | VLLMClientError() | GenerationError() | ValueError():
-            told = create_error_response(error)
-            return ErrorAnswer(told.error.code, {}, told.model_dump())
+            response = create_error_response(error)
+            return ErrorAnswer(response.error.code, {}, response.model_dump())
     logger.error("a request failed", exc_info=error)
     return ErrorAnswer(500, {}, error_body(_INTERNAL, "InternalServerError", 500))
 
 
 def behind(error: Exception) -> Exception:
-    """Return the error that Starlette has wrapped because a head had gone out, or had been held by `HeldAnswer`; any other as it is."""
+    """Return the error that Starlette wrapped, because a head was sent or was held by `HeldAnswer`; return any other error as it is."""
     wrapped = isinstance(error, RuntimeError) and str(error).startswith("Caught handled exception")
     return error.__cause__ if wrapped and isinstance(error.__cause__, Exception) else error
 
@@ -92,28 +92,28 @@ def error_body(message: str, kind: str, status: int, param: str | None = None) -
 
 
 def shortened(body: bytes) -> bytes:
-    """Return an error of vLLM's, an answer's body or an event of a stream, with each text cut at `MAX_TEXT_CHARS`.
+    """Return an error of vLLM, which is the body of an answer or an event of a stream, with each text cut at `MAX_TEXT_CHARS`.
 
-    vLLM repeats the value that it refuses: a million `stop_token_ids` made an answer of 15.8 MB.
+    vLLM quotes the value that it refuses: a million `stop_token_ids` made an answer of 15.8 MB.
     """
     begin = body.find(b"{")
     end = body.rfind(b"}") + 1
     try:
-        told = json.loads(body[begin:end])
+        value = json.loads(body[begin:end])
     except (ValueError, RecursionError):
         return body[:MAX_ERROR_BYTES]
-    return body[:begin] + json.dumps(_cut(told)).encode() + body[end:]
+    return body[:begin] + json.dumps(_cut(value)).encode() + body[end:]
 
 
-def _cut(told: Any) -> Any:
-    match told:
-        case str() if len(told) > MAX_TEXT_CHARS:
-            return f"{told[:MAX_TEXT_CHARS]}... ({len(told)} characters in all)"
+def _cut(value: Any) -> Any:
+    match value:
+        case str() if len(value) > MAX_TEXT_CHARS:
+            return f"{value[:MAX_TEXT_CHARS]}... ({len(value)} characters in all)"
         case dict():
-            return {name: _cut(value) for name, value in told.items()}
+            return {name: _cut(part) for name, part in value.items()}
         case list():
-            return [_cut(value) for value in told]
-    return told
+            return [_cut(part) for part in value]
+    return value
 
 
 def not_found(path: str) -> Response:
@@ -137,6 +137,6 @@ def stream_line(error: ServingError, end: bytes) -> bytes:
 
 def responses_event(error: ServingError, sequence_number: int) -> bytes:
     """Return the server-sent event that ends a stream of the Responses API."""
-    told = answer_of(error).body["error"]
-    event = {**told, "type": "error", "code": told["type"], "sequence_number": sequence_number}
+    fields = answer_of(error).body["error"]
+    event = {**fields, "type": "error", "code": fields["type"], "sequence_number": sequence_number}
     return b"event: error\ndata: %s\n\n" % json.dumps(event).encode()

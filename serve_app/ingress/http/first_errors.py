@@ -1,9 +1,10 @@
-"""Validation of request bodies whose cost is bounded, so that one client cannot stop the event loop for all others.
+"""This module validates request bodies at a bounded cost, so that one client cannot stop the event loop for all others.
 
-Pydantic reports each wrong element of each list, once for each type that it might have been. `{"input": [{}, {}, ...]}` of 300 kB to
-`/v1/responses` made millions of errors: the event loop stood still for minutes, and the kernel ended the ingress at 17 GB. Here a list, set
-or mapping is given up at its first wrong element. A small body is then validated once more, so that its error lists all that is wrong, as
-vLLM's does. Lists with too many objects are refused before: a right object of a union of many types costs up to 0.2 ms.
+Pydantic reports each wrong element of each list, once for each type that the element might have had. `{"input": [{}, {}, ...]}` of 300 kB
+to `/v1/responses` made millions of errors: the event loop stood still for minutes, and the kernel ended the ingress at 17 GB. Here the
+validation of a list, set or mapping stops at its first wrong element. A small body is then validated a second time by pydantic's own
+validator, so that the error lists everything that is wrong, as vLLM's does. Lists with too many objects are refused before the validation,
+because a valid object of a union of many types costs up to 0.2 ms.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,21 +15,24 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaValidator
 
 MAX_VALUES = 200
-"""A body of so many values, those inside of others included, is told all that is wrong. A value makes up to 230 errors."""
+"""The error of a body with at most this many values, nested values included, lists everything that is wrong. One value makes up to 230
+errors."""
 
 MAX_OBJECTS = 10_000
-"""Objects and lists that all lists of a body may hold together: messages, their parts, tools, what schemas list. `/v1/responses` takes 2 s
-of the event loop for as many."""
+"""The most objects and lists inside of all lists of a body together: messages, their parts, tools, lists in schemas. `/v1/responses` takes
+2 s of the event loop for this many."""
 
 MAX_SEQUENCES = 4096
-"""Engine requests that one body may become: its prompts times `n`. Each takes 0.2 ms of the event loop before it is queued or refused."""
+"""The most engine requests that one body may become: its prompts times `n`. An engine request takes 0.2 ms of the event loop before it is
+queued or refused."""
 
 MAX_GRAMMAR_CHARS = 64 << 10
-"""Most characters of a schema, regular expression, grammar or list of choices. vLLM compiles it in the event loop before the engine does:
-48 kB took 2 s, and the time grows with the size."""
+"""The most characters of a schema, regular expression, grammar or list of choices. vLLM reads it in the event loop before the engine
+compiles it: 48 kB took 2 s, and the time grows with the size."""
 
 MAX_TEMPLATE_KWARGS = 1000
-"""Keys of ``chat_template_kwargs``. Preparing 240,000 for the template took 2 s of the thread that renders all chats of the model."""
+"""The most keys of ``chat_template_kwargs``. Preparing 240,000 keys for the template took 2 s of the thread that renders all chats of the
+model."""
 
 _GRAMMARS = ("structured_outputs", "response_format", "text")
 _CONTAINERS = frozenset({"list", "set", "frozenset", "tuple", "dict"})
@@ -36,10 +40,10 @@ _NOT_SCHEMAS = frozenset({"metadata", "serialization", "default"})
 
 
 class FirstErrors:
-    """Stands in for the `SchemaValidator` of a core schema of pydantic's.
+    """A stand-in for pydantic's `SchemaValidator` of a core schema.
 
     Args:
-        complete: The validator whose place it takes.
+        complete: The validator that it replaces, which reports all errors.
     """
 
     def __init__(self, schema: Mapping[str, Any], complete: Any) -> None:
@@ -47,7 +51,7 @@ class FirstErrors:
         self._complete = complete
 
     def validate_python(self, value: Any, **options: Any) -> Any:
-        """Do what pydantic's method of that name does.
+        """Do what pydantic's method of this name does.
 
         Raises:
             ValidationError: The value is not valid, or one of the limits above is exceeded.
@@ -58,7 +62,7 @@ class FirstErrors:
             _check_fields(value)
         try:
             request = self._validate(value, options)
-        except (AttributeError, KeyError, IndexError) as exc:  # what vLLM would answer by 500; a TypeError it answers by 400
+        except (AttributeError, KeyError, IndexError) as exc:  # vLLM would answer these by 500, and a TypeError by 400
             raise _refusal("wrong_type", f"A field is of a wrong type: {exc}") from exc
         if (num := _num_sequences(request)) > MAX_SEQUENCES:
             raise _refusal(
@@ -76,17 +80,17 @@ class FirstErrors:
 
 
 def of_model(model: type[BaseModel]) -> FirstErrors:
-    """Return the validator of a model."""
+    """Return a validator for bodies of this model."""
     return FirstErrors(model.__pydantic_core_schema__, model.__pydantic_validator__)
 
 
 def json_validator(model: type[BaseModel]) -> SchemaValidator:
-    """Return a validator of the model, for its ``validate_json``, that stops at the first wrong element of a list and reports no others."""
+    """Return a validator for ``validate_json`` that stops at the first wrong element of a list and reports no others."""
     return _validator(model.__pydantic_core_schema__)
 
 
 def stop_at_first_errors(app: FastAPI) -> None:
-    """Make all routes of ``app`` validate their bodies so. The field of a route is changed, and not its model."""
+    """Make all routes of ``app`` validate their bodies by `FirstErrors`. The field of each route is changed, its model is not."""
     for route in app.routes:
         field = getattr(route, "body_field", None)
         if field is None:
@@ -98,7 +102,7 @@ def stop_at_first_errors(app: FastAPI) -> None:
 
 def _validator(schema: Mapping[str, Any]) -> SchemaValidator:
     stopping: Any = _stopping(schema)
-    # Pydantic's prebuilt validators of the models within report all errors.
+    # Pydantic's prebuilt validators of nested models report all errors.
     return SchemaValidator(stopping, _use_prebuilt=False)
 
 
@@ -118,7 +122,7 @@ def _stopping(schema: Any) -> Any:
 
 
 def _check_fields(body: Mapping[str, Any]) -> None:
-    """Refuse values that pass vLLM's validation, and that later cost too much or fail."""
+    """Refuse values that pass vLLM's validation but cost too much later, or fail later."""
     if (num_chars := _grammar_chars(body)) > MAX_GRAMMAR_CHARS:
         said = f"What constrains the answer has {num_chars} characters, limit {MAX_GRAMMAR_CHARS}; send a smaller schema"
         raise _refusal("grammar_too_large", said)
@@ -139,7 +143,7 @@ def _refusal(kind: str, message: str) -> ValidationError:
 
 
 def _objects_in_lists(value: Any) -> int:
-    """Return how many objects and lists there are inside of lists; a number above `MAX_OBJECTS` is no more than that."""
+    """Return how many objects and lists are inside of lists. A result above `MAX_OBJECTS` is a lower bound: counting stops there."""
     waiting, num = [value] if isinstance(value, dict | list) else [], 0
     while waiting and num <= MAX_OBJECTS:
         part = waiting.pop()
@@ -160,7 +164,7 @@ def _grammar_chars(body: Mapping[str, Any]) -> int:
 
 
 def _tool_schemas(body: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the schemas of the tools whose calls vLLM constrains by a grammar. Other tools are words of the prompt."""
+    """Yield the schemas of the tools whose calls vLLM constrains by a grammar. Other tools only appear in the prompt."""
     choice, tools = body.get("tool_choice") or "auto", body.get("tools")
     if choice == "none" or not isinstance(tools, list):
         return
@@ -168,7 +172,7 @@ def _tool_schemas(body: Mapping[str, Any]) -> Iterator[Any]:
     is_auto = choice == "auto" or options.get("mode") == "auto"
     named = _mapping(options.get("function")).get("name") or options.get("name")
     for tool in map(_mapping, tools):
-        function = _mapping(tool.get("function")) or tool  # the Responses API has no mapping within
+        function = _mapping(tool.get("function")) or tool  # the Responses API has the fields in the tool itself
         if function.get("strict") if is_auto else named in (None, function.get("name")):
             yield function.get("parameters")
 
@@ -178,7 +182,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _num_sequences(request: Any) -> int:
-    """Return how many engine requests several texts or lists of token ids become; 1 for a single one, whose choices vLLM bounds."""
+    """Return how many engine requests a list of prompts becomes, texts or token ids; 1 for one prompt, whose choices vLLM bounds."""
     prompts = getattr(request, "prompt", None) or getattr(request, "input", None)
     if not isinstance(prompts, list) or len(prompts) < 2 or not isinstance(prompts[0], str | list):
         return 1
@@ -186,7 +190,7 @@ def _num_sequences(request: Any) -> int:
 
 
 def _num_values(value: Any, limit: int) -> int:
-    """Return how many values there are in ``value``, itself among them; one above ``limit`` where there are more."""
+    """Return how many values ``value`` holds, itself included; ``limit`` + 1 where there are more than ``limit``."""
     waiting, num = [value], 0
     while waiting and num <= limit:
         part = waiting.pop()

@@ -1,4 +1,4 @@
-"""The ingress replica's own HTTP listener: uvicorn inside the replica's event loop, on a port shared by SO_REUSEPORT."""
+"""The listener runs uvicorn inside the ingress replica's event loop, on a port that ingress replicas share by SO_REUSEPORT."""
 
 import asyncio
 import contextlib
@@ -17,12 +17,12 @@ from serve_app.ingress.http.connection import LimitedHttpProtocol
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals belong to Ray's worker process."""
+        """Leave all signals to Ray's worker process."""
         yield
 
 
 class Listener:
-    """Serves an ASGI app until ``stop``."""
+    """The HTTP server of an ASGI app, from ``start`` to ``stop``."""
 
     def __init__(self, app: Any, settings: IngressSettings, *, connection: type[asyncio.Protocol] = LimitedHttpProtocol) -> None:
         self._settings = settings
@@ -47,33 +47,33 @@ class Listener:
         """Bind and serve.
 
         Raises:
-            ListenFailed: The address is taken or not ours.
+            ListenFailed: The address is taken, or belongs to no interface of this machine.
         """
         sock = bind_shared(self._settings.host, self._settings.port)
-        # Each connection inherits it. Else a client that acknowledges but reads nothing would hold its stream, and a drain, for ever.
+        # Each connection inherits it. Without it, a client that acknowledges but reads nothing would hold its stream and a drain for ever.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(self._settings.stalled_client_s * 1000))
         self._task = asyncio.create_task(self._server.serve(sockets=[sock]), name="http")
         while not self._server.started and not self._task.done():
             await asyncio.sleep(0.01)
 
     async def stop(self) -> None:
-        """Stop accepting and wait for open connections to end their requests."""
+        """Accept no more connections and wait until the open ones have finished their requests."""
         self._server.should_exit = True
         if self._task is not None:
             await self._task
 
     def check(self) -> None:
-        """Raise what ended the server, if it ended."""
+        """Raise the error that ended the server, if the server has ended."""
         if self._task is not None and self._task.done():
             self._task.result()
             raise RuntimeError("the HTTP listener ended")
 
 
 def bind_shared(host: str, port: int) -> socket.socket:
-    """Return a listening socket that several ingress replicas of one machine may have at once.
+    """Return a listening socket on an address that several ingress replicas of one machine may share.
 
     Raises:
-        ListenFailed: The address is taken by somebody who does not share it, or not ours.
+        ListenFailed: Another process has the address and does not share it, or it belongs to no interface of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family)

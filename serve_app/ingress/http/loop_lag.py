@@ -1,7 +1,7 @@
-"""Measures how late the event loop wakes a task: what an ingress with too much to do adds to every token.
+"""The loop lag is how late the event loop wakes a task: an overloaded ingress delays every token by as much.
 
-An ingress that is far behind refuses new requests before it misses the heartbeats of its links, which would cost all its streams
-their replicas. Streams that run go on.
+An ingress whose loop is far behind refuses new requests, before it misses the heartbeats of its links: without these, the replicas of all
+its streams would count as lost. Running streams continue.
 """
 
 import asyncio
@@ -12,19 +12,20 @@ from serve_app.books import series
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.25
-"""Seconds between two looks. A loop that stands still for less may be missed."""
+"""Seconds between two measurements. A loop that stands still for less may go unnoticed."""
 LATE_LOOKS = 2
-"""So many looks in a row have to be too late: one alone is a pause, as of the garbage collector, and over when it is seen."""
+"""The loop counts as overloaded after so many late measurements in a row. A single one is a pause, for example by the garbage collector,
+which is over when it is measured."""
 
 _lag = series.histogram("event_loop_lag_seconds", series.LAG_BOUNDS_S)
 _tasks = series.gauge("tasks")
 
 
 class LoopLag:
-    """How late the loop is, and whether that is too late for new requests.
+    """The lag of the running event loop, and whether the loop is overloaded, so that new requests are refused.
 
     Args:
-        limit_s: Seconds. `LATE_LOOKS` looks in a row that are later make it overloaded; one within half of that ends it.
+        limit_s: The loop is overloaded after `LATE_LOOKS` measurements in a row above this, until one is at most half of it.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -33,7 +34,7 @@ class LoopLag:
         self._num_late = 0
 
     async def watch(self) -> None:
-        """Look until cancelled."""
+        """Measure until cancelled."""
         loop = asyncio.get_running_loop()
         _tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
         while True:
@@ -42,7 +43,7 @@ class LoopLag:
             self.note(max(0.0, loop.time() - due))
 
     def note(self, late_s: float) -> None:
-        """Take in one look."""
+        """Take in one measurement."""
         _lag.observe(late_s)
         self._num_late = self._num_late + 1 if late_s > self.limit_s else 0
         if not self.is_overloaded and self._num_late >= LATE_LOOKS:
