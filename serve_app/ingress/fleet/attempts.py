@@ -1,7 +1,7 @@
-"""From the front end's request to the request of one attempt.
+"""An attempt is a copy of the front end's request with the work that is left for one engine; its outputs are taken in here, too.
 
-Pure functions over vLLM's request struct. The front end's own object is never changed: ``RequestState`` and the children of n>1
-share its lists and its ``SamplingParams``.
+The functions are pure and work on vLLM's request struct. They never change the front end's own object: ``RequestState`` and the children of
+n>1 share its lists and its ``SamplingParams``.
 """
 
 import copy
@@ -18,7 +18,7 @@ from serve_app.links.protocol.errors import FrameTooLarge, MalformedMessage
 
 
 def attempt_request(request: Any, start: StartAttempt) -> Any:
-    """Return a copy of ``request`` for one attempt: its own id, and after tokens were emitted only what is left to do."""
+    """Return a copy of ``request`` for one attempt, with the id of the attempt and, after emitted tokens, only the rest of the work."""
     attempt = copy.copy(request)
     attempt.request_id = start.attempt_id
     attempt.client_index = 0
@@ -39,7 +39,7 @@ def attempt_request(request: Any, start: StartAttempt) -> Any:
 
 
 def drop_what_belongs_to_swallowed(deliver: DeliverOutputs) -> None:
-    """Drop the log probabilities and sampling masks of tokens that a replay swallowed, as the fleet dropped the tokens."""
+    """Drop the log probabilities and sampling masks of tokens that the fleet dropped because a replay had computed them again."""
     for index, count in deliver.swallowed:
         output: Any = deliver.outputs[index]
         num_left = len(output.new_token_ids)
@@ -50,14 +50,14 @@ def drop_what_belongs_to_swallowed(deliver: DeliverOutputs) -> None:
 
 
 def refused_grammars(outputs: Iterable[Any], requests: Mapping[str, Any], states: Mapping[str, Any]) -> dict[str, BadRequest]:
-    """Return by id the requests that ended because an engine could not compile what constrains their answer.
+    """Return by id the requests that ended because an engine could not compile the grammar of their answer.
 
-    vLLM ends such a request as failed before its first token and says no more, and its front end would answer 500. A failure with a stop
-    reason is the replica's own, such as an output that no frame takes (``replica/engine_io.py``): the client cannot mend that.
+    vLLM ends such a request as failed before its first token and gives no reason, so its front end would answer 500. A failure with a stop
+    reason comes from the replica, for example for an output too large for a frame (``replica/engine_io.py``): the client cannot mend that.
 
     Args:
-        requests: What was asked of the engine, by id.
-        states: What vLLM's output processor keeps of each request, by id.
+        requests: The requests that the engines got, by id.
+        states: The states of requests in vLLM's output processor, by id.
     """
     problem = "the engine cannot compile the grammar of the answer; simplify it, or leave out rare keywords of a schema"
     return {
@@ -73,9 +73,9 @@ def refused_grammars(outputs: Iterable[Any], requests: Mapping[str, Any], states
 
 
 def why_unsendable(request: Any, exc: Exception, encode: Callable[[Any], object]) -> ServingError:
-    """Return what the client is told of a request that could not be put on the wire; ``exc`` is what that raised.
+    """Return the error for a request that could not be encoded or sent; ``exc`` is the exception that this raised.
 
-    vLLM's validation lets values through that its own ``encode`` refuses: lone surrogates, integers beyond 64 bits.
+    vLLM's validation accepts values that its own ``encode`` refuses: lone surrogates, integers beyond 64 bits.
     """
     match exc:
         case FrameTooLarge():
@@ -95,7 +95,7 @@ def why_unsendable(request: Any, exc: Exception, encode: Callable[[Any], object]
 
 
 def _parameters(request: Any) -> list[tuple[str, Any]]:
-    """Return what a client has set, by the names of its fields; the header X-Vllm-Priority sets `priority`."""
+    """Return the values that a client has set, by the names of their fields. The header X-Vllm-Priority sets `priority`."""
     params = request.sampling_params or request.pooling_params
     values = {name: getattr(params, name) for name in params.__struct_fields__ if not name.startswith("_")}
     xargs = dict(values.pop("extra_args", None) or {})
@@ -114,10 +114,11 @@ def _parameters(request: Any) -> list[tuple[str, Any]]:
 
 
 def take_in(frame: Any, connection: IngressConnection, now: float) -> bool:
-    """Make vLLM's ``EngineCoreOutputs`` as if they came from an engine on this machine, and end what has finished on its link.
+    """Change vLLM's ``EngineCoreOutputs`` as if they came from an engine on this machine, and finish ended attempts on the link.
 
-    Times become those of this machine's clock: the monotonic times of the engine's machine mean nothing here, and vLLM subtracts them from
-    the ingress's. ``engine_index`` becomes 0, the only engine for which vLLM's loggers have series here: to them the fleet is one engine.
+    Times are converted to this machine's clock, because vLLM subtracts them from times of the ingress, and monotonic times of another
+    machine mean nothing here. ``engine_index`` becomes 0, the only engine for which vLLM's loggers have series here: to them the fleet is
+    one engine.
 
     Returns:
         Whether some attempt has finished.

@@ -1,4 +1,4 @@
-"""Keeps a link to every replica that has a lease: dials, says why it cannot, dials again. Membership decides whom."""
+"""The dialer keeps a link to every replica that has a lease: it dials, logs why a dial failed, and dials again."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ _REDIAL_S = 0.5
 
 
 class Dialer:
-    """``new_link`` makes the protocol of one connection; ``is_linked`` tells whether a replica needs none."""
+    """The dials of one model. ``new_link`` makes the protocol of a connection; ``is_linked`` says whether a replica has a link already."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Dialer:
                 task.add_done_callback(partial(self._dialed, replica_id))
 
     def stop(self) -> "asyncio.Future[list[BaseException | None]]":
-        """Dial nobody any more; the future is done when the dials under way have ended."""
+        """Dial no more replicas. The returned future is done when the running dials have ended."""
         self._members = {}  # or a lost link would be dialed again
         for task in self._dialing.values():
             task.cancel()
@@ -61,7 +61,7 @@ class Dialer:
             self.dial_missing()  # the link may have been lost before this task was over
 
     async def _dial(self, replica_id: str) -> None:
-        """Try until it works or the lease is gone; the reason of each failure is logged once in a row."""
+        """Dial until a link is open or the lease is gone. Equal failures in a row are logged once."""
         said = ""
         while (lease := self._members.get(replica_id)) is not None:
             try:

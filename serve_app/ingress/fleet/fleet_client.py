@@ -1,6 +1,6 @@
-"""vLLM's ``EngineCoreClient`` over a fleet of engine cores: the adapter between vLLM's front end and ``FleetState``.
+"""The fleet client is vLLM's ``EngineCoreClient`` over many engine cores: it adapts ``FleetState`` to vLLM's front end.
 
-It decides nothing: what vLLM and the links do becomes events, instructions become writes. One per model and ingress.
+It decides nothing: calls of vLLM and messages of links become events, and instructions become writes. Each model has one in each ingress.
 """
 
 import asyncio
@@ -65,11 +65,11 @@ from serve_app.membership import Lease
 
 logger = logging.getLogger(__name__)
 
-_TICK_S = 0.25  # how late a silent link or an expired wait may be noticed; 1 s would be felt, 0.01 s would cost CPU
+_TICK_S = 0.25  # a silent link or an expired wait is noticed this late at most; 1 s would be felt, 0.01 s would cost CPU
 
 
 class FleetClient(EngineCoreClient):
-    """What ``AsyncLLM`` takes for its engine core."""
+    """The client that ``AsyncLLM`` uses in place of one for a local engine core."""
 
     engine_ranks_managed = (0,)
 
@@ -80,7 +80,7 @@ class FleetClient(EngineCoreClient):
         self._settings = settings
         self._vllm_config: Any = None
         self._output_processor: Any = None
-        # Unbounded, as vLLM's own: nothing in it may be dropped, and a link that is not read looks silent and is ejected. Each frame
+        # Unbounded, as vLLM's own queue: no frame may be dropped, and a link that is not read looks silent and is ejected. Each frame
         # holds a token of some request or the counters of an engine step, and vLLM's reader waits for nothing else.
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
         self._encoder = MsgpackEncoder()
@@ -108,21 +108,21 @@ class FleetClient(EngineCoreClient):
         self._carrying_out = False
 
     def bind(self, *, vllm_config: Any, output_processor: Any, fingerprint: str, vllm_version: str) -> None:
-        """Tell the client what exists only after ``AsyncLLM`` was built around it."""
+        """Give the client the objects that exist only after ``AsyncLLM`` was built around it."""
         self._vllm_config, self._output_processor = vllm_config, output_processor
         self.use(OutputPath)
         self.links.bind(vllm_config=vllm_config, fingerprint=fingerprint, vllm_version=vllm_version)
 
     def use(self, path: type[OutputPath]) -> None:
-        """Bring outputs to vLLM by another path from now on; called before the first request."""
+        """Bring outputs to vLLM by this path. Called before the first request."""
         self.output_path = path(self._outputs.put_nowait, self._output_processor)
 
     def take_stats(self) -> Any:
-        """Return vLLM's statistics of tokens that vLLM was not given since the last call; None where there are none."""
+        """Return vLLM's statistics of the tokens since the last call that vLLM did not get; None if there are none."""
         return self.output_path.take_stats()
 
     async def run(self) -> None:
-        """Tick and ping until cancelled; links and dials end with it."""
+        """Send ticks to the fleet and pings to the links until cancelled, then end all links and dials."""
         ping_at = 0.0
         try:
             while True:
@@ -137,7 +137,7 @@ class FleetClient(EngineCoreClient):
             await self.links.stop()
 
     def _show_load(self) -> None:
-        # Gauges are queued only when nothing else is: an engine step that is queued shows the load itself.
+        # Gauges are queued only when nothing else is: the counters of a queued engine step show the load anyway.
         if self._outputs.empty() and (stats := self._gauges.changes()) is not None:
             self._outputs.put_nowait(EngineCoreOutputs(scheduler_stats=stats))
 
@@ -146,7 +146,7 @@ class FleetClient(EngineCoreClient):
         return any(not r.draining for r in self.fleet.replicas.values())
 
     def set_members(self, leases: Iterable[Lease]) -> None:
-        """Take in who is in the fleet: replicas of every model."""
+        """Take in the leases of all replicas, of every model."""
         mine = [lease for lease in leases if lease.model == self.model.name]
         self._adapters = {lease.member_id: frozenset(lease.adapters) for lease in mine}
         self.links.set_members(mine)
@@ -154,21 +154,21 @@ class FleetClient(EngineCoreClient):
             self._handle(event)
 
     def quarantined(self) -> list[tuple[str, float]]:
-        """Return the fingerprints that this ingress has quarantined and the seconds for which they still are."""
+        """Return the fingerprints that this ingress has quarantined, with the seconds that are left of each quarantine."""
         return self.fleet.quarantine.own(now=time.monotonic())
 
     def set_quarantined(self, blocks: Sequence[tuple[str, float]]) -> None:
-        """Take in what other ingresses have quarantined."""
+        """Take in the fingerprints that other ingresses have quarantined."""
         if blocks:
             self._handle(BlocksReported(blocks))
 
     def _link_opened(self, link: ReplicaLink) -> None:
         peer = link.connection.peer
         assert peer is not None
-        told = peer.capabilities
-        kv_tokens = told.num_kv_blocks * told.block_size
+        offered = peer.capabilities
+        kv_tokens = offered.num_kv_blocks * offered.block_size
         adapters = self._adapters.get(link.replica_id, frozenset())
-        self._handle(LinkOpened(link.replica_id, peer.credit, peer.draining, told.weights, kv_tokens, adapters))
+        self._handle(LinkOpened(link.replica_id, peer.credit, peer.draining, offered.weights, kv_tokens, adapters))
 
     def _link_lost(self, link: ReplicaLink, end: LinkEnd) -> None:
         self._handle(LinkLost(link.replica_id, end, frozenset(link.unsent)))
@@ -177,7 +177,7 @@ class FleetClient(EngineCoreClient):
         for message in messages:
             if isinstance(message, Outputs):
                 if not self._outputs_arrived(link, message):
-                    break  # a later frame would leave a hole in an answer; each request resumes after its last token that was read
+                    break  # a later frame would leave a hole in an answer; each request resumes after the last token that was read
             else:
                 self._message(link, message)
         self.output_path.write()
@@ -194,7 +194,7 @@ class FleetClient(EngineCoreClient):
         """Return whether the frame could be read; if not, the link is closed."""
         try:
             frame = self._decoder.decode(message.buffers)
-        except Exception as exc:  # whatever vLLM's decoder raises: the replica speaks another language
+        except Exception as exc:  # whatever vLLM's decoder raises: the replica encodes outputs in another way
             link.close("malformed_message", f"outputs: {type(exc).__name__}: {exc}", LinkEnd.MISUNDERSTOOD)
             return False
         now = time.monotonic()
@@ -238,7 +238,7 @@ class FleetClient(EngineCoreClient):
         self._carry_out(self.fleet.handle(event, now=time.monotonic()))
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
-        """Do these, in order, and then what that led to: not at once, or a queue of bad requests would be as deep a recursion."""
+        """Carry out these in order, then the instructions that they cause. A loop, because recursion would be as deep as the queue."""
         self._to_do += instructions
         if self._carrying_out:
             return
@@ -250,7 +250,7 @@ class FleetClient(EngineCoreClient):
             self._carrying_out = False
 
     def _carry_out_one(self, instruction: Instruction) -> None:
-        """Raises nothing: the instructions behind this one are other clients' requests."""
+        """Carry out one instruction. It raises nothing, because the next instructions belong to requests of other clients."""
         try:
             match instruction:
                 case StartAttempt():
@@ -264,8 +264,8 @@ class FleetClient(EngineCoreClient):
                 case CloseLink():
                     self._close_link(instruction)
                 case DeliverOutputs():
-                    raise AssertionError("comes first, and only from OutputsArrived")
-        except Exception as exc:  # of StartAttempt also whatever vLLM's encoder raises at what it took from the client
+                    raise AssertionError("DeliverOutputs comes first, and only from OutputsArrived")
+        except Exception as exc:  # for StartAttempt also whatever vLLM's encoder raises for a value of the client
             if isinstance(instruction, StartAttempt):
                 reason = why_unsendable(self._requests[instruction.request_id], exc, self._encoder.encode)
                 self._handle(AttemptUnsendable(instruction.request_id, reason))
@@ -274,7 +274,7 @@ class FleetClient(EngineCoreClient):
 
     def _start_attempt(self, start: StartAttempt) -> None:
         if (original := self._requests.get(start.request_id)) is None:
-            return  # its sibling's end has just ended it
+            return  # the end of a sibling has just ended this request
         if not (link := self.links[start.replica_id]).can_send():
             link.unsent[start.attempt_id] = start  # until there is room, or until the link is lost and the request resumes
             return
@@ -298,7 +298,7 @@ class FleetClient(EngineCoreClient):
         self.links.eject(close.replica_id, close.reason)
 
     def _fail_request(self, fail: FailRequest) -> None:
-        """End the whole HTTP-level generation, siblings of n>1 included, with the error."""
+        """End the whole generation of vLLM's front end with the error, siblings of n>1 included."""
         self.output_path.write_now(fail.request_id)
         if (exchange := self._exchanges.get(fail.request_id)) is not None:
             exchange.error = fail.error
@@ -318,22 +318,22 @@ class FleetClient(EngineCoreClient):
         if request_ids:
             self._handle(RequestsAborted(request_ids, outcome))
 
-    # What AsyncLLM calls.
+    # AsyncLLM calls the methods below.
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         """Queue or start the request.
 
         Raises:
-            FleetError: It was refused; nothing is left of it in vLLM's output processor.
+            FleetError: The request was refused; vLLM's output processor has forgotten it.
         """
         if (refused := refusal_of(request, self.model)) is not None:
             self._refuse(request, refused)
         exchange = current_exchange.get()
         try:
             arrived = self._arrival(request, background=exchange is not None and exchange.background)
-        except Exception as exc:  # whatever a value of the client's leads to: vLLM's output processor has the request already
+        except Exception as exc:  # whatever a value of the client causes: vLLM's output processor has the request already
             error = why_unsendable(request, exc, self._encoder.encode)
-            if isinstance(error, SendFailed):  # no value of the client's explains it
+            if isinstance(error, SendFailed):  # no value of the client explains the error
                 logger.exception("request %s could not be read", request.request_id)
             self._refuse(request, error)
         instructions = self.fleet.handle(arrived, now=time.monotonic())
@@ -361,7 +361,7 @@ class FleetClient(EngineCoreClient):
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """Stop these requests in their engines.
 
-        vLLM asks for that when a client has gone, when it closes a generation of which one choice failed, and, from its output
+        vLLM calls this when a client has disconnected, when it closes a generation of which one choice failed, and, from its output
         handler only, when its detokenizer has found a stop string.
         """
         if asyncio.current_task() is self._reader:
@@ -371,12 +371,12 @@ class FleetClient(EngineCoreClient):
         self._abort([i for i in request_ids if i in self._requests], "aborted")
 
     async def get_output_async(self) -> EngineCoreOutputs:
-        """Never raises: vLLM's output handler would fail all requests and end."""
+        """Return the next frame. It never raises: vLLM's output handler would fail all requests and end."""
         self._reader = asyncio.current_task()
         return await self._outputs.get()
 
     async def get_supported_tasks_async(self) -> tuple[str, ...]:
-        """Return the replicas' tasks, or before the first one joins what the model's runner type implies."""
+        """Return the tasks that replicas support; before the first replica joins, those that the model's runner type implies."""
         if self.links.capabilities is not None:
             return tuple(self.links.capabilities.tasks)
         return ("embed",) if self._vllm_config.model_config.runner_type == "pooling" else ("generate",)

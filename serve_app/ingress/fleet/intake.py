@@ -1,13 +1,13 @@
-"""The intake reads from vLLM's engine request what ``FleetState`` decides by, before the request waits or starts.
+"""The intake reads from vLLM's engine request the facts by which ``FleetState`` decides, before the request waits or starts.
 
-It finds how many tokens the answer may have, how the answer can resume at another replica, the fingerprint under which requests like it are
-quarantined, the hashes of its prompt for routing, and its LoRA adapter. Pure.
+The intake finds how many tokens the answer may have, how the answer can resume at another replica, the fingerprint under which equal
+requests are quarantined, the hashes of the prompt for routing, and the LoRA adapter. Pure.
 
-The ways to resume are an allow-list: a parameter that `WAYS` does not name came with a newer vLLM, and it is not known yet what the engine
+The ways to resume are an allow-list: a parameter that `WAYS` does not name came with a newer vLLM, and it is unknown which state the engine
 keeps for it. tests/contracts/test_resume_ways.py compares the table with the installed vLLM and with docs/reliability.md.
 
-The hashes of a prompt must be equal in all ingresses, and nowhere else: no engine sees them. Python's own hash of a tuple of integers is
-equal in all processes, and ten times as fast as a digest of each block. A client who makes two prompts collide gains a cache miss.
+The hashes of a prompt must be equal in all ingresses; no engine sees them. Python's own hash of a tuple of integers is equal in all
+processes, and ten times as fast as a digest of each block. A client that makes two prompts collide gains only a cache miss.
 """
 
 import dataclasses
@@ -30,29 +30,29 @@ from serve_app.core.request import Resume
 from serve_app.errors import BadRequest
 
 MAX_POINTS = 4096
-"""Of one prompt: 4 million tokens in blocks of 16."""
+"""The most points of one prompt that are hashed: the 4096th is after 4 million tokens in blocks of 16."""
 _GREEDY_BELOW = 1e-5  # vllm.sampling_params: a lower temperature is greedy
 
 
 class Way(Enum):
-    """What a parameter means for an attempt that begins after tokens were emitted. The value is its word in the documentation."""
+    """The effect of a parameter on an attempt that begins after tokens were emitted. The value is the word in the documentation."""
 
     SAME = "sent again"
-    """The engine keeps no history for it, or derives it from all tokens, prompt and emitted ids alike, or only the front end reads it."""
+    """The engine keeps no history for the parameter, or derives it from prompt and emitted ids alike, or only the front end reads it."""
     REST = "what is left"
-    """A count of output tokens: the attempt gets what the emitted ones leave of it."""
+    """The parameter counts output tokens: the attempt gets the count less the emitted tokens."""
     ONCE = "once"
-    """Delivered, or used up, with the first token: later attempts do not ask for it again."""
+    """The result was delivered with the first token, or the value is used up then: later attempts leave the parameter out."""
     SEED = "seed"
-    """vLLM's V2 runner derives its noise from seed and position. The V1 runner's generator has a history, which only a replay repeats."""
+    """vLLM's V2 runner derives its noise from seed and position. The V1 runner's generator has a state, which only a replay reproduces."""
     GRAMMAR = "grammar"
     """The engine's grammar accepts the emitted tokens before it masks the next one (serve_app/replica/grammar.py)."""
     OUTPUT = "output history"
-    """The engine looks at its own output. Replayed if repeatable, else continued: the engine then sees only what follows the seam."""
+    """The engine looks at its own output. A repeatable request is replayed. Another one is continued: its engine sees only later output."""
     KEYS = "by key"
-    """A mapping whose keys have ways of their own; a key without one is WHOLE."""
+    """The parameter is a mapping whose keys have ways of their own. A key without a way is WHOLE."""
     WHOLE = "whole"
-    """Prompt + emitted ids do not continue it: replayed if repeatable, else the client gets one explicit error."""
+    """Prompt + emitted ids cannot continue the request. It is replayed if repeatable; else the client gets one explicit error."""
 
 
 WAYS: dict[str, dict[Way, str]] = {
@@ -85,10 +85,10 @@ WAYS: dict[str, dict[Way, str]] = {
         Way.WHOLE: "prompt_embeds resumable",
     },
 }
-"""Struct of vLLM -> way -> the names of its fields. Of `extra_args`, the keys that vLLM's own code reads."""
+"""Struct of vLLM -> way -> the names of the struct's fields; for `extra_args`, the keys that vLLM's own code reads."""
 
 _GRAMMAR_BACKENDS = frozenset({"xgrammar", "guidance", "outlines"})
-"""Those for which tests/replica/test_grammar.py shows that a grammar which accepts the emitted tokens masks as the lost one did."""
+"""Backends for which tests/replica/test_grammar.py shows that a new grammar, given the emitted tokens, masks as the lost one did."""
 
 
 def names(struct: str, way: Way) -> list[str]:
@@ -99,7 +99,7 @@ _KNOWN_KEYS = frozenset(key for way in WAYS["extra_args"] for key in names("extr
 
 
 def arrival_of(request: Any, model: ModelSettings, vllm_config: Any, *, background: bool) -> RequestArrived:
-    """Return the event of an ``EngineCoreRequest`` for ``model``. ``background``: it is a line of a batch."""
+    """Return the event for the arrival of an ``EngineCoreRequest`` for ``model``. ``background``: the request is a line of a batch."""
     prompt_tokens = len(request.prompt_token_ids or ())
     return RequestArrived(
         request.request_id,
@@ -114,7 +114,7 @@ def arrival_of(request: Any, model: ModelSettings, vllm_config: Any, *, backgrou
 
 
 def adapters_of(model: ModelSettings) -> dict[str, LoRARequest]:
-    """Return by name what engine requests for an adapter carry. Engines know it by its number, so all ingresses must give it the same."""
+    """Return vLLM's request part for each adapter by its name. Engines know an adapter by its number, which is equal in all ingresses."""
     return {
         name: LoRARequest(name, adapter.number(name), str(adapter.path), base_model_name=model.name)
         for name, adapter in model.adapters.items()
@@ -122,10 +122,10 @@ def adapters_of(model: ModelSettings) -> dict[str, LoRARequest]:
 
 
 def refusal_of(request: Any, model: ModelSettings) -> BadRequest | None:
-    """Return why an engine with adapters cannot be given vLLM's ``EngineCoreRequest``; None if it can.
+    """Return the error if an engine with adapters must not get vLLM's ``EngineCoreRequest``; None if it may.
 
     vLLM 0.32 looks up log probabilities of a prompt by token, and the adapters for them by request. With several requests in a batch
-    the numbers differ and the engine ends, also where the request has no adapter.
+    the two counts differ and the engine ends, even if the request has no adapter.
     """
     params = request.sampling_params
     if model.adapters and params is not None and params.prompt_logprobs is not None:
@@ -134,24 +134,24 @@ def refusal_of(request: Any, model: ModelSettings) -> BadRequest | None:
 
 
 def max_output_tokens(params: Any, prompt_tokens: int, max_model_len: int) -> int:
-    """Return what the engine will give at most: it ends every answer at the model's length."""
+    """Return the most tokens that the engine can give: it ends every answer at the model's length."""
     if params is None:
         return 0
     return min(params.max_tokens or 1, max(max_model_len - prompt_tokens, 1))
 
 
 def fingerprint_of(request: Any, model: str) -> str:
-    """Return the same for requests that give an engine the same to compute: all but ids, seeds, priorities and salts.
+    """Return a fingerprint that is equal for requests with equal work for an engine: ids, seeds, priorities and salts do not count.
 
-    The choices of an n>1 have one fingerprint; so has the same prompt, sent again.
+    All choices of an n>1 have one fingerprint, and so has the same request when it is sent again.
     """
     digest = hashlib.sha256()
     params = request.sampling_params or request.pooling_params
     kind: Any = type(params)
-    told = _told_of(kind)(params)
+    values = _reader_of(kind)(params)
     media = [feature.identifier for feature in request.mm_features or ()]
     lora = request.lora_request and request.lora_request.lora_name
-    digest.update(repr((model, lora, media, kind.__name__, told)).encode("utf-8", "backslashreplace"))
+    digest.update(repr((model, lora, media, kind.__name__, values)).encode("utf-8", "backslashreplace"))
     digest.update(array("q", request.prompt_token_ids or ()).tobytes())
     if request.prompt_embeds is not None:
         digest.update(request.prompt_embeds.float().numpy(force=True).tobytes())
@@ -159,13 +159,13 @@ def fingerprint_of(request: Any, model: str) -> str:
 
 
 @functools.cache
-def _told_of(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
-    """Return what reads, of parameters of this class, all that an engine computes by, in order, but the seed."""
+def _reader_of(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
+    """Return a function that reads, from parameters of this class, all public fields but the seed, in order."""
     return attrgetter(*(name for name in kind.__struct_fields__ if not name.startswith("_") and name != "seed"))
 
 
 def resume_of(request: Any, *, replays_seeded: bool) -> Resume:
-    """Return how the request goes on after its replica is lost. ``replays_seeded``: its engines are vLLM's V1 runner, the one on CPU."""
+    """Return how the request resumes after its replica is lost. ``replays_seeded``: its engines use vLLM's V1 runner, as on CPU."""
     params = request.sampling_params
     if params is None:
         return Resume.RESTART
@@ -185,13 +185,13 @@ def resume_of(request: Any, *, replays_seeded: bool) -> Resume:
 
 
 def _ways(struct: Any, name: str) -> Iterator[Way]:
-    """Yield the ways of those fields that are set and keep a request from going on where it was."""
+    """Yield the ways of fields that are set and may prevent that a request continues after its emitted tokens."""
     cls: Any = type(struct)
     for field, way, default in _fields_that_matter(cls, name):
         value = getattr(struct, field)
         if value is default or (isinstance(value, (str, list, dict, tuple, set, frozenset)) and not value):
             continue
-        if value is False and way is Way.OUTPUT:  # vLLM's front end says so of `watermarking`, whose default is None
+        if value is False and way is Way.OUTPUT:  # vLLM's front end sets `watermarking` so, although its default is None
             continue
         if not isinstance(value, (bool, int, float)) or value != default:
             yield way
@@ -204,14 +204,14 @@ def _ways_of_keys(extra_args: dict[str, Any] | None) -> Iterator[Way]:
 
 @functools.cache
 def _fields_that_matter(cls: Any, name: str) -> list[tuple[str, Way, Any]]:
-    """Return field, way and default; those of the other ways change nothing here and are not looked at per request."""
+    """Return field, way and default of the fields whose way matters here; the others are not read for each request."""
     way_of = {field: way for way in WAYS[name] for field in names(name, way)}
     fields = [(field, way_of.get(field, Way.WHOLE), default) for field, default in _defaults(cls)]
     return [row for row in fields if row[1] in (Way.OUTPUT, Way.WHOLE)]
 
 
 def _defaults(cls: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all fields of vLLM's struct or dataclass; a container's default is empty, which counts as not set in any case."""
+    """Yield all fields of vLLM's struct or dataclass. Defaults of containers may be missing: an empty container counts as not set."""
     if issubclass(cls, msgspec.Struct):
         yield from ((field.name, field.default) for field in msgspec.structs.fields(cls))
     else:
@@ -219,11 +219,11 @@ def _defaults(cls: Any) -> Iterator[tuple[str, Any]]:
 
 
 def prefix_of(request: Any, cache_config: Any) -> Prefix:
-    """Return the prefix of vLLM's ``EngineCoreRequest``; prompts share cached blocks only with equal adapter, salt and media.
+    """Return the prefix of vLLM's ``EngineCoreRequest``. Prompts share cached blocks only with equal adapter, salt and media.
 
-    ``cache_config`` is vLLM's: where it has no prefix cache, the session is all that there is to go by.
+    ``cache_config`` is vLLM's. Without a prefix cache, the prefix consists of the session only.
     """
-    block_size = cache_config.block_size  # None before the first replica told it
+    block_size = cache_config.block_size  # None until the first replica has reported it
     session = None if request.session_id is None else _number("session", request.session_id)
     ids = request.prompt_token_ids
     if not ids or request.prompt_embeds is not None or not (cache_config.enable_prefix_caching and block_size):
@@ -237,11 +237,11 @@ def prefix_of(request: Any, cache_config: Any) -> Prefix:
 
 
 def hash_points(ids: Sequence[int], block_size: int, root: int = 0, media: Iterable[tuple[int, int]] = ()) -> list[int]:
-    """Return a hash of the prompt up to each of its points.
+    """Return for each point of the prompt a hash of the prompt up to that point.
 
     Args:
         ids: Token ids of the prompt.
-        root: Tells prompts with equal tokens apart that share nothing.
+        root: Differs between prompts that share no blocks although their tokens are equal.
         media: Position of the first token and identity of each image, sound or video.
     """
     marks = sorted(media)
@@ -262,5 +262,5 @@ def _ends(block_size: int) -> list[int]:
 
 
 def _number(*parts: object) -> int:
-    """Return the same number for the same words in every process, which Python's hash of a text is not."""
+    """Return a number that is equal for equal parts in every process, which Python's hash of a text is not."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode("utf-8", "backslashreplace"), digest_size=8).digest())

@@ -1,4 +1,4 @@
-"""One link to one replica: dial, handshake, bytes to messages. Decides nothing; silence is judged by ``FleetState``."""
+"""A link connects one ingress to one replica: it dials, shakes hands, and turns bytes into messages. ``FleetState`` judges its silence."""
 
 import asyncio
 import logging
@@ -20,15 +20,17 @@ logger = logging.getLogger(__name__)
 
 
 MAX_TOGETHER = 8
-"""Frames of one write. In a burst one turn of the event loop may take in 50 requests, in 20 ms: the engine can begin with the first."""
+"""The most frames of one write. In a burst, one turn of the event loop may take in 50 requests in 20 ms. The engine need not wait for
+all."""
 _LARGE_FRAME_BYTES = 1 << 20
 """The limit of the send buffer is checked at writes only, so a frame of this size or more is written at once."""
 
 
 class ReplicaLink(asyncio.Protocol):
-    """The ingress's end. ``on_messages`` gets what each read has brought, ``on_lost`` is called once, with the cause for the log.
+    """The ingress's end of a link.
 
-    ``on_room`` is called when attempts may be sent again, after ``can_send`` was False because the send buffer was full.
+    ``on_messages`` gets the messages of each read. ``on_lost`` is called once, with the cause for the log. ``on_room`` is called when
+    attempts may be sent again after ``can_send`` was False because the send buffer was full.
     """
 
     def __init__(
@@ -48,8 +50,8 @@ class ReplicaLink(asyncio.Protocol):
         self._on_lost = on_lost
         self._on_room = on_room
         self.unsent: dict[str, StartAttempt] = {}
-        """Attempts that the fleet has given to this replica and that are not written yet, by id, in order. Not encoded: they cost
-        no memory beyond the requests themselves."""
+        """Attempts, by id and in order, that the fleet has given to this replica and that are not written yet. They are not encoded, so
+        they cost no memory beyond the requests themselves."""
         self._buffer = SendBuffer(send_buffer_bytes, stuck_after_s, on_room=self._has_room, on_stuck=self._stuck)
         self._loop = asyncio.get_running_loop()
         self._opened: asyncio.Future[None] = self._loop.create_future()
@@ -68,14 +70,14 @@ class ReplicaLink(asyncio.Protocol):
         return self.connection.state is LinkState.OPEN
 
     def can_send(self) -> bool:
-        """Return whether an attempt may be written now; if not, it belongs into `unsent`."""
+        """Return whether an attempt may be written now; if not, the caller puts it into `unsent`."""
         return self.is_open() and not self._transport.is_closing() and not self._buffer.is_full()
 
     async def wait_open(self, timeout_s: float) -> None:
         """Wait for the handshake.
 
         Raises:
-            ProtocolError: One side refused the other, or it took too long; the transport is closed.
+            ProtocolError: One side refused the other, or the handshake took too long. The transport is closed.
             OSError: The connection was lost, or TLS failed (ssl.SSLError).
         """
         try:
@@ -95,10 +97,10 @@ class ReplicaLink(asyncio.Protocol):
             messages = self.connection.receive_data(data)
         except ProtocolError as exc:
             if was_open:
-                # What came in one piece with a Goodbye may be the last outputs of finished requests.
+                # Messages that arrived in one piece with a Goodbye may be the last outputs of finished requests.
                 self._on_messages(self, self.connection.undelivered)
                 if self._transport.is_closing():
-                    return  # a frame among them could not be read, and that is the reason of the end
+                    return  # a frame among them could not be read, which is the reason that counts
             self._fail(exc)
             return
         if pending := self.connection.data_to_send():
@@ -129,7 +131,7 @@ class ReplicaLink(asyncio.Protocol):
             self._on_lost(self, self._end, self._cause)
 
     def write(self, data: bytes) -> None:
-        """Write with the next turn of the loop, or as soon as `MAX_TOGETHER` frames wait; drop what nobody will read.
+        """Write at the next turn of the loop, or as soon as `MAX_TOGETHER` frames wait. A closing link drops the frame.
 
         In a burst many requests start in one turn: fewer writes here, and fewer reads for the replica.
         """
@@ -152,7 +154,7 @@ class ReplicaLink(asyncio.Protocol):
             self._on_room(self)
 
     def _stuck(self, cause: str) -> None:
-        """Its requests resume elsewhere."""
+        """Drop the link because its replica reads nothing; the requests resume at other replicas."""
         if not self._transport.is_closing():
             self.abort(cause, LinkEnd.UNRESPONSIVE)
 
@@ -161,14 +163,14 @@ class ReplicaLink(asyncio.Protocol):
         return b"".join(unwritten)
 
     def close(self, code: str, reason: str, end: LinkEnd = LinkEnd.ENDED_HERE) -> None:
-        """Say goodbye and close; ``on_lost`` follows if the link was open."""
+        """Send a goodbye and close. ``on_lost`` is called afterwards if the link was open."""
         self._end, self._cause = end, reason
         if self.connection.state is not LinkState.CLOSED:
             self._transport.write(self._take_unwritten() + self.connection.close(code, reason))
         self._transport.close()
 
     def abort(self, cause: str, end: LinkEnd = LinkEnd.ENDED_HERE) -> None:
-        """Drop the connection of a peer that does not read any more."""
+        """Drop the connection to a peer that no longer reads."""
         self._end, self._cause = end, cause
         self._transport.abort()
 
@@ -197,8 +199,8 @@ async def dial(
     """Connect within ``timeout_s``, and then finish TLS and the handshake within ``timeout_s``.
 
     Raises:
-        OSError: Nobody listens there, or TLS failed.
-        ProtocolError: The handshake was refused, by either side, or too slow.
+        OSError: No process listens at the address, or TLS failed.
+        ProtocolError: One side refused the handshake, or it was too slow.
     """
     link = new_link()
     end = link if tls is None else TlsConnection(link, tls, server_side=False)

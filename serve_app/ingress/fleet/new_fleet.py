@@ -1,4 +1,4 @@
-"""From the configuration to the state of one model's fleet at one ingress."""
+"""A new fleet is the state of one model's fleet at one ingress, made from the configuration before any replica joins."""
 
 from serve_app.config import ModelSettings, Settings
 from serve_app.core.affinity import CONTINUED_AT_START, PrefixAffinity
@@ -13,7 +13,7 @@ def new_fleet(settings: Settings, model: ModelSettings) -> FleetState:
         model=model.name,
         max_waiting_requests=settings.ingress.max_waiting_requests,
         no_replica_s=settings.timeouts.no_replica_s,
-        max_standstill_s=2 * settings.timeouts.no_replica_s,  # one whole wait for a replica, and a prefill
+        max_standstill_s=2 * settings.timeouts.no_replica_s,  # enough for one whole wait for a replica and a prefill
         heartbeat_timeout_s=settings.protocol.heartbeat_timeout_s,
         quarantine_s=settings.ingress.quarantine_s,
         engines_yield=model.yields_to_chats(),
@@ -25,6 +25,6 @@ def new_fleet(settings: Settings, model: ModelSettings) -> FleetState:
 def _routing(settings: Settings, model: ModelSettings) -> RoutingPolicy:
     if model.routing.by == "load":
         return LeastOutstandingTokens()
-    # An only ingress has placed all conversations itself. Placing by the hash would only make its first requests less even.
+    # A single ingress has placed all conversations itself. Placing by the hash would only distribute its first requests less evenly.
     is_only = settings.ingress.replicas.max == 1
     return PrefixAffinity(model.routing.max_load, 0.0 if is_only else CONTINUED_AT_START)

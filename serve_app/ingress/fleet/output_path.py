@@ -1,6 +1,6 @@
 """An output path brings the outputs of engines to vLLM's front end.
 
-`OutputPath` gives vLLM every output as it came. `shortcuts.streaming` has another, which writes the middle of a stream itself.
+`OutputPath` gives vLLM every output unchanged. `shortcuts.streaming` has another path, which writes the middle of a stream itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +11,8 @@ class OutputPath:
     """The path of one model.
 
     Args:
-        give: Gives a frame (vLLM's ``EngineCoreOutputs``) to vLLM, after those that it was given before.
-        output_processor: vLLM's, which has the state of each request.
+        give: Gives a frame (vLLM's ``EngineCoreOutputs``) to vLLM, after all earlier frames.
+        output_processor: vLLM's output processor, which has the state of each request.
     """
 
     def __init__(self, give: Callable[[Any], None], output_processor: Any) -> None:
@@ -23,13 +23,13 @@ class OutputPath:
         """Prepare vLLM's state of a new ``EngineCoreRequest``, before its first output."""
 
     def arrived(self, request_id: str) -> None:
-        """Note that the fleet has the request, an engine request of the present HTTP request."""
+        """Note that the fleet has accepted the request, which is an engine request of the current HTTP request."""
 
     def forget(self, request_id: str) -> None:
         """Forget a request that has ended."""
 
     def take(self, outputs: Sequence[Any], now: float) -> list[Any]:
-        """Return those of a frame's outputs that vLLM gets.
+        """Take the outputs of a frame, and return the outputs that vLLM gets.
 
         Args:
             outputs: vLLM's ``EngineCoreOutput``.
@@ -38,14 +38,14 @@ class OutputPath:
         return list(outputs)
 
     def write(self) -> None:
-        """Write what was taken, now or soon."""
+        """Write the outputs that vLLM did not get, now or soon."""
 
     def write_all(self) -> None:
-        """Write now what was taken, of all streams."""
+        """Write the waiting outputs of all streams now."""
 
     def write_now(self, request_id: str) -> None:
-        """Write now what was taken of this request, which has failed."""
+        """Write the waiting outputs of this request now, because it has failed."""
 
     def take_stats(self) -> Any:
-        """Return vLLM's ``IterationStats`` of the tokens that vLLM did not get since the last call; None where there are none."""
+        """Return vLLM's ``IterationStats`` of the tokens since the last call that vLLM did not get; None if there are none."""
         return None

@@ -1,4 +1,4 @@
-"""The links of one model at one ingress: whom to dial, what the replicas at their other ends can do, and how links end."""
+"""Replica links are all links of one model at one ingress; this module dials them, applies their capabilities and counts their ends."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReplicaLinks:
-    """Open links by replica. ``on_open`` and ``on_lost`` are called once for each, ``on_lost`` not for one that `eject` ended."""
+    """Open links by replica. ``on_open`` and ``on_lost`` are called once for each link; ``on_lost`` is not called after `eject`."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class ReplicaLinks:
         on_room: Callable[[ReplicaLink], None],
     ) -> None:
         self.capabilities: Capabilities | None = None
-        """Of a linked replica; of the last one that was linked while there is none."""
+        """The capabilities of a linked replica; while none is linked, those of the last one that was."""
         self._settings = settings
         self._ingress_id = ingress_id
         self._model = model
@@ -50,10 +50,10 @@ class ReplicaLinks:
         self._fingerprint = ""
         self._vllm_version = ""
         self._vllm_config: Any = None
-        self._max_model_len = 0  # as configured
+        self._max_model_len = 0  # the configured length
 
     def bind(self, *, vllm_config: Any, fingerprint: str, vllm_version: str) -> None:
-        """Tell what every handshake needs; ``vllm_config`` then follows the capabilities of the linked replicas."""
+        """Set the values that every handshake needs. ``vllm_config`` then follows the capabilities of the linked replicas."""
         self._vllm_config, self._fingerprint, self._vllm_version = vllm_config, fingerprint, vllm_version
         self._max_model_len = vllm_config.model_config.max_model_len
 
@@ -67,7 +67,7 @@ class ReplicaLinks:
         return self._links.get(replica_id)
 
     def set_members(self, leases: Iterable[Lease]) -> None:
-        """Dial replicas that are new. One whose lease is gone keeps its link as long as it talks: links tell the truth."""
+        """Dial new replicas. A replica whose lease is gone keeps its link while it sends messages: an open link is better evidence."""
         self._dialer.set_members(leases)
 
     def ping(self) -> None:
@@ -76,7 +76,7 @@ class ReplicaLinks:
                 link.write(link.connection.ping())
 
     def eject(self, replica_id: str, reason: str) -> None:
-        """End the link at once, without a word to a peer that may not read."""
+        """End the link at once and send no goodbye, because the peer may not read."""
         if (link := self._links.pop(replica_id, None)) is not None:
             self._apply_capabilities()
             logger.warning("replica %s of %s ejected: %s", replica_id, self._model, reason)
@@ -85,7 +85,7 @@ class ReplicaLinks:
             self._dialer.dial_missing()
 
     async def stop(self) -> None:
-        """Say goodbye on every link and dial nobody any more."""
+        """Send a goodbye on every link, and dial no more replicas."""
         dials = self._dialer.stop()
         self.close()
         await dials
@@ -115,7 +115,7 @@ class ReplicaLinks:
         )
 
     def _link_opened(self, expected: str, link: ReplicaLink) -> None:
-        if link.replica_id != expected:  # a lease outlived its replica, and another one has got its port
+        if link.replica_id != expected:  # the lease outlived its replica, and another replica now has its port
             link.close("wrong_replica", f"replica {expected} was expected here")
             return
         if (old := self._links.pop(link.replica_id, None)) is not None:
@@ -136,13 +136,13 @@ class ReplicaLinks:
         self._dialer.dial_missing()
 
     def _apply_capabilities(self) -> None:
-        """Take what depends on the device from the replicas that are linked; the ingress's own platform knows nothing of it."""
+        """Apply the device's limits that linked replicas report; the ingress's own platform does not know them."""
         linked = [peer.capabilities for link in self._links.values() if (peer := link.connection.peer) is not None]
         if not linked:
-            return  # the last ones known are a better guess than none
+            return  # the last known capabilities are a better guess than none
         self.capabilities = linked[-1]
         config = self._vllm_config
-        # Each time from the configured length: a short replica must not outlive itself.
+        # Start from the configured length each time, so that a short limit ends when its replica has gone.
         config.model_config.max_model_len = min(self._max_model_len, *(c.max_model_len for c in linked))
         config.cache_config.block_size = linked[-1].block_size
         config.cache_config.num_gpu_blocks = linked[-1].num_kv_blocks

@@ -1,4 +1,4 @@
-"""What the leases of a model's replicas tell of their starts."""
+"""Start times of a model's replicas, which their leases report, become events for the fleet."""
 
 import logging
 import math
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class StartTimes:
-    """Makes events of leases, and warns once of a start that a request cannot outwait where the first one must."""
+    """The start times of one model. A warning is logged once if the first replica takes longer to start than a request waits for it."""
 
     def __init__(self, model: ModelSettings, *, no_replica_s: float) -> None:
         self._model = model
@@ -37,5 +37,5 @@ class StartTimes:
             self._model.name,
             start_s,
             self._no_replica_s,
-            math.ceil(1.2 * start_s),  # starts vary, and a request waits for the decision to start one, too
+            math.ceil(1.2 * start_s),  # starts vary, and a request also waits for the decision to start a replica
         )

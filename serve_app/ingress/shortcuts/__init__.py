@@ -15,7 +15,7 @@ from serve_app.ingress.shortcuts.streaming import Streams, repeated_paths
 
 
 def install(front: FrontEnd) -> None:
-    """Let a model's front end answer by shortcuts; called before its first request."""
+    """Install all shortcuts in a model's front end, before its first request."""
     render_directly(front.engine.renderer, load_chat_template(front.args.chat_template))
     front.client.use(Streams)
 

@@ -1,11 +1,12 @@
-"""vLLM's handlers of chat and completions, called without the web framework around them.
+"""Direct routes call vLLM's handlers of chat and completions without the web framework around them.
 
-Between a body and vLLM's handler stand Starlette's middlewares, FastAPI's routing and dependencies, and two tasks that wait for the client
-to go: 0.8 ms of CPU a request, and nothing of the answer. Here the body becomes vLLM's own request, and vLLM's own handler answers it.
+Between a body and vLLM's handler, vLLM's app runs Starlette's middlewares, FastAPI's routing and dependencies, and two tasks that wait for
+the client to disconnect. They take 0.8 ms of CPU a request and change nothing in the answer. Here the body becomes vLLM's own request, and
+vLLM's own handler answers it.
 
-What keeps the answers equal: a request that asks for more by its headers, or that vLLM's model refuses, goes to vLLM's app, whose errors
-these are. What the handler raises goes through vLLM's exception handlers, by Starlette's own middlewares. A model's app is passed by only
-where its routes and middlewares are those that this module knows.
+Three rules keep the answers equal. A request whose headers ask for more, or that vLLM's pydantic model refuses, goes to vLLM's app, which
+makes the error. An exception of the handler goes through vLLM's exception handlers, by Starlette's own middlewares. Direct routes exist
+only if the routes and middlewares of the model's app are those that this module knows.
 """
 
 import argparse
@@ -34,15 +35,15 @@ from serve_app.ingress.http.connection import GONE
 from serve_app.ingress.http.first_errors import FirstErrors, of_model
 
 _KNOWN_MIDDLEWARE = frozenset({CORSMiddleware, PrometheusInstrumentatorMiddleware, ScalingMiddleware})
-"""What they do for a request that is passed by: nothing without an Origin; count, which `metrics` does; refuse while an engine of
-vLLM's own scales, which no engine of a fleet does."""
+"""Middlewares that a direct route may leave out. CORS does nothing without the header Origin; the instrumentator counts, as `metrics` does
+here; the last one refuses requests while an engine of vLLM's own scales, which no engine of a fleet does."""
 
 _JSON = frozenset({b"application/json", b"application/json; charset=utf-8", b"application/json;charset=utf-8"})
 _ELSEWHERE = frozenset({b"origin", b"endpoint-load-metrics-format"})
-"""Headers whose answer has headers of its own."""
+"""Request headers that change the headers of the answer."""
 
 _VARY = {"vary": "Origin"}
-"""What vLLM's CORS middleware says in each answer, although here no other origin is allowed."""
+"""The header that vLLM's CORS middleware adds to each answer, although no other origin is allowed here."""
 
 _SSE: Message = {
     "type": "http.response.start",
@@ -62,14 +63,14 @@ class DirectRoute:
     app: FastAPI
     errors: ASGIApp
     requests: FirstErrors
-    """Validates bodies."""
+    """The validator of bodies."""
     handle: _Handler
 
     def answer_to(self, scope: Scope, body: bytes, note_gone: Callable[[], None]) -> "DirectAnswer | None":
-        """Return what answers the request; None where vLLM's app has to.
+        """Return the app that answers the request; None if vLLM's app has to answer it.
 
         Args:
-            note_gone: Is called when the client goes before the end of the answer.
+            note_gone: Called when the client disconnects before the end of the answer.
         """
         if not _is_plain(scope):
             return None
@@ -78,7 +79,7 @@ class DirectRoute:
             if not isinstance(values, dict):
                 return None
             return DirectAnswer(self, self.requests.validate_python(values), note_gone)
-        except Exception:  # whatever a validator of vLLM's raises: vLLM's app validates again, and tells it
+        except Exception:  # whatever a validator of vLLM raises: vLLM's app validates again, and reports it
             return None
 
 
@@ -92,7 +93,7 @@ class DirectAnswer:
         self._is_gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer. When the client goes, what runs is cancelled, as vLLM's app does, and this returns."""
+        """Answer the request. When the client disconnects, cancel the handler, as vLLM's app does, and return."""
         task = asyncio.current_task()
         assert task is not None
 
@@ -121,10 +122,10 @@ class DirectAnswer:
                 response = JSONResponse(result.model_dump(), result.error.code, _VARY)
             elif isinstance(result, BaseModel):
                 response = JSONResponse(result.model_dump(), headers=_VARY)
-        except Exception as error:  # half a surrogate pair in an answer, too, which has no UTF-8
+        except Exception as error:  # also half a surrogate pair in an answer, which cannot be UTF-8
             await self._route.errors({**scope, _ERROR: error}, receive, send)
             return
-        if self._is_gone:  # vLLM's handler has made an error of the cancellation
+        if self._is_gone:  # vLLM's handler has turned the cancellation into an error
             return
         if response is not None:
             await response(scope, receive, send)
@@ -136,7 +137,7 @@ class DirectAnswer:
 
 
 def direct_routes(app: FastAPI, args: argparse.Namespace) -> dict[str, DirectRoute]:
-    """Return by path the routes of ``app`` that can be answered so."""
+    """Return by path the routes of ``app`` that can be answered directly."""
     if args.enable_server_load_tracking or args.allowed_origins or {each.cls for each in app.user_middleware} - _KNOWN_MIDDLEWARE:
         return {}
     state = app.state
@@ -150,13 +151,13 @@ def direct_routes(app: FastAPI, args: argparse.Namespace) -> dict[str, DirectRou
 
 
 def _is_vllms(app: FastAPI, path: str, endpoint: Callable[..., Any]) -> bool:
-    """Return whether vLLM's own function is all that answers at ``path``: a plugin may add routes."""
+    """Return whether vLLM's own function is the only handler of ``path``: a plugin may add routes."""
     return [getattr(route, "endpoint", None) for route in app.routes if getattr(route, "path", None) == path] == [endpoint]
 
 
 def _is_plain(scope: Scope) -> bool:
-    """Return whether the request's headers ask for no more than an answer to JSON, and its client's going is told."""
-    if GONE not in scope.get("state", ()):  # another server, or the client has gone already
+    """Return whether the headers ask for a plain answer to JSON, and the server reports when the client disconnects."""
+    if GONE not in scope.get("state", ()):  # the server is not ours, or the client has disconnected already
         return False
     num_types = 0
     for name, value in scope["headers"]:
@@ -170,9 +171,9 @@ def _is_plain(scope: Scope) -> bool:
 
 
 def _errors_of(app: FastAPI) -> ASGIApp:
-    """Return an app that raises what its scope holds, and answers with what vLLM's exception handlers make of that.
+    """Return an app that raises the error in its scope, so that vLLM's exception handlers answer.
 
-    It raises again what only the handler of all exceptions is for, after the answer; so does vLLM's app.
+    An error that has only the handler of all exceptions is raised again after the answer, as by vLLM's app.
     """
 
     async def fail(scope: Scope, receive: Receive, send: Send) -> None:

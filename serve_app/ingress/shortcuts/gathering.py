@@ -1,6 +1,6 @@
-"""Writes of an answer that go to the connection as one. Each costs a system call here, and the client a read.
+"""Gathering joins several writes of an answer into one: each write costs a system call here, and a read at the client.
 
-vLLM and uvicorn write the head of a stream and its first event one after the other, and likewise its last events, ``[DONE]`` and the end
+Without it, vLLM and uvicorn write the head of a stream and its first event separately, and likewise the last events, ``[DONE]`` and the end
 of the body.
 """
 
@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
 class Gathering:
-    """Stands in for the transport of uvicorn's ``cycle`` until `flush`."""
+    """A stand-in for the transport of uvicorn's ``cycle``, which holds all writes until `flush`."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
@@ -21,14 +21,14 @@ class Gathering:
 
     @classmethod
     def of(cls, cycle: RequestResponseCycle | None) -> "Gathering | None":
-        """Begin to gather; None behind another server than uvicorn, and where one gathers already."""
+        """Begin to gather. Return None if the server is not uvicorn, or if the writes are gathered already."""
         return None if cycle is None or isinstance(cycle.transport, cls) else cls(cycle)
 
     def write(self, data: bytes) -> None:
         self._data.append(data)
 
     def flush(self) -> None:
-        """Write what was gathered, and give the cycle its transport back. A second call does nothing."""
+        """Write the gathered data, and give the cycle its transport back. A second call does nothing."""
         now: Any = self._cycle.transport
         if now is not self:
             return

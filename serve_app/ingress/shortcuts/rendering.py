@@ -1,7 +1,7 @@
-"""vLLM's rendering of requests, for less: prompts tokenized without Transformers' layer, and no tasks and threads that nobody needs.
+"""Rendering makes vLLM's renderer cheaper: it tokenizes without Transformers' layer, and without needless tasks and threads.
 
-Transformers' layer sets padding and truncation and makes masks and offsets that nobody reads. Where nothing of it has an effect, the ids
-are those of the tokenizer's own `encode_batch_fast`. A prompt that has to be cut, or that the tokenizer refuses, goes vLLM's own way.
+Transformers' layer sets padding and truncation, and makes masks and offsets that vLLM does not read. If none of this changes the ids, they
+come from the tokenizer's own `encode_batch_fast`. vLLM itself renders a prompt that has to be cut, or that the tokenizer refuses.
 """
 
 import asyncio
@@ -20,31 +20,34 @@ from serve_app.ingress.shortcuts.thread_batches import Call, ThreadBatches, trie
 from serve_app.ingress.shortcuts.token_cache import TokenCache, cuts_of
 
 _DECIDES = ("__call__", "_encode_plus")
-"""What a model's own tokenizer class may replace, to make other ids."""
+"""Methods that a model's own tokenizer class may override to make other ids."""
 
 MAX_TEMPLATES = 32
-"""Conversations of one batch. The event loop waits while templates run, as that is Python: some 3 ms for all. 8 cost more CPU."""
+"""The most conversations of one batch. The event loop waits while templates run, because they are Python: some 3 ms for 32. Batches of 8
+take more CPU."""
 
 
 MAX_CHARS_HERE = 1024
-"""Characters of the longest prompt that the event loop tokenizes itself: some 300 tokens, 0.2 ms. A thread would leave the event loop free
-for that time, but in a busy ingress its hand-overs take longer: Python gives a thread its lock only after 5 ms, twice for each batch."""
+"""The longest prompt, in characters, that the event loop tokenizes itself: some 300 tokens, 0.2 ms. A thread would leave the event loop
+free for that time, but in a busy ingress its hand-overs take longer: Python gives a thread its lock only after 5 ms, twice for each
+batch."""
 LEAST_CHARS = 64
-"""What a prompt counts as at least: an empty one takes its time, too."""
+"""The least that a prompt counts, in characters, because even an empty prompt takes time."""
 MAX_CHARS_A_TURN = 32 << 10
-"""Characters that the event loop tokenizes in one turn: some 6 ms. What comes beyond them goes to a thread. One body of 4,096 prompts, or
-the conversations of a batch of templates, would otherwise be tokenized in a single turn: 4,096 prompts of 1,024 characters took 0.6 s."""
+"""The most characters that the event loop tokenizes in one turn: some 6 ms. Further prompts of the turn go to a thread. Otherwise one body
+of 4,096 prompts, or the conversations of a batch of templates, would be tokenized in a single turn: 4,096 prompts of 1,024 characters took
+0.6 s."""
 
 
 _is_salted: ContextVar[bool] = ContextVar("is_salted", default=False)
-"""Whether the present request has a ``cache_salt``, which vLLM puts into its prompt only after tokenization."""
+"""Whether the current request has a ``cache_salt``, which vLLM puts into its prompt only after tokenization."""
 
 
 def render_directly(renderer: Any, template: str | None = None) -> None:
-    """Let vLLM's ``renderer`` take the short ways that it has. Called before the first prompt.
+    """Replace the steps of vLLM's ``renderer`` that have a cheaper way. Called before the first prompt.
 
     Args:
-        template: The chat template that takes the place of the tokenizer's own.
+        template: The chat template that replaces the tokenizer's own.
     """
     stands_in: Any = _WithoutNeedlessTasks()
     base.asyncio = stands_in
@@ -59,7 +62,7 @@ def render_directly(renderer: Any, template: str | None = None) -> None:
         renderer._tokenize_prompt = tokenizing.one
         renderer._tokenize_prompt_async = tokenizing.soon
         eos_token_id = renderer.get_eos_token_id()
-        renderer.get_eos_token_id = lambda: eos_token_id  # Transformers looks for it anew at each request
+        renderer.get_eos_token_id = lambda: eos_token_id  # Transformers looks it up again for each request
 
 
 def _template_of(tokenizer: Any) -> str:
@@ -77,7 +80,7 @@ async def _render(by_vllm: Callable[..., Awaitable[Any]], *args: Any, prompt_ext
 
 
 def _apply_templates(calls: Sequence[Call]) -> Iterator[Any]:
-    return (tried(safe_apply_chat_template, *args, **kwargs) for args, kwargs in calls)  # each when it is asked for
+    return (tried(safe_apply_chat_template, *args, **kwargs) for args, kwargs in calls)  # lazily, each when its result is needed
 
 
 def _chars_of_conversation(call: Call) -> int:
@@ -85,7 +88,7 @@ def _chars_of_conversation(call: Call) -> int:
 
 
 def _chars_of(content: Any) -> int:
-    """Return the length of a message's text, which is one text or a list of parts; a part may be no text."""
+    """Return the length of a message's text. The content is a text or a list of parts, and a part may be no text."""
     if isinstance(content, str):
         return len(content)
     texts = (part.get("text") for part in content or () if isinstance(part, dict))
@@ -97,7 +100,7 @@ def _chars_of_prompt(call: Call) -> int:
 
 
 class _Direct:
-    """The short way to token ids, and vLLM's own where that is needed."""
+    """The cheaper tokenization, which leaves a prompt to vLLM's own where that is needed."""
 
     def __init__(self, renderer: Any, template: str) -> None:
         backend = renderer.tokenizer._tokenizer
@@ -108,21 +111,21 @@ class _Direct:
         self._by_vllm = renderer._tokenize_prompt
         self._in_threads = ThreadBatches(self.several, renderer._executor, _chars_of_prompt)
         self._num_chars = 0
-        """Characters tokenized in this turn of the event loop."""
+        """Characters that were tokenized in this turn of the event loop."""
 
     async def soon(self, prompt: Any, params: Any) -> Any:
-        """Return or raise what `one` does: for most short prompts without a pause, for all others from a thread."""
+        """Return or raise the same as `one`: at once for most short prompts, from a thread for all others."""
         salted = _is_salted.get()
         if self._fits_turn(max(LEAST_CHARS, len(prompt["prompt"]))) and (made := self._made(prompt, params, salted)) is not None:
             return made
         return await self._in_threads(prompt, params, salted)
 
     def _fits_turn(self, num_chars: int) -> bool:
-        """Return whether the event loop may tokenize so many characters now; if so, they are taken from this turn's share."""
+        """Return whether the event loop may tokenize so many characters now; if so, count them for this turn."""
         if num_chars > MAX_CHARS_HERE or self._num_chars + num_chars > MAX_CHARS_A_TURN:
             return False
         if self._num_chars == 0:
-            asyncio.get_running_loop().call_soon(self._turn_ended)  # behind all that runs in this turn
+            asyncio.get_running_loop().call_soon(self._turn_ended)  # runs after all callbacks of this turn
         self._num_chars += num_chars
         return True
 
@@ -130,12 +133,12 @@ class _Direct:
         self._num_chars = 0
 
     def one(self, prompt: Any, params: Any, salted: bool = False) -> Any:
-        """Return vLLM's ``TokensPrompt``, or raise vLLM's error. Runs in a thread."""
+        """Return vLLM's ``TokensPrompt``, or raise vLLM's error. Called in a thread."""
         made = self._made(prompt, params, salted)
         return self._by_vllm(prompt, params) if made is None else made
 
     def several(self, calls: Sequence[Call]) -> list[Any]:
-        """Return of each call what `one` returns or raises, in order. Runs in a thread."""
+        """Return for each call, in order, the result or the exception of `one`. Called in a thread."""
         prompts = [args for args, _ in calls]
         of_all = [params.get_encode_kwargs() for _, params, _ in prompts]
         ways = {(limits["add_special_tokens"], salted) for limits, (_, _, salted) in zip(of_all, prompts, strict=True)}
@@ -143,42 +146,42 @@ class _Direct:
             return [tried(self.one, *each) for each in prompts]
         try:
             ids_of_all = self._ids([prompt["prompt"] for prompt, _, _ in prompts], *ways.pop())
-        except Exception:  # of one of them, which `one` will find
+        except Exception:  # one of the prompts caused it; `one` finds out which
             return [tried(self.one, *each) for each in prompts]
         in_order = zip(of_all, ids_of_all, prompts, strict=True)
         made = ((_within(limits, ids, prompt, params), prompt, params) for limits, ids, (prompt, params, _) in in_order)
         return [tried(self._by_vllm, prompt, params) if tokens is None else tokens for tokens, prompt, params in made]
 
     def _made(self, prompt: Any, params: Any, salted: bool) -> Any:
-        """Return vLLM's ``TokensPrompt``; None where only vLLM's own way makes it, or the error."""
+        """Return vLLM's ``TokensPrompt``; None if vLLM itself has to make the prompt or the error."""
         if self._wants_offsets(prompt, params):
             return None
         limits = params.get_encode_kwargs()
         try:
             (ids,) = self._ids([prompt["prompt"]], limits["add_special_tokens"], salted)
-        except Exception:  # half a surrogate pair, or no text
+        except Exception:  # half a surrogate pair, or the prompt is no text
             return None
         return _within(limits, ids, prompt, params)
 
     def _ids(self, texts: Sequence[str], add_special_tokens: bool, salted: bool) -> Sequence[list[int]]:
-        """Return the ids of each text. Chat templates put special tokens into the text, so the tokenizer adds none to it."""
+        """Return the ids of each text. The cache is for texts of chat templates, to which the tokenizer adds no special tokens."""
         if self._cache is None or add_special_tokens or salted:
             return [encoding.ids for encoding in self._encode(texts, add_special_tokens=add_special_tokens)]
         return self._cache.ids_of(texts)
 
 
 def _within(limits: Any, ids: list[int], prompt: Any, params: Any) -> Any:
-    """Return the ids as vLLM's ``TokensPrompt``; None where vLLM has to cut the prompt."""
+    """Return the ids as vLLM's ``TokensPrompt``; None if vLLM has to cut the prompt."""
     longest = limits.get("max_length")
     if longest is not None and len(ids) > longest:
         if params.truncate_prompt_tokens is not None:
             return None
-        ids = ids[:longest]  # vLLM refuses the prompt, and its error tells this number
+        ids = ids[:longest]  # vLLM refuses the prompt, and its error states this number
     return TokensPrompt(prompt_token_ids=ids, **prompt)
 
 
 class _WithoutNeedlessTasks:
-    """``asyncio`` for vLLM's renderer, which awaits each `gather` where it stands: a single coroutine needs no task for that."""
+    """A stand-in for ``asyncio`` in vLLM's renderer, which awaits each `gather` at once: a single coroutine then needs no task."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(asyncio, name)
@@ -193,9 +196,9 @@ async def _in_a_list(awaitable: Any) -> list[Any]:
 
 
 def _is_plain(tokenizer: Any) -> bool:
-    """Return whether Transformers' own classes make the ids, and neither pad nor cut them by themselves.
+    """Return whether Transformers' own classes make the ids, and neither pad nor cut them by default.
 
-    vLLM's pool has to stand in front: then a prompt that vLLM cuts sets the limit of a copy, and not of the tokenizer that is used here.
+    vLLM's pool of tokenizers is required: with it, a prompt that vLLM cuts sets the limit of a copy, and not of the tokenizer used here.
     """
     if not isinstance(tokenizer, TokenizersBackend) or not isinstance(tokenizer, ThreadSafeHFTokenizerMixin):
         return False

@@ -1,14 +1,15 @@
-"""The middle of a stream: vLLM writes its first and last events, and here one of them is repeated with each next text.
+"""Streaming writes the middle of a stream: vLLM writes the first and last events, and an event of vLLM is repeated here with each new text.
 
-A token costs vLLM's front end objects, a task switch and a JSON model in pydantic, and only its text is new. A stream's template is an
-event that vLLM wrote twice, but for the text, cut where that was. An event that differs from a template of an earlier answer in nothing
-but id and time is a template at once. From then on a token goes through vLLM's own detokenizer, and its event to the connection, within
-the read of the link that brought it. Tokens of a stream become one event where a read brings several, or where writing each by itself
-would take too much of the time (`pace`): vLLM, too, puts together what waits. Its `RequestState` is told that it may wait with the rest
-to the end (`stream_interval`), so the last token goes through vLLM, which writes what is left: the finish reason, usage, ``[DONE]``.
+For each token, vLLM's front end makes objects, a task switch and a JSON model in pydantic, although only the text is new. The template of
+a stream is an event that vLLM has written twice with different texts, cut at the text. An event that differs from the template of an
+earlier answer only in id and time is a template at once. From then on, the read of the link that brings a token also passes it through
+vLLM's own detokenizer and writes its event to the connection. Several tokens become one event if one read brings them, or if separate
+writes would take too much time (`Pace`); vLLM also joins waiting tokens. vLLM's `RequestState` is set to output nothing before the end
+(`stream_interval`). So the last token goes through vLLM, which writes the finish reason, usage and ``[DONE]``.
 
-What keeps the answers equal: a stream begins only once all characters that vLLM has given out stand in events that were written; until
-vLLM is caught up, what comes is parked. It has one choice, no log probabilities, no parser. A stop string that is found goes back to vLLM.
+These rules keep the answers equal. A stream begins here only when every character that vLLM has output is in an event that was written;
+until then, outputs are parked. A stream has one choice, no log probabilities and no parser. When a stop string is found, vLLM ends the
+answer.
 """
 
 import argparse
@@ -32,11 +33,11 @@ from serve_app.ingress.shortcuts.prompt_end import begin_at_the_end
 
 _HEAD, _END = b"data: ", b"\n\n"
 _MAX_LEARNED = 16
-"""Events from which a stream may learn its template; those with ``echo`` never do."""
+"""The most events from which a stream may learn its template; a stream with ``echo`` never learns one."""
 _NEVER = 1 << 60
-"""Tokens between two outputs of vLLM's: only the last one comes."""
+"""Tokens between two outputs of vLLM: so many that only the last output comes."""
 _MAX_SHAPES = 64
-"""Templates of earlier answers that are remembered; routes, adapters and options of requests make a dozen."""
+"""The most templates of earlier answers that are remembered. Routes, adapters and options of requests make about a dozen."""
 _OF_ONE_ANSWER = re.compile(rb'"id":"(?:[^"\\]|\\.)*"|"created":\d+')
 _encode = msgspec.json.Encoder().encode
 
@@ -58,7 +59,7 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 
 def text_of(event: bytes) -> str | None:
-    """Return the text of an event in the middle of a stream; None where it says anything else, or more."""
+    """Return the text of an event in the middle of a stream; None if the event has other fields, or more of them."""
     if not (event.startswith(_HEAD + b"{") and event.endswith(_END)):
         return None
     try:
@@ -77,9 +78,9 @@ def text_of(event: bytes) -> str | None:
 
 
 def repeated_paths(app: FastAPI, args: argparse.Namespace) -> frozenset[str]:
-    """Return the paths whose streams can be repeated.
+    """Return the paths with streams whose events can be repeated.
 
-    A parser of tool calls or reasoning makes other events of a text; vLLM's log of answers and foreign middleware see each event.
+    A parser of tool calls or reasoning makes other events from a text. vLLM's log of answers and foreign middleware must see each event.
     """
     if args.enable_log_outputs or args.middleware:
         return frozenset()
@@ -89,7 +90,7 @@ def repeated_paths(app: FastAPI, args: argparse.Namespace) -> frozenset[str]:
 
 
 class _StopFound:
-    """A detokenizer that has found a stop string, for vLLM's own look at the same tokens."""
+    """A detokenizer that has found a stop string already, and reports it when vLLM takes in the same tokens."""
 
     def __init__(self, detokenizer: Any, num_tokens_before: int, stop: str) -> None:
         self._detokenizer = detokenizer
@@ -109,7 +110,7 @@ class _StopFound:
 
 
 class Stream:
-    """One answer. ``num_given``: tokens of it that vLLM was given. ``parked``: outputs that wait until vLLM has written those."""
+    """One answer. ``num_given`` of its tokens were given to vLLM. The ``parked`` outputs wait until vLLM has written those tokens."""
 
     def __init__(
         self,
@@ -141,20 +142,20 @@ class Stream:
                 shape = tuple(_OF_ONE_ANSWER.sub(b"", part) for part in cut)
                 if cut == self._cut and len(self._shapes) < _MAX_SHAPES:
                     self._shapes.add(shape)
-                # The first event may hold more than those behind it: it alone is no template, unless others were repeated.
+                # The first event may hold more than later ones, so it alone is a template only if an earlier answer has shown the same.
                 self.has_template = cut == self._cut or shape in self._shapes
                 self._cut = cut
         if self._num_learned >= _MAX_LEARNED or self.parked:
             self._learned()
 
     def can_ever_begin(self, state: Any, output: Any) -> bool:
-        """Return whether its events differ in nothing but a text; ``state`` is vLLM's ``RequestState``."""
+        """Return whether the events of this answer differ only in their text; ``state`` is vLLM's ``RequestState``."""
         self.state = state
         plain = state is not None and len(self._held.exchange.requests.kept) == 1 and _is_plain(state, output)
         return plain and bool(self._cycle.chunked_encoding) and self._num_learned < _MAX_LEARNED
 
     def is_caught_up(self) -> bool:
-        """Return whether nothing of what vLLM was given is on its way any more."""
+        """Return whether vLLM has written all tokens that it was given."""
         return (
             self.state.detokenizer.num_output_tokens() == self.num_given
             and self.state.queue.output is None
@@ -162,7 +163,7 @@ class Stream:
         )
 
     def begin(self) -> bool:
-        """Take over from vLLM, which is caught up; False where it has given out what no event of its own says, as with ``echo``."""
+        """Take over from vLLM, which is caught up. Return False if vLLM has output text that is in none of its events, as with ``echo``."""
         detokenizer = self.state.detokenizer
         if not self.has_template or self._num_chars != detokenizer._last_output_text_offset:
             return False
@@ -172,14 +173,14 @@ class Stream:
         return True
 
     def expect_end(self) -> None:
-        """Its next writes are the last: gather them."""
+        """Gather the next writes, which are the last."""
         self._held.expect_end()
 
     def end(self) -> None:
         self._held.on_event = None
 
     def add(self, output: Any) -> bool:
-        """Take these tokens in, for `write`; False leaves them to vLLM, to end the answer."""
+        """Take in these tokens for `write`. Return False if they contain a stop string, so that vLLM ends the answer with them."""
         detokenizer = self.state.detokenizer
         num_before = detokenizer.num_output_tokens()
         if (stop := detokenizer.update(output.new_token_ids, False)) is not None:
@@ -188,14 +189,14 @@ class Stream:
         return True
 
     def write(self) -> None:
-        """Write the text of what was taken in since the last event, now or with the next tokens."""
+        """Write the text of the tokens since the last event, if the client takes it now; otherwise it is written with later tokens."""
         if self._held.takes_events(self._cycle):
             text = self.state.detokenizer.get_next_output_text(False, True)
             self._held.write(self._cycle, _encode(text).join(self._cut))
 
 
 def _is_plain(state: Any, output: Any) -> bool:
-    """Return whether an answer is of one choice, in steps, and of nothing but text."""
+    """Return whether an answer has one choice, comes in steps, and consists of text only."""
     return (
         state.parent_req is None
         and state.output_kind == RequestOutputKind.DELTA
@@ -203,7 +204,7 @@ def _is_plain(state: Any, output: Any) -> bool:
         and not state.is_prefilling
         and not state.streaming_input
         and state.detokenizer is not None
-        and hasattr(state.detokenizer, "_last_output_text_offset")  # one without a tokenizer has no text
+        and hasattr(state.detokenizer, "_last_output_text_offset")  # a detokenizer without a tokenizer has no text
         and state.logprobs_processor.num_logprobs is None
         and output.new_logprobs is None
         and output.new_sampling_mask is None
@@ -214,7 +215,7 @@ def _is_plain(state: Any, output: Any) -> bool:
 def _count_middle(stats: Any, of_request: Any, num_tokens: int, now: float) -> None:
     """Count tokens in the middle of a stream as vLLM's ``IterationStats.update_from_output`` does, in a third of its time.
 
-    A gap is between arrivals at the ingress; the write of a token may come ``MAX_PAUSE_S`` later.
+    A gap is the time between arrivals at the ingress. The write of a token may come up to ``MAX_PAUSE_S`` later.
     """
     stats.num_generation_tokens += num_tokens
     of_request.num_generation_tokens += num_tokens
@@ -251,10 +252,10 @@ class Pace:
 
 
 class Streams(OutputPath):
-    """The streams of one model, and what vLLM would have counted of their tokens."""
+    """The streams of one model, and the statistics that vLLM would have counted of their tokens."""
 
     _pace = Pace()
-    """Of the process: the passes of all models take the time of one event loop."""
+    """One for the whole process, because the passes of all models take the time of one event loop."""
 
     def __init__(self, give: Callable[[EngineCoreOutputs], None], output_processor: Any) -> None:
         super().__init__(give, output_processor)
@@ -262,7 +263,7 @@ class Streams(OutputPath):
         self._of: dict[str, Stream] = {}
         self._unwritten: dict[str, Stream] = {}
         self._due: asyncio.TimerHandle | None = None
-        """The next pass, where tokens wait for it."""
+        """The timer of the next pass, if tokens wait for one."""
         self._shapes: set[tuple[bytes, ...]] = set()
 
     def prepare(self, request: Any) -> None:
@@ -270,18 +271,18 @@ class Streams(OutputPath):
             begin_at_the_end(state.detokenizer, request.prompt_token_ids)
 
     def arrived(self, request_id: str) -> None:
-        """Watch the answer of the present HTTP request, if it is one of those that can be repeated."""
+        """Watch the answer of the current HTTP request, if its events can be repeated."""
         held = current_answer()
         if held is not None and held.repeats and (cycle := held.cycle) is not None:
             self._of[request_id] = Stream(held, cycle, partial(self._continue, request_id), self._shapes)
 
     def forget(self, request_id: str) -> None:
         if (stream := self._of.pop(request_id, None)) is not None:
-            self._unwritten.pop(request_id, None)  # vLLM's last output brings that text
+            self._unwritten.pop(request_id, None)  # vLLM's last output includes its text
             stream.end()
 
     def take_stats(self) -> IterationStats:
-        """Return what was counted since this was last called."""
+        """Return the statistics since the last call."""
         taken, self._stats = self._stats, IterationStats()
         return taken
 
@@ -314,7 +315,7 @@ class Streams(OutputPath):
         return rest
 
     def write(self) -> None:
-        """Write one event of each stream that has taken in tokens since the last pass, now or as soon as it is time for a pass."""
+        """Write one event for each stream with new tokens since the last pass, now or as soon as the next pass may begin."""
         if not self._unwritten or self._due is not None:
             return
         if wait_s := self._pace.wait_s(time.monotonic()):
@@ -331,20 +332,20 @@ class Streams(OutputPath):
         self._pace.wrote(time.thread_time() - began_s, time.monotonic())
 
     def write_all(self) -> None:
-        """Write now what waits for a pass, of all streams."""
+        """Begin the next pass now, for all streams."""
         if self._due is not None:
             self._due.cancel()
         self._pass()
 
     def write_now(self, request_id: str) -> None:
-        """Write now what waits for a pass: the request has failed, so vLLM gets no last output that would bring it."""
+        """Write the waiting text of this request now: it has failed, so no last output of vLLM will bring the text."""
         if (stream := self._unwritten.pop(request_id, None)) is not None:
             stream.write()
 
     def _add(self, stream: Stream, output: Any, now: float) -> bool:
-        """Take the output in; return False if it ends the answer, and is vLLM's."""
+        """Take in the output. Return False if it ends the answer, so that vLLM has to take it."""
         if not stream.add(output):
-            self.forget(output.request_id)  # what comes behind a stop string is vLLM's to drop
+            self.forget(output.request_id)  # vLLM drops the tokens after a stop string
             return False
         if output.events is None and not output.num_nans_in_logits:
             _count_middle(self._stats, stream.state.stats, len(output.new_token_ids), now)
@@ -354,7 +355,7 @@ class Streams(OutputPath):
         return True
 
     def _continue(self, request_id: str) -> None:
-        """Let the stream begin with what it has parked once vLLM is caught up, or give all to vLLM where it never can."""
+        """Begin the stream with its parked outputs once vLLM is caught up, or give all of them to vLLM if it can never begin."""
         stream = self._of[request_id]
         state = self._processor.request_states.get(request_id)
         if not stream.parked or not stream.can_ever_begin(state, stream.parked[0][0]):

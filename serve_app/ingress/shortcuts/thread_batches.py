@@ -1,7 +1,7 @@
-"""Calls to threads in batches: free threads share all that came while they were busy.
+"""Thread batches hand calls to threads together: free threads share all calls that arrived while they were busy.
 
-vLLM hands each prompt to a thread by itself. For a short prompt the hand-over costs as much as its tokenization, and in a burst the thread
-waits for Python's lock at each one.
+vLLM hands each prompt to a thread separately. For a short prompt the hand-over costs as much as its tokenization, and in a burst the
+thread waits for Python's lock at each prompt.
 """
 
 import asyncio
@@ -12,24 +12,24 @@ from functools import partial
 from typing import Any
 
 MAX_CALLS = 32
-"""Calls of one batch. With all 256 of a burst in one, the first of them would wait for the last one."""
+"""The most calls of one batch. With all 256 calls of a burst in one batch, the first call would wait for the last."""
 MAX_CHARS = 32 << 10
-"""Characters of one batch, a single longer call apart: some 10 ms of tokenization."""
+"""The most characters of one batch: some 10 ms of tokenization. A longer call is a batch by itself."""
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""Its arguments, by position and by name."""
+"""The arguments of a call, by position and by name."""
 _Waiting = tuple[Call, "asyncio.Future[Any]"]
 
 
 class ThreadBatches:
-    """Calls of one function that wait for the threads of vLLM's renderer.
+    """The calls of one function that wait for the threads of vLLM's renderer.
 
     Args:
-        several: Makes each of the calls and gives a result or an exception for each, in order; runs in a thread. Each is told to its caller
-            as soon as `several` gives it: should a later call hang, those before it have theirs.
-        executor: The renderer's, whose threads vLLM replaces when one hangs (``replace_inner``, which is wrapped here).
-        num_chars: Returns how long the text of a call is.
-        max_calls: Of one batch.
+        several: Makes the calls of a batch in a thread, and yields a result or an exception for each, in order. Each caller gets its result
+            as soon as `several` yields it, so that a later call that hangs does not delay it.
+        executor: The renderer's executor, whose threads vLLM replaces when one hangs (``replace_inner``, which is wrapped here).
+        num_chars: Returns the length of the text of a call.
+        max_calls: The most calls of one batch.
     """
 
     def __init__(
@@ -46,28 +46,28 @@ class ThreadBatches:
         self._waiting: deque[_Waiting] = deque()
         self._threads: Any = None
         self._handed: dict[Future[None], list[_Waiting]] = {}
-        """Batches that are with ``_threads``, in order."""
+        """Batches that ``_threads`` have got and not finished, in order."""
         self._is_due = False
         executor.replace_inner = partial(self._replace, executor.replace_inner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> "asyncio.Future[Any]":
-        """Return what will have the result of this call."""
+        """Queue this call, and return the future of its result."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._waiting.append(((args, kwargs), future))
         if not self._is_due and self._num_free_threads() > 0:
             self._is_due = True
-            loop.call_soon(self._hand_over, loop)  # behind the calls that come in the same turn of the loop
+            loop.call_soon(self._hand_over, loop)  # after all calls that come in the same turn of the loop
         return future
 
     def _num_free_threads(self) -> int:
         if self._threads is not self._executor._inner:
-            # vLLM has replaced its threads: a call that hangs is in the old ones, and does not count.
+            # vLLM has replaced its threads: a call that hangs is in an old thread, and does not count.
             self._threads, self._handed = self._executor._inner, {}
         return int(self._executor._max_workers) - len(self._handed)
 
     def _replace(self, replace_inner: Callable[[], None]) -> None:
-        """Let vLLM replace its threads; the new ones get what waits, and what no old one has begun."""
+        """Let vLLM replace its threads. The new threads get the waiting calls, and the batches that no old thread has begun."""
         replace_inner()
         for handed, batch in reversed(self._handed.items()):
             if handed.cancel():
@@ -87,18 +87,18 @@ class ThreadBatches:
             asyncio.wrap_future(handed, loop=loop).add_done_callback(partial(self._done, loop, self._threads, handed, batch))
 
     def _make(self, loop: asyncio.AbstractEventLoop, batch: Sequence[_Waiting]) -> None:
-        """Make the calls; runs in a thread."""
+        """Make the calls of a batch. Called in a thread."""
         results = self._several([call for call, _ in batch])
         for (_, future), result in zip(batch, results, strict=True):
             loop.call_soon_threadsafe(_settle, future, result)
 
     def _next_batch(self, num_free_threads: int) -> list[_Waiting]:
-        """Return what one of the free threads gets; the others shall have as much."""
+        """Return a batch for one of the free threads, which share the waiting calls equally."""
         batch, num_chars = list[_Waiting](), 0
         max_calls = min(self._max_calls, -(-len(self._waiting) // num_free_threads))
         while self._waiting and len(batch) < max_calls:
             call, future = self._waiting[0]
-            if not future.done():  # a client may have gone
+            if not future.done():  # its client may have disconnected
                 num_chars += self._num_chars(call)
                 if batch and num_chars > MAX_CHARS:
                     break
@@ -132,7 +132,7 @@ def tried(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _settle_all(batch: Sequence[_Waiting], error: BaseException) -> None:
-    """Tell the error to those of the batch who have no result yet."""
+    """Give the error to all callers of the batch that have no result yet."""
     for _, future in batch:
         _settle(future, error)
 

@@ -1,8 +1,8 @@
-"""Token ids of texts that come again: system prompts, and the turns of a conversation that each request sends anew.
+"""The token cache remembers the ids of repeated texts: system prompts, and the turns of a conversation that each request sends again.
 
-A tokenizer looks for its special tokens first, and makes ids of the text between two of them without a look at the rest. So a
-prompt may be cut before a special token, and each part have its ids by itself. Chat templates put special tokens around every message.
-Tokenization takes 1 us of CPU a token; looking a part up takes 1 us for some 2,000 characters.
+A tokenizer looks for its special tokens first. The ids of the text between two special tokens do not depend on the rest. So a prompt may
+be cut before a special token, and each part be tokenized separately. Chat templates put special tokens around every message. Tokenization
+takes 1 us of CPU a token; looking up a part takes 1 us for some 2,000 characters.
 """
 
 import threading
@@ -13,22 +13,22 @@ from itertools import pairwise
 from typing import Any
 
 MAX_BYTES = 32 << 20
-"""Memory of all parts that one cache remembers, with their ids. Each model, and each canary, has a cache of its own in each ingress."""
+"""The most memory of the parts in one cache, with their ids. Each model, and each canary, has a cache of its own in each ingress."""
 MIN_PART_CHARS = 128
-"""A text is cut only where the part before the cut has so many characters: fewer are tokenized as fast as they are looked up, and a
-prompt of 10,000 special tokens would be 10,000 parts."""
+"""The least characters of the part before a cut: a shorter part is tokenized as fast as it is looked up, and a prompt of 10,000 special
+tokens would become 10,000 parts."""
 MAX_PART_SHARE = 1 / 16
-"""Of `MAX_BYTES`. A larger part is not remembered: it would push too many others out."""
+"""The largest share of `MAX_BYTES` for one part. A larger part is not remembered, because it would push out too many others."""
 
 Encode = Callable[[Sequence[str]], Sequence[Any]]
-"""Texts to the tokenizer's encodings, without the special tokens that a model wants around a text."""
+"""Returns the tokenizer's encodings of texts, without the special tokens that a model wants around a text."""
 
 
 class TokenCache:
-    """Ids by part, the least recently used ones forgotten first. For several threads.
+    """A cache of ids by part, which forgets the least recently used parts first. Threads may share it.
 
     Args:
-        encode: The tokenizer's.
+        encode: The tokenizer's function.
         cut_before: Special tokens, as `cuts_of` finds them.
     """
 
@@ -40,7 +40,7 @@ class TokenCache:
         self._lock = threading.Lock()
 
     def ids_of(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text; raises what ``encode`` raises. What is not known is one call of ``encode``."""
+        """Return the ids of each text. One call of ``encode``, whose exceptions pass, makes the ids of all unknown parts."""
         of_texts = [self._parts(text) for text in texts]
         known: dict[str, array[int]] = {}
         with self._lock:
@@ -86,22 +86,22 @@ def _joined(parts: Sequence["array[int]"]) -> list[int]:
 
 
 def _num_bytes(part: str, ids: "array[int]") -> int:
-    """Return what both take at most: a text that is not ASCII up to 4 bytes a character, and as much for the UTF-8 that stays with it."""
+    """Return the most memory of a part: text that is not ASCII takes up to 4 bytes a character, and as much for its cached UTF-8."""
     return len(part) * (1 if part.isascii() else 8) + len(ids) * ids.itemsize
 
 
 def cuts_of(backend: Any, template: str) -> list[str]:
     """Return the special tokens in ``template`` before which a text may be cut for this tokenizer of the library `tokenizers`.
 
-    It may be cut nowhere where a token takes blanks around it, or counts only as a word of its own: such a token looks beyond the text
-    between two. If special tokens are no more than their characters, there is nothing to cut at. A token that is looked for in the
-    normalized text is found within its part.
+    No cuts are possible if any token absorbs blanks around it, or matches only as a whole word: such a token depends on text beyond the
+    cut. Nor are they if the tokenizer treats special tokens as plain characters. A token that is searched in the normalized text is no
+    cut, and is found within its part.
     """
     added = list(backend.get_added_tokens_decoder().values())
     if backend.encode_special_tokens or any(token.lstrip or token.rstrip or token.single_word for token in added):
         return []
     found = [token.content for token in added if not token.normalized and token.content]
-    # The tokenizer takes the first token that begins, and of several the longest: within another one, a token is only its characters.
+    # Of overlapping special tokens the tokenizer takes the first, and then the longest: inside of another one, a token is plain text.
     return [token for token in found if token in template and not any(_may_begin_within(token, other) for other in found)]
 
 
