@@ -1,4 +1,4 @@
-"""The Ray Serve deployment of one ingress replica: front ends, links to the fleet, the HTTP listener, and the drain."""
+"""The ingress deployment runs one ingress replica in Ray Serve: front ends, links to the fleet, the HTTP listener, and the drain."""
 
 import asyncio
 import logging
@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class Ingress:
-    """The HTTP side of the fleet. Serve starts, places, scales and stops it; HTTP comes over its own listener."""
+    """One ingress replica. Serve starts, places, scales and stops it; HTTP requests arrive at its own listener."""
 
     async def __init__(self, settings: Mapping[str, Any], *_replicas: Any) -> None:  # type: ignore[misc]  # Serve awaits it
-        # Here, not above: the command line and Serve's controller import this module and need no vLLM (0.5 GB, 8 s of CPU).
+        # Imported here, because the command line and Serve's controller import this module and need no vLLM (0.5 GB, 8 s of CPU).
         with without_collection():
             from serve_app.ingress.http.shared_port import fleet_id, refuse_another_fleets_port
             from serve_app.ingress.runtime import IngressRuntime
@@ -69,7 +69,7 @@ class Ingress:
         )
 
     def check_health(self) -> None:
-        """Called by Serve every few seconds."""
+        """Raise if the replica is broken. Serve calls this every few seconds."""
         self._runtime.listener.check()
         raise_failure(self._tasks)
         for name, front in self._runtime.front_ends.items():
@@ -78,12 +78,12 @@ class Ingress:
         self._end.check()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Always numbers: the first wrong type switches Serve's collection off. Names carry the model; all but gauges count up."""
+        """Return numbers only: Serve stops collecting at the first wrong type. Names contain the model; all but gauges count up."""
         streams = float(self._runtime.app.streams)
         return {"streams": streams, "cpu_s": time.process_time(), **self._runtime.autoscaling_stats()}
 
     async def __del__(self) -> None:
-        """The drain: unready, off the board; a moment later no new connections; end when what runs has ended. Serve bounds it."""
+        """Drain: become unready and leave the lease board, then refuse connections and wait for running requests, within Serve's limit."""
         if (end := getattr(self, "_end", None)) is not None:
             await end.drained()
 

@@ -1,1 +1,1 @@
-"""The front end builds vLLM's own OpenAI front end for each model, and tries grammars before an engine gets them."""
+"""The front end builds vLLM's own OpenAI front end for each model, and checks grammars before an engine gets them."""

@@ -1,4 +1,4 @@
-"""One model's front end: vLLM's ``AsyncLLM`` and OpenAI app, built around a ``FleetClient`` instead of an engine of its own."""
+"""A front end serves one model: vLLM's ``AsyncLLM`` and OpenAI app, built around a ``FleetClient`` instead of a local engine."""
 
 import argparse
 from collections.abc import Awaitable, Callable, Mapping
@@ -40,7 +40,7 @@ VLLM_VERSION = public_version(version.__version__)
 
 
 class _FrontendEngineArgs(AsyncEngineArgs):
-    """Engine arguments of a process that computes nothing: no quantized kernels are looked for."""
+    """Engine arguments of a process that computes nothing, so it looks for no quantized kernels."""
 
     def create_model_config(self) -> Any:
         config = super().create_model_config()
@@ -49,25 +49,25 @@ class _FrontendEngineArgs(AsyncEngineArgs):
 
 
 class DirectRoute(Protocol):
-    """A route that some requests take without vLLM's app."""
+    """A route that answers some requests without vLLM's app."""
 
     def answer_to(self, scope: Scope, body: bytes, note_gone: Callable[[], None]) -> ASGIApp | None:
-        """Return what answers the request; None where vLLM's app has to. ``note_gone`` is called when the client goes before the end."""
+        """Return the app that answers the request; None if vLLM's has to. ``note_gone`` is called if the client disconnects early."""
 
 
 class Shortcuts(NamedTuple):
-    """What makes answers of one app of vLLM's cheaper; without any, every answer is the same."""
+    """The shortcuts of one of vLLM's apps make its answers cheaper. Without any shortcut, every answer is the same."""
 
     direct: Mapping[str, DirectRoute] = {}
-    """By path."""
+    """Direct routes by path."""
     repeats: frozenset[str] = frozenset()
-    """Paths whose streams have events that differ in nothing but their text."""
+    """Paths with streams whose events differ only in their text."""
     gather: Gather = write_at_once
-    """How the writes of an answer are gathered."""
+    """The function that gathers the writes of an answer."""
 
 
 class FrontEnd:
-    """What serves one model at the ingress."""
+    """The front end of one model at the ingress."""
 
     def __init__(self, model: ModelSettings, client: FleetClient, engine: AsyncLLM, args: argparse.Namespace) -> None:
         self.model = model
@@ -76,41 +76,41 @@ class FrontEnd:
         self.max_logprobs: int = engine.model_config.max_logprobs
         self.shortcuts = Shortcuts()
         self.args = args
-        """vLLM's command line."""
+        """vLLM's parsed command line."""
         self.adapters = adapters_of(model)
-        """By the name that requests ask for."""
+        """Adapters by the name for which requests ask."""
         self.grammars: GrammarChecks | None = None
         self._tasks: tuple[str, ...] = ()
         self._app: FastAPI | None = None
         self._shortcuts_of: Callable[[FastAPI], Shortcuts] = lambda _: Shortcuts()
 
     async def app(self) -> FastAPI:
-        """Return vLLM's app for what the replicas say they can do; built again when that changes."""
+        """Return vLLM's app for the tasks that the replicas report. It is built again when these change."""
         tasks = await self.client.get_supported_tasks_async()
         if self._app is None or tasks != self._tasks:
             app = build_app(self.args, tasks, self.engine.model_config)
             _refuse_what_has_no_handler(app)
             stop_at_first_errors(app)
             await init_app_state(self.engine, app.state, self.args, tasks)
-            # Not by vLLM's own way in, which asks an engine to load each: replicas have loaded them before they take requests.
+            # vLLM's own method would ask an engine to load each adapter, but replicas load them before they take requests.
             app.state.openai_serving_models.lora_requests.update(self.adapters)
             renderer = app.state.online_renderer
             renderer.create_error_response = partial(_error_in_our_keys, renderer.create_error_response, self.model.name)
-            # vLLM's error handlers stop the server through it when the engine is dead; a fleet never is.
+            # vLLM's error handlers stop the server through this attribute when the engine is dead, and a fleet is never dead.
             app.state.server = SimpleNamespace(should_exit=False)
             self._app, self._tasks = app, tasks
             self.shortcuts = self._shortcuts_of(app)
         return self._app
 
     def take(self, shortcuts_of: Callable[[FastAPI], Shortcuts]) -> None:
-        """Answer by the shortcuts that this function finds in vLLM's app, and in each one that takes its place."""
+        """Use the shortcuts that this function finds in vLLM's app, and in each app that replaces it."""
         self._shortcuts_of = shortcuts_of
         if self._app is not None:
             self.shortcuts = shortcuts_of(self._app)
 
 
 def _error_in_our_keys(create: Callable[..., Any], name: str, message: Any, *args: Any, **kwargs: Any) -> Any:
-    """Do what vLLM's method does; a refusal that asks for flags of `vllm serve` names the keys that stand for them here."""
+    """Do what vLLM's method does, but replace flags of `vllm serve` in a refusal by the configuration keys for them."""
     if isinstance(message, str) and any(flag in message for flag in _TOOL_FLAGS):
         for flag, key in _TOOL_FLAGS.items():
             message = message.replace(flag, key)
@@ -119,17 +119,17 @@ def _error_in_our_keys(create: Callable[..., Any], name: str, message: Any, *arg
 
 
 def _refuse_what_has_no_handler(app: FastAPI) -> None:
-    """Let what vLLM has no handler for end in an error of vLLM's form.
+    """Add handlers for exceptions that vLLM's app does not handle, so that they become errors of vLLM's form.
 
-    FastAPI raises Starlette's HTTPException for a body that Python cannot parse, and vLLM has a handler for FastAPI's own only. JSON inside
-    the JSON, like the arguments of a tool call, becomes 400 where Python's parser gives up; vLLM says 500.
+    FastAPI raises Starlette's HTTPException for a body that Python cannot parse, and vLLM handles FastAPI's own HTTPException only. JSON
+    inside the JSON, like the arguments of a tool call, becomes 400 if it is too deep for Python's parser; vLLM answers 500.
     """
     refuse: Any = app.exception_handlers[ValueError]
     say: Any = app.exception_handlers[HTTPException]
 
     async def refuse_unparsed(request: Request, exc: Exception) -> Response:
         assert isinstance(exc, StarletteHTTPException)
-        # Without Python's advice behind ";" to change the server's limits.
+        # Leave out Python's advice after ";", which is to change the server's limits.
         cause = "" if exc.__cause__ is None else f": {str(exc.__cause__).partition(';')[0]}"
         return cast(Response, await say(request, HTTPException(exc.status_code, f"{exc.detail}{cause}")))
 
@@ -142,7 +142,7 @@ def _refuse_what_has_no_handler(app: FastAPI) -> None:
 
 
 def _add_handler(app: FastAPI, kind: type[Exception], handler: Callable[[Request, Exception], Awaitable[Response]]) -> None:
-    """Do what Starlette's method does, also where the app's middlewares stand already: SageMaker's bootstrap in vLLM makes them."""
+    """Do what Starlette's method does, even if the app's middlewares are built already, as by SageMaker's bootstrap in vLLM."""
     app.add_exception_handler(kind, handler)
     layer: Any = app.middleware_stack
     while layer is not None and not isinstance(layer, ExceptionMiddleware):
@@ -152,7 +152,7 @@ def _add_handler(app: FastAPI, kind: type[Exception], handler: Callable[[Request
 
 
 def serves(app: FastAPI, path: str) -> bool:
-    """Return whether the model is of a kind that this route is for: vLLM leaves out ``/v1/embeddings`` of a chat model."""
+    """Return whether the app of this model has the route: vLLM leaves out ``/v1/embeddings`` for a chat model."""
     return any(getattr(route, "path", None) == path for route in app.routes)
 
 
@@ -160,14 +160,14 @@ async def build_front_end(model: ModelSettings, model_path: str, client: FleetCl
     """Build the front end; takes seconds (tokenizer, chat template) and starts no engine.
 
     Args:
-        compiler: Checks grammars, for this model and others; its owner closes it.
+        compiler: The compiler that checks grammars, shared by all models; its owner closes it.
 
     Raises:
         FrontEndStartFailed: vLLM refuses an argument, or a file of the checkpoint.
     """
     try:
         return await _build(model, frontend_engine_args(model, model_path), client, compiler)
-    except Exception as exc:  # vLLM raises of every kind: KeyError for an unknown parser, OSError for a missing tokenizer
+    except Exception as exc:  # vLLM raises many types: KeyError for an unknown parser, OSError for a missing tokenizer
         raise FrontEndStartFailed(model.name, in_one_line(exc)) from exc
 
 
@@ -187,12 +187,12 @@ async def _build(model: ModelSettings, engine_args: dict[str, Any], client: Flee
             stat_logger.stats_beside = client.take_stats
     front = FrontEnd(model, client, engine, args)
     front.grammars = check_grammars(engine, vllm_config, compiler)
-    await front.app()  # what it cannot be built of is said now
+    await front.app()  # an error in building the app is reported now
     return front
 
 
 def _async_llm(vllm_config: Any, client: FleetClient) -> AsyncLLM:
-    """Build ``AsyncLLM`` with ``client``. Its constructor asks a static factory; only for this call that factory is ours."""
+    """Build ``AsyncLLM`` with ``client``. Its constructor calls a static factory, which is replaced during this call."""
     original = async_llm.EngineCoreClient
     async_llm.EngineCoreClient = SimpleNamespace(make_async_mp_client=lambda **_: client)
     try:
@@ -204,13 +204,13 @@ def _async_llm(vllm_config: Any, client: FleetClient) -> AsyncLLM:
 
 
 def _namespace(model: ModelSettings, engine_args: dict[str, Any]) -> argparse.Namespace:
-    """Return vLLM's parsed command line as ``vllm serve`` would have it, our settings over its defaults."""
+    """Return the parsed command line of ``vllm serve``, with our settings over its defaults."""
     args = make_arg_parser(FlexibleArgumentParser()).parse_args([])
     ours = {
-        "allowed_origins": [],  # no CORS: a browser app that needs it sits behind its own gateway
+        "allowed_origins": [],  # no CORS: a browser app that needs CORS is behind its own gateway
         "disable_fastapi_docs": True,
         "disable_uvicorn_access_log": True,
-        # The first one is in the answers.
+        # Answers contain the first name.
         "served_model_name": [model.name] if model.canary is None else [model.canary.of, model.name],
     }
     for name, value in {**engine_args, **ours, **model.frontend_args}.items():

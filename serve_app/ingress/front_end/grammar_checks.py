@@ -1,9 +1,10 @@
-"""Grammars that a request's answer must keep to, tried before the event loop reads them and an engine compiles them.
+"""Grammar checks test the grammar of a request's answer before the event loop reads it and an engine compiles it.
 
-Within 64 KiB a schema, regular expression or grammar may keep xgrammar's compiler busy for minutes: in the engine core, whose few compiler
-threads every constrained request needs, also after its client has left. Nothing can stop a thread in there. So each new grammar is
-compiled once in a process of the ingress (`grammar_compiler.py`), which the kernel ends at a limit, and only what passes goes on to an
-engine. The engine compiles it again: the result is larger than the text by a factor of a thousand, and slower to send than to make.
+A schema, regular expression or grammar of up to 64 KiB may keep xgrammar's compiler busy for minutes. That would happen in the engine core,
+whose few compiler threads every constrained request needs, and continue after the client has left, because nothing can stop a thread there.
+So each new grammar is compiled once in a process of the ingress (`grammar_compiler.py`), which the kernel ends at a limit, and only a
+grammar that passes is sent to an engine. The engine compiles it again: the result is a thousand times as large as the text, and slower to
+send than to make.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ _RETRY_AFTER_S = 1.0
 
 @dataclass
 class _Check:
-    """A grammar that is tried, for ``num_waiting`` requests."""
+    """The check of one grammar, for which ``num_waiting`` requests wait."""
 
     task: asyncio.Task[None]
     num_waiting: int = 0
@@ -43,14 +44,14 @@ class _Check:
 
 
 class GrammarChecks:
-    """The checks of one model.
+    """The grammar checks of one model.
 
     Args:
-        tokenizer: Returns xgrammar's serialized description of the tokenizer; called in a thread, until it has returned once.
-            Requests with a grammar fail by what it raises.
-        compiler: Shared by all models of the ingress, whose owner closes it.
-        any_whitespace: Whether schemas allow any white space between the values, as vLLM's setting says.
-        has_fallback: Whether vLLM reads with another library what xgrammar cannot, as it does with the backend `auto`.
+        tokenizer: Returns xgrammar's serialized description of the tokenizer. It is called in a thread until it has returned once;
+            requests with a grammar fail by the error that it raises.
+        compiler: The compiler that all models of the ingress share; its owner closes it.
+        any_whitespace: Whether schemas allow any white space between values; vLLM has the same setting.
+        has_fallback: Whether vLLM reads a grammar with another library if xgrammar cannot, as with the backend `auto`.
     """
 
     def __init__(
@@ -66,17 +67,17 @@ class GrammarChecks:
         self._results: OrderedDict[bytes, str | None] = OrderedDict()
 
     async def prepare(self) -> None:
-        """Start the process and tell it this model's tokenizer, so that the first request with a grammar need not wait for either."""
+        """Start the process and send it this model's tokenizer, so that the first request with a grammar need not wait for either."""
         await self.compiler.prepare(await self._tokenizer())
 
     async def check(self, params: StructuredOutputsParams) -> None:
-        """Return if the grammar of ``params`` may go on to vLLM and an engine.
+        """Return if the grammar of ``params`` may be given to vLLM and an engine.
 
-        What xgrammar cannot read is left to vLLM, which reads it with another library: the check has done that, too, within the limits.
+        A grammar that xgrammar cannot read is left to vLLM, which reads it with another library: the check did the same within the limits.
 
         Raises:
-            VLLMValidationError: Compiling it fails, or exceeds a limit, or there is no result in time. The exchange of the HTTP
-                request has the error, too, so that a stream is refused before it begins.
+            VLLMValidationError: Compiling the grammar fails, or exceeds a limit, or has no result in time. The error is also noted in
+                the exchange of the HTTP request, so that a stream is refused before it begins.
         """
         if (kind_and_spec := _kind_and_spec(params)) is None:
             return
@@ -90,7 +91,7 @@ class GrammarChecks:
             _refuse(BadRequest("structured_outputs", refusal))
 
     async def _wait_for_result(self, digest: bytes, kind: str, spec: str) -> None:
-        """Return when there is one, or none in time. A check that has begun goes on without the requests that wanted it."""
+        """Return when the result is there, or when the time is over. A check that has begun continues without waiting requests."""
         if (check := self._checks.get(digest)) is None:
             task = asyncio.create_task(self._run(digest, kind, spec), name="grammar-check")
             check = self._checks[digest] = _Check(task)
@@ -105,7 +106,7 @@ class GrammarChecks:
             check.num_waiting -= 1
             if not (check.num_waiting or check.begun):
                 check.task.cancel()
-                self._forget(digest, check.task)  # now, or the next request with this grammar would wait for what was cancelled
+                self._forget(digest, check.task)  # now, or the next request with this grammar would wait for the cancelled check
 
     def _forget(self, digest: bytes, task: asyncio.Task[None]) -> None:
         if (check := self._checks.get(digest)) is not None and check.task is task:
@@ -133,7 +134,7 @@ class GrammarChecks:
             self._results.popitem(last=False)
 
     def _refusal(self, result: dict[str, Any]) -> str | None:
-        """Return what is said to the client; None if the grammar passes."""
+        """Return the error text for the client; None if the grammar passes."""
         limits, way_out = self.compiler.limits, "simplify it: fewer alternatives, repetitions or properties"
         match result["step"]:
             case "time":
@@ -155,15 +156,15 @@ class GrammarChecks:
 
 def _refuse(error: GrammarsBusy | BadRequest) -> NoReturn:
     if (exchange := current_exchange.get()) is not None:
-        exchange.error = error  # vLLM says errors of a stream only after its head
+        exchange.error = error  # vLLM reports errors of a stream only after its head
     raise VLLMValidationError(str(error), parameter="structured_outputs")
 
 
 def check_grammars(engine: Any, vllm_config: Any, compiler: GrammarCompiler) -> GrammarChecks | None:
-    """Let ``engine``, vLLM's `AsyncLLM`, try the grammar of each request before it takes the request.
+    """Let ``engine``, vLLM's `AsyncLLM`, check the grammar of each request before it accepts the request.
 
     Returns:
-        None, and tries nothing, where another compiler than xgrammar is configured, and for the tokenizers of Mistral's own library.
+        None, and checks nothing, if another compiler than xgrammar is configured, or the tokenizer is of Mistral's own library.
     """
     config, tokenizer = vllm_config.structured_outputs_config, engine.renderer.tokenizer
     if config.backend not in ("auto", "xgrammar") or tokenizer is None or is_mistral_tokenizer(tokenizer):
@@ -184,12 +185,12 @@ def check_grammars(engine: Any, vllm_config: Any, compiler: GrammarCompiler) -> 
 
 
 def tokenizer_description(tokenizer: Any, vocab_size: int) -> str:
-    """Return xgrammar's serialized description of a tokenizer of Transformers'; takes 0.1 to 1 s of CPU time."""
+    """Return xgrammar's serialized description of a tokenizer of Transformers. It takes 0.1 to 1 s of CPU time."""
     return str(xgr.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size).serialize_json())
 
 
 def _kind_and_spec(params: StructuredOutputsParams) -> tuple[str, str] | None:
-    """Return what xgrammar will be given; None where that is always the same, or vLLM will refuse it anyway."""
+    """Return the kind and text that xgrammar will get; None if they are always the same, or vLLM will refuse them anyway."""
     if params.json_object or params.all_constraints_none():
         return None
     try:
@@ -205,12 +206,12 @@ def _kind_and_spec(params: StructuredOutputsParams) -> tuple[str, str] | None:
 
 
 def _second_reader(kind: str, spec: str) -> tuple[str, bool]:
-    """Return the library that vLLM's backend `auto` asks after xgrammar, and whether it asks that even if xgrammar can read the grammar."""
+    """Return the library that vLLM's backend `auto` uses after xgrammar, and whether vLLM uses it even if xgrammar reads the grammar."""
     if kind != "json":
         return GUIDANCE, False
     try:
         schema = json.loads(spec)
         second = OUTLINES if has_guidance_unsupported_json_features(schema) else GUIDANCE
         return second, has_xgrammar_unsupported_json_features(schema)
-    except (AttributeError, TypeError, ValueError, RecursionError):  # vLLM refuses it at the same place
+    except (AttributeError, TypeError, ValueError, RecursionError):  # vLLM refuses such a schema at the same place
         return GUIDANCE, False

@@ -1,11 +1,12 @@
-"""A process that checks grammars, each in a child of its own with a limit on CPU time and memory.
+"""The grammar process checks grammars, each in a child of its own with limits on CPU time and memory.
 
 xgrammar's compiler has no limit of time, and nothing can stop a thread in it; the kernel can stop a child process. This process imports
-the libraries that read grammars (`grammar_readers`) and nothing of vLLM, so that it stays small and has one thread: forking it is cheap
-and safe.
+the libraries that read grammars (`grammar_readers`) and nothing of vLLM. So it stays small and has one thread, and forking is cheap and
+safe.
 
-Each line of standard input is JSON: first the limits, then a tokenizer with its number, or a check with the number of its tokenizer. An
-empty object on standard output says that the process is ready, then each check becomes one line. The process ends with its input.
+Each line of standard input is JSON: the first line has the limits, each later line a tokenizer with a number for it, or a check with the
+number of its tokenizer. On standard output, an empty object says that the process is ready, and each check is answered by one line. The
+process ends at the end of its input.
 """
 
 import json
@@ -24,18 +25,19 @@ import xgrammar as xgr
 from serve_app.ingress.front_end.grammar_readers import read, tag_arguments
 
 _LOOK_S = 0.05
-"""Seconds between two looks for children that were killed; one that ends by itself writes its line before."""
+"""Seconds between two searches for killed children. A child that ends by itself writes its line before."""
 
 _SAID_CHARS = 300
-"""Each is 12 bytes of JSON at most, so that a line stays below the 4,096 bytes that a pipe writes in one piece."""
+"""The longest quoted error text. A character takes at most 12 bytes of JSON, so a line stays below the 4,096 bytes that a pipe writes at
+once."""
 
 _CAUSES = {signal.SIGXCPU: "time", signal.SIGABRT: "memory", signal.SIGSEGV: "depth"}
-"""Other signals, like the kernel's SIGKILL for want of memory, say nothing of the grammar."""
+"""The limit that each signal shows. Other signals, like the kernel's SIGKILL for lack of memory, say nothing about the grammar."""
 
 
 def serve() -> None:
-    """Run the checks that standard input asks for, all at once, until it ends."""
-    os.nice(5)  # the ingress's event loop and streams go first
+    """Run the checks that standard input asks for, all at the same time, until the input ends."""
+    os.nice(5)  # the ingress's event loop and streams have priority
     children: dict[int, int] = {}
     compilers: dict[int, Any] = {}
     waiting, limits = b"", None
@@ -59,7 +61,7 @@ def serve() -> None:
 
 
 def _compiler(tokenizer: str) -> Any:
-    # One thread: a child's CPU time is then its time. No cache: a child compiles once.
+    # One thread, so that CPU time is close to the time a check takes. No cache, because a child compiles once.
     return xgr.GrammarCompiler(xgr.TokenizerInfo.deserialize_json(tokenizer), max_threads=1, cache_enabled=False)
 
 
@@ -69,7 +71,7 @@ def _begin(compiler: Any, check: Mapping[str, Any], limits: Mapping[str, Any]) -
     status = 1
     try:
         _limit(limits["compile_s"], limits["memory_bytes"])
-        signal.setitimer(signal.ITIMER_REAL, limits["run_s"])  # its signal ends a process that waits for anything, too
+        signal.setitimer(signal.ITIMER_REAL, limits["run_s"])  # its signal also ends a process that only waits
         os.write(1, json.dumps({"id": check["id"], **_check(compiler, check, limits["in_loop_s"])}).encode() + b"\n")
         status = 0
     finally:
@@ -78,7 +80,7 @@ def _begin(compiler: Any, check: Mapping[str, Any], limits: Mapping[str, Any]) -
 
 def _limit(cpu_s: int, more_bytes: int) -> None:
     with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # before the ingress, and before anything else
+        file.write("1000")  # short of memory, the kernel ends this child before any other process
     with open("/proc/self/statm") as file:
         has_bytes = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
@@ -87,9 +89,9 @@ def _limit(cpu_s: int, more_bytes: int) -> None:
 
 
 def _check(compiler: Any, check: Mapping[str, Any], in_loop_s: float) -> dict[str, Any]:
-    """Return the step that failed and what it said, if any, and the CPU seconds of what vLLM does in loops that others wait for.
+    """Return the step that failed and its error text, if any, and the CPU seconds of two steps for which other requests have to wait.
 
-    These are `read_s`, the reading, in the ingress's event loop, and `mask_s`, finding the tokens that may come first, in an engine step.
+    `read_s` is for reading the grammar in the ingress's event loop; `mask_s` is for finding the possible first tokens in an engine step.
     """
     kind, spec = check["kind"], check["spec"]
     step, said, cost = "read", "", {"read_s": 0.0, "mask_s": 0.0}
@@ -105,18 +107,18 @@ def _check(compiler: Any, check: Mapping[str, Any], in_loop_s: float) -> dict[st
         step = "done"
     except MemoryError:
         step = "memory"
-    except Exception as exc:  # of whatever kind xgrammar raises
+    except Exception as exc:  # of any type: xgrammar has no common one
         said = str(exc)[:_SAID_CHARS]
         step = "memory" if "bad_alloc" in said else step
-    except BaseException as exc:  # a panic of a library in Rust: vLLM must not meet it in the event loop
+    except BaseException as exc:  # a panic of a library in Rust, which must not happen in the event loop
         step, said = "compile", str(exc)[:_SAID_CHARS]
     return {"step": step, "said": said, **cost}
 
 
 def _measured(do: Callable[[], object], limit_s: float) -> tuple[float, Exception | None]:
-    """Return the CPU seconds that it takes and what it raises; where it takes longer than the limit, the lesser of two times.
+    """Return the CPU seconds of a call and the exception that it raised; above the limit, the call is repeated and the shorter time counts.
 
-    A good grammar must not be refused for one bad moment of the machine.
+    A good grammar must not be refused because the machine was slow for a moment.
     """
     least_s, raised = math.inf, None
     for _ in range(2):
@@ -161,7 +163,7 @@ def _report_killed(children: dict[int, int]) -> None:
         if os.WIFSIGNALED(status):
             step = _CAUSES.get(signal.Signals(os.WTERMSIG(status)), "late")
         elif os.WEXITSTATUS(status):
-            step = "memory"  # it could not even write its line
+            step = "memory"  # the child could not even write its line
         else:
             continue
         os.write(1, json.dumps({"id": check_id, "step": step, "said": "", "read_s": 0.0, "mask_s": 0.0}).encode() + b"\n")

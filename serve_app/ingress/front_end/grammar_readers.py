@@ -1,8 +1,8 @@
-"""Reads a grammar as vLLM's validation does in the ingress's event loop; `grammar_process` measures it, in a child with limits.
+"""Grammar readers read a grammar as vLLM's validation does in the event loop; `grammar_process` runs them in a child with limits.
 
-With the backend `auto`, vLLM reads with xgrammar first. What xgrammar cannot read, and a schema with a keyword that xgrammar ignores, vLLM
-reads with a second library: guidance, or outlines for a schema with `patternProperties`. Those have no limits either: reading
-`{"type": "array", "minItems": 1000000000}` with guidance took 12 GB, and the kernel killed the ingress.
+With the backend `auto`, vLLM reads a grammar with xgrammar first. If xgrammar cannot read it, or it is a schema with a keyword that
+xgrammar ignores, vLLM reads it with a second library: guidance, or outlines for a schema with `patternProperties`. These libraries have no
+limits either: reading `{"type": "array", "minItems": 1000000000}` with guidance took 12 GB, and the kernel killed the ingress.
 """
 
 import json
@@ -18,14 +18,14 @@ OUTLINES = "outlines"
 
 
 def read(kind: str, spec: str, *, second: str | None, ignores: bool) -> None:
-    """Do what vLLM's validation does.
+    """Read the grammar as vLLM's validation does.
 
     Args:
-        second: The library that reads what xgrammar cannot: `GUIDANCE`, `OUTLINES`, or None.
+        second: The library for grammars that xgrammar cannot read: `GUIDANCE`, `OUTLINES`, or None.
         ignores: Whether the grammar is a schema with a keyword that xgrammar ignores, so that the second library reads it in any case.
 
     Raises:
-        Exception: Of whatever kind xgrammar raises. What the second library raises is vLLM's to say.
+        Exception: Any type that xgrammar raises. Errors of the second library are dropped here, because vLLM will report them.
     """
     try:
         _read_with_xgrammar(kind, spec)
@@ -69,7 +69,7 @@ def _read_with(library: str, kind: str, spec: str) -> None:
             LLMatcher.validate_grammar(_for_guidance(kind, spec))
     except MemoryError:
         raise
-    except Exception:  # cheap to find out, so vLLM may say it
+    except Exception:  # vLLM can report this error: finding it was cheap
         return
 
 
