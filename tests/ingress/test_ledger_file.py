@@ -1,4 +1,4 @@
-"""The ledger's files: their size, and what is left when the disk, the folder or the process fails."""
+"""Ledger files keep their size, and keep whole lines when the disk, the folder or the process fails."""
 
 import re
 import signal
@@ -110,7 +110,7 @@ def test_a_disk_that_hangs_costs_lines_and_no_time(tmp_path: Path, monkeypatch: 
     assert "are missing" in report.findings[0]
 
 
-def test_a_folder_that_was_removed_costs_lines_and_is_made_again_and_a_clock_that_steps_does_not_tell_for_how_long_it_failed(
+def test_a_folder_that_was_removed_costs_lines_and_is_made_again_and_a_clock_that_steps_does_not_change_for_how_long_it_failed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hours = map(float, range(0, 1 << 20, 3600))
@@ -130,7 +130,7 @@ def test_a_folder_that_was_removed_costs_lines_and_is_made_again_and_a_clock_tha
     assert (report.num_lines, report.findings) == (1, [])
     assert [note.partition(": ")[2].partition(";")[0] for note in report.notes] == ["is file 1 of its ingress"]
     said = [record.getMessage() for record in caplog.records if "ledger" in record.getMessage()]
-    assert said[0] == f"the ledger in {folder} takes no more: its file was removed; requests go on without it"
+    assert said[0] == f"the ledger in {folder} cannot be written: its file was removed; requests continue without it"
     assert re.fullmatch(rf"the ledger in {folder} is written again, after \d\d? s", said[1])
 
 
@@ -166,7 +166,7 @@ def test_a_full_disk_costs_lines_until_it_has_room_again(tmp_path: Path) -> None
         """,
         tmp_path,
     )
-    assert (ended.returncode, ended.stderr.count("takes no more: File too large")) == (0, 1), ended.stderr
+    assert (ended.returncode, ended.stderr.count("cannot be written: File too large")) == (0, 1), ended.stderr
     report, lost = check(ledger_files(tmp_path)), int(ended.stdout)
     assert lost > 20
     assert report.num_lines == 40 - lost

@@ -1,4 +1,4 @@
-"""The books of one ingress: metrics of every exchange, and the ledger, traces and receipts where they are configured."""
+"""The books of one ingress record every exchange: in metrics, and in the ledger, traces and receipts if they are configured."""
 
 from typing import TYPE_CHECKING, Self
 
@@ -11,16 +11,16 @@ from serve_app.ingress.books.receipt import ReceiptSend, asks_for_receipt
 from serve_app.ingress.books.request_metrics import count_request
 from serve_app.ingress.exchange.exchange import Exchange
 
-if TYPE_CHECKING:  # OpenTelemetry's SDK is loaded only where traces are made
+if TYPE_CHECKING:  # OpenTelemetry's SDK is loaded only if traces are made
     from serve_app.ingress.books.tracing import Tracer
 
 
 class Books:
-    """What is written down of each HTTP request that asks a model.
+    """The records of each HTTP request that asks a model.
 
     Args:
-        receipts: Clients may ask for receipts.
-        max_latency_keys: How many API keys get latency series of their own; 0: none.
+        receipts: Whether clients may ask for receipts.
+        max_latency_keys: How many API keys get latency series of their own; 0 for none.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Books:
         return cls(ledger=ledger, tracer=tracer, receipts=ingress.receipts, max_latency_keys=ingress.key_latencies)
 
     def begin(self, exchange: Exchange, scope: Scope, send: Send) -> Send:
-        """Note that the exchange begins. Return ``send``, or one that adds the receipt for which the client asks."""
+        """Note that the exchange begins. Return ``send``, or a `ReceiptSend` around it if the client asks for a receipt."""
         if self.ledger is not None:
             self.ledger.begin(exchange)
         if self._tracer is not None:
@@ -57,7 +57,7 @@ class Books:
         return ReceiptSend(send, exchange) if self._receipts and asks_for_receipt(scope) else send
 
     def end(self, exchange: Exchange) -> None:
-        """Count the exchange, which has ended, and write its line and its trace."""
+        """Count an exchange that has ended, and write its line and its trace."""
         ending = exchange.end()
         count_request(exchange, ending, self._latencies)
         if self.ledger is None and self._tracer is None:
@@ -67,7 +67,7 @@ class Books:
             self._tracer.end(exchange, line)
 
     def close(self) -> None:
-        """Write and send what waits; takes seconds at most."""
+        """Write and send the waiting lines and spans, which takes seconds at most."""
         if self.ledger is not None:
             self.ledger.close()
         if self._tracer is not None:

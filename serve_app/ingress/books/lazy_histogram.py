@@ -1,6 +1,6 @@
-"""A Prometheus histogram that sorts what it has observed into its buckets when somebody looks.
+"""A lazy histogram is a Prometheus histogram that sorts its observations into buckets only when it is read.
 
-Each request ends in some ten observations, and each token is one. Prometheus' own histogram looks for the bucket at each of them.
+The end of a request makes some ten observations, and each token makes one. Prometheus' own histogram searches the bucket at each of them.
 """
 
 from bisect import bisect_left
@@ -10,11 +10,11 @@ from prometheus_client import Histogram
 from prometheus_client.samples import Sample
 
 MAX_WAITING = 8192
-"""Values that may wait: some 2 ms of sorting."""
+"""The most values that may wait to be sorted, which takes some 2 ms."""
 
 
 class LazyHistogram(Histogram):
-    """As Prometheus' own, but for one thread, and without exemplars."""
+    """A histogram like Prometheus' own, but for one thread, and without exemplars."""
 
     def _metric_init(self) -> None:
         super()._metric_init()
@@ -26,13 +26,13 @@ class LazyHistogram(Histogram):
             self.sort()
 
     def observe_all(self, amounts: Iterable[float]) -> None:
-        """Do what `observe` does for each."""
+        """Observe each of the amounts."""
         self._waiting.extend(amounts)
         if len(self._waiting) > MAX_WAITING:
             self.sort()
 
     def sort(self) -> None:
-        """Put what waits into the buckets."""
+        """Put the waiting values into the buckets."""
         counts, total = [0] * len(self._upper_bounds), 0.0
         waiting, self._waiting = self._waiting, []
         for value in waiting:

@@ -1,7 +1,7 @@
 """The ledger of one ingress writes one line for each HTTP request that asks a model, when the request has ended.
 
-It has the POST requests to the routes of models, with a valid API key where keys are required: otherwise any client could push out what
-the ledger holds. ``ledger_file.py`` writes the files, ``serve_app/books/ledger_lines.py`` describes each field.
+It records POST requests to the routes of models, and only those with a valid API key if keys are required: otherwise any client could push
+out older lines. ``ledger_file.py`` writes the files, ``serve_app/books/ledger_lines.py`` describes each field.
 """
 
 import time
@@ -16,7 +16,7 @@ from serve_app.ingress.exchange.outcomes import Ending
 
 
 class Ledger:
-    """``begin`` and ``end`` cost the event loop some microseconds and never wait."""
+    """The ledger of one ingress. ``begin`` and ``end`` take the event loop some microseconds and never wait."""
 
     def __init__(self, settings: LedgerSettings, ingress_id: str) -> None:
         self._ingress_id = ingress_id
@@ -30,13 +30,13 @@ class Ledger:
         self._begin_file()
 
     def begin(self, exchange: Exchange) -> None:
-        """Give the exchange, which begins, its number."""
+        """Give a new exchange its number."""
         exchange.number = self._begun
         self._open.add(self._begun)
         self._begun += 1
 
     def end(self, exchange: Exchange, ending: Ending) -> LedgerLine:
-        """Write the line of the exchange, which has ended, and return it."""
+        """Write the line of an exchange that has ended, and return the line."""
         line = line_of(exchange, ending, seq=self._seq)
         data = self._encode(line) + b"\n"
         if self._files.wants_new_file or self._num_bytes + len(data) > self._file_bytes:
@@ -49,7 +49,7 @@ class Ledger:
         return line
 
     def close(self) -> None:
-        """Write the last line; waits for the disk, for seconds at most."""
+        """Write the last line. This waits for the disk, for seconds at most."""
         last = Last(closed=round(time.time(), 3), counts=self._counts())
         self._files.close(self._encode(last) + b"\n")
 

@@ -1,8 +1,8 @@
-"""The ledger's files: a thread writes them, rotates them, and keeps all files of the folder together within their limit.
+"""Ledger files are written and rotated by a thread, which keeps all files of the folder together within their limit.
 
-The event loop never waits for a disk: it puts lines into a bounded queue. A line that finds no room, in the queue or on the disk, is lost,
-counted and said once in the log; lines go on when there is room again. Each write is one system call for the lines that wait, so
-a killed process leaves whole lines and at most a piece of the last one.
+The event loop never waits for a disk: it puts lines into a bounded queue. A line that finds no room, in the queue or on the disk, is lost
+and counted; the log has one line about it. Lines are written again as soon as there is room. Each write is one system call for all waiting
+lines, so a killed process leaves whole lines and at most a piece of the last one.
 """
 
 import contextlib
@@ -21,22 +21,23 @@ from serve_app.books.series import counter
 logger = logging.getLogger(__name__)
 
 QUEUED = 10_000
-"""Lines that wait for the disk: some 5 MB."""
+"""The most lines that wait for the disk: some 5 MB."""
 MAX_FILES = 1000
-"""In the folder, however small they are: each start of an ingress begins one."""
+"""The most files in the folder, however small they are: each start of an ingress begins one."""
 _BATCH = 1000
-_REST_S = 0.02  # after each write: a thread that woke for each line would cost the event loop more than the line does
-_CLOSE_S = 5.0  # for a disk that hangs; Serve ends the process soon after
+_REST_S = 0.02  # the pause after each write: waking the thread for each line would cost the event loop more than the line itself
+_CLOSE_S = 5.0  # the longest wait for a disk that hangs; Serve ends the process soon after
 
 LOST = counter("ledger_lost")
 
 
 class LedgerFiles:
-    """``begin_file`` first, then ``put`` lines; all but ``close`` return at once.
+    """The files of one ingress. Call ``begin_file``, then ``put`` lines. All methods but ``close`` return at once.
 
     Args:
-        max_bytes: Of all files in the folder, those of other ingresses included; the oldest go first, and none that is being written.
-        file_bytes: How large a file is expected to become.
+        max_bytes: The limit for all files in the folder, including those of other ingresses. The oldest files are removed first, and no
+            file that is being written.
+        file_bytes: The expected largest size of a file.
     """
 
     def __init__(self, folder: Path, *, max_bytes: int, file_bytes: int) -> None:
@@ -47,24 +48,24 @@ class LedgerFiles:
         self._name, self._head = "", b""
         self._fails_since: float | None = None
         self.wants_new_file = False
-        """The file is not usable any more, for example because somebody removed it."""
+        """Whether the file can no longer be used, for example because an operator removed it."""
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self._thread.start()
 
     def begin_file(self, name: str, head: bytes) -> None:
-        """What comes from now on goes to a new file, behind this line."""
+        """Begin a new file with this line. Later lines go to this file."""
         self.wants_new_file = False
         self._queue.put((name, head))
 
     def put(self, line: bytes) -> None:
-        """Write the line, which ends with a newline, soon; or lose it."""
+        """Queue the line, which ends with a newline, to be written soon. If the queue is full, the line is lost."""
         if self._queue.qsize() < QUEUED:
             self._queue.put(line)
         else:
             LOST.inc()
 
     def close(self, last: bytes) -> None:
-        """Write what waits and this last line, which tells of lines that were lost, and end."""
+        """Write the waiting lines and this last line, which counts lost lines, and end the thread."""
         self._queue.put(last)
         self._queue.put(None)
         self._thread.join(_CLOSE_S)
@@ -106,7 +107,7 @@ class LedgerFiles:
         LOST.inc(num_lost)
         if self._fails_since is None:
             self._fails_since = time.monotonic()
-            logger.error("the ledger in %s takes no more: %s; requests go on without it", self._folder, problem.strerror)
+            logger.error("the ledger in %s cannot be written: %s; requests continue without it", self._folder, problem.strerror)
 
     def _say_again(self, num_lines: int) -> None:
         if self._fails_since is not None and num_lines:
@@ -114,7 +115,7 @@ class LedgerFiles:
             self._fails_since = None
 
     def _append(self, data: bytes) -> tuple[int, OSError | None]:
-        """Return how many bytes are in the file, all of whole lines, and why it is not all."""
+        """Return how many bytes were appended, all in whole lines, and the error if these are not all."""
         assert self._fd is not None
         status, done = os.fstat(self._fd), 0
         if not status.st_nlink:
@@ -133,10 +134,10 @@ class LedgerFiles:
         if self._fd is not None:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # another ingress has removed it first; the next file makes up for it
+        with contextlib.suppress(FileNotFoundError):  # another ingress has removed a file first; the next call makes up for it
             self._make_room()
         self._fd = os.open(self._folder / self._name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)  # while it is held, no other ingress takes the file for an old one
+        fcntl.flock(self._fd, fcntl.LOCK_EX)  # while the lock is held, no other ingress treats the file as an old one
 
     def _close_file(self) -> None:
         if self._fd is not None:
@@ -144,7 +145,7 @@ class LedgerFiles:
             self._fd = None
 
     def _make_room(self) -> None:
-        """Remove the oldest files until one more fits; one that is being written counts as large as it may become."""
+        """Remove the oldest files until a new file fits. A file that is being written counts with its expected size."""
         files = sorted(ledger_files(self._folder), key=lambda path: path.stat().st_mtime)
         sizes = {path: max(path.stat().st_size, self._file_bytes * _is_written(path)) for path in files}
         num_bytes, num_files = sum(sizes.values()) + self._file_bytes, len(sizes) + 1
@@ -157,7 +158,7 @@ class LedgerFiles:
 
 
 def _is_written(path: Path) -> bool:
-    """Return whether a living process writes the file."""
+    """Return whether a running process writes the file."""
     with path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

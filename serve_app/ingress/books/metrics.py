@@ -1,7 +1,7 @@
-"""Prometheus series of an ingress: vLLM's own for every model at once, and the fleet's.
+"""Metrics are the Prometheus series of an ingress: vLLM's own series for all models together, and those of the fleet.
 
-vLLM's logger expects to be alone in its process: each new one unregisters every ``vllm:`` collector. Here the models of one
-ingress share the collectors; vLLM labels every series with ``model_name``.
+vLLM's logger expects to be alone in its process: each new logger unregisters every ``vllm:`` collector. Here the models of one ingress
+share the collectors; vLLM labels every series with ``model_name``.
 """
 
 import shutil
@@ -32,7 +32,7 @@ from serve_app.links.protocol.messages import ENGINE_LOST
 
 
 def _shared(cls: type) -> Any:
-    """Return a stand-in for a prometheus class that gives out the collector of that name if there is one already."""
+    """Return a stand-in for a prometheus class that returns the existing collector of a name, if there is one."""
     made: dict[str, Any] = {}
 
     def collector(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -44,14 +44,14 @@ def _shared(cls: type) -> Any:
 
 
 def shared_stat_logger() -> Any:
-    """Return a class: vLLM's Prometheus logger, once per model, over collectors that all models of the process share."""
+    """Return a class of vLLM's Prometheus logger. Each model makes one logger, and all loggers share the collectors."""
     shared = {"_gauge_cls": _shared(Gauge), "_counter_cls": _shared(Counter), "_histogram_cls": _shared(LazyHistogram)}
 
     def sharing(part: type) -> Any:
-        """Return ``part`` of vLLM's logger with our stand-ins for those of prometheus's classes that it uses."""
+        """Return ``part`` of vLLM's logger with stand-ins for the prometheus classes that it uses."""
         return type(part.__name__, (part,), {name: cls for name, cls in shared.items() if hasattr(part, name)})
 
-    class StatLogger(sharing(loggers.PrometheusStatLogger)):  # type: ignore[misc]  # made, not written
+    class StatLogger(sharing(loggers.PrometheusStatLogger)):  # type: ignore[misc]  # a class made at run time
         _spec_decoding_cls = sharing(loggers.SpecDecodingProm)
         _kv_connector_cls = sharing(loggers.KVConnectorProm)
         _ec_connector_cls = sharing(loggers.ECConnectorProm)
@@ -59,16 +59,16 @@ def shared_stat_logger() -> Any:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             unregister = loggers.unregister_vllm_metrics
-            loggers.unregister_vllm_metrics = lambda: None  # it would take the other models' series away
+            loggers.unregister_vllm_metrics = lambda: None  # it would remove the series of the other models
             try:
                 super().__init__(*args, **kwargs)
             finally:
                 loggers.unregister_vllm_metrics = unregister
             self.stats_beside: Callable[[], Any] = lambda: None
-            """Returns what was counted of tokens that vLLM was not given."""
+            """Returns the statistics of tokens that vLLM was not given."""
 
         def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None:
-            """As vLLM's, with the tokens that vLLM was not given, and all gaps between tokens at once."""
+            """Do what vLLM's method does, but add tokens that vLLM was not given, and observe all gaps between tokens at once."""
             if (beside := self.stats_beside()) is not None:
                 iteration_stats = _sum(beside, iteration_stats)
             gaps: list[float] = []
@@ -82,7 +82,7 @@ def shared_stat_logger() -> Any:
 
 
 def _sum(written: Any, stats: Any) -> Any:
-    """Return both counts of one step; ``stats`` is None where vLLM had no output of it."""
+    """Return the sum of both statistics; ``stats`` is None if vLLM had no output."""
     if not written.num_generation_tokens:
         return stats
     if stats is None:
@@ -95,7 +95,7 @@ def _sum(written: Any, stats: Any) -> Any:
 
 SharedPrometheusStatLogger = shared_stat_logger()
 
-# vLLM's own HTTP series. Whoever makes them first counts: the middleware of a vLLM app that finds them there counts nothing.
+# vLLM's own HTTP series are made here, before any vLLM app, so that the middleware of an app finds them and counts nothing.
 http_metrics.default(registry=REGISTRY)
 _http: dict[str, Any] = {
     name: REGISTRY._names_to_collectors[f"http_{name}"]
@@ -116,11 +116,11 @@ def _http_requests(path: str, status_class: int) -> Any:
 
 
 def count_http(path: str, headers: Iterable[tuple[bytes, bytes]], head: Mapping[str, Any], duration_s: float) -> None:
-    """Count a request to a route of vLLM's as its middleware does, which sees only the requests to one of several models.
+    """Count a request to a route of vLLM as vLLM's middleware does, which sees only the requests to one of several models.
 
     Args:
-        headers: The request's.
-        head: The answer's ``http.response.start``; empty if its client has gone before.
+        headers: The headers of the request.
+        head: The answer's ``http.response.start``; empty if the client disconnected before.
     """
     size_in, size_out, seconds = _http_series(path)
     _http_requests(path, head.get("status", 200) // 100).inc()
@@ -139,13 +139,13 @@ _links_lost = series.counter("links_lost")
 
 
 def count_goodbye(model: str, code: str) -> None:
-    """Count a replica's goodbye if it says that its engine is lost. The replica ends before anybody could scrape a series of its own."""
+    """Count a goodbye whose code says that the replica's engine is lost. A replica ends before its own series could be scraped."""
     if code in ENGINE_LOST:
         _engines_lost.labels(model, code).inc()
 
 
 def count_lost_link(model: str, end: LinkEnd) -> None:
-    """Count a link's end, whoever ended it."""
+    """Count the end of a link, at either side."""
     _links_lost.labels(model, end.name.lower()).inc()
 
 
@@ -157,11 +157,11 @@ CLOCK_STEPS = series.gauge("clock_steps_seconds")
 CLOCK_STEPS.set_function(ClockSteps().seconds)
 
 _REPLICA_GAUGES = ("held", "outstanding_tokens", "running", "waiting", "kv_usage", "draining")
-"""What `describe` tells of a replica; each is a series ``serve_app_replica_NAME``."""
+"""Keys that `describe` has for a replica; each becomes a series ``serve_app_replica_NAME``."""
 
 
 class Configured(NamedTuple):
-    """What the configuration says of a model: replicas at least and at most, and GPUs of each."""
+    """The configuration of a model's replicas: how many at least and at most, and GPUs of each."""
 
     least: int
     most: int
@@ -169,7 +169,7 @@ class Configured(NamedTuple):
 
 
 class FleetCollector(Collector):
-    """Reads the fleets when scraped; costs the request path nothing."""
+    """A collector that reads the fleets when it is scraped, so requests pay nothing for it."""
 
     def __init__(self, fleets: Iterable[FleetState], models: Mapping[str, Configured] = MappingProxyType({})) -> None:
         self._fleets = list(fleets)
@@ -184,9 +184,9 @@ class FleetCollector(Collector):
             _add_gaps(gaps, model, fleet.failover.gaps)
         yield gaps
         bound, gpus = series.gauge_family("replica_bound"), series.gauge_family("gpus")
-        for model, told in self._models.items():
-            bound.add_metric([model, "min"], told.least)
-            bound.add_metric([model, "max"], told.most)
+        for model, configured in self._models.items():
+            bound.add_metric([model, "min"], configured.least)
+            bound.add_metric([model, "max"], configured.most)
         for fleet, model, _ in described:
             if model in self._models:
                 gpus.add_metric([model], len(fleet.replicas) * self._models[model].gpus)
@@ -198,7 +198,7 @@ _Described = Sequence[tuple[FleetState, str, Mapping[str, Any]]]
 
 
 def _counts(described: _Described) -> Iterator[Metric]:
-    """Yield what is one number for each model, or one for each of a few words."""
+    """Yield the series with one sample for each model, or for each model and word."""
     for name, key in (("waiting_requests", "waiting"), ("outstanding_tokens",) * 2, ("quarantined_fingerprints", "blocked")):
         family = series.gauge_family(name)
         for _, model, state in described:
@@ -243,18 +243,18 @@ def _add_gaps(family: HistogramMetricFamily, model: str, gaps: Gaps) -> None:
 
 
 class CanaryCollector(Collector):
-    """Reads what canaries say of themselves when scraped."""
+    """A collector that reads the states of canaries when it is scraped."""
 
     def __init__(self, described: Mapping[str, Callable[[], Mapping[str, Any]]]) -> None:
         self._described = dict(described)
 
     def collect(self) -> Iterator[Metric]:
         requests, states = series.counter_family("canary_requests"), series.gauge_family("canary_state")
-        for name, told in self._described.items():
-            said = told()
-            requests.add_metric([name, said["of"]], said["requests"])
+        for name, describe_canary in self._described.items():
+            canary = describe_canary()
+            requests.add_metric([name, canary["of"]], canary["requests"])
             for state in CanaryState:
-                states.add_metric([name, said["of"], state.value], float(state.value == said["state"]))
+                states.add_metric([name, canary["of"], state.value], float(state.value == canary["state"]))
         yield from (requests, states)
 
 
@@ -263,9 +263,9 @@ def register(
     canaries: Mapping[str, Callable[[], Mapping[str, Any]]],
     models: Mapping[str, Configured] = MappingProxyType({}),
 ) -> None:
-    """Show the fleets with what is configured of their models, and of each canary by its name what it says of itself.
+    """Register collectors of the fleets, with the configuration of their models, and of the canaries by name.
 
-    What may be lost is there at zero: Prometheus sees no increase in a series that begins with 1.
+    The counters of lost engines and links begin at zero, because Prometheus sees no increase in a series that begins with 1.
     """
     fleets = list(fleets)
     for fleet in fleets:
@@ -278,19 +278,19 @@ def register(
 
 
 class LoadGauges:
-    """The fleet's load in place of one engine's in the ``SchedulerStats`` that vLLM's gauges are set from."""
+    """The load of the whole fleet, which replaces one engine's load in the ``SchedulerStats`` for vLLM's gauges."""
 
     def __init__(self, fleet: FleetState) -> None:
         self._fleet = fleet
         self._shown = self._load()
 
     def show(self, stats: Any) -> None:
-        """Put the load into a step's stats; its counters stay the step's own."""
+        """Put the load of the fleet into a step's stats, and leave the step's counters as they are."""
         self._shown = stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage = self._load()
-        stats.num_skipped_waiting_reqs = 0  # a replica counts them as waiting
+        stats.num_skipped_waiting_reqs = 0  # a replica counts skipped requests as waiting
 
     def changes(self) -> SchedulerStats | None:
-        """Return stats to show if the load is another than the last one shown: after a load no step comes that would show its end."""
+        """Return stats if the load differs from the last one shown: after the last step, no other step would show that the load ended."""
         if self._load() == self._shown:
             return None
         stats = SchedulerStats()

@@ -12,7 +12,7 @@ from starlette.types import Message, Scope, Send
 from serve_app.ingress.exchange.exchange import Exchange
 
 HEADER = b"x-serve-app-receipt"
-"""Of the request, with the value 1, and of the answer."""
+"""The header by which a request asks for a receipt, with the value 1, and in which an answer has it."""
 
 
 def asks_for_receipt(scope: Scope) -> bool:
@@ -43,7 +43,7 @@ class ReceiptSend:
         self._exchange = exchange
         self._is_stream = False
         self.__self__ = getattr(send, "__self__", None)
-        """As of a bound method: through it `HeldAnswer` finds the connection, to which it writes the middle of a stream."""
+        """The same attribute as of a bound method. By it, `HeldAnswer` finds the connection, to which it writes the middle of a stream."""
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":

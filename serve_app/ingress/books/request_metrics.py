@@ -1,4 +1,4 @@
-"""Metrics count each HTTP request once, at its end."""
+"""Request metrics count each HTTP request once, at its end."""
 
 from collections.abc import Iterable
 
@@ -14,14 +14,14 @@ _by_key = series.counter("key_requests")
 _queue = series.histogram("queue_seconds", series.WAIT_BOUNDS_S)
 TRACED = series.counter("traced_requests")
 SPANS = series.counter("spans")
-"""Both have no samples where no traces are made."""
+"""Both series have no samples if no traces are made."""
 
 _NO_ERROR = ("complete", "aborted")
-"""Outcomes that the client wanted, or caused itself."""
+"""Outcomes that are no error: the client got its answer, or disconnected."""
 
 
 _WATCHED = (NoReplica, QueueFull, TooManyConnections, IngressOverloaded, ReplicaLost, ServerStopping)
-"""Errors that alerts read: their series begin at zero, since Prometheus sees no increase in a series that begins with 1."""
+"""Errors that alerts read. Their series begin at zero, because Prometheus sees no increase in a series that begins with 1."""
 
 
 def begin_at_zero(models: Iterable[str]) -> None:

@@ -1,6 +1,7 @@
-"""From finished spans to a collector: a bounded queue, the SDK's thread and its OTLP exporter, and a count of each span's fate.
+"""Span export sends finished spans to a collector, through a bounded queue, the SDK's thread and its OTLP exporter, and counts them.
 
-No request waits for a collector. While the collector is away or slow, spans fill the queue, and what finds no room is dropped.
+No request waits for a collector. While the collector is unreachable or slow, spans fill the queue, and a span that finds no room is
+dropped.
 """
 
 import logging
@@ -17,13 +18,14 @@ from serve_app.ingress.books.request_metrics import SPANS
 OUTCOMES = ("exported", "failed", "dropped")
 _BATCH = 64  # spans; the thread encodes a batch in about 2 ms, for which it may hold the interpreter against the event loop
 _REST_MS = 1000.0
-# At the end, for what is queued: 4,096 spans take 1 s. With one `timeout_s` it must fit into what runtime.py leaves.
+# Seconds to send queued spans at the end: 4,096 spans take 1 s. Together with one `timeout_s`, it must fit into the time that runtime.py
+# leaves.
 CLOSE_S = 1.5
 _LOG_EVERY_S = 60.0
 
 
 class _NowAndThen(logging.Filter):
-    """Pass an error each minute: the exporter says several lines for each batch that fails."""
+    """A filter that passes one error a minute: the exporter logs several lines for each batch that fails."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,11 +39,11 @@ class _NowAndThen(logging.Filter):
 
 
 class _Exporter(trace_exporter.OTLPSpanExporter):
-    """Counts. ``num_done`` spans have left the queue; only the SDK's thread writes it."""
+    """An exporter that counts spans. ``num_done`` of them have left the queue; only the SDK's thread changes that number."""
 
     num_done = 0
     close_at = float("inf")
-    """Monotonic time from which on nothing is sent any more."""
+    """Monotonic time after which no spans are sent."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = SpanExportResult.FAILURE
@@ -79,6 +81,6 @@ class SpanExport(BatchSpanProcessor):
         super().on_end(span)
 
     def shutdown(self) -> None:
-        """Send what waits, for some seconds at most, and end."""
+        """Send the waiting spans, for some seconds at most, and end."""
         self._exporter.close_at = time.monotonic() + CLOSE_S
-        super().shutdown()  # type: ignore[no-untyped-call]  # the SDK gives it no types
+        super().shutdown()  # type: ignore[no-untyped-call]  # the SDK's method has no types

@@ -1,11 +1,11 @@
-"""A tracer makes the trace of an HTTP request at its end, from the times in its `Exchange`, and only if it is to be kept.
+"""A tracer makes the trace of an HTTP request at the end of the request, from the times in its `Exchange`, and only if it will be kept.
 
     POST /v1/chat/completions     SERVER; an event `route` for each attempt
-      intake  queue  engine_queue  prefill  decode  finish      one behind the other
+      intake  queue  engine_queue  prefill  decode  finish      one after the other
                                               resume            each silence that a change of replica left in the answer
 
-Nothing is done per token, and for a request that is not kept one decision is made. `span_export.py` sends. docs/tracing.md describes the
-attributes; none holds text of a prompt or an answer, a token, or an API key.
+A tracer does nothing per token, and for a trace that is not kept it makes only this decision. `span_export.py` sends. docs/tracing.md
+describes the attributes; none holds text of a prompt or an answer, a token, or an API key.
 """
 
 import ipaddress
@@ -31,9 +31,9 @@ from serve_app.ingress.exchange.exchange import CallersTrace, Exchange
 from serve_app.ingress.exchange.outcomes import Ending
 
 KEPT = ("error", "resumed", "slow", "caller", "share", "no")
-"""Why a trace is kept; `caller`: a trusted one keeps its own part."""
+"""Why a trace is kept; `caller`: a trusted caller keeps its own part of the trace."""
 
-_ERRORS = frozenset({"failed", "rejected", "quarantined"})  # not what a client did wrong: it could fill the collector
+_ERRORS = frozenset({"failed", "rejected", "quarantined"})  # without errors of clients, which could fill the collector
 _LOSSES = frozenset(end.name.lower() for end in LinkEnd)
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
@@ -49,15 +49,15 @@ class Tracer:
     """The traces of one ingress.
 
     Args:
-        service: The name under which the collector shows them.
-        ingress_id: This process's part of it.
+        service: The name of the service in the collector.
+        ingress_id: The instance of the service.
     """
 
     def __init__(self, settings: TracingSettings, *, service: str, ingress_id: str) -> None:
         self._settings = settings
         self._trusted = [ipaddress.ip_network(network) for network in settings.trusted_networks]
-        told = {"service.name": service, "service.instance.id": ingress_id, "service.version": VERSION}
-        self._provider = TracerProvider(ALWAYS_ON, Resource.create(told), shutdown_on_exit=False)
+        resource = {"service.name": service, "service.instance.id": ingress_id, "service.version": VERSION}
+        self._provider = TracerProvider(ALWAYS_ON, Resource.create(resource), shutdown_on_exit=False)
         self._provider.add_span_processor(SpanExport(settings))
         self._tracer = self._provider.get_tracer("serve_app", VERSION)
         for why in KEPT:
@@ -66,15 +66,15 @@ class Tracer:
     def begin(self, exchange: Exchange, scope: Scope) -> None:
         """Note the caller's trace, if the request's head names one."""
         parents = [value for name, value in scope["headers"] if name == b"traceparent"]
-        if len(parents) == 1:  # W3C: of several none counts
+        if len(parents) == 1:  # W3C: if there are several, none is valid
             states = [value.decode("latin-1") for name, value in scope["headers"] if name == b"tracestate"]
             client = scope.get("client")
             exchange.callers_trace = CallersTrace(parents[0].decode("latin-1"), states, client[0] if client else "")
 
     def end(self, exchange: Exchange, line: LedgerLine) -> None:
-        """Make the spans of the request that has ended now, and queue them, if its trace is kept."""
-        caller = None if (told := exchange.callers_trace) is None else _context_of(told)
-        trusted = caller is not None and told is not None and self._trusts(told.client)
+        """Make and queue the spans of a request that has ended, if its trace is kept."""
+        caller = None if (named := exchange.callers_trace) is None else _context_of(named)
+        trusted = caller is not None and named is not None and self._trusts(named.client)
         why = self._why(line, caller if trusted else None)
         TRACED.labels(why).inc()
         if why != "no":
@@ -87,7 +87,7 @@ class Tracer:
     def _trusts(self, client: str) -> bool:
         try:
             address = ipaddress.ip_address(client)
-        except ValueError:  # a batch's line, which has no client
+        except ValueError:  # a line of a batch has no client
             return False
         address = getattr(address, "ipv4_mapped", None) or address
         return any(address in network for network in self._trusted)
@@ -117,8 +117,12 @@ class Tracer:
             ns(exchange.arrived_at),
         )
         for attempt in exchange.requests.attempts():
-            told = {"serve_app.replica": attempt.replica, "serve_app.route_reason": attempt.reason, "serve_app.end": attempt.end}
-            root.add_event("route", told, ns(attempt.at))
+            attributes = {
+                "serve_app.replica": attempt.replica,
+                "serve_app.route_reason": attempt.reason,
+                "serve_app.end": attempt.end,
+            }
+            root.add_event("route", attributes, ns(attempt.at))
         for name, began_at, ended_at in exchange.phases(exchange.ended_at):
             span = self._tracer.start_span(name, _under(root), start_time=ns(began_at))
             for lost_at, resumed_at in exchange.requests.gaps() if name == "decode" else ():
@@ -133,17 +137,17 @@ def _under(span: Span) -> Context:
     return trace.set_span_in_context(span, Context())
 
 
-def _context_of(told: CallersTrace) -> SpanContext | None:
-    """Return the span that the caller names; None where its words are not W3C's."""
-    found = _PROPAGATOR.extract({"traceparent": [told.parent], "tracestate": list(told.states)}, Context())
+def _context_of(named: CallersTrace) -> SpanContext | None:
+    """Return the span that the caller names; None if the header is not in W3C's form."""
+    found = _PROPAGATOR.extract({"traceparent": [named.parent], "tracestate": list(named.states)}, Context())
     context = trace.get_current_span(found).get_span_context()
     return context if context.is_valid else None
 
 
 def _attributes(exchange: Exchange, line: LedgerLine, why: str) -> dict[str, AttributeValue]:
-    """Return OpenTelemetry's attributes for HTTP and generative AI, and ours; a number of output tokens, but none of them."""
+    """Return OpenTelemetry's attributes for HTTP and generative AI, and ours. They count output tokens but contain none."""
     trail = None if exchange.requests.first is None else exchange.requests.first.trail
-    told: dict[str, AttributeValue | None] = {
+    attributes: dict[str, AttributeValue | None] = {
         "http.request.method": "POST",
         "http.route": line.path,
         "http.response.status_code": line.status,
@@ -163,4 +167,4 @@ def _attributes(exchange: Exchange, line: LedgerLine, why: str) -> dict[str, Att
         "serve_app.prefix_hit_tokens": None if trail is None else trail.cached_tokens,
         "serve_app.kept": why,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in attributes.items() if value is not None}

@@ -1,1 +1,1 @@
-"""Routes map a path to what answers it: vLLM's front ends, a canary, `/generate`, and our own answers."""
+"""Routes map each path to its handler: vLLM's front ends, a canary, `/generate`, and our own answers."""

@@ -1,6 +1,6 @@
-"""The ingress's ASGI application: an allow-list of routes in front of one vLLM app per model.
+"""The app is the ingress's ASGI application: an allow-list of routes in front of one vLLM app per model.
 
-Pure ASGI. A request's body is read here once (bounded), its ``model`` picks the front end, and vLLM's own app does the rest.
+It is pure ASGI. It reads the body of a request once, within a limit. The body's ``model`` selects the front end, and vLLM's app answers.
 """
 
 import asyncio
@@ -55,11 +55,11 @@ VLLM_ROUTES = frozenset(
         "/detokenize",
     }
 )
-"""POST routes that vLLM's app answers. It registers many more; what is not here does not exist."""
+"""POST routes that vLLM's app answers. vLLM registers many more, but a route that is not listed here does not exist."""
 
 WITHOUT_KEY = frozenset({"/healthz", "/health", "/readyz", "/metrics", PING})
-"""Routes that probes and Prometheus read. They tell names, counts, and the first digits of the digests of keys; where
-``ingress.key_latencies`` is set, also how long the answers to each key took (TTFT, TPOT, E2E). They tell nothing of a single request."""
+"""Routes that probes and Prometheus read without a key. They show names, counts, and the first digits of the digests of keys; if
+``ingress.key_latencies`` is set, also how long the answers to each key took (TTFT, TPOT, E2E). They show nothing about a single request."""
 
 _TOKENIZERS = frozenset({"/tokenize", "/detokenize"})
 _BYTES_PER_TOKEN = 16
@@ -68,23 +68,23 @@ _TOKENIZED_BYTES = 256 << 10
 _A_MODEL = "/v1/models/"
 
 _RETRY_AFTER_S = 1.0
-"""From a server that stops or is far behind: other ingresses take the request at once. A client of the only one should not come back
-sooner."""
+"""The Retry-After of an ingress that stops or is overloaded. Other ingresses take the request at once; a client of the only ingress should
+not retry sooner."""
 
 
 @dataclass(frozen=True)
 class AppLimits:
-    """What one request may cost before vLLM sees it, and how long its stream may say nothing."""
+    """Limits for one request before vLLM sees it, and for the silence of its stream."""
 
     max_body_bytes: int
     body_timeout_s: float = 120.0
-    """From the head to the end of the body; 10 MiB in it are 0.7 Mbit/s."""
+    """Seconds from the head to the end of the body; 10 MiB in that time are 0.7 Mbit/s."""
     stream_silence_s: float = 5.0
     max_loop_lag_s: float = 2.0
 
 
 class IngressApp:
-    """``await app(scope, receive, send)``."""
+    """The ASGI application of one ingress."""
 
     def __init__(
         self,
@@ -123,15 +123,15 @@ class IngressApp:
             self._get[PING] = self._own.readyz
             self._post |= {INVOCATIONS}
         self._stored: dict[str, Routes] = {} if batches is None else {"/v1/files": batches.files, "/v1/batches": batches.batches}
-        """With all that is below them."""
+        """Routes of stored files and batches, including all paths below them."""
 
     @property
     def streams(self) -> int:
-        """Return the number of requests being answered."""
+        """Return the number of running requests."""
         return len(self._running)
 
     def end_all(self) -> None:
-        """End every request that still runs by its one error, behind all its text that has come, and from now on each new one."""
+        """End every running request with one error, after all text that has arrived for it, and refuse all new requests."""
         self._stopped = True
         for front in self._front_ends.values():
             front.client.output_path.write_all()
@@ -168,14 +168,14 @@ class IngressApp:
             await not_found(path)(scope, receive, send)
 
     async def answer_batch(self, scope: Scope, receive: Receive, send: Send, owner: str) -> None:
-        """Answer a line of a batch, whose ``owner`` has shown a key for the batch; it has only places that are free."""
+        """Answer a line of a batch, for which the ``owner`` has shown a key. The line gets only places that no other request wants."""
         try:
             await self._serve(Exchange(scope["path"], owner or None, background=True), scope, receive, send)
         except ServingError as exc:
             await answer_of(exc).response()(scope, receive, send)
 
     def problem_of_line(self, line: bytes) -> str:
-        """Return why a line of a batch is refused before it is parsed, "" if it is not: the limits are those of a body over HTTP."""
+        """Return why a line of a batch must be refused before it is parsed, "" if it need not. The limits are those of a body over HTTP."""
         if len(line) > (limit := self._limits.max_body_bytes):
             return f"has {len(line)} bytes, limit {limit}"
         try:
@@ -197,7 +197,7 @@ class IngressApp:
                 await response(scope, receive, send)
 
     async def _serve(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the request; its end, whatever that is, is written into the books."""
+        """Answer the request, and write its end into the books in any case."""
         held = HeldAnswer(self.books.begin(exchange, scope, send), exchange)
         try:
             await self._answer_in_time(scope, receive, send, held)
@@ -230,7 +230,7 @@ class IngressApp:
             await held.end()
 
     def _refuse_at_an_end(self, scope: Scope) -> None:
-        """Refuse what comes when the ingress, its file descriptors, or its time have come to an end."""
+        """Refuse the request if the ingress has stopped, or has no file descriptors left, or is overloaded."""
         if self._stopped:
             raise ServerStopping(retry_after_s=_RETRY_AFTER_S)
         if CROWDED in scope.get("state", ()):
@@ -270,7 +270,7 @@ class IngressApp:
         await self._answer(target, front, scope, _replay(body, receive, exchange.client_gone), held)
 
     async def _app_of(self, path: str, held: HeldAnswer, front: FrontEnd) -> ASGIApp:
-        """Make the front end the one that answers, and return its app for the route."""
+        """Note that this front end answers, and return its app for the route."""
         held.exchange.model = front.model.name
         vllm_app = await front.app()
         held.repeats, held.gather = path in front.shortcuts.repeats, front.shortcuts.gather
@@ -286,14 +286,14 @@ class IngressApp:
             async with held.filling(partial(asyncio.get_running_loop().call_later, self._limits.stream_silence_s)):
                 await target(scope, receive, held)
         except Exception as error:
-            # vLLM's app raises what went wrong after the begin of a stream, because the stream cannot say it any more. It also raises
-            # what it has answered with 500.
+            # vLLM's app raises an error after a stream has begun, because the stream cannot report it any more. The app also raises
+            # an error that it has answered with 500.
             if (
                 not exchange.status and exchange.error is None
             ):  # the client was sent nothing: the error is an answer with a status
                 await describe_error(behind(error)).response()(scope, receive, held)
             elif not await held.end():
-                raise  # the listener cuts the connection: the client must not take what it has for the whole answer
+                raise  # the listener cuts the connection, so that the client does not take a part for the whole answer
             else:
                 raised = error
         finally:
@@ -302,8 +302,8 @@ class IngressApp:
             if path in VLLM_ROUTES:
                 count_http(path, scope["headers"], held.head, time.monotonic() - began_at)
             if (raised or exchange.status >= 500) and exchange.error is None:
-                said = "%s for the model %r failed with status %d, request %s"
-                logger.error(said, path, front.model.name, exchange.status, exchange.engines_id, exc_info=raised)
+                line = "%s for the model %r failed with status %d, request %s"
+                logger.error(line, path, front.model.name, exchange.status, exchange.engines_id, exc_info=raised)
 
     def _generate_app(self, front: FrontEnd) -> ASGIApp:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -331,15 +331,15 @@ class IngressApp:
 
 
 def tokenizer_bytes(max_model_len: int) -> int:
-    """Return the largest body that the routes of the tokenizer take: several times what the context has room for.
+    """Return the largest body for the routes of the tokenizer, in bytes: several times the text for which the context has room.
 
-    A model has one tokenizer, which reads one text after the other. 4 MiB kept all chats of the model waiting for 25 s.
+    A model has one tokenizer, which takes one text after the other. A text of 4 MiB kept all chats of the model waiting for 25 s.
     """
     return max(_TOKENIZED_BYTES, _BYTES_PER_TOKEN * max_model_len)
 
 
 def _replay(body: bytes, receive: Receive, gone: Callable[[], None]) -> Receive:
-    """Return a receive that gives the body that was read, then what the client sends; ``gone`` is called when it disconnects."""
+    """Return a receive that gives the body again, then the client's messages. ``gone`` is called when the client disconnects."""
     given = False
 
     async def replayed() -> Message:

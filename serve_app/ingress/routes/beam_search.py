@@ -1,8 +1,8 @@
-"""Beam search's bookkeeping: which sequences live on, which are finished, which are the best.
+"""A beam search keeps book of its sequences: which continue, which are finished, and which are the best.
 
 Pure: log probabilities in, token ids out; the engine calls are in `generate.py`. Semantics are those of vLLM 0.32's
 `entrypoints/generate/beam_search/online.py`, so that the last step's `best` equals vLLM's answer. Differs: `best` may
-be asked after each step, and `early_stopping` exists (the early server's parameter, which vLLM has dropped).
+be called after each step, and `early_stopping` exists (a parameter of vLLM's first server, which vLLM has dropped).
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ class Beam:
 
 
 class BeamSearch:
-    """The running and the finished beams of one prompt; `advance` once per step, `best` whenever wanted."""
+    """The running and the finished beams of one prompt. Call `advance` once per step, `best` at any time."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class BeamSearch:
             ignore_eos: Treat that token as any other, except that, as in vLLM, a last one does not count as length.
             length_penalty: Exponent of the length, prompt included, that a beam's log probability is divided by;
                 > 0 favours long answers.
-            early_stopping: End as soon as `width` beams are finished; the running ones are then given up.
+            early_stopping: End as soon as `width` beams are finished, and give up the running beams.
         """
         self.running: list[Beam] = [Beam(tuple(prompt_ids), 0.0)]
         self._finished: list[Beam] = []
@@ -63,8 +63,8 @@ class BeamSearch:
         """Take one step: extend each running beam by each of its candidate tokens and keep the `width` likeliest.
 
         Args:
-            logprobs: For each running beam, in order, its candidate tokens. With 2 * width of them at least width
-                remain after one of them, the end-of-sequence token, has finished its beam.
+            logprobs: For each running beam, in order, its candidate tokens. Of 2 * width candidates, at least width
+                remain after the end-of-sequence token has finished its beam.
         """
         candidates: list[tuple[Beam, int, float]] = []
         for beam, by_token in zip(self.running, logprobs, strict=True):
@@ -79,11 +79,11 @@ class BeamSearch:
             Beam((*beam.token_ids, token_id), cum_logprob)
             for beam, token_id, cum_logprob in (candidates[index] for index in chosen)
         ]
-        # Scores of finished beams never change: one that is not among the best now never will be.
+        # Scores of finished beams never change: a beam that is not among the best now never will be.
         self._finished = self._ranked(self._finished)
 
     def best(self) -> list[Beam]:
-        """Return the best beams so far, best first, `width` at most; running ones compete as if they ended here."""
+        """Return the best beams so far, best first, `width` at most. Running beams compete as if they ended here."""
         return self._ranked(self._finished if self._stopped_early else [*self._finished, *self.running])
 
     def score(self, beam: Beam) -> float:

@@ -1,6 +1,6 @@
-"""A canary in front of its model: it answers its share of the requests, and the model answers what it fails to begin.
+"""A canary answers its share of a model's requests, and the model answers the requests that the canary fails to begin.
 
-docs/adr/0014-a-canary-judged-against-its-model.md. What the ingress sees of a request becomes values for ``core/canary.py``, which judges.
+docs/adr/0014-a-canary-judged-against-its-model.md has the reasons. This module measures requests; ``core/canary.py`` judges the values.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from serve_app.ingress.front_end.front_end import FrontEnd
 logger = logging.getLogger(__name__)
 
 SHARED_ROUTES = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/generate"})
-"""Routes of which a canary gets its share. An answer of /v1/responses has begun before the engine is asked."""
+"""Routes of which a canary gets its share. /v1/responses is not among them: its answer begins before the engine is asked."""
 
 _LOOK_S = 0.5
 _GOODBYE_S = 1.0
-"""For the canary's app to notice that nobody waits for it any more."""
+"""How long the canary's app has to notice that its client is gone, in seconds."""
 _ITL_TOKENS, _ITL_AFTER_S = 32, 10.0
-"""A gap between tokens is judged after so many tokens, or after so long, whichever comes first."""
+"""The ITL of an answer is measured after so many tokens, or after so many seconds, whichever comes first."""
 _ITL_LEAST_TOKENS = 8
 
 
@@ -44,20 +44,20 @@ class Canary:
         self.of = model.name
         self.judge = Judge(CanaryLimits(front.model.canary.share, front.model.canary.requests, front.model.canary.slow_factor))
         self.release = f"{front.model.release()} beside {model.release()}"
-        """Equal in all ingresses that compare these two settings; a verdict on it says nothing of others."""
+        """The name of this comparison, equal in all ingresses with the same two settings. A verdict on it holds for these settings only."""
 
     def condemned(self) -> tuple[tuple[str, str], ...]:
-        """Return what the lease tells other ingresses: the release and why it is bad."""
+        """Return for the lease, which other ingresses read: the release and why it is bad; empty if it is not."""
         return ((self.release, self.judge.reason),) if self.judge.reason else ()
 
-    def learn(self, told: dict[str, str]) -> None:
-        """Take in what other ingresses condemned."""
-        if not self.judge.reason and (reason := told.get(self.release)) is not None:
+    def learn(self, condemned: dict[str, str]) -> None:
+        """Take in the releases that other ingresses have condemned, with their reasons."""
+        if not self.judge.reason and (reason := condemned.get(self.release)) is not None:
             self.judge.condemn(reason)
-            self._say_so()
+            self._log_state()
 
     def describe(self) -> dict[str, Any]:
-        """Return how it stands as plain data, for status and metrics."""
+        """Return the state of the canary as plain data, for status and metrics."""
         judge = self.judge
         state = {"of": self.of, "state": judge.state.value, "reason": judge.reason}
         return {**state, "requests": judge.num_taken, "judged": judge.num_judged, "share": judge.limits.share}
@@ -66,7 +66,7 @@ class Canary:
         """Return an app that answers by the canary or by the model.
 
         Args:
-            app_of: Makes a front end the one that answers the request, and returns its app.
+            app_of: Notes that a front end answers the request, and returns its app.
         """
 
         async def answer(scope: Scope, receive: Receive, held: Send) -> None:
@@ -79,7 +79,7 @@ class Canary:
                 exchange.begin_again()
                 await (await app_of(model))(scope, _first(body, receive), held)
                 if outcome is _Outcome.REFUSED and exchange.ended and not _is_error(exchange.sent):
-                    self._saw(Criterion.FAILED, 1.0)  # a shorter context, no tool parser, ...: a release that takes less
+                    self._saw(Criterion.FAILED, 1.0)  # the release accepts less: a shorter context, no tool parser, ...
                 return
             watch = _Watch(self.judge.saw_model, exchange.requests)
             app = await app_of(model)
@@ -93,7 +93,7 @@ class Canary:
         return answer
 
     async def _try(self, app: ASGIApp, scope: Scope, line: "_Line", held: HeldAnswer) -> "_Outcome":
-        """Let the canary answer; the model has to if the canary failed, or refused the request, before the first part of an answer."""
+        """Let the canary answer. Unless it returns `ANSWERED`, the client was sent nothing, and the model has to answer."""
         was = self.judge.state
         exchange = held.exchange
         watch = _Watch(self._saw, exchange.requests)
@@ -116,12 +116,12 @@ class Canary:
             was is not CanaryState.BAD and self.judge.state is CanaryState.BAD and watch.waits_s() <= self.judge.patience_s()
         )
         if gate.has_failed and taken_away and exchange.error is None and raised is None:
-            return _Outcome.FAILED  # another request condemned the canary; this one says nothing
+            return _Outcome.FAILED  # another request condemned the canary, so this one shows nothing
         failed = None if gate.has_refused else _has_failed(exchange, raised=raised is not None or gate.has_failed)
         watch.end(failed=failed)
         if gate.has_failed:
             logger.info(
-                "canary %s did not begin to answer, %s does: %r", self.front.model.name, self.of, exchange.error or raised
+                "canary %s did not begin to answer, so %s answers: %r", self.front.model.name, self.of, exchange.error or raised
             )
         elif raised is not None:
             raise raised
@@ -133,12 +133,12 @@ class Canary:
         was = self.judge.state
         self.judge.saw_canary(criterion, value)
         if self.judge.state is not was:
-            self._say_so()
+            self._log_state()
 
-    def _say_so(self) -> None:
+    def _log_state(self) -> None:
         name, judge = self.front.model.name, self.judge
         if judge.state is CanaryState.BAD:
-            logger.error("canary %s is bad, %s answers all requests: %s", name, self.of, judge.reason)
+            logger.error("canary %s is bad, so %s answers all requests: %s", name, self.of, judge.reason)
         else:
             logger.info("canary %s is good: %d requests were judged", name, judge.num_judged)
 
@@ -150,14 +150,14 @@ class _Outcome(Enum):
 
 
 class _Gate:
-    """An ASGI ``send`` that lets nothing of a failure through before the first part of an answer."""
+    """An ASGI ``send`` that passes nothing on if the canary fails before the first part of an answer."""
 
     def __init__(self, held: HeldAnswer) -> None:
         self._held = held
         self.has_begun = False
         self.has_failed = False
         self.has_refused = False
-        """It failed by the client's fault, as the canary sees that; the model may see it otherwise."""
+        """Whether the canary failed and blames the request; the model may accept the same request."""
 
     async def __call__(self, message: Message) -> None:
         if not self.has_begun and not self.has_failed:
@@ -182,7 +182,7 @@ class _Gate:
 
 
 class _Watch:
-    """What one request shows of the side that answers it."""
+    """The measurements of one request, for the canary or the model that answers it."""
 
     def __init__(self, saw: Callable[[Criterion, float], None], requests: EngineRequests) -> None:
         self._saw = saw
@@ -191,16 +191,16 @@ class _Watch:
         self._to_time = {Criterion.TTFT, Criterion.ITL}
 
     def waits_s(self) -> float:
-        """Return for how long it has waited for a first token; 0 once it has one."""
+        """Return for how long the request has waited for a first token; 0 once it has one."""
         has_token = any(request.trail.first_token_at is not None for request in self._requests.kept)
         return 0.0 if has_token else time.monotonic() - self._began_at
 
     def look(self) -> None:
-        """Time it while it runs: an answer may take minutes."""
+        """Measure the request while it runs, because an answer may take minutes."""
         self._time(least_tokens=_ITL_TOKENS)
 
     def end(self, *, failed: bool | None) -> None:
-        """Take in how it ended. ``failed`` None: the end shows nothing about the release, because the client was wrong, or gone."""
+        """Take in the end. ``failed`` None: it shows nothing about the release, because the request was wrong or the client left."""
         if failed is not None:
             self._saw(Criterion.FAILED, float(failed))
         self._time(least_tokens=_ITL_LEAST_TOKENS)
@@ -209,7 +209,7 @@ class _Watch:
             self._saw(Criterion.EMPTY, float(first.trail.end == "stop" and len(first.emitted_ids) <= 1))
             self._saw(Criterion.LOOPED, float(is_looping(first.emitted_ids)))
         elif Criterion.TTFT in self._to_time and (failed or failed is None) and first is not None:
-            self._saw(Criterion.TTFT, time.monotonic() - self._began_at)  # it waited in vain for so long at least
+            self._saw(Criterion.TTFT, time.monotonic() - self._began_at)  # without a token, the wait so far is a lower bound
 
     def _time(self, *, least_tokens: int) -> None:
         first = self._requests.first
@@ -226,7 +226,7 @@ class _Watch:
 
 
 class _Line:
-    """The client's side as the canary's app sees it: the body, then the disconnect, which may be ours."""
+    """The client as the canary's app sees it: the body, then a disconnect, by the client or by `hang_up`."""
 
     def __init__(self, body: Message, receive: Receive) -> None:
         self._rest = _first(body, receive)
@@ -245,7 +245,7 @@ class _Line:
         """End the app's task. A disconnect makes vLLM stop the request in its engine; the task's cancellation alone would not."""
         self._hung_up.set()
         await asyncio.wait([task], timeout=_GOODBYE_S)
-        task.cancel()  # nothing to a task that is done
+        task.cancel()  # no effect on a task that is done
         await asyncio.wait([task])
 
 
@@ -254,7 +254,7 @@ async def _run(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None
 
 
 def _first(body: Message, receive: Receive) -> Receive:
-    """Return a receive that gives the body that was read, then whatever comes."""
+    """Return a receive that gives the body again, then the client's messages."""
     messages = iter([body])
 
     async def receive_from_the_body_on() -> Message:
@@ -264,12 +264,12 @@ def _first(body: Message, receive: Receive) -> Receive:
 
 
 def _is_the_servers(error: ServingError) -> bool:
-    """Return whether another front end may do better. A release whose engines crash makes any request look like a poison."""
+    """Return whether another front end may succeed. If a release's engines crash, any request looks like the cause, and is quarantined."""
     return error.http_status >= 500 or isinstance(error, RequestQuarantined)
 
 
 def _is_refused(exchange: Exchange) -> bool:
-    """Return whether the fleet had no place for it: that shows how many replicas there are, not how good they are."""
+    """Return whether the fleet had no place for the request. That depends on the number of replicas, not on their quality."""
     return isinstance(exchange.error, QueueFull | ServerStopping | NoFreePlace)
 
 

@@ -1,10 +1,9 @@
-"""`POST /generate`: the route of vLLM's first server, which many clients still speak, beam search included.
+"""`POST /generate` is the route of vLLM's first server, which many clients still use; it includes beam search.
 
-Kept from `vllm/entrypoints/api_server.py` of 2023: the fields next to `prompt` are sampling parameters, `text` in the
-answer holds one string per sequence and begins with the prompt, a stream repeats the text so far. Differs: values of a
-stream end with a newline (first it was NUL, which `ingress.generate_delimiter: nul` brings back), errors have the body of
-vLLM's `/v1` routes, `best_of` is only the width of a beam search.
-`model` was read by the outer application; here it says which of the model's adapters is meant, if any.
+Kept from `vllm/entrypoints/api_server.py` of 2023: the fields next to `prompt` are sampling parameters, `text` in the answer holds one
+string per sequence and begins with the prompt, and a stream repeats the text so far. Differs: the values of a stream end with a newline
+(in 2023 with NUL, as with `ingress.generate_delimiter: nul`), errors have the body of vLLM's `/v1` routes, and `best_of` is only the width
+of a beam search. The app has used `model` to select the front end; here it selects the adapter, if it names one.
 """
 
 import asyncio
@@ -33,7 +32,7 @@ from serve_app.ingress.routes.generate_body import GenerateRequest, parse_body
 logger = logging.getLogger(__name__)
 
 NEWLINE, NUL = b"\n", b"\0"
-"""What a value of a stream may end with. JSON holds neither of them as it is written here."""
+"""The possible ends of a value in a stream. JSON as it is written here contains neither of them."""
 MEDIA_TYPES = {NEWLINE: b"application/x-ndjson", NUL: b"application/x-nul-json"}
 
 
@@ -43,9 +42,9 @@ def generate_route(
     """Return the handler of `POST /generate` for one model.
 
     Args:
-        engine_client: vLLM's front end, an AsyncLLM.
-        max_logprobs: The engine's limit of that name, which bounds the width of a beam search; -1 for its vocabulary.
-        end: `NEWLINE` or `NUL`, behind each value of a stream.
+        engine_client: vLLM's AsyncLLM of the model.
+        max_logprobs: The engine's limit of this name, which limits the width of a beam search; -1 for the size of the vocabulary.
+        end: `NEWLINE` or `NUL`, which follows each value of a stream.
         adapters: The model's LoRA adapters by the names that requests give. Default: it has none.
     """
     max_width = (max_logprobs if max_logprobs >= 0 else engine_client.model_config.get_vocab_size()) // 2
@@ -63,10 +62,10 @@ def generate_route(
 
 
 class GenerateResponse(Response):
-    """Sends what a generation yields: each value with ``end`` behind it, or only the last one.
+    """The response of one generation: a stream of its values, each followed by ``end``, or only the last value.
 
-    The head of a stream comes first, as on vLLM's routes, and that of a refusal before the first line behind it: `HeldAnswer` lets
-    only one out. A client that goes away cancels the generation.
+    The head of a stream is sent first, as on vLLM's routes. A refusal before the first line sends a second head, and `HeldAnswer` passes
+    on only one of the two. A client that disconnects cancels the generation.
     """
 
     def __init__(self, results: AsyncGenerator[list[str], None], *, stream: bool, end: bytes) -> None:
@@ -76,8 +75,8 @@ class GenerateResponse(Response):
         self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Not StreamingResponse: it looks for a disconnect only after the status line, and leaves closing the generator
-        # to the garbage collector.
+        # No StreamingResponse: it notices a disconnect only after the status line, and leaves closing the generator to the garbage
+        # collector.
         try:
             async with asyncio.TaskGroup() as tasks:
                 answer = tasks.create_task(self._send_all(scope, receive, send), name="generate")
@@ -101,8 +100,8 @@ class GenerateResponse(Response):
         except Exception as exc:
             answer = describe_error(exc)
             if not self._stream or not texts:
-                told = Response(_json(answer.body) + NEWLINE, answer.status, answer.headers, media_type="application/json")
-                await told(scope, receive, send)
+                response = Response(_json(answer.body) + NEWLINE, answer.status, answer.headers, media_type="application/json")
+                await response(scope, receive, send)
                 return
             await send({"type": "http.response.body", "body": _json(answer.body) + self._end, "more_body": True})
         if self._stream:
@@ -120,7 +119,7 @@ async def _cancel_at_disconnect(receive: Receive, task: asyncio.Task[None]) -> N
 async def _texts(
     engine: EngineClient, body: GenerateRequest, request_id: str, lora: LoRARequest | None
 ) -> AsyncGenerator[list[str], None]:
-    """Yield prompt + text so far of each of the ``n`` sequences."""
+    """Yield prompt + text so far for each of the ``n`` sequences."""
     engine.check_admission(body.width if body.use_beam_search else body.n, request_id)
     prompt = await _render(engine, body)
     prefix = prompt["prompt"]
@@ -145,7 +144,7 @@ async def _render(engine: EngineClient, body: GenerateRequest) -> Any:
 
 
 def _room(engine: EngineClient, prompt: Any) -> int:
-    """Return how many tokens fit behind the prompt; at least 1: the engine then refuses one that leaves none, in its own words."""
+    """Return how many tokens fit after the prompt, at least 1: if none fits, the engine refuses the prompt by its own error."""
     return max(int(engine.model_config.max_model_len) - len(prompt["prompt_token_ids"]), 1)
 
 
@@ -155,11 +154,11 @@ async def _sample(
     kind = RequestOutputKind.CUMULATIVE if body.stream else RequestOutputKind.FINAL_ONLY
     params = SamplingParams(**body.sampling(), output_kind=kind)
     texts = [""] * params.n
-    if params.max_tokens is not None:  # as the /v1 routes clip it: what cannot be given is not asked for
+    if params.max_tokens is not None:  # as on the /v1 routes, do not ask for more than there is room for
         params.max_tokens = min(params.max_tokens, _room(engine, prompt))
     async with aclosing(_outputs(engine, prompt, params, request_id, lora)) as outputs:
         async for output in outputs:
-            for completion in output.outputs:  # with n > 1 only those that have grown
+            for completion in output.outputs:  # with n > 1 only sequences that have grown
                 texts[completion.index] = completion.text
             yield texts
 
@@ -196,7 +195,7 @@ async def _step(
     params = SamplingParams(
         logprobs=2 * body.width,
         max_tokens=1,
-        # Beams are ranked by log probabilities; sampling would only add an unlikely candidate to each.
+        # Beams are ranked by log probabilities; sampling would only add an unlikely candidate to each beam.
         temperature=body.temperature if "temperature" in body.model_fields_set else 0.0,
         watermarking=False,
         detokenize=False,
@@ -214,7 +213,7 @@ async def _step(
                 for index, beam in enumerate(search.running)
             ]
     except ExceptionGroup as group:
-        raise group.exceptions[0]  # noqa: B904 - its own cause tells the status; the others were cancelled
+        raise group.exceptions[0]  # noqa: B904 - its own cause decides the status; the other tasks were cancelled
     return [step.result() for step in steps]
 
 
@@ -229,7 +228,7 @@ async def _candidates(
 async def _outputs(
     engine: EngineClient, prompt: Any, params: Any, request_id: str, lora: LoRARequest | None
 ) -> AsyncGenerator[RequestOutput, None]:
-    """Yield what the engine puts out; closing this before the end aborts the request."""
+    """Yield the engine's outputs. Closing the generator before the end aborts the request."""
     finished = False
     try:
         async with aclosing(engine.generate(prompt, params, request_id, lora_request=lora)) as outputs:
@@ -242,11 +241,11 @@ async def _outputs(
                     raise RetryableRequestError("the server aborted the generation; send the request again")
                 yield output
     finally:
-        # vLLM aborts what it has returned a queue for; a request cancelled while it is being added would stay behind.
+        # vLLM itself aborts only requests for which it has returned a queue, not one that is cancelled while it is being added.
         if not finished:
             await engine.abort(request_id)
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
-    # ASCII, as in the early server: clients split by str.splitlines, which also splits at U+0085 and U+2028.
+    # ASCII, as in the server of 2023: clients split by str.splitlines, which also splits at U+0085 and U+2028.
     return json.dumps(value).encode()

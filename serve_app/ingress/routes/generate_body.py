@@ -1,6 +1,6 @@
-"""The body of `POST /generate`: its parameters, and which of them go together.
+"""This module parses and checks the body of `POST /generate`: its parameters, and which of them may be combined. Pure.
 
-Pure. The parameters are the fields of vLLM's SamplingParams: a new one is accepted here with the vLLM that brings it.
+The parameters are the fields of vLLM's SamplingParams, so a field that a newer vLLM adds is accepted here, too.
 """
 
 import difflib
@@ -18,18 +18,18 @@ from vllm.sampling_params import SamplingParams
 from serve_app.errors import BadRequest
 from serve_app.ingress.http.first_errors import MAX_GRAMMAR_CHARS, grammar_chars, json_validator
 
-# Set by us, or an answer that consists of text could not be made.
+# The route sets these itself; other values would not give an answer that consists of text.
 _RESERVED = frozenset({"output_kind", "skip_clone", "output_text_buffer_length", "detokenize"})
 _USED_BY_BEAM_SEARCH = frozenset({"n", "max_tokens", "temperature", "ignore_eos", "skip_special_tokens"})
-# What the engine's MessagePack can carry; a larger one would fail as a fault of the server.
+# The integers that the engine's MessagePack can carry; a larger one would fail as an error of the server.
 _INT64 = range(-(2**63), 2**63)
 
 MAX_COLONS = 1000
-"""A body with more of them may have more fields than pydantic should look at: it makes an error of each unknown one, and 490,000 took 2 s
-of the event loop and 400 MB."""
+"""A body with more colons than this is searched for an unknown field before pydantic validates it. Pydantic makes an error for each unknown
+field, and 490,000 of them took 2 s of the event loop and 400 MB."""
 
 _MAX_NAME_CHARS = 64
-"""Of an unknown field, in the error: finding a name like it takes longer the longer it is."""
+"""The part of an unknown field's name that the error quotes. The search for a similar name takes longer for a longer one."""
 
 _SAMPLING_DEFAULTS: Mapping[str, Any] = {
     item.name: item.default
@@ -39,7 +39,7 @@ _SAMPLING_DEFAULTS: Mapping[str, Any] = {
 
 
 class GenerateRequest(BaseModel):
-    """The body of a request, less the sampling parameters only vLLM looks at: `_Body` adds those."""
+    """The body of a request without the sampling parameters that only vLLM reads, which `_Body` adds."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -49,15 +49,15 @@ class GenerateRequest(BaseModel):
     stream: bool = False
     n: int = Field(default=1, ge=1)
     max_tokens: int | None = Field(default=16, ge=1)
-    """None: as many as the context has room for."""
+    """The most tokens of the answer; None for as many as the context has room for."""
     temperature: float = 1.0
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     use_beam_search: bool = False
     best_of: int | None = Field(default=None, ge=1)
-    """Beam width; None: n."""
+    """The beam width; None for n."""
     length_penalty: float = Field(default=1.0, ge=-10, le=10)
-    """Exponent of a beam's length. Beyond the bounds length ** penalty leaves the range of a float."""
+    """The exponent of a beam's length. Outside of these bounds, length ** penalty leaves the range of a float."""
     early_stopping: bool | Literal["never"] = False
 
     @property
@@ -78,19 +78,19 @@ _BODIES = json_validator(_Body)
 _NAMES = msgspec.json.Decoder(
     msgspec.defstruct("_Names", [(name, msgspec.Raw, msgspec.Raw()) for name in _Body.model_fields], forbid_unknown_fields=True)
 )
-"""Parses no value, and stops at the first field that has none of these names."""
+"""A decoder that parses no values, and stops at the first field that has none of these names."""
 _UNKNOWN = re.compile("Object contains unknown field `(.*)`", re.DOTALL)
-"""What it then says."""
+"""The error of that decoder."""
 
 
 def parse_body(raw: bytes, *, max_width: int) -> GenerateRequest:
-    """Parse and check a body; what only the engine knows (vocabulary, context length) is checked later, by the engine.
+    """Parse and check a body. The engine later checks values against its vocabulary and context length.
 
     Args:
         raw: JSON.
         max_width: Widest beam search allowed.
     Raises:
-        BadRequest: The value of a parameter cannot be served, or not together with another.
+        BadRequest: The value of a parameter cannot be served, or cannot be combined with another.
         VLLMClientError: A validator of vLLM refuses a value.
     """
     if raw.count(b":") > MAX_COLONS and (unknown := _unknown_field(raw)) is not None:
@@ -147,21 +147,21 @@ def _bad_request(error: ValidationError) -> BadRequest:
     if name == "prompt":
         problem = "must be a text or a list of token ids, and not empty"
         return BadRequest(name, f"{problem}; got {reprlib.repr(first['input'])}")
-    # One error per type of a union: the client reads all that would have done.
+    # Pydantic has one error for each type of a union: the client gets all of them.
     messages = dict.fromkeys(item["msg"] for item in errors if item["loc"][:1] == first["loc"][:1])
     return BadRequest(name, f"{' or '.join(messages)}; got {reprlib.repr(first['input'])}")
 
 
 def _unknown_field(raw: bytes) -> str | None:
-    """Return the name of a field that no request has; None where there is none, or no JSON object."""
+    """Return the name of an unknown field; None if there is none, or if the body is no JSON object."""
     try:
         _NAMES.decode(raw)
         return None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        if (told := _UNKNOWN.fullmatch(str(exc))) is not None:
-            return told[1]
+        if (found := _UNKNOWN.fullmatch(str(exc))) is not None:
+            return found[1]
     try:
-        values = json.loads(raw)  # slower, and takes NaN, as pydantic does
+        values = json.loads(raw)  # slower, and accepts NaN, as pydantic does
     except (ValueError, RecursionError):
         return None
     return next((name for name in values if name not in _Body.model_fields), None) if isinstance(values, dict) else None

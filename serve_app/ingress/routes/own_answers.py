@@ -1,4 +1,4 @@
-"""What an ingress answers itself, by GET: probes, metrics, its version, which models it serves, and who is in the fleet."""
+"""Own answers are those that an ingress gives to GET without vLLM: probes, metrics, version, served models, members of the fleet."""
 
 import asyncio
 import time
@@ -16,12 +16,12 @@ FleetReport = Callable[[], Awaitable[dict[str, Any]]]
 """Asks the lease board: `serve_app.membership.Membership.report`."""
 
 FRESH_S = 0.5
-"""A report of the fleet that is younger is given again, also one that the board is silent: many people who watch cost the lease board,
-and this event loop, what one does."""
+"""Seconds for which a report of the fleet, or the error that the board is silent, is used again. So many watchers cost the lease board and
+this event loop no more than one."""
 
 
 class OwnAnswers:
-    """``listed`` are the front ends that clients are told of, by their models' names. Without ``report`` there is no `/fleet`."""
+    """The handlers of GET. ``listed``: the front ends that clients see, by model name. Without ``report`` there is no `/fleet`."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class OwnAnswers:
         self._asking = asyncio.Lock()
 
     def by_path(self) -> dict[str, Callable[[], Awaitable[Response]]]:
-        """Return what answers GET and HEAD at each path; `model` is for the paths that hold a name."""
+        """Return the handler of GET and HEAD for each path; `model` handles the paths that contain a name."""
         fleet: dict[str, Callable[[], Awaitable[Response]]] = {} if self._report is None else {"/fleet": self._fleet}
         return fleet | {
             "/healthz": self._healthz,
@@ -53,7 +53,7 @@ class OwnAnswers:
         }
 
     async def readyz(self) -> Response:
-        """Ready: not draining, some replica of every required model takes requests, and there is room for connections."""
+        """Answer 200 if this ingress is not draining, every required model has an accepting replica, and file descriptors are left."""
         missing = [n for n, f in self._listed.items() if f.model.required and not f.client.is_ready()]
         if self._is_draining():
             return JSONResponse({"status": "draining"}, status_code=503)
@@ -64,10 +64,10 @@ class OwnAnswers:
         return JSONResponse({"status": "ready"})
 
     async def model(self, name: str) -> Response:
-        """As OpenAI's API has it, which vLLM leaves out.
+        """Answer with the card of one model: a route of OpenAI's API that vLLM lacks.
 
         Raises:
-            ModelNotFound: It is not served here.
+            ModelNotFound: The model is not served here.
         """
         cards = {card["id"]: card for card in await self._cards()}
         if name not in cards:
@@ -75,18 +75,18 @@ class OwnAnswers:
         return JSONResponse(cards[name])
 
     async def _healthz(self) -> Response:
-        """Alive. An ingress of another application that would listen on this port reads `fleet`, and does not (shared_port.py)."""
+        """Answer that the process is alive, with its fleet, which another application's ingress reads before it listens."""
         return JSONResponse({"status": "ok", "fleet": self._fleet_id})
 
     async def _health(self) -> Response:
-        """Alive, in the form of vLLM's own probe: what asks a vLLM server needs no other path here."""
+        """Answer as vLLM's own probe does, so that a prober of vLLM servers needs no other path here."""
         return Response()
 
     async def _metrics(self) -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
     async def _fleet(self) -> Response:
-        """Who is in the fleet, with loads, and the last decisions of the autoscaler: what `serve-app status` and the fleet page show.
+        """Answer with the fleet's members and loads, and the autoscaler's last decisions, for `serve-app status` and the fleet page.
 
         Raises:
             LeaseBoardSilent: The board does not answer.
@@ -94,12 +94,12 @@ class OwnAnswers:
         assert self._report is not None
         async with self._asking:
             if self._reported is None or time.monotonic() - self._reported[0] >= FRESH_S:
-                told = await self._ask_board()
-                self._reported = time.monotonic(), told  # as old as the answer: those who waited for it share it
-        told = self._reported[1]
-        if isinstance(told, LeaseBoardSilent):
-            raise told
-        return Response(told, media_type="application/json")
+                answer = await self._ask_board()
+                self._reported = time.monotonic(), answer  # the time of the answer, so that all who waited share it
+        answer = self._reported[1]
+        if isinstance(answer, LeaseBoardSilent):
+            raise answer
+        return Response(answer, media_type="application/json")
 
     async def _ask_board(self) -> bytes | LeaseBoardSilent:
         assert self._report is not None

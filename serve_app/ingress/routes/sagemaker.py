@@ -1,4 +1,4 @@
-"""The two routes that Amazon SageMaker calls on a container, for clients that come from there; off unless configured. Pure."""
+"""This module has the two routes that Amazon SageMaker calls on a container, for its clients; they are off unless configured. Pure."""
 
 import json
 
@@ -8,14 +8,14 @@ PING = "/ping"
 INVOCATIONS = "/invocations"
 
 _ROUTES = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": "/v1/embeddings"}
-"""By the field without which a body of the route would be wrong."""
+"""The routes by the field that a body of the route must have."""
 
 
 def route_of(body: bytes) -> str:
     """Return the route that answers a body of `/invocations`.
 
     Raises:
-        BadRequest: The body is no JSON object, or has no field that tells a route.
+        BadRequest: The body is no JSON object, or has none of the fields that identify a route.
     """
     try:
         fields = json.loads(body)

@@ -1,4 +1,4 @@
-"""The models of an ingress, and which front end answers a request: that of the model, or of the adapter, that its body names."""
+"""Served models are the models and adapters of an ingress; the name in a request's body selects the front end that answers it."""
 
 from collections.abc import Mapping
 
@@ -9,12 +9,12 @@ from serve_app.ingress.routes.canary import Canary
 
 
 class ServedModels:
-    """``by_name`` has at least one model that is no canary."""
+    """The front ends of an ingress. ``by_name`` has at least one model that is no canary."""
 
     def __init__(self, by_name: Mapping[str, FrontEnd]) -> None:
         self._by_name = dict(by_name)
         self.listed = {name: front for name, front in by_name.items() if front.model.canary is None}
-        """By the names of their models; a client is told of no canary."""
+        """Front ends that clients see, by model name; canaries are not listed."""
         self._adapters = {name: front for front in by_name.values() for name in front.adapters}
         self._default = next(iter(self.listed.values()))
         self.canaries = {
@@ -22,7 +22,7 @@ class ServedModels:
             for front in by_name.values()
             if front.model.canary is not None
         }
-        """By the name of the model whose requests each shares."""
+        """Canaries by the name of the model whose requests they share."""
 
     @property
     def max_model_len(self) -> int:
@@ -30,12 +30,12 @@ class ServedModels:
         return max(front.engine.model_config.max_model_len for front in self._by_name.values())
 
     def front_end(self, path: str, fields: BodyFields | None) -> FrontEnd:
-        """Return the model's front end; a body that names none by a text goes to the first one, whose error is vLLM's own.
+        """Return the model's front end. A body whose ``model`` is no text goes to the first one, where vLLM reports the error.
 
         Raises:
-            BadRequest: The request's own id cannot be used, or several models are served and none is named.
-            ModelNotFound: Another model is asked for than is served here.
-            NotSupported: A field of the Responses API that needs a store.
+            BadRequest: The client's id of the request cannot be used, or several models are served and the body names none.
+            ModelNotFound: The named model is not served here.
+            NotSupported: The body has a field of the Responses API that needs a store.
         """
         if fields is None:
             return self._default
