@@ -1,1 +1,1 @@
-"""What stands between HTTP and the fleet: listener, vLLM's front end, `/generate`, client of the engine cores."""
+"""The ingress is between HTTP and the fleet: listener, vLLM's front end, `/generate`, and the client of the engine cores."""

@@ -1,4 +1,4 @@
-"""A listener of an ingress with batches, whose model answers in capitals, and OpenAI's official client of it."""
+"""This module serves an ingress with batches, whose model answers in capitals, to OpenAI's official client."""
 
 import asyncio
 import contextlib

@@ -78,7 +78,7 @@ async def start_engine(model: Path) -> AsyncLLM:
         max_num_seqs=32,
     )
     engine = AsyncLLM.from_engine_args(args, stat_loggers=[StepStats])
-    unregister_vllm_metrics()  # nobody reads them here, and they would be in the way of a front end of ours in another module
+    unregister_vllm_metrics()  # unused here, and in conflict with a front end of ours in another module
     return engine
 
 

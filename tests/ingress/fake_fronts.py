@@ -1,4 +1,4 @@
-"""Fake front ends, which are small ASGI apps in the place of vLLM's, the outer application over them, and requests to it."""
+"""Fake front ends are small ASGI apps in the place of vLLM's, with the outer application over them and requests to it."""
 
 import asyncio
 import json

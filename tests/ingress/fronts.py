@@ -1,4 +1,4 @@
-"""Builds front ends as the runtime does, for tests."""
+"""This module builds front ends as the runtime does, for tests."""
 
 from serve_app.config import ModelSettings
 from serve_app.ingress.fleet.fleet_client import FleetClient

@@ -1,4 +1,4 @@
-"""Shorthand for tests of a fleet client."""
+"""This module has shorthand for tests of a fleet client."""
 
 from typing import Any
 

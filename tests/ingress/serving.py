@@ -1,4 +1,4 @@
-"""An ingress with vLLM's own front end over a fake engine, which tells what it was asked for."""
+"""This module serves an ingress with vLLM's own front end over a fake engine, which records what it was asked for."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ async def serving(model: Path, *, stepping: bool = True) -> AsyncIterator[tuple[
     """Yield a client, the engine behind it, and the numbers of the adapters.
 
     Args:
-        stepping: Whether the engine computes; else it does what a test tells it.
+        stepping: Whether the engine computes; else it does what a test calls.
     """
     tiny = {
         "model": str(model),

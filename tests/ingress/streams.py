@@ -1,4 +1,4 @@
-"""Streams of an ingress beside those of vLLM alone, over real HTTP: a fake engine steps when a test tells it to."""
+"""Streams of an ingress are compared with those of vLLM alone, over real HTTP; the fake engine steps when a test calls it."""
 
 import asyncio
 import contextlib
@@ -97,7 +97,7 @@ async def serving(model: Path, monkeypatch: pytest.MonkeyPatch, port: int, *, si
 
 
 class Play:
-    """One streamed request, whose engine steps when it is told to."""
+    """One streamed request, whose engine steps when a test calls it."""
 
     def __init__(self, ingress: Ingress, path: str, **fields: Any) -> None:
         self.content = b""
@@ -119,7 +119,7 @@ class Play:
         return self.content.count(b"\n\n")
 
     async def step(self, replica: FakeReplica, count: int = 1) -> None:
-        """Let the engine compute, and everything come to rest: vLLM puts together what comes while it is busy."""
+        """Let the engine compute, and wait until all is idle: vLLM joins tokens that arrive while it is busy."""
         before = self.num_events()
         replica.engine.step(count)
         await until(lambda: self.num_events() > before or self.task.done())

@@ -1,4 +1,4 @@
-"""Requests for LoRA adapters at an ingress with vLLM's own front end; the engine is fake and tells what it was asked for."""
+"""Requests for LoRA adapters reach the engine with their adapter; vLLM's own front end, a fake engine that records its requests."""
 
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ async def test_a_beam_search_is_the_adapter_s_in_each_of_its_steps(model: Path) 
 
 
 @in_loop
-async def test_adapters_are_listed_with_their_model_and_an_unknown_one_is_told_the_names(model: Path) -> None:
+async def test_adapters_are_listed_with_their_model_and_an_unknown_one_is_answered_with_the_names(model: Path) -> None:
     async with serving(model) as (http, _, _):
         listed = (await http.get("/v1/models")).json()["data"]
         assert [(card["id"], card["parent"]) for card in listed] == [(MODEL, None), ("pirate", MODEL), ("lawyer", MODEL)]

@@ -1,4 +1,4 @@
-"""What an answer costs beside its events: writes to its connection, and objects that only a search for garbage would free."""
+"""An answer costs few writes to its connection, and leaves no objects that only the garbage collector would free."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Recording:
-    """A transport that remembers what is written."""
+    """A transport that remembers its writes."""
 
     def __init__(self, transport: asyncio.Transport, written: list[bytes]) -> None:
         self._transport = transport

@@ -1,4 +1,4 @@
-"""The file of API keys: what counts as a key, what is refused, and what happens when the file changes."""
+"""The file of API keys is read, checked, and followed when it changes."""
 
 import hashlib
 import logging
@@ -55,7 +55,7 @@ def test_plain_keys_and_digests_are_taken_and_comments_are_not(tmp_path: Path) -
         (b"Bearer \xff\x00", "the API key is not known"),
     ],
 )
-def test_a_request_without_a_key_is_told_what_to_send(tmp_path: Path, header: bytes | None, said: str) -> None:
+def test_a_request_without_a_key_learns_what_to_send(tmp_path: Path, header: bytes | None, said: str) -> None:
     way_out = "send the header `Authorization: Bearer KEY` with a key of this server"
     with pytest.raises(InvalidApiKey, match=f"^{re.escape(f'{said}; {way_out}')}$"):
         write(tmp_path / "keys", FIRST).check(header)

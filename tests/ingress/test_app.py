@@ -1,4 +1,4 @@
-"""The outer application over fake front ends: counts, routes, readiness, and which model answers."""
+"""The outer application counts, routes, is ready, and picks the model that answers, over fake front ends."""
 
 import asyncio
 from typing import Any
@@ -22,7 +22,7 @@ def counted(model: str) -> dict[str, float]:
 
 
 @in_loop
-async def test_each_request_to_a_model_is_counted_once_whatever_becomes_of_it_and_no_other_is() -> None:
+async def test_each_request_to_a_model_is_counted_once_however_it_ends_and_no_other_is() -> None:
     app = ingress(front("counted"))
     unknown = counted("").get("invalid", 0.0)
     for path in ("/v1/completions", "/v1/chat/completions"):
@@ -61,7 +61,7 @@ def test_what_is_not_on_the_list_does_not_exist(path: str) -> None:
     ("method", "path", "allowed"),
     [("GET", "/v1/chat/completions", "POST"), ("DELETE", "/generate", "POST"), ("POST", "/v1/models", "GET, HEAD")],
 )
-def test_another_method_is_told_which_are_allowed(method: str, path: str, allowed: str) -> None:
+def test_another_method_is_answered_with_the_allowed_ones(method: str, path: str, allowed: str) -> None:
     response = asyncio.run(call(ingress(), method, path))
     assert (response.status_code, response.headers["allow"]) == (405, allowed)
     assert response.json() == error(f"allowed methods: {allowed}", "Method Not Allowed", 405)
@@ -90,7 +90,7 @@ async def test_the_fleet_is_asked_for_once_however_many_people_look() -> None:
 
 
 @in_loop
-async def test_a_fleet_that_cannot_be_told_is_503_and_other_routes_go_on() -> None:
+async def test_a_fleet_that_cannot_be_reported_is_503_and_other_routes_still_answer() -> None:
     async def report() -> dict[str, Any]:
         raise LeaseBoardSilent(retry_after_s=2.0)
 
@@ -101,7 +101,7 @@ async def test_a_fleet_that_cannot_be_told_is_503_and_other_routes_go_on() -> No
     assert (await call(app, "GET", "/v1/models")).status_code == 200
 
 
-def test_without_a_board_there_is_no_fleet_to_tell() -> None:
+def test_without_a_board_there_is_no_fleet_to_report() -> None:
     assert get(ingress(), "/fleet")[0] == 404
 
 
@@ -111,7 +111,7 @@ def test_version_and_models_are_of_all_front_ends() -> None:
     assert get(app, "/v1/models") == (200, {"object": "list", "data": [{"id": "tiny"}, {"id": "big"}]})
 
 
-def test_a_model_is_told_by_its_id_and_an_unknown_one_is_404() -> None:
+def test_a_model_is_found_by_its_id_and_an_unknown_one_is_404() -> None:
     app = ingress(front("tiny"), front("org/big"))
     assert get(app, "/v1/models/org/big") == (200, {"id": "org/big"})
     status, body = get(app, "/v1/models/small")
@@ -158,7 +158,7 @@ def test_the_bodys_model_picks_the_front_end() -> None:
     assert post(app, content=b'{"model": "tiny"}').json()["path"] == "/v1/completions"
 
 
-def test_an_unknown_model_is_told_what_is_served() -> None:
+def test_an_unknown_model_is_answered_with_the_served_ones() -> None:
     response = post(ingress(front("tiny"), front("big")), content=b'{"model": "huge"}')
     message = "the model 'huge' does not exist; served here: tiny, big"
     assert (response.status_code, response.json()) == (404, error(message, "NotFoundError", 404, "model"))
@@ -174,6 +174,6 @@ def test_without_a_model_the_only_one_is_meant_and_of_several_none() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b'{"model": 5}', b"[]", b"[" * 400, b'{"model": "\xff"}'])
-def test_a_body_that_tells_no_model_gets_vllms_own_error_from_the_first_front_end(body: bytes) -> None:
+def test_a_body_that_names_no_model_gets_vllms_own_error_from_the_first_front_end(body: bytes) -> None:
     app = ingress(front("big", name_of_big), front("tiny"))
     assert post(app, content=body).json() == "big"

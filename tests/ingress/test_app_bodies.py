@@ -1,4 +1,4 @@
-"""What the outer application does with a body: its limits, and clients that go away."""
+"""The outer application limits bodies, and notices clients that disconnect."""
 
 import asyncio
 import json

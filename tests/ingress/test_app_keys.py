@@ -1,4 +1,4 @@
-"""Which routes of the outer application ask for an API key."""
+"""The outer application asks for an API key on all routes but those of probes."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""OpenAI's Files API with the official client: limits, broken uploads, a full disk, and what is no file."""
+"""OpenAI's Files API is tested with the official client: limits, broken uploads, a full disk, and bodies that are no file."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ async def test_a_file_that_is_too_large_is_refused_and_nothing_of_it_is_left(tmp
 
 
 @in_loop
-async def test_a_full_folder_is_told_and_has_room_again_after_a_deletion(tmp_path: Path) -> None:
+async def test_a_full_folder_is_reported_and_has_room_again_after_a_deletion(tmp_path: Path) -> None:
     async with serving(tmp_path, max_file_bytes=60, max_stored_bytes=100) as served:
         client = served.client()
         first = await client.files.create(file=b"x" * 60, purpose="batch")
@@ -71,7 +71,7 @@ async def test_slow_uploads_of_one_key_leave_room_for_those_of_another(tmp_path:
 
 
 @in_loop
-async def test_a_full_disk_is_told_and_nothing_half_is_left(tmp_path: Path) -> None:
+async def test_a_full_disk_is_reported_and_nothing_half_is_left(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         said = "there is no room: File too large"
         with file_size_limit(500_000), pytest.raises(openai.InternalServerError, match=said) as refused:

@@ -1,4 +1,4 @@
-"""OpenAI's Batches API with the official client: how a batch runs and ends, whose it is, and what is refused."""
+"""Batches run and end, belong to a key, and are refused if wrong: OpenAI's Batches API with the official client."""
 
 import asyncio
 import json
@@ -138,7 +138,7 @@ async def test_a_line_of_too_many_values_is_refused_as_a_body_over_http_is_and_n
 ) -> None:
     monkeypatch.setattr(body_fields, "MAX_VALUES", 1)  # so that twice the context counts, which is 2048 here
     async with serving(tmp_path, max_body_bytes=1 << 20) as served:
-        wrong = b"[" + b"1," * 5000 + b"1"  # has no end, which nobody sees who does not parse it
+        wrong = b"[" + b"1," * 5000 + b"1"  # has no end, which only a parser notices
         batch = await ended(served.client(), await begin(served.client(), jsonl(line(1)) + wrong))
         found = [(error.line, error.code, error.message) for error in (batch.errors and batch.errors.data) or ()]
         assert found == [(2, "invalid_line", "The line holds 5000 values, limit 4096; divide it.")]
@@ -218,7 +218,7 @@ async def test_no_more_requests_than_allowed_run_at_once_whatever_the_number_of_
 
 
 @in_loop
-async def test_another_ingress_on_the_folder_waits_for_the_first_and_then_goes_on(tmp_path: Path) -> None:
+async def test_another_ingress_on_the_folder_waits_for_the_first_and_then_continues(tmp_path: Path) -> None:
     first, second = Model(), Model()
     first.held = lambda prompt: prompt != "prompt 0"
     async with serving(tmp_path, model=first, concurrency=4) as old, serving(tmp_path, model=second) as new:
@@ -234,7 +234,7 @@ async def test_another_ingress_on_the_folder_waits_for_the_first_and_then_goes_o
 
 
 @in_loop
-async def test_a_batch_whose_disk_is_full_goes_on_when_there_is_room(
+async def test_a_batch_whose_disk_is_full_continues_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(worker, "_AGAIN_S", 0.2)

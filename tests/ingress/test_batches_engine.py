@@ -1,6 +1,6 @@
-"""A batch beside chats, with vLLM's own front end over real connections; the engines are fake and compute when told to.
+"""A batch runs beside chats, with vLLM's own front end over real connections; fake engines compute when a test calls them.
 
-It sleeps between two questions by HTTP for the state of a batch, as clients do.
+A test sleeps between two questions by HTTP for the state of a batch, as clients do.
 """
 
 import asyncio
@@ -166,7 +166,7 @@ async def test_while_a_chat_waits_no_line_begins(model: Path, tmp_path: Path) ->
 async def test_a_priority_of_a_client_changes_its_place_in_the_engine_and_nothing_at_the_ingress(
     model: Path, tmp_path: Path
 ) -> None:
-    """A batch is told from a chat by the way on which it comes, which no header leads to."""
+    """The entry of a request marks it as a line of a batch, and no header can do that."""
     async with serving(model, tmp_path, credit=1) as ingress:
         url = f"{str(ingress.client.base_url).removesuffix('/v1/')}{CHAT}"
         async with httpx.AsyncClient(timeout=None) as http, asyncio.TaskGroup() as chats:

@@ -1,4 +1,4 @@
-"""Beam search against sums and quotients worked out by hand; logarithms are multiples of 1/8, so they are exact."""
+"""Beam search gives the sums and quotients worked out by hand; logarithms are multiples of 1/8, so they are exact."""
 
 import pytest
 from hypothesis import given
@@ -60,7 +60,7 @@ def test_the_length_penalty_divides_by_a_power_of_the_length(length_penalty: flo
     assert search.best() == best
 
 
-def test_ignored_end_of_sequence_tokens_go_on_but_a_last_one_adds_no_length() -> None:
+def test_ignored_end_of_sequence_tokens_continue_but_a_last_one_adds_no_length() -> None:
     search = BeamSearch([5, 6], width=2, eos_token_id=EOS, ignore_eos=True)
     search.advance([{EOS: -1.0, 7: -1.25}])
     assert search.running == [Beam((5, 6, EOS), -1.0), Beam((5, 6, 7), -1.25)]

@@ -1,4 +1,4 @@
-"""What the ingress reads of a body itself; by way of the whole application where the answer matters."""
+"""The ingress reads some fields of a body itself; tests use the whole application if the answer matters."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ UNPRINTABLE = ("a\tb", "has characters that cannot be printed")
 
 
 def to_model_big(body: bytes, path: str = "/v1/completions") -> Any:
-    """Return the answer of two models, of which "big" is the second and tells its name."""
+    """Return the answer of two models, of which "big" is the second and answers with its name."""
     return post(ingress(front("tiny"), front("big", name_of_big)), path, content=body).json()
 
 

@@ -1,4 +1,4 @@
-"""A canary in front of its model, over fake front ends: small ASGI apps in the place of vLLM's."""
+"""A canary answers in front of its model, over fake front ends: small ASGI apps in the place of vLLM's."""
 
 import asyncio
 import json
@@ -126,7 +126,7 @@ async def test_what_the_canary_fails_to_begin_the_model_answers_and_a_few_condem
 
 @pytest.mark.parametrize("refusal", [QueueFull(waiting=1, limit=1, retry_after_s=1.0), NoFreePlace(waiting=1, retry_after_s=1.0)])
 @in_loop
-async def test_a_canary_that_has_no_place_says_nothing_of_its_release(refusal: ServingError) -> None:
+async def test_a_canary_that_has_no_place_shows_nothing_about_its_release(refusal: ServingError) -> None:
     async def is_full(exchange: Any, send: Send) -> None:
         exchange.error = refusal
         await _answers_500(exchange, send)
@@ -148,7 +148,7 @@ async def test_what_an_end_of_the_canarys_engines_is_blamed_on_is_tried_at_the_m
 
 
 @in_loop
-async def test_what_the_client_did_wrong_says_nothing_of_the_canary() -> None:
+async def test_a_mistake_of_the_client_shows_nothing_about_the_canary() -> None:
     async def is_wrong(exchange: Any, send: Send) -> None:
         await send({"type": "http.response.start", "status": 400, "headers": []})
         await send({"type": "http.response.body", "body": b"no"})
@@ -218,11 +218,11 @@ async def test_a_request_that_is_taken_from_the_canary_is_stopped_there(monkeypa
 
 
 @in_loop
-async def test_a_client_that_gives_up_says_nothing_of_the_canary() -> None:
+async def test_a_client_that_gives_up_shows_nothing_about_the_canary() -> None:
     async def gone(exchange: Any, send: Send) -> None:
         exchange.client_gone()
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b'{"by": "next"}'})  # as vLLM's app answers nobody
+        await send({"type": "http.response.body", "body": b'{"by": "next"}'})  # as vLLM's app does after its client has gone
 
     app = pair(failing(gone))
     await ask(app, 20)
@@ -230,7 +230,7 @@ async def test_a_client_that_gives_up_says_nothing_of_the_canary() -> None:
 
 
 @in_loop
-async def test_a_mistake_of_the_client_that_both_tell_within_a_stream_says_nothing_of_the_canary() -> None:
+async def test_a_mistake_of_the_client_that_both_report_within_a_stream_shows_nothing_about_the_canary() -> None:
     async def mistaken(exchange: Any, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
         event = b'data: {"error": {"message": "told", "code": 400}}\n\n'
@@ -273,12 +273,12 @@ async def test_a_canary_is_neither_listed_nor_needed() -> None:
 
 
 @in_loop
-async def test_verdicts_are_told_and_learnt_for_the_same_release_only() -> None:
+async def test_verdicts_are_passed_on_and_adopted_for_the_same_release_only() -> None:
     bad, other = pair(failing(_answers_500)), pair(says("next"))
     await ask(bad, 60)
-    told = dict(bad.canaries["model"].condemned())
+    condemned = dict(bad.canaries["model"].condemned())
     other.canaries["model"].learn({"another release": "x"})
     assert state(other) is CanaryState.UNDECIDED
-    other.canaries["model"].learn(told)
+    other.canaries["model"].learn(condemned)
     assert state(other) is CanaryState.BAD
     assert await ask(other, 10) == {"model": 10}

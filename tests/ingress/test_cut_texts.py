@@ -1,4 +1,4 @@
-"""What spans the cut between two replicas: vLLM's own front end, whose detokenizer lives through the loss; the engines are fake."""
+"""Text that spans the cut between two replicas stays whole: vLLM's own front end, whose detokenizer survives the loss; fake engines."""
 
 import asyncio
 from pathlib import Path
@@ -33,7 +33,7 @@ def script(model: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 async def cut(ingress: Ingress, script: list[int], count: int) -> str:
-    """Return the text of a completion whose replica goes after ``count`` tokens."""
+    """Return the text of a completion whose replica is lost after ``count`` tokens."""
     fields = {"prompt": "Say it:", "max_tokens": len(script), "stop": [STOP]}
     first = await ingress.join()
     answer = asyncio.create_task(ingress.post("/v1/completions", **fields))

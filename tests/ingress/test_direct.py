@@ -1,4 +1,4 @@
-"""Answers without vLLM's app around its handlers, beside those of the app itself: status, headers and body; real HTTP, a fake engine."""
+"""Answers of direct routes equal those of vLLM's app in status, headers and body; real HTTP, a fake engine."""
 
 import asyncio
 import contextlib
@@ -262,7 +262,7 @@ async def test_headers_that_change_the_answer_change_it_alike(model: Path, monke
 
 
 @in_loop
-async def test_what_goes_wrong_behind_the_handler_is_told_alike(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_goes_wrong_behind_the_handler_is_reported_alike(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def full(*_: Any) -> None:
         exchange = current_exchange.get()
         assert exchange is not None

@@ -1,4 +1,4 @@
-"""The end of an ingress's drain: what still runs is told, once, that the server stops. Over real connections."""
+"""At the end of an ingress's drain, each running request gets one error: the server stops. Over real connections."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Which status, headers and body an error of vLLM's front end, or of ours, becomes."""
+"""Errors of vLLM's front end, and of ours, become answers with a status, headers and a body."""
 
 import json
 from http import HTTPStatus
@@ -51,14 +51,14 @@ def body(message: str, kind: str, code: int, param: str | None = None, **more: o
         ),
     ],
 )
-def test_an_error_of_ours_is_told_by_vllms_word_where_it_has_one_and_by_its_code_elsewhere(
+def test_an_error_of_ours_has_vllms_word_where_it_has_one_and_by_its_code_elsewhere(
     error: ServingError, answer: tuple[object, ...]
 ) -> None:
     assert answer_of(error) == describe_error(error) == describe_error(FleetError(error)) == answer
 
 
 @pytest.mark.parametrize(("retry_after_s", "told"), [(0.0, 1), (0.2, 1), (1.0, 1), (4.01, 5)])
-def test_nobody_is_told_to_come_back_before_it_may_help(retry_after_s: float, told: int) -> None:
+def test_no_client_is_asked_to_retry_before_a_retry_may_help(retry_after_s: float, told: int) -> None:
     answer = answer_of(NoReplica(model="tiny", waited_s=30.0, retry_after_s=retry_after_s))
     assert answer.headers == {"Retry-After": str(told)}
     assert answer.body["error"]["retry_after_s"] == told
@@ -80,7 +80,7 @@ def test_nobody_is_told_to_come_back_before_it_may_help(retry_after_s: float, to
         ),
     ],
 )
-def test_an_error_of_vllms_is_told_as_vllm_does_and_an_unforeseen_one_not_at_all(
+def test_an_error_of_vllms_is_reported_as_by_vllm_and_an_unforeseen_one_not_at_all(
     error: Exception, answer: tuple[object, ...]
 ) -> None:
     assert describe_error(error) == answer
@@ -96,7 +96,7 @@ def test_an_error_of_vllms_is_told_as_vllm_does_and_an_unforeseen_one_not_at_all
         ),
     ],
 )
-def test_an_error_that_vllm_has_wrapped_is_told_by_its_cause(cause: Exception, answer: tuple[object, ...]) -> None:
+def test_an_error_that_vllm_has_wrapped_is_reported_by_its_cause(cause: Exception, answer: tuple[object, ...]) -> None:
     error = EngineGenerateError()
     error.__cause__ = cause
     assert describe_error(error) == answer

@@ -1,4 +1,4 @@
-"""One HTTP request: who sees it, the phases of its time, its tokens and its end."""
+"""An exchange knows the phases of its time, its tokens and its end, and is visible to the code that answers it."""
 
 import asyncio
 import contextvars

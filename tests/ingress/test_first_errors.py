@@ -1,4 +1,4 @@
-"""What wrong bodies cost: errors are counted, not the time that they take."""
+"""Wrong bodies have a bounded cost: the tests count errors, not the time that they take."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -72,7 +72,7 @@ def test_json_is_validated_likewise() -> None:
     assert refused.value.error_count() == num_errors(Body, {"items": ["a"]})
 
 
-def test_a_small_body_is_told_all_that_is_wrong() -> None:
+def test_the_error_of_a_small_body_lists_all_that_is_wrong() -> None:
     small = {"items": ["a"] * 3, "metadata": {"a": "b", "c": "d"}}
     assert num_errors(of_model(Body), small) == num_errors(Body, small)
 

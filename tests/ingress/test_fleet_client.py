@@ -1,4 +1,4 @@
-"""Real links on the loopback interface; engines are fake and compute only when a test says so."""
+"""A fleet client works over real links on the loopback interface; engines are fake and compute only when a test says so."""
 
 import asyncio
 from functools import partial
@@ -124,7 +124,7 @@ async def test_a_replica_that_drains_gets_nothing_through_a_link_that_has_just_o
 
 
 @in_loop
-async def test_outputs_that_are_none_of_vllms_close_the_link_and_the_request_goes_on() -> None:
+async def test_outputs_that_are_none_of_vllms_close_the_link_and_the_request_continues() -> None:
     async with fleet() as f:
         await f.join("a", "b")
         await f.front.add("r", PROMPT)
@@ -213,7 +213,7 @@ async def test_a_request_is_refused_at_once_when_the_queue_is_full_and_nothing_o
 
 
 @in_loop
-async def test_a_request_that_waited_too_long_is_told_so_through_its_verdict() -> None:
+async def test_a_request_that_waited_too_long_has_the_error_in_its_exchange() -> None:
     async with fleet(settings(timeouts={"no_replica_s": 0})) as f:
         exchange = Exchange("/v1/completions")
         token = current_exchange.set(exchange)
@@ -225,7 +225,7 @@ async def test_a_request_that_waited_too_long_is_told_so_through_its_verdict() -
 
 
 @in_loop
-async def test_a_refused_request_is_told_how_long_the_replicas_of_its_model_took_to_start() -> None:
+async def test_a_refusal_says_how_long_the_replicas_of_its_model_took_to_start() -> None:
     async with fleet(settings(ingress={"max_waiting_requests": 0})) as f:
         leases = [Lease(i, "replica", m, "127.0.0.1", 1, epoch=1, pid=0, load=load) for i, m, load in STARTS]
         f.client.set_members(leases)
@@ -256,7 +256,7 @@ async def test_a_request_counts_no_more_tokens_than_the_model_has_room_for() -> 
 
 
 @in_loop
-async def test_a_stopped_client_closes_its_links_and_dials_nobody() -> None:
+async def test_a_stopped_client_closes_its_links_and_dials_no_replica() -> None:
     async with fleet(run=False) as f:
         run = asyncio.create_task(f.client.run())
         await f.join("a")

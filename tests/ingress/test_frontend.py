@@ -1,4 +1,4 @@
-"""vLLM's own front end around a fleet client, without any replica."""
+"""vLLM's own front end works around a fleet client, without any replica."""
 
 from collections.abc import Coroutine
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`POST /generate` on a real engine (a tiny random Llama in float32), its beam search compared with vLLM's own."""
+"""`POST /generate` runs on a real engine (a tiny random Llama in float32); its beam search is compared with vLLM's own."""
 
 import asyncio
 import functools

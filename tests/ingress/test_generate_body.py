@@ -1,4 +1,4 @@
-"""What `POST /generate` takes, and the words in which it refuses the rest."""
+"""`POST /generate` accepts some bodies and refuses the rest, in words that these tests fix."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A client that goes away, and an engine that gives up: nothing stays behind, nothing ends in silence."""
+"""After a client that disconnects, or an engine that gives up, nothing is left over and nothing ends in silence."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Refusals and failures of streams as a client gets them, of apps that answer as vLLM's do."""
+"""Refusals and failures of streams reach clients in the right form, from apps that answer as vLLM's do."""
 
 import json
 
@@ -20,7 +20,7 @@ DELTA = b'event: response.output_text.delta\ndata: {"sequence_number": 2}\n\n'
 
 
 def stream(*before: bytes, then: tuple[bytes, ...] = (), raises: bool = False) -> ASGIApp:
-    """As vLLM: the status line at once, chunks, and a refusal that comes to light on the way, told or raised."""
+    """Answer as vLLM does: the status line at once, chunks, and a refusal that is found later, sent or raised."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
@@ -104,7 +104,7 @@ def test_a_stream_of_responses_that_vllm_would_break_off_ends_with_an_error_even
     assert json.loads(last) == {**event, "sequence_number": 3}
 
 
-def test_a_fault_of_vllms_app_before_its_answer_is_told_in_the_form_of_all_errors_and_logged(
+def test_a_fault_of_vllms_app_before_its_answer_has_the_form_of_all_errors_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,5 +1,7 @@
-"""What clients make of a stream that was held: OpenAI's, `vllm bench serve`, and one that leaves. Over real connections; the app is
-asked by the test when to go on, and counts what it was let say."""
+"""Clients understand a stream that was held: OpenAI's, `vllm bench serve`, and one that leaves.
+
+Connections are real. The app waits until the test lets it continue, and counts the comments that were sent meanwhile.
+"""
 
 import asyncio
 import contextlib

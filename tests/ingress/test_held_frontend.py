@@ -1,4 +1,4 @@
-"""Streams of vLLM's own front end that are held for want of a replica; the engine that comes at last is fake."""
+"""Streams of vLLM's own front end are held while there is no replica; the engine that arrives at last is fake."""
 
 import asyncio
 import contextlib
@@ -151,7 +151,7 @@ async def test_without_stream_the_refusal_is_a_503_after_a_silence(model: Path) 
 
 
 @in_loop
-async def test_a_request_that_vllm_refuses_has_its_status_also_where_nobody_waits_long(model: Path) -> None:
+async def test_a_request_that_vllm_refuses_has_its_status_also_with_a_long_limit_of_silence(model: Path) -> None:
     async with serving(model, silence_s=1e6) as ingress:
         for path in BODIES:
             response = await ingress.post(path, stream=True, temperature=-1)

@@ -1,4 +1,4 @@
-"""The ledger of an ingress with vLLM's own front end, over real connections; the engines are fake and compute when told to."""
+"""The ledger records requests to vLLM's own front end, over real connections; fake engines compute when a test calls them."""
 
 import asyncio
 import contextlib
@@ -209,7 +209,7 @@ async def test_a_client_that_went_away_aborted_its_request(model: Path, tmp_path
 
 
 @in_loop
-async def test_a_request_that_cannot_go_on_failed_with_the_error_that_its_client_got(model: Path, tmp_path: Path) -> None:
+async def test_a_request_that_cannot_continue_failed_with_the_error_that_its_client_got(model: Path, tmp_path: Path) -> None:
     async with serving(model, tmp_path, timeouts={"no_replica_s": 0.3}) as ingress, asyncio.TaskGroup() as tasks:
         await ingress.join("a")
         answer = tasks.create_task(ingress.post(request_id="lost", max_tokens=4, stream=True))

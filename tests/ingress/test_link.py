@@ -57,7 +57,7 @@ async def test_a_replica_that_is_not_the_expected_one_says_why(changes: dict[str
 
 
 @in_loop
-async def test_a_replica_with_another_token_is_refused_and_told_so() -> None:
+async def test_a_replica_with_another_token_is_refused_and_learns_why() -> None:
     replica = await start_replica(settings(), "a", token=TOKEN)
     probe = Probe(token=b"another token, as long")
     with pytest.raises(AuthenticationFailed):
@@ -109,7 +109,7 @@ async def test_frames_of_one_turn_of_the_loop_are_one_write_and_go_before_a_good
 
 
 @in_loop
-async def test_one_ingress_too_many_is_told_so() -> None:
+async def test_one_ingress_too_many_learns_why_it_is_refused() -> None:
     replica = await start_replica(settings(protocol={"max_ingresses": 2}), "a")
     first, second, third = Probe(), Probe(), Probe()
     for probe in (first, second):
@@ -161,7 +161,7 @@ async def test_an_end_of_the_connection_before_the_handshake_is_an_error_of_the_
 
 
 @in_loop
-async def test_nobody_at_the_address_is_an_os_error() -> None:
+async def test_no_process_at_the_address_is_an_os_error() -> None:
     server, _ = await silent_listener()
     port = port_of(server)
     server.close()
@@ -231,7 +231,7 @@ async def test_an_error_of_the_replica_ends_an_open_link_once_with_its_reason() 
     ],
 )
 @in_loop
-async def test_the_word_of_a_goodbye_tells_whether_the_engine_died(code: str, end: LinkEnd) -> None:
+async def test_the_code_of_a_goodbye_shows_whether_the_engine_died(code: str, end: LinkEnd) -> None:
     replica = await start_replica(settings(), "a")
     probe = Probe()
     await probe.connect(replica.lease.port)

@@ -1,4 +1,4 @@
-"""The listener over real connections: what a client that never finishes may hold, and for how long."""
+"""The listener limits what a client that never finishes may hold, and for how long. Over real connections."""
 
 import asyncio
 import contextlib
@@ -59,7 +59,7 @@ async def connection(
 
 
 async def answer(reader: asyncio.StreamReader) -> bytes:
-    """Return the body of an answer that tells its length."""
+    """Return the body of an answer whose head has its length."""
     head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     return await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))

@@ -1,4 +1,4 @@
-"""Requests whose replica goes, over real links on the loopback interface; engines are fake and compute only when a test says so."""
+"""Requests survive the loss of their replica, over real links on the loopback interface; fake engines compute only when a test says so."""
 
 import asyncio
 from functools import partial
@@ -54,7 +54,7 @@ async def test_a_request_whose_history_matters_is_replayed_without_a_seam() -> N
 
 
 @in_loop
-async def test_a_link_that_was_cut_is_dialed_again_and_the_request_goes_on_there() -> None:
+async def test_a_link_that_was_cut_is_dialed_again_and_the_request_continues_there() -> None:
     async with fleet() as f:
         await f.join("a")
         stream = await f.front.add("r", PROMPT, max_tokens=3)
@@ -88,7 +88,7 @@ async def test_outputs_of_an_old_attempt_that_come_on_a_new_link_reach_no_client
 
 
 @in_loop
-async def test_a_silent_replica_is_ejected_and_its_request_goes_on_elsewhere() -> None:
+async def test_a_silent_replica_is_ejected_and_its_request_continues_elsewhere() -> None:
     limits = {"heartbeat_interval_s": 0.02, "heartbeat_timeout_s": 3.0}
     async with fleet(settings(protocol=limits)) as f:
         await f.join("a")
@@ -226,7 +226,7 @@ async def test_what_came_in_one_piece_with_a_goodbye_is_delivered() -> None:
 
 
 @in_loop
-async def test_a_lost_sibling_that_cannot_resume_ends_the_others_and_nobody_else() -> None:
+async def test_a_lost_sibling_that_cannot_resume_ends_the_others_and_no_other_request() -> None:
     unknown: dict[str, Any] = {"extra_args": {"mine": 1}, "temperature": 1.0}
     async with fleet(settings(protocol={"credit": 2})) as f:
         await f.join("a")

@@ -61,7 +61,7 @@ async def stop(f: Fleet, replica_id: str) -> None:
 
 @contextlib.asynccontextmanager
 async def computing(f: Fleet) -> AsyncIterator[None]:
-    """Every engine makes a step at a time, and every replica tells its load once a second."""
+    """Every engine makes a step at a time, and every replica reports its load once a second."""
 
     async def compute() -> None:
         for number in itertools.count():

@@ -1,4 +1,4 @@
-"""docs/openapi.json against the ingress's own table of routes."""
+"""docs/openapi.json lists the routes of the ingress's own table."""
 
 import json
 import subprocess

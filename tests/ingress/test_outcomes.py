@@ -1,4 +1,4 @@
-"""How an HTTP request ended, in one word."""
+"""Outcomes name the end of an HTTP request in one word."""
 
 import pytest
 
@@ -42,6 +42,6 @@ def test_a_client_that_left_first_has_aborted_whatever_came_of_it() -> None:
     assert (left, left.word()) == (("aborted", 200, "client_gone"), "aborted")
 
 
-def test_what_the_engine_gave_up_is_told_by_the_engines_reason() -> None:
+def test_a_request_that_the_engine_gave_up_has_the_engines_reason() -> None:
     assert ending(WHOLE, None, gone=None, stalled=False, started=True, engines_ends=("error",)).reason == "engine_error"
     assert ending(WHOLE, None, gone=None, stalled=False, started=True, engines_ends=("abort",)).word() == "aborted"

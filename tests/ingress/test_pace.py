@@ -1,4 +1,4 @@
-"""When the next pass over all streams may begin."""
+"""A pace decides when the next pass over all streams may begin."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""One request that ends every engine which computes it, among innocent ones of two ingresses; real links, fake engines."""
+"""One request that ends every engine which computes it meets innocent requests of two ingresses; real links, fake engines."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ TOKENS = 5
 
 
 async def step(replicas: list[FakeReplica], deaths: list[str]) -> None:
-    """Let every engine compute; one that has got the poison dies of it."""
+    """Let every engine compute; an engine that has the poison dies."""
     for replica in replicas:
         if replica.lease.member_id in deaths:
             continue
@@ -95,7 +95,7 @@ async def test_the_choices_of_one_poisonous_request_end_two_replicas_and_not_one
 
 
 @in_loop
-async def test_eight_streams_of_a_killed_replica_are_tried_one_after_the_other_and_go_on_together() -> None:
+async def test_eight_streams_of_a_killed_replica_are_tried_one_after_the_other_and_continue_together() -> None:
     async with fleet() as f:
         replicas = await join([f], "a")
         streams = [await f.front.add(f"r{n}", [n], max_tokens=TOKENS) for n in range(8)]

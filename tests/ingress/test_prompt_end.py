@@ -17,7 +17,7 @@ from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.checkpoints.tiny_tokenizer import write_tokenizer
-from serve_app.ingress.fleet import fleet_client
+from serve_app.ingress.shortcuts import streaming
 from serve_app.ingress.shortcuts.prompt_end import MAX_WHOLE_TOKENS, NUM_END_TOKENS, begin_at_the_end
 from tests.doubles.fleet import in_loop, until
 from tests.ingress.test_held_frontend import serving
@@ -123,9 +123,9 @@ def test_a_byte_that_is_no_text_before_many_that_are() -> None:
 
 
 @in_loop
-async def test_requests_begin_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_request_begins_with_the_end_of_its_prompt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     begun: list[tuple[type, int]] = []
-    monkeypatch.setattr(fleet_client, "begin_at_the_end", lambda found, ids: begun.append((type(found), len(ids))))
+    monkeypatch.setattr(streaming, "begin_at_the_end", lambda found, ids: begun.append((type(found), len(ids))))
     async with serving(make_tiny_llama(tmp_path / "tiny"), silence_s=1e6, no_replica_s=60.0) as ingress:
         replica = await ingress.join()
         answer = asyncio.create_task(ingress.post("/v1/completions", prompt=[5] * 300, max_tokens=1))

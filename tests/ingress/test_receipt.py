@@ -1,4 +1,4 @@
-"""Receipts of requests, from an ingress with vLLM's own front end and fake engines; real HTTP."""
+"""Receipts describe requests, from an ingress with vLLM's own front end and fake engines; real HTTP."""
 
 import asyncio
 import json
@@ -135,7 +135,7 @@ async def _step_when_asked(engine: Any) -> None:
 
 
 @in_loop
-async def test_where_the_settings_do_not_allow_receipts_nobody_gets_one(model: Path, tmp_path: Path) -> None:
+async def test_where_the_settings_do_not_allow_receipts_no_client_gets_one(model: Path, tmp_path: Path) -> None:
     async with serving(model, tmp_path) as ingress:
         await ingress.join("a")
         assert "x-serve-app-receipt" not in (await ask(ingress, ASKS)).headers

@@ -1,4 +1,4 @@
-"""Requests rendered by shorter ways: the ids, and the errors, are those of vLLM's own way."""
+"""Requests rendered by shorter ways have the ids, and the errors, of vLLM's own way."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What one HTTP request adds to the series, and what the event loop's lag looks like."""
+"""One HTTP request adds to the series at its end, and the event loop's lag is measured."""
 
 import asyncio
 import time
@@ -43,7 +43,7 @@ def test_a_refused_request_is_counted_by_its_reason_and_its_key() -> None:
     assert value("queue_seconds_count", model="m1") is None
 
 
-def test_an_answer_is_no_error_and_tells_how_long_it_waited() -> None:
+def test_an_answer_is_no_error_and_shows_how_long_it_waited() -> None:
     count_request(exchange_of("m2", arrived_at=10.0, started_at=12.0), Ending("complete", 200, ""), KeyLatencies(0))
     count_request(exchange_of("m2", arrived_at=10.0, started_at=10.0), Ending("aborted", 200, "client_gone"), KeyLatencies(0))
     errors = [s for metric in REGISTRY.collect() for s in metric.samples if s.name == "serve_app_request_errors_total"]
@@ -82,7 +82,7 @@ def latencies_of(key: str, model: str) -> list[tuple[float | None, float | None]
     return [(value(f"{name}_count", key=key, model=model), value(f"{name}_sum", key=key, model=model)) for name in names]
 
 
-def test_latencies_are_told_by_key_and_an_answer_that_broke_off_has_only_its_first_token() -> None:
+def test_latencies_are_shown_by_key_and_an_answer_that_broke_off_has_only_its_first_token() -> None:
     latencies = KeyLatencies(1)
     latencies.note(answered("m3"), "aa", "complete")
     latencies.note(answered("m3"), "aa", "aborted")
@@ -96,7 +96,7 @@ def test_keys_beyond_the_allowed_number_share_one_name() -> None:
     assert [latencies_of(key, "m4")[2][0] for key in ("aa", "bb", "cc", "dd", "others")] == [2.0, 1.0, None, None, 2.0]
 
 
-def test_lines_of_batches_and_a_limit_of_zero_tell_no_latencies() -> None:
+def test_lines_of_batches_and_a_limit_of_zero_show_no_latencies() -> None:
     KeyLatencies(2).note(answered("m5", background=True), "aa", "complete")
     KeyLatencies(0).note(answered("m5"), "aa", "complete")
     assert latencies_of("aa", "m5") == [(None, None)] * 3
@@ -119,7 +119,7 @@ def test_a_loop_that_stands_still_is_late_by_that_long() -> None:
     assert late() == before + 1
 
 
-def test_a_loop_is_overloaded_from_several_late_looks_on_until_one_is_within_half_of_the_limit() -> None:
+def test_a_loop_is_overloaded_after_several_late_measurements_until_one_is_within_half_of_the_limit() -> None:
     lag = LoopLag(limit_s=1.0)
 
     def look(late_s: float) -> bool:

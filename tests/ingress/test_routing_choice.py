@@ -9,7 +9,7 @@ PROMPT = list(range(3 * CAPABILITIES.block_size))
 
 
 async def _ask_twice(f: Fleet) -> list[str]:
-    """A long prompt, one that keeps the other replica as busy, and the first prompt again with more behind it; return where they went."""
+    """Send a long prompt, one that keeps the other replica as busy, and the first prompt with more text; return their replicas."""
     await f.front.add("r0", PROMPT, max_tokens=8)
     await f.front.add("r1", [7, *PROMPT[1:]], max_tokens=1)
     await f.front.add("r2", [*PROMPT, *range(200)], max_tokens=8)

@@ -1,4 +1,4 @@
-"""An ingress as it is built from its configuration, with a fake front end, and what it tells the autoscaler."""
+"""An ingress is built from its configuration, with a fake front end, and reports numbers to the autoscaler."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,7 @@ async def answer(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @in_loop
-async def test_an_ingress_tells_latencies_of_as_many_keys_as_its_configuration_says(
+async def test_an_ingress_shows_latencies_of_as_many_keys_as_its_configuration_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fake_front(*args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""SageMaker's routes."""
+"""SageMaker's routes answer if they are configured."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_an_invocation_is_answered_by_the_route_that_its_body_is_for(field: dict
 
 
 @pytest.mark.parametrize("body", [b"{}", b"[1]", b"no JSON", b"[" * 100_000])
-def test_an_invocation_that_is_for_no_route_says_which_fields_tell_one(body: bytes) -> None:
+def test_an_invocation_that_is_for_no_route_says_which_fields_identify_one(body: bytes) -> None:
     response = post(ingress(sagemaker=True), "/invocations", content=body[:MAX_BODY_BYTES])
     said = "body: is no JSON object with one of the fields messages, prompt, input, by which /invocations chooses a route"
     assert (response.status_code, response.json()) == (400, error(said, "BadRequestError", 400, "body"))

@@ -1,4 +1,4 @@
-"""Two ingresses over one PostgreSQL server and one object store, with the official client."""
+"""Two ingresses share one PostgreSQL server and one object store, with the official client."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Who may listen on a port beside another: ingresses of one fleet, over real listeners."""
+"""Ingresses of one fleet may listen on one port, and those of another fleet may not; real listeners."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ async def listening(own_id: str) -> AsyncIterator[IngressSettings]:
 
 
 @in_loop
-async def test_a_port_on_which_nobody_listens_is_free() -> None:
+async def test_a_port_on_which_no_process_listens_is_free() -> None:
     await refuse_another_fleets_port(settings(ingress={"port": free_port()}).ingress, "own")
 
 
@@ -74,6 +74,6 @@ async def test_who_does_not_answer_may_be_an_ingress_of_the_same_fleet_that_hang
     server.close()
 
 
-def test_applications_of_one_name_on_two_clusters_and_two_of_one_cluster_are_told_apart() -> None:
+def test_applications_of_one_name_on_two_clusters_and_two_of_one_cluster_have_different_ids() -> None:
     ids = {fleet_id(name, address) for name in ("a", "b") for address in ("127.0.0.1:6379", "127.0.0.1:6380")}
     assert len(ids) == 4

@@ -1,4 +1,4 @@
-"""Streams that say nothing for a while: their heads and comments, and what a refusal is from then on. Pauses end when a test says so."""
+"""Streams that stay silent get their heads and comments, and later refusals are events. Pauses end when a test says so."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ JSON = head(b"application/json")
 
 
 class Pauses:
-    """A pause that ends when it is told to; ``end`` returns when the next one has begun."""
+    """A pause that ends when a test calls ``end``, which returns when the next pause has begun."""
 
     def __init__(self) -> None:
         self._num_begun = 0
@@ -133,7 +133,7 @@ async def test_a_stream_whose_head_is_late_has_no_other_invented_for_it() -> Non
 
 
 @in_loop
-async def test_a_refusal_after_a_comment_is_an_event_that_says_when_to_come_again_and_the_streams_end() -> None:
+async def test_a_refusal_after_a_comment_is_an_event_that_says_when_to_retry_and_the_streams_end() -> None:
     answer = Answer()
     async with answer.held.filling(answer.pauses):
         await answer.send(SSE)
@@ -175,7 +175,7 @@ async def test_a_stream_of_responses_says_what_it_has_before_its_comments_which_
 
 
 @in_loop
-async def test_a_stream_of_responses_goes_on_after_comments() -> None:
+async def test_a_stream_of_responses_continues_after_comments() -> None:
     answer = Answer(is_responses=True)
     async with answer.held.filling(answer.pauses):
         await answer.send(SSE, body(CREATED))

@@ -1,4 +1,4 @@
-"""What is made of the starts that leases tell of."""
+"""Start times that leases report become events of the fleet."""
 
 import logging
 from typing import Any

@@ -1,4 +1,4 @@
-"""Middle tokens wait for a pass: what one writes, and what need not wait for it."""
+"""Middle tokens wait for a pass, which writes them together; ends and errors wait for none."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ def text_of_all(events: list[Any]) -> str:
 
 
 class Written(Stream):
-    """A stream that only tells ``written`` when it is written."""
+    """A stream that adds its name to ``written`` when it is written."""
 
     def __init__(self, name: str, written: list[str]) -> None:
         self.write = partial(written.append, name)  # type: ignore[method-assign]

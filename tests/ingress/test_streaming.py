@@ -1,4 +1,4 @@
-"""Streams whose middle is repeated, beside the same streams of vLLM's own, event by event; real HTTP, a fake engine."""
+"""Streams whose middle is repeated equal the same streams of vLLM's own, event by event; real HTTP, a fake engine."""
 
 import asyncio
 import contextlib
@@ -149,7 +149,7 @@ async def test_every_character_is_written_as_vllm_writes_it() -> None:
 
 
 @in_loop
-async def test_an_answer_that_goes_on_elsewhere_is_the_same(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_continues_elsewhere_is_the_same(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(model, monkeypatch, 18112) as ingress:
         first = await ingress.join()
         undisturbed = await Play(ingress, CHAT).to_end(first)

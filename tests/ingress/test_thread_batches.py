@@ -1,4 +1,4 @@
-"""Calls to a thread in batches: who gets what, which calls go together, and what a client's going or a hung thread leaves."""
+"""Calls go to a thread in batches, and each caller gets its result, even after a client disconnects or a thread hangs."""
 
 import asyncio
 import threading
@@ -101,7 +101,7 @@ async def test_an_error_is_for_the_one_whose_call_raised_it(thread: Thread) -> N
 
 
 @in_loop
-async def test_a_call_that_nobody_waits_for_any_more_is_not_made(thread: Thread) -> None:
+async def test_a_call_that_no_caller_waits_for_any_more_is_not_made(thread: Thread) -> None:
     first = thread.double(0)
     await first_is_in(thread)
     gone, stays = thread.double(1), thread.double(2)
@@ -112,7 +112,7 @@ async def test_a_call_that_nobody_waits_for_any_more_is_not_made(thread: Thread)
 
 
 @in_loop
-async def test_calls_go_on_in_the_threads_that_replace_a_hung_one(thread: Thread) -> None:
+async def test_calls_continue_in_the_threads_that_replace_a_hung_one(thread: Thread) -> None:
     hung = thread.double(0)
     await first_is_in(thread)
     thread.executor.replace_inner()
@@ -125,7 +125,7 @@ async def test_calls_go_on_in_the_threads_that_replace_a_hung_one(thread: Thread
 
 
 @in_loop
-async def test_what_waited_when_a_hung_thread_was_replaced_goes_on_without_a_further_call(thread: Thread) -> None:
+async def test_what_waited_when_a_hung_thread_was_replaced_continues_without_a_further_call(thread: Thread) -> None:
     thread.open.set()
     hung = thread.double(HANGS)
     await first_is_in(thread)
@@ -138,7 +138,7 @@ async def test_what_waited_when_a_hung_thread_was_replaced_goes_on_without_a_fur
 
 
 @in_loop
-async def test_a_batch_that_a_replaced_thread_has_not_begun_goes_on_before_what_waits(thread: Thread) -> None:
+async def test_a_batch_that_a_replaced_thread_has_not_begun_continues_before_what_waits(thread: Thread) -> None:
     thread.open.set()
     another_function = thread.executor.submit(thread.released.wait, LIMIT_S)  # vLLM has others for the same threads
     first = thread.double(1)

@@ -1,4 +1,4 @@
-"""Traces of an ingress with vLLM's own front end and fake engines, as a real OTLP endpoint gets them."""
+"""Traces arrive at a real OTLP endpoint, from an ingress with vLLM's own front end and fake engines."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Requests that cannot be put on the wire: each ends alone, by an error that is its client's, and nobody else's is lost."""
+"""A request that cannot be put on the wire ends alone, by an error of its client, and no other request is lost."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Requests that ask for another protocol on their connection: HTTP/2, websockets, a tunnel. Real connections."""
+"""Requests may ask for another protocol on their connection: HTTP/2, websockets, a tunnel. Real connections."""
 
 import asyncio
 

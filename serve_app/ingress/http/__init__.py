@@ -1,1 +1,1 @@
-"""HTTP as every room of the ingress may use it: connections, limits of heads and bodies, API keys, errors as answers."""
+"""This room has HTTP for all other rooms of the ingress: connections, limits of heads and bodies, API keys, errors as answers."""

@@ -1,4 +1,4 @@
-"""The loop lag is how late the event loop wakes a task: an overloaded ingress delays every token by as much.
+"""The loop lag is the delay with which the event loop wakes a task; an overloaded ingress delays every token by as much.
 
 An ingress whose loop is far behind refuses new requests, before it misses the heartbeats of its links: without these, the replicas of all
 its streams would count as lost. Running streams continue.

@@ -1,4 +1,4 @@
-"""A beam search keeps book of its sequences: which continue, which are finished, and which are the best.
+"""A beam search tracks its sequences: which continue, which are finished, and which are the best.
 
 Pure: log probabilities in, token ids out; the engine calls are in `generate.py`. Semantics are those of vLLM 0.32's
 `entrypoints/generate/beam_search/online.py`, so that the last step's `best` equals vLLM's answer. Differs: `best` may
