@@ -1,14 +1,15 @@
 """This benchmark runs autoscaling policies on a simulated fleet: SLO attainment, replica-seconds (docs/benchmarks.md).
 
     python -m benchmarks.autoscaling                     all scenarios, all policies, four seeds: table, figures of the first, JSON
-    python -m benchmarks.autoscaling --scenarios diurnal one of them
+    python -m benchmarks.autoscaling --scenarios diurnal one scenario
     python -m benchmarks.autoscaling --policies serve-app oracle planner
-                                                         those whose labels begin so, the two first among them: without the tuned one
+                                                         the policies whose labels begin with one of these; the first two are
+                                                         needed: the tuned request count is left out
     python -m benchmarks.autoscaling --live RUN --bounds 1 4 --cold-starts 34 15
-                                                         a live run of `serve-app-loadtest` again, in simulated time
+                                                         a live run of `serve-app-loadtest`, repeated in simulated time
 
 The fleet is `serve_app/autoscaling/simulation/simulated_fleet.py`: the product's admission, routing and scaling code in simulated time,
-with replicas whose steps take the times of an accelerator profile. Arrivals are `loadtest`'s laws, so a live run can have the same.
+with replicas whose steps take the times of an accelerator profile. The arrival laws are `loadtest`'s, so a live run can have the same load.
 """
 
 import argparse
@@ -45,7 +46,7 @@ PROFILE = "a10g-llama-8b"
 SLO = Slo(ttft_s=2.0, itl_s=0.1)
 COLD_START_S = 40.0
 SEEDS = (1, 2, 3, 4)
-"""Of arrivals and lengths: chance alone moves the best request count by a fifth."""
+"""Seeds of arrivals and lengths: chance alone moves the best request count by a fifth."""
 MAX_ANSWER = 1500
 FAR_OFF: dict[str, Callable[[], Scaling]] = {"Ray Serve, target 2": RequestCount, "KEDA, waiting > 5": Keda}
 TARGETS = (16, 24, 32, 48)
@@ -54,7 +55,7 @@ DOWN_DELAYS_S = (60.0, 120.0, 300.0)
 
 @dataclass(frozen=True)
 class Scenario:
-    """One law of arrivals."""
+    """One law of arrivals, and the fleet that serves them."""
 
     name: str
     arrival: Arrival
@@ -63,7 +64,7 @@ class Scenario:
     maximum: int = 1000
 
     def rate_at(self, t: float) -> float:
-        """Return the law's requests per second, its mean where the law is of gaps."""
+        """Return the law's requests per second, or the mean rate if the law is one of gaps."""
         law = self.arrival
         match law:
             case Step():
@@ -123,7 +124,7 @@ def simulate(scenario: Scenario, make: Callable[[], Scaling], seed: int) -> Outc
 
 
 def rate_per_replica() -> float:
-    """Return the highest Poisson rate at which one replica keeps the SLO, to 0.05 requests/s: what the oracle knows."""
+    """Return the highest Poisson rate at which one replica keeps the SLO, to 0.05 requests/s; the oracle is given this rate."""
 
     def keeps(rate: float) -> bool:
         steady = Scenario("steady", Poisson(law="poisson", rate=rate), 1800, initial=1, maximum=1)
@@ -133,7 +134,7 @@ def rate_per_replica() -> float:
 
 
 def highest_rate(keeps: Callable[[float], bool], *, low: float, high: float, within: float) -> float:
-    """Return the highest rate that ``keeps`` the limit, at most ``within`` too low. ``low`` must keep it, and ``high`` must not."""
+    """Return the highest rate that ``keeps`` the limit, at most ``within`` too low. ``low`` must keep the limit, and ``high`` must not."""
     while high - low > within:
         rate = (low + high) / 2
         low, high = (rate, high) if keeps(rate) else (low, rate)
@@ -163,7 +164,7 @@ def row_of(scenario: Scenario, policy: str, make: Callable[[], Scaling], seed: i
 
 
 def policies(scenario: Scenario, per_replica: float) -> dict[str, Callable[[], Scaling]]:
-    """Return label -> policy; the request counts with all settings that are tried."""
+    """Return the policies by label; the request counts with each tried setting."""
     found: dict[str, Callable[[], Scaling]] = {
         "serve-app": partial(Ours, ScalingRules(slo=SLO)),
         "oracle": partial(Oracle, rate_at=scenario.rate_at, rate_per_replica=per_replica, cold_start_s=COLD_START_S),
@@ -211,7 +212,7 @@ def main() -> None:
 def run_all(
     scenarios: list[Scenario], per_replica: float, seeds: Sequence[int], labels: tuple[str, ...]
 ) -> list[tuple[Row, Timeline]]:
-    """Run the policies whose labels begin so; of the request counts, the best with the first seed runs with the others, too."""
+    """Run the policies whose labels begin with a given text. Only the best request count of the first seed runs with the other seeds."""
     results: list[tuple[Row, Timeline]] = []
     with ProcessPoolExecutor(max_workers=2) as pool:
 
@@ -238,7 +239,7 @@ def compare(
     out: Path,
     figures: Path | None,
 ) -> None:
-    """Write the report of all runs and the figures of the first seed, print the table."""
+    """Write the report of all runs and the figures of the first seed; print the table."""
     out.mkdir(parents=True, exist_ok=True)
     rows = [row for row, _ in results]
     report: dict[str, Any] = {"profile": PROFILE, "slo": asdict(SLO), "cold_start_s": COLD_START_S, "seeds": list(seeds)}
@@ -261,10 +262,10 @@ def compare(
 
 
 def live_and_simulated(run: Path, bounds: tuple[int, int], cold_starts_s: Sequence[float]) -> dict[str, Any]:
-    """Return TTFT and replica-seconds (the integral of the replicas asked for) of a live run and of the same in simulated time."""
+    """Return TTFT and replica-seconds (the integral of the desired replicas) of a live run and of its simulation."""
     data = RunData(records := read_records(run), summary_of(records))
     known = (data.value_s(item, "ttft") for item in data.items)
-    values = [math.inf if value is None else value for value in known]  # one without a first token is late on either side
+    values = [math.inf if value is None else value for value in known]  # a request without a first token is late on either side
     columns = data.autoscaling().timeline  # type: ignore[union-attr]  # the fleet was scaled
     duration_s = records.scenario.duration_s
     told = zip(columns["t_s"], columns["desired"], strict=True)

@@ -34,15 +34,15 @@ from serve_app.config import ModelSettings
 MODEL = "embedded:smollm2-135m-instruct"
 PROFILE = "t4-gemma-2b"
 SIZES = (None, 1, 8, 32, 128)
-"""Of the naive side's batches; None is Beam's default batching."""
+"""Batch sizes of the naive side; None is Beam's default batching."""
 CONCURRENCY = 320
-"""Requests at once: the engine runs 256 sequences, and some more wait so that no place stays empty."""
+"""Concurrent requests: the engine runs 256 sequences, and some more wait so that no place stays empty."""
 PARTS = ("simulated", "real")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One model and how much it is asked."""
+    """One model and its amount of work."""
 
     name: str
     num_lines: int
@@ -54,7 +54,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Result:
-    """One side. ``cpu_s`` by role, None on simulated accelerators; ``seconds`` of its run, in simulated time where that is simulated."""
+    """The result of one side. ``cpu_s`` is by role, and None on simulated accelerators; ``seconds`` is in simulated time there."""
 
     side: str
     seconds: float
@@ -78,7 +78,7 @@ def part(name: str, time_scale: float) -> Part:
 
 
 def run_part(chosen: Part, folder: Path, naive: list[Result]) -> list[Result]:
-    """Run all sides, one after the other; ``naive`` are the results of the naive sides where they are known."""
+    """Run all sides, one after the other; ``naive`` are the known results of naive sides, which are not run again."""
     file = folder / f"{chosen.name}.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines(chosen.num_lines, chosen.lengths)))
     results = naive or [_naive(chosen, size, file) for size in chosen.sizes]
@@ -94,7 +94,7 @@ def run_part(chosen: Part, folder: Path, naive: list[Result]) -> list[Result]:
 
 @contextmanager
 def _measured(side: str, chosen: Part, fleet: psutil.Process, results: list[Result]) -> Iterator[None]:
-    """Add a result: the time of the block, the fleet's CPU time, and that of the children that ended meanwhile."""
+    """Add a result: the time of the block, the fleet's CPU time, and that of children that ended in the block."""
     before, children, began_at = cpu_by_role(fleet), _cpu_of_children(), time.monotonic()
     yield
     seconds = (time.monotonic() - began_at) / chosen.time_scale
@@ -110,7 +110,7 @@ def _cpu_of_children() -> float:
 
 
 def _naive(chosen: Part, size: int | None, file: Path) -> Result:
-    """Run the naive side in a process of its own; loading its model is not counted."""
+    """Run the naive side in a process of its own; the loading of its model is not counted."""
     said = _child(["naive", str(file), str(size or 0), chosen.name], file.with_name("naive.log"))
     found = json.loads(said.splitlines()[-1])
     words = "Beam's default batching" if size is None else f"batches of {size}"
@@ -120,10 +120,10 @@ def _naive(chosen: Part, size: int | None, file: Path) -> Result:
 
 
 def _child(arguments: Sequence[str], log: Path) -> str:
-    """Run one side by this module in a process of its own; return what it printed.
+    """Run one side in a process of its own; return its output.
 
     Raises:
-        CalledProcessError: It failed; its log says why.
+        CalledProcessError: The process failed; its log has the reason.
     """
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "benchmarks.batch_sides", *arguments]

@@ -8,16 +8,16 @@ from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, Re
 from serve_app.simulated.profiles import PROFILES, Profile
 
 PUBLISHED = {"naive": 59.137, "vllm": 2.481}
-"""vCPU-hours of 10,000 prompts in the documents that this benchmark stands beside: fixed batches, and one vLLM for each worker."""
+"""vCPU-hours of 10,000 prompts in the published documents to compare with: fixed batches, and one vLLM per worker."""
 
 
 def tables(parts: Mapping[str, Any]) -> str:
-    """Return what was measured as Markdown."""
+    """Return the results as Markdown."""
     return "\n".join(text for name, part in parts.items() for text in _table(name, part))
 
 
 def best_s(profile: Profile, asked: Sequence[Mapping[str, Any]]) -> float:
-    """Return simulated seconds of the engine's own scheduler with all lines there from the start and no time of the host."""
+    """Return the simulated seconds of the engine's own scheduler if all lines are there from the start and the host takes no time."""
     hardware = Hardware(step_s=steps_of_profile(profile), kv_tokens=profile.kv_cache_tokens, max_num_seqs=256)
     replica = Replica("best", hardware, 0.0)
     for number, line in enumerate(asked):

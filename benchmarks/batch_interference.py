@@ -5,9 +5,9 @@
     python -m benchmarks.batch_interference --read results/a results/b  the figures of both together
     .venv-cuda/bin/python -m benchmarks.batch_interference --config gpu.yaml --rate 6    the first model of that file, for example on a GPU
 
-One replica with vLLM's priority scheduling behind one ingress, on a simulated accelerator unless ``--config`` is given. Chats come by a
-seeded schedule, the same one each time: alone and beside a batch, in turn. At last the batch runs alone. Idle capacity is what the batch
-computes alone, less what the chats take.
+The fleet is one replica with vLLM's priority scheduling behind one ingress, on a simulated accelerator unless ``--config`` is given. Chats
+come by the same seeded schedule each time, in turn alone and beside a batch. At the end the batch runs alone. Idle capacity is the tokens
+per second of the batch alone, less those of the chats. Results: benchmarks/results/batches-beside-chats.md.
 """
 
 import argparse
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def model_of(config: Path | None, engine_args: dict[str, Any], share: float | None) -> ModelSettings:
-    """Return the model to serve: the first of a configuration, or the simulated one; with more of vLLM's arguments and another share."""
+    """Return the model to serve: the first of a configuration, or the simulated one; with further arguments of vLLM and another share."""
     values: Mapping[str, Any] = MODEL if config is None else _first_model(config)
     arguments = {**values.get("engine_args", {}), "scheduling_policy": "priority", **engine_args}
     return ModelSettings.model_validate(
@@ -105,7 +105,7 @@ def _first_model(config: Path) -> dict[str, Any]:
 
 
 def measure(fleet: psutil.Process, url: str, model: str, out: Path, rate: float, seconds: float, seeds: range) -> None:
-    """Run all loads into folders of ``out``, and write tokens a second by side and shares of a core by side and role beside them."""
+    """Run all loads into folders of ``out``; also write tokens per second by side, and shares of a core by side and role."""
     speeds: dict[str, list[float]] = {side: [] for side in (*SIDES, "batch alone")}
     cores: dict[str, dict[str, float]] = {}
     for number in seeds:
@@ -119,7 +119,7 @@ def measure(fleet: psutil.Process, url: str, model: str, out: Path, rate: float,
 
 
 def pooled(folders: Sequence[Path]) -> dict[str, Any]:
-    """Return latencies in seconds by side and metric of the seeds that `measure` wrote down, and its figures; of cores the last ones."""
+    """Return latencies in seconds by side and metric of the seeds that `measure` recorded, and its figures; for cores, the last ones."""
     rates = [json.loads((out / RATES).read_text()) for out in folders]
     asked = [(out, seed) for out, rate in zip(folders, rates, strict=True) for seed in rate["seeds"]]
     runs = {side: [Run(out / f"{_folder(side)}{seed}", 1.0) for out, seed in asked] for side in SIDES}
@@ -162,7 +162,7 @@ def ms(values: Floats, q: float) -> float:
 
 
 def ratio(beside: Floats, alone: Floats, q: float) -> str:
-    """Return the ratio of the quantiles with its interval. Tokens that came together have a gap of 0, which has no logarithm."""
+    """Return the ratio of the quantiles with its interval. Gaps of 0, between tokens that came together, have no logarithm."""
     first, second = (InMemory(gaps, gaps) for gaps in (np.maximum(beside, LEAST_S), np.maximum(alone, LEAST_S)))
     found = log_ratio(first, second, q, paired=False)
     if found is None:
@@ -172,7 +172,7 @@ def ratio(beside: Floats, alone: Floats, q: float) -> str:
 
 
 def chats(url: str, model: str, out: Path, rate: float, seconds: float, *, seed: int) -> None:
-    """Send the schedule of this seed; an invalid run says why, and its records count all the same.
+    """Send the schedule of this seed. The reasons of an invalid run are printed, and its records count nevertheless.
 
     Raises:
         InvalidRun: No chat was answered.
@@ -200,7 +200,7 @@ def nothing() -> Iterator[None]:
 
 @contextmanager
 def batch(url: str, model: str) -> Iterator[None]:
-    """Have a batch in progress while the block runs, and cancel it then."""
+    """Keep a batch in progress while the block runs, then cancel it."""
     with httpx.Client(base_url=f"{url}/v1", timeout=120.0) as http:
         made = [
             {"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": body}
@@ -211,7 +211,7 @@ def batch(url: str, model: str) -> Iterator[None]:
         asked = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
         batch_id = http.post("/batches", json=asked).raise_for_status().json()["id"]
         wait_for(http, batch_id, "in_progress")
-        time.sleep(3.0)  # until the places are taken
+        time.sleep(3.0)  # until the batch occupies its places
         try:
             yield
             status = http.get(f"/batches/{batch_id}").json()["status"]
@@ -236,7 +236,7 @@ def wait_for(http: httpx.Client, batch_id: str, status: str) -> None:
 
 @contextmanager
 def speed(url: str, found: list[float]) -> Iterator[None]:
-    """Append the tokens that the engine computed a second, of prompts and of answers."""
+    """Append the engine's tokens per second, of prompts and answers, during the block."""
     before, began_at = tokens(url), time.monotonic()
     yield
     found.append((tokens(url) - before) / (time.monotonic() - began_at))
@@ -244,7 +244,7 @@ def speed(url: str, found: list[float]) -> Iterator[None]:
 
 @contextmanager
 def cpu(fleet: psutil.Process, found: dict[str, dict[str, float]], side: str) -> Iterator[None]:
-    """Keep under ``side`` how much of a core each role of the fleet used meanwhile; the last round counts."""
+    """Store under ``side`` the share of a core that each role of the fleet used during the block; the last round counts."""
     before, began_at = cpu_by_role(fleet), time.monotonic()
     yield
     took_s = time.monotonic() - began_at

@@ -11,10 +11,10 @@ _WORDS = "time year people way day man thing woman life child world school state
 
 @dataclass(frozen=True)
 class Lengths:
-    """Log-normal, right-skewed and cut off. Tokens.
+    """A law of lengths in tokens: log-normal, right-skewed and cut off.
 
-    An assumption, shaped after the Public Pool of Prompts (arXiv 2202.01279): most prompts are a question of some dozen words, a few hold
-    a whole article, and answers are short. The data set itself is not read.
+    The shape is an assumption, after the Public Pool of Prompts (arXiv 2202.01279): most prompts are a question of some dozen words, a few
+    have a whole article, and answers are short. The data set itself is not used.
     """
 
     median_prompt: float = 96.0
@@ -25,7 +25,7 @@ class Lengths:
     max_answer: int = 256
 
     def divided(self, divisor: int) -> "Lengths":
-        """Return the same shape with all lengths a ``divisor``-th."""
+        """Return the same law with all lengths divided by ``divisor``."""
         return Lengths(
             self.median_prompt / divisor,
             self.sigma_prompt,
@@ -37,7 +37,7 @@ class Lengths:
 
 
 def lines(num: int, lengths: Lengths) -> list[dict[str, Any]]:
-    """Return seeded lines, the same ones each time. Answers run to their ``max_tokens``.
+    """Return seeded lines, the same on each call. Answers run to their ``max_tokens``.
 
     Each word of a prompt is one token of SmolLM2's tokenizer, so a prompt has as many tokens as words.
     """
@@ -53,7 +53,7 @@ def lines(num: int, lengths: Lengths) -> list[dict[str, Any]]:
 
 
 def sizes(line: dict[str, Any]) -> tuple[int, int]:
-    """Return the tokens of a line's prompt and of its answer."""
+    """Return the number of tokens of a line's prompt and of its answer."""
     return len(line["prompt"].split()), int(line["max_tokens"])
 
 

@@ -1,7 +1,7 @@
 """These handlers are the batch benchmark's baseline: Beam's ``RunInference``, whose batches are fixed until their longest answer ends.
 
-``TransformersHandler`` computes on the CPU. ``SimulatedHandler`` computes nothing and moves a clock instead, which Beam's own batching
-reads: Beam chooses the batches that it would choose on the simulated accelerator. No time of the host is in a simulated figure.
+``TransformersHandler`` computes on the CPU. ``SimulatedHandler`` computes nothing but advances a clock, which Beam's own batching reads, so
+that Beam chooses the same batches as on the simulated accelerator. Simulated figures contain no time of the host.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ Line = dict[str, Any]
 
 @dataclass
 class Clock:
-    """Seconds that the handlers of this process have computed; ``batches`` are the sizes of their batches."""
+    """The seconds computed by the handlers of this process; ``batches`` are the sizes of their batches."""
 
     now_s: float = 0.0
     loaded_cpu_s: float = 0.0
@@ -41,7 +41,7 @@ class Clock:
 
 
 CLOCK = Clock()
-"""Module-level, as Beam pickles handlers: the pipeline's own thread has to see what they did."""
+"""The clock is a module variable because Beam pickles handlers, and the pipeline's own thread has to see its value."""
 
 
 def simulated_now() -> float:
@@ -49,7 +49,7 @@ def simulated_now() -> float:
 
 
 class TransformersHandler(ModelHandler[Line, int, TransformersEngine]):
-    """``generate`` on one thread. ``size`` None: Beam's default batching, which aims at 10 s and 5 % of overhead a batch."""
+    """A handler that runs ``generate`` on one thread. ``size`` None: Beam's default batching: 10 s and 5 % overhead per batch."""
 
     def __init__(self, size: int | None) -> None:
         super().__init__(min_batch_size=size, max_batch_size=size)
@@ -72,18 +72,18 @@ class TransformersHandler(ModelHandler[Line, int, TransformersEngine]):
 
 
 class SimulatedHandler(ModelHandler[Line, int, None]):
-    """As long as the profile's accelerator takes, with vLLM's kernels in place of Transformers': only the batching differs."""
+    """A handler that takes the times of the profile's accelerator, with vLLM's kernels instead of Transformers': only batching differs."""
 
     def __init__(self, profile: str, size: int | None) -> None:
         super().__init__(min_batch_size=size, max_batch_size=size)
         self._profile = profile
 
     def batch_elements_kwargs(self) -> dict[str, Any]:
-        """Return Beam's own, and a clock."""
+        """Return Beam's own arguments, with this clock."""
         return {**super().batch_elements_kwargs(), "clock": simulated_now}
 
     def load_model(self) -> None:
-        """Nothing to load."""
+        """Load nothing."""
 
     def run_inference(self, batch: Sequence[Line], model: None, inference_args: dict[str, Any] | None = None) -> list[int]:
         """Move the clock; return the number of tokens of each answer."""
@@ -94,7 +94,7 @@ class SimulatedHandler(ModelHandler[Line, int, None]):
 
 
 def run_naive(lines: Sequence[Line], handler: ModelHandler[Line, int, Any]) -> Clock:
-    """Run the pipeline here on one thread, and return what it took."""
+    """Run the pipeline in this process on one thread, and return its clock."""
     CLOCK.now_s, CLOCK.batches = 0.0, []
     with beam.Pipeline(runner="FnApiRunner") as pipeline:
         tokens = pipeline | beam.Create(lines, reshuffle=False) | RunInference(handler)

@@ -1,7 +1,7 @@
 """This command runs one side of the batch benchmark in a process of its own.
 
-`batch.py` starts two of them: ``naive FILE SIZE PART`` and ``beam FILE URL MODEL``. The third is run by hand:
-``engine FILE PART TIME_SCALE``, vLLM's engine alone, with all prompts there.
+`batch.py` starts two sides: ``naive FILE SIZE PART`` and ``beam FILE URL MODEL``. The third is run by hand: ``engine FILE PART
+TIME_SCALE`` is vLLM's engine alone, with all prompts from the start.
 """
 
 import json
@@ -23,11 +23,11 @@ from serve_app.config import ModelSettings
 from serve_app.engine_args import engine_core_args
 
 _BATCH = 2500
-"""Examples of a batch of `FleetModelHandler`: a batch ends with its slowest answer, so few and large ones leave few places empty."""
+"""Examples per batch of `FleetModelHandler`: a batch ends with its slowest answer, so few large batches leave few places empty."""
 
 
 def naive(file: Path, size: int, name: str) -> None:
-    """Print what it took as JSON: seconds, CPU seconds after the model was loaded, batches."""
+    """Run the naive side; print seconds, CPU seconds after the model was loaded, and batches as JSON."""
     simulated = name == "simulated"
     handler = SimulatedHandler(PROFILE, size or None) if simulated else TransformersHandler(size or None)
     clock = run_naive(_lines(file), handler)
@@ -40,7 +40,7 @@ def naive(file: Path, size: int, name: str) -> None:
 
 
 def fleet(file: Path, url: str, model: str) -> None:
-    """Raise unless each line has its answer of the right length."""
+    """Run the fleet's side; raise unless each line has an answer of the right length."""
     asked = _lines(file)
     handler = FleetModelHandler(
         url, model, chat=False, min_batch_size=_BATCH, max_batch_size=_BATCH, limits=Limits(concurrency=CONCURRENCY)
@@ -52,8 +52,8 @@ def fleet(file: Path, url: str, model: str) -> None:
 
 
 def engine(file: Path, name: str, time_scale: float) -> None:
-    """Print what it took from the first step to the last as JSON: seconds, and CPU seconds. Prompts are token ids, answers stay ids."""
-    from vllm import LLM, SamplingParams  # takes seconds, and the other sides need none
+    """Run the engine's side; print the seconds and CPU seconds from its first step to its last as JSON. Prompts and answers are ids."""
+    from vllm import LLM, SamplingParams  # imported here: it takes seconds, and the other sides do not need it
 
     model = ModelSettings.model_validate(part(name, time_scale).model)
     llm = LLM(**engine_core_args(model, source_of(model)))

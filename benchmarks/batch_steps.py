@@ -2,8 +2,8 @@
 
     python -m benchmarks.batch_steps        each way to bound a batch, in a minute: benchmarks/results/batches-beside-chats.md
 
-One engine. Chats come by a seeded Poisson law; a batch keeps so many lines at the engine. What a machine adds to a step is left out, so
-that the figures are the same on each machine and under each load: `benchmarks.batch_interference` measures real processes.
+There is one engine. Chats come by a seeded Poisson law; a batch keeps a fixed number of lines at the engine. The host's time in a step is
+left out, so the figures are the same on each machine and under each load; `benchmarks.batch_interference` measures real processes.
 """
 
 import argparse
@@ -21,15 +21,15 @@ from serve_app.simulated.timing import step_time_s, step_work
 
 NUM_LINES = 5000
 RETURN_S = 0.003
-"""From the last token of a line until the next line is at the engine: HTTP, the journal, and the way of both."""
+"""Time from the last token of a line until the next line is at the engine: HTTP, the journal, and the network for both."""
 MAX_SEQS = 256
 WARM_UP_S = 10.0
-"""Not counted: the batch fills the engine before the first chat comes, and the allowance is not measured yet."""
+"""Time that is not counted: the batch fills the engine before the first chat comes, and the step budget is not yet measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How a batch is bounded. ``share``: of `StepBudget`; None: by priority alone."""
+    """A way to bound a batch. ``share`` is that of `StepBudget`; None: by priority alone."""
 
     name: str
     lines: int = 32
@@ -41,7 +41,7 @@ class Way:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request at the engine. ``token_at`` are the times of its tokens."""
+    """One request at the engine. ``token_at`` has the times of its tokens."""
 
     is_chat: bool
     came_at: float
@@ -53,7 +53,7 @@ class Sequence:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Seconds of chats, and tokens a second of prompts and answers of all."""
+    """The result of a run: latencies of the chats in seconds, and tokens per second of all prompts and answers."""
 
     ttft_s: np.ndarray
     itl_s: np.ndarray
@@ -61,7 +61,7 @@ class Found:
 
 
 def chats(rate: float, seconds: float, seed: int = 1) -> list[Sequence]:
-    """Return chats as those of `benchmarks.batch_interference`, in the order of arrival; ``rate`` is per second."""
+    """Return chats like those of `benchmarks.batch_interference`, in the order of arrival; ``rate`` is per second."""
     chance, now, made = random.Random(seed), 0.0, list[Sequence]()
     while (now := now + chance.expovariate(rate)) < seconds:
         answer = min(192, max(1, round(chance.expovariate(1 / 48))))
@@ -70,7 +70,7 @@ def chats(rate: float, seconds: float, seed: int = 1) -> list[Sequence]:
 
 
 class Engine:
-    """Schedules as vLLM does with priorities: what has begun, then chats of the queue, then lines. The KV cache has room for all."""
+    """An engine that schedules as vLLM does with priorities: running requests, queued chats, then lines. The KV cache has room for all."""
 
     def __init__(self, profile: Profile, way: Way) -> None:
         self.now, self.tokens = 0.0, 0
@@ -85,7 +85,7 @@ class Engine:
         heapq.heappush(self.queue, (not sequence.is_chat, sequence.came_at, self._count, sequence))
 
     def step(self) -> list[Sequence]:
-        """Make one step; return what has ended with it."""
+        """Make one step; return the requests that ended with it."""
         wants = self._chats()
         plan = None if self._budget is None else self._budget.plan(wants, now=self.now)
         left = self._way.step_tokens if plan is None else plan.max_tokens
@@ -149,7 +149,7 @@ def _lines() -> Iterator[tuple[int, int]]:
 
 
 def play(profile: Profile, way: Way, *, rate: float, seconds: float) -> Found:
-    """Return what chats of ``rate`` a second see beside ``way.lines`` lines. A rate of 0: none come."""
+    """Return the figures of chats of ``rate`` per second beside ``way.lines`` lines. With a rate of 0 no chats come."""
     engine, source, before = Engine(profile, way), _lines(), (0.0, 0)
     coming = [(s.came_at, n, s) for n, s in enumerate(chats(rate, WARM_UP_S + seconds) if rate else [])]
     asked = [s for *_, s in coming]
@@ -187,9 +187,9 @@ WAYS = (
 
 
 def report(profile: Profile, rate: float, seconds: float) -> str:
-    """Return a table in Markdown: milliseconds of chats alone, and what they are multiplied by beside a batch.
+    """Return a Markdown table: milliseconds of chats alone, and the factors by which a batch multiplies them.
 
-    Idle capacity is what as many lines, 32 or more, compute without chats, less what the chats take.
+    Idle capacity is the tokens per second of as many lines (at least 32) without chats, less those of the chats.
     """
     alone = play(profile, Way(name="chats alone", lines=0), rate=rate, seconds=seconds)
     capacity = {

@@ -5,10 +5,10 @@
     python -m benchmarks.batching --parts bursts                   only (a), of all setups
     python -m benchmarks.batching --draw SETUP                     tables and figures again, from the records on disk
 
-(a) a burst for each cap of the output length, (b) latencies at two rates, (c) throughput against the offered rate, all in several rounds,
-each of which has other lengths and arrivals. The load is `loadtest`'s: one seeded schedule per experiment and round, the same requests for
-every system, latencies from the due time. Records, JSON and figures are left in results/batching/SETUP, those of a further round in its
-round-NUMBER.
+The parts are (a) a burst for each cap of the output length, (b) latencies at two rates, (c) throughput against the offered rate, all in
+several rounds with different lengths and arrivals. The load is `loadtest`'s: one seeded schedule per experiment and round, the same
+requests for every system, latencies from the due time. Records, JSON and figures are written to results/batching/SETUP, those of a further
+round to its round-NUMBER.
 """
 
 import argparse
@@ -49,20 +49,20 @@ from loadtest.records import ScheduledRequest, read_manifest
 from loadtest.wire.target import Target
 
 SHARE = 4
-"""A static server gets one request of a burst in so many, in full batches (on the CPU only the naive one): its throughput does not
-depend on how many wait, and what the host needs to take them in counts less. ``paper static`` keeps the maximum of all."""
+"""A static server (on the CPU only the naive one) gets every so-many-th request of a burst, in full batches: its throughput does not
+depend on the queue, and the host's time for accepting requests counts less. ``paper static`` keeps the maximum of all lengths."""
 LATENCY_CAP = 1536
 PARTS = ("bursts", "latencies", "rates")
 MAX_TRIES = 3
-"""Of an experiment whose run is invalid; then its cells stay empty, and it is in no figure."""
+"""Most runs of an experiment until one is valid; else its cells stay empty, and it is in no figure."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One load on one system. Rates and seconds are the setup's own; the loadtest's are ``time_scale`` times as long."""
+    """One load on one system. Rates and seconds are the setup's; real times are ``time_scale`` times as long."""
 
     kind: str
-    """burst, capacity (a burst with the latency experiment's inputs), alone, latency, rate"""
+    """One of burst, capacity (a burst with the latency experiment's inputs), alone, latency, rate."""
     system: str
     cap: int
     qps: float = 0.0
@@ -90,7 +90,7 @@ class Experiment:
 
 
 class Bench:
-    """Runs experiments of one setup and keeps a list of what ran."""
+    """A bench that runs the experiments of one setup and keeps a list of the runs."""
 
     def __init__(self, setup: Setup, folder: Path) -> None:
         self.setup, self.folder = setup, folder
@@ -100,10 +100,10 @@ class Bench:
     def measure(
         self, experiment: Experiment, url: str, time_scale: float, *, begin: Callable[[], None] | None = None, **facts: Any
     ) -> Run | None:
-        """Load the server at ``url``, up to `MAX_TRIES` times until the run is valid; None: it never was.
+        """Load the server at ``url``, up to `MAX_TRIES` times until the run is valid; return None if it never was.
 
         Args:
-            begin: Makes the server ready for each try.
+            begin: Prepares the server for each try.
         """
         scenario = experiment.scenario(self.setup, time_scale)
         entry = {**experiment.__dict__, "time_scale": time_scale, **facts}
@@ -171,7 +171,7 @@ class Bench:
         global_max = max(r.output_tokens for r in everybody)
         planned_s = self._planned_s(requests, system, cap, global_max)
         length_s = experiment.window_s or max(planned_s, experiment.num / experiment.qps if experiment.qps else 0.0)
-        # In whole thousandths, which YAML, JSON and the server's settings carry unchanged.
+        # In whole thousandths, which YAML, JSON and the server's settings represent exactly.
         time_scale = max(0.001, round(setup.static_run_s / length_s, 3)) if setup.profile else 1.0
         known = {"batch_size": setup.batch_size(system, cap), "global_max": global_max, "planned_s": planned_s, **facts}
         values = static_values(setup, system, cap, global_max, time_scale)
@@ -188,29 +188,29 @@ class Bench:
         return static_run_s(self.setup.profile, lengths, form=form, batch_size=size, global_max=global_max)  # type: ignore[arg-type]
 
     def _static_capacity(self, system: str) -> float:
-        """Return requests/s with the latency experiment's lengths: by the timing model, on the CPU by the burst just measured.
+        """Return requests/s with the latency experiment's lengths, by the timing model or, on the CPU, by the burst just measured.
 
-        0: that burst is invalid, and the rates that follow from it are left out.
+        0 means that the burst is invalid; the rates that follow from it are left out.
         """
         if self.setup.profile is None:
             burst_run = next(r for r in self.runs if (r["kind"], r["system"], r["cap"]) == ("burst", system, LATENCY_CAP))
             return 0.0 if burst_run["problems"] else Run(self.folder / burst_run["folder"], 1.0).per_s("completed")
-        # Of the first round's lengths, so that all rounds offer the same.
+        # Of the first round's lengths, so that all rounds have the same rates.
         requests = make_schedule(burst(of_round(self.setup, 1), LATENCY_CAP, 400, latency_inputs=True)).requests
         return len(requests) / self._planned_s(requests, system, LATENCY_CAP, max(r.output_tokens for r in requests))
 
 
 def commit() -> str:
-    """Return the commit that is measured, with a mark if files were changed since; empty outside a clone."""
+    """Return the measured commit, with a mark if files have changed since; empty outside a clone."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _load(scenario: Scenario, url: str, out: Path) -> list[str]:
-    """Run it once; return why the run is invalid, nothing if it is valid.
+    """Run the scenario once; return why the run is invalid, or an empty list.
 
     Raises:
-        KeyboardInterrupt: loadtest's run took the Ctrl-C for itself.
+        KeyboardInterrupt: The run was interrupted; loadtest's run catches the signal itself.
     """
     try:
         run(scenario, Target(url), out, quiet=True, report=False)
@@ -223,7 +223,7 @@ def _load(scenario: Scenario, url: str, out: Path) -> list[str]:
 
 
 def _warm(url: str, setup: Setup) -> None:
-    """A few requests that are not counted."""
+    """Send a few requests that are not counted."""
     for size in (1, setup.input_tokens):
         body = {"model": setup.name, "prompt": [100] * size, "max_tokens": setup.cap(32)}
         httpx.post(f"{url}/v1/completions", json=body, timeout=120).raise_for_status()

@@ -23,9 +23,9 @@ Entry = dict[str, Any]
 Runs = Sequence[tuple[Entry, Run]]
 COLOUR = dict(zip(SYSTEMS, (SERIES[3], SERIES[1], SERIES[4], SERIES[0]), strict=True))
 RATIOS = ((CONTINUOUS, "paper static"), (CONTINUOUS, "fair static"), (CONTINUOUS, "naive"), ("fair static", "paper static"))
-"""Of the throughputs of two systems, the ones that are stated with an interval."""
+"""Pairs of systems whose ratio of throughputs is given with an interval."""
 PUBLISHED = ((4, "FasterTransformer"), (8, "TGI, Ray Serve"), (23, "vLLM"))
-"""Multiples over naive static at cap 1,536 in the study."""
+"""Multiples over naive static batching at cap 1,536 in the study."""
 
 
 def draw(setup: Setup, folder: Path) -> str:
@@ -43,7 +43,7 @@ def draw(setup: Setup, folder: Path) -> str:
     report: dict[str, Any] = {**head, **tables, "alone": alone_words(runs)}
     runs = [(entry, run) for entry, run in runs if not entry["problems"]]
     (folder / "report.json").write_text(json.dumps(report, indent=1))
-    style: Any = STYLE  # matplotlib types the keys one by one
+    style: Any = STYLE  # matplotlib's type lists the keys
     with mpl.rc_context(style):
         if bursts:
             figure, (left, right) = _figure(2, height=3.6)
@@ -67,7 +67,7 @@ def draw(setup: Setup, folder: Path) -> str:
 
 
 def _has_bursts(setup: Setup, runs: Runs) -> bool:
-    """Return whether a round has all bursts: one that was ended early counts in no ratio."""
+    """Return whether a round has all bursts: a round that was ended early counts in no ratio."""
     return {(e["cap"], e["system"]) for e, _ in runs if e["kind"] == "burst"} >= set(product(setup.caps, SYSTEMS))
 
 
@@ -82,7 +82,7 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def burst_table(setup: Setup, runs: Runs) -> list[Entry]:
-    """Return one row per cap and system: throughput, its multiple over paper static, and what first principles say."""
+    """Return one row per cap and system: throughput, its multiple over paper static, and the value from first principles."""
     rows = []
     bursts = {(e["cap"], e["system"]): (e, run) for e, run in runs if e["kind"] == "burst"}
     for cap in setup.caps:
@@ -108,7 +108,7 @@ def burst_table(setup: Setup, runs: Runs) -> list[Entry]:
 
 
 def multiples_table(setup: Setup, bursts: Sequence[Sequence[Entry]]) -> list[Entry]:
-    """Return one row per cap: each ratio of `RATIOS` in every round whose two runs are valid, of prompt and output tokens/s."""
+    """Return one row per cap: each ratio of `RATIOS` of prompt and output tokens/s, in every round with two valid runs."""
     rows = []
     for cap in setup.caps:
         rates = [{row["system"]: row["total_tokens_per_s"] for row in _valid(each) if row["study_cap"] == cap} for each in bursts]
@@ -127,7 +127,7 @@ def _valid(table: Sequence[Entry]) -> list[Entry]:
 
 
 def alone_words(runs: Runs) -> list[str]:
-    """Return a line on what of the multiple is the engine's, not batching's: both servers with one request at a time."""
+    """Return a line on the engine's share of the multiple, without batching: both servers with one request at a time."""
     valid = [(entry, run) for entry, run in runs if not entry["problems"]]
     found = [run for entry, run in valid if entry["kind"] == "alone"]
     naive = [run for entry, run in valid if (entry["kind"], entry["system"], entry["cap"]) == ("burst", "naive", 1536)]
@@ -162,7 +162,7 @@ def rate_table(rounds: Sequence[Runs]) -> list[Entry]:
 
 
 def _by(rounds: Sequence[Runs], kind: str, what: str) -> Iterable[Runs]:
-    """Return the runs of one kind, those of all rounds together that have the system and the value of ``what`` in common."""
+    """Return the runs of one kind, grouped over all rounds by system and the value of ``what``."""
     found = defaultdict[Any, list[tuple[Entry, Run]]](list)
     for entry, run in chain.from_iterable(rounds):
         if entry["kind"] == kind:
@@ -171,7 +171,7 @@ def _by(rounds: Sequence[Runs], kind: str, what: str) -> Iterable[Runs]:
 
 
 def _row(entries: Runs) -> Entry:
-    """Return what stands for all rounds of one experiment. It has problems if no round is valid."""
+    """Return one entry for all rounds of an experiment. It has problems if no round is valid."""
     first = next((entry for entry, _ in entries if not entry["problems"]), entries[0][0])
     rates = {name: float(np.mean([entry[name] for entry, _ in entries])) for name in ("qps", "nominal_qps")}
     return {"system": first["system"], **rates, **_of_entry(first)}
@@ -188,7 +188,7 @@ _ABOVE: dict[str, Any] = {
 
 
 def plot_multiples(ax: Axes, setup: Setup, table: Sequence[Entry]) -> None:
-    """Throughput over paper static on a log scale; diamonds are first principles, lines the study's."""
+    """Draw the throughput over paper static on a log scale; diamonds are first principles, lines are the study's values."""
     for index, system in enumerate(SYSTEMS):
         rows = [row for row in _valid(table) if row["system"] == system and row["multiple"]]
         at = np.array([setup.caps.index(row["study_cap"]) for row in rows]) + (index - 1.5) * 0.2
@@ -213,7 +213,7 @@ def plot_multiples(ax: Axes, setup: Setup, table: Sequence[Entry]) -> None:
 
 
 def plot_kv(ax: Axes, setup: Setup, table: Sequence[Entry]) -> None:
-    """KV memory while requests wait: used, reserved in vain, free."""
+    """Draw the KV memory while requests wait: used, reserved but unused, free."""
     for index, system in enumerate(SYSTEMS):
         rows = [row for row in _valid(table) if row["system"] == system]
         at = np.array([setup.caps.index(row["study_cap"]) for row in rows]) + (index - 1.5) * 0.2
@@ -231,7 +231,7 @@ def plot_kv(ax: Axes, setup: Setup, table: Sequence[Entry]) -> None:
 
 
 def plot_latencies(ax: Axes, runs: Runs, setup: Setup, qps: float) -> None:
-    """End-to-end latency from the due time, one curve per system."""
+    """Draw the end-to-end latency from the due time, one curve per system."""
     for entry, run in sorted(runs, key=lambda pair: SYSTEMS.index(pair[0]["system"])):
         values = run.latencies_s("e2e")
         known = np.sort(values[np.isfinite(values)])
@@ -243,7 +243,7 @@ def plot_latencies(ax: Axes, runs: Runs, setup: Setup, qps: float) -> None:
 
 
 def plot_rates(ax: Axes, table: Sequence[Entry], setup: Setup) -> None:
-    """Throughput against the offered rate, both on log scales."""
+    """Draw throughput against the offered rate, both on log scales."""
     table = _valid(table)
     for system in SYSTEMS:
         rows = [row for row in table if row["system"] == system]
@@ -262,9 +262,9 @@ def plot_rates(ax: Axes, table: Sequence[Entry], setup: Setup) -> None:
 
 
 def plot_occupancy(axes: Sequence[Axes], setup: Setup, runs: Runs, *, cap: int) -> bool:
-    """Who runs in which place of the batch when, from the timestamps of servers (static) and client (continuous).
+    """Draw which request runs in which place of the batch when, by timestamps of servers (static) and client (continuous).
 
-    Nothing is drawn, and False returned, unless all three were measured.
+    If not all three were measured, draw nothing and return False.
     """
     found = {e["system"]: run for e, run in runs if e["kind"] == "burst" and e["cap"] == cap}
     if not {"paper static", "fair static", CONTINUOUS} <= found.keys():
@@ -274,7 +274,7 @@ def plot_occupancy(axes: Sequence[Axes], setup: Setup, runs: Runs, *, cap: int) 
     }
     length = 2.2 * min(end - start for _, start, _, end in panels["paper static"])
     for ax, (system, bars) in zip(axes, panels.items(), strict=True):
-        # From a quarter of the run on: everybody has arrived, and nobody misses somebody to take a free place.
+        # From a quarter of the run on: all requests have arrived, and a free place always finds a request.
         begin = min(start for _, start, *_ in bars if start >= max(end for *_, end in bars) / 4)
         inside = [(row, *(min(max(t - begin, 0.0), length) for t in times)) for row, *times in bars]
         inside = [bar for bar in inside if bar[1] < bar[3]]
@@ -293,11 +293,11 @@ def plot_occupancy(axes: Sequence[Axes], setup: Setup, runs: Runs, *, cap: int) 
 
 
 Bar = tuple[int, float, float, float]
-"""Place, start, own end, end of the batch, in the setup's seconds from the first due time."""
+"""A bar: place, start, own end, end of the batch, in the setup's seconds from the first due time."""
 
 
 def _static_bars(run: Run) -> list[Bar]:
-    """From the server's timestamps."""
+    """Return the bars by the server's timestamps."""
     epoch, scale, bars = run.records.manifest.epoch_unix_s, run.time_scale, list[Bar]()
     for batch in run.batches:
         start, ends = (batch.started_unix_s - epoch) / scale, batch.step_ends_s
@@ -307,7 +307,7 @@ def _static_bars(run: Run) -> list[Bar]:
 
 
 def _continuous_bars(run: Run) -> list[Bar]:
-    """From the client's; it sees no prefill: a bar begins with the first token."""
+    """Return the bars by the client's timestamps. The client does not see the prefill: a bar begins with the first token."""
     lives = sorted(run.lives(), key=lambda life: life.first_s)
     rows = rows_of([(life.first_s, life.end_s) for life in lives])
     return [(row, x.first_s, x.end_s, x.end_s) for row, x in zip(rows, lives, strict=True)]
@@ -339,14 +339,14 @@ def _markdown(setup: Setup, report: dict[str, Any]) -> str:
 
 
 def _invalid(row: Entry, num_empty: int) -> list[str]:
-    """Return the cells of a row without figures, of which all but the first are empty; nothing for one that has them."""
+    """Return the cells of a row without figures, all empty but the first; an empty list for a row with figures."""
     return [f"invalid {row['tries']} of {row['tries']}", *[""] * num_empty] if row["problems"] else []
 
 
 def _medians(medians: Sequence[tuple[float | None, float | None, float | None]]) -> str:
-    """Return the geometric mean of the rounds' medians as `_ratio` does; of one round the interval that it has by itself.
+    """Return the geometric mean of the rounds' medians as `_ratio` does; for a single round, its own interval.
 
-    Without a mean where a round has no median, since half of its requests failed.
+    There is no mean if a round has no median because half of its requests failed.
     """
     if len(medians) == 1:
         return "{} ({}-{})".format(*map(_seconds, medians[0]))

@@ -19,12 +19,12 @@ from loadtest.judge.summary import Summary
 from loadtest.records import Row
 
 BLOCK_SIZE = {True: 16, False: 32}
-"""Of the fleet's KV cache, by whether it is simulated: the CPU's attention takes multiples of 32."""
+"""Block size of the fleet's KV cache, by whether the fleet is simulated: attention on the CPU needs multiples of 32."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One experiment on one system, as it was recorded. Percentiles and throughput are `loadtest`'s own."""
+    """The records of one experiment on one system. Percentiles and throughput are computed by `loadtest`."""
 
     folder: Path
     time_scale: float
@@ -39,7 +39,7 @@ class Run:
 
     @property
     def problems(self) -> list[str]:
-        """Why the run is invalid, and says nothing; empty if it is valid."""
+        """Return why the run is invalid; empty if it is valid."""
         return [gate.text for gate in self.summary.gates if not gate.ok]
 
     @cached_property
@@ -48,7 +48,7 @@ class Run:
 
     @cached_property
     def batches(self) -> list[BatchRecord]:
-        """Of a static server; the times are real seconds."""
+        """Return the batches of a static server, with times in real seconds."""
         return msgspec.json.decode((self.folder / "batches.json").read_bytes(), type=list[BatchRecord])
 
     @property
@@ -61,17 +61,17 @@ class Run:
         return (end_s - start_s) / self.time_scale
 
     def per_s(self, what: Literal["completed", "output_tokens", "total_tokens"]) -> float:
-        """Return requests, output tokens or all tokens (as the study counts) per second, of a valid run."""
+        """Return requests, output tokens or all tokens (the study's count) per second of a valid run."""
         assert self.summary.throughput is not None
         rate: float = getattr(self.summary.throughput, what)
         return rate * self.time_scale
 
     def latencies_s(self, metric: str) -> Floats:
-        """Return the metric of all requests, in the order of due times; infinite for what failed."""
+        """Return the metric of all requests, in the order of due times; infinite for failed requests."""
         return metric_bounds(self.records, self.records.items(), metric)[1] / self.time_scale
 
     def median_s(self, metric: str) -> tuple[float | None, float | None, float | None]:
-        """Return the median of all requests with its 95 % interval; None: the run cannot tell."""
+        """Return the median over all requests with its 95 % interval; None if the run cannot show it."""
         low, high = (bounds / self.time_scale for bounds in metric_bounds(self.records, self.records.items(), metric))
         median = next(each for each in distribution(metric, low, high).quantiles if each.q == 0.5)
         return median.value_s, median.low_s, median.high_s
@@ -79,7 +79,7 @@ class Run:
     def window_tokens_per_s(self, window_s: float) -> tuple[float, float]:
         """Return output and total tokens per second in the last two thirds of the window; prompts count at the first token.
 
-        By their own times: loadtest counts the tokens of answers that have ended, and of an overloaded server few have.
+        Tokens count by their own times: loadtest counts the tokens of ended answers, and few answers of an overloaded server have ended.
         """
         start, end = window_s / 3 * self.time_scale, window_s * self.time_scale
         output = prompt = 0
@@ -101,7 +101,7 @@ class Run:
         return lives
 
     def kv(self, kv_tokens: int, *, simulated: bool) -> dict[str, float]:
-        """Return shares of the KV memory, averaged over the time that requests waited: reserved (allocated in blocks), used."""
+        """Return shares of the KV memory, averaged over the time with waiting requests: reserved (allocated in blocks), used."""
         if (self.folder / "batches.json").exists():
             uses = [(kv_use(batch), batch.step_ends_s[-1]) for batch in self.batches]
             memory = kv_tokens * sum(length for _, length in uses)
@@ -118,14 +118,14 @@ class Run:
         }
 
     def num_running(self) -> float:
-        """Return how many requests were decoding on average while others waited."""
+        """Return the mean number of decoding requests while others waited."""
         lives = self.lives()
         times = np.linspace(min(x.first_s for x in lives), max(x.first_s for x in lives), 400)
         return float(np.mean([[x.first_s <= t < x.end_s for x in lives] for t in times], axis=0).sum())
 
 
 def read_runs(folder: Path) -> list[tuple[dict[str, Any], Run]]:
-    """Return what ran, and its records. ``problems`` of an entry: why its run, the last of ``tries``, says nothing."""
+    """Return the entries of runs.json with their records. ``problems`` of an entry: why its run, the last of ``tries``, is invalid."""
     runs = []
     for entry in read_results(folder)["runs"]:
         run = Run(folder / entry["folder"], entry["time_scale"])
@@ -134,12 +134,12 @@ def read_runs(folder: Path) -> list[tuple[dict[str, Any], Run]]:
 
 
 def round_folder(folder: Path, number: int) -> Path:
-    """Return where a round of a setup is recorded, counted from 1."""
+    """Return the folder of a round of a setup; rounds count from 1."""
     return folder if number == 1 else folder / f"round-{number}"
 
 
 def read_rounds(folder: Path) -> list[list[tuple[dict[str, Any], Run]]]:
-    """Return `read_runs` of each round that was measured, from the first on."""
+    """Return `read_runs` of each measured round, in order."""
     folders = (round_folder(folder, number) for number in count(1))
     return [read_runs(each) for each in takewhile(lambda each: (each / "runs.json").exists(), folders)]
 

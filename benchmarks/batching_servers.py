@@ -33,12 +33,12 @@ class StaticServer:
     process: psutil.Process = field(init=False)
 
     def set(self, values: dict[str, Any]) -> None:
-        """Give it other settings once its last batch has ended; return when Serve routes requests to it again.
+        """Change the server's settings when its last batch has ended; return when Serve routes requests to it again.
 
-        The replica has them seconds earlier, and until Serve has seen that, requests wait in its router.
+        The replica has the settings seconds earlier; until Serve has noticed, requests wait in its router.
 
         Raises:
-            TimeoutError: It does not take them.
+            TimeoutError: The server does not apply the settings.
         """
         self._wait_for({"busy": False, "waiting": 0})
         self.file.write_text(yaml.safe_dump(values))
@@ -50,7 +50,7 @@ class StaticServer:
         self._wait_for({name: value for name, value in values.items() if name != "simulated"} | _flat(values))
 
     def batches(self) -> bytes:
-        """Return what every batch did since the last `set`, as JSON."""
+        """Return the records of all batches since the last `set`, as JSON."""
         return httpx.get(f"{self.url}/batches", timeout=60).content
 
     def _num_changes(self) -> int:
@@ -72,7 +72,7 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def static_server(values: dict[str, Any], folder: Path) -> Iterator[StaticServer]:
-    """Start it with these settings; it has a Ray cluster of its own."""
+    """Start a static server with these settings, on a Ray cluster of its own."""
     static = StaticServer(folder / "static.yaml", folder / "static.log")
     static.file.write_text(yaml.safe_dump(values))
     command = [sys.executable, "-m", "benchmarks.static_batching", str(static.file), "--port", str(STATIC_PORT)]

@@ -1,6 +1,6 @@
 """The setups list the batching benchmark's runs: Anyscale's study (2023) in its own size on simulated accelerators, an eighth on CPU.
 
-Pure. All tokens, rates and seconds are those of the setup; on a simulated accelerator real time is ``time_scale`` times as long.
+Pure. All tokens, rates and seconds are in the setup's units; on a simulated accelerator real time is ``time_scale`` times as long.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,7 +13,7 @@ from serve_app.simulated.profiles import PROFILES, Profile
 
 MODEL = "embedded:smollm2-135m-instruct"
 SEED = 0xCADE
-"""The study's own."""
+"""The study's seed."""
 PAPER_BATCH = {32: 16, 128: 12, 512: 8, 1536: 4}
 """The study's batch size for each cap of the output length."""
 STATIC = ("naive", "paper static", "fair static")
@@ -21,39 +21,39 @@ CONTINUOUS = "continuous"
 SYSTEMS = (*STATIC, CONTINUOUS)
 _FOREVER_S = 7200.0
 _FILL_S = 0.2
-"""Real seconds in which the first of a burst reach an idle static server: its first batch is then as full as the others."""
+"""Real seconds that an idle static server waits for the first requests of a burst, so that its first batch is as full as the others."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One model on one machine, and how much is asked of it."""
+    """One model on one machine, and its amount of work."""
 
     name: str
     profile: Profile | None
-    """None: SmolLM2-135M on one CPU thread, in float32."""
+    """Accelerator profile; None: SmolLM2-135M on one CPU thread, in float32."""
     divisor: int
-    """Of all lengths of the study."""
+    """The study's lengths are divided by this number."""
     num_burst: int
-    """0: no bursts."""
+    """Requests of a burst; 0: no bursts."""
     num_latency: int
     caps: tuple[int, ...] = tuple(PAPER_BATCH)
-    """In the study's tokens, as ``PAPER_BATCH``."""
+    """Caps in the study's tokens, like ``PAPER_BATCH``."""
     time_scale: float = 1.0
-    """Of the fleet; a static server is scaled for each run to last about ``static_run_s``."""
+    """Time scale of the fleet; a static server's is chosen for each run to last about ``static_run_s``."""
     static_run_s: float = 15.0
     qps: tuple[float, ...] = (1.0, 4.0)
     rates: tuple[float, ...] = (1.0, 2.0, 4.0, 6.0, 8.0, 12.0)
-    """Requests per second. On the CPU both are shares of its capacity, of which the study's was about 8."""
+    """Offered rates in requests per second. On the CPU they are eighths of its capacity; the study's capacity was about 8."""
     static_rates: tuple[float, ...] = (0.5, 1.0, 2.0)
-    """Of a static server's own capacity."""
+    """Rates of a static server, as shares of its own capacity."""
     seed: int = SEED
-    """Of all lengths and prompts."""
+    """Seed of all lengths and prompts."""
     window_s: float = 45.0
-    """Of a static server longer: at least 6 batches, simulated ones 15 and 60 requests."""
+    """Length of a run at a rate. For a static server it is longer: at least 6 batches or, simulated, 15 batches and 60 requests."""
 
     @property
     def kv_tokens(self) -> int:
-        """KV memory, the same for both kinds of servers; the CPU's is cut as its lengths are."""
+        """Return the KV memory in tokens, the same for both kinds of servers; on the CPU it is divided like the lengths."""
         return self.profile.kv_cache_tokens if self.profile else PROFILES["a100-40gb-llama-13b"].kv_cache_tokens // self.divisor
 
     @property
@@ -68,7 +68,7 @@ class Setup:
         return cap // self.divisor
 
     def batch_size(self, system: str, cap: int) -> int:
-        """Return 1, the study's, or as many as memory can reserve."""
+        """Return the system's batch size: 1, the study's, or the most that memory can reserve."""
         if system == "naive":
             return 1
         return PAPER_BATCH[cap] if system == "paper static" else largest_batch(self.kv_tokens, self.input_tokens + self.cap(cap))
@@ -97,18 +97,18 @@ SETUPS = {
 
 
 def quick(setup: Setup) -> Setup:
-    """Return a setup for a look: two caps, few requests, one rate."""
+    """Return a setup for a quick run: two caps, few requests, one rate."""
     few = {"num_burst": 24, "num_latency": 12} if setup.profile is None else {"num_burst": 100, "num_latency": 30}
     return replace(setup, **few, caps=(32, 512), qps=(4.0,), rates=(), static_rates=(), static_run_s=6.0)  # type: ignore[arg-type]
 
 
 def of_round(setup: Setup, number: int) -> Setup:
-    """Return the setup of a round, counted from 1. Each round has lengths and arrivals of its own, the first the study's seed."""
+    """Return the setup of a round, counted from 1. Each round has its own lengths and arrivals; the first has the study's seed."""
     return replace(setup, seed=SEED + number - 1)
 
 
 def only(setup: Setup, parts: Collection[str]) -> Setup:
-    """Return the setup without the loads that are not among ``parts``: bursts, latencies, rates.
+    """Return the setup with only the loads in ``parts``: bursts, latencies, rates.
 
     Raises:
         ValueError: The bursts are left out on the CPU, whose rates follow from them.
@@ -123,19 +123,19 @@ def only(setup: Setup, parts: Collection[str]) -> Setup:
 
 
 def burst(setup: Setup, cap: int, num: int, *, latency_inputs: bool = False) -> Scenario:
-    """Everything at once."""
+    """Return a load of ``num`` requests at once."""
     return _scenario(setup, {"law": "burst", "max_requests": num}, cap, latency_inputs=latency_inputs, drain_s=_FOREVER_S)
 
 
 def alone(setup: Setup, cap: int, num: int) -> Scenario:
-    """One after the other: with it, engines can be told apart from batching."""
+    """Return a load of one request after the other, which shows the engines' speed without batching."""
     return _scenario(
         setup, {"law": "closed", "concurrency": 1, "max_requests": num}, cap, latency_inputs=False, drain_s=_FOREVER_S
     )
 
 
 def poisson(setup: Setup, rate: float, duration_s: float, *, time_scale: float, drain: bool) -> Scenario:
-    """Arrivals at ``rate`` of requests with the study's latency lengths: any input up to 512, output up to 1,536."""
+    """Return Poisson arrivals at ``rate`` with the study's latency lengths: any input up to 512, output up to 1,536."""
     arrival = {"law": "poisson", "rate": rate / time_scale}
     drain_s = _FOREVER_S if drain else 0.5
     return _scenario(setup, arrival, 1536, latency_inputs=True, duration_s=duration_s * time_scale, drain_s=drain_s)
@@ -151,7 +151,7 @@ def _scenario(setup: Setup, arrival: dict[str, Any], cap: int, *, latency_inputs
 
 
 def static_values(setup: Setup, system: str, cap: int, global_max: int, time_scale: float) -> dict[str, Any]:
-    """Return the static server's settings for one run. ``global_max`` is what ``paper static`` decodes every batch to."""
+    """Return the static server's settings for one run. ``paper static`` decodes every batch to ``global_max``."""
     form: Form = "paper" if system == "paper static" else "fair"
     values: dict[str, Any] = {
         "name": setup.name,
@@ -176,12 +176,12 @@ def fleet_model(setup: Setup) -> dict[str, Any]:
     if setup.profile:
         return {**model, "simulated": {"profile": setup.profile.name, "time_scale": setup.time_scale}}
     bytes_per_token = 2 * 30 * 3 * 64 * 4  # SmolLM2-135M's config.json: layers, KV heads, head size; float32
-    # The engine keeps one block back.
+    # The engine reserves one block for itself.
     return {**model, "kv_cache_gib": (setup.kv_tokens + block) * bytes_per_token / 2**30}
 
 
 def static_run_s(profile: Profile, lengths: Sequence[tuple[int, int]], *, form: Form, batch_size: int, global_max: int) -> float:
-    """Return how long a static server takes for requests of (input, output) tokens that are all there: batches in their order."""
+    """Return the seconds that a static server takes for requests of (input, output) tokens that all wait: batches in their order."""
     total = 0.0
     for start in range(0, len(lengths), batch_size):
         batch = lengths[start : start + batch_size]

@@ -10,12 +10,12 @@ from loadtest.judge.stats import Floats
 
 @dataclass(frozen=True)
 class LengthLaw:
-    """Exponential lengths of this mean, rounded, drawn again above ``cap`` and below ``least``."""
+    """A law of lengths: exponential with this mean, rounded, drawn again above ``cap`` and below ``least``."""
 
     mean: float
     cap: int
     least: int = 1
-    """The study allowed 0; a request of no token cannot be asked."""
+    """Smallest length. The study allowed 0, but a request for no token is impossible."""
 
     def cumulative(self) -> Floats:
         """Return P(L <= k) for k = 0 .. cap."""
@@ -26,20 +26,20 @@ class LengthLaw:
         return shares
 
     def expected_max(self, num: int) -> float:
-        """Return E[max of ``num`` lengths] = sum over k of P(max > k)."""
+        """Return E[max of ``num`` lengths], the sum over k of P(max > k)."""
         return float((1.0 - self.cumulative()[:-1] ** num).sum())
 
     def waste(self, batch_size: int, num_requests: int | None = None) -> float:
-        """Return steps run per step needed in a batch to its own maximum; with ``num_requests``, to the maximum of all of them."""
+        """Return the steps run per needed step of a batch that runs to its own maximum; with ``num_requests``, to the maximum of all."""
         return self.expected_max(num_requests or batch_size) / self.expected_max(1)
 
 
 def plain_multiple(law: LengthLaw, batch: float, paper_batch: int, num_requests: int, *, own_max: bool) -> float:
-    """Return the output throughput over ``paper static`` if a step took the same time whatever its batch, and prefill none.
+    """Return the output throughput over ``paper static`` if each step took the same time for any batch, and prefill took none.
 
     Args:
-        batch: Requests that run at once: a static batch, or what continuous batching holds on average.
-        own_max: A static batch to its own maximum; else every place is always in use, as continuous batching aims at.
+        batch: Requests that run at once: a static batch, or the mean number of running requests with continuous batching.
+        own_max: A static batch runs to its own maximum; else every place is always in use, the aim of continuous batching.
     """
     steps = law.expected_max(round(batch)) if own_max else law.expected_max(1)
     return (batch / steps) / (paper_batch / law.expected_max(num_requests))
@@ -47,7 +47,7 @@ def plain_multiple(law: LengthLaw, batch: float, paper_batch: int, num_requests:
 
 @dataclass(frozen=True)
 class Life:
-    """One request of a continuous batch as its client saw it; the prefill comes before ``first_s``."""
+    """One request of a continuous batch as its client saw it; the prefill is before ``first_s``."""
 
     prompt_tokens: int
     first_s: float
@@ -56,9 +56,9 @@ class Life:
 
 
 def block_use(lives: Sequence[Life], *, block_size: int, num_samples: int = 400) -> tuple[Floats, Floats, Floats]:
-    """Return times, allocated and used KV tokens of all requests that are decoding: allocation is in whole blocks.
+    """Return times, and the allocated and used KV tokens of all decoding requests; allocation is in whole blocks.
 
-    Requests in their prefill are unknown to the client, and left out of both.
+    The client does not see requests in their prefill, which are left out of both.
     """
     start, end = min(life.first_s for life in lives), max(life.end_s for life in lives)
     times = np.linspace(start, end, num_samples, endpoint=False)
@@ -72,7 +72,7 @@ def block_use(lives: Sequence[Life], *, block_size: int, num_samples: int = 400)
 
 
 def rows_of(spans: Sequence[tuple[float, float]]) -> list[int]:
-    """Return a row for each (start, end), in their order of start: the lowest that is free, as slots of a batch would be taken."""
+    """Return a row for each (start, end), in the order of starts: the lowest free row, as for slots of a batch."""
     free_at: list[float] = []
     rows = []
     for start, end in spans:

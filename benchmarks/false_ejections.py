@@ -37,11 +37,11 @@ from tests.doubles.fleet import Fleet, fleet
 MODEL = "tiny"
 MAX_NUM_SEQS = 64
 SIMULATED = {"profile": "h100-llama-8b", "time_scale": 0.05}
-"""So fast that scheduler and supervisor would use a whole core, unless they are throttled."""
+"""An accelerator so fast that scheduler and supervisor use a whole core unless they are throttled."""
 PROMPT_TOKENS = (20, 20, 20, 500, 1600)
 ANSWER_TOKENS = (20, 400)
 PERIOD_S = 0.1
-"""Of the quota, or of stopping and continuing."""
+"""Period of the quota, or of stopping and continuing."""
 CGROUPS = Path("/sys/fs/cgroup/cpu")
 START_LIMIT_S = 300.0
 
@@ -53,7 +53,7 @@ def settings_of(model_path: str) -> Settings:
 
 
 async def replica(model_path: str) -> None:
-    """Be the replica's process: say the port and the engine's process id, then serve until the engine is lost."""
+    """Run the replica's process: print the port and the engine's process id, then serve until the engine is lost."""
     settings = settings_of(model_path)
     lost = asyncio.get_running_loop().create_future()
     servers: list[ReplicaServer] = []
@@ -69,7 +69,7 @@ async def replica(model_path: str) -> None:
         timeout_s=START_LIMIT_S,
         max_frame_bytes=settings.protocol.max_frame_bytes,
     )
-    # The front end of this benchmark is a stand-in, which says the fingerprint of a stand-in.
+    # This benchmark's front end is a test double, which reports the fingerprint of a test double.
     ready = msgspec.structs.replace(ready, fingerprint=FINGERPRINT, vllm_version=VLLM_VERSION)
     server = ReplicaServer(ReplicaIdentity("a", model=MODEL), settings.protocol, b"", engine, ready)
     servers.append(server)
@@ -83,7 +83,7 @@ async def replica(model_path: str) -> None:
 
 @contextlib.contextmanager
 def throttled(pids: list[int], share: float) -> Iterator[str]:
-    """Give these processes together ``share`` of one core; yield by what means."""
+    """Limit these processes together to ``share`` of one core; yield the method."""
     group = CGROUPS / f"serve-app-throttled-{os.getpid()}"
     try:
         group.mkdir()
@@ -99,14 +99,14 @@ def throttled(pids: list[int], share: float) -> Iterator[str]:
         yield "a cgroup's quota"
     finally:
         for left in (group / "cgroup.procs").read_text().split():
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # the process has ended
                 (CGROUPS / "cgroup.procs").write_text(left)
         group.rmdir()
 
 
 @contextlib.contextmanager
 def _stopped_by_turns(pids: list[int], share: float) -> Iterator[None]:
-    """Let a process of its own do it, whose turns no load of this one delays."""
+    """Stop and continue from a process of its own, which the load of this process does not delay."""
     pid = os.fork()
     if pid == 0:
         while True:
@@ -127,7 +127,7 @@ def _stopped_by_turns(pids: list[int], share: float) -> Iterator[None]:
 
 @dataclass
 class Load:
-    """Requests in a closed loop, and what was seen of them."""
+    """A closed loop of requests, and its measurements."""
 
     fleet: Fleet
     random: random.Random
@@ -136,7 +136,7 @@ class Load:
     last_at: float = 0.0
     longest_silence_s: float = 0.0
     longest_stall_s: float = 0.0
-    """Of this process's own event loop. A link is lost when either end is away for as long as `protocol.heartbeat_timeout_s`."""
+    """Longest stall of this process's own event loop. A link is lost if either end stalls for `protocol.heartbeat_timeout_s`."""
 
     async def run(self, num_requests: int, until: float) -> None:
         self.last_at = time.monotonic()

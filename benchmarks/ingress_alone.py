@@ -1,8 +1,8 @@
 """This module measures the CPU time of one ingress process per request and token, for `python -m benchmarks.overhead --alone`.
 
-Each checkout of ``--trees`` gets an ingress of its own, over a real link to a fake engine in a process of its own. All are up all the
-time, and a real HTTP client loads them in turn, so that a slower minute of the machine meets all of them. CPU is that of the ingress's
-process, all threads, user + system, by the kernel's own clock of it.
+Each checkout of ``--trees`` gets its own ingress, with a real link to a fake engine in its own process. All are up all the time, and a real
+HTTP client loads them in turn, so that a slow minute of the machine affects all of them. CPU time is that of all threads of the ingress's
+process, user + system, by the kernel's clock of the process.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ import uvloop
 from benchmarks.processes import server
 
 PROGRAM = Path("benchmarks/ingress_process.py")
-"""Of the checkout that is measured: it imports that checkout's modules."""
+"""The program, relative to the measured checkout, whose modules it imports."""
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "conversations": "/v1/chat/completions"}
-"""By kind of request; those of ``conversations`` go on in one of a few conversations of `HISTORY_TOKENS`."""
+"""Paths by kind of request; ``conversations`` are further turns in one of a few conversations of `HISTORY_TOKENS`."""
 PROMPT_TOKENS = 64
 CONVERSATIONS, MESSAGES, HISTORY_TOKENS = 16, 8, 4000
 MAX_TOKENS = 8192
-"""Of prompt and answer together."""
+"""Most tokens of prompt and answer together."""
 _PORT = 8070
 END = b"0\r\n\r\n"
 WORDS = ("the", "of", "and", "to", "in", "that", "is", "was", "he", "for", "it", "with", "as", "his", "on", "be", "at", "by")
@@ -39,7 +39,7 @@ WORDS = ("the", "of", "and", "to", "in", "that", "is", "was", "he", "for", "it",
 
 @dataclass(frozen=True)
 class Load:
-    """``requests`` streamed answers of ``tokens`` tokens, ``streams`` at a time, to the route of ``kind``."""
+    """A load of ``requests`` streamed answers of ``tokens`` tokens, ``streams`` at a time, on the route of ``kind``."""
 
     kind: str
     streams: int
@@ -52,20 +52,20 @@ class Load:
 
 @dataclass(frozen=True)
 class Ingress:
-    """One process under test."""
+    """One ingress process under test."""
 
     name: str
     port: int
     pid: int
 
     def cpu_s(self) -> float:
-        """Return the seconds of CPU time that it has used."""
-        return time.clock_gettime((~self.pid << 3) | 2)  # how Linux numbers the CPU clock of another process
+        """Return the CPU seconds that the process has used."""
+        return time.clock_gettime((~self.pid << 3) | 2)  # Linux's number of another process's CPU clock
 
 
 @contextmanager
 def started(trees: Sequence[Path], model: Path, folder: Path, *, max_tokens: int = MAX_TOKENS) -> Iterator[list[Ingress]]:
-    """Start an ingress and its engine of each checkout; a prompt and its answer have at most ``max_tokens`` tokens."""
+    """Start an ingress and its engine for each checkout; a prompt and its answer have at most ``max_tokens`` tokens."""
     with ExitStack() as stack:
         folders = ((tree.resolve(), folder / f"tree-{number}") for number, tree in enumerate(trees))
         yield [_start(stack, number, tree, model, own, max_tokens) for number, (tree, own) in enumerate(folders)]
@@ -75,7 +75,7 @@ def _start(stack: ExitStack, number: int, tree: Path, model: Path, folder: Path,
     folder.mkdir()
     port = _PORT + number
     env = {"PYTHONPATH": str(tree), "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1", "VLLM_TARGET_DEVICE": "cpu"}
-    env |= {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}  # the tiny model is made for 2,048 tokens
+    env |= {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}  # the tiny model's own limit is 2,048 tokens
     command = [sys.executable, "-P", str(tree / PROGRAM)]
     engine = subprocess.Popen([*command, "engine", str(folder), str(max_tokens)], env={**os.environ, **env}, cwd=tree)
     stack.callback(engine.wait)
@@ -87,7 +87,7 @@ def _start(stack: ExitStack, number: int, tree: Path, model: Path, folder: Path,
 
 
 def measure(ingresses: Sequence[Ingress], loads: Sequence[Load], rounds: int) -> dict[Load, dict[str, list[float]]]:
-    """Return by load and ingress the CPU microseconds per request, one figure a round, after one round that is not counted."""
+    """Return, by load and ingress, the CPU microseconds per request of each round, after one round that is not counted."""
     figures: dict[Load, dict[str, list[float]]] = {load: {each.name: [] for each in ingresses} for load in loads}
     for counted in range(rounds + 1):
         for load in loads:
@@ -101,7 +101,7 @@ def measure(ingresses: Sequence[Ingress], loads: Sequence[Load], rounds: int) ->
 
 
 def table(figures: dict[Load, dict[str, list[float]]]) -> str:
-    """Return the Markdown table: medians and least over the rounds, and the median of the ratios to the first tree, round by round."""
+    """Return the Markdown table: median and least over the rounds, and the median over rounds of the ratio to the first tree."""
     rows = ["| load | tree | us/request: median (least) | us/token | x first |", "|---|---|---|---|---|"]
     for load, by_tree in figures.items():
         first = next(iter(by_tree.values()))
@@ -147,7 +147,7 @@ def _request(load: Load, number: int) -> bytes:
 
 
 async def read_answer(reader: asyncio.StreamReader, load: object) -> None:
-    """Raises RuntimeError, which names ``load``, for anything but a whole answer of 200."""
+    """Read a whole answer of status 200; raise a RuntimeError that names ``load`` for anything else."""
     start, tail = b"", b""
     while not tail.endswith(END):
         data = await reader.read(1 << 16)

@@ -15,7 +15,7 @@ import msgspec
 import uvloop
 
 STEP_S = 0.006
-"""Seconds between two steps, those of a simulated H100 with an 8B model."""
+"""Seconds between two steps, as on a simulated H100 with an 8B model."""
 
 _MAX_RUNNING = 1024
 _KV_BLOCKS = 1 << 16
@@ -31,7 +31,7 @@ def _settings(model: str, port: int, max_tokens: int) -> Any:
 
 
 async def serve_ingress(port: int, model: str, folder: Path, max_tokens: int) -> None:
-    """Serve until killed; the replica's port is waited for in ``folder``, and what the replica needs is left there."""
+    """Serve until killed; wait for the replica's port in ``folder``, and write the replica's input there."""
     from serve_app.host.vllm_start import settle
     from serve_app.ingress.runtime import IngressRuntime
     from serve_app.links.fingerprint import model_fingerprint
@@ -51,14 +51,14 @@ async def serve_ingress(port: int, model: str, folder: Path, max_tokens: int) ->
 
 
 async def serve_engine(folder: Path, max_tokens: int) -> None:
-    """Serve until killed; the fingerprint is waited for in ``folder``, and the port is left there."""
+    """Serve until killed; wait for the fingerprint in ``folder``, and write the port there."""
     from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
     from serve_app.replica.server import ReplicaIdentity, ReplicaServer
     from tests.doubles.fake_engine import FakeEngine
 
     class Engine(FakeEngine):
-        """Its tokens cost it nothing."""
+        """A fake engine whose tokens take no computation."""
 
         def _compute(self, attempt_id: str, request: EngineCoreRequest, output: list[int], count: int) -> EngineCoreOutput:
             new = [3 + (len(attempt_id) + 7 * len(output)) % 900]

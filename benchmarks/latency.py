@@ -1,9 +1,9 @@
 """This benchmark measures latency under open-loop load: the fleet beside ``vllm serve``, our load generator beside vLLM's.
 
-``make bench-latency`` measures simulated accelerators. First QPS 1 and QPS 4 with mixed lengths, both servers in turn on the same
-schedule: a table, and the CDFs of both in one figure. A run lasts until about 1,000 requests have been due, so that QPS 1 takes 1,000 s,
-and at least ``--seconds``. Then ``vllm bench serve`` and ``serve-app-loadtest`` in turn against the bare
-server, 400 requests of the same lengths at equal gaps, and against a server whose latencies are known.
+``make bench-latency`` measures simulated accelerators. First, both servers get the same schedule of mixed lengths in turn, at QPS 1 and
+QPS 4; the results are a table, and the CDFs of both in one figure. A run lasts until about 1,000 requests have been due (1,000 s at QPS 1),
+and at least ``--seconds``. Then ``vllm bench serve`` and ``serve-app-loadtest`` load the bare server in turn, with 400 requests of the
+same lengths at equal gaps, and then a server with known latencies.
 """
 
 import argparse
@@ -38,14 +38,14 @@ from serve_app.config import ModelSettings
 
 QPS = (1, 4)
 MIN_REQUESTS = 1000
-"""Each run at QPS 1 and 4 lasts until about this many requests were due. With 86, as in 100 s at QPS 1, no p95 has an upper bound."""
+"""Each run at QPS 1 and 4 lasts until about this many requests were due. With 86 (100 s at QPS 1) no p95 has an upper bound."""
 METRICS = ("ttft", "tpot", "e2e")
 CHECK_RATE, CHECK_REQUESTS, CHECK_TOKENS = 8.0, 400, 64
-"""Of the cross-check: requests per second, requests, and tokens of prompt and answer."""
+"""The cross-check's requests per second, requests, and tokens of prompt and of answer."""
 MAX_TRIES = 3
 CHECK_S = CHECK_REQUESTS / CHECK_RATE
 KNOWN = Law.model_validate({"ttft": {"law": "constant", "s": 0.015}, "gap": {"law": "constant", "s": 0.0066}})
-"""What a server without vLLM does, so that what is more was added by who measured it."""
+"""The law of a server without vLLM, so that any further latency is added by the measuring side."""
 
 
 def main() -> None:
@@ -78,7 +78,7 @@ def main() -> None:
 def mixed(qps: float, seconds: float) -> Scenario:
     """Prompts of 1 to 512 tokens, answers of exponential length: the latency test of the static batching study.
 
-    It lasts ``seconds``, or as long as `MIN_REQUESTS` take, after a warm-up of 10 s.
+    The run lasts ``seconds``, or as long as `MIN_REQUESTS` take, after a warm-up of 10 s.
     """
     lengths = {
         "input_tokens": {"dist": "uniform", "max": 512},
@@ -95,7 +95,7 @@ def _scenario(
 
 
 def _run(scenario: Scenario, target: Target, out: Path) -> Path | None:
-    """Run it until the generator was healthy, three times at most; return that run's folder, None where it was sick each time."""
+    """Run until the generator is healthy, at most three times; return that run's folder, or None if it was never healthy."""
     for attempt in range(1, MAX_TRIES + 1):
         folder = out / f"{scenario.name}-{target.name}-{attempt}"
         if run(scenario, LoadTarget(target.url), folder, command=["make", "bench-latency"]) is not ExitCode.INVALID:
@@ -105,7 +105,7 @@ def _run(scenario: Scenario, target: Target, out: Path) -> Path | None:
 
 
 def latency_table(qps: float, runs: Sequence[Path]) -> str:
-    """Return Markdown: medians and tails with their intervals, in ms from the due time; ``?`` where too few requests bound it."""
+    """Return Markdown: medians and tails with intervals, in ms from the due time; ``?`` if too few requests bound a value."""
     rows = [f"| QPS {qps:g} | n | failed | metric | p50 | p90 | p95 | p99 |", "|---|---|---|---|---|---|---|---|"]
     for folder in runs:
         summary = analyse(folder)
@@ -136,7 +136,7 @@ def draw(qps: float, runs: Sequence[Path], out: Path) -> None:
 
 
 def cross_check(target: Target, name: str, model: ModelSettings, rounds: int, out: Path) -> str:
-    """Load the server with both generators in turn and return Markdown: medians over the valid rounds, and their ratio."""
+    """Load the server with both generators in turn; return Markdown with medians over the valid rounds, and their ratio."""
     theirs, ours = [], []
     for seed in range(rounds):
         exact = {"input_tokens": {"mean": CHECK_TOKENS}, "output_tokens": {"mean": CHECK_TOKENS}, "prompt": "text"}
@@ -157,7 +157,7 @@ def _vllm_bench(target: Target, name: str, model: ModelSettings, seed: int, out:
     command = [*VLLM, "bench", "serve", "--base-url", target.url, "--model", name, "--tokenizer", source_of(model)]
     command += ["--dataset-name", "random", "--random-input-len", str(CHECK_TOKENS), "--random-output-len", str(CHECK_TOKENS)]
     command += ["--ignore-eos", "--num-prompts", str(CHECK_REQUESTS), "--request-rate", str(CHECK_RATE), "--seed", str(seed)]
-    command += ["--burstiness", "1e6"]  # equal gaps: with random ones the two would send different loads
+    command += ["--burstiness", "1e6"]  # equal gaps: with random gaps the generators would send different loads
     command += ["--num-warmups", "0", "--disable-tqdm", "--percentile-metrics", "ttft,tpot,itl,e2el"]
     command += ["--save-result", "--result-filename", str(result)]
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, **environment(model)})
@@ -175,7 +175,7 @@ def _vllm_bench(target: Target, name: str, model: ModelSettings, seed: int, out:
 
 
 def _figures(run: Path) -> dict[str, float]:
-    """Return ours by their definitions: latencies from sending, rates over arrivals and the drain after them."""
+    """Return our figures by vLLM's definitions: latencies from sending, rates over arrivals and the drain after them."""
     found, rows = analyse(run).distributions, read_records(run).rows
     span_s = max(row.end_s or 0.0 for row in rows) - min(row.due_s for row in rows)
     median = {name: next(q.value_s or 0.0 for q in found[name].quantiles if q.q == 0.5) * 1000 for name in found}

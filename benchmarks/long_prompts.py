@@ -2,9 +2,9 @@
 
     python -m benchmarks.long_prompts [--tokens 100000] [--streams 32] [--every 4 1 0] [--rounds 3] [--trees A B]
 
-Short streams run all the time, in front of the fake engine of `ingress_alone`, which gives each of them a token every 6 ms and computes
-nothing: so all that a long prompt costs them is the ingress's doing, and that of the cores which client, ingress and fake engine share.
-Windows without long prompts and with one every few seconds take turns (0: the next as soon as the one before has its token).
+Short streams run all the time, on the fake engine of `ingress_alone`, which gives each stream a token every 6 ms and computes nothing. So
+any delay that a long prompt causes comes from the ingress, and from the cores that client, ingress and fake engine share. Windows without
+long prompts alternate with windows that have one every few seconds (0: the next prompt as soon as the previous one has its token).
 """
 
 import argparse
@@ -27,14 +27,14 @@ WINDOW_S = 20.0
 MOST_TOKENS = 1 << 17
 SETTLE_S = 3.0
 SHORT_TOKENS = 900
-"""Of an answer of a short stream; then it begins anew."""
+"""Tokens of a short stream's answer, after which the stream begins again."""
 TOKENS_A_WORD = 1.054
-"""Of the tiny model's tokenizer and these words."""
+"""Tokens per word of the tiny model's tokenizer for these words."""
 
 
 @dataclass
 class Window:
-    """What clients saw while it was open: gaps between reads of a stream's tokens, and the latencies of long prompts, in seconds."""
+    """One window's measurements: gaps between reads of a stream's tokens, and latencies of long prompts, in seconds."""
 
     is_open: bool = False
     gaps_s: list[float] = field(default_factory=list)
@@ -65,14 +65,14 @@ def main() -> None:
 
 
 def _body(kind: str, tokens: int) -> list[bytes]:
-    """Return parts between which a number goes, so that no two prompts begin alike."""
+    """Return the parts of a body; a number is inserted between them, so that no two prompts begin with the same tokens."""
     text = "# " + " ".join(random.Random(1).choices(WORDS, k=round(tokens / TOKENS_A_WORD)))
     asked = {"prompt": text} if kind == "completions" else {"messages": [{"role": "user", "content": text}]}
     return json.dumps({"model": "tiny", "stream": True, "max_tokens": 1, **asked}).encode().split(b"#", 1)
 
 
 async def _window(ingress: Ingress, kind: str, body: Sequence[bytes], streams: int, every_s: float | None) -> str:
-    """Return a line of the figures of one window. It begins once all streams run."""
+    """Return a line with the figures of one window. The window begins when all streams run."""
     window = Window()
     async with asyncio.timeout(120 + WINDOW_S), asyncio.TaskGroup() as clients:
         short = [clients.create_task(_short(ingress.port, window)) for _ in range(streams)]

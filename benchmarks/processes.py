@@ -29,10 +29,10 @@ _ROLES = (
 
 @contextlib.contextmanager
 def server(command: list[str], url: str, *, log: Path, environment: dict[str, str], start_s: float) -> Iterator[psutil.Process]:
-    """Run ``command`` until left; yields when ``url`` answers 200.
+    """Run ``command`` for the block; yield when ``url`` answers 200.
 
     Raises:
-        RuntimeError: It ended or did not answer in ``start_s``; the message has the end of its log. Or ``url`` answered before.
+        RuntimeError: The server ended or did not answer in ``start_s``; the message has the end of its log. Or ``url`` answered before.
     """
     _refuse_another(url)
     with log.open("wb") as sink:
@@ -61,7 +61,7 @@ def _below(pid: int) -> list[psutil.Process]:
 
 
 def _refuse_another(url: str) -> None:
-    """A server that an earlier benchmark left behind would be measured in place of the one that is started."""
+    """Raise if the URL answers: a server left by an earlier benchmark would be measured instead of the started one."""
     with contextlib.suppress(httpx.HTTPError):
         if httpx.get(url, timeout=2).status_code == 200:
             raise RuntimeError(f"{url} answers already; end the server that runs there")
@@ -78,7 +78,7 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path, start_s: float)
 
 
 def cpu_by_role(root: psutil.Process) -> dict[str, float]:
-    """Return CPU seconds so far, user + system, of the process tree below ``root``, summed by role."""
+    """Return the CPU seconds so far, user + system, of the process tree below ``root``, by role."""
     totals: dict[str, float] = {}
     for process in [root, *root.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):

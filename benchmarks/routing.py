@@ -2,8 +2,8 @@
 
     python -m benchmarks.routing [--seeds 1 2 3] [--workloads NAME ...] [--minutes 1]
 
-All policies get the same requests at the same times, but for later turns of a conversation, which follow the end of the answer before
-by the same pause. Each request comes to an ingress chosen at random, whatever its conversation: no client keeps its connection.
+All policies get the same requests at the same times, except later turns of a conversation, which follow the end of the previous answer
+after the same pause. Each request comes to a random ingress, whatever its conversation: no client keeps its connection.
 """
 
 import argparse
@@ -27,11 +27,11 @@ from serve_app.simulated.profiles import profile_from
 NUM_REPLICAS = 16
 PROFILE = {"name": "a100-40gb-llama-8b", "accelerator": "a100-40gb", "model": "llama-8b"}
 WARM_UP_SHARE = 0.2
-"""Of the requests, those at the beginning that are not counted: all caches are cold."""
+"""Share of the requests, at the beginning, that is not counted because all caches are cold."""
 
 
 class RoundRobin(LeastOutstandingTokens):
-    """One replica after the other."""
+    """A policy that takes one replica after the other."""
 
     def __init__(self, ingress: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class RoundRobin(LeastOutstandingTokens):
 
 
 class ConsistentHash(LeastOutstandingTokens):
-    """By a rendezvous hash of the conversation, as a router does that reads a session header. Load does not count."""
+    """A policy that uses a rendezvous hash of the conversation, like a router that reads a session header. It ignores load."""
 
     def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> Choice | None:
         key = request.request_id.partition("/")[0]
@@ -69,20 +69,20 @@ def _of_an_only_ingress(*_: object) -> PrefixAffinity:
 
 
 SAME_WITH_SEVERAL = ("round robin", "consistent hash")
-"""Policies that know nothing of what an ingress learns: how many there are changes nothing of where a conversation goes."""
+"""Policies that use nothing that an ingress learns: the number of ingresses does not change where a conversation goes."""
 
 
 class Turns(Protocol):
-    """One client: what it asks, one prompt after the other."""
+    """The prompts of one client, one after the other."""
 
     def __call__(self, rng: random.Random) -> Iterator[tuple[list[int], int, float]]:
-        """Yield a prompt, the tokens of its answer, and the pause before the next prompt; the answer is sent in."""
+        """Yield a prompt, the number of tokens of its answer, and the pause before the next prompt; the answer is sent to the generator."""
         ...
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Clients that arrive at random times, ``rate`` a second."""
+    """A workload of clients that arrive at random times, ``rate`` per second."""
 
     name: str
     rate: float
@@ -90,7 +90,7 @@ class Workload:
 
 
 def text(seed: object, num_tokens: int) -> list[int]:
-    """Return the same made-up token ids for the same seed."""
+    """Return invented token ids, the same for the same seed."""
     return random.Random(repr(seed)).choices(range(128_000), k=num_tokens)
 
 
@@ -108,7 +108,7 @@ def _length(rng: random.Random, median: int, largest: int) -> int:
 
 
 def conversation(rng: random.Random) -> Iterator[tuple[list[int], int, float]]:
-    """3 to 8 turns after one of 8 system prompts of 400 tokens, with pauses of 10 s on average."""
+    """Yield 3 to 8 turns after one of 8 system prompts of 400 tokens, with pauses of 10 s on average."""
     history = list(system_prompt(_zipf(rng, 8), 400))
     for _ in range(rng.randint(3, 8)):
         history = history + text(rng.random(), _length(rng, 120, 2000))
@@ -118,19 +118,19 @@ def conversation(rng: random.Random) -> Iterator[tuple[list[int], int, float]]:
 
 
 def shared_prompt(rng: random.Random) -> Iterator[tuple[list[int], int, float]]:
-    """One question of some 150 tokens after one of 64 system prompts of 3,000 tokens."""
+    """Yield one question of some 150 tokens after one of 64 system prompts of 3,000 tokens."""
     yield [*system_prompt(1000 + _zipf(rng, 64), 3000), *text(rng.random(), _length(rng, 150, 1000))], _length(rng, 100, 400), 0.0
 
 
 def hot_prefix(rng: random.Random) -> Iterator[tuple[list[int], int, float]]:
-    """80 % ask about one document of 4,000 tokens, the others about one of their own with 1,500."""
+    """Yield a question: 80 % about one document of 4,000 tokens, the others about an own document of 1,500."""
     question = text(rng.random(), _length(rng, 60, 300))
     start = list(system_prompt(2000, 4000)) if rng.random() < 0.8 else text(rng.random(), 1500)
     yield start + question, _length(rng, 100, 400), 0.0
 
 
 def no_sharing(rng: random.Random) -> Iterator[tuple[list[int], int, float]]:
-    """Prompts of some 1,500 tokens with nothing in common."""
+    """Yield a prompt of some 1,500 tokens that shares nothing with others."""
     yield text(rng.random(), _length(rng, 1500, 8000)), _length(rng, 150, 600), 0.0
 
 
@@ -143,7 +143,7 @@ WORKLOADS = [
 
 
 class Clients:
-    """The clients of a workload, each with a random generator of its own: what it asks does not depend on how it is routed."""
+    """The clients of a workload. Each has its own random generator, so that its prompts do not depend on the routing."""
 
     def __init__(self, workload: Workload, *, seed: int, duration_s: float, num_ingresses: int) -> None:
         self._workload = workload
@@ -194,7 +194,7 @@ class Clients:
 
 
 def _blocks(ids: list[int]) -> list[int]:
-    """Return a hash for each full block, as an engine has them."""
+    """Return a hash for each full block, as an engine computes them."""
     hashed, blocks = 0, []
     for start in range(0, len(ids) - BLOCK_SIZE + 1, BLOCK_SIZE):
         hashed = hash((hashed, *ids[start : start + BLOCK_SIZE]))
@@ -204,14 +204,14 @@ def _blocks(ids: list[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one run."""
+    """The figures of one run."""
 
     hit_rate: float
-    """Cached of all prompt tokens."""
+    """Share of the prompt tokens that were cached."""
     ttft_p50_s: float
     ttft_p99_s: float
     busiest: float
-    """Most requests at one replica over the mean."""
+    """Largest number of requests at one replica, over the mean."""
 
 
 def played(
@@ -223,7 +223,7 @@ def played(
     minutes: float,
     cache_share: float = 1.0,
 ) -> tuple[RoutedFleet, list[Ask]]:
-    """Run a workload once, with prefix caches of ``cache_share`` of the KV cache; return the fleet and the requests that count."""
+    """Run a workload once, with prefix caches of ``cache_share`` of the KV cache; return the fleet and the counted requests."""
     profile = profile_from(PROFILE)
     hardware = Hardware(step_s=steps_of_profile(profile), kv_tokens=profile.kv_cache_tokens, max_num_seqs=256)
     clients = Clients(workload, seed=seed, duration_s=60 * minutes, num_ingresses=num_ingresses)
@@ -235,7 +235,7 @@ def played(
 
 
 def measure(workload: Workload, policy: Policy, *, seed: int, num_ingresses: int, minutes: float) -> Figures:
-    """Run a workload once."""
+    """Run a workload once and return its figures."""
     fleet, counted = played(workload, policy, seed=seed, num_ingresses=num_ingresses, minutes=minutes)
     ttft_s = sorted((ask.first_at or 0.0) - ask.due_at for ask in counted)
     return Figures(

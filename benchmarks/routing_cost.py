@@ -2,8 +2,8 @@
 
     python -m benchmarks.routing_cost
 
-Times are of the processor, not of the clock, so that a busy machine changes less. Replicas hold what 4 requests each left, of 50
-conversations with prompts of some 1,000 tokens; loads change between choices.
+The times are CPU times, not wall-clock times, so that a busy machine changes them less. Each replica holds the prefixes of 4 requests, from
+50 conversations with prompts of some 1,000 tokens; loads change between choices.
 """
 
 import random

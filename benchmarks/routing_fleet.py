@@ -1,7 +1,7 @@
 """This module simulates replicas with prefix caches behind one or several ingresses, in simulated time. Pure.
 
-Queueing and routing are the product's own (`FleetState`, one for each ingress), the replicas those of `serve_app.simulated`. Added here
-is each replica's prefix cache: blocks of prompts and answers, what was used last the longest.
+Queueing and routing are the product's own (a `FleetState` per ingress), the replicas those of `serve_app.simulated`. This module adds each
+replica's prefix cache: blocks of prompts and answers, evicted in the order of their last use.
 """
 
 import heapq
@@ -25,7 +25,7 @@ BEAT_S = 1.0
 
 
 class Points(list[int]):
-    """The hashes of a `Prefix`, with the block that ends at each point: by these a replica's cache can be asked for points."""
+    """The hashes of a `Prefix`, with the block that ends at each point, for look-ups in a replica's cache."""
 
     def __init__(self, hashes: Sequence[int], blocks: Sequence[int]) -> None:
         super().__init__(hashes)
@@ -40,13 +40,13 @@ class Ask(Job):
     blocks: Sequence[int]
     blocks_after: Sequence[int]
     prefix: Prefix
-    """As the ingress sees it."""
+    """The prefix as the ingress sees it."""
     expected_tokens: int = 0
-    """What the ingress thought cached where the request went."""
+    """Tokens that the ingress expected in the chosen replica's cache."""
 
 
 class BlockCache:
-    """One replica's prefix cache."""
+    """The prefix cache of one replica."""
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
@@ -64,7 +64,7 @@ class BlockCache:
         return min(count, (ask.prompt_tokens - 1) // BLOCK_SIZE) * BLOCK_SIZE
 
     def add(self, blocks: Sequence[int]) -> None:
-        """Its end is given up before its beginning, as by vLLM."""
+        """Add blocks. Later blocks are evicted before earlier ones, as in vLLM."""
         for block in reversed(blocks):
             self._blocks[block] = None
             self._blocks.move_to_end(block)
@@ -73,7 +73,7 @@ class BlockCache:
 
 
 class CachingReplica(Replica):
-    """A replica that computes of a prompt only what it has not cached."""
+    """A replica that computes only the uncached part of a prompt."""
 
     def __init__(self, replica_id: str, hardware: Hardware, cache_tokens: int) -> None:
         super().__init__(replica_id, hardware, 0.0)
@@ -91,18 +91,18 @@ Policy = Callable[[int, Mapping[str, CachingReplica]], RoutingPolicy]
 
 @dataclass(slots=True)
 class RoutedFleet:
-    """``policy`` makes the routing of each ingress, from its number and the replicas."""
+    """A fleet with several ingresses; ``policy`` makes the routing of each ingress from its number and the replicas."""
 
     hardware: Hardware
     num_replicas: int
     num_ingresses: int
     policy: Policy
     cache_tokens: int
-    """Room of each replica's prefix cache, and what the ingresses are told of it."""
+    """Size of each replica's prefix cache, and the size that the ingresses are given."""
     asks: list[Ask] = field(default_factory=list)
     ingresses: list[FleetState] = field(default_factory=list)
     placed: Counter[str] = field(default_factory=Counter)
-    """Replica -> requests."""
+    """Number of requests by replica."""
     replicas: dict[str, CachingReplica] = field(default_factory=dict)
     _versions: dict[str, int] = field(default_factory=dict)
     _running: dict[str, Ask] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class RoutedFleet:
     _next_ask: Callable[[Ask, float], Ask | None] = lambda ask, at: None
 
     def run(self, asks: Iterable[Ask], next_ask: Callable[[Ask, float], Ask | None]) -> list[Ask]:
-        """Serve ``asks``, and what ``next_ask`` returns for an ask that has ended: the next turn of a conversation."""
+        """Serve ``asks`` and, after each, the request that ``next_ask`` returns: the next turn of a conversation."""
         self._next_ask = next_ask
         limits = FleetSettings(model="m", max_waiting_requests=1 << 20, no_replica_s=1e9)
         self.ingresses = [FleetState(limits, self.policy(i, self.replicas)) for i in range(self.num_ingresses)]

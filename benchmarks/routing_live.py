@@ -3,8 +3,8 @@
     python -m benchmarks.routing_live [--sides load prefix ...] [--workloads NAME ...] [--seconds 60] [--port 8100]
 
 The workloads are those of `benchmarks.routing`, at a quarter of their rate for a quarter of the replicas, and slowed by ``--time-scale``.
-*least load* and *prefix* are the product's. For *round robin* and *consistent hash* the four replicas are four models, among which the
-client chooses, so that ingress, links and engines are the same. Hit rates are vLLM's own counts. The first fifth of the time is warm-up.
+*least load* and *prefix* are the product's policies. For *round robin* and *consistent hash* the four replicas are four models, and the
+client chooses one, so that ingress, links and engines are the same. Hit rates are vLLM's own counts. The first fifth is warm-up.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from serve_app.checkpoints import make_tiny_llama
 REPLICAS = 4
 MAX_TOKENS = 16384
 ALL_REPLICAS = 16
-"""Of the simulation, whose rates the workloads have."""
+"""Replicas of the simulation, for which the workloads' rates are made."""
 SPLIT = [f"split-{number}" for number in range(REPLICAS)]
 CHOSEN: dict[str, Callable[[str, int], str]] = {
     "round robin": lambda _, turn: SPLIT[turn % REPLICAS],
@@ -39,13 +39,13 @@ CHOSEN: dict[str, Callable[[str, int], str]] = {
     "least load": lambda *_: "load",
     "prefix": lambda *_: "prefix",
 }
-"""Side -> the model that a client asks, by its name and the number of the request."""
+"""By side, the function that chooses a client's model, from the client's name and the number of the request."""
 _VOCABULARY = 200
 _START_S, _ANSWER_S = 900.0, 300.0
 
 
 def long_model(folder: Path) -> Path:
-    """Return a tiny checkpoint that takes `MAX_TOKENS`."""
+    """Return a tiny checkpoint that accepts `MAX_TOKENS`."""
     model = make_tiny_llama(folder)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": MAX_TOKENS}))
@@ -75,7 +75,7 @@ def config_of(model: Path, sides: list[str], port: int, time_scale: float) -> di
 
 
 class Run:
-    """One workload by one policy. ``ttft_s`` are of the requests after the warm-up, ``failed`` counts all that failed."""
+    """A run of one workload with one policy. ``ttft_s`` is of the requests after the warm-up; ``failed`` counts all failed requests."""
 
     def __init__(self, url: str, workload: Workload, side: str, arguments: argparse.Namespace) -> None:
         self.ttft_s: list[float] = []
@@ -84,7 +84,7 @@ class Run:
         self._scale, self._seconds = arguments.time_scale, arguments.seconds
         self._numbers = count()
         self._rng = random.Random(f"{workload.name} {arguments.seed}")  # all sides have the same arrivals and lengths
-        self._shift = list(CHOSEN).index(side)  # and each its own text: the caches are warm from the side before
+        self._shift = list(CHOSEN).index(side)  # but each its own texts, because the caches are warm from the side before
         self._begin = time.monotonic()
 
     async def play(self) -> float:
@@ -106,7 +106,7 @@ class Run:
         return await self._counts(http)
 
     async def _counts(self, http: httpx.AsyncClient) -> tuple[float, float]:
-        """Return prompt tokens found in prefix caches, and those looked for."""
+        """Return the prompt tokens found in prefix caches, and the prompt tokens looked up."""
         told = {"vllm:prefix_cache_hits_total": 0.0, "vllm:prefix_cache_queries_total": 0.0}
         for family in text_string_to_metric_families((await http.get(f"{self._url}/metrics")).text):
             for sample in family.samples:
@@ -116,7 +116,7 @@ class Run:
         return hits, queries
 
     async def _client(self, http: httpx.AsyncClient, name: str, rng: random.Random) -> None:
-        """Ask one turn after another, as long as the run takes."""
+        """Send one turn after another until the end of the run."""
         for ids, max_tokens, pause_s in self._workload.turns(rng):
             prompt = [(number + self._shift) % _VOCABULARY + 10 for number in ids]
             body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}

@@ -2,9 +2,9 @@
 
     python -m benchmarks.routing_truth [--seeds 1 2 3] [--minutes 1]
 
-Two sides. *guess* is the product's `PrefixIndex`: each ingress remembers what it sent itself, and is told of no eviction. *truth* is the
-same routing with an index that looks into the simulated caches at the moment of the choice: what vLLM's KV events could tell at best,
-from all ingresses, after each eviction and without delay. Caches have the room of the KV cache, or an eighth of it, so that they evict.
+There are two sides. *guess* is the product's `PrefixIndex`: each ingress remembers its own requests, and does not learn of evictions.
+*truth* is the same routing with an index that looks into the simulated caches at the moment of the choice. That is the best that vLLM's KV
+events could report: requests of all ingresses, each eviction, no delay. Caches have the size of the KV cache, or an eighth, to evict.
 """
 
 import argparse
@@ -19,7 +19,7 @@ CACHE_SHARES = (1.0, 0.125)
 
 
 class TrueIndex(PrefixIndex):
-    """Looks into the caches of ``replicas``."""
+    """An index that looks into the caches of ``replicas``."""
 
     def __init__(self, replicas: Mapping[str, CachingReplica]) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class TrueIndex(PrefixIndex):
         return count_known(hashes.blocks, self._replicas[replica_id].cache)
 
     def add(self, replica_id: str, prefix: Prefix, capacity_tokens: int) -> None:
-        """The replica's cache takes the prompt itself, when its engine does."""
+        """Do nothing: the replica's cache adds the prompt when its engine computes it."""
 
 
 def knowing(_: int, replicas: Mapping[str, CachingReplica]) -> PrefixAffinity:

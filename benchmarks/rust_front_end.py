@@ -13,7 +13,7 @@ _INSIDE = "vllm/vllm-rs"
 
 
 def rust_front_end(cache: Path) -> Path:
-    """Return the path of the binary: the installed vLLM's, or one in ``cache``; the first call for a version downloads 330 MB, 60 stay.
+    """Return the path of the binary: the installed vLLM's, or one in ``cache``. The first call for a version downloads 330 MB and keeps 60.
 
     Raises:
         RuntimeError: pip cannot fetch the wheel; the message has pip's reason.

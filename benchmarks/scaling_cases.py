@@ -1,14 +1,14 @@
 """The cases are loads for which the policy once ordered far too much, too little or too often: a row each, on a simulated fleet.
 
     python -m benchmarks.scaling_cases                 all cases, ten CPU minutes
-    python -m benchmarks.scaling_cases trickle lengths those whose names begin so
-    python -m benchmarks.scaling_cases --headroom 0    with other room for steps than the default
-    python -m benchmarks.scaling_cases --others        the other policies beside ours, of the cases that they know enough for
-    python -m benchmarks.scaling_cases --replicas 65   17 shapes of load instead (`scaling_matrix.py`), for a fleet of so many replicas
+    python -m benchmarks.scaling_cases trickle lengths the cases whose names begin with one of these
+    python -m benchmarks.scaling_cases --headroom 0    with another headroom than the default
+    python -m benchmarks.scaling_cases --others        the other policies beside ours, on the cases that they can run
+    python -m benchmarks.scaling_cases --replicas 65   instead, 17 shapes of load (`scaling_matrix.py`) for a fleet of 65 replicas
 
-``most / needed`` is the money: the most replicas wanted after the change of the load, over those that its highest rate needs. One replica
-takes `PER_REPLICA` requests/s within the limit, with ``--replicas`` the rate of `scaling_matrix.RATES`. ``in time`` is the latency: the
-share of all first tokens within 2 s.
+``most / needed`` measures cost: the most wanted replicas after the change of the load, over the replicas that its highest rate needs. One
+replica serves `PER_REPLICA` requests/s within the limit or, with ``--replicas``, the rate of `scaling_matrix.RATES`. ``in time`` measures
+latency: the share of all first tokens within 2 s.
 """
 
 import argparse
@@ -33,16 +33,16 @@ from serve_app.simulated.profiles import PROFILES
 
 
 class Result(NamedTuple):
-    """One policy on one case with one seed."""
+    """The result of one policy on one case with one seed."""
 
     most: float
-    """The most replicas wanted after the change of the load, over those needed."""
+    """Most wanted replicas after the change of the load, over the needed replicas."""
     in_time: float
     replica_s: float
     changes: float
-    """Of the number of replicas, after the change of the load."""
+    """Number of changes of the number of replicas, after the change of the load."""
     first_s: float
-    """Seconds from that to the first order; not a number without one."""
+    """Seconds from the change of the load to the first order; NaN without an order."""
     bound_s: float
     """The fewest replica-seconds with which any policy serves the same requests (`scaling_bound.py`)."""
 
@@ -55,7 +55,7 @@ def _ours(case: Case, headroom: float | None) -> Ours:
 
 
 def _others(case: Case) -> dict[str, Callable[[], Scaling]]:
-    """Return label -> policy; the request counts by their targets, and the oracle where it is told what the case needs."""
+    """Return the policies by label: the request counts by their targets, and the oracle if the case says what it needs."""
     found: dict[str, Callable[[], Scaling]] = {}
     if case.needs is not None:
         found["oracle"] = partial(Oracle, rate_at=case.needs, rate_per_replica=1.0, cold_start_s=max(case.cold_starts_s))
@@ -64,7 +64,7 @@ def _others(case: Case) -> dict[str, Callable[[], Scaling]]:
 
 
 def _is_for_others(case: Case) -> bool:
-    """Return whether other policies can run the case: they know no members and no controller, and the planner no cache."""
+    """Return whether other policies can run the case: they have no members and no controller, and the planner ignores caches."""
     return not case.silent_share and case.away_s is None and not case.kind(0.0).cached_share
 
 
@@ -86,7 +86,7 @@ def result_of(case: Case, seed: int, policy: Scaling) -> Result:
 
 
 def cases_of(replicas: int | None) -> list[Case]:
-    """Return the matrix for a fleet of so many replicas, or without a number the cases that went wrong before."""
+    """Return the matrix for a fleet of ``replicas``; without a number, the cases that went wrong before."""
     return CASES if replicas is None else matrix(replicas)
 
 
@@ -103,7 +103,7 @@ def _task_of_another(task: tuple[int | None, int, int, str]) -> Result:
 
 
 def line(case: Case, results: list[Result]) -> str:
-    """Return the row of one case's table: means of all seeds, and the worst."""
+    """Return the table row of one case: means over all seeds, and the worst seed."""
     first_s = fmean(result.first_s for result in results)
     replica_s = Mean.of(r.replica_s for r in results)
     ratios = f"{fmean(r.most for r in results):.2f}, {max(r.most for r in results):.2f}"
@@ -113,9 +113,9 @@ def line(case: Case, results: list[Result]) -> str:
 
 
 def line_beside_others(case: Case, ours: Sequence[Result], others: Mapping[str, Sequence[Result]]) -> str:
-    """Return the row of one case: of each policy the share in time, its worst seed, and the replica-seconds over ours.
+    """Return the table row of one case: for each policy the share in time, its worst seed, and the replica-seconds over ours.
 
-    Of the request counts it has the one that is the best in hindsight (`best_count`), with its target. Each policy has the same seeds.
+    Of the request counts, only the best in hindsight (`best_count`) is shown, with its target. All policies have the same seeds.
     """
     replica_s = {label: fmean(r.replica_s for r in results) for label, results in others.items()}
     counts = [label for label in others if label.startswith(COUNT)]
@@ -133,13 +133,13 @@ def _in_time(results: Sequence[Result]) -> str:
 
 
 def _pool() -> ProcessPoolExecutor:
-    # A run keeps millions of objects and leaves no cycles, so that the collector only costs: a tenth of the time.
+    # A run keeps millions of objects and makes no cycles, so the collector would only cost a tenth of the time.
     return ProcessPoolExecutor(max_workers=2, initializer=gc.disable)
 
 
 def _print_beside_others(replicas: int | None, chosen: list[int], seeds: Sequence[int]) -> None:
     cases = cases_of(replicas)
-    labels = [*_others(cases[chosen[0]])]  # of all cases the same
+    labels = [*_others(cases[chosen[0]])]  # the same for all cases
     names = ["serve-app", *(label for label in labels if not label.startswith(COUNT))]
     print(f"| in time, worst; replica-s over ours | {' | '.join(names)} | {COUNT}, best of {len(TARGETS)} (target) |")
     print("|---" * (len(names) + 2) + "|", flush=True)

@@ -16,7 +16,7 @@ SMOOTH_S = 15
 
 
 def plot_replicas(ax: Axes, timelines: Mapping[str, Timeline], rate_per_replica: float) -> None:
-    """Draw the replicas wanted over time, and those that the arrivals of each 15 s would keep busy."""
+    """Draw the wanted replicas over time, and the replicas that the arrivals of each 15 s keep busy."""
     at = np.array([t for t, _, _, _ in next(iter(timelines.values()))])
     arrived = np.array([n for _, _, _, n in next(iter(timelines.values()))], dtype=float)
     mean = np.convolve(arrived, np.ones(SMOOTH_S) / SMOOTH_S, mode="same")
@@ -29,7 +29,7 @@ def plot_replicas(ax: Axes, timelines: Mapping[str, Timeline], rate_per_replica:
 
 def draw(path: Path, name: str, timelines: Mapping[str, Timeline], rate_per_replica: float) -> None:
     """Write the figure as a PNG."""
-    style: Any = STYLE  # matplotlib types the keys one by one
+    style: Any = STYLE  # matplotlib's type lists the keys
     with mpl.rc_context(style):
         figure = Figure(figsize=(9, 3.4), layout="constrained")
         ax = figure.subplots()

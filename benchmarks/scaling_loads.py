@@ -10,50 +10,50 @@ from benchmarks.autoscaling import MAX_ANSWER
 from serve_app.autoscaling.simulation.simulated_replica import Job
 
 PER_REPLICA = 4.58
-"""Requests per second of the usual kind that one simulated replica takes within the limit."""
+"""Requests per second of the usual kind that one simulated replica serves within the limit."""
 Rate = Callable[[float], float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestKind:
-    """Lengths of requests in tokens, and the share of each prompt that is cached."""
+    """A kind of requests: lengths in tokens, and the share of each prompt that is cached."""
 
     prompt: tuple[int, int] = (64, 512)
-    """Shortest and longest."""
+    """Shortest and longest prompt."""
     answer: float = 128.0
     """Mean of the exponential lengths."""
     cached_share: float = 0.0
-    """Share of each prompt that the prefix cache saves; the same all the time."""
+    """Share of each prompt that the prefix cache saves; constant."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One change of the load."""
+    """A load with one change."""
 
     name: str
     rate: Rate
-    """Requests per second."""
+    """Requests per second over time."""
     duration_s: float
     initial: int
     needed: int
-    """Replicas that the highest rate needs."""
+    """Number of replicas that the highest rate needs."""
     changes_at: float = 0.0
     cold_starts_s: tuple[float, ...] = (40.0,)
     kind: Callable[[float], RequestKind] = lambda _: RequestKind()
-    """What requests are like at a time."""
+    """The kind of requests at a time."""
     equal_gaps_until_s: float = 0.0
     cv: float = 1.0
-    """Coefficient of variation of the gaps between arrivals, which have a gamma law; 1 is Poisson."""
+    """Coefficient of variation of the gaps between arrivals, whose law is gamma; 1 is Poisson."""
     away_s: tuple[float, float] | None = None
-    """From when to when no controller runs; None where the same one runs all the time."""
+    """Begin and end of a time without a controller; None if the same controller runs all the time."""
     keeps_memory: bool = True
-    """Whether the controller after that gets what the one before knew."""
+    """Whether the next controller gets the memory of the previous one."""
     silent_share: float = 0.0
-    """Share of the replicas that fall silent after a minute, and serve on."""
+    """Share of the replicas that stop reporting after a minute, but continue to serve."""
     requests_of: str = ""
-    """Name of the case whose requests these are; empty for its own."""
+    """Name of the case whose requests are used; empty for its own requests."""
     needs: Rate | None = None
-    """Replicas that the load needs at a time, without headroom, for the oracle; None: the oracle does not run this case."""
+    """Replicas that the load needs at a time, without headroom, for the oracle. None: the oracle does not run this case."""
 
 
 def step(before: float, after: float, at: float) -> Rate:
@@ -184,16 +184,16 @@ CASES = [
 
 
 def jobs_of(case: Case, seed: int) -> Iterator[Job]:
-    """Yield the requests of a case, by their due times.
+    """Yield the requests of a case in the order of due times.
 
-    Each gap is drawn by the rate at its start. Where the rate changes gradually, requests come late by a part of a gap.
+    Each gap is drawn with the rate at its start. If the rate changes gradually, requests are late by a part of a gap.
     """
     rng = random.Random(f"{case.requests_of or case.name}/{seed}")
     at, number = 0.0, 0
     while True:
         before, at = at, at + _gap_s(case, at, rng)
         if before < case.changes_at <= at:
-            at = case.changes_at  # the rate changes here: from now on gaps are others
+            at = case.changes_at  # the rate changes here, and with it the law of the gaps
             continue
         if at >= case.duration_s:
             return

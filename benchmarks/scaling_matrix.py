@@ -23,7 +23,7 @@ LONG_PROMPTS = RequestKind(prompt=(1000, 1500))
 SHORT_ANSWERS, LONG_ANSWERS = RequestKind(answer=64.0), RequestKind(answer=256.0)
 CACHED = tuple(RequestKind(prompt=(1500, 2500), cached_share=share) for share in (0.0, 0.4, 0.8))
 FLEETS = (1, 4)
-"""Replicas with which the rates were measured. Larger fleets are taken to do as much per replica as four."""
+"""Fleet sizes at which the rates were measured. Larger fleets are assumed to serve as much per replica as four."""
 RATES: dict[RequestKind, tuple[float, float]] = {
     USUAL: (4.73, 5.13),
     LONG_PROMPTS: (0.55, 1.20),
@@ -44,7 +44,7 @@ def matrix(replicas: int) -> list[Case]:
     n, is_large = float(replicas), replicas >= LARGE
     step_s = CHANGES_AT_S + (120.0 if is_large else 180.0)
     constant_s, bursty_s = (300.0, 200.0) if is_large else (3600.0, 1200.0)
-    day_s = 3600.0  # a shorter one rises faster than starts of 40 s can follow
+    day_s = 3600.0  # a shorter day rises faster than starts of 40 s can follow
     half, tenth = step(n / 1.5, n, CHANGES_AT_S), step(n, n / 10, CHANGES_AT_S)
     by_half = _case(n, "step x1.5", half, step_s)
     trickle = _case(n, "trickle, one each 30 s, then all", step(1 / 30 / _rate(n, USUAL), n, 900.0), 1200.0)
@@ -53,7 +53,7 @@ def matrix(replicas: int) -> list[Case]:
         _case(n, "step x2", step(n / 2, n, CHANGES_AT_S), step_s),
         _case(n, "spike x10 of two minutes", _lines({0: n / 10, 120: n / 10, 150: n, 270: n, 300: n / 10}), 420.0),
         replace(_case(n, "day", lambda t: n * (1 - 0.9 * math.cos(2 * math.pi * t / day_s)) / 1.9, day_s), changes_at=0.0),
-        # The variation of the requests in a second is the same in fleets of all sizes.
+        # The variation of the number of requests per second is the same for all fleet sizes.
         replace(_case(n, "bursty, gaps with cv 1.5 sqrt(n)", lambda _: n, bursty_s), cv=1.5 * n**0.5, changes_at=0.0),
         replace(trickle, changes_at=900.0, equal_gaps_until_s=900.0, cold_starts_s=(120.0,)),
         _lengths_case(n, "lengths: prompts x4.3", USUAL, LONG_PROMPTS, at=CHANGES_AT_S if is_large else 300.0),
@@ -89,21 +89,21 @@ def _case(n: float, name: str, needs: Rate, duration_s: float, kind: RequestKind
 
 
 def _lengths_case(n: float, name: str, before: RequestKind, after: RequestKind, *, at: float) -> Case:
-    """Return a case with a constant rate, whose requests become longer."""
+    """Return a case with a constant rate and requests that become longer."""
     rate = n * _rate(n, after)
     case = _case(n, name, step(rate / _rate(n, before), n, at), at + 300)
     return replace(case, rate=lambda _: rate, changes_at=at, kind=lambda t: before if t < at else after)
 
 
 def _starts_case(n: float, name: str, later_starts_s: Sequence[float]) -> Case:
-    """Return a case of twice the load, in which replicas that are ordered start as said. The oracle knows when to order them."""
+    """Return a case of twice the load, in which ordered replicas take the given start times. The oracle knows when to order them."""
     at = max(later_starts_s) + 30
     case = _case(n, name, step(n / 2, n, at), at + 420)
     return replace(case, changes_at=at, cold_starts_s=(COLD_START_S,) * case.initial + tuple(later_starts_s))
 
 
 def _lines(points: dict[float, float]) -> Rate:
-    """Return straight lines between the points (seconds: value)."""
+    """Return the rate with straight lines between the points (seconds: value)."""
     times, values = [*points], [*points.values()]
     return lambda t: float(np.interp(t, times, values))
 
@@ -111,7 +111,7 @@ def _lines(points: dict[float, float]) -> Rate:
 def measured_rate(fleet: int, kind: RequestKind) -> float:
     """Return the highest rate of such requests, per replica, at which ``fleet`` replicas keep the limit; to 0.04 requests/s.
 
-    For an hour: for a shorter time, a rate above what the replicas can do keeps the limit too.
+    The load lasts an hour: for a shorter time, a rate above the replicas' capacity keeps the limit too.
     """
 
     def keeps(rate: float) -> bool:

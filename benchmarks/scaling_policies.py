@@ -1,6 +1,6 @@
 """These policies are the autoscaler's rivals: request counts, KEDA, a planner, an oracle. Pure; callers apply the replica bounds.
 
-Each is written from the documents of its system and takes the same observations as ours.
+Each policy is written from the documents of its system and gets the same observations as the autoscaler.
 """
 
 import math
@@ -19,7 +19,7 @@ MODEL = "model"
 
 
 class Ours:
-    """The product's, as its policy calls it."""
+    """The product's autoscaler, called as its policy calls it."""
 
     def __init__(self, rules: ScalingRules) -> None:
         self._scaler = FleetScaler(FleetRules(models={MODEL: rules}))
@@ -29,12 +29,12 @@ class Ours:
 
 
 class Restarted(Ours):
-    """The product's, whose controller is away for some seconds: the targets stay meanwhile, and the members' counters go on.
+    """The product's autoscaler with a controller that is away for some seconds, while the targets stay and the members' counters continue.
 
     Args:
         rules: See `Ours`.
-        away: From when to when, in seconds.
-        keeps: Whether the new controller gets what the old one knew; else it begins anew.
+        away: Begin and end of the absence, in seconds.
+        keeps: Whether the new controller gets the memory of the old one; else it starts without memory.
     """
 
     def __init__(self, rules: ScalingRules, away: tuple[float, float], *, keeps: bool) -> None:
@@ -49,7 +49,7 @@ class Restarted(Ours):
         if self._missed:
             self._scaler = self._new(at)
             loads, self._missed = [*self._missed, seen.load], []
-            # A new controller without the old one's counts of each member sees increments from its own first look on.
+            # Without the old controller's counts of each member, a new controller sees increments only after its first look.
             names = ("interval_s", *INCREMENTS, *REPLICA_INCREMENTS) if self._keeps else ()
             seen = replace(seen, load=replace(seen.load, **{n: sum(getattr(load, n) for load in loads) for n in names}))
         return super().__call__(at, seen)
@@ -65,14 +65,14 @@ class Restarted(Ours):
 
 
 class Silent(Ours):
-    """The product's, of which some replicas fall silent while they serve on: what runs and waits there stays as last reported.
+    """The product's autoscaler with replicas that stop reporting but still serve: their last reported load stays in use.
 
-    The simulation adds all replicas up, so that each silent one is taken for an average one, as routing makes it.
+    The simulation adds up all replicas, so each silent replica is assumed to have the average load, which routing aims at.
 
     Args:
         rules: See `Ours`.
-        share: Of the replicas that serve at ``since_s``, 0..1. So many are silent from then on; when others go, they stay.
-        since_s: Seconds.
+        share: Share, 0..1, of the replicas serving at ``since_s`` that are silent from then on. They stay when other replicas leave.
+        since_s: Time in seconds.
     """
 
     def __init__(self, rules: ScalingRules, share: float, since_s: float = 60.0) -> None:
@@ -80,7 +80,7 @@ class Silent(Ours):
         self._share, self._since_s = share, since_s
         self._num_silent = 0
         self._last: dict[str, float] = {}
-        """What one replica reported last: requests that run and wait, and its KV cache."""
+        """The last report of one replica: running and waiting requests, and its KV cache."""
 
     def __call__(self, at: float, seen: Observation) -> int:
         running = max(1, seen.running)
@@ -104,8 +104,8 @@ class Silent(Ours):
 class RequestCount:
     """Ray Serve's policy: unfinished requests over the target per replica, averaged, and held back by a delay.
 
-    Source: Ray 2.60's ``autoscaling_policy.py``; defaults of its ``AutoscalingConfig`` but for the target. Serve sees requests
-    only through handles; here it is given all unfinished ones, as if they went through them.
+    Source: Ray 2.60's ``autoscaling_policy.py``; defaults of its ``AutoscalingConfig`` except for the target. Serve counts only
+    requests that go through its handles; here the policy is given all unfinished requests.
     """
 
     target: float = 2.0
@@ -115,7 +115,7 @@ class RequestCount:
     report_s: float = 10.0
     _counts: deque[tuple[float, float]] = field(default_factory=deque)
     _since: dict[bool, float] = field(default_factory=dict)
-    """Upward -> since when a change that way has been wanted."""
+    """By direction (True is up), the time since which a change in that direction has been wanted."""
 
     def __call__(self, at: float, seen: Observation) -> int:
         load = seen.load
@@ -140,7 +140,7 @@ class RequestCount:
 
 
 def request_count(target: float, down_s: float) -> RequestCount:
-    """Return Ray Serve's policy as its users tune it: up at once by the last ten seconds, down after ``down_s``."""
+    """Return Ray Serve's policy as its users tune it: up at once, by the last ten seconds; down after ``down_s``."""
     return RequestCount(target=target, look_back_s=10.0, up_delay_s=0.0, down_delay_s=down_s, report_s=1.0)
 
 
@@ -149,7 +149,7 @@ class Keda:
     """A HorizontalPodAutoscaler fed by KEDA with ``vllm:num_requests_waiting``, target 5 per replica.
 
     Source: KEDA's and Kubernetes' documents: metric polled each 30 s, synced each 15 s, tolerance 10 %, up at once but at most
-    twofold or by four per 15 s, down to the highest wish of 300 s. Ingress-side waiting counts too: there vLLM has its queue.
+    twofold or by four per 15 s, down to the highest wish of 300 s. Requests waiting in the ingress count too, as in vLLM's queue.
     """
 
     target: float = 5.0
@@ -178,7 +178,7 @@ class Keda:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
-    """A planner in the manner of Dynamo's: each interval it forecasts the next one's requests and lengths, and divides by a profile.
+    """A planner like Dynamo's: in each interval it forecasts requests and lengths of the next, and divides by a profile.
 
     Source: Dynamo's documents of its SLA planner: every 180 s; forecast by a trend (here the last two intervals'); the throughput of a
     replica within the SLO from a profile made before (here `Capacity` of the timed batches, of one replica). Replicas prefill and decode.
@@ -188,9 +188,9 @@ class Planner:
     slo: Slo
     interval_s: float = 180.0
     _sums: dict[str, float] = field(default_factory=dict)
-    """Counters of the interval under way, and when it began, as ``began``."""
+    """Counters of the current interval; its begin is ``began``."""
     _rates: deque[float] = field(default_factory=lambda: deque(maxlen=2))
-    """Requests per second of the last intervals."""
+    """Requests per second in the last intervals."""
     _mixes: deque[Mix] = field(default_factory=lambda: deque(maxlen=1))
     """Lengths of the last interval that had any."""
 
@@ -212,7 +212,7 @@ class Planner:
         return bounded(math.ceil(forecast / self._per_replica(self._mixes[0])), seen)
 
     def _per_replica(self, mix: Mix) -> float:
-        """Return the requests per second of ``mix`` that a replica takes by its profile."""
+        """Return the requests per second of ``mix`` that a replica serves by its profile."""
         measured, hardware = self.hardware.measured(), self.hardware
         assert measured is not None
         times = StepTimes(measured.step_s, measured.output_token_s, measured.prompt_token_s)
@@ -223,7 +223,7 @@ class Planner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oracle:
-    """Knows the rate to come and what a replica takes: orders a cold start ahead, lets go at once."""
+    """An oracle that knows the future rate and a replica's capacity: it orders a cold start ahead, and removes replicas at once."""
 
     rate_at: Callable[[float], float]
     rate_per_replica: float
@@ -236,7 +236,7 @@ class Oracle:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """As many as there are."""
+    """A policy that keeps the current number of replicas."""
 
     def __call__(self, at: float, seen: Observation) -> int:
         return seen.target

@@ -11,12 +11,12 @@ from loadtest.judge.stats import mean_interval
 
 ATTAINMENT = 0.99
 COUNT = "request count"
-"""So begin the labels of the policy that is tuned."""
+"""The labels of the tuned policy begin with this text."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One policy on one scenario with one seed."""
+    """The result of one policy on one scenario with one seed."""
 
     scenario: str
     policy: str
@@ -28,22 +28,22 @@ class Row:
     changes_per_hour: float
     most: int
     first_change_s: float | None
-    """Seconds from the first rise of the law's rate to the first replica asked for."""
+    """Seconds from the first rise of the law's rate to the first ordered replica."""
     cpu_s: float
     bound_s: float
-    """The fewest replica-seconds with which any policy serves what this one served (`scaling_bound.py`)."""
+    """The fewest replica-seconds with which any policy serves the requests of this run (`scaling_bound.py`)."""
 
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean over seeds, and how far the ends of its 95 % interval are from it; infinite of a single seed."""
+    """The mean over seeds, and the half width of its 95 % interval; infinite for a single seed."""
 
     value: float
     half: float
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Mean":
-        """Return the mean of some values, by Student's law."""
+        """Return the mean of the values with Student's interval."""
         array = np.array([*values])
         if array.size < 2:
             return cls(float(array[0]), math.inf)
@@ -51,13 +51,13 @@ class Mean:
         return cls(mean, mean - low)
 
     def text(self, form: str) -> str:
-        """Return it as text, each number in ``form``; of a single seed without an interval."""
+        """Return the mean as text, each number in ``form``; without an interval for a single seed."""
         return format(self.value, form) + (f" ± {self.half:{form}}" if math.isfinite(self.half) else "")
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One policy on one scenario, the mean over seeds but where a field says otherwise."""
+    """The results of one policy on one scenario: means over seeds, unless a field says otherwise."""
 
     policy: str
     attainment: Mean
@@ -66,14 +66,14 @@ class Summary:
     replica_s: Mean
     changes_per_hour: float
     most: int
-    """Of all seeds."""
+    """Largest number of replicas over all seeds."""
     first_change_s: float | None
-    """Of the seeds with a change."""
+    """Mean over the seeds with a change."""
     bound_s: float
 
 
 def summaries(rows: list[Row], scenario: str) -> dict[str, Summary]:
-    """Return policy -> its summary."""
+    """Return the summary of each policy."""
     found: dict[str, Summary] = {}
     for policy in dict.fromkeys(row.policy for row in rows if row.scenario == scenario):
         own = [row for row in rows if (row.scenario, row.policy) == (scenario, policy)]
@@ -93,20 +93,20 @@ def summaries(rows: list[Row], scenario: str) -> dict[str, Summary]:
 
 
 def best_count(counts: Mapping[str, tuple[float, float]], ours: float) -> str:
-    """Return the label of the cheapest of the counts that are as good as we are, or good enough; else of the best.
+    """Return the label of the cheapest request count that is as good as ours or good enough; if there is none, of the best one.
 
     Args:
-        counts: Label -> share of first tokens in time, and replica-seconds.
-        ours: Our share in time. From `ATTAINMENT` on all are good enough.
+        counts: By label, the share of first tokens in time, and the replica-seconds.
+        ours: Our share in time. A share of `ATTAINMENT` or more is good enough.
     """
     good = [label for label, (share, _) in counts.items() if share >= min(ours, ATTAINMENT)]
     return min(good, key=lambda label: counts[label][1]) if good else max(counts, key=lambda label: counts[label][0])
 
 
 def tuned(found: dict[str, Summary]) -> Summary | None:
-    """Return the request count that is the best one for a scenario; None without any.
+    """Return the best request count for a scenario; None if there is none.
 
-    Counts that ran with fewer seeds than the best of them were dropped; the best alone has a finite interval then.
+    Request counts that ran with fewer seeds than the best one were dropped; only the best has a finite interval then.
     """
     counts = {policy: summary for policy, summary in found.items() if policy.startswith(COUNT)}
     counts = {policy: count for policy, count in counts.items() if math.isfinite(count.replica_s.half)} or counts

@@ -1,8 +1,8 @@
 """The scorecard counts what clients notice of faults: the fleet, Ray Serve LLM, and vLLM behind HAProxy, two simulated replicas each.
 
-``make scorecard`` starts each side anew for each fault, loads it with the same Poisson arrivals by the load kit, and injects the fault.
-A failure is an answer that is not complete, or whose text is not that of the side's own run without a fault. Runs that OUT has are
-not made again. HAProxy and the environment of Ray Serve LLM (see `benchmarks.peers`) must be there, or their sides are left out.
+``make scorecard`` starts each side again for each fault, loads it with the same Poisson arrivals by the load kit, and injects the fault.
+A failure is an incomplete answer, or an answer whose text differs from the side's own run without a fault. Runs that are already in OUT are
+not repeated. Without HAProxy or the environment of Ray Serve LLM (see `benchmarks.peers`), their sides are left out.
 """
 
 import argparse
@@ -37,13 +37,15 @@ PROFILE = "a10g-llama-8b"
 FLEET, RAY, HAPROXY = SIDES = ("fleet", "ray-serve-llm", "haproxy")
 NO_FAULT = "no fault"
 FAULTS = ("kill", "hang", "scale-down", "roll-out", "control plane")
-"""An engine core is killed; one is stopped; one of two replicas is taken away; an engine setting changes; Serve's controller is killed."""
+"""The faults: an engine core is killed; an engine core is stopped; one of two replicas is removed; an engine setting changes; Serve's
+controller is killed."""
 PORT = 8074
 MARK = "SERVE_APP_SCORECARD"
 NUM_REPLICAS = 2
 START_S = 300.0
 BEFORE_S, SUFFERS_S = 10.0, 2.0
-"""Requests that were due so long before the fault count. One suffers that fails or waits for longer for its first token."""
+"""Requests that were due up to ``BEFORE_S`` before the fault count. A request suffers if it fails or waits longer than ``SUFFERS_S`` for
+its first token."""
 LOAD = {
     "name": "scorecard",
     "arrival": {"law": "poisson", "rate": 2},
@@ -58,7 +60,7 @@ FAULT_AT_S = 25.0
 
 @dataclass(frozen=True)
 class Record:
-    """One run. ``suffering_s``: how long after the fault the last request was due that still suffered. ``pauses_s``: of each request."""
+    """One run. ``suffering_s``: time from the fault to the due time of the last request that suffered. ``pauses_s`` is per request."""
 
     side: str
     fault: str
@@ -72,7 +74,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Side:
-    """What runs, and how it is changed by command."""
+    """A running side, and the commands that change it."""
 
     url: str
     folder: Path
@@ -99,9 +101,9 @@ class Side:
 
 
 def _belongs_to(process: psutil.Process, folder: Path, marks: Sequence[str]) -> bool:
-    """By a variable that all processes of a side inherit: Ray's own are not below the one that starts it.
+    """Return whether the process has the variable that all processes of a side inherit: Ray's processes are not its descendants.
 
-    An engine core that vLLM starts writes its title over its own variables, so those of its parents count, too.
+    vLLM's engine core overwrites its own variables with its process title, so the variables of its parents count too.
     """
     with suppress(psutil.Error):
         if any(m in " ".join(process.cmdline()) for m in marks):
@@ -122,7 +124,7 @@ def started(name: str, model: ModelSettings, folder: Path, ray_python: str) -> I
             yield side
         return
     python = ray_python if name == RAY else sys.executable
-    settings = {"name": model.name, **model.model_dump(mode="json", exclude_unset=True)}  # the dump leaves the name out
+    settings = {"name": model.name, **model.model_dump(mode="json", exclude_unset=True)}  # the dump omits the name
     command = [python, "-m", "benchmarks.peers", name, str(PORT), str(folder), json.dumps(settings)]
     url = f"http://127.0.0.1:{PORT}"
     with server(command, f"{url}/v1/models", log=folder / "log", environment=_marked(model, folder), start_s=START_S) as root:
@@ -133,7 +135,7 @@ def started(name: str, model: ModelSettings, folder: Path, ray_python: str) -> I
 @contextmanager
 def _fleet(model: ModelSettings, folder: Path) -> Iterator[Side]:
     config = fleet_config(model, NUM_REPLICAS)
-    del config["timeouts"]  # the defaults are on trial
+    del config["timeouts"]  # the benchmark tests the defaults
     config["name"], config["ingress"]["port"] = "scorecard", PORT
     own = folder / "fleet.yaml"
     own.write_text(yaml.safe_dump(config))
@@ -154,14 +156,14 @@ def _marked(model: ModelSettings, folder: Path) -> dict[str, str]:
 
 
 def _warm_up(url: str, model: str) -> None:
-    """Ask each replica a few times: what a side does for its first requests only is not what faults cost."""
+    """Send a few requests to each replica: work for the first requests is no cost of a fault."""
     for _ in range(4 * NUM_REPLICAS):
         body = {"model": model, "prompt": "warm", "max_tokens": 4, "temperature": 0}
         httpx.post(f"{url}/v1/completions", json=body, timeout=START_S).raise_for_status()
 
 
 def measure(side_name: str, fault: str, seed: int, model: ModelSettings, out: Path, ray_python: str) -> Record:
-    """Start the side, load it, inject the fault and keep the load kit's records in ``out``."""
+    """Start the side, load it and inject the fault; the load kit's records are in ``out``."""
     run = out / f"{side_name}-{fault.replace(' ', '-')}-{seed}"
     shutil.rmtree(run, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="sc-", dir="/tmp") as name:
@@ -173,9 +175,11 @@ def measure(side_name: str, fault: str, seed: int, model: ModelSettings, out: Pa
             scenario = folder / "scenario.yaml"
             scenario.write_text(yaml.safe_dump({**LOAD, "seed": seed, "faults": faults}))
             command = [sys.executable, "-m", "loadtest.cli", "run", str(scenario), "--target", side.url, "--out", str(run)]
-            subprocess.run([*command, "--no-report"], check=False)  # its verdict is about the generator and an SLO
+            subprocess.run(
+                [*command, "--no-report"], check=False
+            )  # its verdict is about the generator and an SLO, not about the fault
             if fault == "hang":
-                with suppress(ProcessLookupError):  # the fleet has killed it; the others could not stop with it
+                with suppress(ProcessLookupError):  # the fleet has already killed it; the other sides keep it stopped
                     os.kill(int(words[-1]), signal.SIGCONT)
     return audit(side_name, fault, seed, run, out / f"{side_name}-no-fault-{seed}")
 
@@ -193,7 +197,7 @@ def audit(side: str, fault: str, seed: int, run: Path, reference: Path) -> Recor
 
 
 def _pauses(row: Row) -> list[float]:
-    """Return the seconds from sending to the first token, and between chunks, and to the end of an answer that broke off."""
+    """Return the seconds from sending to the first token, between chunks, and to the end of an incomplete answer."""
     if row.sent_s is None:
         return [0.0]
     times = [0.0, *(ms / 1000 for ms, _ in row.chunks)]
@@ -203,7 +207,7 @@ def _pauses(row: Row) -> list[float]:
 
 
 def bound(n: int, failures: int) -> str:
-    """Return the failures in per cent of ``n``; where there are none, the 95 % upper bound of their share."""
+    """Return the failures in per cent of ``n``; without failures, the 95 % upper bound of their share."""
     return f"{failures / n:.1%}" if failures else f"0 (below {share_bound(0, n):.1%})"
 
 

@@ -2,11 +2,11 @@
 
     python -m benchmarks.soak [--minutes 60] [--port 8090]
 
-``make soak`` starts a fleet of two simulated accelerators and keeps 70 % of the places in their batches taken. Clients open a connection
-for each request; some leave in mid-answer, some ask what is refused, and all prompts but their system prompts are new. Every
-``--kill-every`` seconds the engine of the youngest replica is killed, so the older one and the ingress live through all of it. The first
-quarter of the time is warm-up. Exit status 0: each process that lived through the rest is as large in its last third as in its first,
-and no answer failed.
+``make soak`` starts a fleet of two simulated accelerators and keeps 70 % of the places in their batches busy. Clients open a connection
+for each request; some disconnect in mid-answer, some send requests that are refused, and all prompts except their system prompts are new.
+Every ``--kill-every`` seconds the engine of the youngest replica is killed; the older replica and the ingress live through the whole soak.
+The first quarter of the time is warm-up. Exit status 0: each process that lived through the rest is as large in its last third as in its
+first, and no answer failed.
 """
 
 import argparse
@@ -39,15 +39,15 @@ SAMPLE_S = 5.0
 WARM_UP_SHARE = 0.25
 SYSTEM_PROMPTS, SYSTEM_TOKENS = 8, 400
 LEAVES, REFUSED = 0.1, 0.05
-"""Shares of the clients that close the connection in mid-answer, and that ask what is refused."""
+"""Share of clients that close the connection in mid-answer, and share of clients whose request is refused."""
 ROOM = {"memory MiB": 8.0, "descriptors": 8.0, "threads": 4.0, "tasks": 8.0}
-"""A figure has grown when its last third is above 1.05 x its first third + this."""
+"""A figure has grown if its last third is above 1.05 x its first third + this number."""
 _START_S, _ANSWER_S = 600.0, 300.0
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at one process. ``tasks``: of the ingress's event loop, as its series says."""
+    """One sample of one process. ``tasks`` counts the tasks of the ingress's event loop, from its series."""
 
     at: float
     pid: int
@@ -57,7 +57,7 @@ class Sample:
 
 @dataclass
 class Record:
-    """All that was seen. ``ends`` counts requests by how they ended."""
+    """The record of a soak. ``ends`` counts requests by their end."""
 
     samples: list[Sample] = field(default_factory=list)
     ends: Counter[str] = field(default_factory=Counter)
@@ -84,7 +84,7 @@ def config_of(model: Path, port: int) -> dict[str, Any]:
 
 
 async def client(url: str, rng: random.Random, record: Record) -> None:
-    """Ask one thing, and note how that ended."""
+    """Send one request, and record its end."""
     max_tokens = min(600, max(8, int(rng.lognormvariate(4.5, 0.8))))
     system = text(("soak", rng.randrange(SYSTEM_PROMPTS)), SYSTEM_TOKENS)
     ids = [number % 200 + 10 for number in [*system, *text(rng.random(), rng.randint(20, 600))]]
@@ -125,14 +125,14 @@ async def _end(answer: httpx.Response, leave_after: int | None) -> str:
 
 
 async def clients(url: str, rng: random.Random, record: Record, until: float) -> None:
-    """One place's worth of load: one request after another, each on a connection of its own."""
+    """Make the load of one place: one request after another, each on a new connection."""
     await asyncio.sleep(rng.random() * 5)
     while time.monotonic() < until:
         await client(url, rng, record)
 
 
 async def watch(url: str, root: psutil.Process, record: Record, until: float) -> None:
-    """Look at all processes again and again."""
+    """Sample all processes repeatedly."""
     async with httpx.AsyncClient(timeout=60, verify=False) as http:
         while time.monotonic() < until:
             scraped = (await http.get(f"{url}/metrics")).text
@@ -154,7 +154,7 @@ def looks(root: psutil.Process, tasks: float) -> list[Sample]:
 
 
 async def kill(root: psutil.Process, every_s: float, record: Record, until: float) -> None:
-    """Kill the youngest engine core again and again, but not in the last minute."""
+    """Kill the youngest engine core repeatedly, but not in the last minute."""
     while until - time.monotonic() > every_s + 60:
         await asyncio.sleep(every_s)
         engines = [each for each in root.children(recursive=True) if role_of(each) == "engine core"]
@@ -164,7 +164,7 @@ async def kill(root: psutil.Process, every_s: float, record: Record, until: floa
 
 
 async def soak(url: str, root: psutil.Process, arguments: argparse.Namespace) -> Record:
-    """Load, kill and watch; return what was seen."""
+    """Load, kill and watch; return the record."""
     record, until = Record(), time.monotonic() + 60 * arguments.minutes
     async with asyncio.TaskGroup() as tg:
         for number in range(int(LOAD * REPLICAS * PLACES)):
@@ -175,8 +175,8 @@ async def soak(url: str, root: psutil.Process, arguments: argparse.Namespace) ->
 
 
 def grown(samples: Sequence[Sample]) -> list[str]:
-    """Return what grew, a line each, and print a row for each process that lived through the time after the warm-up."""
-    begin, end = samples[0].at, samples[-1].at  # all samples of a look have its time
+    """Return a line per figure that grew, and print a row per process that lived through the time after the warm-up."""
+    begin, end = samples[0].at, samples[-1].at  # all samples taken together have the same time
     warm_at = begin + WARM_UP_SHARE * (end - begin)
     problems = []
     print("| process | pid | figure | first third | last third | most |\n|---|---|---|---|---|---|")

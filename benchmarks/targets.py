@@ -22,18 +22,19 @@ from serve_app.engine_args import engine_core_args, engine_environment
 
 VLLM = [sys.executable, "-m", "benchmarks.vllm_cli"]
 BARE_PORT = 8060
-"""A fleet listens n ports above it for n replicas and 20 more for each further ingress; a vLLM server with the Rust front end one below."""
+"""Port of the bare server. A fleet of n replicas listens n ports above it, and 20 more for each further ingress; a vLLM server with the
+Rust front end listens one port below it."""
 _NOT_OF_RUST = ("mm_processor_cache_gb",)
-"""Arguments that the Rust front end refuses; this one is of the cache of images, which no benchmark sends."""
+"""Arguments that the Rust front end refuses. This one sizes the cache of images, which no benchmark sends."""
 RAY_PORTS = {"ray": BARE_PORT - 30, "ray-direct": BARE_PORT - 31}
-"""Ray Serve LLM as it comes, and with its direct streaming, which takes its HAProxy."""
+"""Ports of Ray Serve LLM with its defaults, and with its direct streaming, which needs its HAProxy."""
 _DIRECT_STREAMING = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING": "1"}
 _START_S = {"cpu": 240.0, "cuda": 1200.0}  # on a GPU: fetching weights, compiling, capturing graphs
 
 
 @dataclass
 class Target:
-    """One server under test. ``root`` is the process from which all of its others descend; ``behind`` the server that a proxy asks."""
+    """One server under test. All its processes descend from ``root``; ``behind`` is the server behind a proxy."""
 
     name: str
     url: str
@@ -41,7 +42,7 @@ class Target:
     behind: "Target | None" = None
 
     def cpu_s(self) -> dict[str, float]:
-        """Return the seconds of CPU time so far, by role; a proxy is one role, by its name."""
+        """Return the CPU seconds so far, by role; a proxy is one role with the proxy's name."""
         own = cpu_by_role(self.root)
         return own if self.behind is None else {self.name: sum(own.values()), **self.behind.cpu_s()}
 
@@ -50,13 +51,14 @@ class Target:
 def started(
     model: ModelSettings, names: Sequence[str], folder: Path, proxies: Mapping[str, str] | None = None, ray_python: str = ""
 ) -> Iterator[list[Target]]:
-    """Start these servers one after another. All stay up until left.
+    """Start these servers one after another. All stay up for the block.
 
     Args:
-        names: ``bare``, ``rust``, ``fleet-N`` for N replicas, ``fleet-N-M`` for M ingresses as well, a key of `RAY_PORTS`, or one of
-            ``proxies``.
-        proxies: The command of each. ``{port}`` in it is where to listen, ``{url}`` the bare server's, which comes first in ``names``.
-        ray_python: The Python of an environment with Ray Serve LLM, as `benchmarks.peers` says.
+        names: ``bare``, ``rust``, ``fleet-N`` for N replicas, ``fleet-N-M`` for N replicas and M ingresses, a key of `RAY_PORTS`, or a key
+            of ``proxies``.
+        proxies: The command of each proxy. In it, ``{port}`` is the port to listen on, ``{url}`` that of the bare server, which must be
+            first in ``names``.
+        ray_python: The Python of an environment with Ray Serve LLM; see `benchmarks.peers`.
     """
     with ExitStack() as stack:
         targets: list[Target] = []
@@ -80,7 +82,7 @@ def _proxy(stack: ExitStack, name: str, command: str, bare: Target, port: int, f
 def _ray_serve_llm(stack: ExitStack, name: str, model: ModelSettings, folder: Path, python: str) -> Target:
     port, own = RAY_PORTS[name], folder / name
     own.mkdir()
-    settings = {"name": model.name, **model.model_dump(mode="json", exclude_unset=True)}  # the dump leaves the name out
+    settings = {"name": model.name, **model.model_dump(mode="json", exclude_unset=True)}  # the dump omits the name
     command = [python, "-m", "benchmarks.peers", "ray-serve-llm", str(port), str(own), json.dumps(settings), "--replicas", "1"]
     env = environment(model) | (_DIRECT_STREAMING if name == "ray-direct" else {})
     url = f"http://127.0.0.1:{port}"
@@ -93,7 +95,7 @@ def _ray_serve_llm(stack: ExitStack, name: str, model: ModelSettings, folder: Pa
 
 
 def refuse_real_computation(root: psutil.Process) -> None:
-    """Raise RuntimeError where an engine core below ``root`` has a worker of vLLM's own and not the simulated accelerator."""
+    """Raise RuntimeError if an engine core below ``root`` has one of vLLM's own workers instead of the simulated accelerator."""
     words = list[str]()
     for each in root.children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -103,13 +105,13 @@ def refuse_real_computation(root: psutil.Process) -> None:
 
 
 def environment(model: ModelSettings) -> dict[str, str]:
-    """Return what every process of a comparison gets on top of the inherited environment."""
+    """Return the environment variables of every process of a comparison, in addition to the inherited ones."""
     quiet = {"VLLM_LOGGING_LEVEL": "WARNING"}
     return quiet if model.device == "cuda" else {**quiet, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
 def source_of(model: ModelSettings) -> str:
-    """Return the path or the hub's id that vLLM takes."""
+    """Return the path or the hub's id for vLLM."""
     return str(resolve_model(model.model, default_cache_dir()))
 
 
@@ -127,7 +129,7 @@ def _vllm(stack: ExitStack, name: str, model: ModelSettings, folder: Path) -> Ta
 
 
 def bare_arguments(model: ModelSettings, source: str, port: int = BARE_PORT, *, without: Collection[str] = ()) -> list[str]:
-    """Return the command line of ``vllm serve`` that gives its engine what an engine of the fleet gets, but the arguments ``without``."""
+    """Return the command line of ``vllm serve`` with the engine arguments of a fleet's engine, except the arguments ``without``."""
     arguments = engine_core_args(model, source)
     own = {"host": "127.0.0.1", "port": port, "disable_uvicorn_access_log": True}
     given = {**arguments, **model.frontend_args, **own}
@@ -135,7 +137,7 @@ def bare_arguments(model: ModelSettings, source: str, port: int = BARE_PORT, *, 
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:
-    """Return keyword arguments as vLLM's command line takes them; None is left out."""
+    """Return keyword arguments in the form of vLLM's command line; None is left out."""
     words: list[str] = []
     for name, value in arguments.items():
         flag = name.replace("_", "-")

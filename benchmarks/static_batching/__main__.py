@@ -1,6 +1,6 @@
-"""``python -m benchmarks.static_batching FILE --port P``: a Ray cluster of its own, the server on it, until Ctrl-C.
+"""``python -m benchmarks.static_batching FILE --port P`` runs the static server on a Ray cluster of its own, until Ctrl-C.
 
-SIGHUP makes it read FILE again, and say so when Serve has taken it over. A refused file changes nothing.
+After SIGHUP it reads FILE again, and prints a line when Serve has applied it. A refused file changes nothing.
 """
 
 import argparse
@@ -31,12 +31,12 @@ def main() -> None:
 
 
 def _serve(file: Path, port: int) -> None:
-    from ray import serve  # not before: Ray reads its token when it is imported
+    from ray import serve  # imported here: Ray reads its token on import
 
     from benchmarks.static_batching.deployment import build
 
     signals: SimpleQueue[int] = SimpleQueue()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # after Ray, which sets its own
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # after Ray, which installs its own handlers
         signal.signal(number, lambda number, _: signals.put(number))
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})

@@ -8,7 +8,7 @@ from serve_app.errors import BadRequest, ModelNotFound
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """Both are vLLM's; with everything in one chunk they ask for nearly the same."""
+    """vLLM's options of a stream; with the whole answer in one chunk, both mean nearly the same."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -27,24 +27,24 @@ class StaticRequest(msgspec.Struct, frozen=True):
 
 
 class StaticAnswer(msgspec.Struct, frozen=True):
-    """What became of one request."""
+    """The answer to one request."""
 
     text: str
     prompt_tokens: int
     output_tokens: int
     finish_reason: str
-    """``stop``: end of sequence; ``length``: max_tokens."""
+    """Reason of the end. ``stop``: end of sequence; ``length``: max_tokens."""
 
 
 _ASK: msgspec.json.Decoder[StaticRequest] = msgspec.json.Decoder(StaticRequest)
 
 
 def parse_ask(body: bytes, *, served: str) -> StaticRequest:
-    """Check a body.
+    """Parse and check a body.
 
     Raises:
-        BadRequest: It is no JSON, a field has the wrong type, or it asks for what a greedy server of one answer has not.
-        ModelNotFound: Another model is asked for.
+        BadRequest: The body is no JSON, a field has the wrong type, or a field asks for more than one greedy answer.
+        ModelNotFound: The body names another model.
     """
     try:
         ask = _ASK.decode(body)
@@ -60,16 +60,16 @@ def parse_ask(body: bytes, *, served: str) -> StaticRequest:
 
 
 def single_prompt(ask: StaticRequest) -> str | list[int]:
-    """Return the one prompt of a request.
+    """Return the only prompt of a request.
 
     Raises:
-        BadRequest: There are none or several.
+        BadRequest: There is no prompt, or there are several.
     """
     prompt = ask.prompt
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         if len(prompt) > 1:
             raise BadRequest(param="prompt", problem=f"has {len(prompt)} prompts: give one, batches are formed here")
-        prompt = prompt[0]  # type: ignore[assignment]  # a text or ids: single_prompt checks them like any
+        prompt = prompt[0]  # type: ignore[assignment]  # a text or ids, which are checked below like a single prompt
     if not prompt:
         raise BadRequest(param="prompt", problem="is empty")
     if isinstance(prompt, str):
@@ -86,7 +86,7 @@ def body_of(answer: StaticAnswer, *, request_id: str, model: str, created: int) 
 
 
 def stream_of(answer: StaticAnswer, options: StreamOptions | None, *, request_id: str, model: str, created: int) -> bytes:
-    """Return the answer as server-sent events: one with all of it, for nothing exists before the batch ends."""
+    """Return the answer as server-sent events: one event with the whole answer, which exists only when the batch ends."""
     options = options or StreamOptions()
     event = _event(answer, request_id, model, created)
     if options.continuous_usage_stats:

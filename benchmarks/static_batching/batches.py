@@ -1,9 +1,9 @@
 """This module computes static batching: a batch's members, its run time, and the KV cache that it reserves and uses.
 
-Pure: no clock, no Ray, no PyTorch. A batch is a matrix: prompts are padded on the left to the longest, all places decode
-until the last one is done, nobody joins or leaves. Source of the two forms: Anyscale, "How continuous batching enables 23x
-throughput" (2023), whose baseline gives *every* batch the largest length of *all* requests (``paper``); a server that stops
-when its own longest member is done wastes less (``fair``).
+Pure: no clock, no Ray, no PyTorch. A batch is a matrix: prompts are padded on the left to the longest, all places decode until the last
+one is done, and no request joins or leaves. There are two forms. In the baseline of the source, Anyscale's "How continuous batching enables
+23x throughput" (2023), *every* batch has the largest length of *all* requests (``paper``). A server that stops when its own longest member
+is done wastes less (``fair``).
 """
 
 from collections import deque
@@ -21,19 +21,19 @@ T = TypeVar("T")
 
 
 def num_steps(form: Form, output_tokens: Sequence[int], max_output_tokens: int) -> int:
-    """Return how many tokens each place of a batch decodes, its first token (from the prefill) included."""
+    """Return the number of tokens that each place of a batch decodes, including the first token (from the prefill)."""
     return max_output_tokens if form == "paper" else max(output_tokens)
 
 
 def largest_batch(kv_tokens: int, max_length: int) -> int:
-    """Return how many requests fit when each reserves room for ``max_length`` tokens: nobody knows which will need it."""
+    """Return the number of requests that fit if each reserves ``max_length`` tokens: which of them will need that is unknown."""
     return kv_tokens // max_length
 
 
 def step_ends_s(profile: Profile, prompt_tokens: Sequence[int], steps: int) -> list[float]:
-    """Return when token 1, 2, ... of a batch exists, in seconds from its start. Padding is computed like any token.
+    """Return the times of token 1, 2, ... of a batch, in seconds from its start. Padding is computed like any token.
 
-    No time of the host between the steps, which Transformers does need: the figures favour static batching.
+    The host takes no time between the steps, although Transformers does need some: the figures favour static batching.
     """
     size, padded = len(prompt_tokens), max(prompt_tokens)
     end = step_time_s(profile, step_work([0] * size, [padded] * size))
@@ -46,9 +46,9 @@ def step_ends_s(profile: Profile, prompt_tokens: Sequence[int], steps: int) -> l
 
 
 def closed_at(arrivals: Sequence[float], free_at: float, *, batch_size: int, wait_s: float) -> float:
-    """Return when a batch was complete: at its last member if it is full, else ``wait_s`` after its first; never before ``free_at``.
+    """Return when a batch is complete: at its last member if it is full, else ``wait_s`` after its first; never before ``free_at``.
 
-    The simulated accelerator starts then, however late the event loop gets round to it.
+    The simulated accelerator starts at that time, however late the event loop notices it.
     """
     if len(arrivals) >= batch_size:
         return max(free_at, *arrivals)
@@ -56,10 +56,10 @@ def closed_at(arrivals: Sequence[float], free_at: float, *, batch_size: int, wai
 
 
 class BatchGate(Generic[T]):
-    """Holds requests back while a batch runs, so that the next one has all that came meanwhile.
+    """A gate that holds requests back while a batch runs, so that the next batch has all of them.
 
-    `serve.batch` closes a batch when its wait is over even if the last one still runs: at a low rate a queue of batches of one
-    would build up behind a busy accelerator, and the baseline would look worse than static batching has to be.
+    `serve.batch` closes a batch when its wait is over even if the previous batch still runs. At a low rate, a queue of batches of one
+    would build up at a busy accelerator, and the baseline would look worse than static batching has to be.
     """
 
     def __init__(self, batch_size: int) -> None:
@@ -73,16 +73,17 @@ class BatchGate(Generic[T]):
         return len(self._waiting)
 
     def arrived(self, item: T) -> list[T]:
-        """Return who may join the batch that is being formed."""
+        """Return the items that may join the batch that is being formed."""
         self._waiting.append(item)
         return self._admit()
 
     def started(self) -> None:
-        """The batch runs: nobody may join it."""
+        """Note that the batch runs: no item may join it."""
         self._running = True
 
     def left(self, item: T) -> list[T]:
-        """An item has its answer, or its client went away. Return who may join the next batch; it begins when the last one left."""
+        """Note that an item has its answer, or its client disconnected. Return the items that may join the next batch, which begins when the
+        last item has left."""
         if item in self._members:
             self._members.remove(item)
         else:
@@ -108,11 +109,11 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class BatchRecord(msgspec.Struct, frozen=True):
-    """What a batch did. Members are in the order of their places."""
+    """The record of a batch. Members are in the order of their places."""
 
     started_unix_s: float
     step_ends_s: list[float]
-    """When token 1, 2, ... existed, from the start; the last one ends the batch for everybody. In real seconds."""
+    """Times of token 1, 2, ... from the start, in real seconds; the last token ends the batch for all members."""
     members: list[Member]
     max_length: int
     """Tokens reserved per place."""
@@ -120,17 +121,17 @@ class BatchRecord(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class KvUse:
-    """KV cache of one batch over its life, in token x seconds; divided by each other they are shares."""
+    """Use of the KV cache by one batch over its life, in token x seconds; quotients of the fields are shares."""
 
     reserved: float
     padded: float
-    """What the matrix holds after each step: padding, and what is decoded beyond a member's own end, included."""
+    """Tokens in the matrix after each step, including padding and tokens decoded beyond a member's own end."""
     used: float
-    """Prompt and output tokens that some member asked for."""
+    """Prompt and output tokens that a member asked for."""
 
 
 def kv_tokens(batch: BatchRecord, step: int) -> tuple[int, int, int]:
-    """Return the tokens reserved, held by the matrix, and used once ``step`` tokens of each place exist, step >= 1."""
+    """Return the tokens reserved, in the matrix, and used, when ``step`` tokens of each place exist, step >= 1."""
     size = len(batch.members)
     padded = max(m.prompt_tokens for m in batch.members)
     used = sum(m.prompt_tokens + min(step, m.output_tokens) for m in batch.members)
@@ -138,7 +139,7 @@ def kv_tokens(batch: BatchRecord, step: int) -> tuple[int, int, int]:
 
 
 def kv_use(batch: BatchRecord) -> KvUse:
-    """Return what a batch reserved and used, summed over its life; a step counts with what is there when it ends."""
+    """Return the KV cache that a batch reserved and used, summed over its life; a step counts with the tokens at its end."""
     reserved = padded = used = before = 0.0
     for step, end in enumerate(batch.step_ends_s, 1):
         now = kv_tokens(batch, step)

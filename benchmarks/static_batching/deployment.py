@@ -1,7 +1,7 @@
 """The Ray Serve deployment is one replica that runs one batch at a time, behind Serve's own HTTP proxy.
 
-POST /v1/completions   one greedy answer; ``stream`` sends it as one event when the batch ends, nothing exists before
-GET  /v1/models  /healthz  /settings  /batches   the model; liveness; what runs; what each batch did since the settings changed
+POST /v1/completions   one greedy answer; ``stream`` sends it as one event at the end of the batch
+GET  /v1/models  /healthz  /settings  /batches   the model; liveness; the settings; records of all batches since the settings changed
 """
 
 import asyncio
@@ -25,18 +25,18 @@ from serve_app.config import default_cache_dir
 from serve_app.errors import BadRequest, ServingError
 
 MAX_RECORDS = 20_000
-MAX_ONGOING_REQUESTS = 8192  # a burst waits here, not in the proxy, or its order would be lost
+MAX_ONGOING_REQUESTS = 8192  # a burst waits in the replica: in the proxy its order would be lost
 app = FastAPI()
 
 
-# Before the class: `serve.ingress` pickles its methods, with what they use, where it stands.
+# Defined before the class: `serve.ingress` pickles the class's methods, with all that they use, at its definition.
 def _loads(settings: StaticSettings) -> tuple[Any, ...]:
     seed = None if settings.simulated is None else settings.simulated.seed
     return settings.model, settings.simulated is None, seed, settings.num_threads, settings.dtype
 
 
 def _let_in(turns: list["asyncio.Future[None]"]) -> None:
-    """All in one turn of the event loop, so that Serve finds them together."""
+    """Let all waiting requests continue in one turn of the event loop, so that Serve finds them together."""
     for turn in turns:
         if not turn.done():
             turn.set_result(None)
@@ -48,7 +48,7 @@ def _json(value: Any, status: int = 200) -> Response:
 
 @serve.ingress(app)
 class StaticBatching:
-    """Forms batches and hands out the answers when all of a batch is done."""
+    """A deployment that forms batches and returns the answers when a whole batch is done."""
 
     def __init__(self) -> None:
         # Serve calls `reconfigure` before the first request.
@@ -57,7 +57,7 @@ class StaticBatching:
         self._engine: SimulatedEngine | TransformersEngine
 
     def reconfigure(self, values: Mapping[str, Any]) -> None:
-        """Take over settings; only another model or device loads anything. Called by Serve at the start and at each change."""
+        """Apply settings; only another model or device is loaded. Serve calls this at the start and at each change."""
         settings = parse_static(dict(values))
         same = self._settings is not None and _loads(self._settings) == _loads(settings)
         if same:
@@ -153,10 +153,10 @@ class StaticBatching:
 
 
 def build(values: Mapping[str, Any]) -> serve.Application:
-    """Return the application for settings given as a mapping: import path for ``serve run`` and RayService.
+    """Return the application for settings given as a mapping; ``serve run`` and RayService import this function.
 
     Raises:
-        ConfigError: The first problem of the settings.
+        ConfigError: The settings are wrong; the message has the first problem.
     """
     parse_static(dict(values))
     options = {"name": "static-batching", "num_replicas": 1, "max_ongoing_requests": MAX_ONGOING_REQUESTS}

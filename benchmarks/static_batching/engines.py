@@ -15,7 +15,7 @@ from serve_app.simulated.tokens import SequenceHash, extended
 from serve_app.simulated.vocabulary import source_for
 
 CATCH_UP_S = 10.0
-"""Real seconds by which a busy host may fall behind the simulated accelerator without making it slower; a suspended one does."""
+"""Real seconds by which a busy host may fall behind the simulated accelerator without slowing it; a longer suspension does slow it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,12 @@ class BatchRequest:
     max_tokens: int
     ignore_eos: bool
     arrived_at: float
-    """`time.perf_counter`, as all times of this module that are not said to be others."""
+    """Time of arrival by `time.perf_counter`, like all times of this module unless they say otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """Token ids per member, padding and surplus included, and when each step ended."""
+    """The token ids per member, including padding and surplus, and the end of each step."""
 
     token_ids: list[list[int]]
     started_at: float
@@ -40,16 +40,16 @@ class BatchResult:
 
 
 class Engine(Protocol):
-    """Runs one batch at a time."""
+    """An engine that runs one batch at a time."""
 
     tokenizer: Any
-    """Hugging Face's."""
+    """Hugging Face's tokenizer."""
 
     async def run(self, batch: Sequence[BatchRequest], steps: int) -> BatchResult: ...
 
 
 class SimulatedEngine:
-    """Tokens are those of the simulated accelerator behind vLLM, so answers are the fleet's; times are a static batch's."""
+    """An engine with the tokens of the simulated accelerator behind vLLM, so that answers equal the fleet's, and a static batch's times."""
 
     def __init__(self, settings: StaticSettings, path: Path) -> None:
         from transformers import AutoConfig, AutoTokenizer
@@ -61,7 +61,7 @@ class SimulatedEngine:
         self._source = source_for(self.tokenizer, AutoConfig.from_pretrained(path).vocab_size, eos_probability=0.0)
 
     def retime(self, settings: StaticSettings) -> None:
-        """Take over other lengths, batch sizes and time scales."""
+        """Apply new lengths, batch sizes and time scales."""
         self._settings, self._free_at = settings, 0.0
 
     async def run(self, batch: Sequence[BatchRequest], steps: int) -> BatchResult:
@@ -78,7 +78,7 @@ class SimulatedEngine:
         return BatchResult(token_ids, started_at, ends)
 
     def _tokens(self, batch: Sequence[BatchRequest]) -> list[list[int]]:
-        """Return each member's own tokens; what is decoded beyond its end is not made up."""
+        """Return each member's own tokens; no tokens are invented beyond a member's end."""
         states = np.array([self._hash.state(r.prompt_ids) for r in batch], dtype=np.uint64)
         rows = []
         for _ in range(max(r.max_tokens for r in batch)):
@@ -89,7 +89,7 @@ class SimulatedEngine:
 
 
 class TransformersEngine:
-    """``generate`` of Hugging Face Transformers on the CPU: prompts padded on the left, greedy, all places to the same length."""
+    """An engine that runs Hugging Face's ``generate`` on the CPU: prompts padded on the left, greedy, all places to the same length."""
 
     def __init__(self, settings: StaticSettings, path: Path) -> None:
         import torch
@@ -100,7 +100,7 @@ class TransformersEngine:
         self._model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, settings.dtype)).eval()
 
     def retime(self, settings: StaticSettings) -> None:
-        """Nothing here depends on lengths and batch sizes."""
+        """Do nothing: this engine does not depend on lengths and batch sizes."""
 
     async def run(self, batch: Sequence[BatchRequest], steps: int) -> BatchResult:
         return await asyncio.to_thread(self._generate, batch, steps)
@@ -125,7 +125,7 @@ class TransformersEngine:
                 attention_mask=mask,
                 max_new_tokens=steps,
                 do_sample=False,
-                # Nobody stops early: answers are cut where they end, so that both forms do what they say.
+                # No place stops early: answers are cut at their ends afterwards, so that both forms decode as defined.
                 eos_token_id=None,
                 pad_token_id=0,
                 stopping_criteria=[step_ended],
@@ -134,12 +134,12 @@ class TransformersEngine:
 
 
 def make_engine(settings: StaticSettings, path: Path) -> SimulatedEngine | TransformersEngine:
-    """Return the engine that the settings ask for. Loading takes seconds."""
+    """Return the engine of the settings. Loading takes seconds."""
     return TransformersEngine(settings, path) if settings.simulated is None else SimulatedEngine(settings, path)
 
 
 def own_tokens(token_ids: Sequence[int], request: BatchRequest, eos_token_id: int | None) -> tuple[list[int], str]:
-    """Return a member's part of what was decoded in its place, and why it ends there. The end token counts as a token."""
+    """Return a member's part of the tokens decoded in its place, and why it ends there. The end token counts as a token."""
     own = list(token_ids[: request.max_tokens])
     if not request.ignore_eos and eos_token_id is not None and eos_token_id in own:
         return own[: own.index(eos_token_id) + 1], "stop"

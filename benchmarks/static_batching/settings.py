@@ -14,32 +14,32 @@ from serve_app.simulated.profiles import Profile, profile_from
 
 
 class StaticSettings(Section):
-    """One model behind one fixed batch at a time."""
+    """The settings of one model that runs one fixed batch at a time."""
 
     name: str = Field(min_length=1)
-    """The `model` of requests."""
+    """The `model` in requests."""
     model: str = Field(min_length=1)
-    """As in `serve_app.config.ModelSettings`. Of a simulated server only the tokenizer is read."""
+    """As in `serve_app.config.ModelSettings`. For a simulated server only the tokenizer is read."""
     form: Form = "fair"
-    """``paper``: every batch decodes max_output_tokens, as in Anyscale's study. ``fair``: as many as its longest member asked for."""
+    """``paper``: every batch decodes max_output_tokens, as in Anyscale's study. ``fair``: the tokens that its longest member asked for."""
     max_batch_size: Int | None = Field(default=None, ge=1)
-    """Requests in a batch; 1 is the naive server. Default: as many as the simulated memory can reserve."""
+    """Requests in a batch; 1 is the naive server. Default: the most that the simulated memory can reserve."""
     max_prompt_tokens: Int = Field(ge=1)
-    """Longest prompt. With max_output_tokens it is what a place in the batch reserves of the KV cache."""
+    """Longest prompt. A place in the batch reserves KV cache for this plus max_output_tokens."""
     max_output_tokens: Int = Field(ge=1)
-    """Largest max_tokens of any request; of ``paper`` also the length to which every batch is decoded."""
+    """Largest max_tokens of any request; with ``paper`` also the length to which every batch is decoded."""
     batch_wait_s: Real = Field(default=0.02, ge=0)
-    """How long an idle server waits for a batch to fill, scaled like all simulated times. Serve's batch_wait_timeout_s."""
+    """Seconds that an idle server waits for a batch to fill, scaled like all simulated times. Serve's batch_wait_timeout_s."""
     simulated: SimulatedSettings | None = None
-    """Time the batches by an accelerator profile instead of computing. eos_probability must be 0."""
+    """Take the times of batches from an accelerator profile instead of computing. eos_probability must be 0."""
     num_threads: Int = Field(default=1, ge=1)
-    """Threads of PyTorch when it computes."""
+    """PyTorch's threads when it computes."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the weights when it computes."""
+    """Data type of the weights when it computes."""
 
     @property
     def max_length(self) -> int:
-        """Tokens that one request may reach, and a place in the batch reserves."""
+        """Return the most tokens of one request, which a place in the batch reserves."""
         return self.max_prompt_tokens + self.max_output_tokens
 
     @property
@@ -48,7 +48,7 @@ class StaticSettings(Section):
 
     @property
     def batch_size(self) -> int:
-        """Requests in a full batch."""
+        """Return the number of requests in a full batch."""
         if self.max_batch_size is not None:
             return self.max_batch_size
         assert self.profile is not None  # checked below
@@ -80,7 +80,7 @@ def parse_static(values: Any) -> StaticSettings:
     """Return the settings given as a mapping.
 
     Raises:
-        ConfigError: The first problem.
+        ConfigError: The settings are wrong; the message has the first problem.
     """
     if not isinstance(values, dict):
         raise ConfigError("static", "is not a mapping", "give at least name, model, max_prompt_tokens and max_output_tokens")
@@ -94,7 +94,7 @@ def load_static(path: Path) -> StaticSettings:
     """Read the settings from a YAML file.
 
     Raises:
-        ConfigError: It cannot be read, or a value is wrong.
+        ConfigError: The file cannot be read, or a value is wrong.
     """
     try:
         return parse_static(yaml.safe_load(path.read_text()))

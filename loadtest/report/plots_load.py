@@ -116,7 +116,7 @@ def plot_latency_over_time(ax: Axes, due_s: Floats, latency_s: Floats, edges_s: 
 
 
 def peaks(times: Floats, values: Floats, most: int = 1000) -> tuple[Floats, Floats]:
-    """Return the largest value of each of at most ``most`` groups of neighbours, at the group's first time, so that long runs stay small."""
+    """Return the largest value of each of at most ``most`` groups of neighbours, at the group's first time: long runs stay small."""
     if not times.size:
         return times, values
     starts = np.arange(0, times.size, -(-times.size // most))
