@@ -1,4 +1,4 @@
-"""The batch benchmark: its lines, its naive side in simulated time, its tables."""
+"""These tests check the batch benchmark: its lines, its naive side in simulated time, its tables."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The benchmark of batches beside chats: which runs its figures are of."""
+"""These tests check which runs the figures of batches beside chats come from."""
 
 import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

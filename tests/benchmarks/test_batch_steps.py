@@ -1,4 +1,4 @@
-"""What a batch costs those who chat, in computed time: the figures that docs/batch.md promises."""
+"""These tests check, in computed time, the figures that docs/batch.md promises for chats beside a batch."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The pure parts of the benchmarks: both kinds of servers get the same arguments, and the table says what was measured."""
+"""These tests check the benchmarks' pure parts: equal arguments for both kinds of servers, and tables of what was measured."""
 
 from typing import Any
 

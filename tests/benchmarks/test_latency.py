@@ -1,4 +1,4 @@
-"""The open-loop comparison of the fleet with a bare server: how long its runs are."""
+"""These tests check the length of the runs that compare the fleet with a bare server under open-loop load."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The live comparison of routing policies: one fleet's configuration for all sides, which serve-app accepts."""
+"""These tests check that serve-app accepts the configuration for all sides of the live comparison of routing policies."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The index of the simulation that knows the truth: what the caches hold at the moment, evictions included."""
+"""These tests check the simulation's true index: it returns the caches' current contents, evictions included."""
 
 from benchmarks.routing_fleet import BLOCK_SIZE, CachingReplica, Points
 from benchmarks.routing_truth import TrueIndex

@@ -1,4 +1,4 @@
-"""The bound of the autoscaling benchmark lies below whatever the simulated fleet does, and not far below the best of it."""
+"""These tests check that the autoscaling bound is below each result of the simulated fleet, and not far below the best."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The loads of the autoscaling cases: that they need the replicas they say, and come as their laws say."""
+"""These tests check that the loads of the autoscaling cases need their stated replicas and follow their laws."""
 
 import itertools
 import statistics

@@ -1,4 +1,4 @@
-"""The policies that the autoscaler is compared with, against what the documents of their systems say."""
+"""These tests compare the autoscaler's rivals with the documents of their systems."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""What the soak calls flat: medians of the first and the last third after the warm-up, of processes that lived through it."""
+"""These tests check when the soak calls a process flat: by medians of the first and the last third after the warm-up."""
 
 from benchmarks.soak import Sample, grown
 

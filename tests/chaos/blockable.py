@@ -1,4 +1,4 @@
-"""Lets a test block the event loop of a running replica, as a call that does not return would: by SIGUSR2.
+"""This module lets a test block the event loop of a running replica by SIGUSR2, like a call that does not return.
 
 `path` is a folder for PYTHONPATH. Python imports the module ``sitecustomize`` in it when a process starts, which sets the handler in the
 main thread. Serve runs the replica's loop in another thread, so the signal reaches a process whose loop is blocked, too.

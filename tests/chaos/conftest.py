@@ -1,4 +1,4 @@
-"""The fleets of this folder are configured as those of tests/e2e_fleet."""
+"""These fixtures configure the fleets of this folder like those of tests/e2e_fleet."""
 
 from tests.e2e_fleet.conftest import checkpoint, configure
 

@@ -1,4 +1,4 @@
-"""A simulated executor that ends its process with the first request whose prompt is longer than that of a start's own request."""
+"""This simulated executor ends its process at the first request with a longer prompt than that of a start's own request."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""A network of one test's own, in which packets to or from a port are dropped without a word to either side.
+"""This module makes a network for one test, in which packets to or from a port are dropped without notice to either side.
 
 Linux keeps the network by thread: what a thread starts, processes and threads, has the network that the thread had. So the tests of
 a module move themselves, start their fleet and their clients as always, and nobody else on the machine has their packets dropped.

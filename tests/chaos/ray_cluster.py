@@ -1,4 +1,4 @@
-"""Ray as on Kubernetes, but on this machine: Redis, a head that keeps its state there, a node with the fleet, ``serve-app up --address``.
+"""This module runs Ray as on Kubernetes: Redis, a head with its state there, a node with the fleet, ``serve-app up --address``.
 
 Each part is a process of the test's own that it may kill and start again, as the kubelet does with a pod. As in KubeRay's pods,
 ``ray start --block`` ends its whole node when one of Ray's own processes has ended.

@@ -1,4 +1,4 @@
-"""What a scenario measured, one JSON line per run.
+"""This module writes the measurements of a scenario, one JSON line per run.
 
 python -m tests.chaos.records FOLDER          the worst of each scenario's runs
 python -m tests.chaos.records FOLDER --rows   the same as rows of the table in benchmarks/results/faults.md, but for its first column

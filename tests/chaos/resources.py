@@ -1,4 +1,4 @@
-"""How a test takes a resource from the processes of a fleet, and gives it back: descriptors, disk, memory, threads, the time of day."""
+"""This module takes a resource from a fleet's processes and gives it back: descriptors, disk, memory, threads, time of day."""
 
 import contextlib
 import os

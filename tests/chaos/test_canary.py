@@ -1,4 +1,4 @@
-"""Releases as canaries under load: the bad ones lose their share, the good one keeps it. One simulated replica on each side."""
+"""These tests release canaries under load: bad ones lose their share, good ones keep it. One simulated replica on each side."""
 
 import contextlib
 import copy

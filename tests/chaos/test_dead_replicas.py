@@ -1,4 +1,4 @@
-"""A replica dies or hangs under many short requests: the ledger tells which replica got which. And an ingress that stands still."""
+"""These tests kill or stop a replica, or stop an ingress, under many short requests; the ledger has the replica of each request."""
 
 import random
 import time

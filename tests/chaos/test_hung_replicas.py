@@ -1,4 +1,4 @@
-"""A replica hangs under streams, each time in another place: in a step, in its event loop, and with nobody left who could judge it."""
+"""These tests hang a replica under streams: in a step, in its event loop, and when no process is left to judge it."""
 
 import os
 import random

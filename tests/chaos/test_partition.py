@@ -1,4 +1,4 @@
-"""Two simulated replicas, of which one loses its packets on the way to and from the ingress, or is slow.
+"""These tests drop or delay the packets between an ingress and one of two simulated replicas.
 
 It sleeps before a fault: the fault comes at a random moment of the load, which the seed chooses.
 """

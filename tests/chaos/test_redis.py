@@ -1,4 +1,4 @@
-"""Ray's head, whose GCS has a Redis, goes away and comes back, or its Redis does. Two models, simulated, on a node of their own."""
+"""These tests end and restart Ray's head, whose GCS uses Redis, or its Redis. Two models, simulated, on a node of their own."""
 
 import random
 import shutil

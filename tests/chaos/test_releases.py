@@ -1,4 +1,4 @@
-"""Releases that must not serve are rolled out under streams: none of their replicas takes a request. Two simulated replicas, no surge."""
+"""These tests roll out bad releases under streams: no replica of theirs takes a request. Two simulated replicas, no surge."""
 
 import copy
 import re

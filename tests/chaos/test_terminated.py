@@ -1,4 +1,4 @@
-"""SIGTERM to the process of a replica or an ingress: it drains and ends, and Serve starts another one. Two of each, simulated."""
+"""These tests send SIGTERM to a replica or an ingress: it drains and ends, and Serve starts another. Two of each, simulated."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""The release all files of this folder share. Without a cluster they are skipped."""
+"""This module provides the release that all tests of this folder share, and skips them without a cluster."""
 
 import os
 

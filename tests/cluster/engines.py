@@ -1,4 +1,4 @@
-"""Run inside a model pod: prints the process ids of its engine cores, and stops them first if the argument says `stop`."""
+"""This script, run in a model pod, prints the process ids of the engine cores, and stops them first if its argument is `stop`."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""kubectl and helm as functions, and waiting with deadlines. One current context: $KUBECONFIG.
+"""This module runs kubectl and helm, and waits with deadlines. It uses one current context: $KUBECONFIG.
 
 It polls, with a sleep: what is waited for is spread over several objects and pods, and a watch of each would be another client.
 """

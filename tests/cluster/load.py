@@ -1,4 +1,4 @@
-"""A load test by the chart `helm/loadtest`: its Jobs, in a namespace of their own, and what they left."""
+"""This module runs a load test by the chart `helm/loadtest`: its Jobs, in a namespace of their own, and their records."""
 
 import json
 from collections.abc import Iterator

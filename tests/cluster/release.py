@@ -1,4 +1,4 @@
-"""The release under test: installing it, asking it from a pod, streams that run while something happens."""
+"""This module installs the release under test, sends it requests from a pod, and runs streams during an action."""
 
 import base64
 import functools

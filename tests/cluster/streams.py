@@ -1,4 +1,4 @@
-"""Chats that never stop, run inside a pod of the cluster: what a client sees while pods come and go.
+"""This script sends endless chats from a pod of the cluster, to show what a client sees while pods come and go.
 
     python -c "$(cat streams.py)" URL MODEL STREAMS TOKENS
 

@@ -1,4 +1,4 @@
-"""The installed release: helm's own test, answers through the Service, refused values, Pod Security."""
+"""These tests check the installed release: helm's own test, answers through the Service, refused values, Pod Security."""
 
 import json
 import subprocess

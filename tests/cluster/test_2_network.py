@@ -1,4 +1,4 @@
-"""The network policies: from outside the release only the HTTP port of the ingress answers."""
+"""These tests check the network policies: from outside the release only the HTTP port of the ingress answers."""
 
 import json
 from typing import Any

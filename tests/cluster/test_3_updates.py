@@ -1,4 +1,4 @@
-"""Helm upgrades under streams that never stop: none is cut."""
+"""These tests upgrade by helm under endless streams, and no stream is cut."""
 
 import json
 from typing import Any

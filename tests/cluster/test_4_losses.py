@@ -1,4 +1,4 @@
-"""Pods that die, hang or leave under streams: nobody notices Redis and the head, a replica's end is a pause, an ingress ends its own."""
+"""These tests kill, hang or remove pods under streams: Redis and head unnoticed, a replica as a pause, an ingress with its streams."""
 
 import functools
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A batch as a Job of the chart `batch`: its pod is killed in the middle, another goes on, and each line has its answer once."""
+"""This test kills the pod of a batch Job of the chart `batch`: another pod continues, and each line has one answer."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Load adds a worker pod, less of it takes the pod away again, and no request notices either: a test by `helm/loadtest`, and streams."""
+"""These tests show that load adds a worker pod and less load removes it, unnoticed by requests: `helm/loadtest`, and streams."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`helm uninstall` leaves nothing behind. The last file: the release is gone afterwards.
+"""This test checks that `helm uninstall` leaves nothing behind. It runs last, because the release is gone afterwards.
 
 An uninstall is one long wait, for streams and for KubeRay's job that cleans Redis. Beside it another release comes and goes.
 """

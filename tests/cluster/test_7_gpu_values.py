@@ -1,4 +1,4 @@
-"""The value files for GPU nodes, installed where nodes of kwok pretend to have the GPUs. They run no containers, so no model answers.
+"""These tests install the values for GPU nodes where kwok's nodes pretend to have GPUs. No containers run, so no model answers.
 
 Changed is what such a cluster lacks: weights, secrets from outside, persistent volumes, AWS, and the time that long answers may take.
 """

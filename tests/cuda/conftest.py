@@ -1,4 +1,4 @@
-"""The two environments that the images have, and a pretended NVIDIA driver. `make check-cuda` runs this folder in `.venv-cuda`."""
+"""These fixtures have the images' two environments and a pretended NVIDIA driver. `make check-cuda` runs this folder in `.venv-cuda`."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""vLLM's whole configuration of an engine, from our arguments or from the command line of `vllm serve`, as JSON on the last line.
+"""This script prints vLLM's whole engine configuration, from our arguments or those of `vllm serve`, as JSON on the last line.
 
 python -m tests.cuda.engine_config ours NAME MODEL_JSON          python -m tests.cuda.engine_config vllm [FLAG ...]
 """

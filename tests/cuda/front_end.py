@@ -1,4 +1,4 @@
-"""What an ingress makes of a configuration, as JSON on the last line: ``python -m tests.cuda.front_end SETTINGS_FILE``."""
+"""This script prints an ingress's reading of a configuration as JSON: ``python -m tests.cuda.front_end SETTINGS_FILE``."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Which GPUs Ray gives to the processes of an engine and of an ingress, as JSON on the last line.
+"""This script prints the GPUs that Ray gives to the processes of an engine and of an ingress, as JSON on the last line.
 
     python -m tests.cuda.ray_gpus TEMP_DIR
 

@@ -1,4 +1,4 @@
-"""A replica of `device: cuda` up to its first call of CUDA: vLLM's real CUDA platform, over a driver that has no device."""
+"""These tests start a replica of `device: cuda` up to its first CUDA call: vLLM's real platform, a driver without devices."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The simulated accelerator with all around it in the CUDA image: `serve-app check`, `up` and `status`, and the CPU image's answers."""
+"""These tests run the simulated accelerator in the CUDA image: `serve-app check`, `up`, `status`, and the CPU image's answers."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The documentation against the code: links, blocks of configuration, command lines, Python, and pages that are made."""
+"""These tests compare the documentation with the code: links, configuration, command lines, Python, and generated pages."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""docs/autoscaling.md in ten sentences, against the code."""
+"""These tests compare the ten sentences of docs/autoscaling.md with the code."""
 
 import importlib
 import re

@@ -1,4 +1,4 @@
-"""One request of the differential suite, what a server answered to it, and where two answers differ.
+"""This module sends a request of the differential suite, keeps a server's answer, and finds differences between two answers.
 
 An answer becomes one tree of plain data. What may differ between two runs of the same server is masked: ids, times, how many
 prompt tokens were cached, and where a stream was cut into chunks (a slow reader gets several tokens in one).

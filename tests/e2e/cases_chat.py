@@ -1,4 +1,4 @@
-"""/v1/chat/completions: templates, tools, structured output and what else chat has beyond completions."""
+"""These cases test /v1/chat/completions: templates, tools, structured output and the other fields that completions lack."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the OpenAI Python client makes of the answers: objects, helpers for streams, and exceptions."""
+"""These cases test what the OpenAI Python client makes of answers: objects, helpers for streams, and exceptions."""
 
 from collections.abc import Callable
 from typing import Any

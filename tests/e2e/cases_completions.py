@@ -1,4 +1,4 @@
-"""/v1/completions: every field of the request, one at a time and in the combinations that meet in the code."""
+"""These cases test /v1/completions: each field of the request, alone and in the combinations that share code."""
 
 from typing import Any
 

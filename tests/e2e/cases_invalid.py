@@ -1,4 +1,4 @@
-"""Requests that nobody can serve: the errors, their bodies and their order are vLLM's own."""
+"""These cases are requests that no server can serve: errors, their bodies and their order are vLLM's own."""
 
 import gzip
 import json

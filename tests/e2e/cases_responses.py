@@ -1,4 +1,4 @@
-"""/v1/responses, as far as it needs no store, and the small routes."""
+"""These cases test the part of /v1/responses that needs no store, and the small routes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The pair of servers, started once for all tests of this folder but embeddings, and the answers of both to every selected case.
+"""These fixtures start the pair of servers once for all tests but embeddings, and get the answers of both to each selected case.
 
 The folder's ports are 8030 to 8033, below the ephemeral range, from which Ray and links take theirs.
 """

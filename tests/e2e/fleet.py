@@ -1,4 +1,4 @@
-"""Real servers for tests: a bare ``vllm serve`` and a fleet by ``serve-app up``, as processes of their own.
+"""This module runs real servers for tests: a bare ``vllm serve`` and a fleet by ``serve-app up``, as separate processes.
 
 Each has a temporary home and cache, so that nothing of the user's is read or left behind, and logs into a file that the test
 report shows when something fails. Whatever was started here is ended by its process id.

@@ -1,4 +1,4 @@
-"""Embeddings of a fleet are those of one vLLM server. A pair of its own, as a server has one model."""
+"""These tests compare a fleet's embeddings with one vLLM server's. They have their own pair, as a server has one model."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What an operator does to a running fleet through Ray Serve, as a command: ``python -m tests.e2e_fleet.operate redeploy FILE``.
+"""This command operates a running fleet through Ray Serve: ``python -m tests.e2e_fleet.operate redeploy FILE``.
 
 A process of its own, because a process talks to one Ray cluster at a time.
 """

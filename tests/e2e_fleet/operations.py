@@ -1,4 +1,4 @@
-"""A running fleet as its operator sees it: its members, its processes, its series."""
+"""This module reads a running fleet as its operator does: its members, its processes, its series."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Many requests at once, something done to the fleet while they stream, and answers in a form that can be compared."""
+"""This module runs many requests at once, acts on the fleet while they stream, and keeps the answers in comparable form."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Batches with real services on simulated accelerators: Beam's, and one whose fleet is the batch's own."""
+"""These tests run batches with real services on simulated accelerators: Beam's, and one with its own fleet."""
 
 import contextlib
 import json
@@ -112,7 +112,7 @@ def test_ctrl_c_ends_the_fleet_too_and_what_cannot_start_says_why(configure: Con
         process = job.start_and_see("lines/s", "-p", "max_tokens=500", "--concurrency", "2")
         process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT_S) == 130, job.said()
-        assert "the same command goes on from there" in job.said()
+        assert "the same command continues from there" in job.said()
         wait_until(lambda: not job.left(), limit_s=LIMIT_S, what="gone: the fleet of a batch that was stopped")
         config = config_of(configure, 8049)
         config["models"][MODEL]["model"] = str(tmp_path / "nothing")

@@ -1,4 +1,4 @@
-"""Two batches of the API on a fleet of simulated replicas while their database is away, and while it takes no writes."""
+"""These tests take the database of two API batches away, or make it refuse writes, on a fleet of simulated replicas."""
 
 import contextlib
 import json

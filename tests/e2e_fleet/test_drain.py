@@ -1,4 +1,4 @@
-"""Nothing that is done to a fleet in order cuts a stream: controller restart, new configuration, deletion."""
+"""These tests check that orderly actions cut no stream: controller restart, new configuration, deletion."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""An engine core or a replica process that stops (SIGSTOP) is killed and replaced; its streams go on. Two simulated replicas."""
+"""These tests stop an engine core or a replica (SIGSTOP): it is killed and replaced, and streams continue. Two simulated replicas."""
 
 import os
 import signal

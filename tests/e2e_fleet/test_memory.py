@@ -1,4 +1,4 @@
-"""Ray's memory monitor in the cluster of ``serve-app up``: a machine that Ray takes for full costs nothing."""
+"""These tests check that Ray's memory monitor, which takes the machine for full, costs a fleet of ``serve-app up`` nothing."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`serve-app models` on a fleet that serves: a model goes while its stream runs, comes back, is pinned and updated."""
+"""These tests run `serve-app models` on a serving fleet: a model leaves while its stream runs, returns, is pinned and updated."""
 
 import json
 from collections.abc import Iterator

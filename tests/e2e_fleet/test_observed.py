@@ -1,4 +1,4 @@
-"""What a running fleet serves at /metrics is what the table says, and a real Prometheus finds data for every rule and panel."""
+"""These tests compare /metrics of a running fleet with the table; a real Prometheus finds data for each rule and panel."""
 
 import re
 from collections.abc import Iterator

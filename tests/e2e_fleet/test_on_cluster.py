@@ -1,4 +1,4 @@
-"""A Ray cluster that runs: a batch brings its fleet there and takes it away, and `serve-app models` reaches a fleet by --address."""
+"""These tests use a running Ray cluster: a batch brings its fleet and removes it; `serve-app models --address` reaches a fleet."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""A request that ends every engine which computes it, among innocent streams. Three simulated replicas.
+"""This test sends a request that ends each engine which computes it, among innocent streams. Three simulated replicas.
 
 What ends the engine is a plugin of vLLM's that this test puts on the path of the engine processes: the process sends itself SIGSEGV when
 its scheduler has put a request with the fatal token into a step.

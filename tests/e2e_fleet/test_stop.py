@@ -1,4 +1,4 @@
-"""However ``serve-app up`` ends, nothing of it is left; what cannot start says why and ends."""
+"""These tests end ``serve-app up`` in each way: nothing is left of it, and a start that fails reports why and ends."""
 
 import copy
 import os

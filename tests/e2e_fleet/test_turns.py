@@ -1,4 +1,4 @@
-"""Two models that share one simulated GPU take turns: live, with requests for both."""
+"""These tests run two models in turns on one shared simulated GPU, with live requests for both."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The fleet beside bare vLLM, with Python's and with the Rust front end, on this machine's NVIDIA GPU; same engine arguments.
+"""This script compares the fleet with bare vLLM, with Python's and the Rust front end, on an NVIDIA GPU; same engine arguments.
 
     .venv-cuda/bin/python -m tests.gpu.compare --model ID_OR_PATH [--gpus 1] [--streams 32 256] [--rounds 3] [--out FILE]
 

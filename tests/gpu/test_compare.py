@@ -1,4 +1,4 @@
-"""On a machine with an NVIDIA GPU: the fleet gives bare vLLM's answers and loses no request. Skipped elsewhere."""
+"""These tests need an NVIDIA GPU: the fleet gives bare vLLM's answers and loses no request. They are skipped elsewhere."""
 
 import pytest
 

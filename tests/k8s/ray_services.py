@@ -1,4 +1,4 @@
-"""RayServices as KubeRay 1.6 reports them, and what each means: for the health checks of Argo CD and Flux."""
+"""This module has RayServices as KubeRay 1.6 reports them, and the meaning of each for the health checks of Argo CD and Flux."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple

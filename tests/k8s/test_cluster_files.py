@@ -1,4 +1,4 @@
-"""k8s/: what stands around the chart agrees with the chart, and the plain manifests are the chart."""
+"""These tests check that k8s/ agrees with the chart, and that the plain manifests are the chart."""
 
 import os
 import re

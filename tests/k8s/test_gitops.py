@@ -1,4 +1,4 @@
-"""k8s/gitops: what Argo CD and Flux sync, in which order, and how they judge a RayService."""
+"""These tests check k8s/gitops: what Argo CD and Flux sync, in which order, and how they judge a RayService."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""docs/runbook.md and docs/platform.md: their commands run as pasted, and what they and the text name is there.
+"""These tests run the commands of docs/runbook.md and docs/platform.md as pasted, and check that named things exist.
 
 Their shell blocks and inline commands run under bash with fakes of every program that would ask a cluster. The fakes record their
 arguments, which are then held against the command lines, the chart and the files of k8s/.

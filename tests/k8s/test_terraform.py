@@ -1,4 +1,4 @@
-"""k8s/eks: formatted, valid, and planned against a pretended AWS. Needs terraform and its AWS provider; no account, no network."""
+"""These tests format, validate and plan k8s/eks against a pretended AWS, with terraform and its provider; no account or network."""
 
 import filecmp
 import os

@@ -1,4 +1,4 @@
-"""The server of known laws that the tests of whole runs ask."""
+"""These fixtures provide the server of known laws that the tests of whole runs use."""
 
 import subprocess
 import sys

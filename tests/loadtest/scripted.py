@@ -1,4 +1,4 @@
-"""An HTTP server whose every connection does what a script of the test says, and a client of it."""
+"""This module has an HTTP server whose connections each follow a script of the test, and a client of that server."""
 
 import datetime
 import ipaddress

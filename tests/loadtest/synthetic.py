@@ -1,4 +1,4 @@
-"""Folders of runs that never happened: rows drawn from known laws with a fixed seed, written as a runner writes them."""
+"""This module writes folders of synthetic runs: rows drawn from known laws with a fixed seed, written as a runner writes them."""
 
 from pathlib import Path
 from typing import Any

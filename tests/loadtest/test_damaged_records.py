@@ -1,4 +1,4 @@
-"""A record that was damaged or edited ends a command with one error: the place, what is wrong there and the way out."""
+"""These tests damage or edit a record: a command then ends with one error that has the place, the problem and the way out."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The command line: what reaches the scenario, and one clear line for each mistake."""
+"""These tests check the command line: what reaches the scenario, and one clear line for each mistake."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""Files of a run: whole lines whatever happens, one owner per folder, and a ledger that misses nothing."""
+"""These tests check the files of a run: whole lines in any case, one owner per folder, and a ledger that misses nothing."""
 
 import contextlib
 import resource

@@ -1,4 +1,4 @@
-"""Seals: whatever is done to the rows after they were recorded is found."""
+"""These tests check that any change to the rows after recording is found by the seals."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the tests of whole runs share: a scenario, and what a run left."""
+"""This module has what the tests of whole runs share: a scenario, and the records of a run."""
 
 from pathlib import Path
 from typing import Any

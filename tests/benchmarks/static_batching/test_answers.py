@@ -1,4 +1,4 @@
-"""The completions API of the static servers: what is refused, and that OpenAI's own client can read the rest."""
+"""These tests check the static servers' completions API: its refusals, and that OpenAI's own client can read the answers."""
 
 import json
 from typing import Any

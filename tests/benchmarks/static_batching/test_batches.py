@@ -1,4 +1,4 @@
-"""Static batching as arithmetic, against hand counts."""
+"""These tests compare static batching, as arithmetic, with counts by hand."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The pure parts of the batching benchmark: the law of lengths, block arithmetic, and that all systems are asked the same."""
+"""These tests check the batching benchmark's pure parts: lengths, block arithmetic, and equal requests for all systems."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What computes a batch: neighbours and padding change nobody's tokens, and times are the timing model's."""
+"""These tests check the engines of a batch: neighbours and padding change no request's tokens; times are the timing model's."""
 
 import asyncio
 import json

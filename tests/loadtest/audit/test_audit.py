@@ -1,4 +1,4 @@
-"""The auditor, over runs written record by record with every fault at known ids."""
+"""These tests run the auditor on runs that are written record by record, with each fault at known ids."""
 
 import hashlib
 from collections import Counter

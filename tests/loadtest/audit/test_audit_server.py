@@ -1,4 +1,4 @@
-"""The server's side of the audit: logs of many forms, and counters, of runs written record by record."""
+"""These tests check the server's side of the audit: logs of many forms, and counters, of runs written record by record."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A worker's share of a run: what a stop leaves, conversations, and which class asks which model.
+"""These tests check a worker's share of a run: its rest at a stop, conversations, and the model of each class.
 
 Those that drive a `WorkerLoad` do so in a process of its own, because the dispatcher comes with Locust, which patches it.
 """

@@ -1,4 +1,4 @@
-"""Runs whose workers somebody else starts: ``run --bind``, ``locust --worker``, ``verdict``, as the chart's Jobs use them."""
+"""These tests make runs whose workers start elsewhere: ``run --bind``, ``locust --worker``, ``verdict``, as the chart's Jobs do."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Faults against real processes that the test starts, and connections through a real relay.
+"""These tests inject faults into real processes that the test starts, and into connections through a real relay.
 
 No test sleeps. Its children do, in code of their own: a fault needs a process that is there until it is stopped or killed.
 """

@@ -1,4 +1,4 @@
-"""Locust's own command: what it takes, and what it refuses."""
+"""These tests check what Locust's own command accepts and refuses."""
 
 import subprocess
 import sys

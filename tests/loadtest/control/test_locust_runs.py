@@ -1,4 +1,4 @@
-"""Runs that Locust's own command makes, and what it does when it is started where it should not be.
+"""These tests make runs with Locust's own command, and start the command where it should not be started.
 
 The one sleep is in the script of a worker, where it lets gevent's other greenlets run.
 """

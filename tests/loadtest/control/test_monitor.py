@@ -1,4 +1,4 @@
-"""The monitor on its own process, with a real timer and one that is made up."""
+"""These tests run the monitor on its own process, with a real timer and a fake one."""
 
 import gc
 import threading

@@ -1,4 +1,4 @@
-"""What a target says of itself, from a real HTTP server that plays recorded pages."""
+"""These tests scrape a target's own figures from a real HTTP server that plays recorded pages."""
 
 import json
 import re

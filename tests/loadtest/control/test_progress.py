@@ -1,4 +1,4 @@
-"""What the terminal shows while a run goes on."""
+"""These tests check the terminal's output during a run."""
 
 from pathlib import Path
 

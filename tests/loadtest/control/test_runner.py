@@ -1,4 +1,4 @@
-"""Whole runs against the law server: what is on disk afterwards, and what is left when something dies in the middle.
+"""These tests make whole runs against the law server: the records on disk, also when a process dies during the run.
 
 The machine that runs the tests may be busy, which makes a run invalid for its lag, and rightly: only gates about time may fail here.
 """

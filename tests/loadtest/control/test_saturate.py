@@ -1,4 +1,4 @@
-"""What a search makes of a run, and what it says of one that was sick or could not be made."""
+"""These tests check what a search concludes from a run, and its report of a sick run or one that could not start."""
 
 from pathlib import Path
 

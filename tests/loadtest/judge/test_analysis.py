@@ -1,4 +1,4 @@
-"""Figures of runs whose rows are written by hand: expected values are counted, not computed by the code under test."""
+"""These tests compute figures of runs with rows written by hand: expected values are counted by hand, not by the tested code."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The parts of an answer's time, from sums that a server with known parts would have (T13)."""
+"""These tests compute the parts of an answer's time from sums of a server with known parts (T13)."""
 
 from pathlib import Path
 

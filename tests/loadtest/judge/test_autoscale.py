@@ -1,4 +1,4 @@
-"""Series with known delays: every derived time is exact to the grid (T18)."""
+"""These tests analyse series with known delays: every derived time is exact to the grid (T18)."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The columns say of all rows what the plain functions of `loadtest.judge.metrics` say of each, and need no row in memory."""
+"""These tests compare the columns with `loadtest.judge.metrics`, row by row, and check that no row stays in memory."""
 
 import gc
 import shutil

@@ -1,4 +1,4 @@
-"""Costs of windows whose replicas are written by hand."""
+"""These tests compute costs of windows whose replicas are written by hand."""
 
 from pathlib import Path
 from typing import Any

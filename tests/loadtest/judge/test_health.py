@@ -1,4 +1,4 @@
-"""Gates on made-up runs: a healthy one passes all, each illness fails the gate that is about it."""
+"""These tests run the gates on synthetic runs: a healthy one passes all, and each illness fails its own gate."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Replicates: what is pooled, how wide the intervals are by hand, and what is refused."""
+"""These tests pool replicates: pooled values, interval widths by hand, and refusals."""
 
 from pathlib import Path
 from typing import Any

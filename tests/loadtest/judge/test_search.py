@@ -1,4 +1,4 @@
-"""T9: searches against simulated servers whose capacity is known in closed form."""
+"""These tests (T9) search on simulated servers whose capacity is known in closed form."""
 
 import math
 

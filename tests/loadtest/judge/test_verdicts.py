@@ -1,4 +1,4 @@
-"""Verdicts on runs that are written by hand, which part of a run counts, and the threats that are told with its figures."""
+"""These tests check the verdicts of runs written by hand, the part of a run that counts, and the threats that are reported."""
 
 from pathlib import Path
 

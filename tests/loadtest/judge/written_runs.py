@@ -1,4 +1,4 @@
-"""Runs whose rows are written by hand."""
+"""This module makes runs whose rows are written by hand."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""T6: each law is what its name says, tested after the times were sent through the law's own cumulated rate."""
+"""These tests (T6) check that each law is as named, after the times passed through the law's own cumulated rate."""
 
 from collections.abc import Callable
 from typing import Any

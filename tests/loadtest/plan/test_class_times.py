@@ -1,4 +1,4 @@
-"""Classes that begin and end: who is drawn when, what stays as it was, and what is refused."""
+"""These tests check classes that begin and end: which is drawn when, what does not change, and what is refused."""
 
 from collections import Counter
 from pathlib import Path

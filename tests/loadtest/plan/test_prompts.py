@@ -1,4 +1,4 @@
-"""Prompts of a file: which record a request has, what is sent of it, and what is refused."""
+"""These tests check prompts of a file: the record of each request, the messages that are sent, and refusals."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The schema and the page say what the parser takes."""
+"""These tests check that the schema and the page agree with the parser."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Scenarios: what is written is read again, and what a law does not use is refused."""
+"""These tests check that a written scenario is read back unchanged, and that fields which a law ignores are refused."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""T12: what a trace says is what will be asked."""
+"""These tests (T12) check that the requests of a run are those of its trace."""
 
 import contextlib
 import os

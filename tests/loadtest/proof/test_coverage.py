@@ -1,4 +1,4 @@
-"""T5: the intervals hold the truth as often as they say, on queues with percentiles in closed form."""
+"""These tests (T5) check that the intervals hold the truth as often as promised, on queues with closed forms."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The self-test's own arithmetic, its table, and its quick checks without their limits of time, which `selftest` judges."""
+"""These tests check the self-test's arithmetic, its table, and its quick checks without their time limits."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Targets that are there and do not answer: each wait has an end, and says what it waited for."""
+"""These tests use targets that do not answer: each wait ends, and reports what it waited for."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""The law server: laws against scipy and closed forms, queue and stalls by hand, every failure on the wire and on the log."""
+"""These tests check the law server: scipy and closed forms, queue and stalls by hand, each failure on the wire and in the log."""
 
 import ast
 import contextlib

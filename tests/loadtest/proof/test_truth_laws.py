@@ -1,4 +1,4 @@
-"""The law server's laws, pure: against scipy and closed forms; queue and stalls by hand."""
+"""These tests compare the law server's pure laws with scipy and closed forms, and queue and stalls with counts by hand."""
 
 import math
 from pathlib import Path

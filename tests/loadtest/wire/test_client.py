@@ -1,4 +1,4 @@
-"""`loadtest.wire.client` over real sockets, against servers that do what a script of the test says. T17 of the self-tests."""
+"""These tests run `loadtest.wire.client` over real sockets against servers that follow a script. T17 of the self-tests."""
 
 import gc
 import gzip

@@ -1,4 +1,4 @@
-"""`loadtest.wire.client`: which connection a request goes out on, and what a close at the wrong moment does. T17 of the self-tests."""
+"""These tests check which connection a request uses, and the effect of a close at the wrong moment. T17 of the self-tests."""
 
 import hashlib
 import socket

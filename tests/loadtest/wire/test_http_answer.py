@@ -1,4 +1,4 @@
-"""`loadtest.wire.http_answer`: headers as hostile servers send them. The client's tests have whole answers."""
+"""These tests parse headers of hostile servers with `loadtest.wire.http_answer`. The client's tests have whole answers."""
 
 import pytest
 

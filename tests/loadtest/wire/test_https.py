@@ -1,4 +1,4 @@
-"""A whole run over TLS with a private authority: what is asked before it, the load, and the scrapes beside it."""
+"""These tests make a whole run over TLS with a private authority: the checks before it, the load, and the scrapes beside it."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Why we read streams ourselves: T3 of the self-tests fails with the reader that Locust has. Should it pass one day, look again."""
+"""This test shows why we read streams ourselves: Locust's reader fails T3 of the self-tests. If it passes one day, look again."""
 
 import subprocess
 import sys

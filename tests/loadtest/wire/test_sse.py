@@ -1,4 +1,4 @@
-"""`loadtest.wire.sse`: what each read held, from wires written by hand; expected times and counts by hand count."""
+"""These tests parse wires written by hand with `loadtest.wire.sse`; expected times and counts are counted by hand."""
 
 import json
 from bisect import bisect_left

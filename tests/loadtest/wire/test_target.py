@@ -1,4 +1,4 @@
-"""`loadtest.wire.target`: addresses, and what is asked of a target before the first request."""
+"""These tests check `loadtest.wire.target`: addresses, and the requests to a target before the load."""
 
 import json
 import socket
