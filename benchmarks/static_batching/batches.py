@@ -82,7 +82,7 @@ class BatchGate(Generic[T]):
         self._running = True
 
     def left(self, item: T) -> list[T]:
-        """Note that an item has its answer, or its client disconnected. Return the items that may join the next batch, which begins when the
+        """Note that an item is answered, or its client disconnected. Return the items that may join the next batch, which begins when the
         last item has left."""
         if item in self._members:
             self._members.remove(item)
