@@ -88,7 +88,7 @@ def boot_id() -> str:
 
 
 class WorkerLoad:
-    """One worker's share of one run. ``drive`` blocks until each request has a row and the master has been told that."""
+    """One worker's share of one run. ``drive`` blocks until each request has a row and the master has the rows."""
 
     def __init__(self, plan: WorkerPlan, *, api_key: str, send: Callable[[str, Any], None], fire: Callable[..., None]) -> None:
         self.worker = plan.worker

@@ -1,6 +1,6 @@
 """This module reads the requests of a run from its records and computes the latencies of each.
 
-`read_records` reads a run's files and makes its rows.parquet anew. `Records.schedule` and `Records.rows` read their files when they are
+`read_records` reads a run's files and rewrites its rows.parquet. `Records.schedule` and `Records.rows` read their files when they are
 first asked for, and `Records.chunks` reads rows.parquet each time.
 
 A value is a pair of bounds, in seconds, which are equal if the value was measured. A failed request has no latency and counts as

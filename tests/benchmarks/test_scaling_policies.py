@@ -93,7 +93,7 @@ class Recording(FleetScaler):
 
 
 def test_of_replicas_that_fall_silent_the_steps_are_missing_and_what_runs_there_stays_as_last_reported() -> None:
-    """Of 10 replicas with 20 requests each 2 fall silent; the load halves, and later 4 replicas are left, 2 of them silent."""
+    """2 of 10 replicas with 20 requests each fall silent; the load halves, and later 4 replicas are left, 2 of them silent."""
     policy = Silent(ScalingRules(slo=SLO), share=0.2, since_s=60.0)
     policy._scaler = scaler = Recording(FleetRules(models={MODEL: ScalingRules(slo=SLO)}))
     loads = [

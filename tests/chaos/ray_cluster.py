@@ -27,7 +27,7 @@ END_LIMIT_S = 60.0
 START_LIMIT_S = 120.0
 HEALED_LIMIT_S = 240.0  # of a busy machine; the records keep what was seen
 GCS_RECONNECT_S = "600"
-"""What the chart gives every pod. With Ray's own 60 s, raylets and workers end when the head is away for longer."""
+"""The chart's value for every pod. With Ray's own 60 s, raylets and workers end when the head is away for longer."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Part:
         return self.home / f"{self.name}.log"
 
     def start(self) -> None:
-        """Start it, again with the same arguments; what it prints goes on in one file."""
+        """Start it, or start it again with the same arguments; its output is appended to one file."""
         with self.log.open("ab") as out:
             self.log_at_start = out.tell()
             self.process = subprocess.Popen(

@@ -36,7 +36,7 @@ class Record:
     longest_silences_s: list[float]
     load_1min: float
     measured: dict[str, float] = field(default_factory=dict)
-    """What only this scenario measures, by a name that ends with its unit."""
+    """Measurements of this scenario alone, by names that end with their unit."""
     commit: str = ""
     missed: list[str] = field(default_factory=list)
     """Limits that it did not keep, in words."""

@@ -107,7 +107,7 @@ def _title(process: psutil.Process) -> str:
 
 
 def run_killed(batch: Batch, killer: Killer) -> None:
-    """Run it to its end; its coordinator is killed each `COORDINATOR_S`, and the same command goes on."""
+    """Run it to its end; its coordinator is killed each `COORDINATOR_S`, and the same command continues."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         process = batch.start(CONCURRENCY)

@@ -48,7 +48,7 @@ RELEASES: dict[str, tuple[dict[str, Any], str]] = {
     "canary-as-good-as-its-model": ({"env": {"RELEASE": "2"}}, "good"),
 }
 WRONG_ANSWERS = ("canary-with-empty-answers", "canary-of-other-text")
-"""Nobody but the reader of an answer can see that it is another text: what golden prompts do not find, a canary does not."""
+"""Only the reader of an answer can see that its text is another: a fault that golden prompts do not find, a canary does not find."""
 FIRST = "canary-with-empty-answers"
 
 
@@ -101,7 +101,7 @@ def canary(pair: Fleet) -> tuple[str, float]:
 def replace(pair: Fleet, changes: dict[str, Any], *, num_replicas: int) -> None:
     """Put another canary in the place of the one that is there; its ingress is the only one and has links to so many replicas."""
     alone = {**pair.config, "models": {MODEL: pair.config["models"][MODEL]}}
-    if num_replicas == 1:  # where the next canary does not start, the one of before would go on
+    if num_replicas == 1:  # if the next canary does not start, the previous one would continue
         renew(pair, alone, num_replicas=1)
     renew(pair, with_canary(alone, changes), num_replicas=num_replicas)
     wait_until(lambda: canary(pair)[0] != "", limit_s=LIMIT_S, what=f"the next canary\n{pair.server.tail()}", every_s=0.5)

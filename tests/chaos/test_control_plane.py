@@ -107,7 +107,7 @@ def num_cut(answers: list[Answer]) -> int:
 
 
 def is_forgotten(pair: Fleet) -> bool:
-    """Whether the replicas compute nothing but what the ingress that answers has given them."""
+    """Whether the replicas compute only requests of the ingress that answers."""
     series = pair.ingresses()[0]
     held, running, waiting = (
         sum(value for (name, _), value in series.items() if name == f"serve_app_replica_{gauge}")

@@ -77,7 +77,7 @@ def test_a_replica_gets_hardly_a_request_from_a_second_after_its_death_on(pair: 
 
 @pytest.mark.parametrize("seed", seeds())
 def test_an_ingress_that_stands_still_again_and_again_costs_its_streams_time_and_no_life(pair: Fleet, seed: int) -> None:
-    """Each time both ends of its links find the other silent, and a stream goes on elsewhere; engines that die under it as often end it."""
+    """Each time both ends of its links find the other silent, and a stream resumes elsewhere; a stream ends when engines die as often."""
     if is_there(STOOD_STILL, seed):
         pytest.skip("its record is there")
     pair.wait_until_ready()

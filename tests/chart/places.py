@@ -33,7 +33,7 @@ MOUNT = {"name": "v", "mountPath": "/v"}
 VOLUME = {"name": "v", "emptyDir": {}}
 MODEL = "model"
 VOID = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
-"""What every container of ours has that holds no GPU."""
+"""The variable that each of our containers without a GPU has."""
 
 
 def only(objects: dict[str, Object]) -> Object:

@@ -22,7 +22,7 @@ from tests.chart.test_security import ACCEPTED, beyond_restricted, containers, n
 
 NUM_PODS = {"eks-s3": 3, "job": 4, "web": 3}
 NUM_CHECKS_PASSED = 880
-"""Of checkov, over all that it audits below: a renderer or a scanner that looks at less must not look like a success."""
+"""Checks that checkov passes over everything that it audits below: a renderer or scanner that covers less must not pass."""
 
 
 @pytest.fixture(params=CI_FILES, ids=lambda f: f.stem)

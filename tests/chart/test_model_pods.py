@@ -140,7 +140,7 @@ def test_the_home_has_room_for_weights_that_come_from_a_hub(model: str, home: st
 
 LOCAL = CUDA | {"model": "/opt/m"}
 FOUR = (asked("6", "36Gi"), amounts("20", "72Gi"), "6Gi", "8Gi")
-"""What four GPUs ask for."""
+"""The resources of a pod with four GPUs."""
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ EVERYTHING = merged(
 )
 NUM_PODS = {"default": 5, "eks-gpu": 7, "production": 7, "simulated": 5, "everything": 11}
 NUM_CHECKS_PASSED = 2400
-"""Of checkov, over all that it audits below: a renderer or a scanner that looks at less must not look like a success."""
+"""Checks that checkov passes over everything that it audits below: a renderer or scanner that covers less must not pass."""
 
 
 def rendered(name: str) -> Rendered:

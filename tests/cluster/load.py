@@ -22,7 +22,7 @@ print(json.dumps({name: page(run + name) for name in names}))
 
 @dataclass(frozen=True)
 class Result:
-    """What a run left, as the report's pod serves it."""
+    """The records of a run, as the report's pod serves them."""
 
     files: dict[str, str] = field(repr=False)
 

@@ -31,7 +31,7 @@ class Images:
     app: str
     redis: str
     cuda: str = ""
-    """Of the model pods, if they are to run the CUDA image; else they run ``app``. Their accelerator is simulated either way."""
+    """Image of the model pods, if they run the CUDA image; else they run ``app``. Their accelerator is simulated either way."""
 
     def values(self) -> list[str]:
         """Return helm's arguments that name the images."""
@@ -52,7 +52,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Streams:
-    """What the clients of `streams.py` saw."""
+    """The results of the clients of `streams.py`."""
 
     counts: dict[str, int]
     others: list[str]
@@ -173,7 +173,7 @@ def num_gpus() -> int:
 
 
 def client_pod(image: str) -> dict[str, Any]:
-    """A pod that waits to be told what to run."""
+    """A pod that waits for commands to run."""
     restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     pod_security = {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
     wait = {"name": "client", "image": image, "command": ["sleep", "infinity"], "securityContext": restricted}

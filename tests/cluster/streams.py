@@ -31,7 +31,7 @@ class Client:
     body: dict[str, Any]
     first_token: asyncio.Event = field(default_factory=asyncio.Event)
     outcomes: list[tuple[str, str]] = field(default_factory=list)
-    """What became of each request, and its text or what went wrong."""
+    """The outcome of each request, and its text or its error."""
     longest_gap_s: float = 0.0
     """Between two lines of a stream."""
 

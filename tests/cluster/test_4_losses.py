@@ -85,7 +85,7 @@ def drain(node: str, selector: str) -> None:
 
 @pytest.mark.slow
 def test_a_node_drain_may_take_the_only_ingress_which_ends_its_streams_first(release: Release) -> None:
-    """The drain is limited to the ingress: a single node has no room for the rest. Meanwhile new requests find nobody, as they must."""
+    """The drain is limited to the ingress: a single node has no room for the rest. New requests fail during the drain, as expected."""
     (ingress,) = wait_until("one ingress pod", lambda: only_pod(release))
     node, name = ingress["spec"]["nodeName"], ingress["metadata"]["name"]
     with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:

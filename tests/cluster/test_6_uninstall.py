@@ -62,7 +62,7 @@ def ray_clusters() -> list[str]:
 
 
 def left() -> list[str]:
-    """Return every object of the namespace that somebody made, as kind/name."""
+    """Return every object of the namespace that Kubernetes did not make itself, as kind/name."""
     kinds = kubectl("api-resources", "--verbs=list", "--namespaced", "-o", "name").split()
     items = get(",".join(kind for kind in kinds if kind not in NOT_OBJECTS), "-n", NAMESPACE)["items"]
     return [f"{i['kind']}/{i['metadata']['name']}" for i in items if i["metadata"]["name"] not in OF_EVERY_NAMESPACE]

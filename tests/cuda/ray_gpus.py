@@ -19,7 +19,7 @@ OPTIONS: dict[str, Any] = {"num_cpus": 0}
 
 
 class Supervisor:
-    """What a replica's supervisor gives its engine core."""
+    """The environment that a replica's supervisor gives its engine core."""
 
     def gpus(self) -> str | None:
         return engine_environment(MODEL, inherited_environment()).get("CUDA_VISIBLE_DEVICES")

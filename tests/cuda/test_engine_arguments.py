@@ -16,7 +16,7 @@ from tests.cuda.conftest import run
 from tests.replica.tensor_parallel import until_gone
 
 VLLM_SERVE = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
-"""What `vllm serve` sets before it looks at its arguments."""
+"""The variables that `vllm serve` sets before it reads its arguments."""
 
 
 def model(checkpoint: Path, gpus: int) -> ModelSettings:

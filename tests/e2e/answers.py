@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 Json = Any
-"""What ``json.loads`` gives."""
+"""A value that ``json.loads`` returns."""
 
 MASKED_DIFFERENCES = frozenset({"fingerprint", "prefix-cache"})
 """Rows of docs/differences.md that `mask` hides in every answer."""
@@ -32,7 +32,7 @@ _MASKED = {
 _GROWING = frozenset({"text", "content", "arguments", "reasoning", "refusal"})
 _TOLERANCE = 1e-4
 _FORBIDDEN = -9999.0  # vLLM's JSON for minus infinity
-"""Of log probabilities, in nats: float32 sums depend on the batch in their last digits. Tokens never did."""
+"""Tolerance of log probabilities, in nats: float32 sums depend on the batch in their last digits. Tokens never did."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def structure(tree: Json) -> Json:
 
 
 def differences(bare: Json, fleet: Json, path: str = "") -> dict[str, tuple[Json, Json]]:
-    """Return where the trees differ: dotted path -> (bare, fleet). What is on one side only is None on the other."""
+    """Return the differences of the trees: dotted path -> (bare, fleet). A value that only one side has is None on the other."""
     if isinstance(bare, dict) and isinstance(fleet, dict):
         keys: Iterable[Any] = [*bare, *(k for k in fleet if k not in bare)]
         pairs = [(k, bare.get(k), fleet.get(k)) for k in keys]

@@ -43,7 +43,7 @@ CALLED = [
 
 
 def chat(name: str, **fields: Any) -> Case:
-    """A greedy request of 12 tokens, but for ``fields``; fields of ``Case`` are told apart by their names."""
+    """Return a greedy request of 12 tokens, changed by ``fields``; fields of ``Case`` are recognised by their names."""
     ours = {k: fields.pop(k) for k in ("sampled", "alone", "by_chunk", "wanted", "headers", "with_headers") if k in fields}
     body = {"model": MODEL, "messages": ASK, "max_tokens": 12, "temperature": 0, **fields}
     return Case(f"chat {name}", "/v1/chat/completions", body, **ours)

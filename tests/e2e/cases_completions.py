@@ -16,7 +16,7 @@ SCHEMA = {
 
 
 def completion(name: str, **fields: Any) -> Case:
-    """A greedy request of 12 tokens, but for ``fields``; fields of ``Case`` are told apart by their names."""
+    """Return a greedy request of 12 tokens, changed by ``fields``; fields of ``Case`` are recognised by their names."""
     ours = {k: fields.pop(k) for k in ("sampled", "alone", "by_chunk", "wanted", "headers", "with_headers") if k in fields}
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "temperature": 0, **fields}
     return Case(f"completions {name}", "/v1/completions", body, **ours)

@@ -22,7 +22,7 @@ def raw(name: str, content: bytes, path: str = "/v1/completions", **headers: str
 
 
 def unparsed(name: str, content: bytes, **headers: str) -> Case:
-    """Return a case whose body Python cannot parse: vLLM tells that in FastAPI's form."""
+    """Return a case whose body Python cannot parse: vLLM reports that in FastAPI's form."""
     return replace(raw(name, content, **headers), wanted=ERROR_BODY)
 
 

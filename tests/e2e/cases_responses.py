@@ -12,7 +12,7 @@ FUNCTION = {"type": "function", "name": "get_weather", "parameters": WEATHER["fu
 
 
 def respond(name: str, **fields: Any) -> Case:
-    """A greedy request of 12 tokens, but for ``fields``; fields of ``Case`` are told apart by their names."""
+    """Return a greedy request of 12 tokens, changed by ``fields``; fields of ``Case`` are recognised by their names."""
     ours = {k: fields.pop(k) for k in ("sampled", "by_chunk", "wanted", "headers") if k in fields}
     body = {"model": MODEL, "input": "What is the capital of France?", "max_output_tokens": 12, "temperature": 0, **fields}
     return Case(f"responses {name}", "/v1/responses", body, **ours)

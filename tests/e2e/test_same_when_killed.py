@@ -40,7 +40,7 @@ def greedy_streams() -> list[Ask]:
 
 
 def kinds_of_requests(stop: str) -> list[Ask]:
-    """Return one request for each way in which a request may go on: continued, replayed, and by its parts."""
+    """Return one request for each way to resume a request: continued, replayed, and by its parts."""
     usage: dict[str, Any] = {"stream_options": {"include_usage": True}}
     return [
         completion(MODEL, n=2, temperature=0.9, seed=3),

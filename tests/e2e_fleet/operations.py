@@ -157,7 +157,7 @@ def moments(fleet: Fleet, holds: Callable[[Series], bool], *, num_ingresses: int
 
 @dataclass(frozen=True)
 class Traces:
-    """What a ``serve-app up`` has on the machine while it runs: to be asked afterwards what of it is left."""
+    """The traces of a running ``serve-app up`` on the machine, to check afterwards what is left of them."""
 
     processes: list[psutil.Process]
     folder: Path

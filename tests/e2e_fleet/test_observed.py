@@ -34,7 +34,7 @@ ONLY_WHEN_USED |= {f"serve_app_resume_gap_seconds{end}" for end in SUFFIXES}
 
 
 def types(fleet: Fleet) -> dict[str, str]:
-    """Return the kind of every series, as one ingress tells it."""
+    """Return the kind of every series, as one ingress reports it."""
     text = httpx.get(f"{fleet.url}/metrics", timeout=10).text
     return {name: kind for name, kind in re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE) if not name.endswith("_created")}
 

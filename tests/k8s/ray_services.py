@@ -41,7 +41,7 @@ STEADY = condition("UpgradeInProgress", is_true=False)
 UPGRADING = condition("UpgradeInProgress", is_true=True)
 ROLLING_BACK = condition("RollbackInProgress", is_true=True)
 NO_CLUSTER = {"rayClusterStatus": {"desiredCPU": "0"}}
-"""What KubeRay writes where there is no cluster."""
+"""The status that KubeRay writes if there is no cluster."""
 
 NEW = {
     "apiVersion": "ray.io/v1",
@@ -109,4 +109,4 @@ REFUSED = [
     Case(reason, service(condition("Ready", is_true=False, reason=reason), activeServiceStatus=NO_CLUSTER), "Degraded")
     for reason in ("ValidationFailed", "InitializingTimeout")
 ]
-"""What KubeRay gives up for good. `serve-app rollout` takes it for progress until its time limit."""
+"""Cases in which KubeRay has given up for good. `serve-app rollout` takes them for progress until its time limit."""

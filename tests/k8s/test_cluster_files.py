@@ -17,7 +17,7 @@ from tests.chart.render import CHART, render, tool
 K8S = Path(__file__).parents[2] / "k8s"
 OUR_VALUES = K8S / "cluster/values/serve-app.yaml"
 FILLED_IN = {"REGISTRY": "registry.example.com", "TAG": "1.0", "HOST": "llm.example.com", "VPC_CIDR": "10.0.0.0/16"}
-"""What the README has in place of the variables of our values."""
+"""The README's values in place of the variables of our values."""
 AMPERE_AND_LATER = {"a10g", "a100", "l4", "l40s", "h100"}
 """Karpenter's names of AWS's GPUs whose compute capability is 8.0 or more, as vLLM's kernels for bfloat16 want."""
 

@@ -81,7 +81,7 @@ def test_argo_cd_judges_a_rayservice(case: Case) -> None:
 
 @pytest.mark.parametrize("case", [*CASES, *REFUSED], ids=lambda case: case.name)
 def test_flux_judges_a_rayservice(case: Case) -> None:
-    """Flux looks at the generation, then at inProgress, failed and current. What an expression names must be there: else Flux waits."""
+    """Flux looks at the generation, then at inProgress, failed and current. If an expression names a missing field, Flux waits."""
     celpy = importlib.import_module("celpy")
     (checks,) = helm_releases()["demo"]["spec"]["healthCheckExprs"]
     assert (checks["apiVersion"], checks["kind"]) == ("ray.io/v1", "RayService")

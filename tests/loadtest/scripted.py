@@ -32,7 +32,7 @@ class Peer:
         self._file = conn.makefile("rb")
 
     def read_request(self) -> tuple[str, dict[str, str], bytes]:
-        """Return the request line, the headers in lower case and the body; an empty line when the client went away."""
+        """Return the request line, the headers in lower case and the body; an empty line if the client has disconnected."""
         line = self._file.readline().decode().strip()
         headers = dict(
             field.decode().strip().lower().split(": ", 1) for field in iter(lambda: self._file.readline().strip(), b"")

@@ -19,7 +19,7 @@ def a_scenario(**values: Any) -> dict[str, Any]:
 
 
 class Finished:
-    """What a run left."""
+    """The records of a run."""
 
     def __init__(self, out: Path) -> None:
         self.manifest = read_manifest(out)

@@ -17,7 +17,7 @@ from tests.loadtest.scripted import CHUNKED, DONE, Peer, asked, chunk, client_of
 
 
 class Script:
-    """A ticker that does, once each, what would be done meanwhile, and was read as late as told; then it ends the monitor's loop."""
+    """A ticker that runs each given action once and returns the given delays; then it ends the monitor's loop."""
 
     def __init__(self, *ticks: tuple[Callable[[], object], list[float]]) -> None:
         self._ticks = list(ticks)
@@ -120,7 +120,7 @@ def test_what_a_reader_comes_late_to_is_in_its_row_and_fails_the_gate() -> None:
         while not asking.is_set():
             gevent.sleep(0.001)
         busy.set()
-        assert answered.wait(30)  # this holds the loop as well: nobody reads
+        assert answered.wait(30)  # this blocks the loop as well, so that nothing is read
         spin(0.5)
         row = job.get(timeout=30)
         sample = monitor.sample(in_flight=0, num_sent=1, num_rows=1)

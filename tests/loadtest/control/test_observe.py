@@ -54,7 +54,7 @@ VALUES = {
     "requests_ok": 7.0, "requests_failed": 2.0, "requests_rejected": 8.0, "ttft_s_count": 2.0, "ttft_s_sum": 0.75,
     "queue_s_count": 4.0, "queue_s_sum": 0.5, "prefill_s_count": 4.0, "prefill_s_sum": 1.0, "decode_s_count": 4.0, "decode_s_sum": 5.0,
 }  # fmt: skip
-# What ray.serve.schema.ServeInstanceDetails makes, fields that nobody reads left out.
+# A page as ray.serve.schema.ServeInstanceDetails makes it, without unused fields.
 SERVE = {
     "controller_info": {},
     "proxies": {},
@@ -326,7 +326,7 @@ REFUSED = "http://127.0.0.1:1"
 
 
 def asked_twice(observe: Observe, pages: dict[str, tuple[int, str]], then: dict[str, tuple[int, str]]) -> list[list[str]]:
-    """Return the sources that told something, or ``SOURCE: ERROR``, at two times; the second time the target has other pages."""
+    """Return the sources that answered, or ``SOURCE: ERROR``, at two times; the second time the target has other pages."""
     observer = Observer(observe, Target(pages["url"][1], ""))
     try:
         first = observer.sample(1.0)
@@ -342,7 +342,7 @@ def test_where_no_dashboard_listens_fleet_stands_in_for_the_whole_run(pages: dic
     [[dashboard, fleet], later] = asked_twice(observe, pages, {"/fleet": (500, "broken")})
     assert dashboard.startswith("serve: ConnectError")
     assert fleet == "fleet"
-    assert [source.split(":")[0] for source in later] == ["fleet"]  # its failures are told, too
+    assert [source.split(":")[0] for source in later] == ["fleet"]  # its failures are reported, too
 
 
 def test_a_dashboard_that_has_answered_is_asked_to_the_end(pages: dict[str, tuple[int, str]]) -> None:

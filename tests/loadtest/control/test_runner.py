@@ -193,7 +193,7 @@ def test_a_worker_that_dies_before_the_start_ends_the_run_as_its_manifest_says(t
 def test_a_run_that_lasts_too_long_is_judged_by_what_it_left(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "LATE_S", -13.0)  # it is ended 5 s after the start was told
+    monkeypatch.setattr(runner, "LATE_S", -13.0)  # it is ended 5 s after the start was reported
     code = run(parse_scenario(a_scenario(duration_s=8)), target, tmp_path / "out", quiet=True, report=False)
     found = Finished(tmp_path / "out")
     assert code == ExitCode.INVALID

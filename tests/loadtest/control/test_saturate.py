@@ -51,7 +51,7 @@ def test_a_search_says_and_keeps_why_a_probe_was_invalid(tmp_path: Path) -> None
 
 
 def test_a_search_whose_target_is_gone_ends_with_what_it_knows(tmp_path: Path) -> None:
-    """The server dies in the first probe, so the second one has nobody to ask."""
+    """The server dies in the first probe, so the second probe has no target."""
     scenario = poisson(50, 3, slo="ttft_p50=1s", faults=[fault(1.6, "kill", "loadtest.proof.truth")])
     settings = SearchSettings(start_rate=50, quantiles=(0.5,))
     said: list[str] = []

@@ -91,7 +91,7 @@ def test_nothing_is_attributed_without_scrapes_parts_or_answers() -> None:
 
 
 def test_sums_that_a_replica_took_with_it_attribute_nothing() -> None:
-    """Or that another ingress behind the same address told: from the first to the last scrape the sums have risen."""
+    """Or that another ingress behind the same address reported: from the first to the last scrape the sums have risen."""
     answers = served()
     samples = [scrape(t, answers) for t in (12.0, 20.0, 39.0)]
     assert attribution(samples, [each for each, _ in answers], (0.0, 50.0)) is not None

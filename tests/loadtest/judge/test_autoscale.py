@@ -215,7 +215,7 @@ def test_the_timeline_has_a_value_for_each_second() -> None:
 
 
 def test_replicas_of_which_nobody_told_are_not_counted() -> None:
-    """As in the cost of the window. A change that was told after the silence is found all the same."""
+    """As in the cost of the window. A change that is reported after the silence is found nevertheless."""
     samples = replicas({0: 1, 100: 3}, {0: 1, 130: 3})
     found = analysed([sample for sample in samples if 15 <= sample.t_s < 30 or 120 <= sample.t_s < 180], rows())
     before, step = found.steps

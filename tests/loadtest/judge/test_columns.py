@@ -149,7 +149,7 @@ def test_a_folder_that_cannot_be_written_is_analysed_too(run: Path, tmp_path: Pa
 def test_a_run_that_another_process_reads_as_well_keeps_the_rows_that_were_read_first(
     run: Path, tmp_path: Path, num_later: int
 ) -> None:
-    """The other reader makes rows.parquet anew, of more rows where the run goes on."""
+    """The other reader rewrites rows.parquet, with more rows if the run continues."""
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
     lines = (run / "rows.jsonl").read_bytes().splitlines(keepends=True)

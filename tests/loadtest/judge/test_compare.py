@@ -140,7 +140,7 @@ def test_a_run_in_which_all_failed_is_the_slower_one(tmp_path: Path) -> None:
 
 
 def test_one_outage_claims_no_percentile(tmp_path: Path) -> None:
-    """Of 2,000 requests 60 in a row failed: one outage, of which no run of this length tells how often it comes."""
+    """60 of 2,000 requests, in a row, failed: one outage, and no run of this length can show how often outages come."""
 
     def outage(row: Row) -> Row:
         return ended(row, "http_error", row.due_s) if 1000 <= row.id < 1060 else row
@@ -243,7 +243,7 @@ def test_each_run_is_judged_in_the_order_of_its_own_due_times(tmp_path: Path) ->
 
 
 def test_requests_that_were_due_in_one_window_only_are_counted_and_named(tmp_path: Path) -> None:
-    """Of a run that fails at each fifth conversation, the turns after the failure are missing on both sides."""
+    """A run fails at each fifth conversation; the turns after the failure are missing on both sides."""
     a, b = conversations(tmp_path / "a", fails=lambda number: number % 15 == 0), conversations(tmp_path / "b")
     found = compare(a, b)
     ids = [set(due_ids(run)) for run in (a, b)]

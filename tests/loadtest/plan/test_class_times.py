@@ -52,7 +52,7 @@ def test_a_class_changes_nothing_outside_its_times() -> None:
 
 def test_other_times_are_another_workload_and_times_that_say_nothing_are_none() -> None:
     first, second = (make_schedule(scenario({**SHORT, "until_s": at}, {**LONG, "from_s": at})) for at in (120, 119.5))
-    assert asked(first) == asked(second)  # nobody comes between 119 and 120 s
+    assert asked(first) == asked(second)  # no request is due between 119 and 120 s
     assert first.sha256 != second.sha256
     given, plain = scenario({"from_s": 0, "until_s": None}), scenario({})
     assert make_schedule(given).sha256 == make_schedule(plain).sha256

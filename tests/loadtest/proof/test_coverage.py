@@ -8,7 +8,7 @@ import pytest
 from loadtest.proof.coverage import Coverage, Queue, coverage_table, fifo, rate_coverage
 
 DEFAULT = "at n_eff, unresolved refused"
-"""What `loadtest.judge.analysis` prints."""
+"""The method that `loadtest.judge.analysis` prints."""
 
 
 def by_method(rows: list[Coverage], q: float) -> dict[str, Coverage]:

@@ -172,7 +172,7 @@ class Busy(Bench):
 @pytest.mark.apart
 @pytest.mark.parametrize("check", quick_cases())
 def test_the_quick_checks_fail_in_nothing_but_time(check: Check, tmp_path: Path) -> None:
-    """What a busy machine explains is judged by `serve-app-loadtest selftest`, which tries it again; here one try, no limits of time."""
+    """Run each check once without time limits. `serve-app-loadtest selftest` judges times, and repeats checks on a busy machine."""
     points = list(points_of(check.run(Busy(tmp_path, quick=True), *check.cases)))
     assert points
     assert [p for p in points if p.verdict == "FAIL" and not p.timing] == []

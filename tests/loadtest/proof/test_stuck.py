@@ -29,7 +29,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def full_backlog() -> Iterator[str]:
-    """A listener that takes nobody, and whose queue is full: the kernel answers no further SYN."""
+    """A listener that accepts no connection, and whose queue is full: the kernel answers no further SYN."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(4):
@@ -48,7 +48,7 @@ def test_a_warm_up_against_a_target_that_takes_no_connection_ends(num: int) -> N
 
 
 def test_a_warm_up_against_a_target_that_never_shakes_hands_ends() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:  # its queue takes connections; nobody speaks TLS
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # its queue takes connections; no process speaks TLS
         target = Target(f"https://127.0.0.1:{listener.getsockname()[1]}")
         client = Client(target, worker=0, epoch=time.perf_counter(), id_prefix="x-")
         with pytest.raises(UsageError, match=r"it accepted none in 0.5 s"):

@@ -31,7 +31,7 @@ SHORT = {"duration_s": 20, "warmup_s": 2}
 
 
 class Page(HTMLParser):
-    """What the tests ask of a page: its tables, its tags, its words, and everything that would be loaded."""
+    """The parts of a page that the tests check: its tables, tags and words, and everything that it would load."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A valid run with its report; nobody changes it."""
+    """A valid run with its report; no test changes it."""
     machine = {"cores": 2, "memory_bytes": 25276510208}
     run = write_run(tmp_path_factory.mktemp("report") / "run", rate=20, scenario=SHORT, machine=machine)
     write_report(run)

@@ -313,7 +313,7 @@ def test_gevents_patches_are_not_needed_and_not_applied() -> None:
 
 
 def endless(peer: Peer) -> None:
-    """Send events one by one without a pause, until the client goes away."""
+    """Send events one by one without a pause, until the client disconnects."""
     peer.answer(CHUNKED)
     try:
         while True:

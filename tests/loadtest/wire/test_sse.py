@@ -127,7 +127,7 @@ def test_reasoning_content_and_tool_calls_are_generated_and_roles_are_not() -> N
 def test_what_a_client_sends_back_is_the_content_and_the_calls_each_joined_from_its_pieces() -> None:
     first = {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x"'}}
     second = {"index": 1, "id": "c2", "type": "function", "function": {"name": "g", "arguments": ""}}
-    again = {"index": 0, "id": "c9", "function": {"name": "f", "arguments": ": 1}"}}  # as some servers go on with a call
+    again = {"index": 0, "id": "c9", "function": {"name": "f", "arguments": ": 1}"}}  # as some servers continue a call
     deltas: list[dict[str, Any]] = [{"reasoning": "think"}, {"content": "an "}, {"content": "answer"}, {"tool_calls": [first]}]
     deltas += [{"tool_calls": [second, again]}, {"tool_calls": [{"index": 1, "function": {"arguments": "{}"}}]}]
     parsed = parse_stream([(1.0, b"".join(chat(delta) for delta in deltas) + chat({}, finish="tool_calls") + DONE)])
@@ -194,7 +194,7 @@ def test_an_error_event_is_an_error_even_when_done_follows(wire: bytes, message:
 
 
 def test_each_choice_has_a_continuous_usage_of_its_own() -> None:
-    """Of n: 2, as vLLM streams it: an event for each choice with that choice's tokens so far, and their sum in the last usage."""
+    """With n: 2, vLLM streams an event for each choice with that choice's tokens so far, and the sum in the last usage."""
 
     def of_choice(index: int, text: str, total: int) -> bytes:
         usage = {"prompt_tokens": 7, "completion_tokens": total}
