@@ -98,7 +98,7 @@ charts: .venv .venv-charts/.installed ## tests of the Helm charts, lint of Docke
 	PATH="$(CHARTS_PATH)" helm lint --strict --quiet helm/loadtest --values helm/loadtest/ci/job-values.yaml
 	PATH="$(CHARTS_PATH)" helm lint --strict --quiet helm/batch --values helm/batch/ci/job-values.yaml
 	tools/fetch-prometheus build/prometheus || echo "promtool is missing: the tests that need it are skipped" >&2
-	PATH="$(CHARTS_PATH)" $(BIN)/pytest tests/chart tests/monitoring
+	PATH="$(CHARTS_PATH)" $(BIN)/pytest -n 2 --dist loadgroup tests/chart tests/monitoring
 
 monitoring-files: .venv ## renew what tools/monitoring makes: rules, dashboards, tables of docs/monitoring.md
 	$(BIN)/python -m tools.monitoring
