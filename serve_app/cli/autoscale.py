@@ -23,25 +23,26 @@ if TYPE_CHECKING:
     from serve_app.autoscaling.simulation.replay import Result
     from serve_app.config import Settings
 
-app = typer.Typer(help="What the autoscaler decided, why, and what else it would have come to.", no_args_is_help=True)
+app = typer.Typer(help="Show what the autoscaler decided and why, and replay it under other rules.", no_args_is_help=True)
 
 WIDTH = 200
-"""Characters of a line at most."""
+"""Most characters of a line."""
 LEAST_S = 60
-"""Of a piece that is simulated."""
+"""Shortest piece of a log that is simulated, in seconds."""
 FAR_ATTAINMENT, FAR_REPLICA_S = 0.05, 0.15
-"""Between a log and its own simulation, the second relative: further apart another simulation proves nothing."""
+"""Largest differences between a log and its own simulation: of the attainment, and of the replica-seconds (relative). Beyond them a
+simulation under other rules proves nothing."""
 MAX_FIGURE = 1e15
-"""No count, time or size in a log is larger: it would be damaged."""
+"""Largest count, time or size that a log can have; a larger one means damage."""
 MEASURED = ("requests_per_s", "demand", "growth", "queue_s", "step_s", "output_token_s", "prompt_token_s", "cold_start_s")
-"""Inputs of a decision that are always finite. Among the others are limits, which are infinite where there is no limit."""
+"""Inputs of a decision that are always finite. Some of the other inputs are limits, which may be infinite."""
 OFF_S = 5.0
-"""Seconds after which the last record says nothing of a moment any more."""
+"""A record describes the time of so many seconds after it."""
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 Name = Annotated[str, typer.Argument(help="Name of the application.")]
 Address = Annotated[str, typer.Option(help="Ray cluster to ask, `auto` on a node of it; empty: the one `serve-app up` started.")]
-File = Annotated[Path | None, typer.Option("--file", "-f", help="A log that `log --json` has written; then nothing is asked.")]
-Since = Annotated[str, typer.Option(help="How far back, for example 90s, 15m, 2h or 1d. Default: 1h, of a file all.")]
+File = Annotated[Path | None, typer.Option("--file", "-f", help="A log that `log --json` has written; no cluster is asked.")]
+Since = Annotated[str, typer.Option(help="How far back, for example 90s, 15m, 2h or 1d. Default: 1h; the whole of a file.")]
 Model = Annotated[str, typer.Option(help="Only this model; `(ingresses)` for the ingresses.")]
 
 
@@ -61,7 +62,7 @@ def log(
         raise typer.BadParameter("a file is printed whole with --json: leave --since out", param_hint="--since")
     text = _text(name, address, file, since)
     if as_json:
-        for line in text.splitlines():  # whole, a full disk goes unnoticed where Python's output is unbuffered
+        for line in text.splitlines():  # line by line: with Python's output unbuffered, one whole write hides a full disk
             typer.echo(line)
         return
     records = _known(_since(_read(text), since), model)
@@ -89,7 +90,7 @@ def explain(
         bool, typer.Option("--json", help="Print rule, inputs and alternatives of each decision as JSON.")
     ] = False,
 ) -> None:
-    """Say in words and numbers why there are as many replicas as there are."""
+    """Explain in words and numbers why there are as many replicas as there are."""
     from serve_app.autoscaling.decision_log import row_of
     from serve_app.cli.explanation import explanation
 
@@ -106,7 +107,7 @@ def explain(
 @app.command()
 def replay(
     file: Annotated[Path, typer.Argument(help="A log that `log --json` has written.")],
-    policy: Annotated[Path | None, typer.Option(help="Another configuration: what would it have come to?")] = None,
+    policy: Annotated[Path | None, typer.Option(help="Another configuration: what would it have done?")] = None,
 ) -> None:
     """Decide again from a log: with this code, which must give the same; or with --policy, on simulated replicas."""
     from serve_app.autoscaling.decision_log import stretches
@@ -127,7 +128,7 @@ def replay(
 
 
 def _settings(policy: Path) -> "Settings":
-    """Return another configuration. Of two files on the command line, errors name the one that they mean."""
+    """Return another configuration. The command line has two files, so an error names the file that it is about."""
     from serve_app.config import load_settings
     from serve_app.errors import ConfigError
 
@@ -217,7 +218,7 @@ def _print_results(results: "dict[str, dict[str, Result]]", slo_s: dict[str, flo
 
 
 def _print(table: Table) -> None:
-    """Whole lines, however narrow the terminal: times and rules are there to be copied and searched for."""
+    """Print whole lines, however narrow the terminal: users copy and search times and rules."""
     Console(highlight=False, markup=False, width=WIDTH).print(table)
 
 
@@ -263,9 +264,9 @@ def _at(records: "Sequence[Record]", at: str) -> "Record":
     try:
         moment = datetime.fromisoformat(at)
     except ValueError:
-        raise typer.BadParameter(f"{at!r} is no time; write it as {clock(records[-1].time)}", param_hint="--at") from None
+        raise typer.BadParameter(f"{at!r} is not a time; write it as {clock(records[-1].time)}", param_hint="--at") from None
     time = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    # `log` prints whole seconds: a record belongs to the second that it fell in.
+    # `log` prints whole seconds: a record belongs to the second in which it was written.
     found = next((r for r in reversed(records) if r.time < time + 1), None)
     if found is None or time - found.time > OFF_S:
         raise DecisionLogError(f"nothing is logged at {at}", f"the log reaches from {_span(records)}; --since goes further back")
@@ -277,7 +278,7 @@ def _read(text: str) -> "list[Record]":
 
     records, num_unreadable = read(text.splitlines())
     if num_unreadable:
-        typer.echo(f"left out: {num_unreadable} lines that are no records of this version", err=True)
+        typer.echo(f"left out: {num_unreadable} lines that are not records of this version", err=True)
     if not records:
         problem = "nothing in it is a record of this version" if num_unreadable else "the log is empty"
         raise DecisionLogError(problem, "logs are written by `serve-app autoscale log --json`, of an application that is scaled")
@@ -285,7 +286,7 @@ def _read(text: str) -> "list[Record]":
 
 
 def _since(records: "list[Record]", since: str) -> "list[Record]":
-    """Return the records of the last ``since``; what is exported begins at a snapshot before."""
+    """Return the records of the last ``since``. An export begins earlier, at a snapshot."""
     began = records[-1].time - _seconds(since) if since else -math.inf
     return [record for record in records if record.time >= began]
 
@@ -298,21 +299,21 @@ def _known(records: "list[Record]", model: str) -> "list[Record]":
 
 
 def _check_figures(record: "Record", model: str) -> None:
-    """Refuse quantities of the model, or of all, that nothing can have; all others are told as facts."""
+    """Refuse impossible quantities of the model, or of all models, before the others are shown as facts."""
     for key, decision in record.decided.items():
         if model not in ("", key):
             continue
         seen = record.seen.models.get(key)
-        told = {} if seen is None else dataclasses.asdict(seen.load)
-        for name, value in {**told, **{name: decision.inputs.get(name) for name in MEASURED}}.items():
+        load = {} if seen is None else dataclasses.asdict(seen.load)
+        for name, value in {**load, **{name: decision.inputs.get(name) for name in MEASURED}}.items():
             if isinstance(value, float) and not abs(value) <= MAX_FIGURE:
-                wrong = f"record {record.number} tells of {name} {value:g} for {key!r}"
+                wrong = f"record {record.number} has {name} {value:g} for {key!r}"
                 raise DecisionLogError(wrong, "the log is damaged: take another piece, or another --at")
 
 
 @contextmanager
 def _makes_sense(record: "Record") -> Iterator[None]:
-    """Turn what a damaged log leads to into one sentence."""
+    """Turn the exceptions that a damaged log causes into one sentence."""
     try:
         yield
     except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as exc:
@@ -330,7 +331,7 @@ def _text(name: str, address: str, file: Path | None, since: str) -> str:
 def _seconds(duration: str) -> float:
     found = re.fullmatch(r"([0-9]{1,9})([smhd])", duration)
     if found is None:
-        raise typer.BadParameter(f"{duration!r} is no duration; write for example 15m or 2h", param_hint="--since")
+        raise typer.BadParameter(f"{duration!r} is not a duration; write for example 15m or 2h", param_hint="--since")
     return float(int(found[1]) * SECONDS[found[2]])
 
 
@@ -339,7 +340,7 @@ def _fetch(name: str, address: str, since_s: float) -> str:
     from serve_app.cli.cluster import RAY_LIMIT_S, connect_to_run, within
 
     connect_to_run(name, address)
-    import ray  # not before: it reads the token when it is imported
+    import ray  # not earlier: Ray reads the token when it is imported
     from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 
     task = ray.remote(num_cpus=0, resources={HEAD_NODE_RESOURCE_NAME: 0.001}, max_retries=0)(_export)
@@ -368,7 +369,7 @@ def _is_fixed(name: str) -> bool:
 
 
 def _export(name: str, since_s: float) -> tuple[bytes | None, list[str]]:
-    """Runs on the head node, beside Serve's controller. Returns the log, and the applications that have one."""
+    """Return the log, and the applications that have a log. This runs on the head node, beside Serve's controller."""
     import time
 
     from serve_app.autoscaling.decision_log import export, files, log_path

@@ -20,7 +20,7 @@ from serve_app.batch.urls import beside, is_url, refuse_no_room, remove_url, sho
 from serve_app.cli import batch_options as options
 from serve_app.errors import BatchError
 
-if TYPE_CHECKING:  # `--help` loads none of what the command works with
+if TYPE_CHECKING:  # `--help` loads none of these modules
     from serve_app.batch.client import Limits
     from serve_app.batch.fleet_process import FleetProcess
     from serve_app.batch.journal import Journal
@@ -59,9 +59,9 @@ def run(
     """Ask a service for each line of INPUT and write one line for each.
 
     OUTPUT is written at the end, in one piece and in the order of the input. Until then answers are in the journal: after Ctrl-C or any
-    crash the same command goes on. Lines that failed are in OUTPUT.errors.jsonl.
+    crash the same command continues. Lines that failed are in OUTPUT.errors.jsonl.
 
-    Exit status 0: each line has an answer. 3: some lines failed. 1: it could not begin, or not go on.
+    Exit status 0: each line has an answer. 3: some lines failed. 1: it could not begin or continue.
     2: an option or the API key is wrong. 130: Ctrl-C.
     """
     from serve_app.batch.client import Limits, key_of_environment, key_of_file
@@ -94,7 +94,7 @@ def _answer(
     *,
     retry_failed: bool,
 ) -> None:
-    """Ask for what the journal has no answer of, and write the output. ``service``: a URL, or a fleet to start."""
+    """Ask for the lines that have no answer in the journal, and write the output. ``service``: a URL, or a fleet to start."""
     import uvloop
 
     from serve_app.batch.client import connect, only_model
@@ -118,7 +118,7 @@ def _answer(
 
 @dataclass(frozen=True)
 class _OwnFleet:
-    """A fleet that is started for the batch, on the Ray cluster at ``address``; "": on one of its own."""
+    """A fleet that is started for the batch, on the Ray cluster at ``address``; "": on a cluster of its own."""
 
     config: Path
     address: str
@@ -147,7 +147,7 @@ def _fleet(own: _OwnFleet) -> "Iterator[FleetProcess]":
 
 
 async def _run(runner: "Runner", http: Any, requests: Iterator[Any], watch: Callable[..., Coroutine[Any, Any, None]]) -> None:
-    """Let it run until its end or a signal; what was answered is kept in any case."""
+    """Run until the end or a signal; answers are kept in any case."""
     task = asyncio.ensure_future(runner.run(requests, watch=watch))
     stopped: list[int] = []
 
@@ -162,12 +162,12 @@ async def _run(runner: "Runner", http: Any, requests: Iterator[Any], watch: Call
             await task
         except asyncio.CancelledError:
             progress = runner.progress
-            console.print(f"stopped after {progress.lines:,} lines; the same command goes on from there")
+            console.print(f"stopped after {progress.lines:,} lines; the same command continues from there")
             raise typer.Exit(128 + stopped[0]) from None
 
 
 async def _watch(fleet: "FleetProcess | None", share_read: Callable[[], float], progress: "Progress") -> None:
-    """Print a line each few seconds, over the last one on a terminal; raise when the batch's own fleet has ended."""
+    """Print a line every few seconds, on a terminal over the last line; raise when the batch's own fleet has ended."""
     for second in itertools.count(1):
         await asyncio.sleep(1.0)
         if fleet is not None:
@@ -184,7 +184,7 @@ async def _watch(fleet: "FleetProcess | None", share_read: Callable[[], float], 
 
 
 def _share_read(file: BinaryIO, source: str) -> float:
-    """Return the share of a plain local file that was read, 0..1; 0 where that is not known."""
+    """Return the share of a plain local file that was read, 0..1; 0 if that is not known."""
     with contextlib.suppress(OSError, ValueError):
         if not is_url(source) and (size := Path(source).stat().st_size):
             return min(1.0, file.tell() / size)
@@ -192,7 +192,7 @@ def _share_read(file: BinaryIO, source: str) -> float:
 
 
 def _left(progress: "Progress", took_s: float, share_read: float) -> str:
-    """Return how much longer it takes at the rate so far, if as many bytes hold as many lines: empty while nobody can say."""
+    """Return the time left at the rate so far, if lines are spread evenly over the bytes; empty while that cannot be computed."""
     done = progress.answered + progress.failed
     if not done or not share_read:
         return ""
@@ -202,7 +202,7 @@ def _left(progress: "Progress", took_s: float, share_read: float) -> str:
 
 @dataclass(frozen=True)
 class _Files:
-    """What the command writes. ``output`` is a path or a URL, and the errors are beside it."""
+    """The files that the command writes. ``output`` is a path or a URL, and the file of errors is beside it."""
 
     output: str
     journal: Path
@@ -212,7 +212,7 @@ class _Files:
         return beside(self.output, ".errors.jsonl")
 
     def refuse_to_write(self, source: str) -> None:
-        """Raise BatchError when two of the input and what the command writes are one file, by whatever path, or one cannot be a file."""
+        """Raise BatchError if two of the input and the written files are the same file, by whatever path, or one cannot be a file."""
         self._refuse_one_for_two(source)
         if is_url(self.output):
             refuse_no_room(self.output)
@@ -220,8 +220,8 @@ class _Files:
         output = Path(self.output)
         if not output.name or output.is_dir():
             raise BatchError(f"--output is {self.output!r}, a folder", "name a file in it, for example answers.jsonl")
-        if output.exists() and not output.is_file():  # a file that is renamed would take its place
-            problem = f"--output is {self.output!r}, which is no regular file"
+        if output.exists() and not output.is_file():  # the output is renamed to this name, and would replace it
+            problem = f"--output is {self.output!r}, which is not a regular file"
             raise BatchError(problem, "name a file, for example answers.jsonl")
         if not output.parent.is_dir():
             raise BatchError(f"the folder {output.parent} of --output does not exist", f"mkdir -p {output.parent}")
@@ -237,7 +237,7 @@ class _Files:
                 raise BatchError(f"{first} and {second} are both {shown(written[first])}", hint)
 
     def finish(self, journal: "Journal") -> None:
-        """Write the output, and the errors where there are some."""
+        """Write the output, and the errors if there are any."""
         counts = journal.counts()
         if counts.answered + counts.failed == 0:
             raise BatchError("the input has no lines", "give a file with at least one prompt")
@@ -255,7 +255,7 @@ class _Files:
 
 
 def _place(name: str) -> str | Path:
-    """Return what is the same for two names of one file."""
+    """Return a value that is the same for all names of one file."""
     return without_query(name) if is_url(name) else Path(name.removeprefix("file://")).resolve()
 
 
@@ -288,6 +288,6 @@ def _parameters(given: list[str], schema: Path | None, *, chat: bool) -> dict[st
         try:
             held = json.loads(schema.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as exc:
-            raise BatchError(f"{schema} is no JSON schema: {exc}", "give a file that holds one") from exc
+            raise BatchError(f"{schema} is not a JSON schema: {exc}", "give a file that holds one") from exc
         parameters["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": held}}
     return parameters

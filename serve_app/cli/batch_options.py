@@ -21,7 +21,7 @@ Output = Annotated[
     ),
 ]
 Journal = Annotated[
-    Path | None, typer.Option(help="File of this machine that holds what was answered until the end. Default: OUTPUT.journal.")
+    Path | None, typer.Option(help="File of this machine that holds the answers until the end. Default: OUTPUT.journal.")
 ]
 Url = Annotated[str, typer.Option(help=f"The running service. Default: {DEFAULT_URL}.")]
 Embedded = Annotated[
@@ -32,8 +32,8 @@ Address = Annotated[
     str,
     typer.Option(help="With --embedded: the Ray cluster to start it on, of which this machine is a node; empty: start one here."),
 ]
-Model = Annotated[str, typer.Option(help="Of lines that name none. Default: the one that is served.")]
-Chat = Annotated[bool, typer.Option("--chat/--no-chat", help="A prompt is a user's message, or text to go on with.")]
+Model = Annotated[str, typer.Option(help="Model of lines that name none. Default: the service's only model.")]
+Chat = Annotated[bool, typer.Option("--chat/--no-chat", help="A prompt is a user's message, or text to continue.")]
 System = Annotated[str, typer.Option(help="The system's message before each prompt of a chat.")]
 PromptField = Annotated[str, typer.Option(help="The column or key that holds the prompt.")]
 Parameter = Annotated[
@@ -45,13 +45,17 @@ Priority = Annotated[
     Literal["normal", "background"],
     typer.Option(help="background: chats go before the lines in the engines of models with scheduling_policy: priority."),
 ]
-Form = Annotated[str, typer.Option("--format", help="jsonl, csv, text or parquet. Default: by the name.")]
-Concurrency = Annotated[int, typer.Option(min=1, max=4096, help="Requests at once, at most; fewer where the service is full.")]
-Tries = Annotated[int, typer.Option(min=1, help="Of a request that the service fails.")]
-PatienceS = Annotated[float, typer.Option(min=1, help="Stop, to be resumed, when for so long nothing was answered.")]
-TokensPerMinute = Annotated[int | None, typer.Option("--max-tokens-per-minute", min=1, help="Of prompts and answers.")]
+Form = Annotated[str, typer.Option("--format", help="jsonl, csv, text or parquet. Default: by the name's suffix.")]
+Concurrency = Annotated[int, typer.Option(min=1, max=4096, help="Most requests at once; fewer while the service is full.")]
+Tries = Annotated[int, typer.Option(min=1, help="How often a request that the service fails is sent.")]
+PatienceS = Annotated[float, typer.Option(min=1, help="Stop after so many seconds without any answer; a later run continues.")]
+TokensPerMinute = Annotated[
+    int | None, typer.Option("--max-tokens-per-minute", min=1, help="Most tokens a minute, of prompts and answers together.")
+]
 ApiKeyFile = Annotated[
     Path | None,
-    typer.Option(help="Its first line that is no comment and no digest is the API key. Default: $SERVE_APP_API_KEY, or none."),
+    typer.Option(
+        help="File with the API key: its first line that is no comment or digest. Default: $SERVE_APP_API_KEY, or none."
+    ),
 ]
 RetryFailed = Annotated[bool, typer.Option(help="Ask again for lines that failed in an earlier run.")]

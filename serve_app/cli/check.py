@@ -20,7 +20,7 @@ from serve_app.errors import ConfigError
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What was found: mistakes, and of a file without any what it asks for and what is missing on this machine."""
+    """The result of a check: mistakes; or, of a valid file, a summary of what it asks for and notes about this machine."""
 
     problems: Sequence[ConfigError] = ()
     summary: Sequence[str] = ()
@@ -36,7 +36,7 @@ def check(
     ask_vllm: bool,
     as_json: bool = False,
 ) -> None:
-    """Do what the command `serve-app check` says of itself."""
+    """Run `serve-app check`."""
     edge_s = {"client_s": client_timeout_s, "load_balancer_idle_s": load_balancer_idle_s}
     result = _judged(file, edge_s, _known_rules(ignore), ask_vllm=ask_vllm)
     if as_json:
@@ -56,10 +56,10 @@ def check(
 
 
 def _judged(file: Path, edge_s: Mapping[str, float | None], ignored: frozenset[str], *, ask_vllm: bool) -> CheckResult:
-    """Judge a file; what is expensive or depends on the rest is asked only when nothing was wrong before.
+    """Check a file. Expensive checks, and checks that depend on others, run only if the checks before found nothing wrong.
 
     Raises:
-        ConfigError: The file cannot be read, is no YAML, or is of another kind.
+        ConfigError: The file cannot be read, is not YAML, or is of another kind.
     """
     text = read_text(file)
     if str(file) == "-" and not text.strip():
@@ -96,12 +96,12 @@ def _known_rules(names: Collection[str]) -> frozenset[str]:
     """Return the names of rules to ignore.
 
     Raises:
-        ConfigError: A name is no rule's.
+        ConfigError: There is no rule of that name.
     """
     rules = [rule.name for rule in RULES]
     for name in names:
         if name not in rules:
-            raise ConfigError("--ignore", f"{name!r} is no rule of the timeouts", did_you_mean(name, rules))
+            raise ConfigError("--ignore", f"{name!r} is not a rule of the timeouts", did_you_mean(name, rules))
     return frozenset(names)
 
 
@@ -116,7 +116,7 @@ def _unknown_models(settings: Settings) -> Iterator[ConfigError]:
 
 
 def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
-    """What is not wrong with the file but missing on this machine; vLLM was ``asked`` about these models."""
+    """Yield what is missing on this machine, though the file is right. vLLM was ``asked`` about these models."""
     from serve_app.checkpoints import CheckpointError, resolve_model
 
     if not engine_arg_types():

@@ -35,27 +35,28 @@ _CONNECT_LIMIT_S = 10.0
 _END_POLL_S = 0.1
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 OBJECT_STORE_BYTES = 100 << 20
-"""Of our own Ray cluster, in /dev/shm. Requests do not pass through it."""
+"""Size of the object store of our own Ray cluster, in /dev/shm. Requests do not pass through it."""
 
 _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray's memory monitor ends workers by the age of their tasks, whoever took the memory, and has ended the lease board, the controller,
-    # all replicas and the ingress one after the other. The kernel counts caches as free and judges by size and by `replica/oom.py`.
+    # Ray's memory monitor ends workers by the age of their tasks, not by who took the memory. It has ended the lease board, the controller,
+    # all replicas and the ingress one after the other. The kernel counts caches as free, and chooses by size and by `replica/oom.py`.
     "RAY_memory_monitor_refresh_ms": "0",
     # Ray's default of 1000 makes the kernel end its workers before anything else of the machine, and all of them alike.
     "RAY_worker_oom_score_adjustment": "0",
 }
-"""What our own Ray cluster is started with, unless the environment says otherwise."""
+"""The environment of our own Ray cluster. Variables that are set already win."""
 
 
 def identity(pid: int) -> str:
-    """Return what no other process of this machine has or had, though its number may: the boot and the clock tick of its start.
+    """Return the identity of a process: the boot of the machine and the clock tick of the process's start.
 
-    "" without such a process, and once it has ended, even if its parent has not waited for it. psutil's ``create_time()`` would not do:
-    it follows each step of the clock.
+    No other process of this machine has or had the same identity, though it may have the same number. The identity is "" if there is no
+    such process, or it has ended, even if its parent has not waited for it. psutil's ``create_time()`` would not do: it follows each step
+    of the clock.
     """
     try:
-        # Behind the name: state, parent, ...
+        # The fields behind the name are: state, parent, ...
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return ""
@@ -65,7 +66,7 @@ def identity(pid: int) -> str:
 
 @dataclass(frozen=True)
 class RunState:
-    """What other commands need to find a running ``serve-app up``; one JSON file per application name."""
+    """The data by which other commands find a running ``serve-app up``: one JSON file per application name."""
 
     name: str
     pid: int
@@ -75,14 +76,14 @@ class RunState:
     process: str = ""
     """`identity` of the process."""
     created: float = 0.0
-    """Seconds since the epoch: what version 0.1.0 and older wrote in place of ``process``."""
+    """Start of the process in seconds since the epoch, which version 0.1.0 and older wrote in place of ``process``."""
 
     @classmethod
     def of_this_process(cls, name: str, ray_address: str, ray_token: str, url: str) -> Self:
         return cls(name, os.getpid(), ray_address, ray_token, url, identity(os.getpid()))
 
     def is_alive(self) -> bool:
-        """Return whether the very process still runs, not another that was given its number."""
+        """Return whether this very process still runs, and not another process with the same number."""
         found = identity(self.pid)
         if self.process:
             return found == self.process
@@ -98,15 +99,15 @@ class RunState:
         path = self.path(self.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
-        partial.touch(mode=0o600)  # it holds the cluster's token
+        partial.touch(mode=0o600)  # the file holds the cluster's token
         partial.write_text(json.dumps(asdict(self)))
         partial.replace(path)
 
     @classmethod
     def load(cls, name: str) -> "RunState | None":
-        """Return the state of a run that is alive; a file left by one that was killed is removed.
+        """Return the state of a living run; the file of a killed run is removed.
 
-        None also for a name that no application can have: it may be a path to any file.
+        Return None also for a name that no application can have: it may be a path to any file.
 
         Raises:
             ClusterFailed: The file cannot be read, or holds something else.
@@ -137,7 +138,7 @@ def find_run(name: str) -> RunState:
     """Return the running application of that name.
 
     Raises:
-        ClusterFailed: Nothing of that name runs here.
+        ClusterFailed: No application of that name runs here.
     """
     state = RunState.load(name)
     if state is None:
@@ -148,7 +149,7 @@ def find_run(name: str) -> RunState:
 
 
 def _running_here() -> list[str]:
-    """Return the names of what runs here. A file that cannot be read keeps nobody from the others."""
+    """Return the names of the applications that run here. Files that cannot be read are skipped."""
     found = []
     for path in sorted(RunState.path("any").parent.glob("*.json")):
         with contextlib.suppress(ClusterFailed):
@@ -157,7 +158,7 @@ def _running_here() -> list[str]:
 
 
 def within(limit_s: float, call: Callable[[], T]) -> T:
-    """Return what ``call`` returns. It runs in a thread: without a raylet, Ray's calls wait for ever and heed no Ctrl-C.
+    """Return what ``call`` returns. It runs in a thread, because without a raylet Ray's calls wait for ever and ignore Ctrl-C.
 
     Raises:
         ClusterSilent: No answer within ``limit_s`` seconds.
@@ -179,13 +180,13 @@ def within(limit_s: float, call: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def local_cluster(settings: Settings) -> Iterator[str]:
-    """Start a Ray cluster on loopback for this configuration, yield its address, and leave nothing of it behind."""
+    """Start a Ray cluster on loopback for this configuration, yield its address, and remove all of it at the end."""
     temp_dir = tempfile.mkdtemp(prefix="serve-app-")
     reaper = Reaper(Path(temp_dir))
     # Workers inherit the driver's environment; replicas get the same by runtime_env on a cluster we did not start.
     os.environ.update({k: os.environ.get(k, v) for k, v in PROCESS_ENVIRONMENT.items()})
     os.environ.update({k: os.environ.get(k, v) for k, v in _RAY_ENVIRONMENT.items()})
-    # vLLM leaves the sockets and rendezvous files of its workers in the temporary folder. Ray opens its own to everybody.
+    # vLLM leaves its workers' sockets and rendezvous files in the temporary folder. Ray opens its own folder to all users.
     os.environ["TMPDIR"] = temp_dir
     _use_token(secrets.token_hex(32))
     import ray
@@ -199,7 +200,7 @@ def local_cluster(settings: Settings) -> Iterator[str]:
             refuse_dead_ray()
             within(RAY_LIMIT_S, ray.shutdown)
         except Exception:
-            # Ray is dead: its shutdown would end this process before it has said why, or wait, or crash at its exit.
+            # Ray is dead: its shutdown would end this process before the error is printed, or wait, or crash at exit.
             atexit.register(os._exit, 1)
         atexit.unregister(ray.shutdown)
         end_processes(mine)
@@ -209,11 +210,11 @@ def local_cluster(settings: Settings) -> Iterator[str]:
 def _start_ray(settings: Settings, temp_dir: str, reaper: Reaper) -> Any:
     """Return what ``ray.init`` returns for a new Ray node in the folder ``ray`` of ``temp_dir``.
 
-    Ray gives its raylet 30 s to register, whatever else the machine does, and has no setting for it. On a busy machine the raylet may
-    need longer, so that Ray is started once more.
+    Ray gives its raylet 30 s to register, whatever else the machine does, and has no setting for this limit. On a busy machine the raylet
+    may need longer, so Ray is started once more.
 
     Raises:
-        ClusterFailed: Ray has not started, ``RAY_STARTS`` times in a row. The caller ends the processes of the last time.
+        ClusterFailed: Ray has not started ``RAY_STARTS`` times in a row. The caller ends the processes of the last start.
     """
     import ray
 
@@ -232,7 +233,7 @@ def _start_ray(settings: Settings, temp_dir: str, reaper: Reaper) -> Any:
                 _node_ip_address="127.0.0.1",
                 object_store_memory=OBJECT_STORE_BYTES,
             )
-        except Exception as exc:  # Ray raises plain ones
+        except Exception as exc:  # Ray raises plain exceptions
             problem = f"Ray did not start: {str(exc).rstrip('.')}"
             if attempt == RAY_STARTS:
                 raise ClusterFailed(problem=problem, hint="on a busy machine, start again") from exc
@@ -242,12 +243,12 @@ def _start_ray(settings: Settings, temp_dir: str, reaper: Reaper) -> Any:
 
 
 def _descendants(reaper: Reaper) -> list[psutil.Process]:
-    """Return the processes that this one has started, and those that they have, without the reaper."""
+    """Return the processes that this process has started, directly or not, without the reaper."""
     return [p for p in psutil.Process().children(recursive=True) if p.pid != reaper.pid]
 
 
 def refuse_dead_ray() -> None:
-    """Raise ClusterFailed when this process's own Ray node has lost its control store or raylet: nothing is replaced any more."""
+    """Raise ClusterFailed if this process's own Ray node has lost its control store or raylet: then Ray replaces nothing any more."""
     for process in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.name() in ("gcs_server", "raylet") and process.status() == psutil.STATUS_ZOMBIE:
@@ -255,27 +256,27 @@ def refuse_dead_ray() -> None:
 
 
 def _use_token(token: str) -> None:
-    """Ray's own authentication, which it reads when it is imported; its default is one token per user, in a file."""
+    """Set Ray's own authentication, which Ray reads when it is imported; its default is one token per user, in a file."""
     os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token})
 
 
 def ray_token() -> str:
-    """Return the token that this process speaks to Ray with; empty when it has none of its own."""
+    """Return the token with which this process speaks to Ray; empty if this process has no token of its own."""
     return os.environ.get("RAY_AUTH_TOKEN", "")
 
 
 def _num_cpus(settings: Settings) -> int:
-    """Ray's CPUs are a bookkeeping of its own: as many as all replicas may ask for, whatever the machine has."""
+    """Return the CPUs that Ray is to count: as many as all replicas may ask for, whatever the machine has."""
     wanted = sum(m.num_cpus * (m.replicas.max + m.surge()) for m in settings.models.values())
-    wanted += settings.ingress.num_cpus * settings.ingress.replicas.max * 2  # old and new ones at once in an update
+    wanted += settings.ingress.num_cpus * settings.ingress.replicas.max * 2  # in an update, old and new ingresses run at once
     return max(os.cpu_count() or 1, int(wanted) + 1)
 
 
 def simulated_gpus(settings: Settings) -> int | None:
-    """Return the GPUs that Ray is told of; None: those that it finds.
+    """Return the number of GPUs to declare to Ray; None: Ray counts the real GPUs.
 
-    Where every model that holds GPUs is simulated, so are the GPUs: ``autoscaling.max_gpus``, or else as many as all models may hold at
-    once during updates.
+    If every model that holds GPUs is simulated, so are the GPUs: ``autoscaling.max_gpus``, or else as many as all models may hold at once
+    during updates.
     """
     holders = [m for m in settings.models.values() if m.gpus_per_replica]
     if not holders or any(m.simulated is None for m in holders):
@@ -284,9 +285,9 @@ def simulated_gpus(settings: Settings) -> int | None:
 
 
 def _gpus_for_ray(settings: Settings) -> int | None:
-    """Return `simulated_gpus`. Where there are some, let this process's environment restrict no real ones."""
+    """Return `simulated_gpus`. If there are any, remove the restriction of real GPUs from this process's environment."""
     if (num_gpus := simulated_gpus(settings)) is not None:
-        # Ray refuses to start with more GPUs than the variable names, and nothing of this fleet uses a real one.
+        # Ray refuses to start with more GPUs than the variable names, and this fleet uses no real GPU.
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     return num_gpus
 
@@ -300,19 +301,24 @@ def connect(address: str, namespace: str, token: str = "") -> None:
     _refuse_closed_port(address)
     if token:
         _use_token(token)
-    os.environ["RAY_LOG_TO_STDERR"] = "0"  # KubeRay's pods have 1, and Ray's lines would be among ours, on stdout
+    os.environ["RAY_LOG_TO_STDERR"] = "0"  # KubeRay's pods have 1, which would mix Ray's lines with ours on stdout
     import ray
 
     try:
         ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="error", configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RaySystemError) as exc:  # of the last kind: a GCS too slow
+    except (
+        ConnectionError,
+        RuntimeError,
+        ValueError,
+        ray.exceptions.RaySystemError,
+    ) as exc:  # RaySystemError: the GCS is too slow
         tokenless = "RAY_AUTH_MODE" not in os.environ
         hint = "if the cluster was started with Ray's token authentication, set RAY_AUTH_MODE=token" if tokenless else ""
         raise ClusterFailed(problem=f"no Ray cluster answers at {address}: {exc}", hint=hint) from exc
 
 
 def _refuse_closed_port(address: str) -> None:
-    """Refuse HOST:PORT where nothing listens; Ray itself would try for more than a minute. `auto` and `ray://` are left to Ray.
+    """Refuse an address HOST:PORT where nothing listens; Ray itself would try for more than a minute. `auto` and `ray://` are left to Ray.
 
     Raises:
         ClusterFailed: Nothing takes a connection there.
@@ -328,12 +334,12 @@ def _refuse_closed_port(address: str) -> None:
 
 
 def connect_to_run(name: str, address: str) -> str:
-    """Connect this process to the cluster at ``address``, or to the one that `serve-app up` started here; return the URL that it served.
+    """Connect this process to the cluster at ``address``, or else to that of the `serve-app up` here; return the application's URL.
 
-    The URL is "" for a given address: nothing there tells it.
+    The URL is "" for a given address, because the cluster does not know it.
 
     Raises:
-        ClusterFailed: Nothing answers there, or nothing of that name runs here.
+        ClusterFailed: Nothing answers there, or no application of that name runs here.
     """
     if address:
         connect(address, name)
@@ -344,10 +350,10 @@ def connect_to_run(name: str, address: str) -> str:
 
 
 def interrupt(run: RunState) -> None:
-    """Ask a ``serve-app up`` to end as Ctrl-C would, and wait until it has ended. To ask again cuts no streams: `up` cuts at SIGINT only.
+    """Ask a ``serve-app up`` to end as Ctrl-C would, and wait until it has ended. A second request cuts no streams: only SIGINT does.
 
     Raises:
-        ClusterFailed: It belongs to somebody else.
+        ClusterFailed: The process belongs to another user.
     """
     try:
         os.kill(run.pid, signal.SIGTERM)

@@ -14,10 +14,12 @@ def check(
     file: Annotated[
         Path, typer.Argument(help="A configuration file, or Kubernetes manifests; - is standard input.", show_default=False)
     ],
-    client_timeout_s: Annotated[float | None, typer.Option(help="After which clients give an answer up.")] = None,
-    load_balancer_idle_s: Annotated[float | None, typer.Option(help="Silence after which the load balancer closes.")] = None,
+    client_timeout_s: Annotated[float | None, typer.Option(help="Seconds after which clients give an answer up.")] = None,
+    load_balancer_idle_s: Annotated[
+        float | None, typer.Option(help="Seconds of silence after which the load balancer closes.")
+    ] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option(help="Name of a rule of the timeouts that is broken on purpose; may be repeated.")
+        list[str] | None, typer.Option(help="Name of a timeout rule that is broken on purpose; may be repeated.")
     ] = None,
     ask_vllm: Annotated[
         bool, typer.Option("--vllm/--no-vllm", help="Ask vLLM, too, about models whose checkpoint is on this machine.")
@@ -26,7 +28,7 @@ def check(
 ) -> None:
     """Check a configuration file, or manifests of a cluster, without starting anything.
 
-    Exit status 0: it can be used. 1: each line names a wrong key, or a timeout that ends before another one that it must outlast.
+    Exit status 0: the file can be used. 1: each line names a wrong key, or a timeout that ends before another timeout that it must outlast.
     """
     from serve_app.cli import check
 
@@ -49,7 +51,7 @@ def doctor(
 ) -> None:
     """Examine this machine: packages, torch's build, driver, ports, shared memory, memory, open files, and the configuration.
 
-    Each line has its remedy. Exit status 0: a start can succeed, though lines marked `warning` may tell of what will be tight. 1: a line is
+    Each line has its remedy. Exit status 0: a start can succeed, though lines marked `warning` may name what will be tight. 1: a line is
     marked `error`.
     """
     from serve_app.cli import demo, doctor
@@ -62,7 +64,7 @@ def top(
     key: Annotated[str, typer.Option(help="API key.", envvar="SERVE_APP_API_KEY")] = "",
     interval_s: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.5, max=60)] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print the fleet once and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what the ingress tells, once, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the ingress's report, once, as JSON.")] = False,
 ) -> None:
     """Watch a fleet: replicas, queues, load, and what happens, until Ctrl-C."""
     from serve_app.cli import top
@@ -96,18 +98,20 @@ def rollout(
     name: Annotated[str, typer.Argument(help="The release: name of the RayService.")] = "serve-app",
     file: Annotated[
         Path | None,
-        typer.Option("--file", "-f", help="Manifests to apply first. Without: watch what was applied, by Helm for example."),
+        typer.Option(
+            "--file", "-f", help="Manifests to apply first. Without: watch a change that was applied, by Helm for example."
+        ),
     ] = None,
     context: Annotated[str | None, typer.Option(help="Context of the kubeconfig. Default: the current one.")] = None,
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Default: the context's.")] = None,
-    timeout_s: Annotated[float, typer.Option(help="After which it counts as failed.", min=1)] = 1800.0,
+    timeout_s: Annotated[float, typer.Option(help="Seconds after which the rollout counts as too slow.", min=1)] = 1800.0,
     poll_s: Annotated[float, typer.Option(hidden=True)] = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print at the end, on standard output, how it ended as JSON.")] = False,
 ) -> None:
     """Roll a change out on Kubernetes and wait until it runs.
 
-    Exit status 0: it runs. 1: nothing was changed, or the cluster cannot be asked. 3: it failed. 4: it took too long. What failed is
-    left as it is, with the way back: where KubeRay makes a new cluster for the change, the old one goes on serving.
+    Exit status 0: the change runs. 1: nothing was changed, or the cluster cannot be asked. 3: the change failed. 4: it took too long. A
+    failed change is left as it is, and the way back is printed: if KubeRay makes a new cluster for the change, the old one keeps serving.
     """
     from serve_app.cli import rollout
 

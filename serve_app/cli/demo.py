@@ -24,7 +24,7 @@ from serve_app.config import ModelSettings, Settings, default_cache_dir
 from serve_app.config.checks import dotted
 
 EXAMPLE = Path(serve_app.__path__[0], "examples", "cpu.yaml")
-"""In a checkout a link to the folder `examples`, in an installed package a copy of it."""
+"""The example for CPUs. `serve_app/examples` is a link to the folder `examples` in a checkout, and a copy in an installed package."""
 QUESTION = "What is the capital of France?"
 STORY = "Tell me a story about a lighthouse keeper and a lost sailor."
 STORY_TOKENS = 150
@@ -37,7 +37,7 @@ console = Console(file=sys.stdout, highlight=False)
 
 
 def demo(file: Path) -> None:
-    """Do what the command `serve-app demo` says of itself."""
+    """Run `serve-app demo`."""
     settings = read_settings(file)
     refuse_missing_vllm()
     for model in settings.models.values():
@@ -45,7 +45,7 @@ def demo(file: Path) -> None:
     refuse_hopeless_start(settings)
     console.print(f"Start {file}, ask it, kill an engine while it answers, load it for {LOAD_S:.0f} s, stop: about 3 minutes.")
     _heading("0. Starting: Ray, the ingress, the engines")
-    # Ray prints to standard output what it thinks of the engine's death, in the middle of the answer.
+    # Ray prints messages about the engine's death to standard output, in the middle of the answer.
     with (
         contextlib.redirect_stdout(io.StringIO()),
         local_cluster(settings) as address,
@@ -112,10 +112,10 @@ def _judge(undisturbed: DemoAnswer, answer: DemoAnswer, victim: "_Victim") -> bo
         _print_problem(problem)
     same = answer.text == undisturbed.text
     if victim.pause_s is None:
-        _print_problem("no engine was killed in mid-stream")
+        _print_problem("no engine was killed during the stream")
     elif same:
         console.print(
-            f"[green]The stream went on at the other replica after {victim.pause_s:.1f} s, word for word as undisturbed."
+            f"[green]The stream continued at the other replica after {victim.pause_s:.1f} s, word for word as undisturbed."
         )
     else:
         _print_problem(f"not the undisturbed answer, which is: {undisturbed.text}")
@@ -123,7 +123,7 @@ def _judge(undisturbed: DemoAnswer, answer: DemoAnswer, victim: "_Victim") -> bo
 
 
 class _Victim:
-    """Prints a stream and kills the engine that computes it, once."""
+    """Prints a stream, and once kills the engine that computes it."""
 
     def __init__(self, client: DemoClient, engines: dict[str, int]) -> None:
         self.killed_at: float | None = None

@@ -16,11 +16,11 @@ class DemoAnswer:
 
     text: str = ""
     num_tokens: int = 0
-    """As the server counts them, in its last event."""
+    """The server's count, from its last event."""
     ttft_s: float | None = None
-    """Sent to first non-empty token; None before there is one."""
+    """Seconds from sending to the first non-empty token; None before it."""
     error: str = ""
-    """The server's own words."""
+    """The server's own error message."""
     lost: str = ""
     """How the connection broke."""
     finish_reason: str = ""
@@ -46,7 +46,7 @@ class DemoAnswer:
 
     @property
     def outcome(self) -> Literal["complete", "failed", "truncated"]:
-        """Truncated: it began and ended without a finish reason and without an error, which is never right."""
+        """The outcome. Truncated: the answer began, and ended without a finish reason and without an error, which is always wrong."""
         if self.done and self.finish_reason and not self.error:
             return "complete"
         return "truncated" if self.text and not self.error else "failed"
@@ -61,7 +61,7 @@ class DemoAnswer:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of many answers. Percentiles are over those that had a first token, None if none had."""
+    """Figures of many answers. Percentiles are over the answers that had a first token; None if no answer had one."""
 
     num_requests: int
     tokens_per_s: float

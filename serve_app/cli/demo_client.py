@@ -33,7 +33,7 @@ class _Streams:
 
     @contextlib.contextmanager
     def reading(self, response: requests.Response) -> Iterator[None]:
-        """Take part while an answer is read. One that begins after the cut is cut as well."""
+        """Register an answer while it is read. An answer that begins after the cut is cut as well."""
         self._responses.add(response)
         try:
             if self.is_cut:
@@ -43,7 +43,7 @@ class _Streams:
             self._responses.discard(response)
 
     def cut(self) -> None:
-        """End the answers under way: to their readers the connections are closed."""
+        """End the answers under way: their readers see closed connections."""
         self._cut.set()
         for response in tuple(self._responses):
             # `close` would not wake a thread that waits for the next bytes. ValueError, RuntimeError: the answer has just ended.
@@ -52,7 +52,7 @@ class _Streams:
 
 
 class DemoClient:
-    """Talks to the first model of a running application."""
+    """A client of the first model of a running application."""
 
     def __init__(self, settings: Settings) -> None:
         model = next(iter(settings.models.values()))
@@ -64,7 +64,7 @@ class DemoClient:
         """Wait until the ingress has a link to every replica.
 
         Raises:
-            ClusterFailed: Not within ``limit_s``.
+            ClusterFailed: Some links are missing after ``limit_s``.
         """
         deadline = time.monotonic() + limit_s
         while (count := len(self._held())) < self.num_replicas:
@@ -78,10 +78,10 @@ class DemoClient:
         return [replica_id for replica_id, held in self._held().items() if held]
 
     def _held(self) -> dict[str, float]:
-        """Return replica id -> unfinished requests, as the ingress that answers says.
+        """Return replica id -> unfinished requests, as the ingress reports them.
 
         Raises:
-            ClusterFailed: None answers.
+            ClusterFailed: No ingress answers.
         """
         try:
             text = self._send("GET", "/metrics").text
@@ -95,9 +95,9 @@ class DemoClient:
     def chat(
         self, question: str, *, max_tokens: int, on_text: OnText | None = None, streams: _Streams | None = None
     ) -> DemoAnswer:
-        """Stream one greedy answer; ``on_text`` gets every piece as it comes. What goes wrong is in the answer.
+        """Stream one greedy answer; ``on_text`` gets every piece as it comes. Problems are recorded in the answer.
 
-        The answer is one of ``streams`` while it is read.
+        The answer is registered with ``streams`` while it is read.
         """
         body: dict[str, Any] = {
             "model": self.model,
@@ -130,7 +130,7 @@ class DemoClient:
     def load(self, question: str, *, num_streams: int, seconds: float) -> tuple[list[DemoAnswer], float]:
         """Keep ``num_streams`` answers streaming for ``seconds``; return them and the time until the last one ended.
 
-        What interrupts it, as Ctrl-C does, cuts the answers under way.
+        An interruption, such as Ctrl-C, cuts the answers under way.
         """
         started, streams = time.monotonic(), _Streams()
 

@@ -26,14 +26,14 @@ from serve_app.config import ModelSettings, Settings, mapping_in, parse_settings
 from serve_app.errors import CheckpointError, ClusterFailed, ConfigError, ListenFailed
 
 RAY_GIB, INGRESS_GIB, REPLICA_GIB = 0.5, 1.0, 1.25
-"""Memory of Ray's own processes, of an ingress, and of an engine with its supervisor, without weights and KV cache: resident sizes of a
-running fleet, rounded up."""
+"""Memory of Ray's own processes, of an ingress, and of an engine with its supervisor, without weights and KV cache. These are resident
+sizes of a running fleet, rounded up."""
 _STYLES = {"ok": "green", "warning": "yellow", "error": "red"}
 _NVIDIA_SMI_LIMIT_S = 20
 
 
 def doctor(file: Path, *, as_json: bool) -> None:
-    """Do what the command `serve-app doctor` says of itself."""
+    """Run `serve-app doctor`."""
     found = list(examine(file))
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in found], indent=2))
@@ -44,7 +44,7 @@ def doctor(file: Path, *, as_json: bool) -> None:
 
 
 def show(found: list[Finding], console: Console) -> None:
-    """Print each finding on a line: state, name, what is so; and, after an arrow, the remedy."""
+    """Print each finding on a line: state, name, description, and the remedy after an arrow."""
     width = max(len(finding.name) for finding in found)
     for finding in found:
         remedy = f" -> {finding.remedy}" if finding.remedy else ""
@@ -53,7 +53,7 @@ def show(found: list[Finding], console: Console) -> None:
 
 
 def examine(file: Path) -> Iterator[Finding]:
-    """Yield what is found. After a mistake in ``file`` nothing is said of its ports, models and needs."""
+    """Yield the findings. After a mistake in ``file``, its ports, models and needs are not examined."""
     yield from _packages()
     mistakes, settings = _read(file)
     yield from findings.configuration(str(file), mistakes)
@@ -64,7 +64,7 @@ def examine(file: Path) -> Iterator[Finding]:
     yield from _ports(settings, run)
     yield findings.driver(_gpus(), _torch()[1], needed_gpus(settings))
     shm = shutil.disk_usage("/dev/shm")
-    # A fleet that runs holds its share already.
+    # A running fleet holds its share already.
     yield findings.shared_memory(shm.free, 0 if run else OBJECT_STORE_BYTES)
     yield findings.memory(_available_bytes(), 0 if run else needed_bytes(settings))
     yield findings.descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE), settings.ingress.replicas.target_streams)
@@ -72,7 +72,7 @@ def examine(file: Path) -> Iterator[Finding]:
 
 
 def needed_gpus(settings: Settings) -> int:
-    """Return the GPUs of the smallest fleet; simulated accelerators are none."""
+    """Return the GPUs of the smallest fleet; simulated accelerators do not count."""
     return sum(m.gpus_per_replica * m.replicas.min for m in settings.models.values() if m.simulated is None)
 
 
@@ -101,7 +101,7 @@ def _pinned(name: str) -> str:
 
 
 def _torch() -> tuple[str, str | None]:
-    """Return torch's version and its CUDA's from its file of constants: to import torch takes seconds."""
+    """Return the versions of torch and of its CUDA from torch's file of constants: importing torch takes seconds."""
     spec = util.find_spec("torch")
     if spec is None or spec.origin is None:
         return "", None
@@ -110,13 +110,13 @@ def _torch() -> tuple[str, str | None]:
 
 
 def _gpus() -> list[tuple[str, str]]:
-    """Return name and driver's version of each GPU; none where `nvidia-smi` is missing or fails."""
+    """Return the name and the driver's version of each GPU; no GPU if `nvidia-smi` is missing or fails."""
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=_NVIDIA_SMI_LIMIT_S, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=_NVIDIA_SMI_LIMIT_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    rows = (line.rpartition(", ") for line in told.splitlines() if ", " in line)
+    rows = (line.rpartition(", ") for line in output.splitlines() if ", " in line)
     return [(name, version) for name, _, version in rows]
 
 
@@ -168,7 +168,7 @@ def _missing(model: ModelSettings) -> str:
 def needed_bytes(settings: Settings) -> int:
     """Return an estimate of the memory that the smallest fleet takes on one machine.
 
-    It is Ray's, each ingress's and each replica's own, and the KV cache of replicas that compute on CPUs. Weights are not counted.
+    The estimate counts Ray, each ingress, each replica, and the KV cache of replicas that compute on CPUs. It does not count weights.
     """
     needed_gib = RAY_GIB + INGRESS_GIB * settings.ingress.replicas.min
     for model in settings.models.values():
@@ -178,9 +178,9 @@ def needed_bytes(settings: Settings) -> int:
 
 
 def _available_bytes() -> int:
-    """Return what the kernel can give to new processes, at most what the cgroup's limit leaves."""
+    """Return the memory that the kernel can give to new processes, within the cgroup's limit."""
     available = psutil.virtual_memory().available
-    with contextlib.suppress(OSError, ValueError):  # no cgroup v2, or "max"
+    with contextlib.suppress(OSError, ValueError):  # there is no cgroup v2, or its limit is "max"
         group = Path("/sys/fs/cgroup")
         left = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
         return max(0, min(available, left))

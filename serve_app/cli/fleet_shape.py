@@ -79,10 +79,10 @@ class _Fleet(_Part):
     decisions: list[_Decision]
 
 
-def problem_of(told: Any) -> str:
-    """Return what is wrong with the form of the answer; "" where nothing is."""
+def problem_of(answer: Any) -> str:
+    """Return what is wrong with the form of the answer; "" if nothing is wrong."""
     try:
-        _Fleet.model_validate(told)
+        _Fleet.model_validate(answer)
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_input=False)[0]
         return f"{dotted(first['loc'])}: {first['msg']}".removeprefix(": ")

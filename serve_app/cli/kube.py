@@ -27,7 +27,7 @@ class Cluster:
     namespace: str
 
     def kubectl_options(self) -> str:
-        """Return the options that point kubectl to the same place."""
+        """Return the options with which kubectl uses the same cluster and namespace."""
         context = f"--context {self.context} " if self.context else ""
         return f"{context}-n {self.namespace}"
 
@@ -38,7 +38,7 @@ class Cluster:
         """Return the RayService.
 
         Raises:
-            ClusterFailed: There is none of that name, or the cluster refused or did not answer.
+            ClusterFailed: There is no RayService of that name, or the cluster refused or did not answer.
         """
         return ray_service(self.raw_ray_service(name))
 
@@ -63,7 +63,7 @@ class Cluster:
 
     def _no_service(self, name: str) -> ClusterFailed:
         names: list[str] = []
-        with contextlib.suppress(ClusterFailed):  # only for the hint
+        with contextlib.suppress(ClusterFailed):  # the names are only for the hint
             names = self.ray_services()
         hint = (
             f"there: {', '.join(names)}"
@@ -73,13 +73,13 @@ class Cluster:
         return ClusterFailed(problem=f"no RayService {name!r} in the namespace {self.namespace!r}", hint=hint)
 
     def pods(self, service: RayService) -> list[Pod]:
-        """Return the pods of its clusters and of the chart's own Redis, in the order of their names."""
+        """Return the pods of the RayService's clusters and of the chart's own Redis, in the order of their names."""
         clusters = [c.name for c in (service.active, service.pending) if c is not None]
         found = self._pods(f"ray.io/cluster in ({','.join(clusters)})") if clusters else []
         if service.redis_address:
             found += self._pods(f"app.kubernetes.io/instance={service.instance},app.kubernetes.io/component={REDIS}")
         if any(p.reason and p.phase != "Terminating" for p in found):
-            with contextlib.suppress(ClusterFailed):  # the right to read events is a different one, and they only explain
+            with contextlib.suppress(ClusterFailed):  # reading events needs another right, and events only add explanations
                 found = with_warnings(found, self._warnings())
         return sorted(found, key=lambda p: p.name)
 
@@ -106,9 +106,9 @@ class Cluster:
         return events
 
     def helm_revisions(self, release: str) -> dict[int, str]:
-        """Return the status of each revision that Helm keeps of a release, in their order.
+        """Return revision -> status of each revision that Helm keeps of a release, in their order.
 
-        It asks for the labels of Helm's Secrets alone: what they hold is large, and the values of the release.
+        Only the labels of Helm's Secrets are read: their content is large, and includes the release's values.
 
         Raises:
             ClusterFailed: The cluster refused or did not answer.
@@ -127,15 +127,17 @@ class Cluster:
         return dict(sorted((int(each["version"]), each["status"]) for each in labels))
 
     def apply(self, manifests: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-        """Apply each by server-side apply, and yield its kind and name.
+        """Apply each manifest by server-side apply, and yield its kind and name.
 
         Raises:
-            ClusterFailed: The cluster refused one; those before it are applied.
+            ClusterFailed: The cluster refused a manifest; the manifests before it are applied.
         """
         from kubernetes.dynamic import DynamicClient
 
         with tempfile.TemporaryDirectory() as folder, explained(self, "read the API's kinds"):
-            client = DynamicClient(self.api, cache_file=str(Path(folder, "kinds.json")))  # its default is a shared file in /tmp
+            client = DynamicClient(
+                self.api, cache_file=str(Path(folder, "kinds.json"))
+            )  # the client's default is a shared file in /tmp
         for manifest in manifests:
             kind, name = manifest["kind"], manifest["metadata"]["name"]
             with explained(self, f"patch {kind} {name}", missing=lambda kind=kind: _no_kind(kind)):
@@ -146,7 +148,7 @@ class Cluster:
 
 
 def connect(context: str | None, namespace: str | None) -> Cluster:
-    """Return the cluster of a context of the kubeconfig (None: its current one), or of the pod that this runs in.
+    """Return the cluster of a context of the kubeconfig (None: its current context), or of the pod in which this process runs.
 
     Raises:
         ClusterFailed: The client is not installed, or there is no such context.
@@ -198,11 +200,11 @@ def explained(cluster: Cluster, action: str, missing: Any = None) -> Iterator[No
     """Turn the client's errors into ours.
 
     Args:
-        action: What was asked, as ``kubectl auth can-i`` takes it.
+        action: The request, in the form of ``kubectl auth can-i``.
         missing: Makes the error for an object, or a kind, that does not exist.
 
     Raises:
-        ClusterFailed: Whatever the client raised.
+        ClusterFailed: The client raised an error.
     """
     from kubernetes.client import ApiException
     from kubernetes.dynamic.exceptions import ResourceNotFoundError
@@ -222,22 +224,24 @@ def explained(cluster: Cluster, action: str, missing: Any = None) -> Iterator[No
 
 def _refusal(cluster: Cluster, action: str, exc: Any, missing: Any) -> ClusterFailed:
     try:
-        told = json.loads(exc.body)
+        body = json.loads(exc.body)
     except (TypeError, ValueError):
-        told = {}
-    message = told.get("message") or exc.reason or f"status {exc.status}"
+        body = {}
+    message = body.get("message") or exc.reason or f"status {exc.status}"
     match exc.status:
         case 401:
-            return ClusterFailed(problem="the cluster does not know who asks (401)", hint="renew the kubeconfig's credentials")
+            return ClusterFailed(
+                problem="the cluster does not accept the credentials (401)", hint="renew the kubeconfig's credentials"
+            )
         case 403:
-            hint = f"ask for the right; it is there when this says yes: kubectl auth can-i {action} {cluster.kubectl_options()}"
+            hint = f"ask for the right; this command says yes once you have it: kubectl auth can-i {action} {cluster.kubectl_options()}"
             return ClusterFailed(problem=f"not allowed: {message}", hint=hint)
-        case 404 if not told.get("details", {}).get("name"):  # the path itself is unknown
+        case 404 if not body.get("details", {}).get("name"):  # the path itself is unknown
             return _no_kind("RayService")
         case 404 if missing:
             found: ClusterFailed = missing()
             return found
         case 409:
-            hint = "who owns it should change it: helm upgrade where Helm does"
-            return ClusterFailed(problem=f"others own what {action} would change: {message}", hint=hint)
+            hint = "let its owner change it: by helm upgrade if Helm owns it"
+            return ClusterFailed(problem=f"another owner has fields that {action} would change: {message}", hint=hint)
     return ClusterFailed(problem=f"the cluster refused to {action}: {message}", hint="")

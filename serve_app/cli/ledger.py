@@ -10,10 +10,12 @@ import typer
 if TYPE_CHECKING:
     from serve_app.books.ledger_check import Report
 
-app = typer.Typer(help="The account that ingresses keep of each request, where `ingress.ledger` is set.", no_args_is_help=True)
+app = typer.Typer(
+    help="Check the ledger, in which ingresses record each request if `ingress.ledger` is set.", no_args_is_help=True
+)
 
 SHOWN = 20
-"""Findings and notes that are printed of each."""
+"""Most findings, and most notes, that are printed."""
 
 
 @app.command()
@@ -23,9 +25,9 @@ def verify(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the sums, findings and notes as JSON.")] = False,
 ) -> None:
-    """Check that each request has one line and no line is missing, and sum up what they say.
+    """Check that each request has one line and no line is missing, and print sums.
 
-    Exit status 0: nothing is wrong, though notes may tell of requests that ran when an ingress was killed. 1: each line on stderr
+    Exit status 0: nothing is wrong, though notes may name requests that ran when an ingress was killed. 1: each line on stderr
     names a file, a line and what is wrong. 2: there is no ledger, or it cannot be read.
     """
     from serve_app.books.ledger_check import check
@@ -49,10 +51,10 @@ def verify(
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files, those of folders in their order.
+    """Yield the files; the files of a folder come in their order.
 
     Raises:
-        typer.BadParameter: One is not there, or holds no ledger.
+        typer.BadParameter: A path does not exist, or holds no ledger.
     """
     from serve_app.books.ledger_lines import ledger_files
 
@@ -87,12 +89,12 @@ def _summary(report: "Report") -> Iterator[str]:
         )
         yield f"{outcome:<10}{num:>10}  {reasons}"
     if report.num_without_outcome:
-        yield f"{'none':<10}{report.num_without_outcome:>10}  they ran still when their ingress ended, or run now"
+        yield f"{'none':<10}{report.num_without_outcome:>10}  they still ran when their ingress ended, or run now"
     attempts = ", ".join(f"{n}: {num}" for n, num in sorted(report.attempts.items()))
     yield f"attempts of a request: {attempts or 'none'}"
     gaps = report.gaps()
-    told = "" if gaps is None else f"; silence p50 {gaps[0]:.2f} s, p99 {gaps[1]:.2f} s, longest {gaps[2]:.2f} s"
-    yield f"resumed within the answer: {report.num_resumed}{told}"
+    silence = "" if gaps is None else f"; silence p50 {gaps[0]:.2f} s, p99 {gaps[1]:.2f} s, longest {gaps[2]:.2f} s"
+    yield f"resumed within the answer: {report.num_resumed}{silence}"
     yield f"tokens: prompt {report.prompt_tokens}, output {report.output_tokens}"
     if report.num_same_id():
-        yield f"{report.num_same_id()} lines have an id that a line before has: a client tried again, or gives several requests one id"
+        yield f"{report.num_same_id()} lines have the id of an earlier line: a client tried again, or gives several requests one id"

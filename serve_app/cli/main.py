@@ -33,7 +33,7 @@ def _print_version(wanted: bool) -> None:
 def options(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it and end.")] = False,
 ) -> None:
-    """Options that stand before a command."""
+    """Declare the options before a command."""
 
 
 config_app = typer.Typer(help="The configuration file.", no_args_is_help=True)
@@ -78,7 +78,7 @@ def serve(
 
 
 def main() -> None:
-    """Entry point. An error of ours is one line on stderr and exit status 1; a wrong command line, or a batch's wrong API key, is 2."""
+    """Run the command line. An error of ours is one line on stderr and exit status 1; a wrong command line or API key of a batch is 2."""
     try:
         try:
             app()
@@ -90,7 +90,7 @@ def main() -> None:
     except OSError as exc:
         if exc.errno != errno.ENOSPC:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer has no room either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest of the buffer has no room either
         typer.secho(f"error: {exc.filename or 'the output'} cannot be written: {exc.strerror}", fg="red", err=True)
         sys.exit(1)
 

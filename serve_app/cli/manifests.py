@@ -13,7 +13,7 @@ from serve_app.config.timeouts import Timeouts, broken_rules, serve_shutdown_s
 from serve_app.errors import ConfigError
 
 INGRESS_LABEL = ("app.kubernetes.io/component", "ingress")
-SPOT_NOTICE_S = 120.0  # AWS's; others give less
+SPOT_NOTICE_S = 120.0  # AWS's notice; other clouds give less
 _IDLE = re.compile(r"idle_timeout\.timeout_seconds=(\d+)")
 _HEALTH_CHECK = "alb.ingress.kubernetes.io/healthcheck-interval-seconds"
 _FAILURES = "alb.ingress.kubernetes.io/unhealthy-threshold-count"
@@ -31,14 +31,14 @@ def are_manifests(text: str) -> bool:
 
 
 def documents_in(text: str) -> list[Mapping[str, Any]]:
-    """Return the YAML documents of ``text``, without those that are empty.
+    """Return the YAML documents of ``text`` that are not empty.
 
     Raises:
-        ConfigError: Not YAML, or a document is no mapping.
+        ConfigError: The text is not YAML, or a document is not a mapping.
     """
     try:
         documents = [d for d in yaml.safe_load_all(text) if d is not None]
-    except (yaml.YAMLError, ValueError) as exc:  # ValueError: a number in form only, such as 0b_
+    except (yaml.YAMLError, ValueError) as exc:  # ValueError: a number by its form only, such as 0b_
         raise ConfigError("", f"not valid YAML: {' '.join(str(exc).split())}") from exc
     except RecursionError:
         raise too_deep() from None
@@ -48,16 +48,17 @@ def documents_in(text: str) -> list[Mapping[str, Any]]:
 def manifest_problems(
     text: str, *, client_s: float | None, load_balancer_idle_s: float | None, ignored: Collection[str] = ()
 ) -> Iterator[ConfigError]:
-    """Yield what is wrong in the RayServices of ``text``; the path is the manifest's kind and name, and the key.
+    """Yield the problems of the RayServices in ``text``; a problem's path is the manifest's kind and name, and the key.
 
     Args:
         text: Manifests, as YAML documents.
-        client_s: After which clients give an answer up.
-        load_balancer_idle_s: Silence after which the load balancer closes; None: what the manifests ask for.
-        ignored: Names of rules of the timeouts that are not judged.
+        client_s: Seconds after which clients give an answer up.
+        load_balancer_idle_s: Seconds of silence after which the load balancer closes; None: the value of the manifests.
+        ignored: Names of timeout rules that are not checked.
 
     Raises:
-        ConfigError: Not YAML, no RayService in it, one without name or apiVersion, or an annotation of a load balancer that is no number.
+        ConfigError: The text is not YAML or has no RayService, a RayService has no name or apiVersion, or a load balancer's annotation is
+            not a number.
     """
     documents = documents_in(text)
     services = [d for d in documents if d.get("kind") == "RayService"]
@@ -80,7 +81,7 @@ def called(manifest: Mapping[str, Any]) -> str:
     """Return the kind and the name of a manifest.
 
     Raises:
-        ConfigError: It lacks one of them, or its apiVersion, or one is no text.
+        ConfigError: The kind, the name or the apiVersion is missing or not a text.
     """
     kind, name = manifest.get("kind"), _metadata(manifest).get("name")
     for key, value in (("kind", kind), ("metadata.name", name), ("apiVersion", manifest.get("apiVersion"))):
@@ -97,7 +98,7 @@ def _inside(where: str, problem: ConfigError) -> ConfigError:
 
 
 def timeout_problems(known: Iterable[Timeouts], ignored: Collection[str] = ()) -> list[ConfigError]:
-    """Return the rules that do not hold and are not ignored, each sentence once; the path is the rule's name."""
+    """Return an error for each broken rule that is not ignored, each sentence once; an error's path is the rule's name."""
     broken = dict.fromkeys(b for timeouts in known for b in broken_rules(timeouts))
     return [ConfigError(*b) for b in broken if b.rule not in ignored]
 
@@ -105,11 +106,11 @@ def timeout_problems(known: Iterable[Timeouts], ignored: Collection[str] = ()) -
 def _service_problems(
     spec: Mapping[str, Any], edge: Mapping[str, float | None], ignored: Collection[str]
 ) -> Iterator[ConfigError]:
-    """Yield what is wrong in one RayService; ``edge`` has the timeouts of what stands before it.
+    """Yield the problems of one RayService; ``edge`` has the timeouts of clients and load balancers in front of it.
 
     Raises:
         KeyError: A key is missing.
-        ConfigError: A value is of another type than its key has.
+        ConfigError: A value has another type than its key.
     """
     for number, application in enumerate(_applications(spec["serveConfigV2"])):
         arguments = _mapping(application, f"serveConfigV2.applications[{number}]").get("args") or {}
@@ -144,7 +145,7 @@ def _applications(serve_config: Any) -> Sequence[Any]:
 
 
 class _Pod(NamedTuple):
-    """What is read of the template of a group's pods. The first container is Ray's."""
+    """The part of a pod template that is read. The first container is Ray's."""
 
     at: str
     labels: Mapping[str, Any]
@@ -175,13 +176,13 @@ def _pod_timeouts(pod: _Pod) -> dict[str, float | None]:
     found["prestop_s"] = _prestop_s(pod)
     found["probe_s"] = _probe_s(pod) if is_ingress else None
     on_spot = _mapping(pod.spec.get("nodeSelector"), f"{pod.at}: nodeSelector").get("karpenter.sh/capacity-type") == "spot"
-    # A replica's streams go on elsewhere when its node goes; an ingress's end with it.
+    # When a node goes, the streams of a replica continue at another replica; the streams of an ingress end with it.
     found["spot_notice_s"] = SPOT_NOTICE_S if on_spot and is_ingress else None
     return found
 
 
 def _probe_s(pod: _Pod) -> float | None:
-    """Return how long the readiness probe fails until the pod counts as not ready; None without a probe."""
+    """Return for how long the readiness probe has to fail until the pod counts as not ready; None without a probe."""
     at = f"{pod.at}: readinessProbe"
     if not (probe := _mapping(pod.container.get("readinessProbe"), at)):
         return None
@@ -190,7 +191,7 @@ def _probe_s(pod: _Pod) -> float | None:
 
 
 def _prestop_s(pod: _Pod) -> float:
-    """Return 0 where there is no hook, or one that does not sleep."""
+    """Return the sleep of the preStop hook; 0 if there is no hook, or it does not sleep."""
     value: Mapping[str, Any] = pod.container
     for key in ("lifecycle", "preStop", "sleep"):
         value = _mapping(value.get(key), f"{pod.at}: {key}")
@@ -198,7 +199,7 @@ def _prestop_s(pod: _Pod) -> float:
 
 
 def _annotated_idle_s(documents: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the idle timeout of an AWS load balancer that the manifests ask for."""
+    """Return the idle timeout that the manifests set for an AWS load balancer."""
     for document in documents:
         for value in _annotations(document).values():
             if match := _IDLE.search(str(value)):
@@ -207,7 +208,7 @@ def _annotated_idle_s(documents: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _annotated_health_check_s(documents: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return how long an AWS load balancer that the manifests ask for sends on to an ingress that is no longer ready."""
+    """Return how long an AWS load balancer of the manifests still sends to an ingress that is no longer ready."""
     for document in documents:
         annotations = _annotations(document)
         if (interval := annotations.get(_HEALTH_CHECK)) is not None:
@@ -225,10 +226,10 @@ def _metadata(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _mapping(value: Any, key: str) -> Mapping[str, Any]:
-    """Return the value of ``key``; an empty mapping for null, which to Kubernetes is a key that is not given.
+    """Return the value of ``key``; an empty mapping for null, which Kubernetes reads as a missing key.
 
     Raises:
-        ConfigError: It is no mapping.
+        ConfigError: The value is not a mapping.
     """
     if not isinstance(value, Mapping | None):
         raise ConfigError(key, f"is {shown(value)}, but should be a mapping", _SCHEMA)
@@ -236,14 +237,14 @@ def _mapping(value: Any, key: str) -> Mapping[str, Any]:
 
 
 def _list(value: Any, key: str) -> Sequence[Any]:
-    """As `_mapping`."""
+    """Return a list, as `_mapping` returns a mapping."""
     if not isinstance(value, list | None):
         raise ConfigError(key, f"is {shown(value)}, but should be a list", _SCHEMA)
     return value or []
 
 
 def _number(value: Any, key: str, default: float) -> float:
-    """As `_mapping`; the number may be in quotes, as in variables and annotations."""
+    """Return a number, as `_mapping` returns a mapping; the number may be in quotes, as in variables and annotations."""
     try:
         if math.isfinite(number := default if value is None else float(value)):
             return number

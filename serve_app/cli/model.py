@@ -18,7 +18,7 @@ CacheDir = Annotated[
     Path | None, typer.Option(help="Where checkpoints are kept. Default: SERVE_APP_CACHE, else ~/.cache/serve-app.")
 ]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder on the volume.")]
-Mark = Annotated[str, typer.Argument(metavar="MARK", help="What the folder is marked with when it is complete.")]
+Mark = Annotated[str, typer.Argument(metavar="MARK", help="The mark of the complete folder.")]
 STAGES = {"wait": "waiting for another fetch", "convert": "converting"}
 
 
@@ -38,7 +38,7 @@ def fetch(name: Annotated[str, typer.Argument(help="Which embedded model.")] = D
 
 @app.command()
 def tiny(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Absent or empty.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that does not exist or is empty.")],
     kind: Annotated[Kind, typer.Option(help="Which architecture.")] = "llama",
 ) -> None:
     """Make a two-layer checkpoint with random weights, the same on each run, and print its path."""
@@ -136,7 +136,7 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
     task = progress.add_task("")
 
     def stop() -> None:
-        if progress.live.is_started:  # else it would print an empty line
+        if progress.live.is_started:  # without a started display, `stop` would print an empty line
             progress.stop()
 
     def report(stage: str, done: int, total: int) -> None:

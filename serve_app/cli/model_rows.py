@@ -12,13 +12,13 @@ from serve_app.config import ModelSettings
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRow:
-    """One model."""
+    """One model of the table."""
 
     model: str
     loads: str
-    """What its engines load, with the revision where one is set."""
+    """The source of its engines' weights, with the revision if one is set."""
     release: str
-    """Digest of the settings that its replicas are to work by."""
+    """Digest of the settings that its replicas are to have."""
     state: str
     """`loaded`, `loading`, `unloading`, `unloaded`, `updating` or `failed`."""
     pinned: bool
@@ -31,14 +31,14 @@ class ModelRow:
     running: int
     """Requests in its engines."""
     waiting: int
-    """Requests in queues of its engines, and at the ingresses."""
+    """Requests in the queues of its engines and of the ingresses."""
     cold_start_s: float | None
-    """What a start of its replicas takes, the 90th percentile that an ingress has measured. None: none was measured."""
+    """Seconds that a start of its replicas takes: the 90th percentile that an ingress measured. None: no start was measured."""
     message: str
-    """Why it is not as it should be, in our own words."""
+    """Why the model is not as it should be, in our own error's words."""
 
     def cells(self) -> tuple[str, ...]:
-        """Return what the table shows of it, in the order of `COLUMNS`. The message is no part of it."""
+        """Return the cells in the order of `COLUMNS`. The message is not a cell."""
         state = f"{self.state}, pinned" if self.pinned else self.state
         start = "" if self.cold_start_s is None else f"{self.cold_start_s:.1f} s"
         numbers = f"{self.ready}/{self.target}", f"{self.min}..{self.max}", f"{self.running}+{self.waiting}", start
@@ -69,7 +69,7 @@ def _row(
 ) -> ModelRow:
     states = deployment.get("replica_states", {})
     loads, revision = model.model, model.engine_args.get("revision")
-    starts = [told["cold_start_s"] for told in ingresses if told.get("cold_start_s") is not None]
+    starts = [load["cold_start_s"] for load in ingresses if load.get("cold_start_s") is not None]
     state = state_of(states, deployment.get("target", 0), deployment.get("status", ""), deployment.get("rollout", ""))
     return ModelRow(
         model=model.name,
@@ -83,7 +83,7 @@ def _row(
         max=model.replicas.max,
         adapters=tuple(model.adapters),
         running=sum(lease["load"].get("running", 0) for lease in leases),
-        waiting=sum(lease["load"].get("waiting", 0) for lease in leases) + sum(told.get("waiting", 0) for told in ingresses),
+        waiting=sum(lease["load"].get("waiting", 0) for lease in leases) + sum(load.get("waiting", 0) for load in ingresses),
         cold_start_s=max(starts, default=None),
         message=own_words(deployment.get("message", "")),
     )
@@ -93,12 +93,12 @@ def state_of(replica_states: Mapping[str, int], target: int, status: str, rollou
     """Return one word for a model.
 
     Args:
-        replica_states: Serve's words for states of replicas, and how many are in each.
-        target: Replicas that are wanted.
-        status: Serve's word for the deployment.
-        rollout: What Serve is about, of `status.target`.
+        replica_states: Serve's states of replicas, and the number of replicas in each.
+        target: The wanted number of replicas.
+        status: Serve's status of the deployment.
+        rollout: Serve's action in progress, from `status.target`.
     """
-    if not status:  # Serve builds the application anew, and shows no deployment until it has
+    if not status:  # Serve builds the application anew, and shows no deployment until then
         return "updating"
     count = {name: number for name, number in replica_states.items() if number}
     if status in ("UNHEALTHY", "DEPLOY_FAILED"):

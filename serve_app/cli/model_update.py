@@ -15,7 +15,7 @@ DEFAULT_NAME = "serve-app"
 
 
 def changed(settings: Settings, model: str, to: str, revision: str, file: Path | None) -> Settings:
-    """Return the configuration with one model changed: to what ``file`` says of it, then by ``to`` and ``revision`` where they are not "".
+    """Return the configuration with one model changed: to its settings in ``file``, then by ``to`` and ``revision`` unless they are "".
 
     Raises:
         ConfigError: The result, or the file, is wrong.
@@ -27,7 +27,7 @@ def changed(settings: Settings, model: str, to: str, revision: str, file: Path |
     one: dict[str, Any] = values["models"][model]
     if to:
         one["model"] = to
-    if to and not revision:  # a revision of other weights means nothing for these
+    if to and not revision:  # a revision of other weights means nothing for the new weights
         one["engine_args"].pop("revision", None)
     if revision:
         one["engine_args"]["revision"] = revision
@@ -35,13 +35,13 @@ def changed(settings: Settings, model: str, to: str, revision: str, file: Path |
 
 
 def where_to_look(name: str = DEFAULT_NAME, address: str = "") -> str:
-    """Return the command that shows how an update with these values of ``--name`` and ``--address`` stands."""
+    """Return the command that shows the progress of an update with these values of ``--name`` and ``--address``."""
     of = ("" if name == DEFAULT_NAME else f" {quote(name)}") + (f" --address {quote(address)}" if address else "")
     return f"serve-app status{of}"
 
 
 def way_back(before: ModelSettings, file: Path | None, *, name: str = DEFAULT_NAME, address: str = "") -> str:
-    """Return what undoes an update.
+    """Return the command that undoes an update.
 
     Args:
         before: The model's settings before the update.
@@ -50,7 +50,7 @@ def way_back(before: ModelSettings, file: Path | None, *, name: str = DEFAULT_NA
         address: ``--address`` of the update.
     """
     if file is not None:
-        return "the same command with the file of before"
+        return "the same command with the earlier file"
     options = {"model": before.model, "revision": before.engine_args.get("revision")}  # `--model` alone would remove the revision
     options |= {"name": "" if name == DEFAULT_NAME else name, "address": address}
     return f"serve-app models update {quote(before.name)}" + "".join(f" --{k} {quote(str(v))}" for k, v in options.items() if v)
@@ -67,16 +67,16 @@ def _in_file(file: Path, model: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Update:
-    """An update of one model that Serve was given."""
+    """An update of one model that was handed to Serve."""
 
     model: str
     before: frozenset[str]
-    """Ids of the replicas and ingresses of the time before it. It replaces all of them: Serve has one version for all of an application."""
+    """Ids of the replicas and ingresses before the update. It replaces all of them: Serve has one version for a whole application."""
 
     def rest(self, report: Mapping[str, Any]) -> str:
-        """Return what the update still waits for, "" when it is through, from the report of `status.collect`.
+        """Return what the update still waits for, from the report of `status.collect`; "" when it is complete.
 
-        Serve alone does not tell: it calls an application RUNNING whose deployment the autoscaler has scaled in the middle of the update.
+        Serve's status alone is not enough: an application is RUNNING for Serve if the autoscaler scaled its deployment during the update.
 
         Raises:
             ClusterFailed: Serve has given the update up.
@@ -87,7 +87,7 @@ class Update:
             raise ClusterFailed(f"Serve has given up the update of {self.model!r}", why)
         waits = []
         if num_old := len(self.before & {lease["replica_id"] for lease in report["members"]}):
-            waits.append(f"ingresses and replicas of before: {num_old}")
+            waits.append(f"old ingresses and replicas: {num_old}")
         if report["status"] != "RUNNING":
             others = ", ".join(f"{name} {d['status'].lower()}" for name, d in deployments.items() if d["status"] != "HEALTHY")
             waits.append(f"Serve says {report['status']}" + (f": {others}" if others else ""))

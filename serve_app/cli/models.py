@@ -12,16 +12,16 @@ from rich.console import Console
 from serve_app.cli.options import AsJson
 from serve_app.errors import ClusterFailed, ModelFailed
 
-if TYPE_CHECKING:  # `--help` loads none of what commands work with
+if TYPE_CHECKING:  # `--help` loads none of these modules
     from serve_app.cli.model_rows import ModelRow
     from serve_app.cli.running import Running
     from serve_app.config import ModelSettings
 
-app = typer.Typer(help="Which models are loaded in a fleet that runs; load, unload, pin and update one.", no_args_is_help=True)
+app = typer.Typer(help="List the models of a running fleet; load, unload, pin and update one.", no_args_is_help=True)
 
 POLL_S = 0.5
 SETTLE_S = 1.0
-"""Between two entries of which Serve has to take in the first by itself: its controller looks every 0.1 s."""
+"""Seconds between two entries, so that Serve notices the first entry alone: its controller looks every 0.1 s."""
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -30,12 +30,14 @@ Name = Annotated[str, typer.Option(help="Name of the application; on Kubernetes,
 Address = Annotated[
     str, typer.Option(help="Ray cluster to ask, `auto` on a node of it; empty: the one `serve-app up` started here.")
 ]
-TimeoutS = Annotated[float, typer.Option(help="After which the command gives up waiting; what it began goes on.", min=1)]
+TimeoutS = Annotated[
+    float, typer.Option(help="Seconds after which the command stops waiting; the change itself continues.", min=1)
+]
 
 
 @app.command(name="list")
 def list_models(name: Name = "serve-app", address: Address = "", as_json: AsJson = False) -> None:
-    """Show each configured model: its state, replicas ready of those wanted, bounds, requests (running+waiting), and what a start takes."""
+    """Show each configured model: its state, ready and wanted replicas, bounds, requests (running+waiting), and a start's duration."""
     from serve_app.cli.model_rows import COLUMNS, rows
     from serve_app.cli.running import running
     from serve_app.cli.status import print_table
@@ -48,7 +50,7 @@ def list_models(name: Name = "serve-app", address: Address = "", as_json: AsJson
     table = Console(highlight=False)
     print_table(table, "", COLUMNS, [row.cells() for row in found])
     for row in found:
-        if row.message:  # no cell of the table: a reason of several lines would be a column of half words
+        if row.message:  # not a cell: a reason of several lines would become a narrow column of broken words
             table.print(f"\n{row.model}: {row.message}", markup=False)
 
 
@@ -56,8 +58,8 @@ def list_models(name: Name = "serve-app", address: Address = "", as_json: AsJson
 def load(model: Model, name: Name = "serve-app", address: Address = "", timeout_s: TimeoutS = 1800.0) -> None:
     """Start a replica of a model that has none, and wait until it takes requests.
 
-    From then on the model is scaled as always: `replicas.min` holds again after an `unload`, and a model with `replicas.min: 0` goes again
-    when nobody asks for it, unless it is pinned.
+    From then on the model is scaled as always: `replicas.min` holds again after an `unload`, and a model with `replicas.min: 0` is unloaded
+    again when no requests arrive for it, unless it is pinned.
     """
     from serve_app.cli.running import running
 
@@ -72,8 +74,8 @@ def load(model: Model, name: Name = "serve-app", address: Address = "", timeout_
             _set_bounds(now, settings, 0)
         raise
     except (ClusterFailed, KeyboardInterrupt):
-        if not least:  # without the bound the start would be given up
-            console.print(f"{model} goes on loading, and stays pinned until: serve-app models pin {model} --off")
+        if not least:  # without the bound Serve would give the start up
+            console.print(f"{model} continues to load, and stays pinned until: serve-app models pin {model} --off")
         raise
     if not least:
         _set_bounds(now, settings, 0)
@@ -82,9 +84,9 @@ def load(model: Model, name: Name = "serve-app", address: Address = "", timeout_
 
 @app.command()
 def unload(model: Model, name: Name = "serve-app", address: Address = "", timeout_s: TimeoutS = 1800.0) -> None:
-    """Let all replicas of a model go, and wait until they have. Running streams end first; no token is lost.
+    """Stop all replicas of a model, and wait for their end. Running streams end first; no token is lost.
 
-    The next request loads the model again, and so does `load`. Until `load`, it may be without a replica whatever `replicas.min` says.
+    The next request loads the model again, and so does `load`. Until `load`, the model may have no replica, whatever `replicas.min` is.
     """
     from serve_app.cli.running import hand_over, look, running
 
@@ -96,7 +98,7 @@ def unload(model: Model, name: Name = "serve-app", address: Address = "", timeou
         problem = f"{model!r} is required, so without a replica no ingress would be ready, for no model"
         raise ClusterFailed(problem, f"set models.{model}.required: false")
     order = _entry(settings, 0, initial=0)
-    if now.with_entry(order) == now:  # of an `unload` that was killed: Serve acts on what differs alone
+    if now.with_entry(order) == now:  # a killed `unload` has left this entry, and Serve acts only on entries that differ
         _set_bounds(now, settings, 0)
         time.sleep(SETTLE_S)
     hand_over(look(now.settings.name).with_entry(order).serve)
@@ -121,10 +123,10 @@ def pin(
     from serve_app.cli.running import running
 
     now = running(name, address)
-    settings = _scaled(now, model, "it always has as many")
+    settings = _scaled(now, model, "it always has that many")
     if off:
         _set_bounds(now, settings, settings.replicas.min)
-        kept = f", and has {settings.replicas.min} replicas at least, by replicas.min" if settings.replicas.min else ""
+        kept = f", and has at least {settings.replicas.min} replicas, by replicas.min" if settings.replicas.min else ""
         typer.echo(f"{model} is not pinned{kept}")
         return
     _set_bounds(now, settings, max(1, settings.replicas.min))
@@ -140,7 +142,7 @@ def update(
     ] = "",
     revision: Annotated[str, typer.Option(help="Revision at the hub: engine_args.revision.")] = "",
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="A configuration file: the model becomes what this file says of it.")
+        Path | None, typer.Option("--file", "-f", help="A configuration file: the model gets its settings in this file.")
     ] = None,
     name: Name = "serve-app",
     address: Address = "",
@@ -150,7 +152,7 @@ def update(
 ) -> None:
     """Give a model other weights, another revision or other settings, replica by replica; wait until all replicas and ingresses have them.
 
-    Exit status 1: Serve has given the update up, or the update was not through after --timeout-s; then it goes on without this command.
+    Exit status 1: Serve has given the update up, or the update was not complete after --timeout-s and continues without this command.
 
     On Kubernetes the release holds the configuration: with --namespace or --context this prints the commands that change it there.
     """
@@ -159,7 +161,7 @@ def update(
     from serve_app.cli.startable import refuse_missing_checkpoint
 
     if not (to or revision or file):
-        raise typer.BadParameter("say what changes: --model, --revision or --file")
+        raise typer.BadParameter("give a change: --model, --revision or --file")
     if context is not None or namespace is not None:
         _print_commands(name, model, to, revision, file, context=context, namespace=namespace)
         return
@@ -168,29 +170,27 @@ def update(
     wanted = now.with_settings(changed(now.settings, model, to, revision, file))
     after = wanted.model(model)
     if before == after:
-        typer.echo(f"{model} is that already; nothing was changed")
+        typer.echo(f"{model} has these settings already; nothing was changed")
         return
-    if now.url:  # its nodes are this machine
-        refuse_missing_checkpoint(after)  # each ingress would fail with it, whatever model it is asked for
+    if now.url:  # the cluster's only node is this machine
+        refuse_missing_checkpoint(after)  # without it each ingress would fail, for all models
     step = Update(model, frozenset(lease["replica_id"] for lease in _report(now)["members"]))
     hand_over(wanted.serve)
     try:
         _follow(wanted, model, lambda row: row.state in ("loaded", "unloaded"), timeout_s, began=SETTLE_S, rest=step.rest)
     except ClusterFailed as exc:
         hint = (
-            f"{exc.hint}\nsee how it stands: {where_to_look(name, address)}"
-            f"\nreplicas of before that serve go on; the way back: {way_back(before, file, name=name, address=address)}"
+            f"{exc.hint}\nsee its progress: {where_to_look(name, address)}"
+            f"\nold replicas that serve continue; the way back: {way_back(before, file, name=name, address=address)}"
         )
         raise ClusterFailed(exc.problem, hint) from exc
-    typer.echo(
-        f"{model} is updated on all replicas and ingresses; the file that the fleet was started with still says what it said"
-    )
+    typer.echo(f"{model} is updated on all replicas and ingresses; the file with which the fleet was started is unchanged")
 
 
 def _print_commands(
     name: str, model: str, to: str, revision: str, file: Path | None, *, context: str | None, namespace: str | None
 ) -> None:
-    """Print what changes a Helm release."""
+    """Print the commands that change a Helm release."""
     from serve_app.cli.model_update import kubernetes_commands
 
     if file is not None:
@@ -223,7 +223,7 @@ def _entry(model: "ModelSettings", minimum: int, initial: int | None = None) -> 
 
 
 def _set_bounds(now: "Running", model: "ModelSettings", minimum: int) -> None:
-    """Change the least number of replicas, in the config as it is at this moment."""
+    """Change the smallest number of replicas, in Serve's config of this moment."""
     from serve_app.cli.running import hand_over, look
 
     hand_over(look(now.settings.name).with_entry(_entry(model, minimum)).serve)
@@ -236,7 +236,7 @@ def _report(now: "Running") -> dict[str, Any]:
 
 
 def _look(now: "Running", model: str) -> "tuple[ModelRow, dict[str, Any]]":
-    """Return the model's row, and the report that it is from."""
+    """Return the model's row, and the report from which it was made."""
     from serve_app.cli.model_rows import rows
 
     report = _report(now)
@@ -252,10 +252,10 @@ def _follow(
     began: float = 0.0,
     rest: Callable[[Mapping[str, Any]], str] = lambda report: "",
 ) -> "ModelRow":
-    """Print what happens until ``is_done`` and nothing is left of ``rest``, and return the last row.
+    """Print the progress until ``is_done`` and ``rest`` returns "", and return the last row.
 
     Args:
-        began: Seconds in which the state of before may still be shown.
+        began: Seconds in which the earlier state may still be shown.
         rest: Returns what else is waited for, from the report of `status.collect`.
 
     Raises:
@@ -274,7 +274,7 @@ def _follow(
             return row
         if time.monotonic() >= deadline:
             problem = f"{model!r} is {row.state} after {timeout_s:g} s{waits}"
-            raise ClusterFailed(problem, "what was begun goes on: serve-app models list")
+            raise ClusterFailed(problem, "the change continues: serve-app models list")
         line = (
             f"{model}: {row.state}, {row.ready} of {row.target} replicas, {row.running} requests run, {row.waiting} wait{waits}"
         )

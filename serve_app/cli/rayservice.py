@@ -1,7 +1,8 @@
 """`judge` reads from a RayService and its pods whether a rollout is done, in progress or failed, and why. Pure.
 
-The fields are those of KubeRay 1.6's `ray.io/v1`. A change of `serveConfigV2` is made in the active cluster, any other in a new one:
-it is `pending` until its applications run, then `active`, and the old cluster goes after `rayClusterDeletionDelaySeconds`.
+The fields are those of KubeRay 1.6's `ray.io/v1`. A change of `serveConfigV2` is made in the active cluster, any other change in a new
+cluster: the new cluster is `pending` until its applications run, then `active`, and the old cluster goes after
+`rayClusterDeletionDelaySeconds`.
 """
 
 import re
@@ -21,20 +22,20 @@ FATAL_REASONS = frozenset(
         "RunContainerError",
     }
 )
-"""Reasons of a waiting container that no waiting cures."""
+"""Reasons of a waiting container that do not go away by themselves."""
 NOT_READY = "NotReady"
-"""The reason of a pod whose containers all run, when one of them is not ready: its readiness probe fails, or has not succeeded yet."""
+"""The reason of a pod whose containers all run while one is not ready: its readiness probe fails, or has not succeeded yet."""
 REDIS = "redis"
 """The group of the chart's own Redis."""
 _BEFORE_START = ("PodInitializing", "ContainerCreating")
-"""Reasons of a waiting container that are the rule in the first moments."""
-_UNTOLD = (NOT_READY, *_BEFORE_START)
-"""Reasons that say nothing of the cause; an event may."""
+"""Reasons of a waiting container that are normal in the first moments."""
+_VAGUE = (NOT_READY, *_BEFORE_START)
+"""Reasons that do not name the cause; an event may name it."""
 
 
 @dataclass(frozen=True)
 class ReportedStatus:
-    """Of an application or a deployment, in Serve's words."""
+    """A status with its message: of an application or deployment, in Serve's words, or of a condition, in KubeRay's."""
 
     status: str
     message: str
@@ -51,22 +52,22 @@ class RayCluster:
 
 @dataclass(frozen=True)
 class RayService:
-    """A RayService as far as rollouts go."""
+    """The parts of a RayService that concern rollouts."""
 
     name: str
     namespace: str
     helm_release: str
-    """"" where Helm did not make it."""
+    """The Helm release that made it; "" if Helm did not."""
     generation: int
     observed_generation: int
     conditions: Mapping[str, ReportedStatus]
-    """By type; the status is True, False or Unknown, the message has the reason in front."""
+    """Type -> condition. The status is True, False or Unknown, and the message begins with the reason."""
     active: RayCluster | None
     pending: RayCluster | None
     redis_address: str
-    """Where Ray's head keeps its state, "" where it keeps it in memory."""
+    """Address of the Redis in which Ray's head keeps its state; "" if it keeps the state in memory."""
     instance: str
-    """What its own pods, that of Redis among them, have as the label `app.kubernetes.io/instance`."""
+    """The label `app.kubernetes.io/instance` of its own pods, Redis's pod among them."""
 
     def is_true(self, condition: str) -> bool:
         return condition in self.conditions and self.conditions[condition].status == "True"
@@ -81,21 +82,21 @@ class Pod:
 
     name: str
     cluster: str
-    """"" of Redis."""
+    """The Ray cluster; "" for Redis."""
     group: str
     """The worker group, `headgroup`, or `redis`."""
     phase: str
-    """Its phase, or Terminating."""
+    """The pod's phase, or Terminating."""
     is_ready: bool
     restarts: int
     node: str
     reason: str
-    """Why it is not ready, in one word: a container's, the scheduler's, or ours; "" when it is ready."""
+    """Why the pod is not ready, in one word of a container, of the scheduler, or of ours; "" if it is ready."""
     message: str
 
 
 def ray_service(value: Mapping[str, Any]) -> RayService:
-    """Read what the API server says of a RayService."""
+    """Return a RayService from the API server's object."""
     metadata, status = value["metadata"], value.get("status") or {}
     conditions = {
         c["type"]: ReportedStatus(c["status"], ": ".join(filter(None, (c.get("reason"), c.get("message")))))
@@ -138,7 +139,7 @@ def _state(value: Mapping[str, Any]) -> ReportedStatus:
 
 
 def pod(value: Mapping[str, Any]) -> Pod:
-    """Read what the API server says of a pod."""
+    """Return a pod from the API server's object."""
     metadata, status = value["metadata"], value.get("status") or {}
     labels = metadata.get("labels") or {}
     inits, containers = status.get("initContainerStatuses") or (), status.get("containerStatuses") or ()
@@ -160,7 +161,7 @@ def pod(value: Mapping[str, Any]) -> Pod:
 def _trouble(
     inits: Sequence[Mapping[str, Any]], containers: Sequence[Mapping[str, Any]], conditions: Iterable[Mapping[str, Any]]
 ) -> tuple[str, str]:
-    """Return the reason and the message of a pod that is not ready; the causes are in the order in which they hide each other."""
+    """Return the reason and the message of a pod that is not ready. The checks are ordered: an earlier cause hides the later ones."""
     for container in (*inits, *containers):
         state = container.get("state") or {}
         waiting = state.get("waiting") or {}
@@ -183,7 +184,7 @@ def _trouble(
 
 
 def _ended(terminated: Mapping[str, Any]) -> str:
-    """Return how a container ended, with the last line that it wrote, which the chart's containers keep as their message."""
+    """Return how a container ended, with the last line of its output, which the chart's containers keep as their message."""
     if "exitCode" not in terminated:
         return ""
     lines = (terminated.get("message") or "").strip().splitlines()
@@ -191,16 +192,18 @@ def _ended(terminated: Mapping[str, Any]) -> str:
 
 
 def with_warnings(pods: Iterable[Pod], events: Iterable[Mapping[str, Any]]) -> list[Pod]:
-    """Return the pods; one whose state does not tell why it is not ready has what its newest event of type Warning says."""
+    """Return the pods. A pod whose state does not say why it is not ready gets the message of its newest Warning event."""
     newest: dict[str, Mapping[str, Any]] = {}
     for event in sorted(events, key=_seen_at):
-        if event["reason"] != "FailedScheduling":  # a condition says so while it is true
+        if event["reason"] != "FailedScheduling":  # a condition reports this for as long as it is true
             newest[event["involvedObject"]["name"]] = event
-    return [_told_by(newest[p.name], p) if p.reason in _UNTOLD and p.name in newest else p for p in pods]
+    return [_explained_by(newest[p.name], p) if p.reason in _VAGUE and p.name in newest else p for p in pods]
 
 
-def _told_by(event: Mapping[str, Any], p: Pod) -> Pod:
-    message = re.sub(r"\d+\.\d+\.\d+\.\d+(?=:\d)", "POD", event["message"].splitlines()[0])  # alike for pods of a kind
+def _explained_by(event: Mapping[str, Any], p: Pod) -> Pod:
+    message = re.sub(
+        r"\d+\.\d+\.\d+\.\d+(?=:\d)", "POD", event["message"].splitlines()[0]
+    )  # the same message for pods of a kind
     return replace(p, reason=p.reason if event["reason"] == "Unhealthy" else event["reason"], message=message)
 
 
@@ -210,14 +213,14 @@ def _seen_at(event: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class RolloutResult:
-    """What a moment of a rollout means, in one line."""
+    """The state of a rollout at one moment, in one line."""
 
     kind: Literal["done", "progressing", "failed"]
     line: str
 
 
 def judge(service: RayService, pods: Sequence[Pod]) -> RolloutResult:
-    """Return how the rollout of the newest generation stands; ``pods`` may be those of both clusters."""
+    """Return the state of the newest generation's rollout; ``pods`` may be the pods of both clusters."""
     newest = service.newest()
     if service.observed_generation < service.generation or newest is None:
         return RolloutResult("progressing", "KubeRay has not acted on the change yet")
@@ -251,12 +254,12 @@ def _progress(newest: RayCluster, pods: Sequence[Pod], *, is_new: bool) -> Itera
     yield from (f"{name} {state.status}" for name, state in newest.applications.items() if state.status)
     for name, state in newest.deployments.items():
         if state.status != "HEALTHY":
-            # Serve tries a replica that does not start several times before it calls the deployment failed.
+            # Serve tries to start a replica several times before it calls the deployment failed.
             yield f"{name} {state.status}" + "".join(f": {error}" for error in _own_errors(state.message)[-1:])
 
 
 def _reasons(pods: Iterable[Pod]) -> Iterator[str]:
-    """Yield why pods are not ready, pods with the same reason together."""
+    """Yield the reasons why pods are not ready; pods with the same reason share a line."""
     names: dict[str, list[str]] = defaultdict(list)
     for p in pods:
         if p.reason:
@@ -265,19 +268,19 @@ def _reasons(pods: Iterable[Pod]) -> Iterator[str]:
 
 
 def own_words(message: str) -> str:
-    """Return our own error's text out of Serve's message, which wraps it in three tracebacks; else the whole message."""
+    """Return the text of our own error in Serve's message, which wraps it in three tracebacks; without one, the whole message."""
     found = _own_errors(message)
     return found[-1] if found else message
 
 
 def own_reasons(deployments: Mapping[str, str], application: str, message: str) -> str:
-    """Return each reason among Serve's messages once, a line each: the last deployment that has it, and our own words.
+    """Return each reason among Serve's messages once, a line each: the last deployment with this reason, and our own error's words.
 
     Args:
-        deployments: Their messages, by name.
-        application: Its name. Its own ``message`` is the reason where no deployment has one.
+        deployments: Deployment -> its message.
+        application: The application's name. Its ``message`` is the reason if no deployment has a message.
     """
-    names = {own_words(told): name for name, told in deployments.items() if told} or {own_words(message): application}
+    names = {own_words(said): name for name, said in deployments.items() if said} or {own_words(message): application}
     return "\n".join(f"{name}: {reason}" for reason, name in names.items())
 
 

@@ -1,6 +1,6 @@
 """The reaper outlives ``serve-app up``, even a killed one: it ends what is left of the Ray cluster, and removes the cluster's folder.
 
-Ray's own processes end with the driver, except two agents that first try for five minutes to tell a dead GCS about it (Ray 2.60,
+Ray's own processes end with the driver, except two agents that first try for five minutes to report it to a dead GCS (Ray 2.60,
 ``process_watcher.report_raylet_error_logs``). The folder would stay for ever.
 """
 
@@ -15,12 +15,12 @@ from pathlib import Path
 import psutil
 
 _END_GRACE_S = 10.0
-_ORPHAN_GRACE_S = 5.0  # workers whose raylet is gone end within 2.5 s
+_ORPHAN_GRACE_S = 5.0  # workers without a raylet end within 2.5 s
 _EXIT_LIMIT_S = 30.0
 
 
 class Reaper:
-    """A process that waits for this one to end. ``finish`` has it do its work now."""
+    """The reaper process, which waits for this process to end. ``finish`` makes it clean up now."""
 
     def __init__(self, folder: Path) -> None:
         command = [sys.executable, "-m", "serve_app.cli.reaper", str(folder)]
@@ -32,12 +32,12 @@ class Reaper:
         return self._process.pid
 
     def finish(self) -> None:
-        """Let it clean up, and wait for it."""
+        """Make the reaper clean up, and wait for its end."""
         self._process.communicate(timeout=_EXIT_LIMIT_S)
 
 
 def end_processes(processes: list[psutil.Process], *, grace_s: float = _END_GRACE_S) -> None:
-    """Wait ``grace_s`` for these processes to end; SIGKILL what is left."""
+    """Wait ``grace_s`` for these processes to end; SIGKILL those that are left."""
     _, alive = psutil.wait_procs(processes, timeout=grace_s)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -56,12 +56,12 @@ def users_of(folder: Path) -> list[psutil.Process]:
 
 
 def main() -> None:
-    """Entry point: argument 1 is the folder. Standard input closes when the process that holds its other end is gone."""
+    """Clean up the folder of argument 1 when standard input closes, as it does when the process at its other end is gone."""
     folder = Path(sys.argv[1])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()
-    starter = os.getppid()  # still there when it called `finish`, and has logs of its own open
+    starter = os.getppid()  # it still runs if it called `finish`, and has its own logs open
     end_processes([p for p in users_of(folder) if p.pid != starter], grace_s=_ORPHAN_GRACE_S)
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -18,9 +18,9 @@ from serve_app.errors import ClusterFailed, ConfigError
 
 FAILED, TIMED_OUT = 3, 4
 _SETTLED = 3
-"""Looks in a row that must find it done, or failed: in the first moment after a change, the old state may still be shown."""
+"""Looks in a row that must find the rollout done, or failed: right after a change, the old state may still be shown."""
 _RAN = ("superseded", "deployed")
-"""Helm's words for revisions to go back to. Without a number, `helm rollback` goes to the revision before, even one that was refused."""
+"""Helm's statuses of revisions for a rollback. Without a number, `helm rollback` takes the last revision, even a refused one."""
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -34,13 +34,13 @@ def rollout(
     poll_s: float,
     as_json: bool = False,
 ) -> None:
-    """Do what the command `serve-app rollout` says of itself."""
+    """Run `serve-app rollout`."""
     cluster = kube.connect(context, namespace)
     way_back = _apply(cluster, name, file) if file else ""
     try:
         service, result = follow(cluster, name, timeout_s=timeout_s, poll_s=poll_s)
     except KeyboardInterrupt:
-        console.print(f"the rollout goes on; watch it with: serve-app rollout {name} {cluster.kubectl_options()}")
+        console.print(f"the rollout continues; watch it with: serve-app rollout {name} {cluster.kubectl_options()}")
         raise typer.Exit(130) from None
     if as_json:
         typer.echo(json.dumps({"name": name, "rollout": asdict(result)}))
@@ -56,7 +56,7 @@ def rollout(
 
 
 def follow(cluster: kube.Cluster, name: str, *, timeout_s: float, poll_s: float) -> tuple[RayService, RolloutResult]:
-    """Watch until it is done, has failed, or ``timeout_s`` have passed and it still goes on; each new line is printed once."""
+    """Watch until the rollout is done, has failed, or is still in progress after ``timeout_s``; each new line is printed once."""
     deadline = time.monotonic() + timeout_s
     said, kind, num_looks = "", "", 0
     while True:
@@ -86,7 +86,7 @@ def _apply(cluster: kube.Cluster, name: str, file: Path) -> str:
         if wrong := list(manifest_problems(text, client_s=None, load_balancer_idle_s=None)):
             raise wrong[0]
         manifests = documents_in(text)
-        names = [called(manifest) for manifest in manifests]  # all of them before the first is applied
+        names = [called(manifest) for manifest in manifests]  # check all of them before the first is applied
     except ConfigError as exc:
         raise in_file(file, exc) from exc
     if f"RayService {name}" not in names:
@@ -98,7 +98,7 @@ def _apply(cluster: kube.Cluster, name: str, file: Path) -> str:
 
 
 def _save(cluster: kube.Cluster, name: str) -> str:
-    """Keep the RayService as it is, and return the command that applies it again."""
+    """Save the RayService as it is, and return the command that applies it again."""
     if name not in cluster.ray_services():
         return f"kubectl delete rayservice {name} {cluster.kubectl_options()}"
     before = cluster.raw_ray_service(name)
@@ -114,10 +114,10 @@ def _save(cluster: kube.Cluster, name: str) -> str:
 def _way_back(cluster: kube.Cluster, service: RayService) -> str:
     release = service.helm_release
     if not release:
-        return "apply the manifests of before"
+        return "apply the earlier manifests"
     try:
         *before, _ = cluster.helm_revisions(release).items()
-    except (ClusterFailed, ValueError):  # no right to list Secrets, or Helm keeps its revisions elsewhere
+    except (ClusterFailed, ValueError):  # the right to list Secrets is missing, or Helm keeps its revisions elsewhere
         return f"helm history {release} {cluster.helm_options()}, then helm rollback {release} REVISION {cluster.helm_options()}"
     ran = [revision for revision, status in before if status in _RAN]
     if not ran:

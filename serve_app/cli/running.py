@@ -1,7 +1,7 @@
 """`Running` is the application that runs, as Ray Serve holds it: its configuration, and the replica counts that `serve-app models` set.
 
-Serve keeps both in its checkpoint, so that they survive its controller. A bound is changed by an entry of ``deployments`` in Serve's
-config, which touches no replica that runs.
+Serve keeps both in its checkpoint, so that they survive its controller. An entry of ``deployments`` in Serve's config changes a bound, and
+touches no running replica.
 """
 
 import copy
@@ -18,12 +18,12 @@ from serve_app.errors import ClusterFailed
 
 @dataclass(frozen=True)
 class Running:
-    """One application of a cluster. ``url`` is known where `serve-app up` started it here."""
+    """One application of a cluster. ``url`` is known if `serve-app up` started it here."""
 
     url: str
     settings: Settings
     serve: Mapping[str, Any]
-    """Serve's config of the whole cluster: of its other applications, too."""
+    """Serve's config of the whole cluster, including its other applications."""
 
     @property
     def application(self) -> Mapping[str, Any]:
@@ -42,7 +42,7 @@ class Running:
         return known[name]
 
     def minimum(self, model: ModelSettings) -> int:
-        """Return the replicas of the model that are always there: `replicas.min`, or what `serve-app models` has put in its place."""
+        """Return the smallest number of the model's replicas: `replicas.min`, or the value that `serve-app models` set in its place."""
         entry = self.entries().get(replica_deployment(model), {})
         return int((entry.get("autoscaling_config") or {}).get("min_replicas", model.replicas.min))
 
@@ -51,17 +51,18 @@ class Running:
         return self.minimum(model) > model.replicas.min
 
     def entries(self) -> dict[str, Mapping[str, Any]]:
-        """Return the entries of ``deployments`` by deployment."""
+        """Return deployment -> its entry of ``deployments``."""
         return {entry["name"]: entry for entry in self.application.get("deployments", ())}
 
     def with_entry(self, entry: Mapping[str, Any]) -> "Running":
-        """Return the same with what this entry of ``deployments`` says. What else the deployment's own entry says stays."""
+        """Return a copy with this entry of ``deployments`` merged into the deployment's own entry, whose other keys stay."""
         return self._with({**self.application, "deployments": _merged(self.entries(), [entry])})
 
     def with_settings(self, settings: Settings) -> "Running":
-        """Return the same under another configuration. Every number of replicas stays as it is, and so do pins and what others set.
+        """Return a copy with another configuration. Every number of replicas stays as it is, and so do pins and keys that others set.
 
-        Others' are the application's keys that `serve_config` never sets, as ``runtime_env``, and in ``deployments`` all but our bounds.
+        Keys of others are the application's keys that `serve_config` never sets, such as ``runtime_env``, and in ``deployments`` all keys
+        but our bounds.
         """
         from serve_app.application import bounds_entry, serve_config
         from serve_app.autoscaling.rules import scaled_models
@@ -69,7 +70,7 @@ class Running:
         (application,) = serve_config(settings)["applications"]
         minimums = {m.name: self.minimum(m) for m in self.settings.models.values() if self.minimum(m) != m.replicas.min}
         bounds = [bounds_entry(m, minimum=minimums.get(m.name, m.replicas.min)) for m in scaled_models(settings)]
-        ours = {replica_deployment(m) for m in scaled_models(self.settings)}  # one may have a fixed number from now on
+        ours = {replica_deployment(m) for m in scaled_models(self.settings)}  # a model may have a fixed number from now on
         others = {n: _without(entry, "autoscaling_config") if n in ours else entry for n, entry in self.entries().items()}
         application |= {"deployments": _merged(others, bounds)}
         changed = self._with({**_without(self.application, "autoscaling_policy"), **application})
@@ -85,7 +86,7 @@ def _without(values: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _merged(entries: Mapping[str, Mapping[str, Any]], changes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the entries of ``deployments`` with what the changes say of theirs."""
+    """Return the entries of ``deployments`` with the changes merged in by name."""
     changed = {change["name"]: {**entries.get(change["name"], {}), **change} for change in changes}
     return [*{**entries, **changed}.values()]
 
@@ -94,16 +95,16 @@ def running(name: str, address: str) -> Running:
     """Connect to the cluster and return the application that runs there.
 
     Raises:
-        ClusterFailed: No cluster answers, or it has no such application, or one that this command has not started.
+        ClusterFailed: No cluster answers, it has no such application, or serve-app has not configured the application.
     """
     return look(name, connect_to_run(name, address))
 
 
 def look(name: str, url: str = "") -> Running:
-    """Return what the connected cluster runs under that name.
+    """Return the connected cluster's application of that name.
 
     Raises:
-        ClusterFailed: It runs nothing of that name, or nothing that serve-app has configured.
+        ClusterFailed: There is no such application, or serve-app has not configured it.
     """
     from ray.serve.context import _get_global_client
 
@@ -117,16 +118,16 @@ def look(name: str, url: str = "") -> Running:
 
 
 def _as_given(details: Mapping[str, Any], applications: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return Serve's config of the cluster from what Serve says of it. A config without the target capacity would end that."""
+    """Return Serve's config of the cluster from Serve's details. A config without the target capacity would reset that capacity."""
     whole = {"proxy_location": details.get("proxy_location", "Disabled"), "target_capacity": details.get("target_capacity")}
     return {**whole, "applications": copy.deepcopy([*applications])}
 
 
 def hand_over(serve: Mapping[str, Any]) -> None:
-    """Give Serve, which runs, the config of the whole cluster; returns at once."""
+    """Hand the config of the whole cluster to the running Serve; return at once."""
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ServeDeploySchema
 
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # each command says itself what happens
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # each command prints what happens itself
     config = ServeDeploySchema.model_validate(serve)
     within(RAY_LIMIT_S, lambda: _get_global_client().deploy_apps(config, _blocking=False))

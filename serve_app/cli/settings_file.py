@@ -11,10 +11,10 @@ from serve_app.errors import ConfigError
 
 
 def read_settings(file: Path) -> Settings:
-    """Return what ``file`` says. If anything in it is wrong, print each mistake on a line and end the command.
+    """Return the settings of ``file``. If anything in it is wrong, print each mistake on a line and end the command.
 
     Raises:
-        ConfigError: It cannot be read, or is not YAML.
+        ConfigError: The file cannot be read, or is not YAML.
     """
     try:
         values = mapping_in(read_text(file), file)
@@ -25,7 +25,7 @@ def read_settings(file: Path) -> Settings:
 
 
 def refuse(file: Path, wrong: Iterable[ConfigError]) -> None:
-    """Print every problem on a line with the file's name and end the command, if there are any."""
+    """If there are problems, print each on a line with the file's name, and end the command."""
     lines = [f"error: {file}: {problem}" if problem.path else f"error: {problem}" for problem in wrong]
     for line in lines:
         typer.secho(line, fg="red", err=True)
@@ -34,5 +34,5 @@ def refuse(file: Path, wrong: Iterable[ConfigError]) -> None:
 
 
 def in_file(file: Path, error: ConfigError) -> ConfigError:
-    """Return the error with the file's name before the key; one without a key names the file already."""
+    """Return the error with the file's name before the key; an error without a key names the file already."""
     return dataclasses.replace(error, path=f"{file}: {error.path}" if error.path else "")

@@ -20,7 +20,7 @@ def refuse_hopeless_start(settings: Settings) -> None:
     Raises:
         ClusterFailed: vLLM is not installed, or an application of that name runs here.
         CheckpointError: An embedded model is not fetched or damaged.
-        ConfigError: A model's folder is no checkpoint.
+        ConfigError: A model's folder is not a checkpoint.
         ListenFailed: The port is taken.
     """
     refuse_missing_vllm()
@@ -31,16 +31,16 @@ def refuse_hopeless_start(settings: Settings) -> None:
 
 
 def refuse_missing_vllm() -> None:
-    """Raise ClusterFailed when this Python has no vLLM, which every ingress and replica imports."""
+    """Raise ClusterFailed if this Python has no vLLM, which every ingress and replica imports."""
     if not engine_arg_types():
         raise ClusterFailed(
             problem=f"vLLM is not installed for {sys.executable}",
-            hint="pip install 'serve-app[cpu]', or use .venv/bin/serve-app, which `make .venv` makes with all that is needed",
+            hint="pip install 'serve-app[cpu]', or use .venv/bin/serve-app, which `make .venv` makes with all packages",
         )
 
 
 def refuse_name_in_use(name: str) -> None:
-    """Raise ClusterFailed when an application of that name runs here."""
+    """Raise ClusterFailed if an application of that name runs here."""
     if (other := RunState.load(name)) is not None:
         raise ClusterFailed(
             problem=f"an application named {name!r} runs already (pid {other.pid})",
@@ -49,11 +49,11 @@ def refuse_name_in_use(name: str) -> None:
 
 
 def refuse_missing_checkpoint(model: ModelSettings) -> None:
-    """Check that a model which is named by a folder, or embedded, is on this machine.
+    """Check that a model is on this machine if it is embedded, or named by a folder.
 
     Raises:
         CheckpointError: An embedded model is not fetched or damaged.
-        ConfigError: The folder is no checkpoint, or one that is half written.
+        ConfigError: The folder is not a checkpoint, or a half-written one.
     """
     path = Path(resolve_model(model.model, default_cache_dir()))
     if path.is_absolute() and (problem := _problem_of_folder(path)):
@@ -61,9 +61,9 @@ def refuse_missing_checkpoint(model: ModelSettings) -> None:
 
 
 def _problem_of_folder(path: Path) -> str:
-    """Return what keeps each ingress from reading the checkpoint; "" where nothing is seen. Weights are not looked at."""
+    """Return why an ingress cannot read the checkpoint; "" if no problem is found. Weights are not checked."""
     config = path / "config.json"
-    if not os.path.isfile(config):  # Path.is_file() raises where a name is too long
+    if not os.path.isfile(config):  # Path.is_file() raises if a name is too long
         return f"{path} holds no config.json" if os.path.isdir(path) else f"{path} does not exist"
     try:
         is_object = isinstance(json.loads(config.read_bytes()), dict)
@@ -79,13 +79,13 @@ def _refuse_taken_port(ingress: IngressSettings) -> None:
 
 
 def refuse_taken_port(host: str, port: int, key: str) -> None:
-    """Bind without SO_REUSEPORT: with it, two applications would share the port and each get half of the other's requests.
+    """Refuse a port that another process has. The probe binds without SO_REUSEPORT: with it, two applications could share the port.
 
     Raises:
-        ListenFailed: The port is taken; ``key`` is what sets another one.
+        ListenFailed: The port is taken; the configuration key ``key`` sets another port.
     """
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that linger are no reason
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # lingering connections do not count
         try:
             sock.bind((host, port))
         except OSError as exc:

@@ -54,10 +54,10 @@ def _report(name: str, address: str) -> dict[str, Any]:
 
 
 def asked_by_http(url: str, key: str = "") -> dict[str, Any]:
-    """Return what the ingress at ``url`` tells of the fleet, in the form of `collect`.
+    """Return the report of the ingress at ``url`` about the fleet, in the form of `collect`.
 
     Raises:
-        ClusterFailed: It refuses, does not answer, or answers something else.
+        ClusterFailed: The ingress refuses or does not answer, or the answer has another form.
     """
     import requests
 
@@ -65,27 +65,27 @@ def asked_by_http(url: str, key: str = "") -> dict[str, Any]:
 
     if not url.startswith(("http://", "https://")):
         raise ClusterFailed(
-            f"{url!r} is no URL of http or https", f"for example http://{url.rpartition('://')[2] or '127.0.0.1:8010'}"
+            f"{url!r} is not a URL of http or https", f"for example http://{url.rpartition('://')[2] or '127.0.0.1:8010'}"
         )
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        # With an `auth`, requests does not put a password of ~/.netrc in place of the key.
+        # Without an `auth`, requests would replace the key by a password of ~/.netrc.
         answer = requests.get(f"{url.rstrip('/')}/fleet", headers=headers, timeout=5, auth=lambda request: request)
-        told = answer.json() if answer.ok else {}
+        report = answer.json() if answer.ok else {}
     except requests.ConnectionError as exc:
         raise ClusterFailed(f"nothing answers at {url}", "start the service, or name another address by --url") from exc
     except (requests.RequestException, ValueError) as exc:
-        raise ClusterFailed(f"{url} does not tell its fleet: {exc}", "is an ingress of serve-app there?") from exc
+        raise ClusterFailed(f"{url} does not report its fleet: {exc}", "is an ingress of serve-app there?") from exc
     if not answer.ok:
         hint = "give an API key by --key" if answer.status_code == 401 else ""
         raise ClusterFailed(f"{url} answered {answer.status_code} to GET /fleet", hint)
-    if problem := problem_of(told):
-        raise ClusterFailed(f"{url} does not tell its fleet: {problem}", "is an ingress of serve-app of this version there?")
-    return {"name": "fleet", "url": url, "status": "", "deployments": {}, **told}
+    if problem := problem_of(report):
+        raise ClusterFailed(f"{url} does not report its fleet: {problem}", "is an ingress of serve-app of this version there?")
+    return {"name": "fleet", "url": url, "status": "", "deployments": {}, **report}
 
 
 def collect(name: str, url: str) -> dict[str, Any]:
-    """Return what is known of the application: Serve's deployments and the members' own words."""
+    """Return the report of the application: Serve's deployments and the members' leases."""
     from serve_app.cli.cluster import members
     from serve_app.cli.up import application_status, serve_details
 
@@ -111,9 +111,9 @@ def collect(name: str, url: str) -> dict[str, Any]:
 
 
 def target(details: Mapping[str, Any]) -> dict[str, Any]:
-    """Return bounds, target and rollout of a deployment, from what Serve tells of it.
+    """Return bounds, target and rollout of a deployment, from Serve's details.
 
-    ``rollout`` is "" once every replica is of the wanted version; else it is what Serve is about.
+    ``rollout`` is "" once every replica has the wanted version; until then it is Serve's action in progress.
     """
     config = details["deployment_config"]
     scaling = config.get("autoscaling_config") or {}
@@ -128,10 +128,10 @@ def target(details: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show(report: Mapping[str, Any], console: Console) -> None:
-    """Print the report in 80 columns: the deployments, what Serve says of them, the ingresses, and the replicas of each model."""
+    """Print the report in 80 columns: the deployments, Serve's messages about them, the ingresses, and the replicas of each model."""
     versions = sorted({lease["vllm_version"] for lease in report["members"]} - {""})
     vllm = f"  vLLM {', '.join(versions)}" if versions else ""
-    state = f": {report['status']}" if report["status"] else ""  # an ingress does not know what Serve says
+    state = f": {report['status']}" if report["status"] else ""  # a report of an ingress has no status of Serve
     console.print(f"{report['name']}{state}  {report['url']}{vllm}")
     rows = []
     for name, d in report["deployments"].items():
@@ -140,9 +140,9 @@ def show(report: Mapping[str, Any], console: Console) -> None:
         wanted = str(d.get("target", ""))
         rows.append((name, d["status"], states or "0", wanted, bounds, d.get("rollout", "")))
     print_table(console, "", ("deployment", "status", "replicas", "target", "bounds", "rollout"), rows)
-    told = {name: d["message"] for name, d in report["deployments"].items()} | {report["name"]: report.get("message", "")}
-    for name, message in told.items():
-        if message:  # no cell of the table: a reason of several lines would be a column of half words
+    messages = {name: d["message"] for name, d in report["deployments"].items()} | {report["name"]: report.get("message", "")}
+    for name, message in messages.items():
+        if message:  # not a cell: a reason of several lines would become a narrow column of broken words
             console.print(f"\n{name}: {own_words(message)}", markup=False)
     by_model: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for lease in sorted(report["members"], key=lambda m: (m["role"], m["model"], m["replica_id"])):
@@ -167,7 +167,7 @@ def _print_members(console: Console, model: str, leases: Sequence[Mapping[str, A
 
 
 _START = ("whole", "scheduled", "process", "import", "download", "load", "warm_up")
-"""Of a replica's start. The last phase, to listen, takes milliseconds."""
+"""The phases of a replica's start. The last phase, listening, takes milliseconds and is left out."""
 
 
 def _start_rows(starts: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, ...]]:
@@ -189,7 +189,7 @@ def _ingress_load(load: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _canary_rows(ingress: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Yield what an ingress thinks of each canary."""
+    """Yield an ingress's judgement of each canary."""
     for name, load in ingress["load"].get("models", {}).items():
         if (canary := load.get("canary")) is not None:
             yield name, canary["of"], ingress["replica_id"], canary["state"], str(canary["requests"]), canary["reason"]
@@ -200,7 +200,7 @@ def _replica_load(load: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def print_table(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print without borders. Columns that are empty in every row are left out; long cells are folded, never cut."""
+    """Print a table without borders. Columns that are empty in every row are left out; long cells are folded, never cut."""
     kept = list(rows)
     if not kept:
         return
@@ -230,7 +230,7 @@ def _show_release(name: str, context: str | None, namespace: str | None, console
 
 
 def show_release(service: RayService, pods: Sequence[Pod], console: Console) -> None:
-    """Print how a RayService stands: its conditions, and for each of its clusters the applications and the pods."""
+    """Print the state of a RayService: its conditions, and for each of its clusters the applications and the pods."""
     result = judge(service, pods)
     console.print(f"rollout {result.kind}: {result.line}")
     rows = [(kind, state.status, state.message) for kind, state in service.conditions.items()]

@@ -17,14 +17,14 @@ from serve_app.errors import ClusterFailed
 from serve_app.ui.changes import Happening, Report, changes, is_older, short
 
 SHOWN = 8
-"""Happenings below the tables, the newest first."""
+"""Most happenings below the tables, the newest first."""
 
 
 def top(url: str, key: str, *, interval_s: float, once: bool, as_json: bool) -> None:
-    """Do what the command `serve-app top` says of itself.
+    """Run `serve-app top`.
 
     Raises:
-        ClusterFailed: The ingress refuses or does not answer the first time; later this is shown, and asked again.
+        ClusterFailed: The ingress refuses or does not answer the first request. Later failures are shown, and the next look tries again.
     """
     report = asked_by_http(url, key)
     console = Console(highlight=False)
@@ -57,7 +57,7 @@ def _watch(report: Report, url: str, key: str, interval_s: float, console: Conso
 
 
 def screen(report: Report, before: Report | None, happened: Sequence[Happening]) -> Group:
-    """Return what is shown. Engine steps per second need the report ``before``."""
+    """Return the screen's content. Engine steps per second need the report ``before``."""
     at = datetime.fromtimestamp(report["time"], UTC)
     ingresses = [m for m in report["members"] if m["role"] == "ingress"]
     replicas = [m for m in report["members"] if m["role"] == "replica"]
@@ -104,7 +104,7 @@ def _ingresses(ingresses: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def _common(member: Mapping[str, Any]) -> tuple[Text, Text, Text]:
-    """Return cells of text, in which brackets are no markup: names come from the service."""
+    """Return cells of text, without markup for brackets: names come from the service."""
     state = Text(member["state"], style="green" if member["state"] == "ready" else "yellow")
     return Text(short(member["replica_id"])), state, Text(f"{member['host']}:{member['port']}")
 

@@ -19,10 +19,10 @@ _INSTALL = "pip install 'serve-app[ui]'"
 
 
 def ui(url: str, host: str, port: int, *, ends_with_input: bool) -> None:
-    """Do what the command `serve-app ui` says of itself.
+    """Run `serve-app ui`.
 
     Raises:
-        ConfigError: The URL is none or holds a password, or Gradio is not installed.
+        ConfigError: The URL is wrong or holds a password, or Gradio is not installed.
         ListenFailed: The port is taken.
     """
     _refuse_unusable(url)
@@ -39,11 +39,11 @@ def _refuse_unusable(url: str) -> None:
     example = "give the address of the service, for example http://127.0.0.1:8010"
     try:
         parsed = urlsplit(url)
-        parsed.port  # noqa: B018  # raises where it is no number
+        parsed.port  # noqa: B018  # raises if the port is not a number
     except ValueError as exc:
-        raise ConfigError("--url", f"is no URL: {exc}", example) from exc
+        raise ConfigError("--url", f"is not a URL: {exc}", example) from exc
     if parsed.username is not None or parsed.password is not None:
-        raise ConfigError("--url", "holds a user name or a password, which the pages would show to everybody", example)
+        raise ConfigError("--url", "holds a user name or a password, which the pages would show to all users", example)
     if parsed.scheme not in ("http", "https") or not parsed.hostname:
         raise ConfigError("--url", f"is {url!r}", example)
 
@@ -55,9 +55,9 @@ def is_installed() -> bool:
 
 @contextlib.contextmanager
 def pages(settings: Settings, console: Console) -> Iterator[None]:
-    """Serve the pages of a running service while the block lasts; say in one line where they are, or why there are none.
+    """Serve the pages of a running service while the block lasts; print their addresses, or why there are no pages, in one line.
 
-    The process ends when its standard input does, so that it does not outlive a `serve-app up` that was killed.
+    The pages' process ends when its standard input is closed, so that it does not outlive a killed `serve-app up`.
     """
     where = settings.ui
     if where is None or not _can_start(where.host, where.port, console):
@@ -69,7 +69,7 @@ def pages(settings: Settings, console: Console) -> Iterator[None]:
         [*command, "--host", where.host, f"--port={where.port}"], stdin=subprocess.PIPE, start_new_session=True
     )
     ending = threading.Event()
-    threading.Thread(target=_tell_end, args=(process, ending, console), daemon=True).start()
+    threading.Thread(target=_report_end, args=(process, ending, console), daemon=True).start()
     try:
         yield
     finally:
@@ -82,11 +82,11 @@ def pages(settings: Settings, console: Console) -> Iterator[None]:
             process.communicate()
 
 
-def _tell_end(process: subprocess.Popen[bytes], ending: threading.Event, console: Console) -> None:
-    """Wait for the end of the pages; say so when nobody asked for it."""
+def _report_end(process: subprocess.Popen[bytes], ending: threading.Event, console: Console) -> None:
+    """Wait for the end of the pages' process; print a line if `pages` did not end it."""
     status = process.wait()
     if not ending.is_set():
-        console.print(f"no chat page: its process ended with status {status}; the service goes on without it", markup=False)
+        console.print(f"no chat page: its process ended with status {status}; the service continues without it", markup=False)
 
 
 def _can_start(host: str, port: int, console: Console) -> bool:

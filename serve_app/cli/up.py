@@ -28,21 +28,21 @@ _POLL_S = 0.5
 _WATCH_S = 5.0
 _REMOVE_MARGIN_S = 60.0
 _SILENCE_S = 15.0
-"""Of a start or a stop; then a line says that it goes on."""
+"""Longest time without a line during a start or a stop; then the last line is printed again."""
 _MAX_SILENCES = 4
-"""A start is given up at this many calls in a row, of `RAY_LIMIT_S` each, which Ray's control plane did not answer.
+"""Number of calls in a row that Ray's control plane may leave unanswered, for `RAY_LIMIT_S` each, before a start is given up.
 
-One alone means little while engines load: at a load of 70 on two cores Ray once took longer than 30 s, and none of its processes was dead.
+One such call means little while engines load: at a load of 70 on two cores Ray once took longer than 30 s with all its processes alive.
 """
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def up(file: Path, address: str) -> None:
-    """Do what the command `serve-app up` says of itself."""
+    """Run `serve-app up`."""
     settings = read_settings(file)
     stop, cut = threading.Event(), threading.Event()
     with _cluster(settings, address) as ray_address:
-        for number in (signal.SIGINT, signal.SIGTERM):  # after Ray, which sets its own
+        for number in (signal.SIGINT, signal.SIGTERM):  # after Ray's start, which sets handlers of its own
             signal.signal(number, lambda got, _: _interrupted(stop, cut, cuts=got == signal.SIGINT))
         with running(settings, ray_address, stop, cut, here=not address):
             if not stop.is_set():
@@ -53,7 +53,7 @@ def up(file: Path, address: str) -> None:
 
 
 def _watch(settings: Settings, stop: threading.Event) -> None:
-    """Return when ``stop`` is set. A control plane that does not answer is waited for: the fleet serves without it.
+    """Return when ``stop`` is set. If the control plane does not answer, wait for it: the fleet serves without it.
 
     Raises:
         ClusterFailed: Serve gave the application up and no ingress runs, or this process's own Ray is dead.
@@ -64,20 +64,20 @@ def _watch(settings: Settings, stop: threading.Event) -> None:
             _check_application(settings)
         except ClusterSilent as exc:
             if not silent:
-                console.print(f"{exc.problem}: what runs goes on, and nothing is replaced until it answers")
+                console.print(f"{exc.problem}: running replicas continue, and nothing is replaced until Ray answers")
             silent = True
         except ClusterFailed as exc:
             if not _has_ingress(settings):
                 raise
             if exc.hint != failure:
-                console.print(f"an update has failed, and what served before goes on:\n{exc.hint}")
+                console.print(f"an update has failed, and the replicas that served before continue:\n{exc.hint}")
             silent, failure = False, exc.hint
         else:
             silent, failure = False, ""
 
 
 def _has_ingress(settings: Settings) -> bool:
-    """Return whether an ingress runs, though Serve gave the application up: an update has failed, as by `serve-app models update`."""
+    """Return whether an ingress runs although Serve gave the application up, as after a failed `serve-app models update`."""
     refuse_dead_ray()
     status = application_status(settings.name)
     ingresses = None if status is None else status.deployments.get(INGRESS)
@@ -85,7 +85,7 @@ def _has_ingress(settings: Settings) -> bool:
 
 
 def _interrupted(stop: threading.Event, cut: threading.Event, *, cuts: bool) -> None:
-    """First signal: drain and stop. A later one that ``cuts``: do not wait for streams."""
+    """Handle a signal. The first signal: drain and stop. A later signal that ``cuts``: do not wait for streams."""
     if stop.is_set():
         if cuts:
             cut.set()
@@ -112,7 +112,7 @@ def _cluster(settings: Settings, address: str) -> Iterator[str]:
 
 
 def _refuse_too_few_gpus(settings: Settings) -> None:
-    """Raise ClusterFailed when the smallest fleet holds more GPUs than Ray's only node has: its replicas would wait for ever."""
+    """Raise ClusterFailed if the smallest fleet needs more GPUs than Ray's only node has: its replicas would wait for ever."""
     import ray
 
     needed = sum(m.gpus_per_replica * m.replicas.min for m in settings.models.values())
@@ -124,7 +124,7 @@ def _refuse_too_few_gpus(settings: Settings) -> None:
 
 
 def _refuse_occupied_cluster() -> None:
-    """Raise ClusterFailed when the cluster serves anything: Serve would remove it for ours, and we ours when we end."""
+    """Raise ClusterFailed if the cluster serves anything: Serve would replace it by our application, which we remove at our end."""
     from ray import serve
 
     if others := sorted(serve.status().applications):
@@ -138,12 +138,12 @@ def _refuse_occupied_cluster() -> None:
 def running(
     settings: Settings, ray_address: str, stop: threading.Event, cut: threading.Event, *, here: bool = True
 ) -> Iterator[None]:
-    """Deploy and wait until ready; on leaving, drain and remove the application.
+    """Deploy the application and wait until it is ready; on leaving, drain and remove it.
 
     Args:
-        stop: Set: no longer wait for readiness.
-        cut: Set: no longer wait for streams.
-        here: The ingress is on this machine: ready is when its URL says so, else when Serve says that all runs.
+        stop: When set, no longer wait for readiness.
+        cut: When set, no longer wait for streams.
+        here: Whether the ingress is on this machine. If so, its URL reports readiness; if not, Serve's status does.
 
     Raises:
         ClusterFailed: The application does not come up; the message holds Serve's own reason.
@@ -163,12 +163,12 @@ def running(
 
 
 def deploy(settings: Settings) -> None:
-    """Hand the application to Serve on the connected cluster; returns at once."""
+    """Hand the application to Serve on the connected cluster; return at once."""
     from ray.serve._private.api import serve_start
 
     from serve_app.application import serve_config
 
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # what it does shows in the lines of _wait_ready
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # the lines of _wait_ready show what Serve does
     serve_start(proxy_location="Disabled")
     hand_over(serve_config(settings))
 
@@ -177,8 +177,8 @@ def remove(settings: Settings, cut: threading.Event, *, here: bool) -> None:
     """Drain and remove the application and its lease board. Serve ends a drain that takes longer than ``drain_s``.
 
     Args:
-        cut: Set: no longer wait for streams. Members are killed until Serve knows no application; the lease board follows them.
-        here: The cluster ends after this, with all that is left in it.
+        cut: When set, no longer wait for streams. Members are killed until Serve has no application; then the lease board is killed.
+        here: Whether the cluster ends after this, with everything left in it.
     """
     import ray
     from ray import serve
@@ -188,10 +188,10 @@ def remove(settings: Settings, cut: threading.Event, *, here: bool) -> None:
     refuse_dead_ray()
     within(RAY_LIMIT_S, lambda: serve.delete(settings.name, _blocking=False))
     deadline = time.monotonic() + settings.timeouts.drain_s + _REMOVE_MARGIN_S
-    told = _Told()
+    progress = _ProgressLines()
     while (status := application_status(settings.name)) is not None and time.monotonic() < deadline:
         if left := _states(status):
-            told.tell(f"left: {left}")
+            progress.show(f"left: {left}")
         if cut.wait(_POLL_S):
             if here:
                 return
@@ -204,7 +204,8 @@ def remove(settings: Settings, cut: threading.Event, *, here: bool) -> None:
 def _kill_members(name: str) -> None:
     """Kill the application's ingresses and replicas, as Serve does at the end of a drain.
 
-    A member that lived on would make a new lease board. While Serve deletes an application, its details name no replicas; Ray's list does.
+    A member that stayed alive would make a new lease board. While Serve deletes an application, Serve's details name no replicas; Ray's
+    list of actors does.
     """
     import ray
     from ray.serve._private.common import REPLICA_ID_FULL_ID_STR_PREFIX
@@ -212,12 +213,12 @@ def _kill_members(name: str) -> None:
 
     for actor in ray.util.list_named_actors(all_namespaces=True):
         if actor["namespace"] == SERVE_NAMESPACE and actor["name"].startswith(f"{REPLICA_ID_FULL_ID_STR_PREFIX}{name}#"):
-            with contextlib.suppress(ValueError):  # it has ended meanwhile
+            with contextlib.suppress(ValueError):  # the actor has ended meanwhile
                 ray.kill(ray.get_actor(actor["name"], namespace=SERVE_NAMESPACE))
 
 
 def application_status(name: str) -> Any:
-    """Return Serve's own view of the application, None when it knows none.
+    """Return Serve's status of the application; None if there is no such application.
 
     Raises:
         ClusterFailed: Ray does not answer.
@@ -228,7 +229,7 @@ def application_status(name: str) -> Any:
 
 
 def serve_details(name: str) -> dict[str, Any]:
-    """Return Serve's details of the application's deployments by their names; empty when it knows none.
+    """Return deployment -> Serve's details of it; empty if there is no such application.
 
     Raises:
         ClusterFailed: Ray does not answer.
@@ -243,9 +244,9 @@ def _wait_ready(settings: Settings, url: str, stop: threading.Event) -> None:
     """Return when the application is ready, or ``stop`` is set.
 
     Raises:
-        ClusterFailed: As `_check_application`, or Ray's control plane has not answered `_MAX_SILENCES` times in a row.
+        ClusterFailed: `_check_application` raised it, or Ray's control plane has not answered `_MAX_SILENCES` times in a row.
     """
-    told, silences = _Told(), 0
+    progress, silences = _ProgressLines(), 0
     while not stop.wait(_POLL_S):
         try:
             line = _check_application(settings)
@@ -258,27 +259,27 @@ def _wait_ready(settings: Settings, url: str, stop: threading.Event) -> None:
         else:
             silences = 0
         if is_ready:
-            console.print(f"ready after {told.age_s():.0f} s")
+            console.print(f"ready after {progress.age_s():.0f} s")
             return
-        told.tell(line)
+        progress.show(line)
 
 
-class _Told:
-    """Prints each new line, and an old one again, with the seconds so far, when nothing new has come for `_SILENCE_S`."""
+class _ProgressLines:
+    """Prints each new line. If no new line comes for `_SILENCE_S`, it prints the last line again, with the seconds so far."""
 
     def __init__(self) -> None:
-        self._began = self._told_at = time.monotonic()
+        self._began = self._shown_at = time.monotonic()
         self._line = ""
 
     def age_s(self) -> float:
         return time.monotonic() - self._began
 
-    def tell(self, line: str) -> None:
+    def show(self, line: str) -> None:
         now = time.monotonic()
-        if line == self._line and now - self._told_at < _SILENCE_S:
+        if line == self._line and now - self._shown_at < _SILENCE_S:
             return
         console.print(f"  {line}" + (f" ({self.age_s():.0f} s)" if line == self._line else ""))
-        self._line, self._told_at = line, now
+        self._line, self._shown_at = line, now
 
 
 def _is_ready(url: str) -> bool:
@@ -305,7 +306,7 @@ def _check_application(settings: Settings) -> str:
 
 
 def _states(status: Any) -> str:
-    """Return how many replicas of each deployment are in which state; empty without deployments."""
+    """Return the number of replicas in each state, for each deployment; empty without deployments."""
     return "; ".join(f"{name} {_counts(deployment)}" for name, deployment in status.deployments.items())
 
 

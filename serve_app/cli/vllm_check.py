@@ -1,7 +1,7 @@
 """This module asks vLLM itself about a configuration: in a process of its own, without a GPU, and without reading weights.
 
-For each model whose checkpoint is on this machine the front end is built as an ingress builds it, and for a model on cpu the engine core's
-configuration is made as its replica makes it. A model on cuda has only the front end judged: vLLM judges the rest by the GPU that it finds.
+For each model whose checkpoint is on this machine, the front end is built as an ingress builds it. For a model on cpu, the engine core's
+configuration is made as its replica makes it. For a model on cuda only the front end is checked: vLLM checks the rest by the GPU it finds.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from serve_app.errors import ClusterFailed, ConfigError, FrontEndStartFailed
 from serve_app.host.foreign_errors import in_one_line
 
 LIMIT_S = 600.0
-"""vLLM's import alone takes a minute on a busy machine."""
+"""Longest time that vLLM may take. Its import alone takes a minute on a busy machine."""
 
 
 def local_checkpoints(settings: Settings) -> dict[str, str]:
-    """Return the folder of each model's checkpoint that is on this machine, by the model's name."""
+    """Return model -> folder, for each model whose checkpoint is on this machine."""
     found = {name: folder for name, model in settings.models.items() if (folder := _folder(model))}
     return {name: folder for name, folder in found.items() if (Path(folder) / "config.json").is_file()}
 
@@ -39,10 +39,10 @@ def _folder(model: ModelSettings) -> str:
 
 
 def vllm_problems(settings: Settings, folders: Mapping[str, str]) -> list[ConfigError]:
-    """Ask vLLM about the models that ``folders`` names; takes 10 s of CPU.
+    """Ask vLLM about the models that ``folders`` names; this takes 10 s of CPU.
 
     Raises:
-        ClusterFailed: The process that asks gave no answer.
+        ClusterFailed: vLLM's process gave no answer.
     """
     environment = {**inherited_environment(), **INGRESS_ENVIRONMENT, "HF_HUB_OFFLINE": "1"}
     asked = json.dumps({"settings": settings.model_dump(mode="json"), "folders": dict(folders)})
@@ -52,13 +52,13 @@ def vllm_problems(settings: Settings, folders: Mapping[str, str]) -> list[Config
     except subprocess.TimeoutExpired as exc:
         raise ClusterFailed(f"vLLM did not answer within {LIMIT_S:g} s", "check without it: --no-vllm") from exc
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise ClusterFailed(f"vLLM could not be asked: {last}", "check without it: --no-vllm")
     return [ConfigError(_key_in(settings.models[name], said), said) for name, said in json.loads(done.stdout)]
 
 
 def _key_in(model: ModelSettings, said: str) -> str:
-    """Return the path of the argument that vLLM names, else the model's."""
+    """Return the path of the argument that vLLM's message names, or else of the model."""
     for section, args in (("engine_args", model.engine_args), ("frontend_args", model.frontend_args)):
         for name in args:
             if name in said:
@@ -67,17 +67,18 @@ def _key_in(model: ModelSettings, said: str) -> str:
 
 
 async def _refusals(settings: Settings, folders: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the name of each model that vLLM refuses, and why; an engine core is not asked about where the front end is refused."""
+    """Return the name of each model that vLLM refuses, and why. If the front end is refused, the engine core is not checked."""
     from serve_app.ingress.fleet.fleet_client import FleetClient
     from serve_app.ingress.front_end.front_end import build_front_end
     from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
+    from serve_app.ingress.runtime import shortcuts_of
 
     found = []
     for name, folder in folders.items():
         model = settings.models[name]
         client = FleetClient(settings, model, ingress_id="check", token=b"", tls=None)
         try:
-            await build_front_end(model, folder, client, GrammarCompiler())
+            await build_front_end(model, folder, client, GrammarCompiler(), shortcuts_of(settings))
         except FrontEndStartFailed as exc:
             found.append((name, exc.reason))
         else:
@@ -94,7 +95,7 @@ def _engine_refusals(model: ModelSettings, folder: str) -> Iterator[str]:
     os.environ.update(engine_environment(model, before))
     try:
         engine_config(engine_core_args(model, folder))
-    except Exception as exc:  # of every kind, as where the engine starts
+    except Exception as exc:  # vLLM raises all kinds, as it does at an engine's start
         yield in_one_line(exc)
     finally:
         os.environ.clear()
@@ -102,7 +103,7 @@ def _engine_refusals(model: ModelSettings, folder: str) -> Iterator[str]:
 
 
 def _main() -> None:
-    """Read the question from standard input and write the answer to standard output, which nothing else may use."""
+    """Read the question from standard input and write the answer to standard output, which no other code may use."""
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     asked: dict[str, Any] = json.load(sys.stdin)

@@ -16,12 +16,12 @@ def _checked_endpoint(url: str) -> str:
         parts = urlsplit(url)
         parts.port  # noqa: B018  # raises where it is no number
     except ValueError as exc:
-        raise wrong("", f"is {url!r}, which is no URL: {exc}", example) from None
+        raise wrong("", f"is {url!r}, which is not a URL: {exc}", example) from None
     if parts.username is not None or parts.password is not None:
         # The value stays out of the message: it holds a secret.
         raise wrong("", "holds a user name or a password", "set OTEL_EXPORTER_OTLP_HEADERS in the ingress's environment instead")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise wrong("", f"is {url!r}, which is no URL of http or https", example)
+        raise wrong("", f"is {url!r}, which is not a URL of http or https", example)
     if parts.path in ("", "/"):
         raise wrong("", f"is {url!r}, which has no path", f"write {parts.scheme}://{parts.netloc}/v1/traces")
     if parts.query or parts.fragment:

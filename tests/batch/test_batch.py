@@ -94,7 +94,7 @@ def test_ctrl_c_leaves_a_batch_that_goes_on(service: Service, tmp_path: Path) ->
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command goes on from there" in said
+    assert "the same command continues from there" in said
     service.delay_s = 0.0
     assert batch.run()[0] == 0
     assert len(batch.answers()) == 400

@@ -44,7 +44,7 @@ def test_the_share_of_a_file_is_known_of_plain_local_ones_alone(tmp_path: Path) 
 def test_an_output_that_is_no_regular_file_is_refused_and_stays(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for output in (tmp_path / "fifo", Path("/dev/null")):
-        with pytest.raises(BatchError, match=f"^--output is '{output}', which is no regular file; name a file"):
+        with pytest.raises(BatchError, match=f"^--output is '{output}', which is not a regular file; name a file"):
             _Files(str(output), tmp_path / "journal").refuse_to_write("in.txt")
     (tmp_path / "answers").touch()
     _Files(str(tmp_path / "answers"), tmp_path / "journal").refuse_to_write("in.txt")

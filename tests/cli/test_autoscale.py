@@ -96,14 +96,14 @@ def test_explain_says_where_the_costs_of_a_step_come_from() -> None:
     gone = replace(plant.see(plant.load(rate_of(2))).load, measured=None)
     for load, said in (
         (replace(gone, measured=measured), "replicas measured 30+-0.9 + 0.4+-0.04 + 0.1+-0.01 ms"),
-        (gone, "that are gone"),
+        (gone, "that have ended"),
     ):
         seen = plant.see(load)
         decided = {"chat": plant.autoscaler.observe(seen, at=plant.at)}
         record = Record(number=0, time=START, seen=FleetObservation(at=plant.at, models={"chat": seen}), decided=decided)
         text = "\n".join(explanation(record, "chat"))
         assert said in text
-        assert f"the load has since taught {decided['chat'].inputs['taught_step']:.0%} of the step, " in text
+        assert f"the load has since determined {decided['chat'].inputs['taught_step']:.0%} of the step, " in text
         assert f" requests/s (over {decided['chat'].inputs['rate_over_s']:.0f} s) x " in text
 
 
@@ -129,7 +129,7 @@ def test_explain_says_that_nobody_asks_a_model_at_zero(tmp_path: Path) -> None:
     record = Record(number=0, time=START, seen=seen, decided=scaler.observe(seen), scaler=before)
     path = tmp_path / "zero.jsonl"
     path.write_bytes(TypeAdapter(Record).dump_json(record, exclude_defaults=True, by_alias=True))
-    assert "chat, 2026-09-21T14:13:20Z: stays at 0, because nobody asks\n" in run("explain", "-f", path).stdout
+    assert "chat, 2026-09-21T14:13:20Z: stays at 0, because no requests arrive\n" in run("explain", "-f", path).stdout
 
 
 @pytest.mark.parametrize(
@@ -149,10 +149,10 @@ def test_what_is_not_in_the_log_is_named(log: Path, arguments: list[str], messag
 
 
 def test_a_wrong_time_or_duration_is_a_wrong_command_line(log: Path) -> None:
-    assert "'yesterday' is no time" in run("explain", "-f", log, "--at", "yesterday").stderr
+    assert "'yesterday' is not a time" in run("explain", "-f", log, "--at", "yesterday").stderr
     wrong = run("log", "--since", "soon")
     assert wrong.exit_code == 2
-    assert "'soon' is no duration" in wrong.stderr
+    assert "'soon' is not a duration" in wrong.stderr
 
 
 def test_replay_decides_the_same_and_says_where_it_does_not(log: Path, tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_what_nothing_can_be_is_not_explained(log: Path, tmp_path: Path, old: st
     file = tmp_path / "damaged.jsonl"
     file.write_text("\n".join([*before, damaged]))
     for more in ([], ["--json"]):
-        assert f"tells of {old[1:-2]} {float(value):g} for 'chat'" in str(run("explain", "-f", file, *more).exception)
+        assert f"has {old[1:-2]} {float(value):g} for 'chat'" in str(run("explain", "-f", file, *more).exception)
 
 
 def test_a_log_of_a_clock_before_1970_is_shown(log: Path, tmp_path: Path) -> None:

@@ -124,7 +124,8 @@ def test_a_rule_that_does_not_exist_is_refused_with_the_nearest(
         main()
     assert end.value.code == 1
     assert (
-        "--ignore: 'drain-outlast-wait' is no rule of the timeouts; did you mean drain-outlasts-wait?" in capsys.readouterr().err
+        "--ignore: 'drain-outlast-wait' is not a rule of the timeouts; did you mean drain-outlasts-wait?"
+        in capsys.readouterr().err
     )
 
 

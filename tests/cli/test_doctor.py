@@ -45,7 +45,7 @@ def test_torch_has_to_be_of_the_build_that_vllm_needs(cuda: str | None, vllm: st
 def test_memory_of_a_fleet_that_runs_is_not_asked_for_again() -> None:
     assert [findings.memory(4 * GIB, needed).said for needed in (3 * GIB, 0)] == [
         "4.0 GiB available, about 3.0 GiB needed",
-        "4.0 GiB available, and the fleet of this name, which runs, has its own",
+        "4.0 GiB available, and the running fleet of this name has its own",
     ]
 
 

@@ -72,11 +72,11 @@ def test_a_whole_ledger_is_summed_up(tmp_path: Path) -> None:
         "failed             0  ",
         "rejected           1  queue_full 1",
         "aborted            1  client_gone 1",
-        "none               1  they ran still when their ingress ended, or run now",
+        "none               1  they still ran when their ingress ended, or run now",
         "attempts of a request: 0: 1, 1: 4, 2: 1",
         "resumed within the answer: 3; silence p50 0.50 s, p99 0.75 s, longest 0.75 s",
         "tokens: prompt 30, output 5",
-        "3 lines have an id that a line before has: a client tried again, or gives several requests one id",
+        "3 lines have the id of an earlier line: a client tried again, or gives several requests one id",
         f"note: {tmp_path / file_name('i1', STARTED, 1)}: 1 requests had no outcome yet when the ingress ended",
         "nothing is wrong",
     ]

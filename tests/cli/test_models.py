@@ -121,7 +121,7 @@ def test_the_way_back_from_an_update_has_the_revision_of_before_and_asks_the_sam
     assert way_back(code, None, name="staging", address="10.0.0.1:6379") == (
         "serve-app models update org/code --model /code --name staging --address 10.0.0.1:6379"
     )
-    assert way_back(chat, Path("fleet.yaml")) == "the same command with the file of before"
+    assert way_back(chat, Path("fleet.yaml")) == "the same command with the earlier file"
 
 
 @pytest.mark.parametrize(
@@ -298,8 +298,8 @@ def test_an_update_ends_when_nothing_of_before_is_left_and_serve_says_that_all_r
     assert (result.exit_code, result.stderr.splitlines()) == (
         0,
         [
-            f"{line}ingresses and replicas of before: 1; Serve says DEPLOYING: ingress updating",
-            f"{line}ingresses and replicas of before: 1",
+            f"{line}old ingresses and replicas: 1; Serve says DEPLOYING: ingress updating",
+            f"{line}old ingresses and replicas: 1",
             f"{line}Serve says DEPLOYING: ingress updating",
         ],
     )
@@ -307,8 +307,8 @@ def test_an_update_ends_when_nothing_of_before_is_left_and_serve_says_that_all_r
 
 
 WAY_BACK = """
-see how it stands: serve-app status
-replicas of before that serve go on; the way back: serve-app models update chat --model /chat --revision v1"""
+see its progress: serve-app status
+old replicas that serve continue; the way back: serve-app models update chat --model /chat --revision v1"""
 
 
 @pytest.mark.parametrize(
@@ -324,8 +324,8 @@ replicas of before that serve go on; the way back: serve-app models update chat 
         ),
         (
             report("DEPLOYING", "i1", "r2", ingress="UPDATING"),
-            "'chat' is loaded after 1 s; ingresses and replicas of before: 1; Serve says DEPLOYING: ingress updating; "
-            f"what was begun goes on: serve-app models list{WAY_BACK}",
+            "'chat' is loaded after 1 s; old ingresses and replicas: 1; Serve says DEPLOYING: ingress updating; "
+            f"the change continues: serve-app models list{WAY_BACK}",
         ),
     ],
 )

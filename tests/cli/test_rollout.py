@@ -231,8 +231,8 @@ def test_what_others_own_is_not_taken_from_them(kubernetes: FakeKubernetes, tmp_
     code, lines = rollout("-f", write_manifests(tmp_path))
     assert (code, lines[-1]) == (
         1,
-        'error: others own what patch ConfigMap extra would change: conflict with "helm": .spec; '
-        "who owns it should change it: helm upgrade where Helm does",
+        'error: another owner has fields that patch ConfigMap extra would change: conflict with "helm": .spec; '
+        "let its owner change it: by helm upgrade if Helm owns it",
     )
 
 
@@ -311,7 +311,7 @@ def test_a_missing_right_is_named_with_the_command_that_asks_for_it(kubernetes: 
     assert code == 1
     assert f'cannot {right.split()[0]} resource "{right.split()[1]}" in the namespace "llm"' in output
     wanted = right.replace("rayservices", "rayservices.ray.io")
-    assert output.endswith(f"it is there when this says yes: kubectl auth can-i {wanted} --context test -n llm")
+    assert output.endswith(f"this command says yes once you have it: kubectl auth can-i {wanted} --context test -n llm")
 
 
 def test_a_cluster_that_does_not_answer_is_named(

@@ -118,7 +118,7 @@ def test_an_address_where_nothing_listens_is_told_in_one_sentence() -> None:
 
 
 def test_an_address_without_its_scheme_is_told_as_a_url() -> None:
-    with pytest.raises(ClusterFailed, match=r"^.localhost:80. is no URL of http or https; for example http://localhost:80$"):
+    with pytest.raises(ClusterFailed, match=r"^.localhost:80. is not a URL of http or https; for example http://localhost:80$"):
         asked_by_http("localhost:80")
 
 
@@ -140,7 +140,7 @@ def test_an_address_without_its_scheme_is_told_as_a_url() -> None:
 def test_an_answer_of_another_form_is_told_in_one_sentence(told: Any, said: str) -> None:
     with fake_service() as fake:
         fake.report = told
-        with pytest.raises(ClusterFailed, match=rf"^{fake.url} does not tell its fleet: {re.escape(said)}.*; is an ingress of"):
+        with pytest.raises(ClusterFailed, match=rf"^{fake.url} does not report its fleet: {re.escape(said)}.*; is an ingress of"):
             asked_by_http(fake.url)
 
 

@@ -59,7 +59,7 @@ def test_a_control_plane_that_does_not_answer_ends_nothing_and_is_told_once_each
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     watch(monkeypatch, Status(), SILENT, SILENT, Status(), SILENT)
-    said = "Ray has not answered for 30 s: what runs goes on, and nothing is replaced until it answers"
+    said = "Ray has not answered for 30 s: running replicas continue, and nothing is replaced until Ray answers"
     assert " ".join(capsys.readouterr().err.split()) == f"{said} {said}"
 
 
@@ -70,7 +70,9 @@ def test_an_update_that_serve_gave_up_ends_nothing_while_an_ingress_runs(
     model = SimpleNamespace(message="no memory", replica_states={"RUNNING": 1})
     failed = Status("DEPLOY_FAILED", "", {"ingress": ingress, "replica-a": model})
     watch(monkeypatch, Status(), *[failed] * 4, Status())  # each look at a failed one asks twice
-    assert capsys.readouterr().err == "an update has failed, and what served before goes on:\nreplica-a: no memory\n"
+    assert (
+        capsys.readouterr().err == "an update has failed, and the replicas that served before continue:\nreplica-a: no memory\n"
+    )
 
 
 def test_an_application_that_serve_gave_up_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,9 +85,9 @@ def test_a_start_that_says_nothing_new_says_from_time_to_time_that_it_goes_on(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr("serve_app.cli.up.time.monotonic", lambda: now[0])
-    told = up._Told()
+    progress = up._ProgressLines()
     for now[0], line in ((100.5, "1 starting"), (101.0, "1 starting"), (116.0, "1 starting"), (117.0, "1 running")):
-        told.tell(line)
+        progress.show(line)
     assert capsys.readouterr().err.splitlines() == ["  1 starting", "  1 starting (16 s)", "  1 running"]
 
 

@@ -167,7 +167,7 @@ def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, 
         ),
         (
             {"tracing": {"endpoint": "collector:4318"}},
-            "tracing.endpoint: is 'collector:4318', which is no URL of http or https; for example http://collector:4318/v1/traces",
+            "tracing.endpoint: is 'collector:4318', which is not a URL of http or https; for example http://collector:4318/v1/traces",
         ),
         (
             {"tracing": {"endpoint": "http://collector:4318"}},

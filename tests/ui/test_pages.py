@@ -199,7 +199,7 @@ def test_pages_that_end_at_once_are_told(monkeypatch: pytest.MonkeyPatch) -> Non
             if out.getvalue().endswith("\n"):
                 break
             time.sleep(0.01)
-    assert out.getvalue() == "no chat page: its process ended with status 1; the service goes on without it\n"
+    assert out.getvalue() == "no chat page: its process ended with status 1; the service continues without it\n"
 
 
 def test_a_service_that_is_away_is_named() -> None:
