@@ -28,7 +28,7 @@ from loadtest.wording import shown
 
 app = typer.Typer(
     name="serve-app-loadtest",
-    help="Load tests of OpenAI-style endpoints that refuse to print figures they cannot stand behind. Exit status: 0 pass, "
+    help="Load tests of OpenAI-style endpoints that print no figure which the run does not support. Exit status: 0 pass, "
     "1 SLO missed, 2 usage, 3 invalid run, 4 audit mismatch, 5 undecided.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

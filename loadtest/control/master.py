@@ -25,7 +25,7 @@ from loadtest.wire.target import Target
 logger = logging.getLogger(__name__)
 
 LEAD_S = 1.0
-"""From the epoch's announcement to the epoch."""
+"""Time from the epoch's announcement to the epoch."""
 END_S = 10.0
 """How long the master waits for the last rows, after the drain or after it has stopped the workers."""
 READY_S = 120.0

@@ -116,7 +116,7 @@ def _threats_of_the_figures(records: Records, summary: Summary) -> dict[str, boo
         "The run is not steady: backlog or latency changed over the window, and a longer run would have other percentiles.": (
             summary.steady is False
         ),
-        "It could not be told whether the run is steady: too few requests, or too short beside their latency.": (
+        "It is unknown whether the run is steady: too few requests, or too short compared with their latency.": (
             summary.steady is None and records.even
         ),
         "The offered load changes over the run by design: percentiles are those of this mixture.": not records.even and varies,

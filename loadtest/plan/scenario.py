@@ -90,7 +90,7 @@ class Conversation(Part):
     turns: Length = Length(mean=4, max=100)
     """Number of the user's messages. A conversation ends early if an answer fails, and at the scenario's ``duration_s``."""
     think_s: Pause = Pause()
-    """From the end of an answer until the user's next turn is due."""
+    """Pause from the end of an answer until the user's next turn is due."""
 
 
 class RequestClass(Part):

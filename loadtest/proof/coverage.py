@@ -130,7 +130,7 @@ GOOD = 0.9
 
 
 class RateCoverage(msgspec.Struct, frozen=True):
-    """How often the interval of a rate contained the true rate, and that of the ratio of two runs of one load contained 1."""
+    """Shares of runs in which the interval of a rate contained the true rate, and that of the ratio of two runs of one load contained 1."""
 
     rate: str
     """``completed`` or ``goodput``."""

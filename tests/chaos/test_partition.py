@@ -59,7 +59,7 @@ def wait_for_answers(load: Load, count: int) -> None:
 
 @dataclass(frozen=True)
 class Link:
-    """From the one ingress to one replica; ``port`` is the replica's, ``connections`` are the ingress's."""
+    """A link from the one ingress to one replica; ``port`` is the replica's, ``connections`` are the ingress's."""
 
     replica_id: str
     port: int

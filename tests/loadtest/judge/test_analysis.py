@@ -153,7 +153,7 @@ def test_a_failed_request_whose_length_the_model_decides_owes_what_the_others_br
 
 @pytest.mark.parametrize(("num_failed", "words"), [(0, "1000 ms [1000, 1000]"), (50, "1000 ms [1000, ∞]")])
 def test_a_percentile_whose_upper_bound_is_a_failed_request_says_so(tmp_path: Path, num_failed: int, words: str) -> None:
-    """Of 6,000 requests at most 0.83 % failed, so that the p99 is known, but not how far above it the failed ones begin."""
+    """At most 0.83 % of 6,000 requests failed, so that the p99 is known, but not how far above it the failed ones begin."""
     failed = set(np.random.Generator(np.random.Philox(1)).permutation(6000)[:num_failed].tolist())
     run = write_run(tmp_path / "run", 6000, lambda row: ended(row, "http_error", row.due_s) if row.id in failed else row)
     summary = analyse(run)

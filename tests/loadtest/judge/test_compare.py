@@ -227,7 +227,7 @@ def test_which_run_is_called_a_only_turns_the_ratios_around(tmp_path: Path) -> N
 
 
 def test_each_run_is_judged_in_the_order_of_its_own_due_times(tmp_path: Path) -> None:
-    """How many independent samples it is worth, and whether it was long enough, is a matter of its own order."""
+    """The number of independent samples, and whether the run was long enough, depend on the run's own order."""
     a, b = (
         Window.of(read_records(conversations(tmp_path / name, slow))).between(0, 40) for name, slow in (("a", 3.0), ("b", 1.0))
     )

@@ -162,7 +162,7 @@ def test_a_warm_up_that_was_found_is_named(tmp_path: Path) -> None:
 
 
 def test_a_percentile_that_lies_among_the_failed_without_one_run_has_no_upper_bound(tmp_path: Path) -> None:
-    """Of 300 requests 12 failed, all in the third run: 4 %. Without the first run 6 % failed, more than the p95 leaves out."""
+    """12 of 300 requests failed, all in the third run: 4 %. Without the first run 6 % failed, more than the p95 leaves out."""
     whole = [a_run(tmp_path, seed, 1.0) for seed in (1, 2)]
     third = write_run(tmp_path / "seed-3", 100, lambda row: ended(row, "http_error", row.due_s) if row.id < 12 else row, seed=3)
     p95 = next(p for p in pool([*whole, third]).percentiles if (p.metric, p.at.q) == ("ttft", 0.95))

@@ -57,7 +57,7 @@ def test_the_warm_up_of_the_scenario_is_left_out_and_a_longer_one_is_found(tmp_p
 
 
 def test_an_outage_after_the_warm_up_is_no_warm_up(tmp_path: Path) -> None:
-    """Of 1,200 requests the 150 from the fifth to the twentieth second are refused. Before the warm-up's end failures do not count."""
+    """150 of 1,200 requests are refused, from the fifth to the twentieth second. Before the warm-up's end failures do not count."""
 
     def change(row: Row) -> Row:
         return ended(row, "connect_error", row.due_s) if 5 <= row.due_s < 20 else row

@@ -86,7 +86,7 @@ def silent(peer: Peer) -> None:
 
 @pytest.fixture
 def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How soon a close comes is the machine's affair; the tests that need it say so."""
+    """The time of a close depends on the machine; the tests that need a fast close say so."""
     monkeypatch.setattr("loadtest.wire.client.RACE_S", 30.0)
 
 

@@ -28,7 +28,7 @@ def paced(peer: Peer) -> None:
 
 
 def num_apart(times: list[float]) -> int:
-    """How many events were seen apart from the one before, by half of the true gap or more."""
+    """Return the number of events that were seen at least half of the true gap after the event before."""
     return sum(after - before > GAP_S / 2 for before, after in pairwise(times))
 
 
