@@ -316,7 +316,7 @@ def test_the_page_says_what_kind_of_run_it_was(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", scenario=scenario, state="interrupted", target_info={"simulated": "a100"})
     text = " ".join(Page(write_report(run)).words)
     for words in (
-        "did not come to its end",
+        "The run did not finish; its records until then are below.",
         "Closed loop: a client waits",
         "simulated (a100)",
         "closed, closed loop: concurrency 4",
