@@ -16,7 +16,7 @@ from serve_app.ingress.books import metrics
 from serve_app.ingress.books.books import Books
 from serve_app.ingress.books.request_metrics import begin_at_zero
 from serve_app.ingress.fleet.fleet_client import FleetClient
-from serve_app.ingress.front_end.front_end import VLLM_VERSION, FrontEnd, build_front_end
+from serve_app.ingress.front_end.front_end import VLLM_VERSION, FrontEnd, Install, build_front_end
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
 from serve_app.ingress.http.api_keys import ApiKeys
 from serve_app.ingress.http.listener import Listener
@@ -82,12 +82,7 @@ class IngressRuntime:
     ) -> FrontEnd:
         client = FleetClient(settings, model, ingress_id=ingress_id, token=cluster_token(settings), tls=tls)
         path = await asyncio.to_thread(resolve_model, model.model, default_cache_dir())
-        front = await build_front_end(model, path, client, grammars)
-        if settings.ingress.shortcuts:
-            from serve_app.ingress import shortcuts  # not above: an ingress without them runs without their folder
-
-            shortcuts.install(front)
-        return front
+        return await build_front_end(model, path, client, grammars, shortcuts_of(settings))
 
     def start(self) -> list[asyncio.Task[Any]]:
         """Start batches, the clients' loops and the watch of the event loop; the caller owns the tasks."""
@@ -171,6 +166,15 @@ class IngressRuntime:
         for canary in self.app.canaries.values():
             models[canary.front.model.name]["canary"] = canary.describe()
         return models
+
+
+def shortcuts_of(settings: Settings) -> Install | None:
+    """Return what installs the shortcuts; None where the settings switch them off."""
+    if not settings.ingress.shortcuts:
+        return None
+    from serve_app.ingress import shortcuts  # not above: an ingress without shortcuts runs without their folder
+
+    return shortcuts.install
 
 
 def _configured(settings: Settings) -> dict[str, metrics.Configured]:

@@ -9,9 +9,8 @@ from tests.shortcuts import WITH_SHORTCUTS
 
 async def front_end(model: ModelSettings, path: str, client: FleetClient, grammars: GrammarCompiler) -> FrontEnd:
     """Build a front end as the runtime does."""
-    front = await build_front_end(model, path, client, grammars)
-    if WITH_SHORTCUTS:
-        from serve_app.ingress import shortcuts
+    if not WITH_SHORTCUTS:
+        return await build_front_end(model, path, client, grammars)
+    from serve_app.ingress import shortcuts
 
-        shortcuts.install(front)
-    return front
+    return await build_front_end(model, path, client, grammars, shortcuts.install)

@@ -1,7 +1,13 @@
 """This module has shorthand for tests of a fleet client."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from starlette.types import Message
+
+from serve_app.ingress.exchange.exchange import Exchange
+from serve_app.ingress.exchange.held_answer import HeldAnswer, reset_current, set_current
 from serve_app.ingress.http.error_answers import FleetError
 from tests.doubles.fleet import Fleet
 
@@ -16,3 +22,17 @@ def error_of(stream: Any) -> Exception:
     assert isinstance(stream.error, FleetError)
     assert not stream.finished
     return stream.error.error
+
+
+@contextmanager
+def answering(exchange: Exchange) -> Iterator[None]:
+    """Let the code inside answer this HTTP request, whose client reads nothing."""
+
+    async def send(_: Message) -> None: ...
+
+    held = HeldAnswer(send, exchange)
+    token = set_current(held)
+    try:
+        yield
+    finally:
+        reset_current(token)

@@ -16,7 +16,7 @@ from serve_app.core.request import RequestState, Resume
 from serve_app.errors import NoFreePlace, NoReplica, QueueFull, RequestQuarantined, ServingError
 from serve_app.ingress.books.books import Books
 from serve_app.ingress.books.ledger import Ledger
-from serve_app.ingress.exchange.exchange import current_exchange
+from serve_app.ingress.exchange.held_answer import current_exchange
 from serve_app.ingress.front_end.front_end import FrontEnd
 from serve_app.ingress.routes.app import AppLimits, IngressApp
 from tests.core.helpers import Output
@@ -32,7 +32,7 @@ def says(name: str, *, before: Callable[[], Awaitable[None] | None] | None = Non
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
-        exchange = current_exchange.get()
+        exchange = current_exchange()
         assert exchange is not None
         request = RequestState("r", prompt_tokens=1, max_tokens=3, resume=Resume.CONTINUE)
         exchange.requests.add(request, "answer")
@@ -80,7 +80,7 @@ async def ask(app: IngressApp, num: int = 1, path: str = CHAT, model: str = "mod
 def failing(how: Callable[[Any, Send], Awaitable[None]]) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
-        await how(current_exchange.get(), send)
+        await how(current_exchange(), send)
 
     return app
 

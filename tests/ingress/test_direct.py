@@ -13,7 +13,8 @@ from prometheus_client import REGISTRY
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 
 from serve_app.errors import QueueFull
-from serve_app.ingress.exchange.exchange import Exchange, current_exchange
+from serve_app.ingress.exchange.exchange import Exchange
+from serve_app.ingress.exchange.held_answer import current_exchange
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.http.error_answers import FleetError
 from serve_app.ingress.shortcuts.direct import DirectAnswer
@@ -264,7 +265,7 @@ async def test_headers_that_change_the_answer_change_it_alike(model: Path, monke
 @in_loop
 async def test_what_goes_wrong_behind_the_handler_is_reported_alike(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def full(*_: Any) -> None:
-        exchange = current_exchange.get()
+        exchange = current_exchange()
         assert exchange is not None
         exchange.error = QueueFull(waiting=3, limit=3, retry_after_s=4.6)
         raise FleetError(exchange.error)
@@ -293,7 +294,7 @@ async def test_what_goes_wrong_behind_the_handler_is_reported_alike(model: Path,
 @in_loop
 async def test_a_client_that_goes_is_aborted_whatever_it_waits_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[bool] = []
-    monkeypatch.setattr(Exchange, "client_gone", lambda exchange: noted.append(exchange.ended))
+    monkeypatch.setattr(Exchange, "client_gone", lambda exchange: noted.append(exchange.answered))
     async with serving(model, monkeypatch, 18125) as ingress:
         replica = await ingress.join()
         for stream in (False, True):

@@ -8,7 +8,9 @@ import pytest
 from serve_app.core.request import RequestState, Resume
 from serve_app.errors import QueueFull
 from serve_app.ingress.books.ledger import line_of
-from serve_app.ingress.exchange.exchange import Exchange, Phase, current_exchange
+from serve_app.ingress.exchange.exchange import Exchange, Phase
+from serve_app.ingress.exchange.held_answer import current_exchange
+from tests.ingress.helpers import answering
 
 
 def request(
@@ -92,19 +94,19 @@ def test_an_engines_clock_that_is_ahead_makes_no_phase_negative() -> None:
 
 
 def test_outside_of_a_request_there_is_no_exchange() -> None:
-    assert contextvars.Context().run(current_exchange.get) is None
+    assert contextvars.Context().run(current_exchange) is None
 
 
 def test_tasks_of_one_request_share_its_exchange_and_those_of_another_do_not() -> None:
     async def engine_request(error: QueueFull | None) -> None:
-        exchange = current_exchange.get()
+        exchange = current_exchange()
         assert exchange is not None
         exchange.error = exchange.error or error
 
     async def http_request(error: QueueFull | None) -> Exchange:
         exchange = Exchange("/v1/completions")
-        current_exchange.set(exchange)
-        await asyncio.gather(engine_request(None), engine_request(error))
+        with answering(exchange):
+            await asyncio.gather(engine_request(None), engine_request(error))
         return exchange
 
     async def both() -> tuple[Exchange, Exchange]:

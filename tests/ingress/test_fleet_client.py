@@ -11,12 +11,12 @@ from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from serve_app.errors import NoReplica, QueueFull
-from serve_app.ingress.exchange.exchange import Exchange, current_exchange
+from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.http.error_answers import FleetError
 from serve_app.membership import Lease
 from tests.doubles.fake_engine import CAPABILITIES, FakeEngine, answer
 from tests.doubles.fleet import MODEL, fleet, in_loop, settings, start_replica, until
-from tests.ingress.helpers import PROMPT, error_of, is_running
+from tests.ingress.helpers import PROMPT, answering, error_of, is_running
 
 STARTS: list[tuple[str, str, dict[str, Any]]] = [
     ("a", MODEL, {"start_s": 33.0}),
@@ -202,10 +202,8 @@ async def test_a_replica_with_another_fingerprint_is_not_joined(caplog: pytest.L
 async def test_a_request_is_refused_at_once_when_the_queue_is_full_and_nothing_of_it_is_left() -> None:
     async with fleet(settings(ingress={"max_waiting_requests": 0})) as f:
         exchange = Exchange("/v1/completions")
-        token = current_exchange.set(exchange)
-        with pytest.raises(FleetError) as refusal:
+        with answering(exchange), pytest.raises(FleetError) as refusal:
             await f.front.add("r", PROMPT)
-        current_exchange.reset(token)
         assert isinstance(refusal.value.error, QueueFull)
         assert exchange.error is refusal.value.error
         assert refusal.value.http_status == 503
@@ -216,9 +214,8 @@ async def test_a_request_is_refused_at_once_when_the_queue_is_full_and_nothing_o
 async def test_a_request_that_waited_too_long_has_the_error_in_its_exchange() -> None:
     async with fleet(settings(timeouts={"no_replica_s": 0})) as f:
         exchange = Exchange("/v1/completions")
-        token = current_exchange.set(exchange)
-        stream = await f.front.add("r", PROMPT)
-        current_exchange.reset(token)
+        with answering(exchange):
+            stream = await f.front.add("r", PROMPT)
         await until(lambda: stream.error)
         assert isinstance(error_of(stream), NoReplica)
         assert exchange.error is error_of(stream)

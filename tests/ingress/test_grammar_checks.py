@@ -19,12 +19,13 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.errors import GrammarsBusy
-from serve_app.ingress.exchange.exchange import Exchange, current_exchange
+from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.front_end import grammar_compiler
 from serve_app.ingress.front_end.grammar_checks import GrammarChecks, tokenizer_description
 from serve_app.ingress.front_end.grammar_compiler import CheckLimits, GrammarCompiler
 from serve_app.ingress.front_end.grammar_readers import _for_guidance
 from tests.doubles.fleet import MODEL, in_loop, until
+from tests.ingress.helpers import answering
 from tests.ingress.serving import serving
 
 pytestmark = pytest.mark.engine
@@ -100,9 +101,8 @@ async def test_what_takes_more_memory_is_refused(model: Path) -> None:
 async def test_without_a_result_in_time_the_client_may_come_again_and_no_result_is_kept(model: Path) -> None:
     async with checks_of(model, compile_s=60, run_s=0.5) as checks:
         exchange = Exchange("/v1/completions")
-        token = current_exchange.set(exchange)
-        assert "retry in 1.0 s" in await refusal(checks, **SLOW)
-        current_exchange.reset(token)
+        with answering(exchange):
+            assert "retry in 1.0 s" in await refusal(checks, **SLOW)
         assert isinstance(exchange.error, GrammarsBusy)
         assert "retry in 1.0 s" in await refusal(checks, **SLOW)
 

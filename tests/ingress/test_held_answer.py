@@ -6,7 +6,7 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.errors import NoReplica, QueueFull
-from serve_app.ingress.exchange.exchange import current_exchange
+from serve_app.ingress.exchange.held_answer import current_exchange
 from serve_app.ingress.http.error_answers import FleetError
 from tests.ingress.fake_fronts import error, front, ingress, post
 
@@ -26,7 +26,7 @@ def stream(*before: bytes, then: tuple[bytes, ...] = (), raises: bool = False) -
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
         for chunk in before:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        exchange = current_exchange.get()
+        exchange = current_exchange()
         assert exchange is not None
         exchange.error = FULL
         if raises:
@@ -119,7 +119,7 @@ def test_a_fault_of_vllms_app_before_its_answer_has_the_form_of_all_errors_and_l
 
 def test_an_error_that_vllm_answers_itself_gets_our_status_and_retry_after() -> None:
     async def internal(scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = current_exchange.get()
+        exchange = current_exchange()
         assert exchange is not None
         exchange.error = NoReplica(model="tiny", waited_s=30.0, retry_after_s=0.2)
         await send({"type": "http.response.start", "status": 500, "headers": []})
@@ -133,7 +133,7 @@ def test_a_refusal_of_one_request_is_not_seen_by_the_next() -> None:
     app = ingress(front("refused", stream(then=(OF_VLLM,))), front("tiny"))
     assert post(app, content=b'{"model": "refused"}').status_code == 503
     assert post(app, content=b'{"model": "tiny"}').status_code == 200
-    assert current_exchange.get() is None
+    assert current_exchange() is None
 
 
 def test_a_long_refusal_goes_out_with_its_new_length() -> None:

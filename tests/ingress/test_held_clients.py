@@ -17,8 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from vllm.benchmarks.lib import endpoint_request_func as bench
 
 from serve_app.errors import NoReplica
-from serve_app.ingress.exchange.exchange import current_exchange
-from serve_app.ingress.exchange.held_answer import HeldAnswer
+from serve_app.ingress.exchange.held_answer import HeldAnswer, current_exchange
 from serve_app.ingress.http.error_answers import FleetError
 from serve_app.ingress.http.listener import Listener
 from serve_app.ingress.routes.app import AppLimits, IngressApp
@@ -77,7 +76,7 @@ class Held:
         await StreamingResponse(self._answer(), media_type="text/event-stream")(scope, receive, send)
 
     async def _answer(self) -> AsyncIterator[bytes]:
-        exchange = current_exchange.get()
+        exchange = current_exchange()
         assert exchange is not None
         try:
             await self.go_on.wait()

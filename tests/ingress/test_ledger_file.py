@@ -34,7 +34,7 @@ def answer(ledger: Ledger, num: int = 1) -> None:
         exchange = Exchange("/v1/completions")
         ledger.begin(exchange)
         exchange.id = f"id-{exchange.number}"
-        exchange.status, exchange.ended = 200, True
+        exchange.status, exchange.answered = 200, True
         ledger.end(exchange, exchange.end())
 
 

@@ -15,7 +15,7 @@ from serve_app.core.load import EngineLoad
 from serve_app.core.request import RequestState, Resume
 from serve_app.core.tally import Tally
 from serve_app.ingress.books import metrics
-from serve_app.ingress.exchange.exchange import current_exchange
+from serve_app.ingress.exchange.held_answer import current_exchange
 from serve_app.ingress.runtime import IngressRuntime
 from tests.core.helpers import Output, arrived, fleet_of, outputs, run
 from tests.doubles.fleet import in_loop
@@ -24,7 +24,7 @@ from tests.ingress.fake_fronts import call, echo, front
 
 async def answer(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer, and note an engine request that took 2 s to its first token."""
-    exchange = current_exchange.get()
+    exchange = current_exchange()
     assert exchange is not None
     first = RequestState("r", 5, 5, Resume.CONTINUE)
     exchange.requests.add(first, "answer")

@@ -79,7 +79,7 @@ class EngineRequests:
         self.first: RequestState | None = None
         """The first engine request; no other one starts before it."""
         self.kept: list[RequestState] = []
-        """All engine requests; of more than 64 only the newest and those that still run."""
+        """The engine requests; of more than 64 the oldest are dropped one by one while they have ended, and only their totals stay."""
         self.num = 0
         """How many engine requests there were, including those that a canary gave up."""
         self.answer_id = ""

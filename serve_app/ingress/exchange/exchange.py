@@ -2,12 +2,11 @@
 
 The app makes one `Exchange` for each request that asks a model. `HeldAnswer` notes in it what was sent to the client. The fleet client
 notes the error by which the fleet ended the request: vLLM returns a streaming response before it asks the engine, so that error cannot go
-through vLLM. Ledger, traces, receipts, metrics and the canary read the exchange. The exchange itself sends nothing and knows nothing of
-vLLM.
+through vLLM. Ledger, traces, receipts and metrics read the exchange; a canary that gives up has it begin again. The exchange itself sends
+nothing and knows nothing of vLLM.
 """
 
 import time
-from contextvars import ContextVar
 from typing import NamedTuple
 
 from serve_app.errors import ServingError
@@ -42,10 +41,10 @@ class Exchange:
     """
 
     __slots__ = (
+        "answered",
         "arrived_at",
         "background",
         "callers_trace",
-        "ended",
         "ended_at",
         "error",
         "error_status",
@@ -77,7 +76,7 @@ class Exchange:
         self.requests = EngineRequests()
         self.status = 0
         """The HTTP status that was sent; 0 before a head was sent."""
-        self.ended = False
+        self.answered = False
         """Whether the whole answer was sent."""
         self.error_status = 0
         """The status of an error that was sent inside of a stream, 500 if the error has none; 0 if no such error was sent."""
@@ -88,6 +87,7 @@ class Exchange:
         self.error: ServingError | None = None
         """The error by which the fleet or the ingress ended the request."""
         self.ended_at = self.arrived_at
+        """When `end` was called, in monotonic seconds."""
 
     def asked(self, fields: BodyFields | None) -> None:
         """Note stream and id before the body is checked. An id that will be refused is left out, because it may not be UTF-8."""
@@ -101,11 +101,11 @@ class Exchange:
     @property
     def sent(self) -> Sent:
         """What the client has been sent so far."""
-        return Sent(self.status, self.ended, self.error_status)
+        return Sent(self.status, self.answered, self.error_status)
 
     def client_gone(self) -> None:
         """Note that the client disconnected. A client that disconnects after the full answer or after an error is not counted as gone."""
-        if self.error is None and self.gone is None and not self.ended:
+        if self.error is None and self.gone is None and not self.answered:
             self.gone = self.sent
 
     def begin_again(self) -> None:
@@ -154,7 +154,3 @@ class Exchange:
                 return phases
             began_at = end
         return [*phases, Phase("finish", began_at, ended_at)]
-
-
-current_exchange: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
-"""The HTTP request that the running code answers; None outside of one."""

@@ -107,7 +107,7 @@ class HeldAnswer:
 
     def takes_events(self, cycle: RequestResponseCycle) -> bool:
         """Return whether `write` may write now: the last event is complete, and the client reads fast enough."""
-        busy = self.is_sending or self.exchange.ended or self._lock.locked() or self.exchange.error is not None
+        busy = self.is_sending or self.exchange.answered or self._lock.locked() or self.exchange.error is not None
         return self._begun and self._between_events and not busy and not cycle.flow.write_paused and not cycle.disconnected
 
     def write(self, cycle: RequestResponseCycle, event: bytes) -> None:
@@ -129,7 +129,7 @@ class HeldAnswer:
                 await self._take(message)
 
     async def _take(self, message: Message) -> None:
-        if self.exchange.ended:
+        if self.exchange.answered:
             return
         if message["type"] == "http.response.start":
             self._hold_head(message)
@@ -168,11 +168,11 @@ class HeldAnswer:
         """Send the client the error of the exchange, if there is one, and return whether the answer is complete now."""
         error = self.exchange.error
         if error is None:
-            return self.exchange.ended
+            return self.exchange.answered
         async with self._lock:
             if not self._begun:
                 await self._refuse()
-            elif not self.exchange.ended:
+            elif not self.exchange.answered:
                 say = stream_event if self._form is None else self._form.event
                 event = responses_event(error, self._num_events) if self._is_responses else say(error)
                 await self._pass_on({"type": "http.response.body", "body": event, "more_body": False})
@@ -198,7 +198,7 @@ class HeldAnswer:
     @property
     def _must_speak(self) -> bool:
         # After an error no filler is needed, because the end follows; and an error before the head still becomes a real status.
-        return self._silent and not self.exchange.ended and self.exchange.error is None
+        return self._silent and not self.exchange.answered and self.exchange.error is None
 
     def _pause_is_over(self) -> None:
         if self._must_speak:  # a task is made only then, because it would cost every answer 30 us
@@ -237,7 +237,7 @@ class HeldAnswer:
     async def _refuse(self) -> None:
         error = self.exchange.error
         assert error is not None
-        self._begun = self.exchange.ended = True
+        self._begun = self.exchange.answered = True
         response = answer_of(error).response()
         self.exchange.status = response.status_code
         self.head = {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
@@ -261,7 +261,7 @@ class HeldAnswer:
                 if self._form is not None:
                     self._between_events = body.endswith(self._form.end)
                     message = self._after_a_filler(self._form, message) if self._filled else message
-            self.exchange.ended = not message.get("more_body", False)
+            self.exchange.answered = not message.get("more_body", False)
         if self._is_ending and (last := self.gather(self.cycle)) is not None:
             self._is_ending, self._last = False, last
             asyncio.get_running_loop().call_soon(last.flush)  # if vLLM pauses after all, the client does not wait for it
@@ -270,7 +270,7 @@ class HeldAnswer:
             await self._send(message)
         finally:
             self.is_sending = False
-            if self._last is not None and self.exchange.ended:
+            if self._last is not None and self.exchange.answered:
                 self._last.flush()
         if self.on_event is not None and body:
             self.on_event(body)
@@ -292,8 +292,7 @@ def status_of(event: bytes) -> int:
 
 
 _current: ContextVar["ref[HeldAnswer] | None"] = ContextVar("answer", default=None)
-"""A weak reference, because contexts of tasks outlive the request until Python's garbage collector finds them, and the answer should
-not."""
+"""Weak: contexts of tasks outlive the request, until Python's garbage collection finds them, and the answer should not."""
 
 
 def current_answer() -> HeldAnswer | None:
@@ -302,10 +301,16 @@ def current_answer() -> HeldAnswer | None:
     return None if found is None else found()
 
 
-def set_current_answer(held: HeldAnswer) -> Token[Any]:
-    """Make this the current answer, until `reset_current_answer`."""
+def current_exchange() -> Exchange | None:
+    """Return the HTTP request that the running code answers; None outside of one."""
+    held = current_answer()
+    return None if held is None else held.exchange
+
+
+def set_current(held: HeldAnswer) -> Token[Any]:
+    """Make this the current answer, until `reset_current`."""
     return _current.set(ref(held))
 
 
-def reset_current_answer(token: Token[Any]) -> None:
+def reset_current(token: Token[Any]) -> None:
     _current.reset(token)

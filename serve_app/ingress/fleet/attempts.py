@@ -1,6 +1,6 @@
 """An attempt is a copy of the front end's request with the work that is left for one engine; its outputs are taken in here, too.
 
-The functions are pure and work on vLLM's request struct. They never change the front end's own object: ``RequestState`` and the children of
+The functions work on vLLM's structs and do no IO. They never change the front end's own request: ``RequestState`` and the children of
 n>1 share its lists and its ``SamplingParams``.
 """
 

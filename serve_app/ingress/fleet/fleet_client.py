@@ -44,7 +44,8 @@ from serve_app.core.load import EngineLoad
 from serve_app.engine_args import BACKGROUND_PRIORITY
 from serve_app.errors import SendFailed, ServingError
 from serve_app.ingress.books.metrics import LoadGauges
-from serve_app.ingress.exchange.exchange import Exchange, current_exchange
+from serve_app.ingress.exchange.exchange import Exchange
+from serve_app.ingress.exchange.held_answer import current_exchange
 from serve_app.ingress.fleet.attempts import (
     attempt_request,
     drop_what_belongs_to_swallowed,
@@ -328,7 +329,7 @@ class FleetClient(EngineCoreClient):
         """
         if (refused := refusal_of(request, self.model)) is not None:
             self._refuse(request, refused)
-        exchange = current_exchange.get()
+        exchange = current_exchange()
         try:
             arrived = self._arrival(request, background=exchange is not None and exchange.background)
         except Exception as exc:  # whatever a value of the client causes: vLLM's output processor has the request already
@@ -354,7 +355,7 @@ class FleetClient(EngineCoreClient):
 
     def _refuse(self, request: EngineCoreRequest, error: ServingError) -> NoReturn:
         self._output_processor.abort_requests([request.request_id], internal=True)
-        if (exchange := current_exchange.get()) is not None:
+        if (exchange := current_exchange()) is not None:
             exchange.error = error
         raise FleetError(error)
 

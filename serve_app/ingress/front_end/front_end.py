@@ -156,22 +156,30 @@ def serves(app: FastAPI, path: str) -> bool:
     return any(getattr(route, "path", None) == path for route in app.routes)
 
 
-async def build_front_end(model: ModelSettings, model_path: str, client: FleetClient, compiler: GrammarCompiler) -> FrontEnd:
+Install = Callable[[FrontEnd], None]
+
+
+async def build_front_end(
+    model: ModelSettings, model_path: str, client: FleetClient, compiler: GrammarCompiler, install: Install | None = None
+) -> FrontEnd:
     """Build the front end; takes seconds (tokenizer, chat template) and starts no engine.
 
     Args:
         compiler: The compiler that checks grammars, shared by all models; its owner closes it.
+        install: Installs shortcuts, before vLLM's renderer sees a prompt.
 
     Raises:
         FrontEndStartFailed: vLLM refuses an argument, or a file of the checkpoint.
     """
     try:
-        return await _build(model, frontend_engine_args(model, model_path), client, compiler)
+        return await _build(model, frontend_engine_args(model, model_path), client, compiler, install)
     except Exception as exc:  # vLLM raises many types: KeyError for an unknown parser, OSError for a missing tokenizer
         raise FrontEndStartFailed(model.name, in_one_line(exc)) from exc
 
 
-async def _build(model: ModelSettings, engine_args: dict[str, Any], client: FleetClient, compiler: GrammarCompiler) -> FrontEnd:
+async def _build(
+    model: ModelSettings, engine_args: dict[str, Any], client: FleetClient, compiler: GrammarCompiler, install: Install | None
+) -> FrontEnd:
     args = _namespace(model, engine_args)
     inspect_models_here()
     vllm_config = _FrontendEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
@@ -186,6 +194,8 @@ async def _build(model: ModelSettings, engine_args: dict[str, Any], client: Flee
         if isinstance(stat_logger, SharedPrometheusStatLogger):
             stat_logger.stats_beside = client.take_stats
     front = FrontEnd(model, client, engine, args)
+    if install is not None:
+        install(front)
     front.grammars = check_grammars(engine, vllm_config, compiler)
     await front.app()  # an error in building the app is reported now
     return front

@@ -26,7 +26,7 @@ from vllm.v1.structured_output.request import get_structured_output_key
 from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
 
 from serve_app.errors import BadRequest, GrammarsBusy
-from serve_app.ingress.exchange.exchange import current_exchange
+from serve_app.ingress.exchange.held_answer import current_exchange
 from serve_app.ingress.front_end.grammar_compiler import LATE, GrammarCompiler
 from serve_app.ingress.front_end.grammar_readers import GUIDANCE, OUTLINES
 
@@ -155,7 +155,7 @@ class GrammarChecks:
 
 
 def _refuse(error: GrammarsBusy | BadRequest) -> NoReturn:
-    if (exchange := current_exchange.get()) is not None:
+    if (exchange := current_exchange()) is not None:
         exchange.error = error  # vLLM reports errors of a stream only after its head
     raise VLLMValidationError(str(error), parameter="structured_outputs")
 

@@ -29,8 +29,8 @@ from serve_app.errors import (
 from serve_app.host import descriptors
 from serve_app.ingress.books.books import Books
 from serve_app.ingress.books.metrics import count_http
-from serve_app.ingress.exchange.exchange import Exchange, current_exchange
-from serve_app.ingress.exchange.held_answer import HeldAnswer, reset_current_answer, set_current_answer
+from serve_app.ingress.exchange.exchange import Exchange
+from serve_app.ingress.exchange.held_answer import HeldAnswer, reset_current, set_current
 from serve_app.ingress.front_end.front_end import FrontEnd, serves
 from serve_app.ingress.http.api_keys import ApiKeys
 from serve_app.ingress.http.body_fields import RESPONSES_STATE, check_num_values, check_request_id, parse_fields
@@ -280,7 +280,7 @@ class IngressApp:
 
     async def _answer(self, target: ASGIApp, front: FrontEnd, scope: Scope, receive: Receive, held: HeldAnswer) -> None:
         path, exchange, began_at = scope["path"], held.exchange, time.monotonic()
-        tokens = current_exchange.set(exchange), set_current_answer(held)
+        token = set_current(held)
         raised: Exception | None = None
         try:
             async with held.filling(partial(asyncio.get_running_loop().call_later, self._limits.stream_silence_s)):
@@ -288,17 +288,14 @@ class IngressApp:
         except Exception as error:
             # vLLM's app raises an error after a stream has begun, because the stream cannot report it any more. The app also raises
             # an error that it has answered with 500.
-            if (
-                not exchange.status and exchange.error is None
-            ):  # the client was sent nothing: the error is an answer with a status
+            if not exchange.status and exchange.error is None:  # the client was sent nothing: the error has a status
                 await describe_error(behind(error)).response()(scope, receive, held)
             elif not await held.end():
                 raise  # the listener cuts the connection, so that the client does not take a part for the whole answer
             else:
                 raised = error
         finally:
-            current_exchange.reset(tokens[0])
-            reset_current_answer(tokens[1])
+            reset_current(token)
             if path in VLLM_ROUTES:
                 count_http(path, scope["headers"], held.head, time.monotonic() - began_at)
             if (raised or exchange.status >= 500) and exchange.error is None:

@@ -78,7 +78,7 @@ class Canary:
                     return
                 exchange.begin_again()
                 await (await app_of(model))(scope, _first(body, receive), held)
-                if outcome is _Outcome.REFUSED and exchange.ended and not _is_error(exchange.sent):
+                if outcome is _Outcome.REFUSED and exchange.answered and not _is_error(exchange.sent):
                     self._saw(Criterion.FAILED, 1.0)  # the release accepts less: a shorter context, no tool parser, ...
                 return
             watch = _Watch(self.judge.saw_model, exchange.requests)
@@ -192,7 +192,9 @@ class _Watch:
 
     def waits_s(self) -> float:
         """Return for how long the request has waited for a first token; 0 once it has one."""
-        has_token = any(request.trail.first_token_at is not None for request in self._requests.kept)
+        first = self._requests.first
+        of_kept = (request.trail.first_token_at for request in self._requests.kept)  # the first of a beam search may not be kept
+        has_token = any(at is not None for at in (None if first is None else first.trail.first_token_at, *of_kept))
         return 0.0 if has_token else time.monotonic() - self._began_at
 
     def look(self) -> None:

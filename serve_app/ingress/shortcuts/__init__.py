@@ -1,4 +1,4 @@
-"""Shortcuts make the common request cheaper. Delete this folder and every answer stays right, only slower.
+"""Shortcuts make the common request cheaper. With `ingress.shortcuts: false`, delete this folder and every answer stays right, only slower.
 
 `install` is the only door. `direct` calls vLLM's handlers without the web framework around them, `rendering` tokenizes without the layer
 of Transformers, `streaming` writes the middle of a stream without a task for each token, and `gathering` joins writes.
