@@ -198,7 +198,7 @@ def test_the_ray_cluster_is_the_same_when_only_serve_has_to_know() -> None:
     ]
     for change in in_place:
         assert compared(render(merged(at("config.ingress.replicas", {"min": 1, "max": 2}), change))) == compared(base), change
-    anew = [at("image.tag", "0.2.0"), *(at(f"{pods}.tolerations", TOLERATION) for pods in ("head", "ingressPods", "modelPods"))]
+    anew = [at("image.tag", "0.2.1"), *(at(f"{pods}.tolerations", TOLERATION) for pods in ("head", "ingressPods", "modelPods"))]
     for change in anew:
         assert compared(render(merged(at("config.ingress.replicas", {"min": 1, "max": 2}), change))) != compared(base), change
 

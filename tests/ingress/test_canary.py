@@ -16,9 +16,11 @@ from serve_app.core.request import RequestState, Resume
 from serve_app.errors import NoFreePlace, NoReplica, QueueFull, RequestQuarantined, ServingError
 from serve_app.ingress.books.books import Books
 from serve_app.ingress.books.ledger import Ledger
+from serve_app.ingress.exchange.engine_requests import EngineRequests
 from serve_app.ingress.exchange.held_answer import current_exchange
 from serve_app.ingress.front_end.front_end import FrontEnd
 from serve_app.ingress.routes.app import AppLimits, IngressApp
+from serve_app.ingress.routes.canary import _Watch
 from tests.core.helpers import Output
 from tests.doubles.fleet import MODEL, in_loop, settings
 from tests.ingress.fake_fronts import App, Front, call
@@ -282,3 +284,17 @@ async def test_verdicts_are_passed_on_and_adopted_for_the_same_release_only() ->
     other.canaries["model"].learn(condemned)
     assert state(other) is CanaryState.BAD
     assert await ask(other, 10) == {"model": 10}
+
+
+def test_a_beam_search_whose_first_token_came_does_not_wait_for_one_however_wide_its_step_is() -> None:
+    requests = EngineRequests()
+    watch = _Watch(lambda criterion, value: None, requests)
+    first = RequestState("r-beam-0", 1, 1, Resume.CONTINUE)
+    requests.add(first, "r-beam-0")
+    assert watch.waits_s() > 0
+    first.trail.delivered(Output("r-beam-0", [1]), 1.0)
+    first.trail.finished("length")
+    for beam in range(100):
+        requests.add(RequestState(f"s-beam-{beam}", 2, 1, Resume.CONTINUE), f"s-beam-{beam}")
+    assert first not in requests.kept
+    assert watch.waits_s() == 0.0
