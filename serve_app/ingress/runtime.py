@@ -1,4 +1,4 @@
-"""Everything an ingress replica is made of, without Ray: front ends, fleet clients, the app and its listener."""
+"""The runtime builds one ingress from the configuration, without Ray: front ends, fleet clients, the app and its listener."""
 
 import asyncio
 import logging
@@ -44,7 +44,7 @@ class IngressRuntime:
 
     @classmethod
     async def build(cls, settings: Settings, *, ingress_id: str, fleet_id: str, report: FleetReport | None = None) -> Self:
-        """Build the front end of every model; takes seconds each. ``report`` is what `/fleet` asks; without, there is no such route.
+        """Build the front end of every model; takes seconds each. `/fleet` answers by ``report``; without it, there is no such route.
 
         Raises:
             ConfigError: A file that the settings name cannot be used.
@@ -98,15 +98,13 @@ class IngressRuntime:
             try:
                 if front.grammars is not None:
                     await front.grammars.prepare()
-            except (
-                Exception
-            ):  # of xgrammar for a tokenizer that it does not know, or of the start: requests with a grammar get the error
+            except Exception:  # xgrammar's, for an unknown tokenizer, or the process's: requests with a grammar get the error
                 logger.exception("the grammar checks of %r cannot be prepared", name)
 
     async def drain(self, limit_s: float) -> None:
         """Take no new connections and let requests end; those that still run after ``limit_s`` end by an error.
 
-        Batches stop at once: the next ingress goes on with them.
+        Batches stop at once: the next ingress continues them.
         """
         stopping = asyncio.ensure_future(self.listener.stop())
         giving_up = asyncio.ensure_future(asyncio.sleep(0) if self.batches is None else self.batches.stop())
@@ -125,7 +123,7 @@ class IngressRuntime:
     def set_members(self, leases: Iterable[Lease]) -> None:
         leases = list(leases)
         members = [lease for lease in leases if lease.role == "replica"]
-        told = [block for lease in leases for block in lease.quarantined]
+        quarantined = [block for lease in leases for block in lease.quarantined]
         condemned = {release: reason for lease in leases for release, reason in lease.condemned}
         for canary in self.app.canaries.values():
             canary.learn(condemned)
@@ -133,21 +131,21 @@ class IngressRuntime:
             # A canary is judged by its own replicas. Those of the release before it, which an update replaces, are not meant.
             release = None if front.model.canary is None else front.model.release()
             front.client.set_members([member for member in members if release in (None, member.release)])
-            front.client.set_quarantined([(fingerprint, left_s) for model, fingerprint, left_s in told if model == name])
+            front.client.set_quarantined([(fingerprint, left_s) for model, fingerprint, left_s in quarantined if model == name])
 
     def quarantined(self) -> tuple[tuple[str, str, float], ...]:
-        """Return what the lease tells other ingresses: model, fingerprint, seconds left."""
+        """Return what the lease reports to other ingresses: model, fingerprint, seconds left."""
         return tuple((name, *block) for name, front in self.front_ends.items() for block in front.client.quarantined())
 
     def condemned(self) -> tuple[tuple[str, str], ...]:
-        """Return what the lease tells other ingresses: releases that this one found bad, and why."""
-        return tuple(told for canary in self.app.canaries.values() for told in canary.condemned())
+        """Return what the lease reports to other ingresses: releases that this ingress found bad, and why."""
+        return tuple(release for canary in self.app.canaries.values() for release in canary.condemned())
 
     def autoscaling_stats(self) -> dict[str, float]:
         """Return per model ``<counter>/<model>`` of its `Tally`, requests (``waiting``, ``draining``) and lines of batches.
 
         Of lines there are ``lines_held``, ``lines_queued`` (in the queues of engines) and ``lines_per_s``, which open batches need, whoever
-        runs them: each ingress tells the same.
+        runs them: each ingress reports the same.
         """
         stats: dict[str, float] = {}
         needed = {} if self.batches is None else self.batches.lines_per_s()
