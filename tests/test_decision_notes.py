@@ -23,7 +23,7 @@ def test_a_board_that_does_not_answer_holds_nobody_up_and_the_notes_come_in_orde
 
     notes = DecisionNotes(put)
     for number in range(3):
-        notes.tell(note(number))
+        notes.send(note(number))
     assert told == []
     answers.set()
     assert all_told.wait(LIMIT_S)
@@ -39,8 +39,8 @@ def test_a_note_that_cannot_be_told_is_lost_alone() -> None:
         told.set()
 
     notes = DecisionNotes(put)
-    notes.tell(note(0))
-    notes.tell(note(1))
+    notes.send(note(0))
+    notes.send(note(1))
     assert told.wait(LIMIT_S)
 
 
@@ -52,10 +52,10 @@ def test_more_notes_than_may_wait_are_dropped_and_not_waited_for() -> None:
         answers.wait(LIMIT_S)
 
     notes = DecisionNotes(put)
-    notes.tell(note(0))
+    notes.send(note(0))
     assert taken.wait(LIMIT_S)
     for number in range(1, QUEUED + 50):
-        notes.tell(note(number))
+        notes.send(note(number))
     assert notes._queue.qsize() == QUEUED
     answers.set()
 

@@ -8,23 +8,23 @@ from serve_app.autoscaling.history import Mean
 from serve_app.autoscaling.signals import ModelLoad
 
 NEARLY = 0.8
-"""Where no number of replicas makes the pace, since only so many lines run at once: the share of the possible pace that is paid for. Twice
-as many replicas as for 0.8 give 0.89."""
+"""If no number of replicas reaches the pace, because too few lines run at once, replicas are asked for that reach this share of the fastest
+possible pace. Twice as many replicas as for 0.8 reach 0.89."""
 _FORGOTTEN_S = 60.0
-"""Seconds in which the number of lines at once is forgotten to 1/e: a single look may find it low, while new lines take the places of
-those that ended."""
+"""Time constant with which the number of lines at once decays: a single look may find the number low, while new lines take the places of
+lines that ended."""
 _ANYTIME = Slo(ttft_s=math.inf, itl_s=math.inf)
 
 
 @dataclass(slots=True)
 class Lines:
-    """What one model's lines cost, learnt from those that were answered."""
+    """The cost of one model's lines, learnt from the lines that were answered."""
 
     _prompt_tokens: Mean = field(default_factory=Mean)
-    """Of a line's prompt, those that engines computed: the prefix cache had the others."""
+    """Tokens of a line's prompt that engines computed; the prefix cache had the others."""
     _output_tokens: Mean = field(default_factory=Mean)
     _at_once: float = 0.0
-    """The most lines that replicas had lately."""
+    """The most lines that replicas had lately, decaying with `_FORGOTTEN_S`."""
 
     def learn(self, load: ModelLoad) -> None:
         self._prompt_tokens.add(load.line_prompt_tokens, load.lines, load.interval_s)
@@ -37,13 +37,13 @@ class Lines:
         self._output_tokens.weigh(weight)
 
     def replicas(self, load: ModelLoad, times: StepTimes | None, max_batch: float, *, demand: float) -> int:
-        """Return how many replicas do the demand of everybody else and, beside it, the lines at the pace of their deadlines.
+        """Return how many replicas serve all other requests and, beside them, the lines at the pace of their deadlines.
 
         1 while no line has been answered: that replica measures what a line costs.
 
         Args:
             max_batch: Requests that a replica can run at once.
-            demand: Of everybody else, in replicas that are busy all the time.
+            demand: Demand of all other requests, in replicas that are busy all the time.
         """
         if not load.lines_per_s:
             return 0
@@ -56,15 +56,15 @@ class Lines:
 
 
 def _needed(lines_per_s: float, at_once: float, capacity: Capacity) -> float:
-    """Return the replicas, and the part of one, that answer ``lines_per_s``.
+    """Return how many replicas, not rounded, answer ``lines_per_s``.
 
-    L lines run at once, L / n on each of n replicas. A line of O output tokens then takes O steps and, in them, its own work w and that of
-    each line beside it: O x step_s + w x L / n. So n replicas answer L / (O x step_s + w x L / n) lines a second, and no number of
-    replicas answers more than L / (O x step_s).
+    L lines run at once, L / n on each of n replicas. A line of O output tokens takes O steps. In them, the replica does the work w of this
+    line and of each line beside it, so the line takes O x step_s + w x L / n. So n replicas answer L / (O x step_s + w x L / n) lines a
+    second, and no number of replicas answers more than L / (O x step_s).
     """
     full = lines_per_s * capacity.work_s / capacity.saturation()
     if at_once < 1:
-        return min(1.0, full)  # how many run at once is known when they run
+        return min(1.0, full)  # how many lines run at once is known only once some run
     steps_s, work_s = capacity.mix.output_tokens * capacity.times.step_s, at_once * capacity.work_s
     most = work_s / (steps_s * (1 / NEARLY - 1)) if steps_s else math.inf
     spare_s = at_once / lines_per_s - steps_s

@@ -17,50 +17,50 @@ from serve_app.autoscaling.feedback import MEMORY_S, Feedback
 from serve_app.autoscaling.history import GUARD_S, HISTORY_S, History, Mean
 from serve_app.autoscaling.needs import Needs, Unproven, keep_s
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S, Orders, queue_at_s
-from serve_app.autoscaling.signals import LEAST, STALE_S, ModelLoad
+from serve_app.autoscaling.signals import MIN_EVENTS, STALE_S, ModelLoad
 
 RECOVER_S, RECOVER_STARTS = 15.0, 0.5
-"""Seconds, and cold starts if that is longer, in which replicas that do nothing but work are to have emptied a queue once they serve."""
+"""New replicas, busy all the time, must empty a queue within this many seconds of serving, or cold starts if that is longer."""
 QUEUE_MOST, QUEUE_FEW = 1.2, 1.5
 """For a demand of n replicas the queue rule asks for at most 1.2 n + 1.5 sqrt(n) + 1: 7 for 3, 16 for 9, 1,330 for 1,067.
-A queue ends, and what was asked for stays for two cold starts. A few more cost a small fleet little and empty its queue much sooner."""
+A queue ends, but the replicas asked for stay for two cold starts. A few more cost a small fleet little and empty its queue much sooner."""
 CHANCE = 1.5
-"""While the measured demand lies within so many of its standard deviations of what the replicas that there are can carry, there is no
-reason for another number of them."""
+"""The number of replicas stays while the measured demand is within this many of its standard deviations of what they can carry."""
 ROOM_CHANCE = 3.0
-"""Room for a step is asked for as soon as the measured demand wants it, and goes when the demand with so many standard deviations more
-does not. With `CHANCE` both ways, a fleet of one or two often lacked it."""
+"""Room for a step is asked for as soon as the measured demand needs it. The room is given up once the demand plus this many standard
+deviations no longer needs it. With `CHANCE` both ways, a fleet of one or two often lacked the room."""
 LEAST_CHANCE, MOST_CHANCE = 0.05, 0.5
-"""A demand is taken to be off by a twentieth at least and by a half at most, however many requests were seen. At least: step costs are
-never exact. A large fleet that trusted its demand more would stand so near its limit that a step of the load costs more than it saved."""
+"""The error of a demand counts as at least a twentieth and at most a half, however many requests were seen. At least a twentieth, because
+step costs are never exact: a large fleet that trusted its demand more would be so near its limit that a step of the load costs more than
+was saved."""
 KV_GUARD = 0.95
 """Share of the KV cache in use above which a replica counts as full."""
 MANY = 1e6
-"""Requests at once, where nothing is known of a limit."""
+"""Requests at once, if no limit is known."""
 MISMEASURED = ("kv cache full", "late first tokens")
-"""Guards that say that replicas can do less than was measured."""
+"""Guards that fire when replicas can do less than was measured."""
 LATE_GUARD = 0.1
 """Share of first tokens later than the SLO at which one more replica is asked for."""
 LENGTHS_S = 15.0
-"""For so long after the first answer has ended nothing is said of how long answers are: the short ones end first."""
+"""Until this long after the first answer has ended, the lengths of answers count as unknown: short answers end first."""
 TAUGHT = ("taught_step", "taught_output_token", "taught_prompt_token")
-"""Of each cost, the share that the load has taught since replicas measured it; among a decision's inputs where one has."""
+"""Names among a decision's inputs: for each cost, the share that was learnt from the load since replicas measured it, if any has."""
 UNSEEN_HALF_S = 3600.0
-"""What is known weighs half as much after so long without a controller."""
+"""Knowledge weighs half as much after this long without a controller."""
 LEARN_SILENT = 0.25
-"""Up to this share of silent replicas the load goes on teaching what a step costs: the others are taken to make their part of the tokens.
-Should the silent ones make none, a token then seems 1 / (1 - 0.25) = 1.33 times as dear at most."""
+"""With at most this share of silent replicas, step costs are still learnt: the other replicas are taken to make their part of the tokens.
+If the silent ones made none, a token would seem at most 1 / (1 - 0.25) = 1.33 times as expensive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingRules:
-    """What the configuration says of one model; times in seconds."""
+    """The configuration of one model's scaling; times in seconds."""
 
     slo: Slo
     utilization: float = 0.95
-    """Factor on the utilization that keeps the SLO, 0 < x <= 1: reserve for what the model of a replica leaves out."""
+    """Factor on the utilization that keeps the SLO, 0 < x <= 1: a reserve for effects that the model of a replica leaves out."""
     headroom: float = 0.4
-    """By what share an even load may rise at once before the batches are full, >= 0."""
+    """The share by which an even load may rise at once before the batches are full, >= 0."""
     priority: int = 0
     gpus_per_replica: float = 0.0
 
@@ -70,7 +70,7 @@ class Observation:
     """One model at one moment."""
 
     running: int
-    """Replicas that serve. Those that start are not among them: they are no capacity yet."""
+    """Replicas that serve. Starting ones are not counted: they are no capacity yet."""
     target: int
     """Replicas that were asked for last."""
     minimum: int
@@ -80,7 +80,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What was decided, and what it was decided from besides the observation."""
+    """What was decided, and the quantities that led to it besides the observation."""
 
     desired: int
     wish: str = field(metadata={"alias": "rule"})  # the key of the log, which other versions read
@@ -88,13 +88,13 @@ class Decision:
     alternatives: Mapping[str, int]
     """Wish -> the replicas it asked for, bounds not yet applied."""
     inputs: Mapping[str, float]
-    """Quantities that went in. ``demand`` and ``growth`` are in replicas that are busy all the time."""
+    """Quantities behind the decision. ``demand`` and ``growth`` are in replicas that are busy all the time."""
     limit: str = ""
-    """What limits a model's replica: itl, ttft, batch, or unmeasured."""
+    """The limit of a model's replica: itl, ttft, batch, or unmeasured."""
     kept: int = 0
-    """The most that was needed within the time for which needs are remembered: what a model asks for where GPUs are short."""
+    """The most replicas that were needed within the remembered time. A model asks for this many where GPUs are short."""
     ready_at: float | None = None
-    """When replicas that this decision asks for should serve; None when it asks for none."""
+    """When the new replicas of this decision should serve; None if it asks for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,23 +108,23 @@ class _Wishes:
     demand: int = 0
     """Replicas for the demand alone, without a margin."""
     low: int = 0
-    """The fewest replicas that carry all that the demand may be by chance, with room. Of what there is so many stay."""
+    """The smallest replica count that carries the upper bound of the demand plus headroom. Scaling down stops at this count."""
 
 
 @dataclass(slots=True)
 class ModelAutoscaler:
-    """Decides for one model. ``observe`` is its one door, called about every second. All it remembers is in its fields."""
+    """Decides for one model. ``observe`` is its one door, called about every second. Its fields are all that it remembers."""
 
     rules: ScalingRules = field(metadata={"alias": "rule"})  # the key of the log's snapshots
     _history: History = field(default_factory=History)
     _costs: StepCosts = field(default_factory=StepCosts)
     _output_tokens: Mean = field(default_factory=Mean)
-    """Of an answer; see `_learn_lengths`."""
+    """Output tokens of an answer; see `_learn_lengths`."""
     _squared_tokens: Mean = field(default_factory=Mean)
     """The square of the output tokens of answers that ended."""
     _finished_tokens: Mean = field(default_factory=Mean)
     _computed_share: Mean = field(default_factory=Mean)
-    """The share of a prompt's tokens that engines compute: the prefix cache saves the others."""
+    """The share of a prompt's tokens that engines compute; the prefix cache has the others."""
     _kv_per_request: Mean = field(default_factory=Mean)
     _lines: Lines = field(default_factory=Lines)
     _orders: Orders = field(default_factory=Orders)
@@ -137,7 +137,7 @@ class ModelAutoscaler:
     _cold_start_s: float = DEFAULT_COLD_START_S
     _unproven: Unproven = field(default_factory=Unproven)
     _unseen_s: float | None = None
-    """How old the knowledge was when this controller took it over from the one before; None where it did not."""
+    """How old the knowledge was when this controller took it over from the one before; None if it did not take any over."""
     _answered_at: float | None = None
     """When an answer was first seen to end."""
 
@@ -148,23 +148,23 @@ class ModelAutoscaler:
 
     @property
     def cold_start_s(self) -> float:
-        """What a start took when one was measured last, else `DEFAULT_COLD_START_S`."""
+        """The cold start that was measured last, else `DEFAULT_COLD_START_S`."""
         return self._cold_start_s
 
     @property
     def step_costs(self) -> StepCosts:
-        """What is known of the model's steps."""
+        """The fitted costs of the model's steps."""
         return self._costs
 
     def pass_unseen(self, span_s: float) -> None:
-        """Take in that no controller saw the model for ``span_s`` seconds: what is known of it weighs less the longer that was."""
+        """Take in that no controller saw the model for ``span_s`` seconds: knowledge of it weighs less the longer that was."""
         weight = 0.5 ** (span_s / UNSEEN_HALF_S)
         self._costs.weigh(weight)
         lengths = self._output_tokens, self._squared_tokens, self._finished_tokens
         for known in (*lengths, self._kv_per_request, self._computed_share, self._lines):
             known.weigh(weight)
         if span_s > STALE_S:
-            self._guard_since.clear()  # nobody knows whether the signs went on
+            self._guard_since.clear()  # the signs may have ended meanwhile
         if span_s > MEMORY_S:
             self._feedback = Feedback()
         if span_s > HISTORY_S:
@@ -177,8 +177,8 @@ class ModelAutoscaler:
         wishes = self._wishes(seen, at)
         rests = not (seen.target or seen.load.waiting)
         if rests:
-            # Who asks a model without replicas waits for one. Without anybody who waits, what came before the last replica went, as by
-            # `serve-app models unload`, must neither start another one nor keep a GPU free for it.
+            # A request for a model without replicas waits for one. Without a waiting request, the load from before the last replica was
+            # removed, as by `serve-app models unload`, must neither start another replica nor keep a GPU free for it.
             wishes = replace(wishes, asked={})
         wish = max(wishes.asked, key=wishes.asked.__getitem__, default="idle")
         up, kept = wishes.asked.get(wish, 0), self._kept(seen, wishes)
@@ -189,7 +189,7 @@ class ModelAutoscaler:
             desired, wish = (kept, "low for long") if kept < seen.target else (seen.target, "keep")
             if desired < silent:
                 desired, wish = silent, "silent members"
-        maximum = max(seen.maximum, silent)  # one that a schedule lowers waits for them
+        maximum = max(seen.maximum, silent)  # a maximum that a schedule lowers waits for silent members
         bounded = max(seen.minimum, min(maximum, desired))
         if bounded != desired:
             wish = "minimum" if bounded > desired else "maximum"
@@ -204,11 +204,12 @@ class ModelAutoscaler:
         )
 
     def _kept(self, seen: Observation, wishes: _Wishes) -> int:
-        """Return how many replicas stay: the most that was needed while needs are remembered."""
+        """Return how many replicas stay: the most that were needed within the time for which needs are remembered."""
         asked = max((wishes.asked.get(name, 0) for name in MISMEASURED), default=0)
         wished = max(wishes.asked.values(), default=0)
         corrected = self._needs.corrected(wishes.demand, asked=asked, wished=wished, target=seen.target)
-        # The minimum too: one that a schedule lowers lets go as late as any other need. What is only kept is no claim on further GPUs.
+        # The minimum is a need, too: after a schedule lowers it, replicas go as late as for any other need. Replicas that are only kept
+        # are no claim on further GPUs.
         needs = (*wishes.asked.values(), seen.minimum, min(seen.target, max(wishes.low, corrected)))
         return self._needs.kept(needs, keep_s(self._cold_start_s), target=seen.target)
 
@@ -221,9 +222,11 @@ class ModelAutoscaler:
         self._cold_start_s = self._orders.cold_start_s(load.cold_start_s, at)
         self._costs.start_from(load.measured)
         if load.fits_together and load.silent_replica_share <= LEARN_SILENT:
-            told = 1 - load.silent_replica_share  # the part of the tokens that the steps of the other replicas made
-            tokens = {"output_tokens": told * load.output_tokens, "prefilled_tokens": told * load.prefilled_tokens}
-            prompts = told * ((load.first_tokens or load.finished) + load.lines)  # of pooling, the end is all there is
+            share = 1 - load.silent_replica_share  # the part of the tokens that reporting replicas made in their steps
+            tokens = {"output_tokens": share * load.output_tokens, "prefilled_tokens": share * load.prefilled_tokens}
+            prompts = share * (
+                (load.first_tokens or load.finished) + load.lines
+            )  # pooling requests have an end and no first token
             self._costs.add(load.interval_s, steps=load.steps, busy_s=load.busy_s, prompts=prompts, **tokens)
         self._learn_lengths(load)
         self._lines.learn(load)
@@ -233,11 +236,12 @@ class ModelAutoscaler:
             self._kv_per_request.add(load.kv_usage * (load.reporting or seen.running), load.running, load.interval_s)
 
     def _learn_lengths(self, load: ModelLoad) -> None:
-        """Learn how long answers are, also from those that still run, and which share of prompts the prefix cache saves.
+        """Learn how long answers are, also from those that still run, and the share of prompts that the prefix cache saves.
 
-        Short answers end first, so that the mean of those that ended falls while the load rises. If a request is as likely to end at
-        each of its tokens (exponential lengths), all tokens made over all ends is the mean, whatever runs. If all answers are equally
-        long, the mean of those that ended is. The squared variation of the lengths, 1 and 0 in these cases, weighs the two.
+        Short answers end first, so that the mean over ended answers falls while the load rises. If a request is equally likely to end at
+        each of its tokens (exponential lengths), the mean is all tokens made, divided by the number of ends, whatever still runs. If all
+        answers are equally long, the mean over ended answers is right. The squared variation of the lengths, 1 and 0 in these cases,
+        weighs the two means.
         """
         self._squared_tokens.add(load.finished_tokens_squared, load.finished, load.interval_s)
         self._finished_tokens.add(load.finished_tokens, load.finished, load.interval_s)
@@ -249,7 +253,7 @@ class ModelAutoscaler:
             self._computed_share.add(load.first_tokens * load.prefilled_tokens / prompts, load.first_tokens, load.interval_s)
 
     def _computed(self) -> float:
-        """Return the share of the prompts' tokens that engines compute; all of them until the first token of a request has told."""
+        """Return the share of the prompts' tokens that engines compute; 1 until a first token has been counted."""
         return 1.0 if self._computed_share.value is None else self._computed_share.value
 
     def _wishes(self, seen: Observation, at: float) -> _Wishes:
@@ -259,7 +263,7 @@ class ModelAutoscaler:
         is_quiet = not holds and not self._history.sums(at, QUIET_S).requests
         asked = {"first": 1} if load.lines_held or not is_quiet else {}
         if is_quiet:
-            come = replace(come, requests_per_s=0.0, lag_s=QUIET_S / 2)  # what came minutes ago is no demand
+            come = replace(come, requests_per_s=0.0, lag_s=QUIET_S / 2)  # requests of minutes ago are no demand
         inputs = {"cold_start_s": self._cold_start_s, "keep_s": keep_s(self._cold_start_s)}
         inputs |= {"requests_per_s": come.requests_per_s, "rate_over_s": 2 * come.lag_s}
         if self._unseen_s is not None:
@@ -287,30 +291,30 @@ class ModelAutoscaler:
         return _Wishes(asked=_positive(asked), inputs=inputs | quantities, limit=limit, demand=needed, low=low)
 
     def _factor(self, capacity: Capacity) -> float:
-        """Return the factor on the utilization that keeps the SLO as computed, <= 1: of the configuration, times what was measured."""
+        """Return the factor on the utilization that keeps the computed SLO, <= 1: the configured factor times the measured one."""
         measured = self._feedback.factor(with_ttft="ttft" not in capacity.left_out)
         return min(1.0, self.rules.utilization * measured)
 
     def _for_demand(
         self, seen: Observation, capacity: Capacity, come: Arrivals, of: Mapping[str, float]
     ) -> tuple[dict[str, int], int]:
-        """Return what the demand, room for a step and growth ask for, and the fewest with which demand and room are safe from chance."""
+        """Return the wishes for demand, room for a step and growth; and the fewest replicas that chance cannot make too few."""
         demand, error = of["demand"], math.hypot(come.error, self._output_tokens.error)
         chance, room_chance = (min(MOST_CHANCE, max(LEAST_CHANCE, deviations * error)) for deviations in (CHANCE, ROOM_CHANCE))
         alone = partial(capacity.replicas_for, factor=self._factor(capacity))
         with_room = partial(capacity.replicas_with_room, headroom=self.rules.headroom)
         needed = alone(demand)
-        # What may be chance is no reason for more replicas than there are, unless a short window says that the load rose.
+        # A deviation that may be chance is no reason for more replicas, unless a short window shows that the load rose.
         is_chance = come.is_even and max(needed, 1) > seen.target >= alone(demand * (1 - chance))
         asked = {
             "demand": seen.target if is_chance else needed,
-            "headroom": with_room(demand) if come.is_even else 0,  # room for the next step is asked for once this one is over
+            "headroom": with_room(demand) if come.is_even else 0,  # room for the next step is asked for when this step is over
             "growth": alone(demand + of["growth"]) if of["growth"] else 0,
         }
         return asked, max(alone(demand * (1 + chance)), with_room(demand * (1 + room_chance)))
 
     def _quantities(self, seen: Observation, at: float, capacity: Capacity, come: Arrivals) -> dict[str, float]:
-        """Return what the rules are applied to, by the names that a decision's inputs have."""
+        """Return the quantities that the rules use, under their names among a decision's inputs."""
         work_s, ahead_s = capacity.work_s, min(self._cold_start_s, HISTORY_S)
         demand = come.requests_per_s * work_s
         return (
@@ -335,7 +339,7 @@ class ModelAutoscaler:
         )
 
     def _queue_s(self, seen: Observation, at: float, capacity: Capacity, demand: float) -> float:
-        """Return the seconds of work that will wait when a replica that is asked for now serves, by what is on its way."""
+        """Return the seconds of work that will wait when a replica ordered now serves, given the replicas on their way."""
         most = capacity.saturation()
         return queue_at_s(
             self._history.least_queue() * capacity.work_s,
@@ -347,7 +351,7 @@ class ModelAutoscaler:
         )
 
     def _for_queue(self, queue_s: float, at: float, capacity: Capacity, demand: float) -> int:
-        """Return the replicas that do the demand, and the queue of then in half the time that they took to start."""
+        """Return the replicas that serve the demand and also empty ``queue_s`` within `RECOVER_S` or half a cold start."""
         recover_s = max(RECOVER_S, RECOVER_STARTS * self._orders.horizon_s(self._cold_start_s, at))
         return math.ceil((demand + queue_s / recover_s) / capacity.saturation()) if queue_s else 0
 
@@ -371,19 +375,19 @@ class ModelAutoscaler:
         return replace(capacity, left_out=self._left_out)
 
     def _guards(self, seen: Observation, at: float, capacity: Capacity | None, *, most: float) -> dict[str, int]:
-        """Return what signs ask for that the measure is wrong: one more than there are, unless help is on its way; ``most`` at most.
+        """Return the wishes of guards: signs that the measure is wrong each ask for one more replica, unless one is on its way.
 
-        Where more replicas do not help, the signs must not go on for ever.
+        At most ``most`` are asked for: if more replicas do not help, the guards must not ask for ever.
         """
         recent = self._history.sums(at, WINDOWS_S[0])
-        is_recent = recent.interval_s <= 2 * WINDOWS_S[0]  # else nobody looked for long, and the signs may be old
+        is_recent = recent.interval_s <= 2 * WINDOWS_S[0]  # after a long time without observations the signs may be old
         late = is_recent and recent.late_first_tokens > max(1.0, LATE_GUARD * recent.first_tokens)
         signs = {
-            # With a queue both are its doing, and that has its own rule.
+            # A queue would cause both of these signs, and the queue has its own rule.
             "kv cache full": seen.load.kv_usage > KV_GUARD and not recent.queued,
             "late first tokens": late and not recent.queued and (capacity is None or capacity.can_keep_ttft()),
-            "rejected": is_recent and recent.rejected >= LEAST,
-            # Each replica may have one request that waits for the end of the step under way.
+            "rejected": is_recent and recent.rejected >= MIN_EVENTS,
+            # On each replica one request may wait for the end of the current step.
             "queue without measure": seen.load.queued > seen.running and capacity is None,
         }
         held = [name for name, is_on in signs.items() if self._held_for(name, is_on, at)]

@@ -29,14 +29,14 @@ logger = logging.getLogger("ray.serve")  # this runs in Serve's controller: its 
 SNAPSHOT_EVERY = 600
 MAX_FILES, MAX_FILE_BYTES = 4, 64 << 20
 LONGEST_TICK_S = 10.0
-"""Between two records; a longer time is a gap: the controller was away, or a clock was set."""
+"""A longer time between two records is a gap: the controller was away, or a clock was set."""
 QUEUED = 1000
 """Records that wait for the disk; more are dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One observation and what was decided from it."""
+    """One observation and the decisions from it."""
 
     number: int
     """Consecutive in one controller."""
@@ -44,7 +44,7 @@ class Record:
     """Seconds since the epoch."""
     seen: FleetObservation
     decided: dict[str, Decision]
-    """By model; `INGRESSES` stands for the ingresses."""
+    """Model -> decision; `INGRESSES` is the key of the ingresses."""
     scaler: FleetScaler | None = None
     """All that the scaler remembered before this observation."""
 
@@ -61,14 +61,14 @@ class DecisionLog:
         self._number = 0
 
     def observe(self, scaler: FleetScaler, seen: FleetObservation, *, time: float) -> dict[str, Decision]:
-        """Return what ``scaler`` decides, and log it. ``time``: seconds since the epoch. A new log begins with a snapshot."""
+        """Return and log the decisions of ``scaler``. ``time``: seconds since the epoch. A new log begins with a snapshot."""
         number, self._number = self._number, self._number + 1
         snapshot = _SCALER.dump_json(scaler, by_alias=True) if self._writer is not None and number % SNAPSHOT_EVERY == 0 else b""
         decided = scaler.observe(seen)
         if self._writer is not None:
             record = Record(number=number, time=time, seen=seen, decided=decided)
             line = _RECORD.dump_json(record, exclude_defaults=True, by_alias=True)
-            if snapshot:  # whole: a default of the rules may be another one in the code that reads it
+            if snapshot:  # with all fields: the code that reads the log may have other defaults
                 line = b'%b,"scaler":%b}' % (line[:-1], snapshot)
             self._writer.info("%s", line.decode())
         return decided
@@ -76,7 +76,7 @@ class DecisionLog:
 
 class _QueueHandler(QueueHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # the library's name
-        """The queue is full: the record is dropped."""
+        """Drop the record: the queue is full."""
 
 
 class _FileHandler(RotatingFileHandler):
@@ -89,15 +89,15 @@ class _FileHandler(RotatingFileHandler):
             logger.error("decisions of the autoscaler are not logged while %s cannot be written", self.baseFilename)
 
     def handleError(self, record: logging.LogRecord) -> None:  # the library's name
-        """The disk is full, or the folder is gone."""
+        """Note that the disk is full, or the folder is gone."""
         self.fails = True
 
 
 @cache
 def _writer(path: Path) -> logging.Logger:
-    """Return the one writer of a file in this process."""
+    """Return this process's only writer of the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    writer = logging.Logger(str(path))  # not among the process's named loggers: nobody else configures or closes it
+    writer = logging.Logger(str(path))  # not among the process's named loggers, which other code configures and closes
     queue: Queue[logging.LogRecord] = Queue(QUEUED)
     writer.addHandler(_QueueHandler(queue))
     file = _FileHandler(path, maxBytes=MAX_FILE_BYTES, backupCount=MAX_FILES - 1, encoding="utf-8", delay=True)
@@ -106,7 +106,7 @@ def _writer(path: Path) -> logging.Logger:
 
 
 def log_path(name: str) -> Path | None:
-    """Return where the application ``name`` logs in this Ray session; None outside Ray."""
+    """Return the file of the application's log in this Ray session; None outside Ray."""
     import ray
     from ray.serve._private.logging_utils import get_serve_logs_dir
 
@@ -114,13 +114,13 @@ def log_path(name: str) -> Path | None:
 
 
 def files(path: Path) -> list[Path]:
-    """Return the files that there are of a log, the oldest first."""
+    """Return the existing files of a log, the oldest first."""
     rotated = [path.with_name(f"{path.name}.{number}") for number in range(MAX_FILES - 1, 0, -1)]
     return [file for file in (*rotated, path) if file.exists()]
 
 
 def export(path: Path, since: float) -> bytes:
-    """Return, compressed by gzip, the lines from the last snapshot at or before ``since``, in seconds since the epoch."""
+    """Return the lines from the last snapshot at or before ``since`` (seconds since the epoch), compressed by gzip."""
     kept: list[str] = []
     for file in files(path):
         with file.open(encoding="utf-8") as lines:
@@ -133,7 +133,7 @@ def export(path: Path, since: float) -> bytes:
 
 
 def read(lines: Iterable[str]) -> tuple[list[Record], int]:
-    """Return the records in ``lines``, and how many lines are none: cut off, or of another version."""
+    """Return the records in ``lines``, and the number of lines that are no record: cut off, or of another version."""
     records: list[Record] = []
     num_unreadable = 0
     for line in lines:
@@ -152,12 +152,12 @@ def row_of(decision: Decision) -> dict[str, Any]:
 
 
 def follows(record: Record, before: Record | None) -> bool:
-    """Return whether nothing is missing between two records, so that the one is decided from what the other remembered."""
+    """Return whether no record is missing between the two, so that the later is decided from what the earlier remembered."""
     return before is not None and record.number == before.number + 1 and 0 < record.time - before.time < LONGEST_TICK_S
 
 
 def stretches(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Yield the stretches in which nothing is missing, each from a snapshot on, and its models and rules stay the same."""
+    """Yield the stretches without gaps, each from a snapshot on, in which models and rules stay the same."""
     stretch: list[Record] = []
     for record in records:
         if stretch and not (follows(record, stretch[-1]) and record.seen.models.keys() == stretch[0].seen.models.keys()):
@@ -170,14 +170,14 @@ def stretches(records: Iterable[Record]) -> Iterator[list[Record]]:
 
 
 def differing(record: Record, decided: Mapping[str, Decision]) -> list[str]:
-    """Return for which models, or for the ingresses, something else was decided than logged."""
+    """Return the models, and `INGRESSES`, whose decision differs from the logged one."""
     logged = record.decided
     names = dict.fromkeys((*logged, *decided))
     return [n for n in names if n not in logged or n not in decided or not _same(logged[n], decided[n])]
 
 
 def _same(one: Decision, other: Decision) -> bool:
-    """Return whether they differ in nothing but the last digits of quantities, which depend on the processor: the fit uses LAPACK."""
+    """Return whether two decisions are equal up to the last digits of quantities, which depend on the processor: the fit uses LAPACK."""
     return (
         one.inputs.keys() == other.inputs.keys()
         and replace(one, inputs=other.inputs) == other
@@ -186,8 +186,8 @@ def _same(one: Decision, other: Decision) -> bool:
 
 
 def decided_again(stretch: Sequence[Record]) -> Iterator[tuple[Record, dict[str, Decision]]]:
-    """Yield each record of a stretch with what this code decides from it."""
+    """Yield each record of a stretch with the decisions of the present code."""
     scaler = copy.deepcopy(stretch[0].scaler)
-    assert scaler is not None  # so begins every stretch
+    assert scaler is not None  # every stretch begins with a snapshot
     for record in stretch:
         yield record, scaler.observe(record.seen)

@@ -23,9 +23,9 @@ T = TypeVar("T")
 QUEUED = 100
 """Notes that wait for the board; more are dropped."""
 LIMIT_S = 5.0
-"""How long a thread waits for the board to take a note, or to keep what is known."""
+"""How long a thread waits for the board to take a note, or to keep the memory."""
 READ_S = 10.0
-"""How long a new controller leaves every target as it is while it asks what the one before knew."""
+"""How long a new controller leaves every target as it is while it asks for the memory of the controller before."""
 
 
 class DecisionNotes:
@@ -36,8 +36,8 @@ class DecisionNotes:
         self._queue: Queue[ScalingNote] = Queue(QUEUED)
         self._thread: threading.Thread | None = None
 
-    def tell(self, note: ScalingNote) -> None:
-        """Hand the note to the thread; returns at once and raises nothing."""
+    def send(self, note: ScalingNote) -> None:
+        """Hand the note to the thread; return at once and raise nothing."""
         with contextlib.suppress(Full):
             self._queue.put_nowait(note)
         if self._thread is None:
@@ -52,11 +52,11 @@ class DecisionNotes:
             try:
                 self._put(note)
             except Exception as exc:  # the root of a thread: Ray is away, or the board is of another version
-                logger.debug("a decision was not told: %s: %s", type(exc).__name__, exc)
+                logger.debug("a note was not sent to the lease board: %s: %s", type(exc).__name__, exc)
 
 
 def board_of(name: str) -> Callable[[ScalingNote], None]:
-    """Return what gives a note to the lease board of the application ``name``. Outside Ray there is none, and nothing happens."""
+    """Return a function that gives a note to the lease board of the application ``name``; outside Ray it does nothing."""
 
     def put(note: ScalingNote) -> None:
         if ray.is_initialized():
@@ -66,7 +66,7 @@ def board_of(name: str) -> Callable[[ScalingNote], None]:
 
 
 class BoardMemoryStore:
-    """Keeps what one application's autoscaler knows (`autoscaling/memory.py`). ``put`` and ``get`` may wait, and fail as Ray's calls do."""
+    """Keeps the memory of one application's autoscaler on the lease board. ``put`` and ``get`` may wait, and fail as Ray's calls do."""
 
     def __init__(
         self, put: Callable[[bytes], object], get: Callable[[], bytes], now: Callable[[], float] = time.monotonic
@@ -77,24 +77,24 @@ class BoardMemoryStore:
         self._writing: Future[object] | None = None
 
     def kept(self) -> bytes | None:
-        """Return what was kept last; nothing where there is nothing or the board does not say so within `READ_S`; until then None."""
+        """Return the memory kept last, empty if there is none or the board does not answer within `READ_S`; None until then."""
         if self._reading is None:
             self._reading, self._reads_until = _in_thread(self._get), self._now() + READ_S
         if not self._reading.done():
             return None if self._now() < self._reads_until else b""
         if (exc := self._reading.exception()) is not None:
-            logger.info("no earlier controller's knowledge is there: %s: %s", type(exc).__name__, exc)
+            logger.info("no memory of an earlier controller: %s: %s", type(exc).__name__, exc)
             return b""
         return self._reading.result()
 
     def keep(self, data: bytes) -> None:
-        """Hand over what is known now. While the one before is still under way, this one is left out."""
+        """Hand over the present memory. It is left out while the one before is still being written."""
         if self._writing is None or self._writing.done():
             self._writing = _in_thread(lambda: self._put(data))
 
 
 def _in_thread(call: Callable[[], T]) -> Future[T]:
-    """Start the call in a thread that nobody waits for at the end of the process; return what will have its result."""
+    """Start the call in a daemon thread, which does not delay the end of the process; return the future of its result."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -111,7 +111,7 @@ def _in_thread(call: Callable[[], T]) -> Future[T]:
 
 
 def board_memory_store(name: str) -> BoardMemoryStore | None:
-    """Return what keeps the knowledge on the lease board of the application ``name``. Outside Ray there is none."""
+    """Return the store on the lease board of the application ``name``; None outside Ray."""
     if not ray.is_initialized():
         return None
 

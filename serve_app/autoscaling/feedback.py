@@ -14,21 +14,21 @@ from dataclasses import dataclass
 from serve_app.autoscaling.signals import ModelLoad
 
 LEAST, MOST = 0.8, 1.1
-"""Bounds of the factor: what is further off is a wrong measure, for which the guards add replicas one by one."""
+"""Bounds of the factor. A larger deviation means that the measure is wrong; guards then add replicas one by one."""
 MEMORY_S = 300.0
 MEASURED_S = 180.0
-"""Before so many seconds were measured the factor is 1."""
+"""The factor is 1 until this many seconds were measured."""
 FULL = 0.9
-"""Above this utilization a small error of the demand would change the expected step most."""
+"""Above this utilization nothing is compared: a small error of the demand would change the expected step a lot."""
 USUAL = 0.1
-"""Steps that are off by less than this are as expected: the law is of means, and a fit of minutes is not exact."""
+"""Steps that deviate by less than this share are as expected: the law is about means, and a fit of minutes is not exact."""
 MAY_BE_LATE, LATE_PRICE = 0.01, 2.0
-"""One first token of a hundred may be late. Each further hundredth takes two hundredths of the capacity."""
+"""One first token of a hundred may be late. Each further hundredth takes two hundredths off the capacity."""
 
 
 @dataclass(slots=True)
 class Feedback:
-    """Sums of the last `MEMORY_S` seconds in which the law can be compared with what was measured."""
+    """Sums over the last `MEMORY_S` seconds in which measurements can be compared with the law."""
 
     _span_s: float = 0.0
     _steps: float = 0.0
@@ -38,16 +38,16 @@ class Feedback:
     _late: float = 0.0
 
     def observe(self, load: ModelLoad, *, step_s: float, demand: float, running: int) -> None:
-        """Compare one interval, of an even load. Silent replicas are taken to do an equal part of the work.
+        """Compare one interval of an even load. Silent replicas are taken to do an equal part of the work.
 
         Args:
-            load: What was measured in it.
+            load: The measured load of the interval.
             step_s: Fitted seconds of a step without tokens.
-            demand: Seconds of work that come each second.
+            demand: Seconds of work that arrive each second.
             running: Replicas that serve.
         """
         if not running or not load.fits_together or load.queued + load.waiting > running:
-            return  # late first tokens and full batches are a queue's doing, which has its own rule
+            return  # a queue causes late first tokens and full batches, and it has its own rule
         if (utilization := demand / running) >= FULL or not load.steps:
             return
         keep = math.exp(-load.interval_s / MEMORY_S)
@@ -60,7 +60,7 @@ class Feedback:
 
     @property
     def span_s(self) -> float:
-        """Return over how many seconds of an even load this was measured; old ones count less. Corrects from `MEASURED_S` on."""
+        """Return the seconds of even load that were measured; old ones count less. The factor corrects from `MEASURED_S` on."""
         return self._span_s
 
     @property
@@ -73,18 +73,18 @@ class Feedback:
 
     @property
     def expected_itl_s(self) -> float:
-        """Return what the mean duration of a step should have been by the law."""
+        """Return the mean duration of a step that the law predicts."""
         return self._expected_s / self._steps if self._steps else 0.0
 
     @property
     def late_share(self) -> float:
-        """Return the share of first tokens that were late although nobody waited, 0..1."""
+        """Return the share of first tokens that were late although no request waited, 0..1."""
         return self._late / self._first_tokens if self._first_tokens else 0.0
 
     def factor(self, *, with_ttft: bool = True) -> float:
-        """Return by what the capacity is multiplied, `LEAST` to `MOST`; 1 where replicas do as computed.
+        """Return the factor on the capacity, `LEAST` to `MOST`; 1 if replicas perform as computed.
 
-        Without ``with_ttft`` late first tokens do not count: they say nothing of a replica where the limit is too short for any.
+        Without ``with_ttft`` late first tokens do not count: if the limit is too short for any replica, they say nothing about one.
         """
         if self._span_s < MEASURED_S or not self._taken_s:
             return 1.0

@@ -16,27 +16,27 @@ from serve_app.autoscaling.orders import DEFAULT_COLD_START_S
 from serve_app.autoscaling.turns import Turns
 
 TARGET_CPU = 0.7
-"""Cores per ingress: one process streams on one core, and above this its tokens queue."""
+"""Cores per ingress: one process streams on one core, and above this share its tokens queue."""
 CPU_WINDOW_S = 10.0
 INGRESS_KEEP_S = 120.0
 INGRESSES = "(ingresses)"
-"""Stands for them among the decisions; no model can have this name."""
+"""The key of the ingresses among the decisions; no model can have this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetRules:
-    """What the configuration says. Keys are names of models."""
+    """The configuration of an application's scaling. Keys are names of models."""
 
     models: Mapping[str, ScalingRules]
     target_streams: int = 400
     """Open streams per ingress."""
     max_gpus: float | None = None
-    """GPUs that the models of ``models`` may hold together; None for any number."""
+    """The most GPUs that the models of ``models`` may hold together; None for any number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngressObservation:
-    """The ingresses: how many there are, and what they do all together."""
+    """The ingresses at one moment: their number, and the sums over all of them."""
 
     running: int
     target: int
@@ -47,13 +47,13 @@ class IngressObservation:
     """CPU seconds used in the last ``interval_s``."""
     interval_s: float
     silent: tuple[str, ...] = ()
-    """Those of them that should report and do not. Their streams are taken to be what they last reported, their CPU seconds to go on at
-    their last rate, and as many ingresses stay."""
+    """Ingresses that should report and do not. Their streams are taken from their last report, and their CPU seconds to continue at their
+    last rate. At least as many ingresses stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetObservation:
-    """Everything that is scaled, at one moment."""
+    """All that is scaled, at one moment."""
 
     at: float
     models: Mapping[str, Observation]
@@ -62,18 +62,18 @@ class FleetObservation:
 
 @dataclass(slots=True)
 class FleetScaler:
-    """Decides for everything. ``observe`` is its one door, called about every second. All it remembers is in its fields."""
+    """Decides for all models and the ingresses. ``observe`` is its one door, called about every second. Its fields are all it remembers."""
 
     rules: FleetRules
     _models: dict[str, ModelAutoscaler] = field(default_factory=dict)
     _cpu: deque[tuple[float, float]] = field(default_factory=deque)
     _ingresses: Recent = field(default_factory=Recent)
     _ingresses_observed_s: float = 0.0
-    """For how long ingresses have been observed: a pause counts `LONGEST_STEP_S` at most."""
+    """How long ingresses have been observed; a pause counts `LONGEST_STEP_S` at most."""
     _turns: Turns = field(default_factory=Turns)
 
     def obey(self, rules: FleetRules) -> None:
-        """Go on under other rules with all that was measured."""
+        """Continue under other rules with all that was measured."""
         self.rules = rules
         self._models = {name: model for name, model in self._models.items() if name in rules.models}
         for name, model in self._models.items():
@@ -86,12 +86,12 @@ class FleetScaler:
             model.pass_unseen(span_s)
 
     def cold_start_s(self, model: str) -> float:
-        """Return what a start of the model took when one was measured last, else a guess."""
+        """Return the model's cold start that was measured last, else `DEFAULT_COLD_START_S`."""
         known = self._models.get(model)
         return DEFAULT_COLD_START_S if known is None else known.cold_start_s
 
     def step_costs(self, model: str) -> StepCosts:
-        """Return what is known of a model's steps."""
+        """Return the fitted costs of a model's steps."""
         known = self._models.get(model)
         return StepCosts() if known is None else known.step_costs
 
@@ -107,13 +107,13 @@ class FleetScaler:
         return decided
 
     def _shared(self, seen: FleetObservation, wanted: Mapping[str, Decision]) -> dict[str, Decision]:
-        """Return what each model gets of what it wants, so that all together keep within the GPUs."""
+        """Return the decisions that all models together can have within the GPUs."""
         self._turns.observe(seen.models, {name: self.cold_start_s(name) for name in seen.models}, at=seen.at)
         wants = [
             Want(
                 model=name,
                 desired=max(decision.desired, decision.kept),
-                # Before others share comes the minimum, and what silent members may need.
+                # The minimum, and the replicas that silent members may need, are granted before others share.
                 minimum=max(seen.models[name].minimum, min(self._models[name].unproven, decision.desired)),
                 target=seen.models[name].target,
                 gpus_per_replica=self.rules.models[name].gpus_per_replica,
@@ -163,23 +163,23 @@ def _limited(decision: Decision, granted: int, target: int) -> Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """What one model asks of the GPUs that all share."""
+    """One model's claim on the GPUs that all models share."""
 
     model: str
     desired: int
     minimum: int
     target: int
-    """Replicas that it has, or that were asked for."""
+    """Replicas that the model has or has asked for."""
     gpus_per_replica: float
     priority: int = 0
     turn: tuple[int, float] = (0, 0.0)
-    """Where it stands among those that want a first replica (`Turns.order`)."""
+    """The model's place among those that want a first replica (`Turns.order`)."""
 
 
 def share_gpus(wants: Sequence[Want], max_gpus: float | None) -> dict[str, int]:
     """Return model -> replicas, such that all together hold at most ``max_gpus``.
 
-    If equals differ from their share by one replica each, nothing is moved.
+    If models of equal priority differ from their shares by one replica each, they keep what they have.
     """
     granted = fair_shares(wants, max_gpus)
     differing = [w for w in wants if w.gpus_per_replica and granted[w.model] != w.target]
@@ -192,10 +192,10 @@ def share_gpus(wants: Sequence[Want], max_gpus: float | None) -> dict[str, int]:
 
 
 def fair_shares(wants: Sequence[Want], max_gpus: float | None) -> dict[str, int]:
-    """Return model -> replicas by who has which right to the GPUs.
+    """Return model -> replicas by the models' claims on the GPUs.
 
-    Everyone's minimum comes first, then higher priorities; among equals one replica at a time goes to whoever has the smallest
-    share of what it wants, and first replicas go by turns (`turns.py`). Models without GPUs get what they want.
+    The minimum of every model comes first, then higher priorities. Among models of equal priority, one replica at a time goes to the model
+    with the smallest share of its wish, and first replicas go by turns (`turns.py`). Models without GPUs get their wish.
     """
     if max_gpus is None:
         return {w.model: w.desired for w in wants}

@@ -11,15 +11,15 @@ from serve_app.autoscaling.signals import ModelLoad
 
 HISTORY_S = 300.0
 DISPERSION_S = 5
-"""Observations whose arrivals are counted together to see how bursty they are."""
+"""Arrivals of this many observations are counted together to measure how bursty arrivals are."""
 QUARTILE_OF_SQUARE = 1.323
 """Upper quartile of the square of a standard normal variable."""
 SPREAD_MIN = 12
-"""Differences of groups' means that must be known before the spread is measured: a minute or so of arrivals."""
+"""The spread is measured from this many differences of groups' means on: a minute or so of arrivals."""
 GUARD_S = 3.0
-"""What must hold for so long before it counts: one burst of arrivals fills a queue for a moment."""
+"""A condition counts once it has held this long: one burst of arrivals fills a queue for a moment."""
 MEAN_REQUESTS, MEAN_S = 300.0, 30.0
-"""Memory of a mean over requests, the longer of the two: a large fleet's 300 answers end within seconds, and would be a noisy mean."""
+"""Memory of a mean over requests, the longer of the two: in a large fleet 300 answers end within seconds and would give a noisy mean."""
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Recent:
     entries: deque[tuple[float, int]] = field(default_factory=deque)
 
     def add(self, at: float, value: int, keep_s: float, *, first: int) -> int:
-        """Return the maximum, ``value`` included. ``first`` stands before the first value: a restart takes nothing down."""
+        """Return the maximum, ``value`` included. ``first`` counts as the value before the first: a restart scales nothing down."""
         if not self.entries:
             self.entries.append((at, first))
         while self.entries and self.entries[-1][1] <= value:
@@ -42,7 +42,7 @@ class Recent:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Increments of a span."""
+    """Increments over a span of time."""
 
     interval_s: float = 0.0
     requests: float = 0.0
@@ -51,7 +51,7 @@ class Sums:
     first_tokens: float = 0.0
     late_first_tokens: float = 0.0
     queued: float = 0.0
-    """Requests waiting anywhere, summed over the observations: 0 when at none of them any did."""
+    """Waiting requests, summed over the observations: 0 if no request waited at any of them."""
 
     def __sub__(self, other: "Sums") -> "Sums":
         return Sums(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
@@ -107,7 +107,7 @@ class History:
             del self._at[:keep], self._totals[:keep]
 
     def sums(self, until: float, span_s: float) -> Sums:
-        """Return what came in the ``span_s`` seconds before ``until``."""
+        """Return the increments of the ``span_s`` seconds before ``until``."""
         end, start = bisect_right(self._at, until), bisect_right(self._at, until - span_s)
         if end == 0:
             return Sums()
@@ -115,17 +115,17 @@ class History:
         return Sums(*(b - a for a, b in zip(before, self._totals[end - 1], strict=True)))
 
     def observations(self, until: float, span_s: float) -> Iterator[Sums]:
-        """Yield what came in each of the observations that `sums` adds up."""
+        """Yield the increments of each observation that `sums` adds up."""
         end, start = bisect_right(self._at, until), bisect_right(self._at, until - span_s)
         for i in range(start, end):
             before = self._totals[i - 1] if i else (0.0,) * len(self._totals[0])
             yield Sums(*(b - a for a, b in zip(before, self._totals[i], strict=True)))
 
     def dispersion(self) -> float:
-        """Return the variance of counts of arrivals over their mean, at least 1, its value for Poisson arrivals.
+        """Return the variance of counts of arrivals over their mean; at least 1, the value for Poisson arrivals.
 
-        From the upper quartile of squared differences of successive counts: a trend, a step or a spike in the rate must not look
-        like bursts, and makes few of the differences. So do bursts that are rarer than every half minute.
+        The variance comes from the upper quartile of squared differences of successive counts. A trend, a step or a spike in the rate
+        makes only few large differences and so does not look like bursts. Nor do bursts that are rarer than every half minute.
         """
         total = sum(self._counts)
         squares = [(b - a) ** 2 for a, b in pairwise(self._counts)]
@@ -134,9 +134,9 @@ class History:
         return max(1.0, _variance(squares) / 2 / (total / len(self._counts)))
 
     def prompts_spread(self) -> float:
-        """Return the variance of the prompts' lengths over their mean squared, from differences of successive means as above.
+        """Return the variance of the prompts' lengths over their mean squared, from differences of successive means as in `dispersion`.
 
-        It is 1, its value for exponential lengths, until `SPREAD_MIN` differences are known.
+        Until `SPREAD_MIN` differences are known, the result is 1, the value for exponential lengths.
         """
         groups = [(n, tokens / n) for n, tokens in zip(self._counts, self._prompt_tokens, strict=True) if n]
         squares = [(b - a) ** 2 / (1 / m + 1 / n) for (m, a), (n, b) in pairwise(groups)]
@@ -144,18 +144,18 @@ class History:
         return _variance(squares) / mean**2 if len(squares) >= SPREAD_MIN and mean else 1.0
 
     def least_queue(self) -> float:
-        """Return the fewest requests that have waited during the last `GUARD_S`: a moment's queue is none."""
+        """Return the fewest requests that waited during the last `GUARD_S`: a queue of a moment does not count."""
         return min((queued for _, queued in self._queue), default=0.0)
 
 
 def _variance(squares: list[float]) -> float:
-    """Return the variance of normal values by the upper quartile of their squares: a few outliers change it little."""
+    """Return the variance of normal values from the upper quartile of their squares, which a few outliers change little."""
     return sorted(squares)[math.ceil(0.75 * len(squares)) - 1] / QUARTILE_OF_SQUARE
 
 
 @dataclass(slots=True)
 class Mean:
-    """A mean that forgets: of the last 300 requests, and of the last 30 s where more than 300 came in them."""
+    """A mean that forgets: over the last 300 requests, or over the last 30 s if more than 300 came in them."""
 
     _total: float = 0.0
     _weight: float = 0.0
@@ -170,11 +170,11 @@ class Mean:
 
     @property
     def error(self) -> float:
-        """Return the relative standard deviation of the mean of values that vary as much as their mean (exponential ones)."""
-        return 1 / math.sqrt(2 * max(0.5, self._weight))  # what is forgotten bit by bit counts as twice its weight
+        """Return the relative standard deviation of the mean, for values whose deviation equals their mean (exponential ones)."""
+        return 1 / math.sqrt(2 * max(0.5, self._weight))  # exponential forgetting: the effective number is twice the weight
 
     def add(self, total: float, weight: float, interval_s: float) -> None:
-        """Add ``weight`` items whose values sum to ``total``, which came within ``interval_s``."""
+        """Add ``weight`` items of an interval, whose values sum to ``total``."""
         keep = math.exp(-min(weight / MEAN_REQUESTS, interval_s / MEAN_S))
         self._total = keep * self._total + total
         self._weight = keep * self._weight + weight

@@ -24,33 +24,33 @@ from serve_app.autoscaling.signals import Meter
 logger = logging.getLogger("ray.serve")  # this runs in Serve's controller: its log is where people look
 
 MAX_BYTES = 8 << 20
-"""A memory of one model has some 100 KB: ten minutes of arrivals, a line a second."""
+"""A memory of one model takes some 100 KB: ten minutes of arrivals, a line a second."""
 MAX_AGE_S = 86_400.0
-"""Older knowledge is of another load."""
+"""An older memory is ignored: the load has changed since."""
 
 
 class MemoryStore(Protocol):
-    """Keeps what one application's autoscaler knows beyond its process. Neither method waits or raises."""
+    """Keeps the memory of one application's autoscaler outside its process. Neither method waits or raises."""
 
     def kept(self) -> bytes | None:
-        """Return what was kept last, nothing where nothing was; None while that is not known yet."""
+        """Return the memory kept last, empty if there is none; None while this is not known yet."""
         ...
 
     def keep(self, data: bytes) -> None:
-        """Keep this in place of what was kept before. It may be lost."""
+        """Keep ``data`` in place of the memory kept before. It may be lost."""
         ...
 
 
 @dataclass
 class Memory:
-    """What is remembered between two ticks. Times in seconds of the memory's clock."""
+    """All that the policy remembers between two ticks. Times in seconds of the memory's clock."""
 
     scaler: FleetScaler
     observed_at: float
     clock_s: float = 0.0
-    """The memory's clock less the monotonic clock of this process."""
+    """The memory's clock minus the monotonic clock of this process."""
     models: dict[str, str] = field(default_factory=dict)
-    """Model -> digest of what makes its replicas what they are: knowledge of other weights or other limits is none."""
+    """Model -> digest of the settings of its replicas: knowledge of other weights or other limits is not taken over."""
     ingresses: Meter = field(default_factory=Meter)
     replicas: dict[str, Meter] = field(default_factory=dict)
     targets: dict[str, int] = field(default_factory=dict)
@@ -58,15 +58,15 @@ class Memory:
     present: dict[str, set[str]] = field(default_factory=dict)
     """Deployment -> its members at the last look."""
     warned: set[str] = field(default_factory=set)
-    """Models of which was said that their ITL limit cannot be kept."""
+    """Models for which a warning was logged that their ITL limit cannot be kept."""
     new: set[str] = field(default_factory=set)
-    """Models that have never been observed: `replicas.initial` is theirs. Serve itself gets no such number, because it would make it the
-    target at each upgrade."""
+    """Models that have never been observed: they get `replicas.initial`. Serve itself does not get this number, because it would make it
+    the target at each upgrade."""
     left_at: dict[str, float] = field(default_factory=dict)
-    """Deployment -> when a member was last seen to go: it drains, and reports no more."""
+    """Deployment -> when its last leaving member left: such a member drains, and reports no more."""
 
     def leave_to_others(self, targets: Mapping[str, int]) -> None:
-        """Forget decisions that somebody else has changed since, as `serve-app models unload` does; the next tick would undo it."""
+        """Forget decisions that an operator has changed since, as `serve-app models unload` does: the next tick would undo the change."""
         self.targets = {name: target for name, target in self.targets.items() if targets.get(name, target) == target}
 
     def note_departures(self, contexts: Mapping[str, Any], at: float) -> None:
@@ -88,7 +88,7 @@ def members(context: Any) -> list[str]:
 
 
 def id_of(replica: Any) -> str:
-    """Return the id of one of Serve's replicas, which may be given as its text."""
+    """Return the id of a replica of Serve, which may be given as text."""
     return str(getattr(replica, "unique_id", replica))
 
 
@@ -105,7 +105,7 @@ _KEPT, _HEAD = TypeAdapter(_Kept), TypeAdapter(dict[str, Any])
 
 @cache
 def version() -> str:
-    """Return what changes with every field of a memory: what code with other fields has kept, this code does not read."""
+    """Return a hash of all fields of a memory: this code does not read memories that code with other fields has kept."""
     return hashlib.sha256(json.dumps(_KEPT.json_schema(), sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -113,7 +113,7 @@ def pack(memory: Memory, *, time: float) -> bytes | None:
     """Return the memory as JSON; None if it is larger than `MAX_BYTES`, which is logged.
 
     Args:
-        memory: As it is after an observation.
+        memory: The memory after an observation.
         time: Seconds since the epoch of that observation.
     """
     data = _KEPT.dump_json(_Kept(version=version(), time=time, memory=memory), by_alias=True)
@@ -121,12 +121,12 @@ def pack(memory: Memory, *, time: float) -> bytes | None:
 
 
 def unpack(data: bytes, *, time: float, models: Mapping[str, str], clock_s: float) -> Memory | None:
-    """Return what an earlier controller kept, aged by the time since; None where it is of no use, with one line in the log.
+    """Return the memory of an earlier controller, aged by the time since; None if it cannot be used, which is logged in one line.
 
     Args:
-        data: What `pack` has returned. Broken data, of another version, too large, of the future or too old is ignored.
+        data: The result of `pack`. Broken data, of another version, too large, of the future or too old is ignored.
         time: Seconds since the epoch.
-        models: Model -> digest, as in `Memory.models`. What was known of models with other digests is left out.
+        models: Model -> digest, as in `Memory.models`. Knowledge of models with other digests is left out.
         clock_s: Seconds of this process's monotonic clock.
     """
     if not _is_small(data):
@@ -134,17 +134,15 @@ def unpack(data: bytes, *, time: float, models: Mapping[str, str], clock_s: floa
     try:
         found = _HEAD.validate_json(data).get("version")
         if found != version():
-            logger.warning(
-                "what an earlier controller knew of the load is ignored: it is of version %.40r, not %r", found, version()
-            )
+            logger.warning("the memory of an earlier controller is ignored: it is of version %.40r, not %r", found, version())
             return None
         kept = _KEPT.validate_json(data)
     except ValidationError as exc:
-        logger.warning("what an earlier controller knew of the load is ignored: it is broken: %.200r", str(exc))
+        logger.warning("the memory of an earlier controller is ignored: it is broken: %.200r", str(exc))
         return None
     age_s = time - kept.time
     if not 0 <= age_s <= MAX_AGE_S:
-        logger.warning("what an earlier controller knew of the load is ignored: it is %.0f s old, %.0f at most", age_s, MAX_AGE_S)
+        logger.warning("the memory of an earlier controller is ignored: it is %.0f s old, %.0f at most", age_s, MAX_AGE_S)
         return None
     return _taken_over(kept.memory, age_s, models, clock_s)
 
@@ -153,7 +151,7 @@ def _taken_over(memory: Memory, age_s: float, models: Mapping[str, str], clock_s
     same = {name for name, digest in models.items() if memory.models.get(name) == digest}
     memory.scaler.pass_unseen(age_s, only=same)
     memory.clock_s = memory.observed_at + age_s - clock_s
-    if age_s > HISTORY_S:  # what came meanwhile is no load of now
+    if age_s > HISTORY_S:  # requests that came meanwhile are no present load
         memory.ingresses, memory.replicas = Meter(), {}
         memory.observed_at += age_s
     memory.new = (memory.new | models.keys() - memory.models.keys()) & models.keys()
@@ -163,7 +161,5 @@ def _taken_over(memory: Memory, age_s: float, models: Mapping[str, str], clock_s
 
 def _is_small(data: bytes) -> bool:
     if len(data) > MAX_BYTES:
-        logger.warning(
-            "what is known of the load has %d bytes, %d at most: a new controller will not get it", len(data), MAX_BYTES
-        )
+        logger.warning("the autoscaler's memory has %d bytes, %d at most: a new controller will not get it", len(data), MAX_BYTES)
     return len(data) <= MAX_BYTES

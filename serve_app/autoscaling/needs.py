@@ -16,65 +16,65 @@ from serve_app.autoscaling.signals import ModelLoad
 MIN_KEEP_S, MAX_KEEP_S = 60.0, 900.0
 MISSING_S = 900.0
 LONGEST_STEP_S = 6.0
-"""Time counts while it is observed: of a longer pause between two observations only so much."""
+"""Of a pause between two observations at most this much counts as observed time."""
 
 
 def keep_s(cold_start_s: float) -> float:
-    """Return for how long a need is remembered: two cold starts, for a replica that goes too soon is missed for one."""
+    """Return how long a need is remembered: two cold starts, because a replica that goes too soon is missing for one."""
     return min(MAX_KEEP_S, max(MIN_KEEP_S, 2 * cold_start_s))
 
 
 @dataclass(slots=True)
 class Unproven:
-    """How many replicas of a model stay because somebody is silent: nobody proves that they are not needed."""
+    """How many replicas of a model stay because members are silent: no report proves that the replicas are not needed."""
 
     replicas: int = 0
     _base: int = 0
-    """The most replicas that there were since ingresses have been silent; 0 while none is."""
+    """The largest target since ingresses have been silent; 0 while none is silent."""
 
     def observe(self, load: ModelLoad, *, running: int, target: int) -> None:
-        """Take in who is silent now.
+        """Take in which members are silent now.
 
-        A silent replica stays. What requests a silent ingress has nobody knows, so its share stays of the replicas that there were: of 12
-        replicas 3 while 1 of 4 ingresses is silent, also when only these 3 are left.
+        A silent replica stays. The requests of a silent ingress are unknown, so its share of the replicas stays: while 1 of 4 ingresses
+        is silent, 3 of 12 replicas, also when only these 3 are left.
         """
         self._base = max(self._base, target) if load.silent_ingress_share else 0
         by_ingresses = math.ceil(load.silent_ingress_share * self._base - 1e-9)
-        # At most the target: what somebody else takes away, as `serve-app models unload` does, is not brought back.
+        # At most the target: replicas that an operator removes, as by `serve-app models unload`, are not brought back.
         self.replicas = min(target, max(by_ingresses, round(load.silent_replica_share * running)))
 
 
 @dataclass(slots=True)
 class Needs:
-    """What one model needed within the last minutes."""
+    """The needs of one model within the last minutes."""
 
     _observed_s: float = 0.0
     _needed: Recent = field(default_factory=Recent)
     _missing: Recent = field(default_factory=Recent)
     _regretted: Recent = field(default_factory=Recent)
-    """Replicas that went and were asked for again."""
+    """Replicas that were removed and asked for again."""
     _target: int = 0
     _fell: int = 0
     """By how many replicas the target fell last."""
     _fell_at_s: float | None = None
-    """When that was, in observed seconds; None while it never has. No infinity: the log is JSON."""
+    """When the target fell last, in observed seconds; None before. Not infinity, because the log is JSON."""
 
     def pass_time(self, interval_s: float) -> None:
         """Let time pass, in seconds since the observation before."""
         self._observed_s += min(interval_s, LONGEST_STEP_S)
 
     def corrected(self, demand: int, *, asked: int, wished: int, target: int) -> int:
-        """Return the replicas for a demand with those that its measure was short of, or that were regretted, in the last `MISSING_S`.
+        """Return the demand plus the corrections learnt in the last `MISSING_S`: replicas that a guard added, and regretted removals.
 
-        Without the first correction, replicas that a guard added would go as soon as the guard is silent, and the guard would fire
-        again. Without the second, a constant load beside a whole number of replicas would take one away and ask for it again, each time
-        that chance moves the measured demand across the edge. At most the demand's replicas are added.
+        Without the first correction, replicas that a guard added would be removed as soon as the guard falls silent, and the guard would
+        fire again. Without the second, a constant load that needs almost exactly a whole number of replicas would remove one and ask for
+        it again, each time that chance moves the measured demand across the edge. The correction is at most the demand itself.
 
         Args:
-            demand: Replicas that the demand needs as measured.
-            asked: Replicas that a sign of too little capacity asks for now, 0 without one.
+            demand: Replicas that the measured demand needs.
+            asked: Replicas that a guard asks for now, 0 without one.
             wished: The most that any rule asks for now.
-            target: Replicas that there are. Where they are more than demand and correction, the sign has another reason.
+            target: Present replicas. If they are more than demand and correction, the guard has another reason.
         """
         missing = self._missing.add(self._observed_s, 0, MISSING_S, first=0)
         if asked > demand and target <= demand + missing:
@@ -82,9 +82,9 @@ class Needs:
         return demand + min(max(missing, self._regret(wished, target)), demand)
 
     def _regret(self, wished: int, target: int) -> int:
-        """Return how many replicas were asked for again in the last `MISSING_S` within as long after they went.
+        """Return how many replicas were removed and, within `MISSING_S`, asked for again; remembered for `MISSING_S`.
 
-        While they are there, each wish for as many replicas as there are is a proof that they are needed, and the time begins anew.
+        Each wish for at least the present number of replicas proves that the returned ones are needed, and the time begins anew.
         """
         if target < self._target:
             self._fell, self._fell_at_s = self._target - target, self._observed_s
@@ -97,5 +97,5 @@ class Needs:
         return regretted
 
     def kept(self, needs: Iterable[int], span_s: float, *, target: int) -> int:
-        """State what is needed now; return the most that was needed in the last ``span_s``. At first the target was."""
+        """State the present needs; return the largest need of the last ``span_s``. Before the first call it was ``target``."""
         return self._needed.add(self._observed_s, max(needs), span_s, first=target)

@@ -11,32 +11,33 @@ from dataclasses import dataclass, field
 from serve_app.core.cold_starts import p90
 
 DEFAULT_COLD_START_S = 60.0
-"""Until one was measured."""
+"""The assumed cold start before one was measured."""
 MAX_COLD_START_S = 900.0
-"""An order that is older may never be carried out: no node may have room. No plan reaches further ahead."""
+"""An older order may never be carried out, because no node has room. No plan looks further ahead."""
 
 RECENT = 16
-"""Orders of which is remembered how long they took."""
+"""The number of latest orders whose durations are remembered."""
 LONGER = 1.25
-"""Orders are noticed at observations, so that they seem to take a second or two longer than starts that replicas measure."""
+"""Factor by which orders must have taken longer than measured starts to count. Orders are noticed at observations, so that they seem to
+take a second or two longer than the starts that replicas measure."""
 
 
 @dataclass(slots=True)
 class Orders:
-    """The orders of one model that are open. Times in seconds of the observations' clock."""
+    """The open orders of one model. Times in seconds of the observations' clock."""
 
     _ordered_at: deque[float] = field(default_factory=deque)
     """One entry per replica, the oldest first."""
     _lasted_s: deque[float] = field(default_factory=deque)
-    """How long the last orders took. One that took longer than `MAX_COLD_START_S` waited for room, and teaches nothing of starts."""
+    """How long the last orders took. An order that took longer than `MAX_COLD_START_S` waited for room, and says nothing about starts."""
     _target: int | None = None
-    """What was wanted at the last look; None before the first one."""
+    """The target at the last observation; None before the first."""
     _measured_s: float = DEFAULT_COLD_START_S
-    """The 90th percentile of measured starts when any was known last."""
+    """The latest known 90th percentile of measured starts."""
 
     def observe(self, *, running: int, target: int, at: float) -> None:
-        """Note what is on its way now. What Serve no longer wants it takes from the newest; what serves was ordered first."""
-        before = min(target, running) if self._target is None else self._target  # what runs at the first look was not ordered now
+        """Note which replicas are on their way now. Serve cancels the newest orders first; replicas that serve were ordered first."""
+        before = min(target, running) if self._target is None else self._target  # replicas running at the first look are no order
         for _ in range(min(len(self._ordered_at), before - target)):
             self._ordered_at.pop()
         self._ordered_at.extend([at] * (target - before))
@@ -50,17 +51,17 @@ class Orders:
         self._target = target
 
     def ages_s(self, at: float) -> list[float]:
-        """Return for how long each replica has been on its way, the longest first."""
+        """Return how long each replica has been on its way, the longest first."""
         return [at - ordered_at for ordered_at in self._ordered_at]
 
     def cold_start_s(self, measured_s: Sequence[float], at: float) -> float:
-        """Return what nine of ten starts do not exceed, `MAX_COLD_START_S` at most.
+        """Return the 90th percentile of starts, `MAX_COLD_START_S` at most.
 
-        The measured ones say so, unless the last orders took `LONGER` times as long or more: new nodes and pulls of images may be
-        slower than all replicas that there are.
+        It comes from the measured starts, unless the last orders took more than `LONGER` times as long: new nodes and pulls of images may
+        be slower than the starts of all present replicas.
 
         Args:
-            measured_s: What each replica that serves took to start.
+            measured_s: The measured start of each replica that serves.
             at: Now. Starts in progress that are older than nine of ten measured ones count with their age, up to `MAX_COLD_START_S`.
         """
         self._measured_s = p90(measured_s) or self._measured_s
@@ -76,7 +77,7 @@ class Orders:
         return sorted(max(cold_start_s - age, age - self._measured_s) for age in self.ages_s(at))
 
     def horizon_s(self, cold_start_s: float, at: float) -> float:
-        """Return when a replica that is ordered now should serve: not sooner than those take that are late."""
+        """Return in how many seconds a replica that is ordered now should serve: no sooner than late ones are expected to take."""
         oldest_s = max(self.ages_s(at), default=0.0)
         late_s = 2 * oldest_s - self._measured_s if oldest_s > self._measured_s else 0.0
         return min(MAX_COLD_START_S, max(cold_start_s, late_s))
@@ -85,14 +86,14 @@ class Orders:
 def queue_at_s(
     queue_s: float, demand: float, *, running_work: float, per_replica: float, ready_in_s: Iterable[float], until_s: float
 ) -> float:
-    """Return the seconds of work that wait ``until_s`` from now, each second of them counted once.
+    """Return the seconds of work that will wait ``until_s`` from now.
 
     Args:
         queue_s: Seconds of work that wait now.
-        demand: Seconds of work that come each second.
-        running_work: Seconds of work that the replicas that serve do each second at most.
-        per_replica: What each further replica adds to that.
-        ready_in_s: When those that are on their way serve, ascending.
+        demand: Seconds of work that arrive each second.
+        running_work: Seconds of work that the serving replicas can do each second.
+        per_replica: The addition of each further replica to ``running_work``.
+        ready_in_s: In how many seconds the replicas on their way serve, ascending.
         until_s: How far to look ahead.
     """
     now_s = 0.0

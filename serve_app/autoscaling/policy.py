@@ -28,13 +28,13 @@ from serve_app.core.step_costs import MeasuredCosts, combined
 from serve_app.errors import ConfigError
 from serve_app.membership import ScalingNote
 
-logger = logging.getLogger("ray.serve")  # this runs in Serve's controller: its log is where people look
+logger = logging.getLogger("ray.serve")  # this runs in Serve's controller, in whose log operators look
 
 OBSERVE_S = 1.0
 KEEP_S = 5.0
-"""Between two copies of what is known to the lease board."""
+"""Seconds between two copies of the memory to the lease board."""
 FOUND_S = 60.0
-"""So long at most a new controller waits until Serve has found an ingress: without one, nothing can be seen."""
+"""The longest time that a new controller waits until Serve has found an ingress: without one, it cannot observe the load."""
 Reports = dict[str, tuple[float, dict[str, float]]]
 
 
@@ -42,10 +42,10 @@ class DemandPolicy:
     """Replicas by demand over measured capacity per model, ingresses by streams and CPU.
 
     Args:
-        settings: The configuration, as ``build`` gets it. Of a wrong one nothing is scaled; ``build`` is what refuses it.
+        settings: The configuration, as ``build`` gets it. With a wrong one nothing is scaled; ``build`` refuses it.
         now: Seconds of a monotonic clock.
         wall: Seconds since the epoch, for the schedule and the log.
-        tell: Gets a note of each change of a target, and must not wait. None: the lease board is told, by a thread.
+        send_note: Gets a note of each change of a target, and must not wait. None: a thread sends the notes to the lease board.
         store: Keeps what is known for the next controller. None: the lease board does, by a thread.
     """
 
@@ -54,13 +54,13 @@ class DemandPolicy:
         settings: Mapping[str, Any],
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
-        tell: Callable[[ScalingNote], None] | None = None,
+        send_note: Callable[[ScalingNote], None] | None = None,
         store: MemoryStore | None = None,
     ) -> None:
         self._settings: Settings | None = None
         self._wall = wall
         self._log: DecisionLog | None = None
-        self._tell = tell
+        self._send_note = send_note
         self._gauges: Gauges | None = None
         try:
             self._settings = parse_settings(settings)
@@ -101,7 +101,7 @@ class DemandPolicy:
         rules, clock_s = rules_of(settings), self._now()
         memory = unpack(data, time=self._wall(), models=digests, clock_s=clock_s) if data else None
         if memory is None:
-            # A memory that was kept, but cannot be read, is of an application that has been deployed before.
+            # A memory that was kept but cannot be read: the application has been deployed before, so its models are not new.
             return Memory(FleetScaler(rules), clock_s, models=digests, new=set() if data else set(digests))
         memory.scaler.obey(rules)
         self._began_at, self._awaits_until = clock_s, clock_s + STALE_S
@@ -110,9 +110,9 @@ class DemandPolicy:
     def _awaits_members(self, contexts: Mapping[str, Any], memory: Memory) -> bool:
         """Return whether a member that the controller before knew has not reported to this one yet.
 
-        Serve calls the policy of a new controller before it has found the replicas that run, and before they report. An observation then
-        would take all of them for gone, and forget the counters that show what came meanwhile. A member that died with the controller
-        never reports: nobody is waited for after `STALE_S`, which begins when Serve has found an ingress, or after `FOUND_S`.
+        Serve calls the policy of a new controller before it has found the running replicas, and before they report. An observation at
+        that time would take all of them for gone, and forget the counters that show the load of the meantime. A member that died with
+        the controller never reports. So the wait ends after `STALE_S`, counted from when Serve has found an ingress, or after `FOUND_S`.
         """
         if self._now() >= self._awaits_until:
             return False
@@ -133,21 +133,24 @@ class DemandPolicy:
     def _observe(self, contexts: Mapping[str, Any], memory: Memory, at: float) -> None:
         assert self._settings is not None
         before, memory.targets = memory.targets, {}  # a deployment left out keeps its target
-        interval_s, memory.observed_at = at - memory.observed_at, at  # before all that may fail: else each tick would fail again
+        interval_s, memory.observed_at = (
+            at - memory.observed_at,
+            at,
+        )  # before any step that may fail, or every tick would fail again
         seen = self._seen(contexts, memory, at, interval_s)
         names = {m.name: replica_deployment(m) for m in self._settings.models.values()} | {INGRESSES: INGRESS}
         self._log = self._log or _open_log(self._settings.name)
-        self._tell = self._tell or DecisionNotes(board_of(self._settings.name)).tell
+        self._send_note = self._send_note or DecisionNotes(board_of(self._settings.name)).send
         memory.decided = self._log.observe(memory.scaler, seen, time=self._wall())
         memory.new -= memory.decided.keys()
         self._gauges = self._gauges or Gauges(self._settings.name)
-        self._gauges.tell(seen, memory.decided)
+        self._gauges.show(seen, memory.decided)
         for name, decision in memory.decided.items():
             deployment = names[name]
             target, memory.targets[deployment] = contexts[deployment].target_num_replicas, decision.desired
             if decision.desired not in (target, before.get(deployment)):
                 logger.info("%s: %d -> %d replicas (%s): %s", name, target, decision.desired, decision.wish, decision.inputs)
-                self._tell(ScalingNote(self._wall(), name, target, decision.desired, decision.wish))
+                self._send_note(ScalingNote(self._wall(), name, target, decision.desired, decision.wish))
         self._warn(memory)
 
     def _seen(self, contexts: Mapping[str, Any], memory: Memory, at: float, interval_s: float) -> FleetObservation:
@@ -157,14 +160,14 @@ class DemandPolicy:
         silent = memory.ingresses.silent(members(contexts[INGRESS]), now=at)
         ingress_share = len(silent) / max(1, len(members(contexts[INGRESS])))
         memory.note_departures(contexts, at)
-        ingress_drains = memory.left_within(INGRESS, self._settings.timeouts.drain_s, at)  # nobody tells of its streams
+        ingress_drains = memory.left_within(INGRESS, self._settings.timeouts.drain_s, at)  # its streams are not reported
         models = {}
         for model in scaled_models(self._settings):
             if (context := contexts.get(replica_deployment(model))) is not None:
                 meter = memory.replicas.setdefault(model.name, Meter())
                 of_replicas = load_of_replicas(context, meter, now=at)
                 replica_drains = _total(reports, f"draining/{model.name}") > 0
-                has_just_left = memory.left_within(replica_deployment(model), STALE_S, at)  # ingresses may not have told yet
+                has_just_left = memory.left_within(replica_deployment(model), STALE_S, at)  # ingresses may not have reported yet
                 mute = meter.silent(members(context), now=at)
                 replica_share = len(mute) / max(1, len(members(context)))
                 held, queued = (_total(reports, f"{of}/{model.name}") for of in ("lines_held", "lines_queued"))
@@ -181,7 +184,7 @@ class DemandPolicy:
                     **load_at_ingresses(model, reports, increments),
                     **of_replicas,
                 )
-                # With the lease board away a model counts as new after each restart of the controller; then its replicas run.
+                # Without the lease board, every model counts as new after a restart of the controller; a model with replicas is not.
                 is_first = model.name in memory.new and not members(context)
                 initial = model.replicas.initial or 0 if is_first else 0
                 models[model.name] = self._model(model, context, load, memory.scaler.cold_start_s(model.name), initial)
@@ -189,7 +192,7 @@ class DemandPolicy:
         return FleetObservation(at=at, models=models, ingress=ingress)
 
     def _warn(self, memory: Memory) -> None:
-        """Say once of each model what no number of replicas can keep, now that it is measured."""
+        """Warn once for each model whose ITL limit no number of replicas can keep, now that its steps are measured."""
         assert self._settings is not None
         for model in self._settings.models.values():
             decision, itl_slo_s = memory.decided.get(model.name), model.replicas.itl_slo_s
@@ -206,7 +209,7 @@ class DemandPolicy:
         minimum, maximum = bounds_at(replicas.schedule, bounds, time=self._wall(), cold_start_s=cold_start_s)
         operated = context.config
         if operated is not None and operated.min_replicas != replicas.min:
-            # An operator has changed it; 0 is an unload, and wins over the schedule.
+            # An operator has changed the minimum; 0 is an unload, and wins over the schedule.
             minimum = max(minimum, operated.min_replicas) if operated.min_replicas else 0
         running, target = len(members(context)), max(context.target_num_replicas, initial)
         return Observation(running=running, target=target, minimum=minimum, maximum=maximum, load=load)
@@ -231,20 +234,20 @@ class DemandPolicy:
 
 
 def _digest(model: ModelSettings) -> str:
-    """Return what changes with the model's replicas: weights, engine and device, but not how many there may be."""
+    """Return a digest of the settings of the model's replicas: weights, engine and device, but not their number."""
     return hashlib.sha256(model.model_dump_json(exclude={"replicas", "required"}).encode()).hexdigest()[:16]
 
 
 def _open_log(name: str) -> DecisionLog:
     try:
         return DecisionLog(log_path(name))
-    except Exception:  # of another version of Ray, or of the disk: scaling goes on
+    except Exception:  # of another version of Ray, or of the disk: scaling must continue
         logger.exception("decisions of the autoscaler are not logged")
         return DecisionLog(None)
 
 
 def newest_reports(context: Any) -> Reports:
-    """Return replica id -> time stamp and values of its newest report; only of running replicas, as Serve has it."""
+    """Return replica id -> time stamp and values of its newest report. Serve has reports of running replicas only."""
     reports: Reports = {}
     for name, by_replica in (context.raw_metrics or {}).items():
         for replica, series in by_replica.items():
@@ -265,7 +268,7 @@ def load_at_ingresses(model: ModelSettings, reports: Reports, increments: Mappin
 def load_of_replicas(context: Any, meter: Meter, *, now: float) -> dict[str, Any]:
     """Return the part of a `ModelLoad` that the replicas know."""
     reports = newest_reports(context)
-    # Nothing is assumed of a silent replica: its tokens would be of now, and its steps of before.
+    # No steps are assumed for a silent replica: ingresses report its present tokens, and assumed steps would be those of the past.
     increments = meter.take(reports, now=now, assume_s=STALE_S)
     measured = [found for _, values in reports.values() if (found := MeasuredCosts.from_report(values)) is not None]
     return {

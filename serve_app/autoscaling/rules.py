@@ -13,8 +13,8 @@ INGRESS = "ingress"
 def replica_deployment(model: ModelSettings) -> str:
     """Return the Serve deployment's name.
 
-    A model's name may hold characters that Serve's may not. Where one is replaced, a hash keeps `a/b` and `a:b` apart; it is a
-    function of this name alone, or another model in the file would rename, and so restart, this one.
+    A model's name may hold characters that Serve's names may not. If one is replaced, a hash keeps `a/b` and `a:b` apart. The hash depends
+    on this name alone: otherwise another model in the file would rename, and so restart, this one.
     """
     plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in model.name)
     if plain != model.name:
@@ -33,7 +33,7 @@ def is_scaled(settings: Settings) -> bool:
 
 
 def rules_of(settings: Settings) -> FleetRules:
-    """Return the rules of all that may be scaled; models that may not hold their GPUs beforehand."""
+    """Return the rules of all that may be scaled. GPUs of models that are not scaled are subtracted from ``max_gpus`` first."""
     scaled = scaled_models(settings)
     max_gpus = settings.autoscaling.max_gpus
     if max_gpus is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from serve_app.autoscaling.decision import Decision, Observation
 from serve_app.autoscaling.fleet import INGRESSES, FleetObservation, IngressObservation
 
-logger = logging.getLogger("ray.serve")  # this runs in Serve's controller: its log is where people look
+logger = logging.getLogger("ray.serve")  # this runs in Serve's controller, in whose log operators look
 
 PREFIX = "serve_app_autoscaling_"
 SERIES: Mapping[str, str] = {
@@ -25,7 +25,7 @@ SERIES: Mapping[str, str] = {
     "utilization_target": "Work per second and replica aimed at.",
     "utilization": "Work that arrives each second and replica that serves, 0 when no replica serves.",
 }
-"""Name without `PREFIX` -> what it says."""
+"""Name without `PREFIX` -> help text."""
 RULED = ("wish", "because")
 """Series with the label ``rule``."""
 
@@ -38,17 +38,17 @@ class Sample:
     model: str
     value: float
     rule: str = ""
-    """Only of `RULED` series."""
+    """The wish that the sample is about; only in `RULED` series."""
 
 
 def samples(seen: FleetObservation, decided: Mapping[str, Decision]) -> Iterator[Sample]:
-    """Yield the values of all that was decided at one moment.
+    """Yield the samples of all decisions of one moment.
 
-    A quantity that is not known has no sample, and its gauge keeps its last value.
+    An unknown quantity has no sample, and its gauge keeps its last value.
     """
     for model, decision in decided.items():
         observed: Observation | IngressObservation | None = seen.ingress if model == INGRESSES else seen.models[model]
-        assert observed is not None  # else nothing was decided for it
+        assert observed is not None  # decisions exist only for what was observed
         yield Sample("desired", model, decision.desired)
         yield Sample("ready", model, observed.running)
         yield Sample("because", model, 1.0, decision.wish)
@@ -67,31 +67,31 @@ def samples(seen: FleetObservation, decided: Mapping[str, Decision]) -> Iterator
 
 @dataclass(slots=True)
 class Gauges:
-    """Ray's gauges of one application. What a rule asked for before and asks for no longer is 0."""
+    """Ray's gauges of one application. A wish that a rule no longer has is set to 0."""
 
     application: str
     _gauges: dict[str, Any] = field(default_factory=dict)
     _rules: set[tuple[str, str, str]] = field(default_factory=set)
-    """(series, model, rule) that were told."""
+    """(series, model, rule) that were set."""
 
-    def tell(self, seen: FleetObservation, decided: Mapping[str, Decision]) -> None:
-        """Set all series. Outside Ray nothing is told, and what fails is only logged: scaling goes on."""
+    def show(self, seen: FleetObservation, decided: Mapping[str, Decision]) -> None:
+        """Set all gauges. Outside Ray none is set, and a failure is only logged: scaling must continue."""
         try:
-            self._tell(seen, decided)
+            self._show(seen, decided)
         except Exception:  # of another version of Ray
-            logger.exception("the autoscaler's series are not told")
+            logger.exception("the autoscaler's series are not exported")
 
-    def _tell(self, seen: FleetObservation, decided: Mapping[str, Decision]) -> None:
+    def _show(self, seen: FleetObservation, decided: Mapping[str, Decision]) -> None:
         import ray
 
         if not ray.is_initialized():
             return
-        told = list(samples(seen, decided))
-        now = {(s.name, s.model, s.rule) for s in told if s.name in RULED}
+        shown = list(samples(seen, decided))
+        now = {(s.name, s.model, s.rule) for s in shown if s.name in RULED}
         for name, model, rule in self._rules - now:
-            told.append(Sample(name, model, 0.0, rule))
+            shown.append(Sample(name, model, 0.0, rule))
         self._rules |= now
-        for sample in told:
+        for sample in shown:
             tags = {"application": self.application, "model": sample.model}
             self._gauge(sample.name).set(sample.value, tags | ({"rule": sample.rule} if sample.name in RULED else {}))
 

@@ -12,17 +12,17 @@ from serve_app.core.step_costs import MeasuredCosts
 from serve_app.core.tally import Tally
 
 STALE_S = 6.0
-"""After so long without a report a member counts as silent: three reports of every second or two may be late."""
+"""A member without a report for this long counts as silent: three reports, one every second or two, may be late."""
 LATE_S = 3.0
 """A member without a report for this long is counted at its last rate."""
 RATE_S = 10.0
 """Each member's rates are smoothed over this time."""
-LEAST = 0.5
+MIN_EVENTS = 0.5
 """A smoothed rate worth fewer events than this per `RATE_S` counts as zero: it is only the tail of a load that has stopped."""
 
 
 MANY_ASSUMED = 0.1
-"""Share of a model's tokens above which nothing is learnt from its steps: those of silent ingresses are only assumed."""
+"""If more than this share of a model's tokens is assumed, for silent ingresses, nothing is learnt from its steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,40 +53,40 @@ class ModelLoad:
     waiting: float = 0.0
     """Requests without a replica at the ingresses."""
     queued: float = 0.0
-    """Requests in the engines' waiting queues, without lines of batches: those wait for places that nobody else wants."""
+    """Requests in the engines' waiting queues, without lines of batches: lines wait for places that no other request needs."""
     running: float = 0.0
     """Requests in the engines' running batches."""
     lines_held: float = 0.0
     """Lines of batches that replicas have."""
     lines_queued: float = 0.0
-    """Those of them that wait in the engines' queues."""
+    """Those of ``lines_held`` that wait in the engines' queues."""
     lines_per_s: float = 0.0
-    """Lines that have to be answered each second so that each open batch ends within its window."""
+    """Lines that must be answered each second so that each open batch ends within its window."""
     kv_usage: float = 0.0
     """Used share of the KV cache, the mean over the replicas that have reported, 0..1."""
     reporting: int = 0
-    """How many replicas have reported, which is fewer than serve while some have just begun to; 0: nobody counted them."""
+    """How many replicas have reported, fewer than serve while some have just begun to; 0 if they were not counted."""
     max_num_seqs: float | None = None
-    """Requests that one replica runs at once at most; None when none has said so."""
+    """The most requests that one replica runs at once; None if no replica has reported it."""
     cold_start_s: tuple[float, ...] = ()
-    """What the start of each replica that is there took, from Serve's order to its first readiness."""
+    """The start of each present replica, from Serve's order to its first readiness."""
     measured: MeasuredCosts | None = None
-    """What the replicas that there are measured at their start; None where none of them has reported it."""
+    """The start measurements of the present replicas; None if none of them has reported any."""
     silent: tuple[str, ...] = ()
-    """Ingresses, and replicas of this model, that should report and do not. Requests and tokens of a silent ingress are taken to go on
-    at their last rates; what runs and waits at a silent replica is taken to be what it last reported."""
+    """Ingresses, and replicas of this model, that should report and do not. Requests and tokens of a silent ingress are taken to continue
+    at their last rates; running and waiting requests of a silent replica are taken from its last report."""
     silent_ingress_share: float = 0.0
-    """Of all ingresses, 0..1."""
+    """Share of all ingresses that are silent, 0..1."""
     assumed_share: float = 0.0
-    """Of the model's output tokens, 0..1: those that silent ingresses are taken to have passed on."""
+    """Share of the model's output tokens that is assumed, for silent ingresses, 0..1."""
     silent_replica_share: float = 0.0
-    """Of the model's replicas, 0..1. ``steps`` and ``busy_s`` are those of the others."""
+    """Share of the model's replicas that are silent, 0..1. ``steps`` and ``busy_s`` are those of the others."""
     is_partial: bool = False
-    """Whether a replica or an ingress drains: it still works on requests, and nobody reports its steps or its tokens."""
+    """Whether a replica or an ingress drains: it still works on requests, but its steps or tokens are not reported."""
 
     @property
     def fits_together(self) -> bool:
-        """Whether steps and tokens are of the same work: nobody drains, and few of the tokens are only assumed."""
+        """Whether steps and tokens belong to the same work: no member drains, and few of the tokens are assumed."""
         return not self.is_partial and self.assumed_share <= MANY_ASSUMED
 
 
@@ -96,47 +96,47 @@ REPLICA_INCREMENTS = ("steps", "busy_s")
 
 @dataclass(slots=True)
 class _Member:
-    """What is known of one member's counters."""
+    """The counters of one member."""
 
     stamp: float
-    """Of its newest report, by its own clock."""
+    """Time stamp of its newest report, by its own clock."""
     heard_at: float
-    """When that was first seen here: clocks of hosts may differ, and be set."""
+    """When the newest report was first seen here: clocks of hosts may differ, and be set."""
     counters: dict[str, float]
     rates: dict[str, float] = field(default_factory=dict)
-    """Per second, of the last `RATE_S`."""
+    """Increments per second, over the last `RATE_S`."""
     assumed: dict[str, float] = field(default_factory=dict)
-    """Increments that were given out without a report, and that none has made true yet."""
+    """Increments that were returned without a report, and that no report has confirmed yet."""
 
     def hear(self, stamp: float, counters: Mapping[str, float], now: float) -> dict[str, float]:
-        """Return the increments that its new report tells of, less what was assumed of them."""
+        """Return the increments of a new report, minus those that were assumed before."""
         elapsed_s = max(now - self.heard_at, 1e-9)
         forget = math.exp(-elapsed_s / RATE_S)
         increments = {}
         for name, value in counters.items():
-            # A counter that fell belongs to a process that started again under the old name.
+            # A counter falls when a process has started again under the old name.
             new = max(0.0, value - self.counters.get(name, 0.0))
             rate, assumed = self.rates.get(name, new / elapsed_s), self.assumed.get(name, 0.0)
             self.rates[name] = forget * rate + (1 - forget) * new / elapsed_s
             increments[name] = max(0.0, new - assumed)
-            self.assumed[name] = min(max(0.0, assumed - new), STALE_S * rate)  # of a long standstill most is forgiven
+            self.assumed[name] = min(max(0.0, assumed - new), STALE_S * rate)  # after a long standstill most is written off
         self.counters |= counters
         self.stamp, self.heard_at = stamp, now
         return increments
 
     def assume(self, span_s: float) -> dict[str, float]:
-        """Return the increments of a span without a report, at the rates before it."""
-        increments = {name: rate * span_s for name, rate in self.rates.items() if rate * RATE_S > LEAST}
+        """Return the assumed increments of a span without a report, at the last rates."""
+        increments = {name: rate * span_s for name, rate in self.rates.items() if rate * RATE_S > MIN_EVENTS}
         self.assumed = {name: self.assumed.get(name, 0.0) + value for name, value in increments.items()}
         return increments
 
 
 @dataclass(slots=True)
 class Meter:
-    """The increments of cumulative counters since they were last taken.
+    """Returns the increments of cumulative counters since they were last taken.
 
-    A member that is seen for the first time adds nothing. A member whose report is late is taken to go on as before, until it says what
-    it really did: neither blindness nor its end may look like a change of the load.
+    A member that is seen for the first time adds nothing. A member whose report is late is taken to continue as before until its next
+    report: neither a missing report nor its late arrival may look like a change of the load.
     """
 
     _members: dict[str, _Member] = field(default_factory=dict)
@@ -148,11 +148,11 @@ class Meter:
         """Return the sum of the increments of each counter.
 
         Args:
-            reports: Member -> time stamp of its report, in seconds of its own clock, and its counters. Members that are gone
-                are left out: they are forgotten.
+            reports: Member -> time stamp of its report, in seconds of its own clock, and its counters. Members that are left out are
+                gone, and are forgotten.
             now: Seconds of one clock, never less than before.
-            assume_s: A member without a report is taken to go on as before for this long; after that it adds nothing. Its next report
-                adds nothing either, because it counts in one second what the member did in many.
+            assume_s: A member without a report is taken to continue as before for this long; after that it adds nothing. Its next report
+                adds nothing either, because the work of many seconds would count in one.
         """
         total: dict[str, float] = {}
         for name, (stamp, counters) in reports.items():
@@ -172,9 +172,9 @@ class Meter:
         return total
 
     def share_of(self, some: Collection[str], members: Collection[str], counter: str) -> float:
-        """Return which part of a counter's increments ``some`` of the ``members`` make, 0..1.
+        """Return the share of a counter's increments that ``some`` of the ``members`` make, 0..1.
 
-        A member that has never reported may make as many as another.
+        A member that has never reported counts with an equal share.
         """
         rates = {name: self._members[name].rates.get(counter, 0.0) for name in members if name in self._members}
         total = sum(rates.values())

@@ -18,7 +18,7 @@ from serve_app.autoscaling.needs import MAX_KEEP_S, keep_s
 
 IDLE_S = 10.0
 IN_TURN, ASKS, YIELDS, RESTS = range(4)
-"""Who goes first. A model rests while it has no replica and nobody waits for one."""
+"""States of a model, in the order in which they get a place. A model rests while it has no replica and no request waits for one."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Turns:
     _orders: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def observe(self, models: Mapping[str, Observation], cold_starts_s: Mapping[str, float], *, at: float) -> None:
-        """Take in what was seen of the models, and what a start of each takes."""
+        """Take in an observation of the models, and the cold start of each."""
         for known in (self._held_at, self._served_at, self._busy_at, self._asked_at, self._orders):
             for name in known.keys() - models.keys():
                 del known[name]
@@ -41,7 +41,7 @@ class Turns:
             self._orders[name] = self._hold(name, seen, cold_starts_s[name], at) if seen.target else self._ask(name, seen, at)
 
     def order(self, model: str) -> tuple[int, float]:
-        """Return where a model stands among those that want a first replica: the smaller, the earlier."""
+        """Return a model's place among those that want a first replica: the smaller, the earlier."""
         return self._orders.get(model, (RESTS, 0.0))
 
     def _hold(self, name: str, seen: Observation, cold_start_s: float, at: float) -> tuple[int, float]:
@@ -51,7 +51,7 @@ class Turns:
         if load.running or load.queued or load.waiting or load.requests:
             self._busy_at[name] = at
         if not seen.running and name not in self._served_at:
-            # A model whose replica never comes up gives its turn away after MAX_KEEP_S.
+            # A model whose replica never starts gives up its turn after MAX_KEEP_S.
             return (IN_TURN if at - held_at < MAX_KEEP_S else YIELDS), held_at
         served_at = self._served_at.setdefault(name, at)
         idle_s = at - max(self._busy_at.get(name, served_at), served_at)

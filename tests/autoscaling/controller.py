@@ -57,7 +57,7 @@ class Controller:
     def __init__(self, settings: Mapping[str, Any] = SETTINGS) -> None:
         self.at = 1000.0
         self.notes: list[ScalingNote] = []
-        self.policy = DemandPolicy(settings, now=lambda: self.at, wall=lambda: MONDAY + self.at, tell=self.notes.append)
+        self.policy = DemandPolicy(settings, now=lambda: self.at, wall=lambda: MONDAY + self.at, send_note=self.notes.append)
         self.targets = {INGRESS: 1, TINY: 0, BIG: 1}
         self.state: dict[Any, Any] = {}
         self.configs: dict[Deployment, AutoscalingConfig] = {}

@@ -63,7 +63,7 @@ def test_every_series_has_a_line_in_the_documents() -> None:
 
 def test_outside_ray_nothing_is_told_and_nothing_fails() -> None:
     gauges = Gauges("app")
-    gauges.tell(SEEN, DECIDED)
+    gauges.show(SEEN, DECIDED)
     assert gauges._gauges == {}
 
 
@@ -101,10 +101,10 @@ def test_rays_agent_serves_what_was_decided_last(monkeypatch: pytest.MonkeyPatch
         )
         try:
             gauges = Gauges("app")
-            gauges.tell(SEEN, DECIDED)
+            gauges.show(SEEN, DECIDED)
             wait_until(lambda: served() == told(DECIDED), limit_s=60, what="all series")
             chat = replace(DECIDED["chat"], desired=2, wish="queue", alternatives={"queue": 2})
-            gauges.tell(SEEN, DECIDED | {"chat": chat})
+            gauges.show(SEEN, DECIDED | {"chat": chat})
             gone = {("because", "chat", "demand"): 0.0, ("wish", "chat", "demand"): 0.0, ("wish", "chat", "first"): 0.0}
             wait_until(
                 lambda: served() == told(DECIDED | {"chat": chat}) | gone,

@@ -29,16 +29,16 @@ MINUTE_S = 60.0
 LONGEST = 10.0
 """The longest answer, in means."""
 UNLIMITED = 1 << 20
-"""Where the log says nothing of a limit."""
+"""The limit that is assumed if the log has none."""
 
 MOST_CACHED = 0.99
-"""Of a prompt: an engine computes its last token at least."""
+"""Share of a prompt: an engine always computes its last token."""
 MOST_PER_S = 1e5
-"""Requests; more than that is no load but a damaged log."""
+"""Requests per second; a log with more is damaged."""
 MOST_TOKENS = 1e8
-"""Of a request; more than that is none."""
+"""Tokens of a request; a log with more is damaged."""
 LONGEST_STEP_S = 60.0
-"""Seconds; a log that tells of a step or a token that took longer is damaged."""
+"""Seconds; a log in which a step or a token took longer is damaged."""
 
 Bounds = Callable[[str, Record, float], tuple[int, int]]
 """Least and most replicas of a model at the time of a record, with its cold start in seconds."""
@@ -46,12 +46,12 @@ Bounds = Callable[[str, Record, float], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one model's scaling came to."""
+    """The result of one model's scaling."""
 
     attainment: float
     """Share of the requests whose first token came within the SLO; refused ones missed it."""
     ttft_p95_s: float | None
-    """None where only the share is known."""
+    """None if only the share is known."""
     replica_s: float
     """Integral of the replicas asked for."""
     changes: int
@@ -59,7 +59,7 @@ class Result:
 
 
 def lived(records: Sequence[Record], model: str) -> Result:
-    """Return what the log itself says of a model."""
+    """Return the result that the log itself shows for a model."""
     loads, targets = [r.seen.models[model].load for r in records], [r.seen.models[model].target for r in records]
     first = sum(load.first_tokens for load in loads)
     good = first - sum(load.late_first_tokens for load in loads)
@@ -74,7 +74,7 @@ def lived(records: Sequence[Record], model: str) -> Result:
 
 
 def measured(records: Sequence[Record]) -> list[str]:
-    """Return the models of which the log knows what a replica can do."""
+    """Return the models for which the log has step times."""
     return [name for name in sorted(records[0].seen.models) if _step_times(records, name) is not None]
 
 
@@ -87,22 +87,22 @@ def again(
     max_waiting_requests: int,
     seed: int = 1,
 ) -> dict[str, Result]:
-    """Return model -> what its arrivals come to when ``rules`` scale simulated replicas. Ingresses are not scaled.
+    """Return model -> result when ``rules`` scale simulated replicas for the log's arrivals. Ingresses are not scaled.
 
     Args:
         records: One of `decision_log.stretches`. Models that are not `measured` are left out.
-        rules: Of a model that they do not know, the least of ``bounds`` is there.
+        rules: A model without rules has the minimum of ``bounds``.
         bounds: See `Bounds`.
         no_replica_s: Seconds that a request waits for a replica.
-        max_waiting_requests: More are refused.
-        seed: Of arrivals and lengths.
+        max_waiting_requests: Further requests are refused.
+        seed: Seed of arrivals and lengths.
 
     Raises:
-        DecisionLogError: The log tells of a load that cannot be.
+        DecisionLogError: The log holds an impossible load.
     """
     began, duration_s = records[0], records[-1].time - records[0].time
     scaler = copy.deepcopy(began.scaler)
-    assert scaler is not None  # so begins every stretch
+    assert scaler is not None  # every stretch begins with a snapshot
     slo_s = {name: model.slo.ttft_s for name, model in scaler.rules.models.items()}
     scaler.obey(rules)
     runs = {}
@@ -144,7 +144,9 @@ def _decide(
 
 def _world(records: Sequence[Record], model: str) -> World:
     loads = [record.seen.models[model].load for record in records]
-    cold_starts = dict.fromkeys(value for load in loads for value in load.cold_start_s)  # a replica reports its own all the time
+    cold_starts = dict.fromkeys(
+        value for load in loads for value in load.cold_start_s
+    )  # each replica repeats its own in all reports
     times = _step_times(records, model)
     assert times is not None  # it is `measured`
     hardware = Hardware(
@@ -180,9 +182,9 @@ def _cached_share(records: Sequence[Record], model: str) -> float:
 
 
 def _kv_tokens(records: Sequence[Record], model: str) -> int:
-    """Return a KV cache in which as many requests run at once as the log says that a replica's can hold.
+    """Return the size of a KV cache in which as many requests run at once as in the log's replicas.
 
-    A simulated replica reserves the whole of a request. Of exponential answers those that run are the longer ones: 2 x the mean.
+    A simulated replica reserves the whole length of a request. With exponential lengths, running answers are longer: 2 x the mean.
     """
     held = share = 0.0
     computed = 1 - _cached_share(records, model)
@@ -218,12 +220,12 @@ def jobs_of(records: Sequence[Record], model: str, seed: int) -> Iterator[Job]:
 
 
 def _require(makes_sense: bool, record: Record, what: str) -> None:
-    if not makes_sense:  # comparisons with what is no number are false
-        raise DecisionLogError(f"record {record.number} tells of {what}", "the log is damaged: take another piece")
+    if not makes_sense:  # comparisons with NaN are false
+        raise DecisionLogError(f"record {record.number} has {what}", "the log is damaged: take another piece")
 
 
 def _mean_answers(records: Sequence[Record], model: str) -> Mapping[int, float]:
-    """Return minute -> mean output tokens of what ended in it and the one after; of the whole log where nothing did."""
+    """Return minute -> mean output tokens of answers that ended in it or the minute after; without any, the mean of the whole log."""
     tokens: dict[int, float] = defaultdict(float)
     ended: dict[int, float] = defaultdict(float)
     for record in records:

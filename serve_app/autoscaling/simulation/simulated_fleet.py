@@ -21,13 +21,13 @@ from serve_app.core.request import EngineOutput, Resume
 
 CREDIT = 2048
 OBSERVE_S = 1.0
-"""Between two observations of the autoscaler; what it sees is as old, as members report every second."""
+"""Seconds between two observations of the autoscaler. The observed load is as old, because members report every second."""
 UNTIL_EMPTY_S = 1e9
-"""What a draining replica says it has left: here it goes when it is empty, so that nothing moves."""
+"""The time that a draining replica says it has left. Here it goes when it is empty, so that no request moves."""
 
 
 class Scaling(Protocol):
-    """Decides the number of replicas; `FleetScaler` behind `DemandScaling`, or another to compare with."""
+    """Decides the number of replicas: the product's `FleetScaler`, or another policy to compare with."""
 
     def __call__(self, at: float, seen: Observation) -> int:
         """Return the replicas wanted, within the observation's bounds."""
@@ -36,24 +36,25 @@ class Scaling(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What surrounds the fleet. Times in seconds."""
+    """The surroundings of the fleet. Times in seconds."""
 
     hardware: Hardware
     minimum: int = 1
     maximum: int = 1000
     initial: int = 1
     cold_starts_s: tuple[float, ...] = (60.0,)
-    """Of one replica after the other, the initial ones first, which are there already; the last of all that follow."""
+    """The cold start of each replica in the order of their starts, the initial ones (already running) first; the last value is that of all
+    further replicas."""
     ttft_s: float = 2.0
     no_replica_s: float = 30.0
     max_waiting_requests: int = 1000
     measures: bool = True
-    """Whether replicas measure themselves at their start. Those of older code do not."""
+    """Whether replicas measure themselves at their start. Replicas with older code do not."""
 
 
 @dataclass(slots=True)
 class Change:
-    """The replicas wanted changed."""
+    """A change of the number of replicas wanted."""
 
     at: float
     before: int
@@ -62,12 +63,12 @@ class Change:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a run."""
+    """The result of a run."""
 
     jobs: list[Job]
     duration_s: float
     replica_s: float = 0.0
-    """Seconds of replicas from the order to the end of their drain: what is paid for."""
+    """Replica seconds that are paid for: from the order of each replica to the end of its drain."""
     changes: list[Change] = field(default_factory=list)
     timeline: list[tuple[float, int, int, float]] = field(default_factory=list)
     """(at, wanted, serving, requests arrived in the second)."""
@@ -78,14 +79,14 @@ class Outcome:
         return good / len(self.jobs) if self.jobs else 1.0
 
     def ttft_s(self, share: float) -> float:
-        """Return the quantile of the time to the first token; infinite where it falls on requests without one."""
+        """Return the quantile of the time to the first token, counting requests without one as infinite."""
         times = sorted(j.first_at - j.due_at if j.first_at is not None else float("inf") for j in self.jobs)
         return times[min(len(times) - 1, int(share * len(times)))] if times else 0.0
 
 
 @dataclass(slots=True)
 class _PrefillStats:
-    """The part of vLLM's that is read."""
+    """The part of vLLM's prefill statistics that the fleet reads."""
 
     num_cached_tokens: int
 
@@ -99,14 +100,14 @@ class _Member:
     draining: bool = False
     gone: bool = False
     version: int = 0
-    """Of its entry in the agenda; older ones are void."""
+    """Version of the member's entry in the agenda; older entries are void."""
     reported: dict[str, int] = field(default_factory=dict)
-    """Attempt -> output tokens that the ingress knows of."""
+    """Attempt -> output tokens that were reported to the ingress."""
 
 
 @dataclass(slots=True)
 class _Gone:
-    """What replicas that have stopped had done."""
+    """The work of replicas that have stopped."""
 
     replica_s: float = 0.0
     steps: int = 0
@@ -149,7 +150,7 @@ class SimulatedFleet:
             return outcome
 
     def steps(self, jobs: Iterable[Job], duration_s: float) -> Generator[tuple[float, Observation], int, Outcome]:
-        """Do what `run` does, for whoever scales several fleets together: yield (at, observation), take the replicas wanted."""
+        """Run as `run` does, for a caller that scales several fleets together: yield (at, observation), take the replicas wanted."""
         outcome = Outcome([], duration_s)
         for _ in range(self.world.initial):
             self._serve(self._start(0.0), 0.0)
@@ -229,7 +230,7 @@ class SimulatedFleet:
         self._schedule(member)
 
     def _report(self, member: _Member, happened: Sequence[tuple[Job, str, bool]], at: float) -> None:
-        """Tell the ingress of first and last tokens; what came between goes with the last, or with the reports each second."""
+        """Report first and last tokens to the ingress. Tokens between them go with the last, or with the report of each second."""
         outputs: list[EngineOutput] = []
         for job, attempt_id, ended in happened:
             tokens = (job.output_tokens if ended else 1) - member.reported[attempt_id]
@@ -254,7 +255,7 @@ class SimulatedFleet:
             self._carry_out(self.fleet.handle(LinkLost(member.replica.replica_id, LinkEnd.SAID_GOODBYE), now=at), at)
 
     def _observe(self, at: float) -> Observation | None:
-        """One second has passed: members report, the policy sees what they reported a second ago."""
+        """Let members report after one second; return what they reported a second ago, which the policy sees now."""
         for member in list(self._members.values()):
             if member.serving:
                 self._progress(member, at)
@@ -262,7 +263,7 @@ class SimulatedFleet:
         self._put(at + OBSERVE_S, "observe", None)
         seen, self._pending = self._pending, self._load()
         if not seen.interval_s:
-            return None  # nothing has been reported yet
+            return None  # there is no report yet
         running, world = self._num_serving(), self.world
         return Observation(running=running, target=self._target, minimum=world.minimum, maximum=world.maximum, load=seen)
 
@@ -322,7 +323,7 @@ class SimulatedFleet:
         for _ in range(target - len(staying)):
             member = self._start(at)
             self._put(at + member.cold_start_s, "ready", member)
-        # Serve stops what does not run yet, then the newest.
+        # Serve first stops replicas that do not run yet, then the newest.
         for member in sorted(staying, key=lambda m: (m.serving, -m.ordered_at))[: max(0, len(staying) - target)]:
             member.draining = True
             if not member.serving or member.replica.is_idle():

@@ -20,7 +20,7 @@ from serve_app.simulated.timing import StepWork, step_time_s
 
 
 class StepModel(Protocol):
-    """How long a step takes. The same arguments must give the same seconds: `Replica` asks once for equal steps in a row."""
+    """Gives the duration of a step. Equal arguments must give equal seconds: `Replica` asks once for equal steps in a row."""
 
     def __call__(self, num_decodes: int, kv_tokens: int, prefill_tokens: int) -> float:
         """Return seconds for a step over ``num_decodes`` requests that hold ``kv_tokens``, and ``prefill_tokens`` of prompts."""
@@ -49,17 +49,17 @@ def steps_of_times(times: StepTimes) -> StepModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """One replica."""
+    """The hardware of one replica."""
 
     step_s: StepModel
     kv_tokens: int
     max_num_seqs: int
     max_batched_tokens: int = 2048
     cached_share: float = 0.0
-    """Share of each prompt's tokens that its prefix cache has, 0 <= x < 1."""
+    """Share of each prompt's tokens that the prefix cache has, 0 <= x < 1."""
 
     def measured(self) -> MeasuredCosts | None:
-        """Return what such a replica would measure at its start; None where its limits leave no batches to tell the costs apart."""
+        """Return what such a replica would measure at its start; None if its limits leave too few batches to separate the costs."""
         sizes = sorted({min(n, self.max_num_seqs) for n in SEQUENCES})
         decodes = [TimedBatch(output_tokens=n, prefilled_tokens=0, seconds=self.step_s(n, n * CONTEXT_TOKENS, 0)) for n in sizes]
         chunk = min(CHUNK_TOKENS, self.max_batched_tokens)
@@ -69,9 +69,9 @@ class Hardware:
 
 @dataclass(slots=True)
 class Job:
-    """One request. ``first_at`` and ``done_at`` are None until then; ``refused`` has the error's name.
+    """One request. ``first_at`` and ``done_at`` are None until then; ``refused`` has the name of the error, if any.
 
-    ``cached_tokens`` of its prompt were in the prefix cache of the replica that took it up last.
+    ``cached_tokens``: tokens of the prompt that were in the prefix cache of the replica that began it last.
     """
 
     request_id: str
@@ -83,7 +83,7 @@ class Job:
     refused: str = ""
     cached_tokens: int = 0
     background: bool = False
-    """Whether it is a line of a batch."""
+    """Whether the request is a line of a batch."""
 
 
 @dataclass(slots=True)
@@ -107,9 +107,9 @@ class Replica:
         self.steps = 0
         self.busy_s = 0.0
         self.waiting: deque[tuple[Job, str, float]] = deque()
-        """With the time of arrival."""
+        """(job, attempt, time of arrival)."""
         self.prefilling: deque[tuple[Job, str, int]] = deque()
-        """With the prompt tokens still to compute."""
+        """(job, attempt, prompt tokens still to compute)."""
         self.running: list[tuple[int, str, Job]] = []
         """Heap of (number of the step that ends it, attempt, job)."""
         self.reserved = 0
@@ -123,14 +123,14 @@ class Replica:
         return len(self.running) + len(self.prefilling)
 
     def load(self) -> EngineLoad:
-        """Return what its heartbeats report."""
+        """Return the load that the replica's heartbeats report."""
         return EngineLoad(self.steps, self.num_running, len(self.waiting), min(1.0, self.reserved / self.hardware.kv_tokens))
 
     def is_idle(self) -> bool:
         return not (self.running or self.prefilling or self.waiting)
 
     def add(self, job: Job, attempt_id: str, now: float) -> None:
-        """Take a request in; it joins the next step that begins."""
+        """Queue a request; it joins the next step that begins."""
         if self.is_idle():
             self.at = max(self.at, now)
         self.waiting.append((job, attempt_id, now))
@@ -145,7 +145,7 @@ class Replica:
                 self.context -= job.prompt_tokens - left
 
     def next_at(self) -> float | None:
-        """Return when something happens next: a prefill step ends or a request does; None when idle."""
+        """Return the time of the next event: the end of a prefill step or of a request; None when idle."""
         self._admit()
         if self.prefilling:
             return self.at + self._step_s(self._chunk())
@@ -167,7 +167,7 @@ class Replica:
         while self.waiting and self.num_running < hardware.max_num_seqs:
             job, attempt_id, arrived_at = self.waiting[0]
             if arrived_at > self.at + 1e-9:
-                return  # the step under way is without it
+                return  # the current step began before it arrived
             need = job.prompt_tokens + job.output_tokens
             if self.reserved + need > hardware.kv_tokens and self.num_running:
                 return
@@ -178,11 +178,11 @@ class Replica:
             self.prefilling.append((job, attempt_id, job.prompt_tokens - job.cached_tokens))
 
     def begin(self, job: Job) -> int:
-        """Note that a job leaves the queue; return how many tokens of its prompt need not be computed, fewer than all of them."""
+        """Note that a job leaves the queue; return how many of its prompt's tokens are cached, fewer than all of them."""
         return int(self.hardware.cached_share * job.prompt_tokens)
 
     def _num_decodes(self) -> int:
-        """Return the steps until a request ends, or until the one is over during which the first that waits has come."""
+        """Return the steps until a request ends, or until the end of the step in which the first waiting request arrived."""
         count = self.running[0][0] - self.steps
         if self.waiting and (ahead_s := self.waiting[0][2] - self.at) > 1e-9:
             count = min(count, max(1, math.ceil(ahead_s / self._step_s(0) - 1e-9)))
