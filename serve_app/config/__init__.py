@@ -1,7 +1,7 @@
 """The config room is the configuration: one YAML file, read once at the entry point, then passed down as frozen values.
 
-`settings.py` has the whole, the other modules the sections; `checks.py` words refusals, `vllm_arguments.py` checks vLLM's arguments, and
-`timeouts.py` the order of all timeouts.
+Units are in the names. `settings.py` has the whole file, and the other modules have the sections. `checks.py` words refusals,
+`vllm_arguments.py` checks vLLM's arguments, and `timeouts.py` checks the order of all timeouts.
 """
 
 from serve_app.config.adapters import AdapterSettings

@@ -15,13 +15,13 @@ class AdapterSettings(Section):
     """One LoRA adapter, in the form that Hugging Face's PEFT writes."""
 
     path: AbsolutePath
-    """The adapter's folder, the same on every node of the model's replicas. Changed weights need a new folder: a replica that runs
-    may read this one again."""
+    """The adapter's folder, the same on every node of the model's replicas. Changed weights need a new folder: a running replica
+    may read this folder again."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """SHA-256 of the folder's adapter_model.safetensors, or adapter_model.bin, as `sha256sum` prints it. A replica that finds another
-    one does not start. Default: whatever is there."""
+    checksum does not start. Default: no check."""
 
     def number(self, name: str) -> int:
-        """Return the id by which engines know the adapter: 2^16 <= id < 2^31, the same in each ingress and after each restart."""
+        """Return the adapter's id in engines: 2^16 <= id < 2^31, the same in each ingress and after each restart."""
         digest = hashlib.sha256(f"{name}\0{self.path}\0{self.sha256 or ''}".encode()).digest()
         return _FIRST_ID + int.from_bytes(digest[:8], "big") % ((1 << 31) - _FIRST_ID)

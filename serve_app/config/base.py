@@ -9,7 +9,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from serve_app.config.checks import again, checked_absolute, did_you_mean, wrong
 
-# Strict: YAML has numbers, so "10m", "64 MiB" and yes are refused with the unit instead of being guessed at.
+# Strict: YAML has numbers, so "10m", "64 MiB" and yes are refused with a hint about the unit instead of being guessed at.
 Int = Annotated[int, Field(strict=True)]
 Real = Annotated[float, Field(strict=True)]
 AbsolutePath = Annotated[Path, AfterValidator(checked_absolute)]
@@ -23,7 +23,7 @@ class Section(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _refuse_unknown_keys(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Unknown keys first, and then what is wrong with the others; a misspelt key is not reported as a missing one too."""
+        """Report unknown keys first, and then problems of the other keys. A misspelt key is not reported as a missing key as well."""
         if not isinstance(values, Mapping):
             return handler(values)
         problems = [*(cls._unknown(key) for key in values if key not in cls.model_fields), *cls._problems_as_written(values)]
@@ -40,7 +40,7 @@ class Section(BaseModel):
 
     @classmethod
     def _problems_as_written(cls, values: Mapping[Any, Any]) -> Iterable[PydanticCustomError]:
-        """What is wrong whatever else is: judged before the sections are, so that their mistakes do not hide it."""
+        """Return problems of the mapping as written. They are found before the sections are checked, whose mistakes would hide them."""
         return ()
 
     @classmethod

@@ -21,17 +21,17 @@ _OPTIONS = {
     "gs": ("scheme", "endpoint_override", "project_id", "retry_limit_seconds"),
     "file": (),
 }
-"""By scheme: what pyarrow's client takes in the query of a URL, credentials apart."""
+"""Scheme -> options that pyarrow's client takes in the query of a URL, without credentials."""
 
 
 def masked(url: str) -> str:
-    """Return the URL without what may be a password, whether or not it is a URL."""
+    """Return the text with everything masked that may be a password, whether or not the text is a URL."""
     url = re.sub(r"(?s)((?:://|^)[^:@/]*:)(?!//).*@", rf"\1{_MASK}@", url)
     return re.sub(rf"(?i)\b([a-z_]*(?:{'|'.join(_SECRETS)})[a-z_]*)\s*=\s*('[^']*'|[^&\s]*)", rf"\1={_MASK}", url)
 
 
 def checked_database(url: str) -> str:
-    """Return the URL; a password in it is refused, because Ray shows the configuration of an application to all who see its dashboard."""
+    """Return the URL; refuse a password in it, because Ray shows an application's configuration to all users of its dashboard."""
     if problem := _database_problem(url):
         refuse([wrong("", f"is {masked(url)!r}, {problem}", _DATABASE_HINT)])
     if masked(url) != url or urlsplit(url).password is not None:
@@ -41,10 +41,10 @@ def checked_database(url: str) -> str:
 
 
 def checked_files(url: str) -> str:
-    """Return the URL."""
+    """Return the URL of the place for files; refuse other places, credentials and unknown options."""
     parts = _split(url)
     if parts is None or parts.scheme not in _PLACES or not (_is_folder(parts) if parts.scheme == "file" else parts.netloc):
-        refuse([wrong("", f"is {masked(url)!r}, no place that ingresses can share", _FILES_HINT)])
+        refuse([wrong("", f"is {masked(url)!r}, not a place that ingresses can share", _FILES_HINT)])
     elif "@" in parts.netloc or masked(url) != url:
         hint = "give the ingress an identity, such as IRSA on EKS, or the variables of the environment that its client reads"
         refuse([wrong("", f"is {masked(url)!r}, with a credential, which Ray's dashboard would show", hint)])
@@ -52,7 +52,7 @@ def checked_files(url: str) -> str:
         known = ", ".join(_OPTIONS[parts.scheme]) or "none"
         refuse([wrong("", f"is {url!r}, with the unknown option {unknown[0]!r}", f"known for {parts.scheme}: {known}")])
     elif parts.scheme != "file" and not parts.path.strip("/"):
-        problem = f"is {url!r}, a bucket as a whole, and files that the database does not know are removed there"
+        problem = f"is {url!r}, a whole bucket, in which files that the database does not know would be removed"
         refuse(
             [wrong("", problem, f"add a prefix that only this database uses, such as {parts.scheme}://{parts.netloc}/batches")]
         )
@@ -63,13 +63,13 @@ def read_database_url(path: Path) -> str:
     """Return the URL in the file, which may have a password.
 
     Raises:
-        ConfigError: The file cannot be read, or has no such URL in it.
+        ConfigError: The file cannot be read, or does not hold such a URL.
     """
     key = "ingress.batch.database_file"
     try:
         url = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as exc:
-        problem = exc.strerror if isinstance(exc, OSError) else "no UTF-8"
+        problem = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
         raise ConfigError(key, f"{path} cannot be read: {problem}", "mount the Secret with the URL there") from exc
     if problem := _database_problem(url):
         raise ConfigError(key, f"{path} holds {masked(url)!r}, {problem}", _DATABASE_HINT)
@@ -79,10 +79,10 @@ def read_database_url(path: Path) -> str:
 def _database_problem(url: str) -> str:
     parts = _split(url)
     if parts is None or parts.scheme not in _DATABASES:
-        return "no URL of PostgreSQL"
+        return "not a URL of PostgreSQL"
     if re.search(
         r"%(?![0-9A-Fa-f]{2})|%00", url
-    ):  # libpq would refuse it, too, and show the part around the %, such as the password
+    ):  # libpq would refuse such a URL, too, and show the part around the %, such as the password
         return "which has a % that is not followed by two hex digits, or %00; write %25 for a %"
     if not parts.path.strip("/") and "dbname" not in dict(parse_qsl(parts.query)):
         return "which names no database"
@@ -90,7 +90,7 @@ def _database_problem(url: str) -> str:
 
 
 def _split(url: str) -> SplitResult | None:
-    """Return the parts of the URL, None if its host or port is none."""
+    """Return the parts of the URL, None if its host or port is invalid."""
     try:
         parts = urlsplit(url)
         return parts if parts.port is None or parts.port > 0 else None

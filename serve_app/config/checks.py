@@ -23,7 +23,7 @@ RESERVED_ENVIRONMENT: Mapping[str, str] = {
     "VLLM_WORKER_MULTIPROC_METHOD": "workers are always spawned: forked ones would hide the engine's death; remove it",
 }
 
-_MAX_VARIABLE_BYTES = 100_000  # Linux: 131,072 with the name
+_MAX_VARIABLE_BYTES = 100_000  # Linux allows 131,072 with the name
 _RAYS_OWN_RESOURCES = {"CPU": "set num_cpus", "GPU": "set gpus_per_replica", "memory": "remove it"}
 
 RESERVED_PORTS: Mapping[range, str] = {
@@ -36,41 +36,41 @@ RESERVED_PORTS: Mapping[range, str] = {
     range(10002, 11000): "Ray's worker processes",
     range(52365, 52366): "Ray's dashboard agent",
 }
-"""Whose ports these are on a cluster that the chart makes. The chart refuses them by a copy (helm/serve-app/files/rules.yaml)."""
+"""The owners of ports on a cluster that the chart makes. The chart refuses these ports by a copy (helm/serve-app/files/rules.yaml)."""
 
 _PYTHONS_DIGITS = 4300
-"""Python reads and writes no integer of more decimal digits: it raises ValueError."""
+"""Most decimal digits of an integer that Python reads or writes; with more it raises ValueError."""
 _MAX_WRITTEN_REPLICAS = 5000
-"""More replicas than these are not repeated in a hint."""
+"""Most replicas that a hint repeats."""
 _UNITS = {"_s": "seconds", "_bytes": "bytes", "_gib": "GiB", "_tokens": "tokens"}
 _SIZES_BYTES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _DURATIONS_S = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 def wrong(key: str, problem: str, hint: str = "") -> PydanticCustomError:
-    """A refusal from inside a validator; ``key`` is relative to the validated value, "" for the value itself."""
+    """Return a refusal to raise from inside a validator; ``key`` is relative to the validated value, "" for the value itself."""
     return PydanticCustomError("serve_app", "{problem}", {"key": key, "problem": problem, "hint": hint})
 
 
 def refuse(problems: Iterable[PydanticCustomError]) -> None:
-    """Raise all of them at once, if there are any.
+    """Raise all problems at once, if there are any. Call it inside a validator: they become problems of the validated value.
 
     Raises:
-        ValidationError: To be raised from inside a validator, which makes them problems of the value it validates.
+        ValidationError: There are problems.
     """
     if found := [InitErrorDetails(type=problem, loc=(), input=None) for problem in problems]:
         raise ValidationError.from_exception_data("section", found)
 
 
 def again(detail: ErrorDetails) -> InitErrorDetails:
-    """A problem that was found inside a validator, to be raised once more with others."""
+    """Return a problem that was found inside a validator, to raise it once more together with others."""
     context = detail.get("ctx", {})
     kind = PydanticCustomError("serve_app", "{problem}", context) if detail["type"] == "serve_app" else detail["type"]
     return InitErrorDetails(type=kind, loc=detail["loc"], input=detail["input"], ctx=context)
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """A hint with the nearest of ``known`` names, else with all of them when they are few, else ""."""
+    """Return a hint with the nearest of the ``known`` names, or with all of them if they are few, or ""."""
     if near := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
         return f"did you mean {near[0]}?"
     return f"known here: {', '.join(sorted(known))}" if 0 < len(known) <= 16 else ""
@@ -85,9 +85,9 @@ def _variable_problems(name: str, value: str) -> Iterator[PydanticCustomError]:
     if way_out := RESERVED_ENVIRONMENT.get(name):
         yield wrong(name, f"is {value!r}, but serve-app sets this variable itself", way_out)
     elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        yield wrong("", f"has {name!r}, which is no name of a variable", "letters, digits and _ are allowed, no digit first")
+        yield wrong("", f"has {name!r}, which is not a name of a variable", "letters, digits and _ are allowed, no digit first")
     elif "\0" in value or not _is_utf8(value):
-        yield wrong(name, f"is {value[:20]!r}, which no environment can hold", "remove NUL and what is not UTF-8")
+        yield wrong(name, f"is {value[:20]!r}, which no environment can hold", "remove NUL and bytes that are not UTF-8")
     elif len(value.encode()) > _MAX_VARIABLE_BYTES:
         yield wrong(name, f"has {len(value.encode())} bytes", f"Linux takes {_MAX_VARIABLE_BYTES} at most; put it into a file")
 
@@ -120,7 +120,7 @@ def refuse_port_of_ray(port: int, *, way_out: str) -> int:
 
 
 def checked_profile(profile: Any) -> Any:
-    """Runs before the types are checked: pydantic words the failure of a union as two failures."""
+    """Return a valid profile. This check runs before pydantic's, which would report the failure of a union as two failures."""
     if not isinstance(profile, str | Mapping):
         raise wrong("", f"is {profile!r}, neither a name nor a mapping", "name a profile, for example a10g-llama-8b")
     try:
@@ -133,10 +133,10 @@ def checked_profile(profile: Any) -> Any:
 def checked_regex(pattern: str) -> str:
     try:
         re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as exc:  # OverflowError: of a{99999999999}
+    except (re.error, OverflowError, RecursionError) as exc:  # OverflowError: for a{99999999999}
         reason = "its groups are nested too deep" if isinstance(exc, RecursionError) else exc
-        way_out = "escape what is meant as it stands: \\( for ("
-        raise wrong("", f"is {shown(pattern)}, which is no regular expression: {reason}", way_out) from None
+        way_out = "escape characters that are meant literally: \\( for ("
+        raise wrong("", f"is {shown(pattern)}, which is not a regular expression: {reason}", way_out) from None
     return pattern
 
 
@@ -144,12 +144,12 @@ def checked_absolute(path: Path) -> Path:
     if not path.is_absolute():
         raise wrong("", f"is {str(path)!r}, a relative path", "write it from /: replicas have other working directories")
     if "\0" in str(path):
-        raise wrong("", f"is {str(path)!r}, and no path has a NUL in it", "remove it")
+        raise wrong("", f"is {str(path)!r}, and no path has a NUL in it", "remove the NUL")
     return path
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches ``host``. Names are not looked up: all but localhost count as reachable."""
+    """Return whether only this machine reaches ``host``. Names are not looked up: all except localhost count as reachable."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -157,13 +157,13 @@ def is_loopback(host: str) -> bool:
 
 
 def to_config_errors(error: ValidationError) -> list[ConfigError]:
-    """Every problem as one message, each key once."""
+    """Return one error for each key that has problems."""
     found: dict[str, ConfigError] = {}
     for detail in error.errors(include_url=False):
         context = detail.get("ctx", {})
         if detail["type"] == "too_short" and detail["input"]:
-            continue  # its items are wrong, and reported
-        path = dotted(part for part in detail["loc"] if part != "[key]")  # pydantic's mark of a key that is wrong itself
+            continue  # its items are wrong, and are reported themselves
+        path = dotted(part for part in detail["loc"] if part != "[key]")  # pydantic marks a wrong key by "[key]"
         if detail["type"] == "serve_app":
             path = f"{path}.{context['key']}" if path and context["key"] else path + context["key"]
             problem, hint = context["problem"], context["hint"]
@@ -174,7 +174,7 @@ def to_config_errors(error: ValidationError) -> list[ConfigError]:
 
 
 def dotted(location: Iterable[int | str]) -> str:
-    """`models["a/b"].schedule[0]` from ("models", "a/b", "schedule", 0)."""
+    """Return a location as a path: `models["a/b"].schedule[0]` for ("models", "a/b", "schedule", 0)."""
     return "".join(map(_step, location)).removeprefix(".")
 
 
@@ -225,11 +225,11 @@ def shown(value: Any) -> str:
 
 
 def number_hint(name: str, text: str) -> str:
-    """The way out for a string where a number belongs, such as "10m" for a field that ends in _s."""
+    """Return the way out for a string in place of a number, such as "10m" for a field that ends in _s."""
     suffix = next((suffix for suffix in _UNITS if name.endswith(suffix)), None)
     parsed = re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", text)
     number = float(parsed[1]) if parsed and re.fullmatch(r"\d+(\.\d+)?", parsed[1]) else None
-    said = f"the unit is {_UNITS[suffix]}, as the name says" if suffix else "a plain number without unit is wanted"
+    said = f"the unit is {_UNITS[suffix]}, as the name says" if suffix else "give a plain number without unit"
     if parsed is None or number is None:
         return said
     factor = _factor(suffix or "", parsed[2].lower())
@@ -248,9 +248,9 @@ def _factor(suffix: str, unit: str) -> float | None:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without dates (a model may be named 2025-02-28), whatever other libraries do to the shared SafeLoader.
+    """Loads YAML without dates (a model may be named 2025-02-28), independent of changes by other libraries to the shared SafeLoader.
 
-    1e-7 is a number, as to Kubernetes and Helm: PyYAML's 1.1 wants 1.0e-7.
+    1e-7 is a number, as it is for Kubernetes and Helm: PyYAML's YAML 1.1 requires 1.0e-7.
     """
 
 
@@ -264,7 +264,7 @@ _Loader.add_implicit_resolver(
 
 
 def _bounded_int(loader: _Loader, node: yaml.ScalarNode) -> int:
-    """Return the integer, at most 64 bits: a larger one is a text without its quotes, and no float holds one of 400 digits."""
+    """Return an integer of at most 64 bits. A larger one must be a text whose quotes were forgotten; a float cannot hold 400 digits."""
     try:
         value = loader.construct_yaml_int(node)
     except ValueError:
@@ -281,10 +281,11 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _bounded_int)
 
 
 def load_yaml(text: str) -> Any:
-    """The one document in ``text``.
+    """Return the only document in ``text``.
 
     Raises:
-        ConfigError: Not YAML (the path is "line L, column C"), nested too deep, or a mapping has a key twice (the path is the key's).
+        ConfigError: The text is not YAML (the path is "line L, column C"), is nested too deep, or a mapping has a key twice (the path is
+            the key's).
     """
     try:
         loader = _Loader(text)
@@ -298,7 +299,7 @@ def load_yaml(text: str) -> Any:
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         hint = "indent with spaces" if "'\\t'" in str(exc) else ""
         raise ConfigError(where, f"not valid YAML: {exc.problem or exc.context}", hint) from exc
-    except (yaml.YAMLError, ValueError) as exc:  # ValueError: a number in form only, such as 0b_
+    except (yaml.YAMLError, ValueError) as exc:  # ValueError: a number by its form only, such as 0b_
         raise ConfigError("", f"not valid YAML: {str(exc).splitlines()[0]}") from exc
     except RecursionError:
         raise too_deep() from None
@@ -306,11 +307,11 @@ def load_yaml(text: str) -> Any:
 
 def too_deep() -> ConfigError:
     """Return the error for YAML at which PyYAML raises RecursionError."""
-    return ConfigError("", "the YAML is nested too deep", "remove brackets or levels that nothing needs")
+    return ConfigError("", "the YAML is nested too deep", "remove unneeded brackets or levels")
 
 
 def _refuse_duplicate_keys(node: yaml.Node, location: tuple[int | str, ...], seen: set[int]) -> None:
-    if id(node) in seen:  # an alias, possibly to its own ancestor
+    if id(node) in seen:  # an alias, perhaps to its own ancestor
         return
     seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):

@@ -13,7 +13,7 @@ MAX_INGRESSES = 1024
 
 
 class TlsSettings(Section):
-    """TLS of the links between ingress and replicas, verified on both sides. Changed files count from the next link on."""
+    """TLS of the links between ingress and replicas, verified on both sides. Changed files take effect with the next link."""
 
     cert_file: AbsolutePath
     """Certificate chain (PEM) that both sides present."""
@@ -24,33 +24,33 @@ class TlsSettings(Section):
 
 
 class ProtocolSettings(Section):
-    """The links between ingress and replicas: who may connect, how much may wait, when one counts as lost."""
+    """The links between ingress and replicas: who may connect, how much may wait, when a link counts as lost."""
 
     host: str = Field(default="127.0.0.1", min_length=1)
-    """Address a replica listens on. 0.0.0.0 on a cluster, or :: with IPv6; both need cluster_token_file. The Helm
+    """Address on which a replica listens. 0.0.0.0 on a cluster, or :: with IPv6; both need cluster_token_file. The Helm
     chart sets 0.0.0.0: its cluster needs IPv4, or IPv4 and IPv6 (dual-stack)."""
     port: Int = Field(default=0, ge=0, le=65535)
-    """Port a replica listens on, so that firewalls can name it; needs one replica per node. 0: any free one."""
+    """Port on which a replica listens, so that firewalls can name it; a fixed port needs one replica per node. 0: any free port."""
     cluster_token_file: AbsolutePath | None = None
     """File with the secret that both sides prove to know, 16 bytes or more. None: loopback only."""
     max_frame_bytes: Int = Field(default=64 << 20, ge=1 << 20)
-    """Largest frame; a longer one closes the link before it is read. Large requests are multimodal or very long."""
+    """Largest frame; a longer frame closes the link before it is read. Large requests are multimodal or very long."""
     heartbeat_interval_s: Real = Field(default=1.0, gt=0)
     """Seconds between two heartbeats of a replica."""
     heartbeat_timeout_s: Real = Field(default=5.0, gt=0)
-    """Seconds of silence after which a link counts as lost. More than 2 x heartbeat_interval_s."""
+    """Seconds of silence after which a link counts as lost. Must exceed 2 x heartbeat_interval_s."""
     handshake_timeout_s: Real = Field(default=5.0, gt=0)
-    """Seconds a peer may take from connecting to an open link."""
+    """Seconds that a peer may take from connecting to an open link."""
     max_ingresses: Int = Field(default=64, ge=1, le=MAX_INGRESSES)
-    """Links a replica accepts, one for each ingress. At least 2 x ingress.replicas.max: an update has old and new ingresses at once.
-    Connections without the token take none."""
+    """Most links that a replica accepts, one for each ingress. At least 2 x ingress.replicas.max: during an update old and new ingresses
+    run at once. Connections without the token do not count."""
     credit: Int = Field(default=2048, ge=1)
-    """Unfinished attempts that one ingress may have on one replica."""
+    """Most unfinished attempts of one ingress on one replica."""
     send_buffer_bytes: Int = Field(default=64 << 20, ge=1 << 20)
-    """Bytes that may wait on a link for its peer to read. With more, an ingress sends no new request there until fewer wait.
-    The link is closed if their number has not shrunk in heartbeat_timeout_s. At least max_frame_bytes."""
+    """Bytes that may wait on a link for its peer to read. While more wait, an ingress sends no new request there.
+    If their number has not shrunk in heartbeat_timeout_s, the link is closed. At least max_frame_bytes."""
     tls: TlsSettings | None = None
-    """Encrypts the links. Default: none."""
+    """TLS of the links. Default: no encryption."""
 
     @field_validator("port")
     @classmethod
@@ -78,12 +78,12 @@ class ProtocolSettings(Section):
 
 
 class MembershipSettings(Section):
-    """Leases by which ingresses learn of replicas."""
+    """The leases by which ingresses find replicas."""
 
     renew_s: Real = Field(default=2.0, gt=0)
     """Seconds between two renewals of a replica's lease."""
     expiry_s: Real = Field(default=6.0, gt=0)
-    """Seconds after the last renewal at which a lease ends. More than 2 x renew_s."""
+    """Seconds after the last renewal at which a lease ends. Must exceed 2 x renew_s."""
 
     @model_validator(mode="after")
     def _survives_one_late_renewal(self) -> Self:

@@ -34,17 +34,17 @@ from serve_app.simulated.timing import StepWork, step_time_s
 DEFAULT_KV_CACHE_GIB = 1.0
 DEFAULT_BATCH_STEP_SHARE = 0.1
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,255}$"
-"""Of the keys of `models`."""
+"""The pattern of the keys of `models`."""
 
 
 class Bounds(Section):
-    """Between how many replicas a deployment is scaled."""
+    """The bounds of a deployment's number of replicas."""
 
     min: Int = Field(default=1, ge=0)
-    """Replicas that are always there. 0 lets the last one go when idle, and the next request waits for a cold start; the model then
+    """Replicas that always run. With 0 the last replica of an idle model ends, and the next request waits for a cold start; such a model
     needs required: false."""
     max: Int = Field(default=1, ge=1)
-    """Replicas that the autoscaler may reach. Equal to min: no autoscaling."""
+    """Most replicas that the autoscaler may start. Equal to min: no autoscaling."""
 
     @property
     def is_scaled(self) -> bool:
@@ -59,28 +59,28 @@ class Bounds(Section):
 
 
 class ScalingSettings(Bounds):
-    """How many replicas of a model there are."""
+    """The number of a model's replicas."""
 
     initial: Int | None = Field(default=None, ge=0)
     """Replicas at the first deployment, between min and max. Default: min."""
     ttft_slo_s: Real = Field(default=2.0, gt=0)
-    """Seconds from a request's arrival to its first token that almost all requests should keep; the autoscaler aims at it."""
+    """The limit that the autoscaler aims at for almost all requests: seconds from a request's arrival to its first token."""
     itl_slo_s: Real = Field(default=0.1, gt=0)
-    """Seconds between two tokens that almost all should keep. Lower: smaller batches, more replicas."""
+    """The limit that the autoscaler aims at for almost all tokens: seconds between two tokens. Lower: smaller batches, more replicas."""
     utilization: Real = Field(default=0.95, gt=0, le=1)
-    """Share of the load that would just keep both limits at which the autoscaler wants one more replica. Lower: more headroom."""
+    """The autoscaler adds a replica at this share of the load that would just keep both limits. Lower: more headroom."""
     headroom: Real = Field(default=0.4, ge=0, le=10)
-    """By what share an even load may rise at once before replicas are full. 0.4: after a step to 1.5 times the load of several replicas
-    99 % of first tokens stay in time, for up to a quarter more of them, and two replicas stand where one would do. 0: what the limits
-    leave, which makes first tokens late for about a cold start."""
+    """Share by which a steady load may rise at once before the replicas are full. With 0.4, 99 % of first tokens stay in time after a step
+    to 1.5 times the load of several replicas; this costs up to a quarter more replicas, and two replicas where one would do. With 0 only
+    the room within the limits is left, and after such a step first tokens are late for about a cold start."""
     schedule: tuple[ScheduledBounds, ...] = ()
     """Windows of the week with other bounds, all between min and max."""
     priority: Int = 0
-    """Who gets GPUs first when `autoscaling.max_gpus` is too few for all; higher is first."""
+    """The model's rank for GPUs when `autoscaling.max_gpus` is too few for all models; higher ranks get GPUs first."""
     surge: Int | None = Field(default=None, ge=0, le=1)
-    """Replicas beyond those, while an update replaces them. 1: the new one is up before an old one stops, and the update waits for
-    room for it. 0: an old one stops first, so that a model of one replica is away for a start. Default: 0 for a model that holds GPUs,
-    else 1."""
+    """Extra replicas while an update replaces the model's replicas. 1: a new replica is ready before an old one stops, and the update
+    waits for room for it. 0: an old replica stops first, so a model with one replica is away during a start. Default: 0 for a model that
+    holds GPUs, else 1."""
 
     @model_validator(mode="after")
     def _initial_is_within_bounds(self) -> Self:
@@ -102,16 +102,16 @@ class ScalingSettings(Bounds):
 
 
 class GoldenPrompt(Section):
-    """A prompt whose answer is known. A replica whose engine answers otherwise, or too late, takes no requests and fails to start."""
+    """A prompt with a known answer. A replica whose engine answers otherwise, or too late, takes no requests and fails to start."""
 
     prompt: str = Field(min_length=1)
-    """Plain text, which no chat template is applied to."""
+    """Plain text; no chat template is applied to it."""
     expect: Annotated[str, AfterValidator(checked_regex)] = Field(min_length=1)
     """Regular expression, in Python's syntax, that must be found in the answer. Tokens are chosen greedily."""
     max_tokens: Int = Field(default=32, ge=1, le=4096)
-    """Tokens of the answer at most."""
+    """Most tokens of the answer."""
     within_s: Real = Field(default=60.0, gt=0)
-    """Seconds in which the whole answer has to be there."""
+    """Seconds within which the whole answer must be complete."""
 
 
 class SimulatedSettings(Section):
@@ -122,18 +122,18 @@ class SimulatedSettings(Section):
     time_scale: Real = Field(default=1.0, gt=0)
     """Factor on every simulated time; 2 is half as fast."""
     startup_delay_s: Real = Field(default=0.0, ge=0)
-    """Seconds that loading the weights is pretended to take."""
+    """Simulated seconds for loading the weights."""
     eos_probability: Real = Field(default=0.0, ge=0, le=1)
-    """Chance that a token ends the answer. 0: every answer runs to its max_tokens."""
+    """Probability that a token ends the answer. 0: every answer runs to its max_tokens."""
     seed: Int = 0
-    """Seed of the hash that makes up the tokens. Equal seeds and prompts give equal answers."""
+    """Seed of the hash that generates the tokens. Equal seeds and prompts give equal answers."""
 
     def least_step_s(self) -> float:
-        """Return the seconds between two tokens of a request that is alone."""
+        """Return the seconds between two tokens of a single request."""
         return self.time_scale * step_time_s(profile_from(self.profile), StepWork(1, 1, 1))
 
     def prompt_step_s(self, num_tokens: int) -> float:
-        """Return the seconds of a step over a prompt of so many tokens; infinity where they are more than a float holds."""
+        """Return the seconds of a step over a prompt of so many tokens; infinity if a float cannot hold them."""
         work = StepWork(num_tokens, num_tokens, num_tokens * (num_tokens + 1) // 2)
         try:
             return self.time_scale * step_time_s(profile_from(self.profile), work)
@@ -142,23 +142,23 @@ class SimulatedSettings(Section):
 
 
 class CanarySettings(Section):
-    """Makes a model the canary of another one: under that name it answers a share of the requests, until it does worse."""
+    """Makes a model the canary of another model: under that model's name it answers a share of the requests, until it does worse."""
 
     of: str = Field(min_length=1)
-    """Name of the model whose requests it shares."""
+    """Name of the model whose requests the canary shares."""
     share: Real = Field(default=0.05, gt=0, le=0.5)
-    """Share of those requests. The canary's replicas need room for it: their part of all replicas, or more."""
+    """Share of those requests. The canary needs at least this share of all replicas of both models."""
     requests: Int = Field(default=200, ge=20)
-    """Requests that each ingress judges until it calls the canary good."""
+    """Requests that each ingress judges before it calls the canary good."""
     slow_factor: Real = Field(default=2.0, gt=1)
-    """How many times the model's median time to a first token, or between two, counts as slow."""
+    """The canary counts as slow at this multiple of the model's median time to a first token, or between two tokens."""
 
 
 _FROM_ZERO: dict[str, JsonValue] = {
     "if": {"required": ["replicas"], "properties": {"replicas": {"required": ["min"], "properties": {"min": {"const": 0}}}}},
     "then": {"required": ["required"], "properties": {"required": {"const": False}}},
 }
-"""For the JSON schema, what `ModelSettings._scaling_problems` checks."""
+"""The check of `ModelSettings._scaling_problems`, for the JSON schema."""
 
 
 class ModelSettings(Section):
@@ -167,9 +167,9 @@ class ModelSettings(Section):
     model_config = ConfigDict(json_schema_extra=_FROM_ZERO)
 
     name: SkipJsonSchema[str] = Field(exclude=True)
-    """The `model` of requests: the key of this mapping in the file, and not among its own keys."""
+    """The `model` of requests. In the file it is the key of this mapping, and not one of the mapping's own keys."""
     model: str = Field(min_length=1)
-    """What to load: `embedded:smollm2-135m-instruct`, an absolute path, or a Hugging Face id."""
+    """The weights to load: `embedded:smollm2-135m-instruct`, an absolute path, or a Hugging Face id."""
     engine_args: Annotated[dict[str, JsonValue], AfterValidator(checked_engine_args)] = Field(default_factory=dict)
     """vLLM's engine arguments by their own names, as in `vllm serve --max-model-len 2048`; dashes or underscores."""
     frontend_args: Annotated[dict[str, JsonValue], AfterValidator(checked_frontend_args)] = Field(default_factory=dict)
@@ -177,17 +177,18 @@ class ModelSettings(Section):
     adapters: dict[str, AdapterSettings] = Field(
         default_factory=dict, json_schema_extra={"propertyNames": {"pattern": NAME_PATTERN}}
     )
-    """LoRA adapters by name, which is the `model` of requests for them. Every replica loads all of them before it takes requests."""
+    """LoRA adapters by name. A request for an adapter has this name as its `model`. Every replica loads all adapters before it takes
+    requests."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """What the engine runs on. A simulated engine runs on cpu."""
+    """The device of the engine. A simulated engine runs on cpu."""
     simulated: SimulatedSettings | None = None
     """Simulate an accelerator instead of computing. Default: compute."""
     replicas: ScalingSettings = ScalingSettings()
-    """How many engines of this model there are."""
+    """The number of engines of this model."""
     gpus_per_replica: Int = Field(default=0, ge=0)
-    """GPUs of one replica, all in one node; also its tensor parallel size. 0 for cpu. A simulated engine only holds them."""
+    """GPUs of one replica, all in one node; also its tensor parallel size. 0 for cpu. A simulated engine only reserves them."""
     replicas_per_node: Int | None = Field(default=None, ge=1, le=100)
-    """Replicas of this model that one node may hold. Default: 1 on cuda, no limit on cpu."""
+    """Most replicas of this model on one node. Default: 1 on cuda, no limit on cpu."""
     num_cpus: Real = Field(default=1.0, ge=0)
     """CPUs that Ray reserves for one replica."""
     resources: Annotated[dict[str, Real], AfterValidator(checked_resources)] = Field(default_factory=dict)
@@ -195,35 +196,35 @@ class ModelSettings(Section):
     env: Annotated[dict[str, str], AfterValidator(checked_environment)] = Field(default_factory=dict)
     """Extra environment of the engine's process."""
     golden: tuple[GoldenPrompt, ...] = ()
-    """What every replica has to answer before it takes requests; for models that make text."""
+    """Prompts that every replica has to answer before it takes requests; for models that generate text."""
     routing: RoutingSettings = RoutingSettings()
-    """Which replica of this model gets a request."""
+    """How requests are assigned to the replicas of this model."""
     batch_step_share: Real = Field(default=DEFAULT_BATCH_STEP_SHARE, gt=0, le=10)
-    """Share by which requests of batches may lengthen a step of the engine while others run there: docs/batch.md. Holds with
-    `engine_args.scheduling_policy: priority` alone."""
+    """Share by which requests of batches may lengthen an engine step while other requests run: docs/batch.md. It only has an effect with
+    `engine_args.scheduling_policy: priority`."""
     canary: CanarySettings | None = None
-    """Makes this model the canary of another one. Default: it has requests of its own only."""
+    """Makes this model the canary of another model. Default: the model is no canary."""
     required: bool = Field(default=True, strict=True)
-    """Whether the ingress is ready only when this model has a replica."""
+    """Whether the ingress is only ready while this model has a replica."""
     kv_cache_gib: Real = Field(default=DEFAULT_KV_CACHE_GIB, gt=0)
-    """KV cache of one replica on cpu in GiB. Elsewhere gpu_memory_utilization or the profile sets it."""
+    """KV cache of one replica on cpu in GiB. On cuda gpu_memory_utilization sets it; for a simulated accelerator, its profile does."""
 
     def per_node(self) -> int | None:
-        """Return how many replicas one node may hold; None for any number."""
+        """Return the most replicas on one node; None for any number."""
         return self.replicas_per_node or (1 if self.device == "cuda" else None)
 
     def surge(self) -> int:
-        """Return how many replicas there may be beyond the wanted number, while an update replaces them."""
+        """Return the number of extra replicas while an update replaces the replicas."""
         if self.replicas.surge is not None:
             return self.replicas.surge
-        return 0 if self.gpus_per_replica else 1  # GPUs may all be held, and the update would wait for a free one for ever
+        return 0 if self.gpus_per_replica else 1  # all GPUs may be in use, and the update would wait for a free one for ever
 
     def yields_to_chats(self) -> bool:
-        """Return whether its engines bound what batches add to a step; they tell batches by vLLM's priorities."""
+        """Return whether the model's engines limit what batches add to a step. They recognize batches by vLLM's priorities."""
         return self.engine_args.get("scheduling_policy") == "priority"
 
     def release(self) -> str:
-        """Return what tells this release of the model from others: a digest of all settings that its replicas work by."""
+        """Return the identity of this release of the model: a digest of all settings that its replicas use."""
         unused = set() if self.yields_to_chats() else {"batch_step_share"}
         settings = self.model_dump(mode="json", exclude={"replicas", "canary", "required", "routing"} | unused)
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
@@ -269,9 +270,7 @@ class ModelSettings(Section):
         backend = self.engine_args.get("distributed_executor_backend")
         if self.device == "cuda" and backend not in (None, "mp", "uni"):
             problem = f"is {backend!r}, whose workers would not end with their engine"
-            yield wrong(
-                "engine_args.distributed_executor_backend", problem, "remove it: vLLM takes mp where there are several GPUs"
-            )
+            yield wrong("engine_args.distributed_executor_backend", problem, "remove it: vLLM takes mp for several GPUs")
         if self.device == "cpu" and (cache := self.engine_args.get("kv_cache_memory_bytes")) is not None:
             problem = f"is {cache!r} and kv_cache_gib is {self.kv_cache_gib}"
             yield wrong("engine_args.kv_cache_memory_bytes", problem, "remove it: on cpu kv_cache_gib sets the cache")
@@ -304,7 +303,9 @@ class ModelSettings(Section):
             and not self.simulated
             and (places := self.engine_args.get("max_loras")) is not None
         ):
-            problem = f"is {places!r} and device is cpu: there each adapter has a place of its own, and one stays empty"
+            problem = (
+                f"is {places!r} and device is cpu: there each adapter has a place of its own, and one more place stays empty"
+            )
             yield wrong("engine_args.max_loras", problem, "remove it: adapters sets it")
 
     def _simulation_problems(self, simulated: SimulatedSettings) -> Iterator[PydanticCustomError]:

@@ -8,13 +8,13 @@ from typing import Any
 from pydantic import BaseModel
 
 _MAX_PLACES = 3
-"""With more sections than this that have the key there is no hint."""
+"""If more sections than this have the key, there is no hint."""
 
 
 def hint_for(path: str, root: type[BaseModel]) -> str:
-    """Return where ``root`` and its sections have the last key of ``path``; "" where none has it, or many have.
+    """Return where ``root`` and its sections have the last key of ``path``; "" if no section has it, or many sections have it.
 
-    Of sections that have it only those count that are below the one where it stands now, if there are any.
+    If sections below the key's present section have the key, only these count.
     """
     parent, _, key = path.rpartition(".")
     places = [
@@ -30,12 +30,12 @@ def hint_for(path: str, root: type[BaseModel]) -> str:
 
 
 def _paths_of(place: str) -> str:
-    """Return a pattern of the paths that a place stands for: ``models.NAME`` also for ``models["a/b"]``."""
+    """Return a pattern of the paths of a place: ``models.NAME`` also matches ``models["a/b"]``."""
     return re.escape(place).replace(r"\.NAME", r"""(\.[\w-]+|\["[^"]*"\])""") + r"(\[\d+\])?"
 
 
 def _sections(root: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield the root, whose place is "", and all sections below it."""
+    """Yield the root, at the place "", and all sections below it."""
     yield "", root
     yield from _sections_below(root)
 
@@ -49,7 +49,7 @@ def _sections_below(section: type[BaseModel], place: str = "") -> Iterator[tuple
 
 
 def _models_in(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield the models that a value of this type holds, each behind the step that leads to it: one of a mapping has a name."""
+    """Yield the models in a value of this type, each with the step that leads to it: ``.NAME`` for an entry of a mapping."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield "", annotation
     step = ".NAME" if typing.get_origin(annotation) is dict else ""

@@ -20,13 +20,13 @@ def _checked_clock(value: Any) -> Any:
         hint = f'write "{value // 60:02}:{value % 60:02}" in quotes'
         raise wrong("", f"is {value}: YAML reads 12:30 without quotes as the number 750", hint)
     if not isinstance(value, str) or re.fullmatch("([01][0-9]|2[0-3]):[0-5][0-9]|24:00", value) is None:
-        raise wrong("", f"is {value!r}, no time of day", 'write for example "07:30", in quotes')
+        raise wrong("", f"is {value!r}, not a time of day", 'write for example "07:30", in quotes')
     return value
 
 
 def _checked_zone(name: str) -> str:
-    if name not in (known := available_timezones() - {"localtime"}):  # which is another one on each machine
-        raise wrong("", f"is {name!r}, no time zone of the IANA database", did_you_mean(name, known))
+    if name not in (known := available_timezones() - {"localtime"}):  # localtime differs between machines
+        raise wrong("", f"is {name!r}, not a time zone of the IANA database", did_you_mean(name, known))
     return name
 
 
@@ -39,15 +39,15 @@ class ScheduledBounds(Section):
     days: tuple[Day, ...] = Field(default=DAYS, min_length=1)
     """Days on which the window starts."""
     start: Clock = "00:00"
-    """Time of day, HH:MM. The replicas of `min` are there then: they are asked for a measured cold start earlier."""
+    """Time of day, HH:MM. The replicas of `min` are ready then: they are started a measured cold start earlier."""
     end: Clock = "24:00"
-    """Time of day, HH:MM. Before `start`: on the next day."""
+    """Time of day, HH:MM. An end before `start` is on the next day."""
     time_zone: Annotated[str, AfterValidator(_checked_zone)] = "UTC"
     """Name in the IANA database, for example Europe/Berlin."""
     min: Int | None = Field(default=None, ge=0)
-    """Replicas that are there at least. Default: as outside."""
+    """Fewest replicas in the window. Default: the bound outside of it."""
     max: Int | None = Field(default=None, ge=1)
-    """Replicas that there are at most. Default: as outside."""
+    """Most replicas in the window. Default: the bound outside of it."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
@@ -74,11 +74,11 @@ class ScheduledBounds(Section):
 def bounds_at(
     windows: Sequence[ScheduledBounds], outside: tuple[int, int], *, time: float, cold_start_s: float
 ) -> tuple[int, int]:
-    """Return the least and the most replicas at ``time``, in seconds since the epoch.
+    """Return the fewest and the most replicas at ``time``.
 
     Args:
-        windows: Of one model.
-        outside: The bounds where no window holds; none goes beyond them.
+        windows: The windows of one model.
+        outside: The bounds outside of all windows. No window goes beyond them.
         time: Seconds since the epoch.
         cold_start_s: How long a replica takes to start. A window's ``min`` holds this much before the window begins, and wins over
             another window's ``max``.

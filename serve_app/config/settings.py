@@ -34,21 +34,21 @@ class TimeoutSettings(Section):
     """Limits on waiting that no other section owns."""
 
     drain_s: Real = Field(default=600.0, ge=0)
-    """Seconds a stopping ingress or replica may finish its streams. The longest allowed answer must fit."""
+    """Seconds in which a stopping ingress or replica may finish its streams. The longest allowed answer must fit."""
     no_replica_s: Real = Field(default=30.0, ge=0)
-    """Seconds a request waits for a replica before 503. Scaling from zero needs a cold start within it."""
+    """Seconds for which a request waits for a replica before 503. Scaling from zero needs a cold start within this time."""
     stream_silence_s: Real = Field(default=5.0, gt=0)
-    """Seconds without a byte after which a stream gets status 200 and a comment, then one at the end of each such time without a
-    byte. Before the first, a refusal is a real 503; after it, the stream's last event. Answers that are not streamed stay silent."""
+    """Seconds without a byte after which a stream gets status 200 and a comment, and a further comment after each such silence. Before the
+    first comment a refusal is a real 503; after it, the refusal is the stream's last event. Answers that are not streamed stay silent."""
     engine_start_s: Real = Field(default=1800.0, gt=0)
-    """Seconds an engine may take to load and warm up."""
+    """Seconds that an engine may take to load and warm up."""
 
 
 class AutoscalingSettings(Section):
-    """What all models share."""
+    """Limits that all models share."""
 
     max_gpus: Int | None = Field(default=None, ge=1)
-    """GPUs that all models together may hold: the cost cap, or what the cluster has. None: only each model's max."""
+    """Most GPUs of all models together: the cost cap, or the size of the cluster. None: only each model's max counts."""
 
 
 def _named(models: Any) -> Any:
@@ -59,7 +59,7 @@ def _named(models: Any) -> Any:
 
 
 def _yielding(model: Any) -> Any:
-    """Give a model that names no scheduling policy vLLM's priorities, by which engines tell batches from chats."""
+    """Give a model that names no scheduling policy vLLM's priorities, by which engines distinguish batches from chats."""
     args = model.get("engine_args", {}) if isinstance(model, Mapping) else None
     if not isinstance(args, Mapping) or any(str(name).replace("-", "_").lstrip("_") == "scheduling_policy" for name in args):
         return model
@@ -74,7 +74,7 @@ class Settings(Section):
     models: Annotated[dict[str, ModelSettings], BeforeValidator(_named)] = Field(
         min_length=1, json_schema_extra={"propertyNames": {"pattern": NAME_PATTERN}}
     )
-    """The served models by name, which is the `model` of requests."""
+    """The served models by name. The name is the `model` of requests."""
     ingress: IngressSettings = IngressSettings()
     """The HTTP side."""
     protocol: ProtocolSettings = ProtocolSettings()
@@ -86,18 +86,18 @@ class Settings(Section):
     timeouts: TimeoutSettings = TimeoutSettings()
     """Limits on waiting."""
     autoscaling: AutoscalingSettings = AutoscalingSettings()
-    """What all models share when replicas are added."""
+    """Limits that all models share when replicas are added."""
     logs: LogSettings = LogSettings()
-    """What log lines look like."""
+    """The form of log lines."""
     tracing: TracingSettings | None = None
-    """Where traces of requests are sent, and which. None: none are made."""
+    """Where traces are sent, and which requests are traced. None: no traces are made."""
     ui: UiSettings | None = None
     """Where `serve-app up` serves the chat page. None: nowhere."""
 
     @model_validator(mode="before")
     @classmethod
     def _chats_come_before_batches(cls, values: Any) -> Any:
-        """Where the ingress runs batches, its models' engines must know them, or chats would wait behind them."""
+        """If the ingress runs batches, let its models' engines recognize them, or chats would wait behind batches."""
         ingress, models = (values.get(key) if isinstance(values, Mapping) else None for key in ("ingress", "models"))
         if not (isinstance(ingress, Mapping) and ingress.get("batch") and isinstance(models, Mapping)):
             return values
@@ -139,7 +139,7 @@ class Settings(Section):
                 yield wrong(f"{key}.name", problem, "remove it, and rename the key if that is the wrong name")
 
     def _gpu_problems(self) -> Iterator[PydanticCustomError]:
-        """The minimums must fit, and every model must be able to have a replica."""
+        """Check that the minimums fit, and that every model can have a replica."""
         if (limit := self.autoscaling.max_gpus) is None:
             return
         if not any(m.gpus_per_replica for m in self.models.values()):
@@ -157,26 +157,28 @@ class Settings(Section):
                     problem = f"is {window.min}, which with the other models' minimums needs {least + more} GPUs of {limit}"
                     yield wrong(key, problem, f"lower it, or set autoscaling.max_gpus to {least + more} or more")
             if model.gpus_per_replica > limit:
-                problem = f"is {model.gpus_per_replica} and autoscaling.max_gpus is {limit}: it could never have a replica"
+                problem = f"is {model.gpus_per_replica} and autoscaling.max_gpus is {limit}: the model could never have a replica"
                 yield wrong(dotted(("models", name, "gpus_per_replica")), problem, "raise autoscaling.max_gpus")
             elif model.replicas.min == 0 and least <= limit < least + model.gpus_per_replica:
                 problem = f"is {limit}, and the other models' replicas.min take {least}: {name} could never have a replica"
                 yield wrong("autoscaling.max_gpus", problem, f"set it to {least + model.gpus_per_replica} or more")
 
     def _hold_problems(self) -> Iterator[PydanticCustomError]:
-        """Of other cold starts nothing is known before they were measured; the ingress then says the same."""
+        """Check simulated cold starts. Other cold starts are unknown until they are measured; then the ingress reports the same problem."""
         hold_s = self.timeouts.no_replica_s
         for name, model in self.models.items():
             delay_s = model.simulated.startup_delay_s if model.simulated else 0.0
             if model.replicas.min == 0 and self.ingress.max_waiting_requests == 0:
-                problem = f"is 0, and {name} starts from zero: who wakes it is always refused"
+                problem = f"is 0, and {name} starts from zero: a request that wakes it is always refused"
                 yield wrong("ingress.max_waiting_requests", problem, "set it to as many requests as may wait for its start")
             if model.replicas.min == 0 and delay_s >= hold_s:
-                problem = f"is {hold_s:g}, and {name} starts from zero in {delay_s:g} s: who wakes it is always refused"
+                problem = (
+                    f"is {hold_s:g}, and {name} starts from zero in {delay_s:g} s: a request that wakes it is always refused"
+                )
                 yield wrong("timeouts.no_replica_s", problem, f"set it well above {delay_s:g}")
 
     def _health_problems(self) -> Iterator[PydanticCustomError]:
-        """A simulated step sleeps: nothing tells a long one from a hang."""
+        """Check the length of simulated steps: a simulated step sleeps, so a long step looks like a hang."""
         limit_s = self.health.eject_after_s
         for name, model in self.models.items():
             num_tokens = model.engine_args.get("max_num_batched_tokens", DEFAULT_BATCHED_TOKENS)
@@ -189,7 +191,7 @@ class Settings(Section):
                 yield wrong("health.eject_after_s", problem, f"set it well above {step_s:.3g}, or lower simulated.time_scale")
 
     def _canary_problems(self) -> Iterator[PydanticCustomError]:
-        """Each canary is that of one model, and each model has one at most."""
+        """Check that each canary is that of another model, and that each model has at most one canary."""
         canaries: dict[str, str] = {}
         for name, model in self.models.items():
             if model.canary is None:
@@ -210,7 +212,7 @@ class Settings(Section):
             yield wrong("ui.port", f"is {self.ui.port}, and so is ingress.port", "choose another, for example 8011")
 
     def _adapter_problems(self) -> Iterator[PydanticCustomError]:
-        """A request's `model` is the name of one model or of one adapter."""
+        """Check that a request's `model` can only name one model or one adapter."""
         owners: dict[str, str] = {}
         for name, model in self.models.items():
             for adapter in model.adapters:
@@ -224,7 +226,7 @@ class Settings(Section):
                 owners.setdefault(adapter, name)
 
     def _port_problems(self, port: int) -> Iterator[PydanticCustomError]:
-        """Two replicas on one node cannot listen on one port; which nodes there are, only Ray knows."""
+        """Check a fixed port of replicas: two replicas on one node cannot share it, and only Ray knows the nodes."""
         if port == 0:
             return
         if port == self.ingress.port:
@@ -243,7 +245,7 @@ class Settings(Section):
                 )
 
     def _link_problems(self) -> Iterator[PydanticCustomError]:
-        """An update starts a new ingress for each old one before it stops an old one (`application.py`)."""
+        """Check the limit of links: an update starts a new ingress for each old one before it stops an old one (`application.py`)."""
         most = 2 * self.ingress.replicas.max
         if most > (limit := self.protocol.max_ingresses):
             problem = (
@@ -256,7 +258,7 @@ class Settings(Section):
 
 
 def problems(values: Mapping[str, Any]) -> list[ConfigError]:
-    """Return all that is wrong with a mapping. What sections say of each other is judged when each is right by itself."""
+    """Return all problems of a mapping. Checks between sections run only if each section is right by itself."""
     try:
         Settings.model_validate(values)
     except ValidationError as exc:
@@ -265,18 +267,18 @@ def problems(values: Mapping[str, Any]) -> list[ConfigError]:
 
 
 def _errors_of(error: ValidationError) -> list[ConfigError]:
-    """Return every problem; a key that another section has is sent there, whatever its neighbours are called."""
+    """Return every problem. For a key of another section the hint names that section, even if a neighbouring key has a similar name."""
     return [_sent_to_its_section(problem) if problem.problem == "unknown key" else problem for problem in to_config_errors(error)]
 
 
 def _sent_to_its_section(problem: ConfigError) -> ConfigError:
-    is_arguments = problem.hint.startswith("it is an argument")  # vLLM's, which may be called as a key of another section
+    is_arguments = problem.hint.startswith("it is an argument")  # vLLM's argument may have the name of another section's key
     hint = problem.hint if is_arguments else hint_for(problem.path, Settings) or problem.hint
     return ConfigError(problem.path, problem.problem, hint or "docs/configuration.md has every key")
 
 
 def parse_settings(values: Mapping[str, Any]) -> Settings:
-    """Settings from a plain mapping, such as the ``args`` of a RayService application.
+    """Return the settings of a plain mapping, such as the ``args`` of a RayService application.
 
     Raises:
         ConfigError: The first problem, with the dotted path of its key.
@@ -288,19 +290,19 @@ def parse_settings(values: Mapping[str, Any]) -> Settings:
 
 
 def load_settings(path: Path) -> Settings:
-    """Settings from a YAML file.
+    """Return the settings of a YAML file.
 
     Raises:
-        ConfigError: What `read_text`, `mapping_in` or `parse_settings` refuses.
+        ConfigError: `read_text`, `mapping_in` or `parse_settings` refused the file.
     """
     return parse_settings(mapping_in(read_text(path), path))
 
 
 def read_text(path: Path) -> str:
-    """Return what is in a file; - is standard input.
+    """Return the content of a file; - is standard input.
 
     Raises:
-        ConfigError: It cannot be read.
+        ConfigError: The file cannot be read.
     """
     try:
         return (Path("/dev/stdin") if str(path) == "-" else path).read_text(encoding="utf-8")
@@ -310,10 +312,10 @@ def read_text(path: Path) -> str:
 
 
 def mapping_in(text: str, path: Path) -> Mapping[str, Any]:
-    """Return the mapping that ``text`` holds as YAML; ``path`` is where it came from.
+    """Return the mapping that ``text`` holds as YAML; ``path`` is the source of the text.
 
     Raises:
-        ConfigError: Not YAML, a key given twice, or no mapping.
+        ConfigError: The text is not YAML or not a mapping, or has a key twice.
     """
     values = load_yaml(text)
     if not isinstance(values, Mapping):
@@ -323,12 +325,12 @@ def mapping_in(text: str, path: Path) -> Mapping[str, Any]:
 
 
 def settings_json_schema() -> dict[str, Any]:
-    """JSON Schema of the file, for editors and for the chart."""
+    """Return the JSON Schema of the file, for editors and for the chart."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Settings.model_json_schema()}
 
 
 def cluster_token(settings: Settings) -> bytes:
-    """The secret of the links, without surrounding whitespace; b"" when no file is configured.
+    """Return the secret of the links, without surrounding whitespace; b"" if no file is configured.
 
     Raises:
         ConfigError: The file cannot be read or holds fewer than MIN_TOKEN_BYTES bytes.
@@ -353,10 +355,10 @@ def is_application_name(text: str) -> bool:
 
 
 def default_cache_dir() -> Path:
-    """Where fetched checkpoints are kept: $SERVE_APP_CACHE, else ~/.cache/serve-app."""
+    """Return the folder of fetched checkpoints: $SERVE_APP_CACHE, else ~/.cache/serve-app."""
     return Path(os.environ.get("SERVE_APP_CACHE") or "~/.cache/serve-app").expanduser().absolute()
 
 
 def inherited_environment() -> dict[str, str]:
-    """A copy of this process's environment, for the processes it starts."""
+    """Return a copy of this process's environment, for the processes that it starts."""
     return dict(os.environ)

@@ -1,7 +1,7 @@
 """These rules order the timeouts from the client to the pods: each says which timeout must outlast which. Pure.
 
 The chart checks these rules before it installs anything, by a copy that tools/chart_schema.py makes (helm/serve-app/files/rules.yaml).
-`serve-app check` checks them in a configuration file, or in manifests. A rule is not judged while one of its times is not known (None).
+`serve-app check` checks them in a configuration file, or in manifests. A rule is skipped if one of its times is unknown (None).
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from serve_app.config import Settings
 
 SHUTDOWN_MARGIN_S = 10.0
-"""From the end of the drain to the end of the replica's process."""
+"""Seconds from the end of the drain to the end of the replica's process."""
 
 
 def serve_shutdown_s(settings: Settings) -> float:
@@ -21,7 +21,7 @@ def serve_shutdown_s(settings: Settings) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """Everything in seconds; None where it is not known."""
+    """The timeouts of one deployment in seconds; None if unknown."""
 
     drain_s: float | None = None
     unready_s: float | None = None
@@ -30,25 +30,25 @@ class Timeouts:
     serve_shutdown_s: float | None = None
     """Serve's graceful_shutdown_timeout_s."""
     client_s: float | None = None
-    """After which clients give an answer up."""
+    """Time after which clients give an answer up."""
     load_balancer_idle_s: float | None = None
-    """Of silence, after which the load balancer closes a connection."""
+    """Silence after which the load balancer closes a connection."""
     prefill_s: float | None = 30.0
-    """From admission to the first token of the longest prompt; assumed where nothing says how long."""
+    """Time from admission to the first token of the longest prompt; the default is an assumption."""
     node_drain_s: float | None = None
     """RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S of a Ray pod; Ray's own default is 30."""
     pod_grace_s: float | None = None
     """terminationGracePeriodSeconds of a Ray pod; Kubernetes' own default is 30."""
     prestop_s: float | None = None
-    """Sleep of a Ray pod's preStop hook, before which nothing in it ends."""
+    """Sleep of a Ray pod's preStop hook; no process in the pod ends before it is over."""
     head_prestop_s: float | None = None
-    """The same of the head's pod."""
+    """Sleep of the preStop hook of the head's pod."""
     probe_s: float | None = None
-    """Failures of an ingress pod's readiness probe until the Service turns away from it, times their period."""
+    """Time until the Service turns away from an ingress: failures of its readiness probe times the probe's period."""
     health_check_s: float | None = None
-    """Until a load balancer that asks /readyz itself turns away from an ingress: failures of its health check times their period."""
+    """Time until a load balancer that asks /readyz itself turns away from an ingress: failures of its health check times their period."""
     spot_notice_s: float | None = None
-    """Between the notice that a node goes and its end; of a pod that may run on such a node."""
+    """Time between the notice that a node goes and its end, for a pod that may run on such a node."""
     old_cluster_s: float | None = None
     """rayClusterDeletionDelaySeconds of a RayService; KubeRay's own default is 60."""
     gcs_reconnect_s: float | None = None
@@ -56,7 +56,7 @@ class Timeouts:
 
 
 def timeouts_of(settings: Settings, *, client_s: float | None = None, load_balancer_idle_s: float | None = None) -> Timeouts:
-    """Return what a configuration file fixes."""
+    """Return the timeouts that a configuration file fixes."""
     return Timeouts(
         drain_s=settings.timeouts.drain_s,
         unready_s=settings.ingress.unready_s,
@@ -69,7 +69,7 @@ def timeouts_of(settings: Settings, *, client_s: float | None = None, load_balan
 
 
 class TimeoutRule(NamedTuple):
-    """``longer`` is at least the sum of ``shorter`` and ``margin_s``."""
+    """A rule: ``longer`` is at least the sum of ``shorter`` and ``margin_s``."""
 
     name: str
     longer: str
@@ -191,7 +191,7 @@ KEYS = {
     "old_cluster_s": "rayClusterDeletionDelaySeconds",
     "gcs_reconnect_s": "RAY_gcs_rpc_server_reconnect_timeout_s",
 }
-"""Where each is set."""
+"""Field of `Timeouts` -> the name of its setting in messages."""
 
 
 class Broken(NamedTuple):
@@ -199,7 +199,7 @@ class Broken(NamedTuple):
 
     rule: str
     problem: str
-    """A sentence with both values."""
+    """A sentence with the values of both sides."""
     hint: str
 
 

@@ -14,11 +14,11 @@ def _checked_endpoint(url: str) -> str:
     example = "for example http://collector:4318/v1/traces"
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018  # raises where it is no number
+        parts.port  # noqa: B018  # raises if the port is not a number
     except ValueError as exc:
         raise wrong("", f"is {url!r}, which is not a URL: {exc}", example) from None
     if parts.username is not None or parts.password is not None:
-        # The value stays out of the message: it holds a secret.
+        # The message does not show the value, because it holds a secret.
         raise wrong("", "holds a user name or a password", "set OTEL_EXPORTER_OTLP_HEADERS in the ingress's environment instead")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise wrong("", f"is {url!r}, which is not a URL of http or https", example)
@@ -34,26 +34,26 @@ def _checked_network(network: str) -> str:
         ipaddress.ip_network(network)
     except ValueError as exc:
         raise wrong(
-            "", f"is {network!r}, which is no network: {exc}", "for example 10.0.0.0/8, or one address: 10.1.2.3"
+            "", f"is {network!r}, which is not a network: {exc}", "for example 10.0.0.0/8, or one address: 10.1.2.3"
         ) from None
     return network
 
 
 class TracingSettings(Section):
-    """Traces by OpenTelemetry: spans of a request's phases, sent by OTLP over HTTP, without a word of its text."""
+    """Traces by OpenTelemetry: spans of a request's phases, sent by OTLP over HTTP, without any of its text."""
 
     endpoint: Annotated[str, AfterValidator(_checked_endpoint)]
     """URL of the collector with its path, such as http://collector:4318/v1/traces."""
     share: Real = Field(default=0.05, ge=0, le=1)
-    """Share of ordinary requests whose traces are kept. Those that failed, were slow, or went on after a loss are always kept."""
+    """Share of ordinary requests whose traces are kept. Traces of requests that failed, were slow, or were resumed are always kept."""
     slow_s: Real = Field(default=60.0, gt=0)
-    """Seconds from the head of a request to the end of its answer, from which on the request counts as slow."""
+    """A request counts as slow if its answer ends so many seconds after its head, or later."""
     slow_first_token_s: Real = Field(default=5.0, gt=0)
-    """Seconds from the head of a request to its first token, from which on the request counts as slow."""
+    """A request counts as slow if its first token comes so many seconds after its head, or later."""
     trusted_networks: tuple[Annotated[str, AfterValidator(_checked_network)], ...] = ()
-    """Networks whose clients may give a trace to go on with (`traceparent`), and whether it is kept. Others' becomes a link."""
+    """Networks whose clients may set the trace to continue (`traceparent`), and whether it is kept. Other clients' traces become links."""
     max_queued_spans: Int = Field(default=4096, ge=256, le=1_000_000)
-    """Spans that wait for the collector in one ingress, some 2 kB each. One more is dropped, and counted."""
+    """Most spans that wait for the collector in one ingress, about 2 kB each. Further spans are dropped and counted."""
     timeout_s: Real = Field(default=3.0, gt=0, le=3)
-    """Seconds for which one batch of spans is tried, repeats included. Then its spans are given up, and counted. A stopping ingress has 5
-    seconds for its last spans, and waits for the batch under way: a longer try would lose what is queued behind it."""
+    """Seconds for which one batch of spans is tried, including retries. Then its spans are dropped and counted. A stopping ingress has 5
+    seconds for its last spans, and waits for the batch under way: a longer try would lose the spans queued behind it."""

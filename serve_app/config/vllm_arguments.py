@@ -46,13 +46,13 @@ RESERVED_ENGINE_ARGS: Mapping[str, str] = {
     "log_config_file": _LOGGING,
     "log_level": _LOGGING,
 }
-"""Engine arguments that serve-app sets itself, each with the way out. All of data_parallel_* is reserved too."""
+"""Engine arguments that serve-app sets itself, each with the way out. All arguments data_parallel_* are reserved, too."""
 
 
 _KEEPS = {"gt": operator.gt, "ge": operator.ge, "lt": operator.lt, "le": operator.le}
 _SIGNS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
 
-# Arguments of vLLM's own HTTP listener. The ingress has its own, so only those that change answers are left.
+# Arguments of vLLM's own HTTP listener that change answers. The others have no effect: the ingress has a listener of its own.
 _LISTENER_ARGS_THAT_COUNT = frozenset({"enable_flash_late_interaction"})
 _LISTENER_WAY_OUT: Mapping[str, str] = {
     "host": "set ingress.host",
@@ -62,7 +62,7 @@ _LISTENER_WAY_OUT: Mapping[str, str] = {
 
 
 def known_frontend_args() -> dict[str, Any]:
-    """Arguments of vLLM's front end, and the few of its listener's that change answers; empty without vLLM."""
+    """Return the arguments of vLLM's front end, and the few of its listener that change answers; empty without vLLM."""
     return {
         **frontend_arg_types(),
         **{name: kind for name, kind in listener_arg_types().items() if name in _LISTENER_ARGS_THAT_COUNT},
@@ -70,10 +70,11 @@ def known_frontend_args() -> dict[str, Any]:
 
 
 def checked_engine_args(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """``args`` with underscores in their names, without those that are null: vLLM's own defaults are not always None.
+    """Return the arguments with underscores in their names, without nulls: vLLM's own defaults are not always None.
 
     Raises:
-        ValidationError: Names that vLLM does not know, that belong elsewhere, that serve-app sets itself, and values of a wrong type.
+        ValidationError: There are names that vLLM does not know, that belong elsewhere or that serve-app sets itself, or values of a wrong
+            type.
     """
     result = _with_underscores(args)
     problems = [problem for name, value in result.items() for problem in _engine_arg_problems(name, value)]
@@ -88,7 +89,9 @@ def _engine_arg_problems(name: str, value: JsonValue) -> Iterator[PydanticCustom
     if way_out:
         yield wrong(name, f"is {value!r}, but serve-app sets this argument itself", way_out)
     elif name == "hf_token" and isinstance(value, str):
-        yield wrong(name, "is a secret, and dashboards show the configuration", _TOKEN_FILE)  # without its value
+        yield wrong(
+            name, "is a secret, and dashboards show the configuration", _TOKEN_FILE
+        )  # the message does not show the value
     elif engine_arg_types() and name not in engine_arg_types():
         if name in known_frontend_args():
             yield wrong(name, "is an argument of vLLM's front end", "put it under frontend_args")
@@ -110,11 +113,11 @@ def _parser_problems(name: str, args: Mapping[str, JsonValue], known: Collection
     parser = args.get(name)
     if isinstance(parser, str) and parser and known and parser not in known:
         hint = did_you_mean(parser, known) or f"vLLM has {', '.join(sorted(known))}"
-        yield wrong(name, f"is {parser!r}, which is none of vLLM's parsers", hint)
+        yield wrong(name, f"is {parser!r}, which is not one of vLLM's parsers", hint)
 
 
 def checked_frontend_args(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """As `checked_engine_args`, for the arguments of vLLM's OpenAI front end."""
+    """Return the arguments of vLLM's OpenAI front end, checked as `checked_engine_args` does."""
     result = _with_underscores(args)
     problems = [problem for name, value in result.items() for problem in _frontend_arg_problems(name, value)]
     parser = result.get("tool_call_parser")
@@ -142,9 +145,9 @@ def _frontend_arg_problems(name: str, value: JsonValue) -> Iterator[PydanticCust
 
 
 def _type_problems(name: str, value: JsonValue, kind: Any) -> Iterator[PydanticCustomError]:
-    """Strict, as JSON: vLLM takes these values as they are, except that a list may be a set or a tuple to it."""
+    """Check the type strictly, as JSON: vLLM takes these values as they are, except that it takes a list as a set or a tuple."""
     if value is None:
-        return  # as if it were not given
+        return  # null counts as not given
     try:
         TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
     except ValidationError:
@@ -177,7 +180,7 @@ def _with_underscores(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 def _unknown_argument(name: str, known: Collection[str]) -> PydanticCustomError:
     if name in listener_arg_types():
         hint = _LISTENER_WAY_OUT.get(name, "remove it: it concerns vLLM's own HTTP listener, the ingress has another")
-        return wrong(name, "has no effect here", hint)  # without its value: api_key is a secret
+        return wrong(name, "has no effect here", hint)  # the message does not show the value: api_key is a secret
     if name.startswith("no_") and name[3:] in known:
         return wrong(name, "unknown argument", f"write {name[3:]}: false")
     return wrong(name, "unknown argument", did_you_mean(name, known))

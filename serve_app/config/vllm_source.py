@@ -1,8 +1,8 @@
 """This module reads names, types and ranges of vLLM's arguments from its source: importing vLLM takes 8 s, and `serve-app check` has 2 s.
 
-A type is as much of an annotation as can be told without vLLM's classes: builtin types, unions of them, and `Literal`s, also those
-that its modules give a name. All else counts as `Any`. The range of a number is what vLLM's configuration gives its field, to which
-the argument's default refers. `tests/config/test_vllm_source.py` compares the outcome with vLLM's own.
+A type is the part of an annotation that needs none of vLLM's classes: builtin types, unions of them, and `Literal`s, also named ones.
+Everything else counts as `Any`. The range of a number is that of the field of vLLM's configuration to which the argument's default
+refers. `tests/config/test_vllm_source.py` compares the result with vLLM's own.
 """
 
 import ast
@@ -23,45 +23,45 @@ _BUILTINS: Mapping[str, Any] = {t.__name__: t for t in (bool, int, float, str, l
 
 @lru_cache(maxsize=1)
 def engine_arg_types() -> Mapping[str, Any]:
-    """Public fields of vLLM's AsyncEngineArgs with their types; empty when vLLM is not installed."""
+    """Return the public fields of vLLM's AsyncEngineArgs with their types; empty if vLLM is not installed."""
     fields = _fields(_ENGINE, "EngineArgs") | _fields(_ENGINE, "AsyncEngineArgs")
     return {name: kind for name, kind in fields.items() if not name.startswith("_")}
 
 
 @lru_cache(maxsize=1)
 def frontend_arg_types() -> Mapping[str, Any]:
-    """Fields of vLLM's BaseFrontendArgs, which a server without HTTP has too, with their types."""
+    """Return the fields of vLLM's BaseFrontendArgs, which a server without HTTP has, too, with their types."""
     return _fields(_SERVER, "BaseFrontendArgs")
 
 
 @lru_cache(maxsize=1)
 def listener_arg_types() -> Mapping[str, Any]:
-    """Fields that vLLM's own HTTP server adds, with their types."""
+    """Return the fields that vLLM's own HTTP server adds, with their types."""
     return _fields(_SERVER, "FrontendArgs")
 
 
 @lru_cache(maxsize=1)
 def engine_arg_bounds() -> Mapping[str, Mapping[str, float]]:
-    """The arguments of vLLM's engine that are numbers of a range, each with its bounds by pydantic's names: gt, ge, lt, le."""
+    """Return the arguments of vLLM's engine that are bounded numbers, each with its bounds by pydantic's names: gt, ge, lt, le."""
     found = {name: _bounds(default, _ENGINE) for name, default in _defaults(_ENGINE, "EngineArgs").items()}
     return {name: bounds for name, bounds in found.items() if bounds and not name.startswith("_")}
 
 
 @lru_cache(maxsize=1)
 def tool_parser_names() -> frozenset[str]:
-    """The tool parsers that vLLM has; empty when vLLM is not installed."""
+    """Return the names of vLLM's tool parsers; empty if vLLM is not installed."""
     return _table_keys(*_TOOL_PARSERS)
 
 
 @lru_cache(maxsize=1)
 def reasoning_parser_names() -> frozenset[str]:
-    """The reasoning parsers that vLLM has; empty when vLLM is not installed."""
+    """Return the names of vLLM's reasoning parsers; empty if vLLM is not installed."""
     return _table_keys(*_REASONING_PARSERS)
 
 
 @lru_cache(maxsize=64)
 def _module(name: str) -> ast.Module | None:
-    spec = importlib.util.find_spec("vllm")  # the top-level package only: a submodule's spec would import its parents
+    spec = importlib.util.find_spec("vllm")  # only the top-level package: looking for a submodule's spec would import its parents
     if spec is None or not spec.submodule_search_locations or name.split(".")[0] != "vllm":
         return None
     path = Path(spec.submodule_search_locations[0], *name.split(".")[1:])
@@ -80,7 +80,7 @@ def _defaults(module: str, class_name: str) -> dict[str, ast.expr | None]:
 
 
 def _statements(module: str, class_name: str) -> dict[str, ast.AnnAssign]:
-    """Return the statement of each field; none of a class that the module only imports."""
+    """Return the statement of each field; empty for a class that the module only imports."""
     tree = _module(module)
     bodies = [n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == class_name] if tree else []
     return {
@@ -92,14 +92,16 @@ def _statements(module: str, class_name: str) -> dict[str, ast.AnnAssign]:
 
 
 def _bounds(default: ast.expr | None, module: str) -> dict[str, float]:
-    """Follow ``CacheConfig.name`` and ``get_field(CacheConfig, "name")`` to the ``Field(..., gt=0, le=1)`` that they mean."""
+    """Follow ``CacheConfig.name`` and ``get_field(CacheConfig, "name")`` to their ``Field(..., gt=0, le=1)``."""
     match default:
         case ast.Attribute(value=ast.Name(id=class_name), attr=name):
             return _bounds_of_field(class_name, name, module)
         case ast.Call(func=ast.Name(id="get_field"), args=[ast.Name(id=class_name), ast.Constant(value=str(name))]):
             return _bounds_of_field(class_name, name, module)
         case ast.Call(func=ast.Name(id="Field"), keywords=keywords):
-            return {k.arg: ast.literal_eval(k.value) for k in keywords if k.arg in _BOUNDS}  # numbers: -1 is no constant to ast
+            return {
+                k.arg: ast.literal_eval(k.value) for k in keywords if k.arg in _BOUNDS
+            }  # literal_eval, because -1 is not a constant for ast
     return {}
 
 
@@ -109,7 +111,7 @@ def _bounds_of_field(class_name: str, name: str, module: str) -> dict[str, float
 
 
 def _home(name: str, module: str) -> str:
-    """Return the module that defines the class which ``module`` knows by this name, "" where none is found."""
+    """Return the module that defines the class with this name in ``module``, "" if it is not found."""
     tree = _module(module)
     for statement in tree.body if tree else ():
         match statement:
@@ -150,7 +152,7 @@ def _type(node: ast.expr, module: str) -> Any:
 
 
 def _named(name: str, module: str) -> Any:
-    """Follow a name to where vLLM gives it a meaning."""
+    """Return the type of a name, from the statement in vLLM that assigns it."""
     tree = _module(module)
     for statement in tree.body if tree else ():
         match statement:

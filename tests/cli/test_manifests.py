@@ -202,5 +202,5 @@ def test_annotations_of_another_form_are_one_line(tmp_path: Path, annotations: A
 def test_a_document_that_is_no_manifest_is_one_line(tmp_path: Path) -> None:
     assert said_of(tmp_path, f"{yaml.safe_dump(service())}---\nnotes\n").startswith("document 2: is 'notes', but should be")
     assert said_of(tmp_path, f"kind: List\nitems: {'[' * 3000}") == (
-        "the YAML is nested too deep; remove brackets or levels that nothing needs"
+        "the YAML is nested too deep; remove unneeded brackets or levels"
     )

@@ -52,8 +52,8 @@ def test_a_number_is_the_same_everywhere_and_another_one_for_other_weights() -> 
         ),
         (
             {"base": model(engine_args={"max_loras": 2})},
-            "models.base.engine_args.max_loras: is 2 and device is cpu: there each adapter has a place of its own, and one stays empty; "
-            "remove it: adapters sets it",
+            "models.base.engine_args.max_loras: is 2 and device is cpu: there each adapter has a place of its own, and one more "
+            "place stays empty; remove it: adapters sets it",
         ),
         (
             {"base": model(adapters={"a pirate": PIRATE})},

@@ -29,11 +29,11 @@ def refusal(batch: dict[str, Any], *, max_ingresses: int = 1) -> str:
         ({"dir": "/b", **SHARED}, f"ingress.batch: names database, dir, files; {ONE}"),
         (
             {**SHARED, "database": f"mysql://batches:{SECRET}@db/batches"},
-            "ingress.batch.database: is 'mysql://batches:***@db/batches', no URL of PostgreSQL; write postgresql://USER@HOST:5432/DATABASE",
+            "ingress.batch.database: is 'mysql://batches:***@db/batches', not a URL of PostgreSQL; write postgresql://USER@HOST:5432/DATABASE",
         ),
         (
             {**SHARED, "database": f"batches:{SECRET}@db/batches"},
-            "ingress.batch.database: is 'batches:***@db/batches', no URL of PostgreSQL; write postgresql://USER@HOST:5432/DATABASE",
+            "ingress.batch.database: is 'batches:***@db/batches', not a URL of PostgreSQL; write postgresql://USER@HOST:5432/DATABASE",
         ),
         (
             {**SHARED, "database": "postgresql://batches@db"},
@@ -51,23 +51,23 @@ def refusal(batch: dict[str, Any], *, max_ingresses: int = 1) -> str:
         ),
         (
             {**SHARED, "files": "/shared"},
-            "ingress.batch.files: is '/shared', no place that ingresses can share; "
+            "ingress.batch.files: is '/shared', not a place that ingresses can share; "
             "write s3://BUCKET/PREFIX?region=REGION, gs://BUCKET/PREFIX or file:///FOLDER",
         ),
         (
             {**SHARED, "files": "file://shared/batches"},
-            "ingress.batch.files: is 'file://shared/batches', no place that ingresses can share; "
+            "ingress.batch.files: is 'file://shared/batches', not a place that ingresses can share; "
             "write s3://BUCKET/PREFIX?region=REGION, gs://BUCKET/PREFIX or file:///FOLDER",
         ),
         (
             {**SHARED, "files": "file:///"},
-            "ingress.batch.files: is 'file:///', no place that ingresses can share; "
+            "ingress.batch.files: is 'file:///', not a place that ingresses can share; "
             "write s3://BUCKET/PREFIX?region=REGION, gs://BUCKET/PREFIX or file:///FOLDER",
         ),
         (
             {**SHARED, "files": "s3://bucket/?region=eu-central-1"},
-            "ingress.batch.files: is 's3://bucket/?region=eu-central-1', a bucket as a whole, and files that the database does not know "
-            "are removed there; add a prefix that only this database uses, such as s3://bucket/batches",
+            "ingress.batch.files: is 's3://bucket/?region=eu-central-1', a whole bucket, in which files that the database does not "
+            "know would be removed; add a prefix that only this database uses, such as s3://bucket/batches",
         ),
         (
             {**SHARED, "files": "gs://bucket/p?regoin=eu"},
@@ -117,7 +117,7 @@ def test_the_file_of_the_url_may_have_a_password_and_its_errors_show_none(tmp_pa
     ):
         batch.database_url()
     path.write_text(f"mysql://u:{SECRET}@h/db\n")
-    with pytest.raises(ConfigError, match=r"holds 'mysql://u:\*\*\*@h/db', no URL of PostgreSQL; write postgresql://"):
+    with pytest.raises(ConfigError, match=r"holds 'mysql://u:\*\*\*@h/db', not a URL of PostgreSQL; write postgresql://"):
         batch.database_url()
     path.write_text(f"postgresql://u:{SECRET}%ss@h/db\n")
     with pytest.raises(

@@ -101,18 +101,18 @@ def test_a_size_in_gib_is_converted_too() -> None:
         ),
         (
             {"golden": [{"prompt": "1 + 1 =", "expect": "2)"}]},
-            "golden[0].expect: is '2)', which is no regular expression: unbalanced parenthesis at position 1; "
-            "escape what is meant as it stands: \\( for (",
+            "golden[0].expect: is '2)', which is not a regular expression: unbalanced parenthesis at position 1; "
+            "escape characters that are meant literally: \\( for (",
         ),
         (
             {"golden": [{"prompt": "1 + 1 =", "expect": "a{99999999999}"}]},
-            "golden[0].expect: is 'a{99999999999}', which is no regular expression: the repetition number is too large; "
-            "escape what is meant as it stands: \\( for (",
+            "golden[0].expect: is 'a{99999999999}', which is not a regular expression: the repetition number is too large; "
+            "escape characters that are meant literally: \\( for (",
         ),
         (
             {"golden": [{"prompt": "1 + 1 =", "expect": "(" * 2000 + ")" * 2000}]},
-            f"golden[0].expect: is '{'(' * 56}..., which is no regular expression: its groups are nested too deep; "
-            "escape what is meant as it stands: \\( for (",
+            f"golden[0].expect: is '{'(' * 56}..., which is not a regular expression: its groups are nested too deep; "
+            "escape characters that are meant literally: \\( for (",
         ),
         (
             {"model": "./llama"},
@@ -224,7 +224,8 @@ def test_dashes_become_underscores() -> None:
         (
             [(8, 0, 4)],
             4,
-            "models.m0.gpus_per_replica: is 8 and autoscaling.max_gpus is 4: it could never have a replica; raise autoscaling.max_gpus",
+            "models.m0.gpus_per_replica: is 8 and autoscaling.max_gpus is 4: the model could never have a replica; "
+            "raise autoscaling.max_gpus",
         ),
     ],
 )
@@ -262,7 +263,7 @@ def test_what_a_model_begins_with_is_no_minimum_of_a_schedules_windows() -> None
 def test_from_zero_with_a_queue_of_none_is_refused() -> None:
     model = LLAMA | {"replicas": {"min": 0, "max": 1}, "required": False}
     assert refusal(models={"llama": model}, ingress={"max_waiting_requests": 0}) == (
-        "ingress.max_waiting_requests: is 0, and llama starts from zero: who wakes it is always refused; "
+        "ingress.max_waiting_requests: is 0, and llama starts from zero: a request that wakes it is always refused; "
         "set it to as many requests as may wait for its start"
     )
 
@@ -276,7 +277,7 @@ def test_a_hold_shorter_than_a_simulated_start_is_refused() -> None:
     simulated = {"profile": "a10g-llama-8b", "startup_delay_s": 40.0}
     model = LLAMA | {"simulated": simulated, "replicas": {"min": 0, "max": 1}, "required": False}
     assert refusal(models={"llama": model}) == (
-        "timeouts.no_replica_s: is 30, and llama starts from zero in 40 s: who wakes it is always refused; set it well above 40"
+        "timeouts.no_replica_s: is 30, and llama starts from zero in 40 s: a request that wakes it is always refused; set it well above 40"
     )
     parse_settings({"models": {"llama": model}, "timeouts": {"no_replica_s": 90.0}})
 
@@ -284,10 +285,10 @@ def test_a_hold_shorter_than_a_simulated_start_is_refused() -> None:
 @pytest.mark.parametrize(
     ("env", "said"),
     [
-        ({"A=B": "x"}, "env: has 'A=B', which is no name of a variable; letters, digits and _ are allowed, no digit first"),
-        ({"": "x"}, "env: has '', which is no name of a variable; letters, digits and _ are allowed, no digit first"),
-        ({"A": "x\0y"}, "env.A: is 'x\\x00y', which no environment can hold; remove NUL and what is not UTF-8"),
-        ({"A": "\udcff"}, "env.A: is '\\udcff', which no environment can hold; remove NUL and what is not UTF-8"),
+        ({"A=B": "x"}, "env: has 'A=B', which is not a name of a variable; letters, digits and _ are allowed, no digit first"),
+        ({"": "x"}, "env: has '', which is not a name of a variable; letters, digits and _ are allowed, no digit first"),
+        ({"A": "x\0y"}, "env.A: is 'x\\x00y', which no environment can hold; remove NUL and bytes that are not UTF-8"),
+        ({"A": "\udcff"}, "env.A: is '\\udcff', which no environment can hold; remove NUL and bytes that are not UTF-8"),
         ({"A": "x" * 100_001}, "env.A: has 100001 bytes; Linux takes 100000 at most; put it into a file"),
         ({1: "x"}, 'env.1: is 1, but should be a valid string; write "1" in quotes'),
     ],

@@ -96,7 +96,7 @@ def test_every_ingress_of_an_update_has_a_link_to_each_replica() -> None:
         ("timeouts", "drain_s", "10 MB", "the unit is seconds, as the name says"),
         ("protocol", "max_frame_bytes", "64 MiB", "the unit is bytes, as the name says: write 67108864"),
         ("protocol", "max_frame_bytes", "64M", "the unit is bytes, as the name says: write 64000000"),
-        ("ingress", "port", "8011", "a plain number without unit is wanted: write 8011"),
+        ("ingress", "port", "8011", "give a plain number without unit: write 8011"),
     ],
 )
 def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, key: str, value: str, way_out: str) -> None:
@@ -154,7 +154,10 @@ def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, 
             {"ingress": {"batch": {"dir": "b"}}},
             "ingress.batch.dir: is 'b', a relative path; write it from /: replicas have other working directories",
         ),
-        ({"ingress": {"batch": {"dir": "/a\0b"}}}, "ingress.batch.dir: is '/a\\x00b', and no path has a NUL in it; remove it"),
+        (
+            {"ingress": {"batch": {"dir": "/a\0b"}}},
+            "ingress.batch.dir: is '/a\\x00b', and no path has a NUL in it; remove the NUL",
+        ),
         (
             {"ingress": {"batch": {"dir": "/b", "max_stored_bytes": 5}}},
             "ingress.batch.max_stored_bytes: is 5 and max_file_bytes is 209715200: the largest file would never fit; "
@@ -162,8 +165,8 @@ def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, 
         ),
         (
             {"ingress": {"ledger": {"dir": "/l", "file_bytes": 1 << 30}}},
-            "ingress.ledger.file_bytes: is 1073741824 and max_bytes is 1073741824: with a new file, all that was written would be "
-            "removed; set it to 536870912 or less, or raise max_bytes",
+            "ingress.ledger.file_bytes: is 1073741824 and max_bytes is 1073741824: a new file would remove all earlier lines; "
+            "set it to 536870912 or less, or raise max_bytes",
         ),
         (
             {"tracing": {"endpoint": "collector:4318"}},
@@ -183,7 +186,7 @@ def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, 
         ),
         (
             {"tracing": {"endpoint": "http://c/v1/traces", "trusted_networks": ["10.0.0.0/8", "10.0.0.1/8"]}},
-            "tracing.trusted_networks[1]: is '10.0.0.1/8', which is no network: 10.0.0.1/8 has host bits set; "
+            "tracing.trusted_networks[1]: is '10.0.0.1/8', which is not a network: 10.0.0.1/8 has host bits set; "
             "for example 10.0.0.0/8, or one address: 10.1.2.3",
         ),
         ({"name": 5}, 'name: is 5, but should be a valid string; write "5" in quotes'),
@@ -237,7 +240,7 @@ def test_a_wrong_value_is_shown_with_what_is_wanted(sections: Any, said: str) ->
         ),
         (
             {"health": {"probe_after_s": 8.0}},
-            "health.eject_after_s: is 8.0 and probe_after_s is 8.0: an idle engine would be killed unasked; set it well above 8.0",
+            "health.eject_after_s: is 8.0 and probe_after_s is 8.0: an idle engine would be killed without a probe; set it well above 8.0",
         ),
         (
             {"health": {"max_step_s": 5.0}},

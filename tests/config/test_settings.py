@@ -56,7 +56,7 @@ def test_settings_are_values() -> None:
         ("models: !!python/name:os.system", None),
         ("a: 1\n---\nb: 2", None),
         ("\x00", "not valid YAML: unacceptable character #x0000: special characters are not allowed"),
-        ("models: " + "[" * 3000, "the YAML is nested too deep; remove brackets or levels that nothing needs"),
+        ("models: " + "[" * 3000, "the YAML is nested too deep; remove unneeded brackets or levels"),
         (f"ingress: {{port: 0x{'F' * 5000}}}", f"line 1, column 17: {TOO_LARGE}"),
         (f"ingress: {{port: {'9' * 5000}}}", f"line 1, column 17: {TOO_LARGE}"),
         (f"models: {{a: {{revision: {'1' * 40}}}}}", f"line 1, column 24: {TOO_LARGE}"),

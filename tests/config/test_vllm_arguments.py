@@ -22,11 +22,11 @@ def refusals(adapter: TypeAdapter[Any], **args: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ({"max_model_len": "2048"}, "is '2048', but vLLM takes int; a plain number without unit is wanted: write 2048"),
-        ({"max_model_len": "4k"}, "is '4k', but vLLM takes int; a plain number without unit is wanted"),
+        ({"max_model_len": "2048"}, "is '2048', but vLLM takes int; give a plain number without unit: write 2048"),
+        ({"max_model_len": "4k"}, "is '4k', but vLLM takes int; give a plain number without unit"),
         ({"max_model_len": 2048.5}, "is 2048.5, but vLLM takes int"),
         ({"seed": True}, "is True, but vLLM takes int"),
-        ({"gpu_memory_utilization": "0.9"}, "is '0.9', but vLLM takes float; a plain number without unit is wanted: write 0.9"),
+        ({"gpu_memory_utilization": "0.9"}, "is '0.9', but vLLM takes float; give a plain number without unit: write 0.9"),
         ({"enforce_eager": "yes"}, "is 'yes', but vLLM takes bool"),
         ({"enable_prefix_caching": 1}, "is 1, but vLLM takes bool"),
         ({"max_num_seqs": [1]}, "is [1], but vLLM takes int"),
@@ -47,7 +47,7 @@ def test_a_value_of_another_type_is_refused_with_vllms_own(args: dict[str, Any],
         ({"max_loras": 0}, "is 0, but vLLM takes a number of at least 1"),
         ({"max_model_len": -2}, "is -2, but vLLM takes a number of at least -1"),
         ({"max_lora_rank": 20}, "is 20, but vLLM takes one of 1, 8, 16, 32, 64, 128, 256, 320, 512"),
-        ({"reasoning_parser": "quen3"}, "is 'quen3', which is none of vLLM's parsers; did you mean qwen3?"),
+        ({"reasoning_parser": "quen3"}, "is 'quen3', which is not one of vLLM's parsers; did you mean qwen3?"),
     ],
 )
 def test_a_value_out_of_vllms_range_is_refused(args: dict[str, Any], said: str) -> None:
@@ -57,7 +57,7 @@ def test_a_value_out_of_vllms_range_is_refused(args: dict[str, Any], said: str) 
 
 def test_a_misspelt_tool_parser_is_refused_unless_a_plugin_may_bring_it() -> None:
     (said,) = refusals(FRONTEND, enable_auto_tool_choice=True, tool_call_parser="hermess")
-    assert said == "tool_call_parser: is 'hermess', which is none of vLLM's parsers; did you mean hermes?"
+    assert said == "tool_call_parser: is 'hermess', which is not one of vLLM's parsers; did you mean hermes?"
     args = {"tool_call_parser": "hermess", "tool_parser_plugin": "/plugins/hermess.py"}
     assert FRONTEND.validate_python(args) == args
 
@@ -86,7 +86,7 @@ def test_values_that_vllm_takes_pass() -> None:
 
 def test_all_wrong_arguments_are_named_at_once() -> None:
     assert refusals(ENGINE, seed="one", max_modl_len=5, model="x") == [
-        "seed: is 'one', but vLLM takes int; a plain number without unit is wanted",
+        "seed: is 'one', but vLLM takes int; give a plain number without unit",
         "max_modl_len: unknown argument; did you mean max_model_len?",
         "model: is 'x', but serve-app sets this argument itself; set `model` beside engine_args",
     ]
