@@ -376,4 +376,4 @@ def members(settings_name: str) -> list[dict[str, Any]]:
         leases = ray.get(board.members.remote(), timeout=5)
     except (ValueError, ray.exceptions.RayError):
         return []
-    return [asdict(lease) for lease in leases]
+    return [lease.row() for lease in leases]
