@@ -14,9 +14,9 @@ _NOT_PART_OF_THE_MODEL = ("_name_or_path", "transformers_version", "torch_dtype"
 def model_fingerprint(model_config: Any) -> str:
     """Return 16 hex digits for a vLLM ``ModelConfig``; costs one tokenizer load (about 0.1 s) and one read of ``config.json``.
 
-    The configuration is read from the checkpoint anew, because ``model_config.hf_config`` differs between ingress and replica: engine
-    arguments change it (``disable_sliding_window``), and at the replica the loading of some models does, too, or the weights that
-    it finds (``lm_head`` where the embeddings are tied).
+    The configuration is read from the checkpoint anew, because ``model_config.hf_config`` differs between ingress and replica. Engine
+    arguments change it (``disable_sliding_window``). At the replica, loading some models changes it, too, and so do the weights that are
+    found (``lm_head`` where the embeddings are tied).
     """
     from vllm.tokenizers import cached_tokenizer_from_config
 
@@ -32,7 +32,7 @@ def model_fingerprint(model_config: Any) -> str:
 
 
 def _config_of(model_config: Any) -> dict[str, Any]:
-    """Return the checkpoint's configuration as vLLM's ``ModelConfig`` first reads it, and what ``hf_overrides`` say beside it."""
+    """Return the checkpoint's configuration as vLLM's ``ModelConfig`` first reads it, and the ``hf_overrides`` beside it."""
     from vllm.transformers_utils.config import get_config
 
     overrides = model_config.hf_overrides
@@ -49,5 +49,5 @@ def _config_of(model_config: Any) -> dict[str, Any]:
 
 
 def public_version(version: str) -> str:
-    """Return the version without its local part: 0.32.0+cpu and 0.32.0+cu129 speak to each other."""
+    """Return the version without its local part: 0.32.0+cpu and 0.32.0+cu129 are compatible."""
     return version.partition("+")[0]

@@ -5,18 +5,19 @@ from collections.abc import Callable
 
 
 class SendBuffer:
-    """Tells a peer that reads from one that does not. The link calls `written` after each write, `drained` and `lost` when they happen.
+    """Distinguishes a peer that reads from one that does not.
 
-    Bytes that were just written say nothing about the peer: none of them may have left this process yet. So one look that finds more
-    than ``limit_bytes`` only makes the buffer full. From then on there is one look each ``patience_s``. The buffer is full until the
-    transport asks for more or a look finds at most ``limit_bytes``; the peer is stuck if a look finds more than that, and no fewer
-    than the look before. So a side that goes on writing to a full buffer also calls a peer stuck that reads, but less than is written.
+    The link calls `written` after each write, and `drained` and `lost` when these happen. Bytes that were just written say nothing about
+    the peer, because they may not have left this process yet. So a first look that finds more than ``limit_bytes`` only makes the buffer
+    full. From then on the buffer looks every ``patience_s``. It is full until the transport asks for more or a look finds at most
+    ``limit_bytes``. The peer is stuck if a look finds more than ``limit_bytes``, and no fewer bytes than the look before. So if this side
+    keeps writing to a full buffer, a peer that reads less than is written also counts as stuck.
     """
 
     def __init__(
         self, limit_bytes: int, patience_s: float, *, on_room: Callable[[], None], on_stuck: Callable[[str], None]
     ) -> None:
-        """``on_room`` is called when the buffer is full no longer, ``on_stuck`` with the cause for the log when the peer is stuck."""
+        """``on_room`` is called when the buffer is no longer full; ``on_stuck``, with the cause for the log, when the peer is stuck."""
         self._limit_bytes = limit_bytes
         self._patience_s = patience_s
         self._on_room = on_room
@@ -32,13 +33,13 @@ class SendBuffer:
             self._look_later(transport, size)
 
     def drained(self) -> None:
-        """The transport asks for more: its ``resume_writing``."""
+        """Note that the transport asks for more (``resume_writing``)."""
         if self._next_look is not None:
             self._stop_looking()
             self._on_room()
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """Note that the connection is gone."""
         self._stop_looking()
 
     def _stop_looking(self) -> None:

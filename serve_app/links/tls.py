@@ -9,10 +9,10 @@ logger = logging.getLogger(__name__)
 
 
 class LinkTls:
-    """One side's certificate, key and authority, which are read again when one of the three files changes.
+    """One side's certificate, key and authority. They are read again when one of the three files changes.
 
     Raises:
-        OSError: A file cannot be read, or holds something else (ssl.SSLError).
+        OSError: A file cannot be read, or has other content (ssl.SSLError).
     """
 
     def __init__(self, settings: TlsSettings, protocol: int) -> None:
@@ -20,20 +20,19 @@ class LinkTls:
         self._protocol = protocol
         self._seen = self._stamp()
         self._reported: list[tuple[int, int, int] | None] | None = None
-        """What the files were when they could not be used."""
+        """The stamps of the files when it was last reported that they could not be used."""
         self._context = self._read()
 
     def context(self) -> ssl.SSLContext:
-        """Return the context for the next connection; open ones keep theirs.
+        """Return the context for the next connection; open connections keep theirs.
 
-        Files that cannot be used are reported once, and what was read before stays in use: a renewal may be half written.
+        Files that cannot be used are reported once, and the certificate read before stays in use: a renewal may be half written.
         """
         if (stamp := self._stamp()) != self._seen:
             try:
                 self._context = self._read()
-            except (
-                OSError
-            ) as exc:  # the next call tries again: what was wrong need not change the files, as a lack of descriptors
+            except OSError as exc:
+                # The next call tries again: the cause may end without a change of the files, as a lack of descriptors does.
                 if stamp != self._reported:
                     self._reported = stamp
                     logger.error(
@@ -45,7 +44,7 @@ class LinkTls:
         return self._context
 
     def _read(self) -> ssl.SSLContext:
-        # A new context each time: to one in use, an authority can only be added.
+        # A new context each time: a context in use could only get a further authority.
         context = ssl.SSLContext(self._protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False
@@ -58,7 +57,7 @@ class LinkTls:
         stamps: list[tuple[int, int, int] | None] = []
         for path in (self._settings.cert_file, self._settings.key_file, self._settings.ca_file):
             try:
-                status = path.stat()  # through links: Kubernetes replaces a mounted Secret by turning one
+                status = path.stat()  # follows symbolic links: Kubernetes updates a mounted Secret by changing one
             except OSError:
                 stamps.append(None)
             else:
@@ -70,10 +69,10 @@ class LinkTls:
 
 
 def replica_tls(settings: TlsSettings | None) -> LinkTls | None:
-    """Return the replica's side; None without certificates."""
+    """Return the TLS of the replica's side; None without certificates."""
     return None if settings is None else LinkTls(settings, ssl.PROTOCOL_TLS_SERVER)
 
 
 def ingress_tls(settings: TlsSettings | None) -> LinkTls | None:
-    """Return the ingress's side. Host names are not checked: pods come and go, the authority is what is trusted."""
+    """Return the TLS of the ingress's side. Host names are not checked: pods come and go, and only the authority is trusted."""
     return None if settings is None else LinkTls(settings, ssl.PROTOCOL_TLS_CLIENT)

@@ -18,10 +18,10 @@ _READ_BYTES = 1 << 14
 
 
 class TlsConnection(asyncio.Protocol, asyncio.Transport):
-    """The protocol of the plain connection, and to ``link`` the transport of the encrypted one.
+    """The protocol of the plain connection, and for ``link`` the transport of the encrypted one.
 
-    What the link writes before the TLS handshake is over waits for it; `close` aborts before that, since the peer could read nothing.
-    If TLS fails, the link's ``connection_lost`` gets the error.
+    Bytes that the link writes before the end of the TLS handshake wait for it. Before that, `close` aborts the connection, because the
+    peer could not read anything. If TLS fails, the link's ``connection_lost`` gets the error.
     """
 
     def __init__(self, link: asyncio.Protocol, context: ssl.SSLContext, *, server_side: bool) -> None:
@@ -31,7 +31,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
         self._established = False
         self._early: list[bytes] = []
-        """What the link has written before the end of the TLS handshake."""
+        """The link's writes before the end of the TLS handshake."""
         self._failure: OSError | None = None
         self._plain: asyncio.Transport
 
@@ -55,7 +55,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
             self.close()
 
     def _decrypt(self) -> tuple[bytes, bool]:
-        """Return what has come for the link, and whether the peer has said that nothing follows."""
+        """Return the decrypted bytes for the link, and whether the peer has ended its stream."""
         pieces: list[bytes] = []
         try:
             if not self._established:
@@ -71,7 +71,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
 
     def _fail(self, failure: OSError) -> None:
         self._failure = failure
-        if self._tls.server_side:  # the ingress says why a dial has failed
+        if self._tls.server_side:  # the ingress itself logs why a dial has failed
             logger.info("connection from %s closed: TLS failed: %s", self._plain.get_extra_info("peername"), failure)
         self._send()  # an alert tells the peer why
         self._plain.close()
@@ -104,11 +104,11 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
         self._send()
 
     def close(self) -> None:
-        """Tell the peer that nothing follows; its own word is not waited for."""
+        """Tell the peer that nothing follows, and close without waiting for its answer."""
         if not self._established:
             self._plain.abort()
         elif not self.is_closing():
-            with contextlib.suppress(ssl.SSLError):  # unwrap wants to read the peer's word
+            with contextlib.suppress(ssl.SSLError):  # unwrap would also read the peer's answer
                 self._tls.unwrap()
             self._send()
             self._plain.close()

@@ -135,7 +135,7 @@ def test_a_load_that_cannot_be_is_a_damaged_log(logged: Logged, wrong: dict[str,
     seen = records[200].seen.models["chat"]
     damaged = replace(seen, load=replace(seen.load, **wrong))
     records[200] = replace(records[200], seen=replace(records[200].seen, models={"chat": damaged}))
-    with pytest.raises(DecisionLogError, match=f"record 200 tells of {told}; the log is damaged"):
+    with pytest.raises(DecisionLogError, match=f"record 200 has {told}; the log is damaged"):
         again(records, FleetRules(models={"chat": RULES}), bounds, no_replica_s=1.0, max_waiting_requests=1)
 
 
@@ -144,5 +144,5 @@ def test_step_times_that_cannot_be_are_a_damaged_log(logged: Logged) -> None:
     decision = records[-1].decided["chat"]
     wrong = replace(decision, inputs={**decision.inputs, "output_token_s": float("nan")})
     records[-1] = replace(records[-1], decided={"chat": wrong})
-    with pytest.raises(DecisionLogError, match="tells of output_token_s = nan; the log is damaged"):
+    with pytest.raises(DecisionLogError, match="has output_token_s = nan; the log is damaged"):
         again(records, FleetRules(models={"chat": RULES}), bounds, no_replica_s=1.0, max_waiting_requests=1)

@@ -251,7 +251,7 @@ def test_a_negative_count_is_named_before_anything_is_simulated(log: Path, tmp_p
     file, policy = tmp_path / "damaged.jsonl", tmp_path / "same.yaml"
     policy.write_text(yaml.safe_dump({"models": {"chat": {"model": "/m", "replicas": {"min": 1, "max": 9}}}}))
     file.write_text("\n".join(lines))
-    assert "tells of -" in str(run("replay", file, "--policy", policy).exception)
+    assert "has -" in str(run("replay", file, "--policy", policy).exception)
 
 
 @pytest.mark.parametrize("arguments", [["-h"], ["explain", "-h"]])

@@ -62,7 +62,7 @@ from serve_app.links.protocol.messages import (
 
 
 class LinkState(enum.StrEnum):
-    """Where a link is; it only ever moves down this list."""
+    """The state of a link, which only ever moves down this list."""
 
     HANDSHAKE = "handshake"
     OPEN = "open"
@@ -71,7 +71,7 @@ class LinkState(enum.StrEnum):
 
 @dataclass(kw_only=True, eq=False)
 class _Connection:
-    """What both ends share: frames, states, Goodbye, unfinished attempts. Attributes are read-only for the adapter."""
+    """The part that both ends share: frames, states, Goodbye, unfinished attempts. Attributes are read-only for the adapter."""
 
     _received_when_open: ClassVar[tuple[type[Message], ...]]
 
@@ -82,12 +82,12 @@ class _Connection:
     nonce: bytes = field(repr=False)
     """32 fresh random bytes."""
     max_frame_bytes: int
-    """The same on both sides, or the larger frames of one end the link."""
+    """Must be equal on both sides: otherwise the larger frames of one side end the link."""
     state: LinkState = field(default=LinkState.HANDSHAKE, init=False)
     attempts: set[str] = field(default_factory=set, init=False)
     """Unfinished attempts of this link."""
     undelivered: list[Message] = field(default_factory=list, init=False, repr=False)
-    """What came before the fault in the call of `receive_data` that raised; the adapter may still use it."""
+    """Messages before the fault, of the call of `receive_data` that raised; the adapter may still use them."""
 
     def __post_init__(self) -> None:
         if len(self.nonce) != NONCE_BYTES:
@@ -100,14 +100,14 @@ class _Connection:
 
         Raises:
             PeerClosed: The peer said Goodbye.
-            ProtocolError: Any other kind: the peer is at fault; a Goodbye waits in `data_to_send`.
+            ProtocolError: With any other kind, the peer is at fault; a Goodbye waits in `data_to_send`.
         """
         messages: list[Message] = []
         try:
             while self.state is not LinkState.CLOSED and (bodies := self._decoder.receive_data(data)):
                 for body in bodies:
                     self._receive_frame(body, messages)
-                data = b""  # the limit may have been raised within ``bodies``: ask for what waits
+                data = b""  # ``bodies`` may have raised the limit: ask for frames that wait in the decoder
         except ProtocolError as error:
             self.undelivered = messages
             self._refuse(error)
@@ -115,10 +115,10 @@ class _Connection:
         return messages
 
     def eof_received(self) -> None:
-        """The peer will send no more: close.
+        """Close, because the peer will send no more.
 
         Raises:
-            MalformedMessage: It stopped inside a frame or before the link was open.
+            MalformedMessage: The peer stopped inside a frame or before the link was open.
         """
         if self.state is LinkState.CLOSED or (self.state is LinkState.OPEN and not self._decoder.buffered_bytes):
             self.state = LinkState.CLOSED
@@ -128,7 +128,7 @@ class _Connection:
         raise error
 
     def data_to_send(self) -> bytes:
-        """Return the bytes that the handshake or a refusal wants sent, once."""
+        """Return, once, the bytes that the handshake or a refusal has to send."""
         data = bytes(self._unsent)
         self._unsent.clear()
         return data
@@ -144,7 +144,7 @@ class _Connection:
         return self.data_to_send()
 
     def attempt_finished(self, attempt_id: str) -> None:
-        """Give the credit of an attempt back. Nothing happens for one that was aborted before.
+        """Give the credit of an attempt back. For an attempt that was aborted before, nothing happens.
 
         The replica calls this before it hands the attempt's last output to the transport, the ingress when it reads
         that output; so the ingress never counts fewer attempts than the replica.
@@ -158,7 +158,7 @@ class _Connection:
         raise NotImplementedError
 
     def _receive_frame(self, body: bytes, messages: list[Message]) -> None:
-        """Act on one frame and append to ``messages`` what is for the adapter."""
+        """Act on one frame; append its message to ``messages`` if it is for the adapter."""
         if self.state is LinkState.OPEN:
             message = decode_message(body)
             if isinstance(message, self._received_when_open):
@@ -175,7 +175,7 @@ class _Connection:
         self._receive_handshake(message, body)
 
     def _on_message(self, message: Message) -> None:
-        """Check what the type of a message does not say."""
+        """Check the parts of a message that its type does not check."""
 
     def _unexpected(self, message: Message) -> UnexpectedMessage:
         return UnexpectedMessage(type(message).__name__, self.state.value)
@@ -184,7 +184,7 @@ class _Connection:
         check_peer(peer, vllm_version=self.vllm_version, model=self.model, fingerprint=self.fingerprint)
 
     def _check_attempt(self, attempt_id: str) -> None:
-        """Both ends refuse the same adds: the ingress before it sends one, the replica when one comes."""
+        """Refuse a wrong add. Both ends refuse the same adds: the ingress before it sends one, the replica when one comes."""
         if attempt_id in self.attempts:
             raise DuplicateAttempt(attempt_id)
         if len(self.attempts) >= self._credit_limit():
@@ -195,13 +195,13 @@ class _Connection:
         self._decoder.max_frame_bytes = self.max_frame_bytes
 
     def _frame(self, message: Message) -> bytes:
-        """Return ``message`` behind whatever has to go out before it."""
+        """Return the frame of ``message``, after bytes that have to go out before it."""
         if self.state is not LinkState.OPEN:
             raise self._unexpected(message)
         body = encode_message(message)
         if not isinstance(message, Add | AddSuspect):  # it is large, and checked when made
             decode_message(body)
-        if len(body) > self.max_frame_bytes:  # here it costs one request, at the peer it would cost the link
+        if len(body) > self.max_frame_bytes:  # refused here, it costs one request; refused by the peer, the link
             raise FrameTooLarge(size_bytes=len(body), limit_bytes=self.max_frame_bytes)
         frame = encode_frame(body)
         return self.data_to_send() + frame if self._unsent else frame
@@ -210,7 +210,7 @@ class _Connection:
         self._unsent += encode_frame(encode_message(message))
 
     def _say_goodbye(self, code: str, reason: str) -> None:
-        # Cut and cleaned: never let the Goodbye itself be malformed.
+        # The reason is cut and cleaned, so that the Goodbye itself is never malformed.
         goodbye = decode_message(encode_message(Goodbye(code, readable(reason, MAX_REASON_CHARS))))
         self._queue(goodbye)
         self.state = LinkState.CLOSED
@@ -229,7 +229,7 @@ class IngressConnection(_Connection):
 
     ingress_id: str
     peer: Challenge | None = field(default=None, init=False)
-    """What the replica said of itself; None until the link is open."""
+    """The replica's Challenge; None until the link is open."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -254,7 +254,7 @@ class IngressConnection(_Connection):
         """Return the frame that starts an attempt. Ids are never used twice on a link.
 
         Raises:
-            DuplicateAttempt, CreditExceeded, FrameTooLarge, MalformedMessage: Nothing is to be sent; the link goes on.
+            DuplicateAttempt, CreditExceeded, FrameTooLarge, MalformedMessage: Nothing must be sent; the link stays open.
             UnexpectedMessage: The link is not open.
         """
         if self.state is LinkState.OPEN:
@@ -264,7 +264,7 @@ class IngressConnection(_Connection):
         return frame
 
     def send_abort(self, attempt_ids: Sequence[str]) -> bytes:
-        """Return the frames that stop these attempts, b"" for none; their credit is free at once, as at the replica."""
+        """Return the frames that stop these attempts, b"" without attempts; their credit is free at once, as at the replica."""
         step = MAX_ATTEMPTS_PER_ABORT
         parts = [list(attempt_ids[start : start + step]) for start in range(0, len(attempt_ids), step)]
         frames = b"".join([self._frame(Abort(part)) for part in parts])
@@ -286,7 +286,7 @@ class IngressConnection(_Connection):
         if not isinstance(message, Challenge) or not self._hello:
             raise self._unexpected(message)
         said = transcript(self._hello, message)
-        # The proof first: what an impostor says of its versions is not worth a report.
+        # The proof comes first: an impostor's claims about its versions are not worth a report.
         check_proof(message.proof, proof(self.token, REPLICA_ROLE, said), f"replica {message.replica_id!r}")
         self._check_peer(message)
         self._queue(Proof(proof(self.token, INGRESS_ROLE, said)))
@@ -296,7 +296,7 @@ class IngressConnection(_Connection):
 
 @dataclass(kw_only=True, eq=False)
 class ReplicaConnection(_Connection):
-    """The replica's end of one link, which listens. Its Outputs are made in the engine core, as finished frames."""
+    """The replica's end of one link, which listens. The engine core makes its Outputs, as finished frames."""
 
     _received_when_open = (Add, Abort, Ping, AddSuspect, TrialPassed)
 
@@ -307,7 +307,7 @@ class ReplicaConnection(_Connection):
     draining: bool = False
     """Whether the Challenge says so; the adapter may set it until the Hello has come."""
     peer: Hello | None = field(default=None, init=False)
-    """What the ingress said of itself; None until the link is open, because it is not proved before."""
+    """The ingress's Hello; None until the link is open, because it is not proved before."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -332,7 +332,7 @@ class ReplicaConnection(_Connection):
                 self._check_attempt(message.attempt_id)
                 self.attempts.add(message.attempt_id)
             case Abort():
-                # Here and not when the engine has stopped them: the ingress counts them as gone and may add as many.
+                # Now, and not when the engine has stopped them: the ingress counts them as gone and may add as many.
                 self.attempts.difference_update(message.attempt_ids)
 
     def _receive_handshake(self, message: Message, body: bytes) -> None:

@@ -39,7 +39,7 @@ class MalformedMessage(ProtocolError):
 
 @dataclass(eq=False)
 class UnexpectedMessage(ProtocolError):
-    """A valid message that its sender may not send, or not in this state."""
+    """A valid message came that its sender may not send, or not in this state."""
 
     code: ClassVar[str] = "unexpected_message"
     text: ClassVar[str] = "unexpected {message} in state {state}"
@@ -70,7 +70,7 @@ class WrongModel(ProtocolError):
 
 @dataclass(eq=False)
 class FingerprintMismatch(ProtocolError):
-    """Same model name, but another config or tokenizer: token ids would not mean the same."""
+    """The model's name is equal, but its configuration or tokenizer differs: token ids would not mean the same."""
 
     code: ClassVar[str] = "fingerprint_mismatch"
     text: ClassVar[str] = "fingerprint of model {model!r}: ours {ours!r}, theirs {theirs!r}"
@@ -125,7 +125,7 @@ class SlotsExhausted(ProtocolError):
 
 
 CODES = frozenset(kind.code for kind in ProtocolError.__subclasses__())
-"""With these codes in its Goodbye a peer says that it found an error; any other word is a reason of its own to stop."""
+"""A peer whose Goodbye has one of these codes found an error; any other code is the peer's own reason to stop."""
 
 
 @dataclass(eq=False)

@@ -6,7 +6,7 @@ Pure: no IO. This module does not look into a frame.
 from serve_app.links.protocol.errors import FrameTooLarge
 
 HEADER_BYTES = 4
-"""4 GiB would fit; links allow 64 MiB by default, which an embedding batch or a request with images stays under."""
+"""The length of 4 GiB would fit. Links allow 64 MiB by default; embedding batches and requests with images are smaller."""
 
 
 def encode_frame(body: bytes) -> bytes:
@@ -37,11 +37,11 @@ class FrameDecoder:
         return len(self._buffer)
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> list[bytes]:
-        """Return the bodies of the frames completed by ``data``. Cost: two copies per byte, however it is cut.
+        """Return the bodies of the frames completed by ``data``. Cost: two copies per byte, however the stream is cut.
 
         Raises:
-            FrameTooLarge: The next frame announces more than the limit, which is refused before its body comes. Frames
-                before it are returned first; then each call raises, ``receive_data(b"")`` too.
+            FrameTooLarge: The next frame announces more than the limit, and is refused before its body comes. Frames before it are
+                returned first; then each call raises, ``receive_data(b"")`` too.
         """
         buffer = self._buffer
         if buffer or not isinstance(data, bytes):

@@ -13,14 +13,14 @@ from serve_app.links.protocol.frames import encode_frame
 from serve_app.links.protocol.messages import PROTOCOL_VERSION, Challenge, Hello, encode_message, opening_version
 
 MAX_HANDSHAKE_FRAME_BYTES = 64 * 1024
-"""Limit until the link is open. The longest Challenge has 23 KiB; a peer that has proved nothing gets no 64 MiB."""
+"""The limit until the link is open. The longest Challenge has 23 KiB, and a peer without proof must not take 64 MiB of memory."""
 
 REPLICA_ROLE = b"serve-app replica 1\0"
 INGRESS_ROLE = b"serve-app ingress 1\0"
 
 
 def check_protocol(body: bytes) -> None:
-    """Refuse another version before its Hello or Challenge is decoded: the fields may be others.
+    """Refuse a peer of another version before its Hello or Challenge is decoded, because the fields may differ.
 
     Raises:
         VersionMismatch: The peer speaks another version of the protocol.
@@ -31,7 +31,7 @@ def check_protocol(body: bytes) -> None:
 
 
 def check_peer(peer: Hello | Challenge, *, vllm_version: str, model: str, fingerprint: str) -> None:
-    """Compare what the peer says of itself with ours.
+    """Compare the peer's model and versions with ours.
 
     Raises:
         VersionMismatch, WrongModel, FingerprintMismatch: Token ids would not mean the same on both sides.
@@ -45,7 +45,7 @@ def check_peer(peer: Hello | Challenge, *, vllm_version: str, model: str, finger
 
 
 def transcript(hello: bytes, challenge: Challenge) -> bytes:
-    """Return what both proofs sign. Frames, not bodies: each part's length is part of what is signed."""
+    """Return the bytes that both proofs sign: frames and not bodies, so that the length of each part is signed, too."""
     unsigned = encode_message(msgspec.structs.replace(challenge, proof=b""))
     return encode_frame(hello) + encode_frame(unsigned)
 

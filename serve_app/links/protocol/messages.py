@@ -14,11 +14,11 @@ from serve_app.errors import EngineDied, EngineOutOfMemory, EngineSilent, Engine
 from serve_app.links.protocol.errors import MalformedMessage
 
 PROTOCOL_VERSION = 1
-"""From the first release on, raised with any change of a message. The number and first field of Hello and Challenge and
-all of Goodbye stay as they are, so that two versions can still tell each other why they part."""
+"""From the first release on, raised with any change of a message. The number and first field of Hello and Challenge, and all of Goodbye,
+never change, so that two versions can still report to each other why they close the link."""
 
 ENGINE_LOST = frozenset(kind.code for kind in (EngineDied, EngineOutOfMemory, EngineStopped, EngineSilent, StepTooLong))
-"""The words of a replica's Goodbye when its engine core has died or was killed; any other word says that the engine lived."""
+"""Codes of a replica's Goodbye when its engine core has died or was killed; with any other code the engine lived."""
 
 NONCE_BYTES = 32
 MAX_ID_CHARS = 256
@@ -47,9 +47,9 @@ BytesLike = bytes | bytearray | memoryview
 
 
 class Capabilities(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """What an ingress must know of the engine; tokens and blocks as vLLM counts them.
+    """The engine's properties that an ingress must know; tokens and blocks as vLLM counts them.
 
-    ``weights``: replicas with equal ones may go on with each other's answers.
+    Replicas with equal ``weights`` may continue each other's answers.
     """
 
     max_model_len: Positive
@@ -60,7 +60,7 @@ class Capabilities(Struct, array_like=True, frozen=True, forbid_unknown_fields=T
 
 
 class Hello(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=0):
-    """Ingress to replica, first: who I am and what I expect you to be."""
+    """Ingress to replica, first: the ingress's identity, and the replica that it expects."""
 
     protocol: Count
     vllm_version: Version
@@ -71,10 +71,10 @@ class Hello(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, ta
 
 
 class Challenge(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=1):
-    """Replica to ingress: what I am, with the proof that I have the token.
+    """Replica to ingress: the replica's identity, with the proof that it has the token.
 
-    ``credit`` is how many unfinished attempts the ingress may have on this link. ``draining``: send nothing new; the first Heartbeat
-    would say so too late, because the ingress may send as soon as it has checked this message.
+    ``credit`` is how many unfinished attempts the ingress may have on this link. ``draining``: send nothing new; the first Heartbeat would
+    say so too late, because the ingress may send as soon as it has checked this message.
     """
 
     protocol: Count
@@ -90,7 +90,7 @@ class Challenge(Struct, array_like=True, frozen=True, forbid_unknown_fields=True
 
 
 class Proof(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=2):
-    """Ingress to replica: I have the token too. The link is open."""
+    """Ingress to replica: the proof that the ingress has the token, too. The link is open."""
 
     proof: Mac
 
@@ -112,7 +112,7 @@ class Heartbeat(Struct, array_like=True, frozen=True, forbid_unknown_fields=True
 
 
 class Ping(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=4):
-    """Ingress to replica, periodically: I am alive; an ingress that falls silent loses its attempts."""
+    """Ingress to replica, periodically: the ingress is alive. An ingress that falls silent loses its attempts."""
 
 
 class Add(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=5):
@@ -127,7 +127,7 @@ class Add(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=
 
 
 class Abort(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=6):
-    """Ingress to replica: stop these attempts; ids the replica does not know (any more) mean nothing."""
+    """Ingress to replica: stop these attempts. Ids that the replica does not know (any more) are ignored."""
 
     # 10,000 ids of 256 characters are 2.6 MB: no single frame holds the link for long.
     attempt_ids: Annotated[list[Id], Meta(min_length=1, max_length=MAX_ATTEMPTS_PER_ABORT)]
@@ -140,7 +140,7 @@ class Outputs(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, 
 
 
 class AddSuspect(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=11):
-    """Ingress to replica: as Add, but start it only when no other suspect is on trial. An engine was lost that may have had it."""
+    """Ingress to replica: as Add, but start the attempt only when no other suspect is on trial. Its request may have ended an engine."""
 
     attempt_id: Id
     buffers: Buffers
@@ -154,13 +154,13 @@ class TrialBegins(Struct, array_like=True, frozen=True, forbid_unknown_fields=Tr
 
 
 class TrialPassed(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=13):
-    """Ingress to replica: this suspect has had a new token; the next may begin. An unknown id means nothing."""
+    """Ingress to replica: this suspect has had a new token; the next may begin. An unknown id is ignored."""
 
     attempt_id: Id
 
 
 class Goodbye(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=10):
-    """Either side, last: why I close. ``code`` is that of a ProtocolError, or of the sender's own reason to stop."""
+    """Either side, last: why the sender closes. ``code`` is that of a ProtocolError, or of the sender's own reason to stop."""
 
     code: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,63}\Z")]
     # 1000: one line for a log; it is the peer's text and not to be trusted.
@@ -199,7 +199,7 @@ def add_message(
 
 
 def readable(text: str, max_chars: int) -> str:
-    """Return at most ``max_chars`` of ``text``, without what UTF-8 cannot carry: it may hold half of what a peer sent."""
+    """Return at most ``max_chars`` of ``text``, without characters that UTF-8 cannot carry: the text may quote half a peer's message."""
     return text[:max_chars].encode("utf-8", "replace").decode("utf-8")
 
 
@@ -219,7 +219,7 @@ def decode_message(body: bytes) -> Message:
     """Return the message in the body of a frame.
 
     Raises:
-        MalformedMessage: It is none, or breaks a limit of its fields.
+        MalformedMessage: The body is no message, or breaks a limit of its fields.
     """
     try:
         return _decoder.decode(body)
