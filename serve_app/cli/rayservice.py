@@ -201,9 +201,7 @@ def with_warnings(pods: Iterable[Pod], events: Iterable[Mapping[str, Any]]) -> l
 
 
 def _explained_by(event: Mapping[str, Any], p: Pod) -> Pod:
-    message = re.sub(
-        r"\d+\.\d+\.\d+\.\d+(?=:\d)", "POD", event["message"].splitlines()[0]
-    )  # the same message for pods of a kind
+    message = re.sub(r"\d+\.\d+\.\d+\.\d+(?=:\d)", "POD", event["message"].splitlines()[0])  # the same message for pods of a kind
     return replace(p, reason=p.reason if event["reason"] == "Unhealthy" else event["reason"], message=message)
 
 
