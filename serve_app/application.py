@@ -20,8 +20,8 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         ConfigError: The first problem of the configuration.
     """
     settings = parse_settings(args)
-    values = settings.model_dump(mode="json", exclude={"ui"})  # the fleet must not be redeployed for a page
-    of_replicas = {**values, "tracing": None}  # nor models for a setting that no replica reads
+    values = settings.model_dump(mode="json", exclude={"ui"})  # a change of the pages must not redeploy the fleet
+    of_replicas = {**values, "tracing": None}  # nor a change of tracing, which no replica reads, the models
     replicas = [_replica(settings, m).bind(of_replicas, m.name) for m in settings.models.values()]
     return _ingress(settings).bind(values, *replicas)
 
@@ -50,10 +50,10 @@ def _bounds(minimum: int, maximum: int, initial: int | None = None) -> dict[str,
         "autoscaling_config": {
             "min_replicas": minimum,
             "max_replicas": maximum,
-            # Serve makes a number its target with each deployment that differs from the one before: None keeps the replicas that run.
-            # So `replicas.initial` is not given to Serve: the autoscaling policy asks for it when it sees a model for the first time.
+            # Serve makes this number the target at each deployment that differs from the one before; None keeps the running replicas. So
+            # `replicas.initial` is not given to Serve: the autoscaling policy asks for it when it sees a model for the first time.
             "initial_replicas": initial,
-            # The policy has the only delay (autoscaling/decision.py): Serve would apply its own after it.
+            # Only the policy delays (autoscaling/decision.py): Serve would add its own delays.
             "upscale_delay_s": 0,
             "downscale_delay_s": 0,
             "metrics_interval_s": 1,
@@ -65,18 +65,18 @@ def _bounds(minimum: int, maximum: int, initial: int | None = None) -> dict[str,
 def bounds_entry(model: ModelSettings, *, minimum: int, initial: int | None = None) -> dict[str, Any]:
     """Return the entry of a scaled model's deployment among ``deployments`` of Serve's config: its least and most replicas.
 
-    Each scaled model has one from the beginning. A changed entry changes no replica that runs, and Serve keeps it in its checkpoint; a new
-    one replaces all replicas of the application, because Serve counts entries in the application's version.
+    Each scaled model has an entry from the beginning. A changed entry changes no running replica, and Serve keeps it in its checkpoint. A
+    new entry replaces all replicas of the application, because the entries are part of the application's version.
 
     Args:
-        initial: How many replicas Serve sets as the target when it gets the entry, if the deployment is new or the entry differs from the
-            one before. None leaves the target as it is, within the bounds.
+        initial: The target that Serve sets when it gets the entry, if the deployment is new or the entry differs from the one before.
+            None leaves the target as it is, within the bounds.
     """
     return {"name": replica_deployment(model), **_bounds(minimum, model.replicas.max, initial)}
 
 
 def first_entries(settings: Settings) -> list[dict[str, Any]]:
-    """Return the entries of all scaled models as the configuration has them."""
+    """Return the entries of all scaled models with the bounds of the configuration."""
     return [bounds_entry(m, minimum=m.replicas.min) for m in scaled_models(settings)]
 
 
@@ -84,13 +84,14 @@ def _replica(settings: Settings, model: ModelSettings) -> Any:
     options = _common(settings, model.num_cpus, PROCESS_ENVIRONMENT)
     options["ray_actor_options"]["resources"] = dict(model.resources)
     if model.gpus_per_replica:
-        # One actor holds all GPUs of a replica, so they are in one node; its engine's workers inherit them.
+        # One actor holds all GPUs of a replica, so that they are in one node; the engine's workers inherit them.
         options["ray_actor_options"]["num_gpus"] = model.gpus_per_replica
     if (per_node := model.per_node()) is not None:
         options["max_replicas_per_node"] = per_node
-    # Per cent, rounded up to whole replicas: 1 is one replica of up to 100.
+    # Per cent, rounded up to whole replicas: 1 means one replica of up to 100.
     options["max_surge_percent"] = model.surge()
-    # Without surge: Serve rounds this share of the replicas down, but to one at least. Its own 0.2 would take two of ten at once.
+    # For updates without surge: Serve rounds this share of the replicas down, but at least to one. Its default of 0.2 would replace two of
+    # ten at once.
     options["rolling_update_percentage"] = 1e-9
     scaling = _scaling(model.replicas.min, model.replicas.max)
     return serve.deployment(Replica, name=replica_deployment(model), **options, **scaling)
@@ -98,14 +99,14 @@ def _replica(settings: Settings, model: ModelSettings) -> Any:
 
 def _ingress(settings: Settings) -> Any:
     replicas = settings.ingress.replicas
-    # More choices than may wait would be refused one by one, and no stream would move meanwhile: vLLM refuses them at once.
+    # vLLM refuses a request with more choices than may wait at once. Here the choices would be refused one by one, and streams would wait.
     most_choices = str(max(128, settings.ingress.max_waiting_requests))
     options = _common(settings, settings.ingress.num_cpus, {**INGRESS_ENVIRONMENT, "VLLM_MAX_N_SEQUENCES": most_choices})
-    options["max_surge_percent"] = 100  # a new one listens before an old one stops: somebody always does
-    if settings.ingress.resources:  # a node that offers them is one ingress's: two would share its port
+    options["max_surge_percent"] = 100  # a new ingress listens before an old one stops, so that one always listens
+    if settings.ingress.resources:  # a node with these resources takes one ingress: two would share its port
         options["ray_actor_options"]["resources"] = dict(settings.ingress.resources)
         options["max_replicas_per_node"] = 1
-    # Serve asks only what it autoscales for statistics, and the models' are the ingresses'.
+    # Serve collects statistics only from deployments that it autoscales, and ingresses report the statistics of models.
     reports = is_scaled(settings)
     return serve.deployment(Ingress, name=INGRESS, **options, **_scaling(replicas.min, replicas.max, reports=reports))
 

@@ -10,9 +10,9 @@ from serve_app.config import ModelSettings
 
 SIMULATED_EXECUTOR = "serve_app.simulated.executor.SimulatedExecutor"
 BACKGROUND_PRIORITY = 1_000_000
-"""Of the requests of batches, as vLLM's `priority`: behind all that clients send, which is 0 unless they say otherwise."""
+"""vLLM's `priority` of batches' requests: after all requests of clients, whose priority is 0 unless they set another."""
 BATCH_STEP_SHARE = "serve_app_batch_step_share"
-"""Key in vLLM's ``additional_config`` of `ModelSettings.batch_step_share`."""
+"""Key of `ModelSettings.batch_step_share` in vLLM's ``additional_config``."""
 
 _FRONTEND_ARGS = frozenset(
     {
@@ -73,10 +73,10 @@ _FRONTEND_ARGS = frozenset(
         "video_pruning_rate",
     }
 )
-"""Engine arguments that the front end needs too: tokenizing, templates, media, validation. The rest is about a device, which it lacks."""
+"""Engine arguments that the front end needs, too: tokenizing, templates, media, validation. The others concern a device, which it lacks."""
 
 
-_MAX_ADAPTERS_IN_A_BATCH = 4  # each has a place on the device, as large as the greatest rank makes it
+_MAX_ADAPTERS_IN_A_BATCH = 4  # each takes memory on the device, as much as an adapter of the greatest rank
 
 
 def engine_core_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def engine_core_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
     args: dict[str, Any] = {**_shared_args(model, model_path), **model.engine_args}
     args["tensor_parallel_size"] = model.gpus_per_replica if model.device == "cuda" else 1
     if model.device == "cpu":
-        # A batch changes bfloat16 numerics, so that a resumed greedy stream could differ from an undisturbed one.
+        # With bfloat16 the numbers depend on the batch, so that a resumed greedy stream could differ from an undisturbed one.
         args.setdefault("dtype", "float32")
         args.setdefault("enforce_eager", True)
         if model.simulated is None:
@@ -112,7 +112,7 @@ def frontend_engine_args(model: ModelSettings, model_path: str) -> dict[str, Any
     if model.device == "cpu":
         args.setdefault("dtype", "float32")
     args["enforce_eager"] = True
-    # Any executor but vLLM's own: no engine is started here, and those would look for a device.
+    # Any executor but vLLM's own, which would look for a device; no engine is started here.
     args["distributed_executor_backend"] = SIMULATED_EXECUTOR
     return args
 
@@ -121,19 +121,19 @@ def _shared_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
     return {
         "model": model_path,
         "served_model_name": [model.name],
-        # The default cache for media assumes one engine behind one front end; here there are many of both.
+        # The default cache for media assumes one front end with one engine; here there are many of both.
         "mm_processor_cache_gb": 0,
         **_adapter_args(model),
     }
 
 
 def _adapter_args(model: ModelSettings) -> dict[str, Any]:
-    """By vLLM's own defaults a batch has one adapter only, and all others are read from the disk again and again."""
+    """Return the arguments for LoRA. By vLLM's defaults a batch has only one adapter, and others are read from the disk repeatedly."""
     if not (number := len(model.adapters)):
         return {}
     if model.device == "cpu" and model.simulated is None:
         # vLLM 0.32 on a CPU computes a request without an adapter with the adapter in the last place. So there is one place more than
-        # adapters, and the last stays empty.
+        # adapters, and the last place stays empty.
         max_loras = number + 1
     else:
         max_loras = int(str(model.engine_args.get("max_loras", min(number, _MAX_ADAPTERS_IN_A_BATCH))))
@@ -141,42 +141,42 @@ def _adapter_args(model: ModelSettings) -> dict[str, Any]:
 
 
 def engine_environment(model: ModelSettings, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the whole environment that the engine core's process is started with."""
+    """Return the whole environment of the engine core's process."""
     env = {**inherited, "VLLM_CONFIGURE_LOGGING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if model.device == "cpu":
         env["VLLM_TARGET_DEVICE"] = "cpu"  # as in INGRESS_ENVIRONMENT
         # One thread per engine: with more, replicas on one machine take the cores from each other.
         env["OMP_NUM_THREADS"] = "1"
-        env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # left to itself, vLLM binds every replica to the same core
+        env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # by default, vLLM binds every replica to the same core
         if model.engine_args.get("enforce_eager", True):
-            # Else the first request with log probabilities compiles a helper for a minute, and ends the engine without a C++ compiler.
+            # Otherwise the first request with log probabilities compiles a helper for a minute; without a C++ compiler it ends the engine.
             env["TORCHDYNAMO_DISABLE"] = "1"
         if model.simulated is None:
-            env.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB, and vLLM would take it before kv_cache_memory_bytes
+            env.pop("VLLM_CPU_KVCACHE_SPACE", None)  # in whole GiB, and vLLM would prefer it to kv_cache_memory_bytes
         else:
-            env["VLLM_CPU_KVCACHE_SPACE"] = "1"  # the profile sizes the cache; without this variable vLLM warns
+            env["VLLM_CPU_KVCACHE_SPACE"] = "1"  # the profile gives the size of the cache; without this variable vLLM warns
     else:
         env.pop("VLLM_TARGET_DEVICE", None)
-        # As `vllm serve` does. Forked workers would inherit the pipe to the supervisor and keep it open after the engine core's death,
-        # which the supervisor would then not notice while a worker hangs.
+        # As `vllm serve` does. Forked workers would inherit the pipe to the supervisor and keep it open after the engine core's death. The
+        # supervisor would then not notice the death while a worker hangs.
         env["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     return {**env, **model.env}
 
 
 PROCESS_ENVIRONMENT = {
-    # vLLM's own logging set-up calls dictConfig, after which a restarted Serve controller replaces every replica.
+    # vLLM's own logging set-up calls dictConfig, after which a Serve controller that restarts replaces every replica.
     "VLLM_CONFIGURE_LOGGING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
-"""Environment of every process that Ray Serve starts for us: ingresses, and the supervisors of engine cores."""
+"""Environment of every process that Ray Serve starts for us: ingresses and supervisors of engine cores."""
 
 INGRESS_ENVIRONMENT = {
     **PROCESS_ENVIRONMENT,
-    # vLLM's CUDA build makes no configuration at all on a machine without a GPU, and on one with GPUs it would take them into account.
-    # vLLM's CPU build ignores this variable.
+    # vLLM's CUDA build makes no configuration at all on a machine without a GPU, and takes GPUs into account on a machine with them. vLLM's
+    # CPU build ignores this variable.
     "VLLM_TARGET_DEVICE": "cpu",
-    # The front end has no KV cache; without this variable vLLM warns about the size that it would give to one.
+    # The front end has no KV cache; without this variable vLLM warns about the size of a KV cache.
     "VLLM_CPU_KVCACHE_SPACE": "1",
 }
 """Environment of the ingresses, whose front ends compute nothing on any device."""

@@ -25,21 +25,21 @@ _POLL_S = 10.0
 _RETRY_S = 0.5
 
 AWAY = (ray.exceptions.RayError, OSError, ValueError, RuntimeError)
-"""What a call raises while the board or Ray's control store is away. OSError has TimeoutError in it, and Ray's own failures to connect;
-a ValueError says that no actor has that name any more, a RuntimeError that no thread can be started to
-look for it. Nothing of it may end a member's task: Serve would replace a healthy replica."""
+"""Errors of a call while the board or Ray's control store is away. OSError includes TimeoutError and Ray's own failures to connect.
+ValueError means that no actor has the name any more, RuntimeError that no thread can be started to look for it. None of these may end a
+member's task: Serve would replace a healthy replica."""
 
 
 @dataclass(frozen=True)
 class Lease:
-    """One member. ``load`` is for people (``serve-app status``); all that is decided by it is Retry-After, by ``start_s``.
+    """One member. ``load`` is for people (``serve-app status``); the only decision from it is Retry-After, by ``start_s``.
 
     ``epoch`` is for people, too: when the member began to serve, in nanoseconds of Unix time. `serve-app status --json` shows it, and
-    tools/cold_start.py and tests measure starts by it.
+    tools/cold_start.py and tests use it to measure starts.
     """
 
     member_id: str
-    """Id of the process among Serve's: of a replica of a model, or of an ingress."""
+    """The id that Serve gave to the process, a replica of a model or an ingress."""
     role: Literal["replica", "ingress"]
     model: str
     host: str
@@ -50,22 +50,22 @@ class Lease:
     state: Literal["ready", "draining"] = "ready"
     load: dict[str, Any] = field(default_factory=dict)
     release: str = ""
-    """Of a replica, the digest of its model's settings (`ModelSettings.release`)."""
+    """For a replica, the digest of its model's settings (`ModelSettings.release`)."""
     adapters: tuple[int, ...] = ()
-    """Of a replica, the numbers of the LoRA adapters that its engine has loaded."""
+    """For a replica, the numbers of the LoRA adapters that its engine has loaded."""
     quarantined: tuple[tuple[str, str, float], ...] = ()
-    """What an ingress has quarantined: model, fingerprint, and the seconds for which it still is."""
+    """For an ingress, what it has quarantined: model, fingerprint, and the seconds that are left."""
     condemned: tuple[tuple[str, str], ...] = ()
-    """Canaries that an ingress found bad: digest of the release, and why."""
+    """For an ingress, canaries that it found bad: digest of the release, and why."""
     expiry_s: float = 0.0
     """Seconds after a renewal at which the lease ends; `Membership.keep` fills it in. 0: the board's own `expiry_s`.
 
-    A board outlives a change of `membership.expiry_s`, so that each lease must say its own. A member of another version may send a lease
+    A board outlives a change of `membership.expiry_s`, so each lease must state its own. A member of another version may send a lease
     without this field, and a board of another version ignores it.
     """
 
     def __getstate__(self) -> dict[str, Any]:
-        # Ray pickles leases between processes whose versions may differ during an update: the key is what all of them know.
+        # Ray pickles leases between processes whose versions may differ during an update. All versions know this key.
         return {_KEYS.get(name, name): value for name, value in vars(self).items()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ class Lease:
         return {_KEYS.get(name, name): value for name, value in asdict(self).items()}
 
     def concerns(self) -> tuple[object, ...]:
-        """Return what others act on at once."""
+        """Return the fields on which other members act at once."""
         return self.state, self.port, {fingerprint for _, fingerprint, _ in self.quarantined}, self.condemned
 
 
@@ -95,15 +95,15 @@ class ScalingNote:
     before: int
     after: int
     rule: str
-    """The rule of the autoscaler that decided (docs/autoscaling.md)."""
+    """The rule of the autoscaler whose wish won (docs/autoscaling.md)."""
 
 
 MAX_NOTES = 100
-"""Scaling notes that a board keeps; the oldest go first."""
+"""The most scaling notes that a board keeps; it drops the oldest."""
 
 
 class LeaseBoard:
-    """The actor's class; plain asyncio, so that tests run it without Ray. Versions count changes of the member set."""
+    """The actor's class, in plain asyncio, so that tests run it without Ray. Versions count changes of the member set."""
 
     def __init__(self, expiry_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self._expiry_s = expiry_s
@@ -113,7 +113,7 @@ class LeaseBoard:
         self._kept = b""
         self._version = 1
         self._changed = asyncio.Event()
-        # A caller's version of an earlier incarnation must never look current.
+        # A version of an earlier incarnation, which a caller still has, must never look current.
         self._incarnation = time.time_ns()
 
     def renew(self, lease: Lease) -> None:
@@ -124,7 +124,7 @@ class LeaseBoard:
             self._bump()
 
     def release(self, member_id: str) -> None:
-        """Take a member off at once, as it stops."""
+        """Remove a member at once, because it stops."""
         if self._leases.pop(member_id, None) is not None:
             self._bump()
 
@@ -134,19 +134,19 @@ class LeaseBoard:
         return [lease for lease, _ in self._leases.values()]
 
     def note(self, note: ScalingNote) -> None:
-        """Keep what the autoscaler decided; nobody is woken."""
+        """Keep a decision of the autoscaler, without waking the pollers."""
         self._notes.append(note)
 
     def keep(self, data: bytes) -> None:
-        """Keep what the autoscaler knows, for the next controller (`autoscaling/memory.py`)."""
+        """Keep the autoscaler's memory for the next controller (`autoscaling/memory.py`)."""
         self._kept = data
 
     def kept(self) -> bytes:
-        """Return what was kept last; nothing where nothing was."""
+        """Return the memory kept last, empty if there is none."""
         return self._kept
 
     def report(self) -> dict[str, Any]:
-        """Return members and scaling notes as plain data: what people are shown of the fleet. Notes are in order of time."""
+        """Return members and scaling notes as plain data, for people who watch the fleet. Notes are in order of time."""
         return {"members": [lease.row() for lease in self.members()], "decisions": [asdict(note) for note in self._notes]}
 
     async def wait(self, seen: tuple[int, int], timeout_s: float) -> tuple[tuple[int, int], list[Lease]]:
@@ -186,7 +186,7 @@ def board_name(application: str) -> str:
 
 
 def lease_board(application: str, settings: MembershipSettings) -> Any:
-    """Return a handle of the application's board, which is made by whoever comes first."""
+    """Return a handle of the application's board; the first caller creates it."""
     return (
         ray.remote(LeaseBoard)
         .options(
@@ -197,7 +197,7 @@ def lease_board(application: str, settings: MembershipSettings) -> Any:
             max_restarts=-1,
             max_task_retries=0,
             num_cpus=0,
-            # Beside Serve's controller. On a worker it would keep that node busy for ever, and the autoscaler would never remove it.
+            # On the node of Serve's controller. A worker node with the board would never be idle, and never be removed.
             resources={HEAD_NODE_RESOURCE_NAME: 0.001},
             max_concurrency=1000,
         )
@@ -206,7 +206,7 @@ def lease_board(application: str, settings: MembershipSettings) -> Any:
 
 
 class Membership:
-    """A member's dealings with the board; every failure of the board is waited out."""
+    """A member's connection to the board. It retries after every failure of the board."""
 
     def __init__(self, application: str, settings: MembershipSettings) -> None:
         self._application = application
@@ -231,14 +231,14 @@ class Membership:
                 if not failing:
                     logger.warning("lease not renewed: %s: %s", type(exc).__name__, exc)
                 failing = True
-                if not isinstance(exc, TimeoutError):  # after a late answer the handle is still good
+                if not isinstance(exc, TimeoutError):  # after a late answer the handle is still valid
                     self._board = None
                     await asyncio.sleep(_RETRY_S)
                     continue
             await asyncio.sleep(self._settings.renew_s)
 
     async def release(self, member_id: str) -> None:
-        """Give the lease up; a dead board forgets it by itself."""
+        """Give up the lease; a dead board has forgotten it anyway."""
         try:
             await self._call("release", member_id, timeout_s=self._settings.renew_s)
         except AWAY as exc:
@@ -258,7 +258,7 @@ class Membership:
             raise LeaseBoardSilent(retry_after_s=self._settings.renew_s) from exc
 
     async def watch(self, on_members: Callable[[list[Lease]], Awaitable[None] | None]) -> None:
-        """Call ``on_members`` with each new set of members until cancelled; keeps the last one while the board is away."""
+        """Call ``on_members`` with each new set of members until cancelled; while the board is away, the last set stays valid."""
         seen = (0, 0)
         while True:
             try:

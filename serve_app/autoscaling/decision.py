@@ -80,7 +80,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What was decided, and the quantities that led to it besides the observation."""
+    """One decision, and the quantities that led to it besides the observation."""
 
     desired: int
     wish: str = field(metadata={"alias": "rule"})  # the key of the log, which other versions read
@@ -99,7 +99,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wishes:
-    """What is asked for at one moment."""
+    """The wishes of all rules at one moment."""
 
     asked: Mapping[str, int]
     """Wish -> replicas."""

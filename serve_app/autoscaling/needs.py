@@ -26,7 +26,7 @@ def keep_s(cold_start_s: float) -> float:
 
 @dataclass(slots=True)
 class Unproven:
-    """How many replicas of a model stay because members are silent: no report proves that the replicas are not needed."""
+    """Counts the replicas of a model that stay because members are silent: no report proves that these replicas are not needed."""
 
     replicas: int = 0
     _base: int = 0

@@ -8,7 +8,7 @@ import msgspec
 
 
 class EngineLoad(msgspec.Struct, array_like=True, frozen=True):
-    """How busy one engine core is. ``step`` counts its steps since its start, ``running`` and ``waiting`` its requests.
+    """The load of one engine core. ``step`` counts its steps since its start, ``running`` and ``waiting`` its requests.
 
     ``kv_usage`` is the used share of the blocks of its KV cache, 0..1. A msgspec Struct, as it crosses the pipe with each step.
     """
@@ -24,4 +24,4 @@ class EngineLoad(msgspec.Struct, array_like=True, frozen=True):
 
 
 NO_LOAD = EngineLoad()
-"""That of an engine core that has not reported yet."""
+"""The load of an engine core that has not reported yet."""

@@ -15,7 +15,7 @@ from serve_app.core.trail import Trail
 
 
 class Resume(Enum):
-    """How a request that has emitted tokens continues after its replica is lost."""
+    """The way in which a request that has emitted tokens continues after its replica is lost."""
 
     CONTINUE = "continue"
     """Prompt + emitted ids become the new prompt: the engine keeps no other history of this request."""

@@ -30,7 +30,7 @@ from serve_app.simulated.vocabulary import source_for
 
 logger = init_logger(f"vllm.{__name__}")  # below vLLM's root, so that its level and format apply
 
-# Nothing to do for these: the simulated device has neither caches nor state beyond the KV cache the scheduler counts.
+# These have no effect: the simulated device has neither caches nor state beyond the KV cache that the scheduler counts.
 _NO_OPERATION = frozenset(
     {"reset_mm_cache", "reset_encoder_cache", "synchronize_device", "update_max_model_len", "execute_dummy_batch"}
     | {"set_kv_cache_layout", "sleep", "wake_up", "discard"}
@@ -44,11 +44,11 @@ class _Step:
     request_ids: list[str]
     slots: NDArray[np.intp]
     sampling: NDArray[np.bool_]
-    """Which requests get a token; the others are in the middle of their prompt."""
+    """Whether each request gets a token; the others are in the middle of their prompt."""
 
 
 class _StepFuture(Future[ModelRunnerOutput | None]):
-    """A result that is ready at a deadline, in seconds of `time.perf_counter`; the engine core waits by `result`."""
+    """A result that is ready at a deadline, in seconds of `time.perf_counter`. `result` waits for the deadline."""
 
     def __init__(self, output: ModelRunnerOutput | None, deadline: float) -> None:
         super().__init__()
@@ -117,13 +117,13 @@ class SimulatedExecutor(Executor):
         return [["LBHNC"]]
 
     def determine_available_memory(self) -> list[int]:
-        """Return the bytes the profile leaves for the KV cache.
+        """Return the bytes that the profile leaves for the KV cache.
 
         Raises:
             ConfigError: One request of max_model_len tokens does not fit.
         """
         block_size = self.cache_config.block_size
-        # The engine keeps one block back as the null block.
+        # The engine reserves one block as the null block.
         usable = (self.profile.kv_cache_tokens // block_size - 1) * block_size
         max_model_len = self.model_config.max_model_len
         automatic = self.model_config.original_max_model_len == -1
@@ -143,15 +143,15 @@ class SimulatedExecutor(Executor):
         )
 
     def compile_or_warm_up_model(self) -> None:
-        """Wait as long as loading the weights is said to take."""
+        """Wait for the configured start-up delay, which stands for loading the weights."""
         time.sleep(self._startup_delay_s * self._time_scale)
 
     # Steps.
 
     def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:
-        """Run one step. Its tokens are known at once; they are handed out when the simulated step has ended.
+        """Run one step. Its tokens are known at once; they are returned when the simulated step has ended.
 
-        The result is None if a grammar constrains a request of the batch: `sample_tokens` gives the tokens then.
+        The result is None if a grammar constrains a request of the batch: then `sample_tokens` returns the tokens.
         """
         now = time.perf_counter()
         output, step_s = self._step(scheduler_output)
@@ -166,7 +166,7 @@ class SimulatedExecutor(Executor):
         return _StepFuture(output, 0.0) if non_block else output
 
     def _step(self, batch: SchedulerOutput) -> tuple[ModelRunnerOutput | None, float]:
-        """Return the output of a batch, None if it is pending, and the seconds it takes on the accelerator."""
+        """Return the output of a batch, None if it is pending, and the seconds that it takes on the accelerator."""
         for request_id in batch.finished_req_ids:
             self._sequences.remove(request_id)
             self._prompt_logprobs.pop(request_id, None)
@@ -176,7 +176,7 @@ class SimulatedExecutor(Executor):
             self._add(request)
         if not batch.num_scheduled_tokens:
             return EMPTY_MODEL_RUNNER_OUTPUT, 0.0
-        # Preempted requests come back among the cached ones: their output is still known here, only their KV is gone.
+        # Preempted requests come back among the cached ones: their output is still known here; only their KV is gone.
         cached = batch.scheduled_cached_reqs
         request_ids = [*cached.req_ids, *(r.req_id for r in batch.scheduled_new_reqs)]
         contexts = [*cached.num_computed_tokens, *(r.num_computed_tokens for r in batch.scheduled_new_reqs)]
@@ -192,9 +192,9 @@ class SimulatedExecutor(Executor):
 
     def _add(self, request: NewRequestData) -> None:
         prompt: list[int] = request.prompt_token_ids or [0] * request.prompt_len  # embeddings have no ids: all alike
-        # Set where a preempted request comes as a new one: prompt and output so far.
+        # Set if a preempted request comes as a new one: prompt and output so far.
         tokens = request.prefill_token_ids or prompt
-        # An adapter gives other answers than the model, and costs nothing here.
+        # An adapter gives other answers than the model; its cost is not simulated.
         lead = [] if request.lora_request is None else [request.lora_request.lora_int_id]
         self._sequences.add(
             request.req_id,
@@ -204,7 +204,7 @@ class SimulatedExecutor(Executor):
             rules=_rules(request.sampling_params),
         )
         count = request.sampling_params.prompt_logprobs
-        has_output = len(tokens) > len(prompt)  # preempted, and those of its prompt are told
+        has_output = len(tokens) > len(prompt)  # preempted: the prompt's are sent already
         if count is not None and request.prompt_token_ids and not has_output:
             self._prompt_logprobs[request.req_id] = self._logprobs_of_prompt(prompt, self._source.size if count < 0 else count)
 
@@ -227,7 +227,7 @@ class SimulatedExecutor(Executor):
         return output
 
     def _constrain(self, step: _Step, tokens: Ids, grammar: GrammarOutput) -> None:
-        """Replace the tokens of requests with a grammar by ones that their rows of the bitmask allow."""
+        """Replace the tokens of requests with a grammar by tokens that their rows of the bitmask allow."""
         positions = {slot: i for i, slot in enumerate(step.slots[step.sampling].tolist())}
         for request_id, row in zip(grammar.structured_output_request_ids, grammar.grammar_bitmask, strict=False):
             slot = self._sequences.slots.get(request_id, -1)
@@ -238,7 +238,7 @@ class SimulatedExecutor(Executor):
                 tokens[positions[slot]] = self._source.draw_allowed(state, allowed, set(rules.stop_token_ids))
 
     def _logprobs(self, step: _Step, tokens: Ids) -> LogprobsLists | None:
-        """Return the batch's log probabilities, None if no request wants any. Column 0 is the sampled token."""
+        """Return the batch's log probabilities; None if no request asks for any. Column 0 is the sampled token."""
         wanted = {
             slot: self._sequences.rules(slot).num_logprobs or 0
             for slot in self._sequences.with_logprobs.intersection(step.slots.tolist())
@@ -259,8 +259,8 @@ class SimulatedExecutor(Executor):
     def _logprobs_of_prompt(self, prompt: Sequence[int], count: int) -> LogprobsTensors:
         """Return the log probabilities of every token of the prompt but the first: arrays of len(prompt) - 1 rows, 1 + ``count`` columns.
 
-        Each token of the prompt counts as the likeliest one at its place. Costs 25 us of CPU for each of them with ``count`` up to 20,
-        which delays the step.
+        Each token of the prompt counts as the likeliest at its place. Each costs 25 us of CPU with ``count`` up to 20, which delays the
+        step.
         """
         ids, values = _unlikely(len(prompt) - 1, 1 + count)
         for row, (state, token) in enumerate(zip(self._hash.states_before(prompt)[1:], prompt[1:], strict=True)):
@@ -269,7 +269,7 @@ class SimulatedExecutor(Executor):
         return LogprobsTensors(torch.from_numpy(ids), torch.from_numpy(values), ranks)
 
     def _fill(self, ids: NDArray[np.int32], values: NDArray[np.float32], state: int, token: int) -> None:
-        """Write one position's log probabilities: column 0 is the token that stands there, the likeliest ones are in those after it."""
+        """Write one position's log probabilities: column 0 has the sampled token, the next columns the likeliest ones."""
         width = len(ids) - 1
         likely = self._source.candidates(state, token, max(1, width))
         columns = slice(1, 1 + min(width, len(likely.token_ids)))
@@ -287,10 +287,10 @@ class SimulatedExecutor(Executor):
         non_block: bool = False,
         single_value: bool = False,
     ) -> Any:
-        """Answer for the one worker there would be.
+        """Answer in place of the only worker.
 
         Raises:
-            NotImplementedError: The simulated accelerator has nothing like it.
+            NotImplementedError: The simulated accelerator does not support the method.
         """
         name = method if isinstance(method, str) else getattr(method, "__name__", repr(method))
         if name == "get_supported_tasks":
@@ -318,19 +318,19 @@ class SimulatedExecutor(Executor):
         return future
 
     def check_health(self) -> None:
-        """Always healthy: a failure shows as the end of the process."""
+        """Do nothing: the executor is always healthy, because a failure ends the process."""
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the executor holds no resources."""
 
 
 def _unlikely(rows: int, columns: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return token ids and log probabilities in which nothing is likely yet."""
+    """Return token ids of 0 and log probabilities of minus infinity, to be filled in."""
     return np.zeros((rows, columns), dtype=np.int32), np.full((rows, columns), -np.inf, dtype=np.float32)
 
 
 def _rules(sampling: Any) -> SamplingRules:
-    """Return what the simulation obeys of vLLM's ``SamplingParams``."""
+    """Return the part of vLLM's ``SamplingParams`` that the simulation obeys."""
     eos = sampling.eos_token_id
     seeded = sampling.seed is not None and sampling.temperature > 0
     return SamplingRules(

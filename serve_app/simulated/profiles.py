@@ -36,7 +36,7 @@ class ModelShape:
     name: str = "custom"
     num_parameters: int
     lookup_parameters: int = 0
-    """Of these, parameters only looked up by row: token embeddings not shared with the output layer, positions."""
+    """Those of ``num_parameters`` that are only looked up by row: token embeddings not shared with the output layer, positions."""
     num_layers: int
     num_attention_heads: int
     num_kv_heads: int
@@ -180,7 +180,7 @@ _MAY_BE_ZERO = {"lookup_parameters", "workspace_bytes", "step_overhead_s"}
 
 
 def profile_from(value: str | Mapping[str, Any]) -> Profile:
-    """Return a named profile, or one put together from a mapping.
+    """Return a named profile, or a profile built from a mapping.
 
     A mapping has the fields of `Profile`; ``accelerator`` and ``model`` are names or mappings of their own fields.
 
@@ -220,7 +220,7 @@ def _build(kind: type[Any], values: object, path: str) -> Any:
         _check(name, value, types[name], f"{path}.{name}")
     try:
         return kind(**values)
-    except TypeError as exc:  # names and types are checked: what is left is a missing field
+    except TypeError as exc:  # names and types are checked, so that only a missing field is left
         raise ConfigError(path, str(exc).partition("() ")[2], f"fields are {', '.join(types)}") from exc
 
 

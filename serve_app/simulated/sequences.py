@@ -15,23 +15,23 @@ from serve_app.simulated.tokens import NO_EOS, Ids, States, TokenSource, extende
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRules:
-    """What the simulation obeys of a request's sampling parameters. Where to stop is the scheduler's business."""
+    """The sampling parameters of a request that the simulation obeys. The scheduler decides where an answer stops."""
 
     eos_token_id: int = NO_EOS
-    """Emitted with the profile's probability; NO_EOS where the request ignores the end of sequence."""
+    """Emitted with the configured probability; NO_EOS if the request ignores the end of sequence."""
     salt: int = 0
-    """64 bits that make the draws of a seeded request its own; 0: the likeliest token, as in greedy sampling."""
+    """64 bits that give a seeded request its own draws; 0: the likeliest token, as in greedy sampling."""
     min_tokens: int = 0
     """No stop token is drawn before this many output tokens."""
     stop_token_ids: frozenset[int] = frozenset()
     allowed_token_ids: tuple[int, ...] = ()
-    """Sorted. Empty: all."""
+    """Sorted. Empty: all tokens are allowed."""
     num_logprobs: int | None = None
     """Candidates to report beside the sampled token."""
 
     @property
     def narrowed(self) -> bool:
-        """Whether a draw has to be looked at one by one."""
+        """Whether the draws of this request must be checked one by one."""
         return bool(self.allowed_token_ids or (self.min_tokens and self.stop_token_ids))
 
 
@@ -51,7 +51,7 @@ class Sequences:
         self.with_logprobs: set[int] = set()
 
     def add(self, request_id: str, *, state: int, length: int, num_prompt_tokens: int, rules: SamplingRules) -> None:
-        """Take in a request, or replace it: the id may come again with a longer prompt."""
+        """Add a request, or replace it: the id may come again with a longer prompt."""
         self.remove(request_id)
         if not self._free:
             self._grow()
@@ -65,7 +65,7 @@ class Sequences:
             self.with_logprobs.add(slot)
 
     def remove(self, request_id: str) -> None:
-        """Forget a request. An unknown one is no error: it may have been aborted before its first step."""
+        """Forget a request. An unknown id is no error: the request may have been aborted before its first step."""
         slot = self.slots.pop(request_id, None)
         if slot is not None:
             self._free.append(slot)
@@ -76,15 +76,15 @@ class Sequences:
         return self._rules[slot]
 
     def draw_state(self, slot: int) -> int:
-        """Return the state a draw of this slot starts from, the request's own seed included."""
+        """Return the state from which a draw of this slot starts, with the request's own seed."""
         return int(self._state[slot] ^ self._salt[slot])
 
     def completed(self, slots: NDArray[np.intp], num_tokens: Ids) -> NDArray[np.bool_]:
-        """Return which sequences are complete, and so get a next token, once ``num_tokens`` of each are computed."""
+        """Return whether each sequence is complete, and so gets a next token, once ``num_tokens`` of it are computed."""
         return num_tokens >= self._length[slots]
 
     def sample(self, slots: NDArray[np.intp], source: TokenSource) -> Ids:
-        """Return the next token of each slot. Changes nothing: `append` does, once a grammar has had its say."""
+        """Return the next token of each slot, without changing it: `append` does, after a grammar may have replaced the token."""
         states = self._state[slots] ^ self._salt[slots]
         tokens = source.draw(states)
         eos = self._eos[slots]

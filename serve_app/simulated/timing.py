@@ -19,14 +19,14 @@ from serve_app.simulated.profiles import Profile
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What one step has to do."""
+    """The work of one step."""
 
     num_tokens: int
     """New tokens of all requests."""
     kv_tokens: int
     """Tokens whose keys and values are read or written: contexts and new tokens."""
     attention_pairs: int
-    """Pairs of a new token and a token it attends to, itself included."""
+    """Pairs of a new token and a token that it attends to, itself included."""
 
 
 def step_work(context_tokens: Sequence[int], new_tokens: Sequence[int]) -> StepWork:
@@ -39,7 +39,7 @@ def step_work(context_tokens: Sequence[int], new_tokens: Sequence[int]) -> StepW
 
 
 def step_time_s(profile: Profile, work: StepWork) -> float:
-    """Return the seconds the accelerator needs for ``work``; 0 for no work."""
+    """Return the seconds that the accelerator needs for ``work``; 0 for no work."""
     if work.num_tokens == 0:
         return 0.0
     accelerator, model = profile.accelerator, profile.model
@@ -56,8 +56,8 @@ def step_time_s(profile: Profile, work: StepWork) -> float:
 class StepClock:
     """Turns step times into deadlines, so that the engine's own work between steps does not make them slow.
 
-    A real accelerator starts a step while the engine still prepares and publishes others. So as long as there is work,
-    a step starts when the step before it ended, not when the engine got round to it; after a pause it starts at once.
+    A real accelerator starts a step while the engine still prepares and publishes others. So while there is work, a step starts when the
+    step before it ended, not when the engine handed it over; after a pause it starts at once.
     """
 
     def __init__(self) -> None:
@@ -66,10 +66,10 @@ class StepClock:
     def deadline(self, now: float, step_s: float) -> float:
         """Return when a step handed over at ``now`` ends; ``now`` itself if the engine is slower than the steps."""
         started_at = now if self._free_at is None else self._free_at
-        # At most one step is caught up: a suspended machine must not be followed by a burst of steps in no time.
+        # At most one step is made up for: otherwise a suspension of the machine would be followed by a burst of steps without duration.
         self._free_at = max(now, started_at + step_s)
         return self._free_at
 
     def idle(self) -> None:
-        """Nothing is left to do: the next step starts when it comes."""
+        """Note that no work is left: the next step starts when it is handed over."""
         self._free_at = None

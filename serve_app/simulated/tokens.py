@@ -23,7 +23,7 @@ _MASK = 2**64 - 1
 _EOS_SALT = np.uint64(0x632BE59BD9B4E019)
 _CLOSE_SALT = np.uint64(0xD1342543DE82EF95)
 _CLOSE_SHARE = 0.25
-"""How often a grammar is led towards its end: a hash alone would keep strings and lists open for hundreds of tokens."""
+"""Share of the draws that lead a grammar towards its end: a hash alone would keep strings and lists open for hundreds of tokens."""
 NO_EOS = -1
 
 
@@ -64,7 +64,7 @@ class SequenceHash:
         return (self._start * int(self._powers[size]) + total) & _MASK
 
     def states_before(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the state that each token of a sequence is drawn from: that of the tokens before it."""
+        """Return the state from which each token of a sequence is drawn: that of the tokens before it."""
         states = [self._start]
         for token_id in token_ids:
             states.append((states[-1] * _BASE + token_id + 1) & _MASK)
@@ -73,7 +73,7 @@ class SequenceHash:
 
 @dataclass(frozen=True)
 class Candidates:
-    """What could have come next for one sequence, likeliest first, with natural-logarithm probabilities."""
+    """Possible next tokens of one sequence, likeliest first, with natural logarithms of their probabilities."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -85,7 +85,7 @@ class TokenSource:
     Args:
         vocabulary: Ids that may be drawn: plain text, no special tokens.
         closing: Ids whose text only closes or separates (quotes, brackets, commas); they lead a grammar to its end.
-        eos_probability: Chance of each token to be the end-of-sequence token, 0 <= p <= 1.
+        eos_probability: Probability that a token is the end-of-sequence token, 0 <= p <= 1.
     """
 
     def __init__(self, vocabulary: Ids, closing: Ids, *, eos_probability: float) -> None:
@@ -106,11 +106,11 @@ class TokenSource:
         self._stride = stride
 
     def draw(self, states: States) -> Ids:
-        """Return the next token of each sequence, end of sequence left aside."""
+        """Return the next token of each sequence, without regard to the end of sequence."""
         return self._vocabulary[self._index(states)]
 
     def ends(self, states: States) -> NDArray[np.bool_]:
-        """Return which sequences end here, by the end-of-sequence probability alone."""
+        """Return whether each sequence ends here, by the end-of-sequence probability only."""
         return (mix(states ^ _EOS_SALT) >> np.uint64(11)) < self._eos_below
 
     def draw_other(self, state: int, excluded: set[int]) -> int:
@@ -123,8 +123,8 @@ class TokenSource:
     def draw_allowed(self, state: int, allowed: Ids, stops: set[int]) -> int:
         """Return the next token of one sequence out of ``allowed`` (sorted, not empty).
 
-        Plain text is preferred to other tokens, so that no text decodes to replacement characters; ``stops`` are taken
-        when only they are left, or when the hash says that it is time to close.
+        Plain text is preferred to other tokens, so that no text decodes to replacement characters. ``stops`` are drawn when only they are
+        left, or in the share of draws that close a grammar.
         """
         inside = allowed[allowed < self._plain.size]
         plain = inside[self._plain[inside]]
