@@ -150,7 +150,7 @@ def test_an_embedded_model_that_is_not_fetched_names_the_command(tmp_path: Path)
 
 
 def test_an_unknown_embedded_model_lists_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=f"no embedded model 'gpt-5'; there is: {SMOLLM2}"):
+    with pytest.raises(CheckpointError, match=f"no embedded model 'gpt-5'; known: {SMOLLM2}"):
         fetch_embedded("gpt-5", tmp_path)
 
 
@@ -162,7 +162,7 @@ def test_the_commands_print_paths_and_errors_on_one_line(tmp_path: Path, monkeyp
     assert json.loads((tmp_path / "opt" / "config.json").read_text())["model_type"] == "opt"
     unknown = run(app, ["fetch", "gpt-5"])
     assert (unknown.exit_code, unknown.stdout) == (1, "")
-    assert unknown.stderr == f"error: no embedded model 'gpt-5'; there is: {SMOLLM2}\n"
+    assert unknown.stderr == f"error: no embedded model 'gpt-5'; known: {SMOLLM2}\n"
     listed = run(app, ["list"])
     assert (listed.exit_code, f"embedded:{SMOLLM2}" in listed.stdout, "is not there" in listed.stdout) == (
         0,

@@ -203,7 +203,7 @@ def test_other_bytes_than_pinned_are_refused(model: EmbeddedModel, tmp_path: Pat
     assert names_in(tmp_path) == [".one-layer.lock"]
 
 
-def test_without_an_index_the_error_tells_how_to_do_without(
+def test_without_an_index_the_error_says_how_to_do_without(
     model: EmbeddedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nowhere"))
@@ -214,7 +214,7 @@ def test_without_an_index_the_error_tells_how_to_do_without(
 
 def test_a_disk_without_room_is_found_before_the_download(model: EmbeddedModel, tmp_path: Path) -> None:
     huge = dataclasses.replace(model, checkpoint_bytes=2**60)
-    with pytest.raises(CheckpointError, match=r"MiB free, one-layer needs 1099511627776 MiB: free some, or .*--cache-dir"):
+    with pytest.raises(CheckpointError, match=r"MiB free, one-layer needs 1099511627776 MiB: free some room, or .*--cache-dir"):
         fetch(huge, tmp_path, report=None)
 
 

@@ -1,7 +1,7 @@
 """`check` finds out whether a ledger is whole: no line is missing, each request has one outcome, and the sums agree with the lines.
 
-Memory: lines are read one at a time; kept are 8 bytes of each line for its id and 8 for each gap, and the numbers of requests that ran at
-one moment, as intervals. Ten million lines take 80 MB, and as much again while ids are compared.
+Lines are read one at a time. The check keeps 8 bytes of each line for its id, 8 bytes for each gap, and the numbers of requests that ran
+at one moment, as intervals. Ten million lines take 80 MB of memory, and as much again while ids are compared.
 """
 
 from array import array
@@ -19,16 +19,16 @@ import numpy as np
 from serve_app.books.ledger_lines import MAX_ATTEMPTS_LISTED, OUTCOMES, VERSION, Head, Last, LedgerCounts, LedgerLine
 
 MAX_KEPT = 1000
-"""Findings and notes that are kept of each; all are counted."""
+"""Most findings, and most notes, that are kept; all are counted."""
 _ROUNDING_S = 0.001
 MAX_LINE_BYTES = 1 << 24
-"""A head of a million requests that run has 8 MB."""
+"""Most bytes of a line. A head with a million running requests has 8 MB."""
 _HEAD, _LINE, _LAST = msgspec.json.Decoder(Head), msgspec.json.Decoder(LedgerLine), msgspec.json.Decoder(Last)
 
 
 @dataclass
 class Report:
-    """What the files say."""
+    """The result of a check: findings, notes and sums."""
 
     findings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Report:
             self.notes.append(note)
 
     def add(self, line: LedgerLine) -> None:
-        """Take a request into the sums."""
+        """Add a request to the sums."""
         self.num_lines += 1
         self.outcomes[line.outcome] += 1
         self.reasons[line.outcome, line.reason] += 1
@@ -78,12 +78,12 @@ class Report:
         return float(p50), float(p99), float(longest)
 
     def num_same_id(self) -> int:
-        """Return how many lines have an id that another line before has, up to chance collisions of 64 bits."""
+        """Return how many lines have the id of an earlier line, up to chance collisions of 64 bits."""
         return len(self._ids) - len(np.unique(np.asarray(self._ids)))
 
 
 class Numbers:
-    """A set of whole numbers as intervals: requests that run are few, numbers that a gap in the file leaves open are many in a row."""
+    """A set of whole numbers, stored as intervals: running requests are few, but a gap in the file leaves many numbers in a row open."""
 
     def __init__(self, numbers: Iterable[int] = ()) -> None:
         self._starts: list[int] = []
@@ -92,17 +92,17 @@ class Numbers:
             self.add(number, number + 1)
 
     def count(self) -> int:
-        """Return how many numbers are in. No `__len__`: a changed file may tell more of them than `len` can return."""
+        """Return how many numbers are in the set. It has no `__len__`, because a changed file may hold more than `len` can return."""
         return sum(self._ends) - sum(self._starts)
 
     def add(self, start: int, end: int) -> None:
-        """Add start, ..., end - 1, which are above all that are in."""
+        """Add start, ..., end - 1, which are above all numbers in the set."""
         if start < end:
             self._starts.append(start)
             self._ends.append(end)
 
     def remove(self, number: int) -> bool:
-        """Return whether the number was in."""
+        """Remove the number; return whether it was in the set."""
         i = bisect_right(self._starts, number) - 1
         if i < 0 or number >= self._ends[i]:
             return False
@@ -149,25 +149,25 @@ class _Chain:
         if num_missing := max(seq - self._seq, 0):
             self._num_missing += num_missing
             which = f"{self._seq}" if num_missing == 1 else f"{self._seq} to {seq - 1}"
-            way_out = "the ingress's log and serve_app_ledger_lost_total say why, unless somebody removed them"
+            way_out = "the ingress's log and serve_app_ledger_lost_total say why, unless they were removed"
             self._report.wrong(f"{where}: lines number {which} of the ingress are missing before it: {way_out}")
 
-    def compare(self, where: str, told: LedgerCounts) -> None:
-        """Check what the ingress says that it had counted by now, and go on from that."""
-        self._skip_to(where, told.seq)
-        self._running.add(self._begun, told.begun)
+    def compare(self, where: str, counts: LedgerCounts) -> None:
+        """Compare the ingress's own counts with those of the lines so far, and continue from the ingress's counts."""
+        self._skip_to(where, counts.seq)
+        self._running.add(self._begun, counts.begun)
         num_running = self._running.count()
         if not self._num_missing:
-            if num_running != len(told.open) or not all(map(self._running.remove, told.open)):
-                problem = f"{len(told.open)} requests had no outcome yet, by the lines before it {num_running}, or others"
+            if num_running != len(counts.open) or not all(map(self._running.remove, counts.open)):
+                problem = f"{len(counts.open)} requests had no outcome yet, by the lines before it {num_running}, or others"
                 self._report.wrong(f"{where}: by this line {problem}; the file was changed")
-            elif self._outcomes != Counter(told.outcomes):
-                problem = f"requests ended {told.outcomes}, by the lines before it {dict(self._outcomes)}"
+            elif self._outcomes != Counter(counts.outcomes):
+                problem = f"requests ended {counts.outcomes}, by the lines before it {dict(self._outcomes)}"
                 self._report.wrong(f"{where}: by this line {problem}; the file was changed")
-        self._take(told)
+        self._take(counts)
 
     def next_file(self, where: str, head: Head) -> None:
-        """Go on with the next file of the ingress that there is."""
+        """Continue with the ingress's next file among the given files."""
         if head.file == self.file + 1:
             self.compare(where, head.counts)
         else:
@@ -175,42 +175,42 @@ class _Chain:
             self._take(head.counts)
         self.file = head.file
 
-    def close(self, where: str, told: LedgerCounts) -> None:
-        """The ingress's last line."""
-        self.compare(where, told)
+    def close(self, where: str, counts: LedgerCounts) -> None:
+        """Check the counts of the ingress's last line."""
+        self.compare(where, counts)
         self._closed = True
 
     def end(self, where: str) -> None:
-        """There is nothing more of this ingress."""
+        """Note the requests that have no outcome after the ingress's last file."""
         num = max(self._running.count() - self._num_missing, 0)
         self._report.num_without_outcome += num
         if not self._closed:
-            self._report.note(f"{where}: no last line: its ingress runs still, or was killed; {num} requests have no outcome")
+            self._report.note(f"{where}: no last line: its ingress still runs, or was killed; {num} requests have no outcome")
         elif num:
             self._report.note(f"{where}: {num} requests had no outcome yet when the ingress ended")
 
 
 def _problems(line: LedgerLine) -> Iterator[str]:
-    """Yield what cannot be."""
+    """Yield the contradictions of a line."""
     listed = min(line.attempts, MAX_ATTEMPTS_LISTED)
     if len(line.replicas) < listed or len(line.ends) < listed:
         yield f"had {line.attempts} attempts, but {len(line.replicas)} replicas and {len(line.ends)} ends are listed"
     if line.output_tokens and not (line.attempts and line.first_token_s is not None):
         yield f"got {line.output_tokens} tokens without an attempt or a first token"
-    if line.outcome == "rejected" and line.attempts and not line.reason.startswith("http_4"):  # vLLM finds some faults late
+    if line.outcome == "rejected" and line.attempts and not line.reason.startswith("http_4"):  # vLLM finds some mistakes late
         yield f"was rejected, and started {line.attempts} times"
     if line.outcome == "complete" and not 200 <= (line.status or 0) < 400:
         yield f"is complete with the status {line.status}"
     times_s = (line.queued_s or 0.0, line.first_token_s or 0.0, *line.gaps_s)
     if min(times_s) < 0 or max(times_s) > line.total_s + _ROUNDING_S:
-        yield f"lasted {line.total_s} s, and a part of it {max(times_s)} s, or less than none"
+        yield f"lasted {line.total_s} s, and a part of it {max(times_s)} s, or a part has a negative time"
 
 
 def check(files: Iterable[Path]) -> Report:
-    """Return what the files say.
+    """Return the report about the files.
 
     Raises:
-        OSError: One cannot be read.
+        OSError: A file cannot be read.
     """
     report = Report()
     heads = sorted(_heads(files, report), key=lambda item: (item[1].started, item[1].ingress, item[1].file))
@@ -223,7 +223,7 @@ def _check_ingress(files: Sequence[tuple[Path, Head]], report: Report) -> None:
     path, head = files[0]
     report.num_ingresses += 1
     if head.file:
-        report.note(f"{path}: is file {head.file} of its ingress; those before it were removed to make room, or are not given")
+        report.note(f"{path}: is file {head.file} of its ingress; earlier files were removed to make room, or are not given")
     chain = _Chain(report, head)
     for path, head in files:
         if head.file != chain.file:
@@ -250,7 +250,7 @@ def _heads(files: Iterable[Path], report: Report) -> Iterator[tuple[Path, Head]]
         if head.ledger == VERSION:
             yield path, head
         else:
-            report.wrong(f"{path}:1: is of version {head.ledger}; this serve-app reads {VERSION}: use the one that wrote it")
+            report.wrong(f"{path}:1: is of version {head.ledger}; this serve-app reads {VERSION}: use the version that wrote it")
 
 
 def _read(path: Path, chain: _Chain, report: Report, *, is_last: bool) -> None:
@@ -267,4 +267,4 @@ def _read(path: Path, chain: _Chain, report: Report, *, is_last: bool) -> None:
                 else:
                     chain.line(where, _LINE.decode(line))
             except msgspec.DecodeError as exc:
-                report.wrong(f"{where}: is no line of a ledger: {exc}; the file was changed, or its disk is damaged")
+                report.wrong(f"{where}: is not a line of a ledger: {exc}; the file was changed, or its disk is damaged")

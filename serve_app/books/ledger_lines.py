@@ -1,12 +1,12 @@
 """These structs are the lines of a ledger: an ingress writes one for each request at its outcome, and `serve-app ledger verify` reads them.
 
     ledger-<start>-<ingress>-000000.jsonl
-        {"ledger": 1, ...}     `Head`: what the ingress had counted when the file began
+        {"ledger": 1, ...}     `Head`: the ingress's counts when the file began
         {"seq": 0, ...}        `LedgerLine`: one request
-        {"closed": ..., ...}   `Last`: of an ingress that was stopped in order, in its last file
+        {"closed": ..., ...}   `Last`: in the last file of an ingress that was stopped in order
 
-``seq`` counts the lines that an ingress wanted to write, ``number`` the requests that came to it, both from 0 and over all its files. So a
-reader sees which lines are missing, and which requests have none or two.
+``seq`` counts the lines that an ingress wanted to write, and ``number`` the requests that came to it, both from 0 and over all its files.
+So a reader sees which lines are missing, and which requests have no line or two.
 """
 
 import re
@@ -23,16 +23,16 @@ MAX_ATTEMPTS_LISTED = 32
 
 
 class LedgerCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What an ingress had counted at one moment."""
+    """The counts of an ingress at one moment."""
 
     seq: int
-    """Lines; the next one has this number."""
+    """Number of lines so far; the next line has this number."""
     begun: int
-    """Requests that had come; the next one has this number."""
+    """Number of requests so far; the next request has this number."""
     open: list[int]
-    """Numbers of those that had no outcome."""
+    """Numbers of the requests that had no outcome."""
     outcomes: dict[str, int]
-    """How many had which."""
+    """Outcome -> number of requests."""
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,39 +54,40 @@ class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
     number: int
     time: float
-    """When its head had been read."""
+    """When the head of the request was read."""
     id: str
-    """The client's own, of the header X-Request-Id or the field request_id; else that of the answer. Empty: it had neither."""
+    """The client's id, from the header X-Request-Id or the field request_id, or else the answer's id. Empty: there is neither."""
     key: str | None
-    """The first 12 hex digits of the SHA-256 of its API key; None: no key was asked for."""
+    """The first 12 hex digits of the SHA-256 of the API key; None: the ingress asks for no key."""
     model: str | None
-    """None: none of those that are served."""
+    """The model; None: the request names no served model."""
     path: str
     stream: bool
     outcome: Outcome
     status: int | None
-    """Of the HTTP answer. None: the client went away before it began."""
+    """Status of the HTTP answer. None: the client went away before the answer began."""
     reason: str
     """The engine's finish reason, the `type` of an error of the fleet, ``http_<status>``, or why there was no whole answer."""
     engine_requests: int
-    """Of the engine that this request came to: choices (n), prompts of a list, and beams and steps of a beam search count each."""
+    """Engine requests made of this request: each choice (n), each prompt of a list, and each beam and step of a beam search is one."""
     attempts: int
-    """Of all of them; more than ``engine_requests`` if one moved to another replica."""
+    """Attempts of all engine requests; more than ``engine_requests`` if one moved to another replica."""
     replicas: list[str]
-    """Of the first `MAX_ATTEMPTS_LISTED` attempts."""
+    """The replicas of the first `MAX_ATTEMPTS_LISTED` attempts."""
     ends: list[str]
-    """Why each of these ended: a finish reason, an outcome, ``moved``, or how the link to the replica ended."""
+    """Why each of these attempts ended: a finish reason, an outcome, ``moved``, or how the link to the replica ended."""
     prompt_tokens: int
-    """Of each prompt once, however many choices or beams it has. Of a beam search over a list of prompts: of the first prompt alone."""
+    """Tokens of each prompt, once for all its choices and beams. For a beam search over a list of prompts: of the first prompt alone."""
     output_tokens: int
-    """That the engines gave and no replay repeated. Of an answer that a stop string ends, tokens behind it may count."""
+    """Tokens from the engines, without those that a replay repeated. If a stop string ends an answer, tokens behind it may count."""
     queued_s: float | None
-    """From the coming of the engine request to its first start, the longest of several. None: none was started."""
+    """Time from an engine request's arrival to its first start, the longest of several requests. None: none was started."""
     first_token_s: float | None
-    """From the head of the request to the first token; ``total_s`` to the end."""
+    """Time from the head of the request to the first token."""
     total_s: float
+    """Time from the head of the request to its end."""
     gaps_s: list[float]
-    """For each change of replica within an answer: the silence between the last token before and the first new one after it."""
+    """For each change of replica within an answer: the silence between the last token before it and the first new token after it."""
 
 
 class Last(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,8 +1,8 @@
 """This table lists every Prometheus series of serve-app: its kind, its labels, and its meaning.
 
-Collectors are made by the functions below, so a series that is not in the table cannot be made. Times are seconds, sizes bytes. Counters
-are written without the suffix ``_total`` that Prometheus shows. Every label has few values: models and replicas of one release, API
-keys of one file, and words of ours. docs/monitoring.md shows the table (`python -m tools.monitoring` renews it).
+The functions below make the collectors, so a series that is not in the table cannot be made. Times are in seconds, sizes in bytes.
+Counters are listed without the suffix ``_total`` that Prometheus shows. Every label has few values: models and replicas of one release,
+API keys of one file, and fixed words. docs/monitoring.md shows the table (`python -m tools.monitoring` renews it).
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 
 class Series(NamedTuple):
-    """One row. ``name`` is without the prefix ``serve_app_``."""
+    """One row of the table. ``name`` is without the prefix ``serve_app_``."""
 
     name: str
     kind: Kind
@@ -24,46 +24,46 @@ class Series(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The name as Prometheus shows it; a histogram has ``_bucket``, ``_sum`` and ``_count`` behind that."""
+        """The name as Prometheus shows it; a histogram's series append ``_bucket``, ``_sum`` and ``_count``."""
         return f"serve_app_{self.name}" + ("_total" if self.kind == "counter" else "")
 
 
 _MODEL, _REPLICA = ("model",), ("model", "replica")
 
 TABLE = (
-    Series("requests", "counter", ("model", "outcome"), "HTTP requests to a route of models by how they ended, each once."),
+    Series("requests", "counter", ("model", "outcome"), "HTTP requests to a route of models by outcome, each request once."),
     Series(
         "request_errors",
         "counter",
         ("model", "reason"),
-        "The requests among them that were refused or failed, by why: the code of docs/differences.md, or http_STATUS from vLLM.",
+        "Refused and failed requests by reason: the code of docs/differences.md, or http_STATUS from vLLM.",
     ),
     Series(
         "key_requests",
         "counter",
         ("key", "model", "outcome"),
-        "HTTP requests by API key, of which the first 12 hex digits of its SHA-256 are shown. Only with ingress.api_keys_file.",
+        "HTTP requests by API key, shown as the first 12 hex digits of its SHA-256. Only with ingress.api_keys_file.",
     ),
     Series(
         "key_ttft_seconds",
         "histogram",
         ("key", "model"),
-        "Time to first token by API key, of every answer that had one. The three series of keys need ingress.key_latencies.",
+        "By API key: time to first token of every answer that had one. The three latency series by key need ingress.key_latencies.",
     ),
     Series(
         "key_tpot_seconds",
         "histogram",
         ("key", "model"),
-        "By API key: the mean gap between two tokens of a whole answer's first choice.",
+        "By API key: the mean gap between two tokens in the first choice of a whole answer.",
     ),
     Series(
         "key_e2e_seconds",
         "histogram",
         ("key", "model"),
-        "By API key: from the arrival of an HTTP request's first engine request to the end of its whole answer.",
+        "By API key: time from the arrival of an HTTP request's first engine request to the end of its whole answer.",
     ),
     Series(
-        "queue_seconds", "histogram", _MODEL, "Wait for a replica: from the arrival of an HTTP request's first engine request."
+        "queue_seconds", "histogram", _MODEL, "Wait for a replica, from the arrival of an HTTP request's first engine request."
     ),
     Series(
         "engine_requests",
@@ -72,36 +72,41 @@ TABLE = (
         "Engine requests by terminal outcome: each choice of n, each prompt of a list and each step of a beam search is one.",
     ),
     Series("waiting_requests", "gauge", _MODEL, "Requests without a replica."),
-    Series("outstanding_tokens", "gauge", _MODEL, "Tokens that unfinished requests may still cost."),
-    Series("quarantined_fingerprints", "gauge", _MODEL, "Kinds of requests that are refused because one seems to end engines."),
+    Series("outstanding_tokens", "gauge", _MODEL, "Tokens that unfinished requests may still take."),
+    Series(
+        "quarantined_fingerprints",
+        "gauge",
+        _MODEL,
+        "Kinds of requests that are refused because a request of the kind seems to end engines.",
+    ),
     Series("resumptions", "counter", _MODEL, "Times a request that lost its replica was queued again."),
     Series("moved", "counter", _MODEL, "Requests moved away from replicas that drained."),
-    Series("routed", "counter", ("model", "reason"), "Attempts that were given to a replica, by why to that one."),
+    Series("routed", "counter", ("model", "reason"), "Attempts that were given to a replica, by the reason for that replica."),
     Series(
         "expected_prefix_hit_tokens",
         "counter",
         _MODEL,
-        "Prompt tokens of those that were thought to be in the replica's prefix cache.",
+        "Prompt tokens of routed attempts that were expected in the replica's prefix cache.",
     ),
     Series(
         "resume_gap_seconds",
         "histogram",
         ("model", "way"),
-        "How long a request that lost its replica stood still: from when the ingress lost the link, or ejected the silent replica, "
-        "to the next new token for the client. By how it went on: continue, replay, or restart where no token had been sent. "
+        "Pause of a request that lost its replica: from when the ingress lost the link, or ejected the silent replica, "
+        "to the next new token for the client. By the way of resuming: continue, replay, or restart if no token had been sent. "
         "A move off a draining replica counts, too, from the move on.",
     ),
     Series("gpus", "gauge", _MODEL, "GPUs of the replicas that this ingress has links to; their sum over time is GPU-seconds."),
     Series(
         "replica_bound", "gauge", ("model", "bound"), "replicas.min and replicas.max of the configuration; bound is min or max."
     ),
-    Series("cold_start_p90_seconds", "gauge", _MODEL, "What nine of ten measured starts of a replica did not exceed."),
+    Series("cold_start_p90_seconds", "gauge", _MODEL, "Seconds that nine of ten measured starts of a replica did not exceed."),
     Series("replica_held", "gauge", _REPLICA, "Unfinished requests of this ingress on the replica."),
-    Series("replica_outstanding_tokens", "gauge", _REPLICA, "Tokens that they may still cost."),
+    Series("replica_outstanding_tokens", "gauge", _REPLICA, "Tokens that these requests may still take."),
     Series("replica_running", "gauge", _REPLICA, "Requests in the engine's running batch, of all ingresses."),
     Series("replica_waiting", "gauge", _REPLICA, "Requests in the engine's waiting queue, of all ingresses."),
     Series("replica_kv_usage", "gauge", _REPLICA, "Used share of the KV cache blocks, 0..1."),
-    Series("replica_draining", "gauge", _REPLICA, "1 while the replica takes nothing new."),
+    Series("replica_draining", "gauge", _REPLICA, "1 while the replica drains and takes no new requests."),
     Series("replica_steps", "counter", _REPLICA, "Steps (forward passes) of the replica's engine."),
     Series(
         "links_lost",
@@ -113,16 +118,16 @@ TABLE = (
         "engines_lost",
         "counter",
         ("model", "reason"),
-        "Engines that a replica has lost, by why; each linked ingress counts them all.",
+        "Engines that a replica has lost, by reason; each linked ingress counts all of them.",
     ),
-    Series("canary_requests", "counter", ("model", "of"), "Requests for the model `of` that its canary was given."),
-    Series("canary_state", "gauge", ("model", "of", "state"), "1 for the state that the canary is in."),
-    Series("event_loop_lag_seconds", "histogram", (), "How much later than asked the ingress's event loop woke a task."),
+    Series("canary_requests", "counter", ("model", "of"), "Requests for the model `of` that its canary answered."),
+    Series("canary_state", "gauge", ("model", "of", "state"), "1 for the canary's present state."),
+    Series("event_loop_lag_seconds", "histogram", (), "Delay with which the ingress's event loop woke a task."),
     Series(
         "stalled_clients",
         "counter",
         (),
-        "Connections dropped because the client took nothing of its answer for ingress.stalled_client_s.",
+        "Connections dropped because the client read nothing of its answer for ingress.stalled_client_s.",
     ),
     Series(
         "crowded_connections",
@@ -134,17 +139,20 @@ TABLE = (
         "traced_requests",
         "counter",
         ("kept",),
-        "Requests by why their trace was kept: error, resumed, slow, caller, share; or no. Only with tracing.",
+        "Requests by the reason for keeping their trace: error, resumed, slow, caller, share; or no. Only with tracing.",
     ),
     Series(
         "spans",
         "counter",
         ("outcome",),
-        "Spans by what became of them: exported; failed, as the collector did not take them; dropped, as too many waited for it.",
+        "Spans by outcome: exported; failed, because the collector did not take them; dropped, because too many waited for it.",
     ),
     Series("ledger_lost", "counter", (), "Lines of the ledger that could not be written."),
     Series(
-        "free_disk_bytes", "gauge", (), "Room on the disk of the temporary folder, where Ray keeps its logs and vLLM its sockets."
+        "free_disk_bytes",
+        "gauge",
+        (),
+        "Free bytes on the disk of the temporary folder, where Ray keeps its logs and vLLM its sockets.",
     ),
     Series(
         "free_threads",
@@ -153,36 +161,39 @@ TABLE = (
         "Threads and processes that may still be started where the ingress runs, by the limits of its cgroups (pids.max).",
     ),
     Series(
-        "tasks", "gauge", (), "Tasks of the ingress's event loop: some for itself and its links, and some for each open request."
+        "tasks",
+        "gauge",
+        (),
+        "Tasks of the ingress's event loop: some for the ingress and its links, and some for each open request.",
     ),
     Series(
         "clock_steps_seconds",
         "gauge",
         (),
-        "How far the machine's time of day has been set since the ingress started; times in logs and ledgers are that much off.",
+        "Seconds by which the machine's time of day was set since the ingress started; times in logs and ledgers are off by as much.",
     ),
     Series(
         "batches",
         "gauge",
         ("status",),
-        "Batches that are kept, by status. Of the ingress that runs them; of each with shared storage.",
+        "Stored batches by status. The ingress that runs them reports it; with shared storage each ingress does.",
     ),
-    Series("batch_lines", "counter", ("outcome",), "Lines of batches by what became of them."),
+    Series("batch_lines", "counter", ("outcome",), "Lines of batches by outcome."),
     Series(
         "batch_free_bytes",
         "gauge",
         (),
-        "Room on the disk of ingress.batch.dir or of the scratch folder; 0 without batches.",
+        "Free bytes on the disk of ingress.batch.dir or of the scratch folder; 0 without batches.",
     ),
 )
 
 _BY_NAME = {series.name: series for series in TABLE}
 
 WAIT_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""Upper ends of buckets for waits that are zero in an idle fleet and last as long as a cold start in one that scales from zero."""
+"""Upper ends of buckets for waits: zero in an idle fleet, and as long as a cold start in a fleet that scales from zero."""
 
 LAG_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-"""Upper ends of buckets for the event loop: each token of every stream waits that long."""
+"""Upper ends of buckets for the event loop's delay, which every token of every stream waits."""
 
 
 def row(name: str, kind: Kind) -> Series:

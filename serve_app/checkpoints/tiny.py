@@ -1,6 +1,6 @@
 """This module makes checkpoints with random weights for tests, in 0.1 s without torch, the same bytes for the same seed.
 
-They serve as any model does and mean nothing. Weights keep the variance of what passes through them, so that the next
+They serve like any model, and their answers mean nothing. Weights keep the variance of their inputs, so that the next
 token depends on the whole prompt; with the usual deviation of 0.02 a two-layer model only repeats itself.
 """
 
@@ -16,22 +16,22 @@ from serve_app.checkpoints.tiny_tokenizer import BOS_ID, EOS_ID, PAD_ID, write_t
 
 HIDDEN = 256
 INTERMEDIATE = 512
-NUM_HEADS = 4  # of 64, a size that every attention backend of vLLM has
+NUM_HEADS = 4  # of size 64, which every attention backend of vLLM supports
 NUM_KV_HEADS = 2
 MAX_TOKENS = 2048
 OPT_POSITION_OFFSET = 2  # OPT's position table has two rows in front that are never used
-SHARPNESS = 2.0  # of q and k: attention to a few tokens, or greedy answers soon repeat one token (at 1.0: 1 of 6 prompts)
-OPT_EMBEDDING_DEVIATION = 0.05  # small, as its output layer is its embedding, which would repeat the last token
-LOGIT_DEVIATION = 4.0  # about what trained models have: the best token stands out of 1024, sampling still varies
+SHARPNESS = 2.0  # of q and k: attention to few tokens; without it greedy answers soon repeat one token (at 1.0: 1 of 6 prompts)
+OPT_EMBEDDING_DEVIATION = 0.05  # small: OPT's output layer is its embedding, so a larger one would repeat the last token
+LOGIT_DEVIATION = 4.0  # about that of trained models: the best of 1024 tokens is clear, and sampling still varies
 
 Weights = dict[str, NDArray[np.float32]]
 
 
 def make_tiny_llama(directory: Path, *, vocab_size: int = 1024, num_layers: int = 2, seed: int = 0) -> Path:
-    """Make a Llama checkpoint that completes and chats. ``directory`` must be absent, empty or the same already.
+    """Make a Llama checkpoint that completes and chats. ``directory`` must be absent or empty, or hold this checkpoint already.
 
     Raises:
-        CheckpointError: The directory holds something else, it cannot be written, or ``vocab_size`` cannot be had.
+        CheckpointError: The directory holds something else or cannot be written, or ``vocab_size`` is not possible.
     """
 
     def write(staging: Path) -> None:
@@ -44,7 +44,7 @@ def make_tiny_llama(directory: Path, *, vocab_size: int = 1024, num_layers: int 
 
 
 def make_tiny_opt(directory: Path, *, vocab_size: int = 1024, num_layers: int = 2, seed: int = 0) -> Path:
-    """Make a checkpoint like opt-125m: completes, but has no chat template. Otherwise as `make_tiny_llama`."""
+    """Make a checkpoint like opt-125m, which completes, but has no chat template. Otherwise as `make_tiny_llama`."""
 
     def write(staging: Path) -> None:
         write_tokenizer(staging, vocab_size=vocab_size, max_tokens=MAX_TOKENS, with_template=False, wrap=False)
@@ -71,7 +71,7 @@ def make_tiny_embedding(directory: Path, *, vocab_size: int = 1024, num_layers: 
 
 
 def make_tiny_adapter(directory: Path, *, rank: int = 8, num_layers: int = 2, seed: int = 0) -> Path:
-    """Make a LoRA adapter, in PEFT's form, for `make_tiny_llama` with as many layers. Otherwise as that one."""
+    """Make a LoRA adapter, in PEFT's form, for a `make_tiny_llama` with as many layers. Otherwise as `make_tiny_llama`."""
 
     def write(staging: Path) -> None:
         random, weights = _Random(seed), Weights()
@@ -95,10 +95,10 @@ KINDS: Mapping[str, Callable[[Path], Path]] = {
 
 
 class _Random:
-    """Draws weights; the same seed gives the same ones on each machine."""
+    """Draws weights; the same seed gives the same weights on each machine."""
 
     def __init__(self, seed: int) -> None:
-        self._generator = np.random.Generator(np.random.PCG64(seed))  # named: default_rng may change its algorithm
+        self._generator = np.random.Generator(np.random.PCG64(seed))  # by name, because default_rng may change its algorithm
 
     def matrix(self, num_out: int, num_in: int, *, deviation: float | None = None) -> NDArray[np.float32]:
         """Return [out, in] normal weights; by default such that unit variance in gives unit variance out."""
@@ -235,7 +235,7 @@ def _write_generation_config(directory: Path) -> None:
 
 
 def _write_pooling(directory: Path) -> None:
-    """Write the files by which sentence-transformers and vLLM learn how token vectors become one."""
+    """Write the files that tell sentence-transformers and vLLM how to pool token vectors."""
     # modules.json is a list, which write_json does not take.
     (directory / "modules.json").write_text(
         '[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},\n'
@@ -251,5 +251,5 @@ def _write_pooling(directory: Path) -> None:
 def _save(directory: Path, weights: Weights, name: str = "model.safetensors") -> None:
     from safetensors.numpy import save
 
-    # Not save_file: it makes the file readable by its owner only.
+    # save_file is not used, because only the file's owner could read the file.
     (directory / name).write_bytes(save(weights, metadata={"format": "pt"}))

@@ -1,7 +1,7 @@
 """A job fetches weights to a shared volume, compares checksums and marks them, so that pods know when they are complete.
 
-A mark is the file `.serve-app-complete` in the folder. It holds what was fetched (`hf:ORG/NAME@COMMIT`, or any text that the caller
-chose), and is written last: a folder with another mark or none is not complete, whatever else lies in it.
+A mark is the file `.serve-app-complete` in the folder. It names the fetched weights (`hf:ORG/NAME@COMMIT`, or any text that the caller
+chose), and is written last: a folder with another mark or no mark is not complete, whatever else it holds.
 """
 
 import hashlib
@@ -24,20 +24,20 @@ Say = Callable[[str], None]
 def download(target: Path, mark: str, *, say: Say) -> None:
     """Fetch a repository of the Hugging Face hub into ``target``, compare all files with the hub's checksums, and mark it.
 
-    Goes on where an earlier call stopped; does nothing if the mark is there already. The hub's address, token and proxy come from
-    huggingface_hub's own environment; its progress goes to standard error.
+    The download continues where an earlier call stopped; nothing is done if the mark is there already. The hub's address, token and proxy
+    come from huggingface_hub's own environment; its progress goes to standard error.
 
     Args:
         mark: `hf:ORG/NAME@COMMIT`.
     Raises:
-        CheckpointError: A mark of another form, no such repository, no network, no room, or a file that is not the hub's.
+        CheckpointError: The mark has another form, there is no such repository, no network or no room, or a file is not the hub's.
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
     repository, at, revision = mark.removeprefix(_HUB).partition("@")
     if not (mark.startswith(_HUB) and repository and at and revision):
-        raise CheckpointError(f"{mark!r} does not say what to fetch; write hf:ORG/NAME@COMMIT")
+        raise CheckpointError(f"{mark!r} does not name a repository and a commit; write hf:ORG/NAME@COMMIT")
     if is_complete(target, mark):
         return say(f"{target} has {mark} already")
     try:
@@ -49,11 +49,11 @@ def download(target: Path, mark: str, *, say: Say) -> None:
         raise CheckpointError(f"{mark} was not fetched: {str(exc).strip() or type(exc).__name__}") from exc
     if wrong := sorted(mismatch["path"] for mismatch in found.mismatches):
         for path in wrong:
-            (target / path).unlink()  # or the next call would take them for fetched
+            (target / path).unlink()  # otherwise the next call would take them for fetched
         raise CheckpointError(f"{mark}: {', '.join(wrong)} differed from the hub's checksums and are removed; fetch again")
     if missing := [path for path in found.missing_paths if not _is_unused(path)]:
         raise CheckpointError(f"{mark}: {', '.join(sorted(missing))} are missing; fetch again")
-    say(f"{mark}: {found.checked_count} files are the hub's")
+    say(f"{mark}: {found.checked_count} files match the hub's checksums")
     _mark(target, mark)
 
 
@@ -61,7 +61,7 @@ def verify(target: Path, mark: str, *, sha256: str, say: Say) -> None:
     """Compare the files of ``target`` with its SHA256SUMS, whose own checksum is ``sha256``, and mark it.
 
     Raises:
-        CheckpointError: The list is another one, or a file in it is missing or differs.
+        CheckpointError: The list has another checksum, or a file in it is missing or differs.
     """
     if is_complete(target, mark):
         return say(f"{target} has {mark} already")
@@ -88,11 +88,11 @@ def wait_for(marks: Sequence[tuple[Path, str]], *, timeout_s: float, say: Say) -
         CheckpointError: ``timeout_s`` seconds have passed.
     """
     deadline = time.monotonic() + timeout_s
-    told: list[tuple[Path, str]] = []
+    reported: list[tuple[Path, str]] = []
     while missing := [(target, mark) for target, mark in marks if not is_complete(target, mark)]:
-        if missing != told:
+        if missing != reported:
             say("waiting for " + ", ".join(f"{mark} in {target}" for target, mark in missing))
-            told = missing
+            reported = missing
         if time.monotonic() >= deadline:
             target, mark = missing[0]
             raise CheckpointError(
@@ -103,7 +103,7 @@ def wait_for(marks: Sequence[tuple[Path, str]], *, timeout_s: float, say: Say) -
 
 
 def is_complete(target: Path, mark: str) -> bool:
-    """Tell whether ``target`` holds what ``mark`` says."""
+    """Return whether ``target`` is complete with this mark."""
     try:
         return (target / MARK).read_text(encoding="utf-8") == mark
     except OSError:
@@ -131,7 +131,9 @@ def _listed(sums: Path) -> Iterator[tuple[str, str]]:
         digest, _, path = line.partition(" ")
         name = path.lstrip(" *")
         if not name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise CheckpointError(f"{sums}, line {number}: {line!r} is no checksum and relative path; make it with sha256sum")
+            raise CheckpointError(
+                f"{sums}, line {number}: {line!r} is not a checksum and a relative path; make the file with sha256sum"
+            )
         yield digest, name
 
 

@@ -1,7 +1,7 @@
 """The errors room holds the whole error tree: each class says whose fault the error is, and what an HTTP client is sent.
 
-Each theme has its module: those of this package, and `protocol/errors.py` for links between ingress and replica. This one table shows each
-code and status, so that no code is given twice. Import from the package, not from a theme: `from serve_app.errors import QueueFull`.
+Each theme has its module in this package; links between ingress and replica have `links/protocol/errors.py`. This table shows every code
+and status, so that no code is used twice. Import from the package, not from a theme: `from serve_app.errors import QueueFull`.
 
     ServingError                 500  serving_error
       ConfigError                500  config_error            the operator's file; never sent over HTTP
@@ -10,28 +10,28 @@ code and status, so that no code is given twice. Import from the package, not fr
       InvalidApiKey              401  invalid_api_key
       ModelNotFound              404  model_not_found
       NotStored                  404  not_stored              a file or a batch that is not there, or another key's
-      RequestQuarantined         422  request_quarantined     one like it seems to end engines
+      RequestQuarantined         422  request_quarantined     a request like it seems to end engines
       RequestTooLarge            413  request_too_large
       BodyTooSlow                408  body_too_slow
-      NoReplica                  503  no_replica              no capacity now; carries Retry-After
+      NoReplica                  503  no_replica              there is no capacity now; carries Retry-After
       TooManyBatches             429  too_many_batches
       TooManyUploads             429  too_many_uploads
       StorageFailed              500  storage_failed          of files and batches
         StorageAway              503  storage_away            the shared database or object store does not answer now
         StorageFull              507  storage_full
       QueueFull                  503  queue_full
-      NoFreePlace                503  no_free_place           a batch's request, which may only have places that nobody wants
+      NoFreePlace                503  no_free_place           a batch's request, which only gets places that no other request wants
       TooManyConnections         503  too_many_connections    an ingress has nearly no file descriptors left
       GrammarsBusy               503  grammars_busy           a grammar was not compiled in time, because the ingress is busy
       IngressOverloaded          503  ingress_overloaded      the event loop of an ingress is far behind
-      LeaseBoardSilent           503  lease_board_silent      who is in the fleet cannot be told now; requests do not need it
-      ServerStopping             503  server_stopping         an ingress ends; another one, or the next, takes the request
+      LeaseBoardSilent           503  lease_board_silent      the fleet's members are unknown now; requests for models do not need them
+      ServerStopping             503  server_stopping         an ingress ends; another ingress, now or soon, takes the request
       ReplicaLost                502  replica_lost            a replica failed while it held the request
       ResumeDiverged             502  resume_diverged
-      SendFailed                 500  send_failed             our own fault while a request was put on the wire
+      SendFailed                 500  send_failed             our own fault while a request was sent to a replica
       EngineStartFailed          500  engine_start_failed     never over HTTP: the replica does not come up
       FrontEndStartFailed        500  front_end_start_failed  never over HTTP: the ingress does not come up
-      EngineLost                 500  engine_lost             never over HTTP: why a replica ended its links; its requests resume elsewhere
+      EngineLost                 500  engine_lost             never over HTTP: a replica ends its links, and its requests resume elsewhere
         EngineDied               500  engine_dead
           EngineOutOfMemory      500  engine_out_of_memory    the kernel killed it
         EngineHung               500  engine_hung             its supervisor killed it
@@ -41,15 +41,15 @@ code and status, so that no code is given twice. Import from the package, not fr
       ListenFailed               500  listen_failed           never over HTTP: an ingress or a replica does not come up
       CheckpointError            500  checkpoint_error        never over HTTP: a model's files
       DecisionLogError           500  decision_log_error      never over HTTP: a log of the autoscaler
-      BatchError                 500  batch_error             never over HTTP: a batch cannot begin or go on
-        KeyRefused               500  key_refused             no key can be read, or the service that it asks refuses it
-        JournalBroken            500  journal_broken          the file that holds its answers is no journal, or damaged
+      BatchError                 500  batch_error             never over HTTP: a batch cannot begin or continue
+        KeyRefused               500  key_refused             no API key can be read, or the service refuses the key
+        JournalBroken            500  journal_broken          the file of the batch's answers is damaged, or not a journal
         LeaseLost                500  lease_lost              another ingress has taken the batch over
-        ServiceAway              500  service_away            the service that it asks has answered nothing for too long
-      ClusterFailed              500  cluster_failed          the command line's dealings with Ray
-        ClusterSilent            500  cluster_silent          Ray gives no answer; it may yet
+        ServiceAway              500  service_away            the service has answered nothing for too long
+      ClusterFailed              500  cluster_failed          never over HTTP: a command failed on a Ray cluster
+        ClusterSilent            500  cluster_silent          Ray has not answered yet
         ModelFailed              500  model_failed            Serve has given up starting a model's replicas
-      ProtocolError              502  protocol_error          one link between ingress and replica: protocol/errors.py
+      ProtocolError              502  protocol_error          a link between ingress and replica: links/protocol/errors.py
         FrameTooLarge            502  frame_too_large
         MalformedMessage         502  malformed_message
         UnexpectedMessage        502  unexpected_message
@@ -61,7 +61,7 @@ code and status, so that no code is given twice. Import from the package, not fr
         CreditExceeded           502  credit_exceeded
         HandshakeTimeout         502  handshake_timeout
         SlotsExhausted           502  slots_exhausted
-        PeerClosed               502  peer_closed             the peer's own word: its Goodbye
+        PeerClosed               502  peer_closed             the peer closed the link by a Goodbye
 
 `code` goes over the wire in a Goodbye and, where vLLM has no such error, into the `type` of an HTTP error body
 (`ingress/http/error_answers.py`): never rename one. Errors keep their fields when pickled, because Ray carries them between processes.

@@ -8,7 +8,7 @@ from serve_app.errors.base import ServingError
 
 @dataclass(eq=False)
 class BatchError(ServingError):
-    """A batch cannot go on, or not begin; what was answered is kept. ``hint`` is the way out."""
+    """A batch cannot begin or continue; its answers are kept. ``hint`` is the way out."""
 
     code: ClassVar[str] = "batch_error"
     problem: str
@@ -34,13 +34,13 @@ class LeaseLost(BatchError):
 
 @dataclass(eq=False)
 class JournalBroken(BatchError):
-    """The file of a batch's answers is no journal, or damaged."""
+    """The file of a batch's answers is damaged, or not a journal."""
 
     code: ClassVar[str] = "journal_broken"
 
 
 @dataclass(eq=False)
 class ServiceAway(BatchError):
-    """For ``Limits.patience_s`` the service has answered no request at all."""
+    """The service has answered no request at all for ``Limits.patience_s``."""
 
     code: ClassVar[str] = "service_away"

@@ -8,7 +8,7 @@ from serve_app.errors.base import ServingError
 
 @dataclass(eq=False)
 class BadRequest(ServingError):
-    """A parameter of the request has a value nobody can serve."""
+    """A parameter of the request has an invalid value."""
 
     http_status: ClassVar[int] = 400
     code: ClassVar[str] = "bad_request"
@@ -21,7 +21,7 @@ class BadRequest(ServingError):
 
 @dataclass(eq=False)
 class NotSupported(ServingError):
-    """The request uses a feature this server leaves out on purpose; ``hint`` is the way out."""
+    """The request uses a feature that this server leaves out on purpose; ``hint`` is the way out."""
 
     http_status: ClassVar[int] = 400
     code: ClassVar[str] = "not_supported"
@@ -34,7 +34,7 @@ class NotSupported(ServingError):
 
 @dataclass(eq=False)
 class InvalidApiKey(ServingError):
-    """The request carries no API key, or one that is not in the file."""
+    """The request carries no API key, or a key that is not in the file."""
 
     http_status: ClassVar[int] = 401
     code: ClassVar[str] = "invalid_api_key"
@@ -46,7 +46,7 @@ class InvalidApiKey(ServingError):
 
 @dataclass(eq=False)
 class ModelNotFound(ServingError):
-    """No front end serves the model the request names."""
+    """The request names a model that is not served."""
 
     http_status: ClassVar[int] = 404
     code: ClassVar[str] = "model_not_found"
@@ -73,7 +73,7 @@ class NotStored(ServingError):
 
 @dataclass(eq=False)
 class RequestQuarantined(ServingError):
-    """Two replicas were lost while they worked on the request, or on one like it. No Retry-After: a client should not repeat it."""
+    """Two replicas were lost while they worked on the request, or on a similar one. No Retry-After: a client should not repeat it."""
 
     http_status: ClassVar[int] = 422
     code: ClassVar[str] = "request_quarantined"
@@ -88,7 +88,7 @@ class RequestQuarantined(ServingError):
 
 @dataclass(eq=False)
 class RequestTooLarge(ServingError):
-    """The body is longer than the ingress reads, or what became of it than a frame may be; ``size_bytes`` is known so far."""
+    """The body is longer than the ingress reads, or its message longer than a frame may be; ``size_bytes`` is the size seen so far."""
 
     http_status: ClassVar[int] = 413
     code: ClassVar[str] = "request_too_large"
@@ -101,7 +101,7 @@ class RequestTooLarge(ServingError):
 
 @dataclass(eq=False)
 class BodyTooSlow(ServingError):
-    """The body did not arrive within the time the ingress waits for one."""
+    """The body did not arrive within the time limit."""
 
     http_status: ClassVar[int] = 408
     code: ClassVar[str] = "body_too_slow"

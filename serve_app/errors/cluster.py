@@ -34,7 +34,7 @@ class ModelFailed(ClusterFailed):
 
 @dataclass(eq=False)
 class DecisionLogError(ServingError):
-    """A log of the autoscaler cannot answer what is asked of it; ``hint`` is the way out."""
+    """A log of the autoscaler cannot be used for the request; ``hint`` is the way out."""
 
     code: ClassVar[str] = "decision_log_error"
     problem: str

@@ -8,7 +8,7 @@ from serve_app.errors.base import ServingError
 
 @dataclass(eq=False)
 class ConfigError(ServingError):
-    """The configuration file cannot be used. ``path`` is the dotted key path, "" where the file as a whole is meant."""
+    """The configuration file cannot be used. ``path`` is the dotted path of the key, "" for the file as a whole."""
 
     code: ClassVar[str] = "config_error"
     path: str
@@ -22,7 +22,7 @@ class ConfigError(ServingError):
 
 @dataclass(eq=False)
 class ListenFailed(ServingError):
-    """An ingress or a replica cannot have its address; ``key`` is the setting of the port."""
+    """An ingress or a replica cannot listen on its address; ``key`` is the setting of the port."""
 
     code: ClassVar[str] = "listen_failed"
     host: str
@@ -31,4 +31,4 @@ class ListenFailed(ServingError):
     key: str = "ingress.port"
 
     def __str__(self) -> str:
-        return f"cannot listen on {self.host}:{self.port}: {self.reason}; set {self.key} to a free one"
+        return f"cannot listen on {self.host}:{self.port}: {self.reason}; set {self.key} to a free port"

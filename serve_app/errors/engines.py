@@ -7,14 +7,14 @@ from serve_app.errors.base import ServingError
 
 
 class EngineLost(ServingError):
-    """A replica has no engine any more and ends its own process."""
+    """A replica has lost its engine and ends its own process."""
 
     code: ClassVar[str] = "engine_lost"
 
 
 @dataclass(eq=False)
 class EngineDied(EngineLost):
-    """The engine core process ended by itself; ``reason`` is its last word, where it had one."""
+    """The engine core process ended by itself; ``reason`` is its last message, if it left one."""
 
     code: ClassVar[str] = "engine_dead"
     reason: str
@@ -25,14 +25,14 @@ class EngineDied(EngineLost):
 
 @dataclass(eq=False)
 class EngineOutOfMemory(EngineDied):
-    """The kernel has killed it, because the machine or the replica's memory cgroup (the container) had no memory left."""
+    """The kernel has killed the engine: the machine or the replica's memory cgroup (the container) had no memory left."""
 
     code: ClassVar[str] = "engine_out_of_memory"
 
 
 @dataclass(eq=False)
 class EngineHung(EngineLost):
-    """The engine was there and made no progress, so its supervisor killed it."""
+    """The engine ran and made no progress, so its supervisor killed it."""
 
     code: ClassVar[str] = "engine_hung"
     after_s: float
@@ -53,7 +53,7 @@ class EngineStopped(EngineHung):
 
 @dataclass(eq=False)
 class EngineSilent(EngineHung):
-    """No step, no answer to a probe, and no CPU time used: a deadlock."""
+    """The engine made no step, answered no probe and used no CPU time: a deadlock."""
 
     code: ClassVar[str] = "engine_silent"
 
@@ -63,7 +63,7 @@ class EngineSilent(EngineHung):
 
 @dataclass(eq=False)
 class StepTooLong(EngineHung):
-    """The engine used CPU time and came to no end of a step."""
+    """The engine used CPU time and did not finish a step."""
 
     code: ClassVar[str] = "step_too_long"
 

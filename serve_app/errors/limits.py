@@ -8,13 +8,13 @@ from serve_app.errors.base import ServingError
 
 @dataclass(eq=False)
 class NoReplica(ServingError):
-    """No replica of the model had room while the request waited; ``held`` of ``credit`` is over all linked ones."""
+    """No replica of the model had room while the request waited; ``held`` and ``credit`` are sums over all linked replicas."""
 
     http_status: ClassVar[int] = 503
     code: ClassVar[str] = "no_replica"
     model: str
     waited_s: float
-    # field(): without it dataclass takes the None of the base for a default.
+    # field(): without it, dataclass takes the None of the base class for a default.
     retry_after_s: float = field()
     num_linked: int = 0
     num_draining: int = 0
@@ -31,7 +31,7 @@ class NoReplica(ServingError):
 
 @dataclass(eq=False)
 class QueueFull(ServingError):
-    """As many requests wait for the model as may wait."""
+    """The largest allowed number of requests waits for the model already."""
 
     http_status: ClassVar[int] = 503
     code: ClassVar[str] = "queue_full"
@@ -45,7 +45,7 @@ class QueueFull(ServingError):
 
 @dataclass(eq=False)
 class NoFreePlace(ServingError):
-    """A batch's request may only have a place that nobody else wants, and there is none."""
+    """A batch's request only gets a place that no other request wants, and there is none."""
 
     http_status: ClassVar[int] = 503
     code: ClassVar[str] = "no_free_place"
@@ -60,7 +60,7 @@ class NoFreePlace(ServingError):
 
 @dataclass(eq=False)
 class TooManyBatches(ServingError):
-    """As many batches of this API key are open as may be."""
+    """The largest allowed number of batches of this API key is open already."""
 
     http_status: ClassVar[int] = 429
     code: ClassVar[str] = "too_many_batches"
@@ -74,7 +74,7 @@ class TooManyBatches(ServingError):
 
 @dataclass(eq=False)
 class TooManyUploads(ServingError):
-    """As many uploads of this API key are under way as may be; each of them has room on the disk put aside."""
+    """The largest allowed number of uploads of this API key is under way already; room on the disk is set aside for each."""
 
     http_status: ClassVar[int] = 429
     code: ClassVar[str] = "too_many_uploads"
@@ -87,7 +87,7 @@ class TooManyUploads(ServingError):
 
 @dataclass(eq=False)
 class TooManyConnections(ServingError):
-    """The ingress has only the file descriptors left that it keeps for itself and for probes; ``limit`` counts all that it may have."""
+    """The ingress has only the file descriptors left that it keeps for itself and for probes; ``limit`` is its limit of descriptors."""
 
     http_status: ClassVar[int] = 503
     code: ClassVar[str] = "too_many_connections"
@@ -102,7 +102,7 @@ class TooManyConnections(ServingError):
 
 @dataclass(eq=False)
 class GrammarsBusy(ServingError):
-    """The grammar of a request was not tried in ``limit_s``; others came before it, or the machine is slow."""
+    """The grammar of a request was not compiled within ``limit_s``: other grammars came before it, or the machine is slow."""
 
     http_status: ClassVar[int] = 503
     code: ClassVar[str] = "grammars_busy"
@@ -118,7 +118,7 @@ class GrammarsBusy(ServingError):
 
 @dataclass(eq=False)
 class IngressOverloaded(ServingError):
-    """The ingress has more to do than its event loop gets done; ``limit_s`` is how late that may be."""
+    """The event loop of the ingress is later than ``limit_s``."""
 
     http_status: ClassVar[int] = 503
     code: ClassVar[str] = "ingress_overloaded"
@@ -131,19 +131,19 @@ class IngressOverloaded(ServingError):
 
 @dataclass(eq=False)
 class LeaseBoardSilent(ServingError):
-    """The lease board gives no answer, so that nobody can be told who is in the fleet. Requests for models do not need it."""
+    """The lease board does not answer, so the fleet's members are unknown. Requests for models do not need the lease board."""
 
     code: ClassVar[str] = "lease_board_silent"
     http_status: ClassVar[int] = 503
     retry_after_s: float
 
     def __str__(self) -> str:
-        return f"the lease board, which knows who is in the fleet, does not answer; retry in {self.retry_after_s:.1f} s"
+        return f"the lease board, which knows the fleet's members, does not answer; retry in {self.retry_after_s:.1f} s"
 
 
 @dataclass(eq=False)
 class ServerStopping(ServingError):
-    """The ingress ends, and the time that running requests had to finish is over."""
+    """The ingress ends, and the time for running requests to finish is over."""
 
     http_status: ClassVar[int] = 503
     code: ClassVar[str] = "server_stopping"

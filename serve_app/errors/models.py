@@ -8,11 +8,11 @@ from serve_app.errors.base import ServingError
 
 @dataclass(eq=False)
 class CheckpointError(ServingError):
-    """A checkpoint cannot be made, fetched or used: the operator's matter, never sent over HTTP."""
+    """A checkpoint cannot be made, fetched or used. The operator has to act; the error is never sent over HTTP."""
 
     code: ClassVar[str] = "checkpoint_error"
     problem: str
-    """Names the value that is wrong, and the way out."""
+    """A sentence that names the wrong value and the way out."""
 
     def __str__(self) -> str:
         return self.problem
@@ -32,7 +32,7 @@ class EngineStartFailed(ServingError):
 
 @dataclass(eq=False)
 class FrontEndStartFailed(ServingError):
-    """vLLM's front end of a model could not be built; ``reason`` is vLLM's own, in one line."""
+    """vLLM's front end of a model could not be built; ``reason`` is vLLM's own message, in one line."""
 
     code: ClassVar[str] = "front_end_start_failed"
     model: str

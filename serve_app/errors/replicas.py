@@ -8,9 +8,9 @@ from serve_app.errors.base import ServingError
 
 @dataclass(eq=False)
 class ReplicaLost(ServingError):
-    """The replica that held the request failed, and the request cannot go on elsewhere.
+    """The replica that held the request failed, and the request cannot continue at another replica.
 
-    ``reason`` is in our own words: what the replica said last may quote another client's request.
+    ``reason`` is in our own words: the replica's last message may quote another client's request.
     """
 
     http_status: ClassVar[int] = 502
@@ -24,19 +24,19 @@ class ReplicaLost(ServingError):
 
 @dataclass(eq=False)
 class ResumeDiverged(ServingError):
-    """A request started afresh gave another token than the client has; ``position`` counts output tokens from 0."""
+    """A replayed request gave another token than the client already has; ``position`` counts output tokens from 0."""
 
     http_status: ClassVar[int] = 502
     code: ClassVar[str] = "resume_diverged"
     position: int
 
     def __str__(self) -> str:
-        return f"after the loss of its replica the answer could not go on: it differs at output token {self.position}"
+        return f"after the loss of its replica the answer could not continue: it differs at output token {self.position}"
 
 
 @dataclass(eq=False)
 class SendFailed(ServingError):
-    """A request could not be put on the wire, and not because of what the client sent."""
+    """A request could not be sent to a replica, and the client's input is not the cause."""
 
     code: ClassVar[str] = "send_failed"
     request: str

@@ -7,7 +7,7 @@ from serve_app.errors.base import ServingError
 
 
 class StorageFailed(ServingError):
-    """The folder or the database of files and batches cannot be used. The cause is in the log: it names paths."""
+    """The folder or the database of files and batches cannot be used. The cause is only in the log, because it names paths."""
 
     code: ClassVar[str] = "storage_failed"
 
@@ -17,7 +17,7 @@ class StorageFailed(ServingError):
 
 @dataclass(eq=False)
 class StorageAway(StorageFailed):
-    """The database or the object store that ingresses share does not answer now. The cause is in the log: it names hosts."""
+    """The shared database or object store does not answer now. The cause is only in the log, because it names hosts."""
 
     http_status: ClassVar[int] = 503
     code: ClassVar[str] = "storage_away"
@@ -29,7 +29,7 @@ class StorageAway(StorageFailed):
 
 @dataclass(eq=False)
 class StorageFull(StorageFailed):
-    """There is no room for a file; nothing of it is kept."""
+    """There is no room for a file; no part of it is kept."""
 
     http_status: ClassVar[int] = 507
     code: ClassVar[str] = "storage_full"

@@ -1,15 +1,15 @@
 """This module measures how near this process is to its limit of open files (RLIMIT_NOFILE).
 
-At the limit nothing opens any more: no link to a replica, no file, no connection of a probe that asks why. So the last ``SPARE`` numbers
-are kept for these. The kernel gives each new descriptor the lowest free number: one of the last ``SPARE`` numbers is given only while all
-lower ones are taken.
+At the limit the process can open nothing any more: no link to a replica, no file, no connection of a probe. So the last ``SPARE`` numbers
+are kept for these. The kernel gives each new descriptor the lowest free number, so a descriptor gets one of the last ``SPARE`` numbers only
+while all lower numbers are taken.
 """
 
 import os
 import resource
 
 SPARE = 64
-"""Descriptors. An ingress opens one for each replica that it dials and a few for files; a probe or scrape takes one for a moment."""
+"""Spare descriptors. An ingress opens one for each replica that it dials and a few for files; a probe or scrape takes one for a moment."""
 
 
 def limit() -> int:
@@ -18,12 +18,12 @@ def limit() -> int:
 
 
 def are_short(descriptor: int) -> bool:
-    """Return whether only spare descriptors were free when this one was given out."""
+    """Return whether only spare descriptors were free when this descriptor was opened."""
     return descriptor >= limit() - SPARE
 
 
 def are_nearly_gone(descriptor: int) -> bool:
-    """Return whether half of the spare ones were taken, too, when this one was given out."""
+    """Return whether half of the spare descriptors were taken, too, when this descriptor was opened."""
     return descriptor >= limit() - SPARE // 2
 
 

@@ -6,9 +6,9 @@ _VALIDATORS_WORD = "Value error, "
 
 
 def in_one_line(exc: BaseException) -> str:
-    """Return the text of ``exc`` without line breaks: of pydantic's errors only the sentences, of others the type before the text.
+    """Return the text of ``exc`` without line breaks: only the sentences of pydantic's errors, and the type and text of other errors.
 
-    Left out of pydantic's are the values, which may be whole configurations, and the links to its own documentation.
+    Values are left out of pydantic's errors, because they may be whole configurations, and so are links to pydantic's documentation.
     """
     if isinstance(exc, ValidationError):
         details = exc.errors(include_url=False, include_context=False, include_input=False)

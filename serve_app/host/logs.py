@@ -16,7 +16,7 @@ _USER_OF_A_URL = re.compile(r"://[^/@\s]+@")
 
 
 def use_serve_handlers() -> None:
-    """Send ``serve_app`` lines to the replica's log. Never dictConfig: it would close Serve's handlers (docs/architecture.md)."""
+    """Send ``serve_app`` lines to the replica's log. Never use dictConfig, which would close Serve's handlers (docs/architecture.md)."""
     ours = logging.getLogger("serve_app")
     ours.setLevel(logging.INFO)
     ours.propagate = False
@@ -24,14 +24,15 @@ def use_serve_handlers() -> None:
 
 
 def log_configuration(settings: Settings) -> None:
-    """Say in one line what this process works by: every key with its value, defaults included, secrets masked."""
+    """Log the configuration of this process in one line: every key with its value, including defaults, with secrets masked."""
     logger.info("configuration: %s", json.dumps(masked(settings.model_dump(mode="json"))))
 
 
 def masked(value: Any) -> Any:
-    """Return plain data with `MASK` in the place of what may be a secret.
+    """Return plain data with `MASK` in place of possible secrets.
 
-    That is each value of a mapping ``env``, each text under a key with a word such as ``token`` in it, and user and password of a URL.
+    Possible secrets are each value of a mapping ``env``, each text under a key with a word such as ``token`` in it, and user and password
+    of a URL.
     """
     if isinstance(value, Mapping):
         return {key: MASK if _holds_secret(str(key), inner) else _inside(str(key), inner) for key, inner in value.items()}
@@ -45,6 +46,6 @@ def _inside(key: str, value: Any) -> Any:
 
 
 def _holds_secret(key: str, value: Any) -> bool:
-    """A name of a file is no secret, nor is a number of tokens."""
+    """Return whether a value is a secret by its key. Names of files and numbers of tokens are no secrets."""
     words = re.split(r"[_\W]+", key.lower())
     return isinstance(value, str) and words[-1] != "file" and not _SECRET_WORDS.isdisjoint(words)

@@ -1,4 +1,4 @@
-"""SIGTERM to a process of Ray Serve begins its drain, where Ray would end the process at once and cut what it streams."""
+"""`OrderlyEnd` lets SIGTERM begin the drain of a Ray Serve process; Ray itself would end the process at once and cut its streams."""
 
 import asyncio
 import logging
@@ -13,19 +13,19 @@ from ray._private import worker
 logger = logging.getLogger(__name__)
 
 RAYS_LAST_CALL = "raise_sys_exit_with_custom_error_message"
-"""What Ray's handler of SIGTERM calls to end the process, by its name in `ray._private.worker`."""
+"""The function that Ray's handler of SIGTERM calls to end the process, by its name in `ray._private.worker`."""
 
 
 class OrderlyEnd:
     """The end of one deployment's process: its drain runs once, whether Serve's ``__del__`` or SIGTERM asks for it first.
 
-    Ray sets its handler in the main thread, and Python lets no other thread set one. Serve runs deployments in another thread, so this
-    replaces the function that Ray's handler calls. If a later Ray calls something else there, SIGTERM ends the process at once again, and
-    `tests/test_sigterm.py` fails.
+    Ray sets its handler in the main thread, and Python lets no other thread set a handler. Serve runs deployments in another thread, so
+    this class replaces the function that Ray's handler calls. If a later Ray calls another function there, SIGTERM ends the process at once
+    again, and `tests/test_sigterm.py` fails.
 
     Args:
-        drain: The deployment's.
-        limit_s: How long after SIGTERM the process ends at once although the drain is not over, or the event loop stands still.
+        drain: The deployment's drain.
+        limit_s: Seconds after SIGTERM at which the process ends even if the drain is not over or the event loop hangs.
     """
 
     def __init__(self, drain: Callable[[], Coroutine[Any, Any, None]], limit_s: float) -> None:
@@ -36,12 +36,12 @@ class OrderlyEnd:
         self._ending: asyncio.Task[None] | None = None
 
     def begin_at_sigterm(self) -> None:
-        """Let SIGTERM begin the drain in the running loop from now on. When the drain is over, Ray ends the process."""
+        """From now on, let SIGTERM begin the drain in the running loop. When the drain is over, Ray ends the process."""
         loop, rays_own = asyncio.get_running_loop(), getattr(worker, RAYS_LAST_CALL)
 
         def begin(*_: object, **__: object) -> None:
             if self._limit is None:
-                self._limit = threading.Timer(self._limit_s, os._exit, (1,))  # a thread: the loop may stand still
+                self._limit = threading.Timer(self._limit_s, os._exit, (1,))  # a thread, because the loop may hang
                 self._limit.daemon = True
                 self._limit.start()
             loop.call_soon_threadsafe(self._begin, rays_own)
@@ -49,13 +49,13 @@ class OrderlyEnd:
         setattr(worker, RAYS_LAST_CALL, begin)
 
     async def drained(self) -> None:
-        """Drain, or wait for the end of the drain that runs already."""
+        """Drain, or wait for the end of a drain that already runs."""
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain(), name="drain")
         await asyncio.shield(self._draining)
 
     def check(self) -> None:
-        """Called by Serve's health check: Serve starts another replica in place of one that fails three of them.
+        """Fail Serve's health check after SIGTERM: Serve replaces a replica that fails three checks.
 
         Raises:
             RuntimeError: SIGTERM has come, so this process is about to end.

@@ -10,13 +10,13 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 def free_threads(root: Path = _ROOT, process: Path = Path("/proc/self")) -> float:
-    """Return how many threads and processes may still be started, by the limits of this process's cgroup and of all around it.
+    """Return how many threads and processes may still be started, by the limits of this process's cgroup and all its parents.
 
-    A container sees its own cgroup as the root, whatever /proc says. Infinite where nothing is limited or cgroups cannot be read.
+    A container sees its own cgroup as the root, whatever /proc says. The result is infinite if there is no limit or cgroups cannot be read.
     """
     left = math.inf
     for folder in _folders(root, process):
-        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+        with contextlib.suppress(OSError, ValueError):  # there is no such file, or its limit is "max"
             left = min(left, int((folder / "pids.max").read_text()) - int((folder / "pids.current").read_text()))
     return max(0.0, left)
 
@@ -36,11 +36,11 @@ def _folders(root: Path, process: Path) -> Iterator[Path]:
 
 
 class ClockSteps:
-    """How far the time of day has been set since this was made. The monotonic clock, which nobody sets, is the measure."""
+    """Measures how far the time of day has been set since this object was made, against the monotonic clock, which cannot be set."""
 
     def __init__(self) -> None:
         self._at_first = time.time() - time.monotonic()
 
     def seconds(self) -> float:
-        """Return the sum of all steps, > 0 if the clock was put forward. A machine that slept counts, too: monotonic time stood still."""
+        """Return the sum of all steps, > 0 if the clock was put forward. Suspension of the machine counts, too: it stops monotonic time."""
         return time.time() - time.monotonic() - self._at_first

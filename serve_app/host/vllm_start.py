@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Import vLLM inside: its modules are no garbage, and looking for some is a quarter of the CPU time of their import."""
+    """Switch garbage collection off while vLLM is imported: its modules are no garbage, and collections take a quarter of the CPU time."""
     gc.disable()
     try:
         yield
@@ -17,28 +17,28 @@ def without_collection() -> Iterator[None]:
 
 
 def settle() -> None:
-    """Call once all is built and requests may come: what is there is no garbage, and vLLM's environment changes no more.
+    """Freeze the objects that exist now, and cache vLLM's environment. Call it once everything is built and requests may come.
 
-    Sets TOKENIZERS_PARALLELISM for this process and its children, unless it is set.
+    It sets TOKENIZERS_PARALLELISM for this process and its children, unless it is set.
 
-    A collection that looks at all of vLLM stops an ingress for 0.7 s. New objects are looked at when there are 100,000 of them, not 700:
-    a burst of 256 requests makes some 50,000 that live as long as the requests do, and are looked at in vain.
+    A collection that looks at all of vLLM stops an ingress for 0.7 s. New objects are collected when there are 100,000 of them, not 700: a
+    burst of 256 requests makes about 50,000 objects that live as long as the requests, and a collection would look at them in vain.
     """
     from vllm.envs import enable_envs_cache
 
-    # A batch of prompts is some 2 ms of one thread. The tokenizers' own threads, one a core, take turns looking for work, and for longer.
+    # A batch of prompts takes one thread about 2 ms. The tokenizers' own threads, one a core, would take longer, looking for work in turn.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 10, 10)
-    enable_envs_cache()  # else each request asks the environment 14 times
+    enable_envs_cache()  # without it each request reads the environment 14 times
 
 
 def inspect_models_here() -> None:
-    """Let vLLM look at a model's class in this process, where it would start another one that imports all of vLLM again.
+    """Let vLLM inspect a model's class in this process. vLLM itself would start another process, which imports all of vLLM again.
 
-    vLLM starts that process where the answer is not in its cache folder, as in every new pod. Do not call this in an engine core on a
-    GPU: looking at a model may initialize CUDA, which would take GPU memory here beside what the workers take.
+    vLLM starts that process if the result is not in its cache folder, as in every new pod. Do not call this in an engine core on a GPU:
+    inspecting a model may initialize CUDA, which would take GPU memory in this process in addition to the workers' memory.
     """
     from vllm.model_executor.models import registry
 

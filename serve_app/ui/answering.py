@@ -10,14 +10,14 @@ from serve_app.ui.preset import Message, Preset
 from serve_app.ui.shown_answer import ShownAnswer
 
 SHOW_S = 0.05
-"""Least time between two states of an answer that are shown: a browser gains nothing from more."""
+"""Shortest time between two shown states of an answer: more would gain nothing in a browser."""
 
 
 class Answering:
-    """One page has one answer at a time. ``stop`` closes its connection to the service, which aborts on the engine.
+    """The answers under way. A page has one answer at a time. ``stop`` closes the answer's connection, which aborts it on the engine.
 
     Gradio's own cancelling is not used: it abandons a generator between two of its values, and only garbage collection would then close
-    the connection. It also says nothing, while this shows what had come until the stop.
+    the connection. It also shows nothing, while this class shows the text up to the stop.
     """
 
     def __init__(self, service: Service) -> None:
@@ -32,10 +32,10 @@ class Answering:
     async def answer(self, page: str, preset: Preset, history: Sequence[Message], key: str) -> AsyncGenerator[ShownAnswer, None]:
         """Yield the answer whenever it has grown, at most every `SHOW_S` seconds, and once at its end or stop.
 
-        Close the generator: only then the connection is closed, and ``stop`` no longer knows of this answer.
+        The caller has to close the generator: only then the connection is closed, and ``stop`` no longer knows this answer.
 
         Raises:
-            ServiceProblem: The service refuses or fails; what was yielded before stays valid.
+            ServiceProblem: The service refuses or fails; states that were yielded before stay valid.
         """
         self.stop(page)
         answer = ShownAnswer(preset.n, sent_at=time.monotonic())
@@ -62,7 +62,7 @@ class Answering:
 
 
 async def _read(events: AsyncGenerator[Event, None], answer: ShownAnswer, news: asyncio.Event) -> None:
-    """Add ``events`` to ``answer``. A task of its own: what has come is shown also while the next event is waited for."""
+    """Add ``events`` to ``answer``. This is a task of its own, so that the text is shown while the next event is awaited."""
     async with aclosing(events):
         async for event in events:
             answer.add(event, now=time.monotonic())

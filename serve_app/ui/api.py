@@ -11,24 +11,24 @@ import httpx
 
 _CONNECT_S = 5.0
 _ANSWER_S = 5.0
-"""For answers that are not streamed."""
+"""Time limit of answers that are not streamed."""
 _SILENCE_S = 120.0
-"""A stream that says nothing for this long is given up. The service says `: waiting` whenever it has said nothing else for
+"""A stream that sends nothing for this long is given up. The service sends `: waiting` after each silence of
 `timeouts.stream_silence_s`, 5 s by default."""
 
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
-"""What reading JSON of an unexpected form raises."""
+"""The exceptions from reading JSON of an unexpected form."""
 
 
 class ServiceProblem(Exception):
-    """The service refused, failed or does not answer. Its text is a sentence for the person at the page."""
+    """The service refused, failed or does not answer. The exception's text is a sentence for the person at the page."""
 
 
 @dataclass(frozen=True)
 class Delta:
-    """The next piece of one choice. ``finish`` is the reason of its end, on its last piece.
+    """The next piece of one choice. The last piece has the reason of the choice's end as ``finish``.
 
-    ``thought`` is what a reasoning model says before its answer; the next prompt's conversation does not hold it.
+    ``thought`` is a reasoning model's text before its answer; the next prompt's conversation does not include it.
     """
 
     choice: int
@@ -39,21 +39,21 @@ class Delta:
 
 @dataclass(frozen=True)
 class Usage:
-    """How many tokens all choices together have, as the service counted them."""
+    """The number of tokens of all choices together, as the service counted them."""
 
     output_tokens: int
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """The stream is open and has nothing to say: its request waits for a replica, or for its next token."""
+    """The stream is open and sends nothing: its request waits for a replica, or for its next token."""
 
 
 Event = Delta | Usage | Waiting
 
 
 class Service:
-    """The service at ``url``. Used within one event loop; ``key`` of each call is the API key, empty for none."""
+    """The service at ``url``, used within one event loop. ``key`` of each call is the API key, empty for none."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -62,21 +62,21 @@ class Service:
             timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S),
             limits=httpx.Limits(
                 max_connections=None
-            ),  # each open answer holds a connection; a limit would make further pages wait
+            ),  # each open answer holds a connection, so a limit would make further pages wait
         )
 
     async def models(self, key: str) -> list[str]:
-        """Return the names of the served models, adapters included.
+        """Return the names of the served models, including adapters.
 
         Raises:
             ServiceProblem: The service refuses or does not answer.
         """
         listing = await self._get("/v1/models", key)
-        with self._told():
+        with self._as_problems():
             return [str(card["id"]) for card in listing["data"]]
 
     async def fleet(self, key: str) -> dict[str, Any]:
-        """Return what `/fleet` says.
+        """Return the report of `/fleet`.
 
         Raises:
             ServiceProblem: The service refuses or does not answer.
@@ -87,21 +87,21 @@ class Service:
         await self._http.aclose()
 
     async def _get(self, path: str, key: str) -> dict[str, Any]:
-        with self._told():
+        with self._as_problems():
             answer = await self._http.get(path, headers=_headers(key))
             if answer.is_error:
                 raise _refusal(answer)
             return dict(_parsed(answer.text))
 
     async def stream(self, path: str, body: Mapping[str, Any], key: str) -> AsyncGenerator[Event, None]:
-        """Yield the events of a streamed answer. Closing this generator closes the connection, which aborts on the engine.
+        """Yield the events of a streamed answer. Closing this generator closes the connection, which aborts the answer on the engine.
 
         Raises:
-            ServiceProblem: The service refuses, fails in the middle, or does not answer.
+            ServiceProblem: The service refuses, fails during the answer, or does not answer.
         """
         asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
         limits = httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)
-        with self._told():
+        with self._as_problems():
             async with self._http.stream("POST", path, json=asked, headers=_headers(key), timeout=limits) as answer:
                 if answer.is_error:
                     await answer.aread()
@@ -114,8 +114,8 @@ class Service:
         raise ServiceProblem("The connection ended before the answer was complete.")
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Put failures of the connection, and answers of an unexpected form, into words."""
+    def _as_problems(self) -> Iterator[None]:
+        """Turn failures of the connection, and answers of an unexpected form, into sentences."""
         try:
             yield
         except httpx.TimeoutException as exc:
@@ -125,13 +125,13 @@ class Service:
         except (httpx.HTTPError, UnicodeEncodeError) as exc:
             raise ServiceProblem(f"The connection to {self.url} failed: {exc}") from exc
         except MALFORMED as exc:
-            raise ServiceProblem(f"{self.url} answered something else than an OpenAI-style API does: {exc!r}") from exc
+            raise ServiceProblem(f"{self.url} did not answer as an OpenAI-style API does: {exc!r}") from exc
 
 
 async def lines_of(pieces: AsyncIterator[bytes]) -> AsyncIterator[str]:
     """Yield the lines of a server-sent stream without their ends.
 
-    httpx's `aiter_lines` also splits at U+2028, U+2029 and U+0085, which JSON has unescaped in its strings.
+    httpx's `aiter_lines` also splits at U+2028, U+2029 and U+0085, which may be unescaped in JSON strings.
     """
     rest = b""
     async for piece in pieces:
@@ -147,7 +147,7 @@ def events_of(line: str) -> list[Event]:
 
     Raises:
         ServiceProblem: The line is the service's error event.
-        ValueError, LookupError, TypeError, AttributeError: The line has not the form of an OpenAI-style API.
+        ValueError, LookupError, TypeError, AttributeError: The line does not have the form of an OpenAI-style API.
     """
     if line.startswith(":"):
         return [Waiting()]
@@ -155,7 +155,7 @@ def events_of(line: str) -> list[Event]:
         return []
     chunk = _parsed(line.removeprefix("data: "))
     if (error := chunk.get("error")) is not None:
-        code = error.get("code")  # other services than this one say it in words, as "rate_limit_exceeded"
+        code = error.get("code")  # other services send a word, such as "rate_limit_exceeded"
         raise ServiceProblem(_in_words(code if isinstance(code, int) else 500, error, error.get("retry_after_s")))
     events: list[Event] = [_delta(choice) for choice in chunk.get("choices", ())]
     if (usage := chunk.get("usage")) is not None:
@@ -167,7 +167,7 @@ _SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 
 
 def _parsed(text: str) -> Any:
-    """Return what JSON says, with U+FFFD for half a surrogate pair: that has no UTF-8, so Gradio could not send it to the browser."""
+    """Return the value of JSON, with U+FFFD for half a surrogate pair, which has no UTF-8: Gradio could not send it to the browser."""
     if _SURROGATE.search(text):
         plain = json.dumps(json.loads(text), ensure_ascii=False)
         text = plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -175,7 +175,7 @@ def _parsed(text: str) -> Any:
 
 
 def _delta(choice: Mapping[str, Any]) -> Delta:
-    """Return the piece in ``choice``: a completion has its text in `text`, a chat in `delta`, with the thought in a field of its own."""
+    """Return the piece in ``choice``. A completion has its text in `text`, and a chat in `delta`, with the thought in its own field."""
     delta = choice.get("delta") or {}
     text = choice.get("text") or delta.get("content") or ""
     thought = delta.get("reasoning") or delta.get("reasoning_content") or ""
@@ -197,14 +197,14 @@ def _refusal(answer: httpx.Response) -> ServiceProblem:
 _MEANINGS = {
     404: "That is not served here.",
     422: "The request is quarantined.",
-    429: "Too much is asked at once.",
+    429: "There are too many requests at once.",
     503: "The service has no room for the request now.",
 }
 
 
 def _in_words(status: int, error: Mapping[str, Any], retry_after_s: Any) -> str:
-    """Return what the status means, the service's own words, and when to come again."""
-    if status == 401:  # the service's words are for programs
+    """Return the meaning of the status, the service's own message, and when to try again."""
+    if status == 401:  # the service's message is for programs
         field = "the field API key; on a narrow chat page the arrow at the left shows that field"
         return f"The API key is missing or wrong: type the key into {field}. (401)"
     meaning = _MEANINGS.get(status, "The service refused the request." if status < 500 else "The service failed.")

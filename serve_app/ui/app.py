@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read at import: nothing is told to anybody
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # Gradio reads it at import: no analytics are sent
 
 import gradio as gr
 import uvicorn
@@ -24,7 +24,7 @@ from serve_app.ui.guard import Guarded
 
 _HERE = Path(__file__).parent
 _FONTS = ("system-ui", "Segoe UI", "Roboto", "Helvetica", "Arial", "sans-serif")
-"""Gradio's own come from Google, which pages of a closed network must not ask."""
+"""Fonts of the system: Gradio's own come from Google, which pages in a closed network must not ask."""
 _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 
 
@@ -66,7 +66,7 @@ def web_app(url: str) -> FastAPI:
     )
     css, js = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "SSR mode is not supported")  # of Node, which nobody asked for
+        warnings.filterwarnings("ignore", "SSR mode is not supported")  # SSR needs Node, and is switched off
         mounted: FastAPI = gr.mount_gradio_app(
             app, pages, path="/", theme=theme, css=css, js=js, footer_links=[], ssr_mode=False, run_history=False
         )
@@ -80,7 +80,7 @@ def run(url: str, host: str, port: int, *, ends_with_input: bool = False) -> Non
         ListenFailed: The port is taken.
     """
     with _listening(host, port) as listening:
-        # critical: at its end uvicorn would log an error for each page that is open; Gradio prints the failures of handlers itself.
+        # critical: otherwise uvicorn logs an error for each open page at its end. Gradio prints failures of handlers itself.
         server = uvicorn.Server(uvicorn.Config(web_app(url), log_level="critical", access_log=False, timeout_graceful_shutdown=1))
         if ends_with_input:
             threading.Thread(target=_wait_for_end_of_input, args=(server,), daemon=True).start()
@@ -101,7 +101,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _wait_for_end_of_input(server: Any) -> None:
-    """End the server when the process that started this one has ended, however that was."""
+    """End the server when standard input is closed: the process that started this one has ended."""
     while os.read(0, 1024):
         pass
     server.should_exit = True

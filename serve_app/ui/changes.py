@@ -5,16 +5,16 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 Report = Mapping[str, Any]
-"""What `/fleet` answers."""
+"""The answer to `/fleet`."""
 
 
 CLOCK_S = 10.0
-"""An ingress gives a report out for half a second, so a report that is this much older than the last one comes from another clock: one that
-was set back, or the clock of another machine."""
+"""An ingress reuses a report for half a second. So a report that is this much older than the last one comes from another clock: a clock
+that was set back, or that of another machine."""
 
 
 class Happening(NamedTuple):
-    """``time`` is seconds since the epoch."""
+    """Something that happened in the fleet. ``time`` is in seconds since the epoch."""
 
     time: float
     text: str
@@ -25,14 +25,14 @@ class Happening(NamedTuple):
 
 
 def is_older(report: Report, before: Report) -> bool:
-    """Return whether another ingress answered with an older report. Compared with it, members would seem to leave and to come again."""
+    """Return whether another ingress answered with an older report. A comparison with it would show members leave and join again."""
     return before["time"] - CLOCK_S < report["time"] <= before["time"]
 
 
 def changes(before: Report | None, after: Report) -> list[Happening]:
     """Return what happened, the oldest first. Without ``before`` only the decisions that the service remembers are known."""
-    told = {_key(decision) for decision in before["decisions"]} if before is not None else set()
-    decided = [Happening(d["time"], _decision(d)) for d in after["decisions"] if _key(d) not in told]
+    known = {_key(decision) for decision in before["decisions"]} if before is not None else set()
+    decided = [Happening(d["time"], _decision(d)) for d in after["decisions"] if _key(d) not in known]
     if before is None:
         return decided
     at = float(after["time"])
@@ -68,7 +68,7 @@ def _name(member: Mapping[str, Any]) -> str:
 
 
 def short(member_id: str) -> str:
-    """Return the part of an id that tells members of one deployment apart."""
+    """Return the part of an id that differs between members of one deployment."""
     return member_id.rsplit("#", 1)[-1]
 
 
@@ -79,7 +79,7 @@ _COUNTS = {
 
 
 def _of_counts(before: Report, after: Report) -> Iterator[str]:
-    """Yield what the ingresses that are in both reports counted between them."""
+    """Yield the differences of counts of the ingresses that are in both reports."""
     old = {m["replica_id"]: m for m in before["members"] if m["role"] == "ingress"}
     for ingress in after["members"]:
         for model, load in ingress["load"].get("models", {}).items() if ingress["replica_id"] in old else ():

@@ -25,7 +25,7 @@ _COPY_LINK = """(query) => {
   navigator.clipboard ? navigator.clipboard.writeText(link) : window.prompt("Link", link);
   return query;
 }"""
-"""Browsers have a clipboard only for pages by HTTPS or of this machine; elsewhere a dialog shows the link."""
+"""Browsers offer a clipboard only to pages by HTTPS or from localhost; elsewhere a dialog shows the link."""
 
 
 class ChatPage:
@@ -35,7 +35,7 @@ class ChatPage:
         self._service = service
         self._answering = Answering(service)
         self.history = gr.State([])
-        """The conversation: of each prompt the first answer, or the one that was chosen."""
+        """The conversation: each prompt with its first answer, or with the chosen answer."""
         self.asked = gr.State("")
         self.choices = gr.State([])
         """The answers to the last prompt.
@@ -73,7 +73,7 @@ class ChatPage:
             "seed": seed,
             "stop": stop,
         }
-        """By the field of `Preset` that each sets; the prompt comes below the answers."""
+        """Field of `Preset` -> the control that sets it. `_main` adds the prompt, which is below the answers."""
 
     def _main(self) -> None:
         self.problem = gr.HTML("", elem_id="problem", visible=False)
@@ -82,7 +82,7 @@ class ChatPage:
             for number in range(MAX_CHOICES):
                 with gr.Column(visible=number == 0, min_width=200) as column:
                     self.chats.append(_chatbot(number))
-                    self.keeps.append(gr.Button("Go on with this answer", size="sm", visible=False, elem_id=f"keep-{number}"))
+                    self.keeps.append(gr.Button("Continue with this answer", size="sm", visible=False, elem_id=f"keep-{number}"))
                 self.columns.append(column)
         self.figures = gr.HTML("", elem_id="figures")
         with gr.Row(elem_id="ask"):
@@ -125,7 +125,7 @@ class ChatPage:
         page.unload(self._leave)
 
     async def _open(self, request: gr.Request) -> Update:
-        """Set the controls as the link says, and list the models."""
+        """Set the controls from the link, and list the models."""
         preset, problems = Preset.from_link(dict(request.query_params))
         update: Update = {self.controls[name]: value for name, value in preset.model_dump().items() if name != "model"}
         models = await self._models("", preset.model)
@@ -156,7 +156,7 @@ class ChatPage:
             return
         history = [] if preset.mode == "completion" else _with(history, asked, choices)
         busy = {self.send: gr.update(visible=False), self.stop: gr.update(visible=True)}
-        # Before the first words: Gradio may lose what it is told to write into a column that the same update shows.
+        # Show the columns before the first text: Gradio may lose text for a column that the same update makes visible.
         columns = {column: gr.update(visible=number < preset.n) for number, column in enumerate(self.columns)}
         yield busy | columns | {self.problem: _problem(""), self.controls["prompt"]: "", self.history: history}
         answer, problem = None, ""
@@ -190,7 +190,7 @@ class ChatPage:
         self._answering.stop(request.session_hash)
 
     def _leave(self, request: gr.Request) -> None:
-        """The page was closed: nobody reads the rest."""
+        """End the answer of a closed page."""
         self._answering.stop(request.session_hash)
 
     def _clear(self, request: gr.Request) -> Update:
@@ -217,7 +217,7 @@ def _chatbot(number: int) -> Any:
 
 
 def _keep(number: int) -> Any:
-    """Return the handler that goes on with the answer ``number``: it becomes the only one, and the history of the next prompt."""
+    """Return the handler that continues with the answer ``number``: it becomes the only answer, and the next prompt's history."""
 
     def keep(history: list[Message], asked: str, choices: list[str]) -> list[Any]:
         kept = _with(history, asked, choices[number : number + 1])
@@ -237,7 +237,7 @@ def _with(history: list[Message], asked: str, choices: list[str]) -> list[Messag
 
 
 def _thought(text: str) -> dict[str, Any]:
-    """Return a message that Gradio shows as a part of its own, which can be folded."""
+    """Return a message that Gradio shows as a separate part, which can be folded."""
     return {"role": "assistant", "content": text, "metadata": {"title": "Thought"}}
 
 

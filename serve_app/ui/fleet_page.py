@@ -1,4 +1,4 @@
-"""The fleet page asks `/fleet` every second while somebody looks, and shows the fleet and what happened in it."""
+"""The fleet page asks `/fleet` every second while it is open, and shows the fleet and what happened in it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from serve_app.ui.fleet_view import fleet_html, happenings_html, problem_html
 POLL_S = 1.0
 """Loads are up to 2 s old (`membership.renew_s`), so asking more often than once a second shows nothing new."""
 SHOWN = 200
-"""Happenings that the page keeps; the oldest go first."""
+"""Most happenings that the page keeps; the oldest are dropped first."""
 
 
 class FleetPage:
@@ -34,7 +34,7 @@ class FleetPage:
         )
 
     async def look(self, key: str, before: Report | None, happenings: list[tuple[float, str]]) -> list[Any]:
-        """Return what the page shows next: problem, fleet, happenings; and what it remembers: report, happenings."""
+        """Return the page's next content (problem, fleet, happenings) and its memory (report, happenings)."""
         try:
             report: Mapping[str, Any] = await self._service.fleet(key)
         except ServiceProblem as exc:
@@ -42,7 +42,7 @@ class FleetPage:
         try:
             return _next(report, before, [Happening(*happening) for happening in happenings])
         except MALFORMED as exc:
-            said = f"{self._service.url} answered something else than a fleet's report: {exc!r}.{_age(before)}"
+            said = f"{self._service.url} did not answer with a fleet's report: {exc!r}.{_age(before)}"
             return [_problem(said), gr.skip(), gr.skip(), before, happenings]
 
 
@@ -56,7 +56,7 @@ def _next(report: Report, before: Report | None, known: list[Happening]) -> list
 
 
 def _age(shown: Report | None) -> str:
-    """Return the sentence that says from when the fleet is that the page goes on showing; empty where it shows none."""
+    """Return the sentence with the time of the fleet that the page still shows; empty if it shows no fleet."""
     return f" The fleet below is that of {Happening(shown['time'], '').clock()} UTC." if shown is not None else ""
 
 

@@ -12,7 +12,7 @@ Cell = tuple[str, str]
 
 
 def fleet_html(report: Report) -> str:
-    """Return the state of the fleet. All that comes from the service is escaped."""
+    """Return the state of the fleet. All text from the service is escaped."""
     members = sorted(report["members"], key=lambda m: (m["role"], m["model"], m["replica_id"]))
     ingresses = [m for m in members if m["role"] == "ingress"]
     by_model: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
@@ -53,7 +53,7 @@ def _tiles(ingresses: Sequence[Mapping[str, Any]], replicas: Sequence[Mapping[st
 
 
 def _total(ingresses: Iterable[Mapping[str, Any]], count: str, model: str | None = None) -> int:
-    """Return a count of the ingresses, of one model or of all."""
+    """Return the sum of a count over the ingresses, for one model or for all."""
     loads = [load for m in ingresses for name, load in m["load"].get("models", {}).items() if model in (None, name)]
     return sum(load[count] for load in loads)
 
@@ -67,8 +67,8 @@ def _model(name: str, replicas: Sequence[Mapping[str, Any]], ingresses: Sequence
     queue = f' <span class="quiet">{waiting} waiting for a replica</span>' if waiting else ""
     canary = next((c for m in ingresses if (c := m["load"].get("models", {}).get(name, {}).get("canary"))), None)
     if canary is not None:
-        told = f"canary of {canary['of']}, {canary['state']} after {canary['requests']} requests {canary['reason']}"
-        queue += f' <span class="quiet">{escape(told)}</span>'
+        state = f"canary of {canary['of']}, {canary['state']} after {canary['requests']} requests {canary['reason']}"
+        queue += f' <span class="quiet">{escape(state)}</span>'
     return _table(escape(name) + queue, _REPLICA, [_replica_row(m) for m in replicas])
 
 

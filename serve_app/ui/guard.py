@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 POLICY = "; ".join(
     [
         "default-src 'self'",
-        "script-src 'self' 'unsafe-inline' 'unsafe-eval'",  # Gradio's page has scripts in it, and makes functions of `js=` texts
+        "script-src 'self' 'unsafe-inline' 'unsafe-eval'",  # Gradio's page contains scripts, and makes functions of `js=` texts
         "style-src 'self' 'unsafe-inline'",
         "img-src 'self' data: blob:",
         "media-src 'self' data: blob:",
@@ -23,8 +23,8 @@ POLICY = "; ".join(
 )
 """The Content-Security-Policy of each response.
 
-Answers are shown as Markdown with HTML in it. Without the policy, an image, a video or a form in an answer would tell another host what the
-model was asked. Gradio removes scripts from answers before it shows them.
+Answers are shown as Markdown, which may contain HTML. Without the policy, an image, a video or a form in an answer could send the prompt to
+another host. Gradio removes scripts from answers before it shows them.
 """
 
 _PATHS = frozenset(
@@ -48,16 +48,16 @@ _FOLDERS = ("/assets/", "/static/", "/gradio_api/heartbeat/")
 
 
 class Guarded:
-    """Refuses what the pages do not need, and adds `POLICY` to each response.
+    """Refuses requests that the pages do not need, and adds `POLICY` to each response.
 
-    Gradio has more routes than these pages use. Its `upload`, `deep_link` and `process_recording` write files for everybody who asks, and
-    `file=URL` makes this process ask another host: an image of that path in an answer would pass `POLICY`. So only `_PATHS` and `_FOLDERS`
-    are answered.
+    Gradio has more routes than these pages use. Its `upload`, `deep_link` and `process_recording` write files for any client, and
+    `file=URL` makes this process ask another host: an image with that path in an answer would pass `POLICY`. So only `_PATHS` and
+    `_FOLDERS` are answered.
 
-    Gradio lets pages of other sites ask too, and read what they get unless this server is at localhost. A page of another site that the
-    user has open must not ask the service in the user's name, so a request that carries another site's `Origin` is refused.
+    Gradio also accepts requests from pages of other sites, which may read the answers unless this server is at localhost. Such a page, open
+    in the user's browser, must not use the service in the user's name, so a request with another site's `Origin` is refused.
 
-    Starlette's own base for middleware is not used: it stands in the way of streams.
+    Starlette's own base for middleware is not used, because it hinders streams.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -83,8 +83,8 @@ class Guarded:
 def _is_of_another_site(headers: Headers) -> bool:
     """Return whether a page of another site sent this request. A link from another site to the pages carries no `Origin`.
 
-    Browsers send `Sec-Fetch-Site` to HTTPS and to localhost only. Elsewhere `Origin` is compared with the host that the browser asked;
-    a proxy that changes `Host` tells the original in `X-Forwarded-Host`.
+    Browsers send `Sec-Fetch-Site` only to HTTPS and to localhost. Elsewhere `Origin` is compared with the host that the browser asked;
+    a proxy that changes `Host` sends the original host in `X-Forwarded-Host`.
     """
     origin = headers.get("origin")
     if origin is None or headers.get("sec-fetch-site") == "same-origin":
@@ -93,11 +93,11 @@ def _is_of_another_site(headers: Headers) -> bool:
         url = urlsplit(origin)
     except ValueError:
         return True
-    port = {"http": ":80", "https": ":443"}.get(url.scheme, "")  # some proxies add it
+    port = {"http": ":80", "https": ":443"}.get(url.scheme, "")  # some proxies add the default port
     asked = {host.strip() for name in ("host", "x-forwarded-host") for host in headers.get(name, "").split(",")}
     return not url.netloc or asked.isdisjoint({url.netloc, url.netloc + port})
 
 
 def _is_embedded_stream(path: str, headers: Headers) -> bool:
-    """Return whether an image or a video in an answer asks for a stream of Gradio's: six would use up a browser's connections."""
+    """Return whether an image or a video in an answer asks for a stream of Gradio's: six of them would use up a browser's connections."""
     return path.startswith("/gradio_api/") and headers.get("sec-fetch-dest") in {"image", "audio", "video"}

@@ -7,13 +7,13 @@ from urllib.parse import urlencode
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 MAX_CHOICES = 4
-"""Answers side by side; more would have no room."""
+"""Most answers side by side; there is no room for more."""
 
 Message = dict[str, str]
 
 
 class Preset(BaseModel):
-    """The controls. Their names are those of the link's parameters."""
+    """The controls of the chat page. Their names are those of the link's parameters."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -43,7 +43,7 @@ class Preset(BaseModel):
         return cls.model_validate(known), problems
 
     def link(self) -> str:
-        """Return the query that presets these controls; defaults are left out, and there is no API key."""
+        """Return the query that presets these controls, without defaults and without the API key."""
         values = self.model_dump(exclude_defaults=True, exclude_none=True)
         return f"?{urlencode(values)}" if values else ""
 

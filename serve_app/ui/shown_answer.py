@@ -8,21 +8,21 @@ from serve_app.ui.api import Delta, Event, Usage, Waiting
 
 @dataclass
 class ShownAnswer:
-    """Times are seconds of one monotonic clock."""
+    """An answer while it arrives. Times are in seconds of one monotonic clock."""
 
     num_choices: int
     sent_at: float
     texts: list[str] = field(init=False)
     thoughts: list[str] = field(init=False)
-    """By choice, what a reasoning model said before its text. It is shown, and no part of the conversation."""
+    """By choice, a reasoning model's text before its answer. It is shown, but is not part of the conversation."""
     finished: dict[int, str] = field(default_factory=dict)
     """Choice -> why it ended."""
     first_at: float | None = None
-    """When the first thought or text came."""
+    """When the first thought or text arrived."""
     last_at: float | None = None
     num_pieces: int = 0
     output_tokens: int | None = None
-    """As the service counted them; None before the end of the stream."""
+    """The service's count; None before the end of the stream."""
     is_waiting: bool = False
 
     def __post_init__(self) -> None:
@@ -30,7 +30,7 @@ class ShownAnswer:
         self.thoughts = [""] * self.num_choices
 
     def add(self, event: Event, *, now: float) -> None:
-        """Take the next event of the stream. A choice that nobody asked for is left out."""
+        """Add the next event of the stream. Pieces of an unexpected choice are ignored."""
         self.is_waiting = isinstance(event, Waiting)
         match event:
             case Delta(choice, text, finish, thought) if 0 <= choice < self.num_choices:
@@ -48,8 +48,8 @@ class ShownAnswer:
     def figures(self, *, now: float) -> str:
         """Return tokens, time to first token and tokens per second, in one line.
 
-        Before the service has told the number of tokens, the number of pieces stands for it, and ≈ says so. Tokens per second are of all
-        choices together, from the first token on.
+        Until the service sends the number of tokens, the number of pieces is shown with a ≈. Tokens per second are of all choices together,
+        from the first token on.
         """
         if self.first_at is None or self.last_at is None:
             return f"{'waiting for a replica' if self.is_waiting else 'sent'} · {now - self.sent_at:.1f} s"
@@ -61,7 +61,7 @@ class ShownAnswer:
             parts.append(f"{about}{later / span_s:.1f} tokens/s")
         parts.append(f"{self.last_at - self.sent_at:.1f} s")
         if self.is_waiting:
-            parts.append("waiting: the next token is late, or the request goes on at another replica")
+            parts.append("waiting: the next token is late, or the request continues at another replica")
         return " · ".join([*parts, *self._ends()])
 
     def _ends(self) -> Sequence[str]:

@@ -134,7 +134,7 @@ WRONG: dict[str, tuple[list[msgspec.Struct], str]] = {
     ),
     "a part longer than the whole": (
         [head(counts(0)), line(0, gaps_s=[7.0]), last(counts(1))],
-        ":2: request 'id-0' lasted 1.0 s, and a part of it 7.0 s, or less than none",
+        ":2: request 'id-0' lasted 1.0 s, and a part of it 7.0 s, or a part has a negative time",
     ),
     "another version": ([msgspec.structs.replace(head(counts(0)), ledger=2)], ":1: is of version 2; this serve-app reads 1"),
 }
@@ -156,8 +156,7 @@ def test_a_file_between_that_is_missing_is_named(tmp_path: Path) -> None:
     result = verify(tmp_path)
     assert result.stderr == f"error: {paths[3]}:1: is file 3 of its ingress, and the one before it here is file 1\n"
     assert (
-        f"note: {paths[1]}: is file 1 of its ingress; those before it were removed to make room, or are not given"
-        in result.stdout
+        f"note: {paths[1]}: is file 1 of its ingress; earlier files were removed to make room, or are not given" in result.stdout
     )
 
 
@@ -166,7 +165,7 @@ def test_a_line_that_is_none_is_named_and_the_others_count(tmp_path: Path, damag
     (path,) = write(tmp_path, [head(counts(0)), line(0), line(1)])
     path.write_text(damage(path.read_text()))
     result = verify(path)
-    assert f"error: {path}:3: is no line of a ledger: " in result.stderr
+    assert f"error: {path}:3: is not a line of a ledger: " in result.stderr
     assert result.stdout.startswith("1 requests in 1 files")
 
 
@@ -174,7 +173,7 @@ def test_the_end_of_a_killed_ingress_is_told_and_is_no_error(tmp_path: Path) -> 
     (path,) = write(tmp_path, [head(counts(0)), line(0), line(1, number=3)], end=b'{"seq":2,"num')
     result = verify(tmp_path)
     assert f"note: {path}:4: the last line is cut off: its ingress was killed while it wrote it, or writes now" in result.stdout
-    assert f"note: {path}: no last line: its ingress runs still, or was killed; 2 requests have no outcome" in result.stdout
+    assert f"note: {path}: no last line: its ingress still runs, or was killed; 2 requests have no outcome" in result.stdout
     assert (result.stderr, result.exit_code) == ("", 0)
 
 

@@ -31,7 +31,7 @@ def test_a_taken_port_is_one_line_and_the_service_goes_on(monkeypatch: pytest.Mo
         taken.listen()
         port = taken.getsockname()[1]
         assert (
-            said(port) == f"no chat page: cannot listen on 127.0.0.1:{port}: Address already in use; set ui.port to a free one\n"
+            said(port) == f"no chat page: cannot listen on 127.0.0.1:{port}: Address already in use; set ui.port to a free port\n"
         )
 
 

@@ -88,7 +88,9 @@ def test_an_ingress_does_not_share_its_port_with_another_application(
     ended = subprocess.run(command, env=environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=FAIL_LIMIT_S)
     assert ended.returncode == 1
     said = " ".join(ended.stderr.split())
-    assert f"cannot listen on 127.0.0.1:{ELASTIC_PORT}: another application answers there; set ingress.port to a free one" in said
+    assert (
+        f"cannot listen on 127.0.0.1:{ELASTIC_PORT}: another application answers there; set ingress.port to a free port" in said
+    )
 
 
 def test_a_second_interrupt_cuts_the_streams_and_leaves_nothing(elastic: Fleet) -> None:

@@ -46,7 +46,7 @@ async def test_a_port_of_another_fleet_is_refused_by_its_number_and_the_way_out(
     async with listening("another") as values:
         with pytest.raises(ListenFailed) as refused:
             await refuse_another_fleets_port(values, "own")
-        said = f"cannot listen on 127.0.0.1:{values.port}: another application answers there; set ingress.port to a free one"
+        said = f"cannot listen on 127.0.0.1:{values.port}: another application answers there; set ingress.port to a free port"
         assert str(refused.value) == said
 
 

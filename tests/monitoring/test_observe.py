@@ -16,5 +16,5 @@ def test_a_taken_port_is_one_sentence_with_the_way_out(
         port = other.getsockname()[1]
         monkeypatch.setattr(sys, "argv", ["observe", "--folder", str(tmp_path), "--port", str(port)])
         assert observe.main() == 2
-    said = f"error: cannot listen on 127.0.0.1:{port}: Address already in use; set PROMETHEUS_PORT to a free one\n"
+    said = f"error: cannot listen on 127.0.0.1:{port}: Address already in use; set PROMETHEUS_PORT to a free port\n"
     assert capsys.readouterr() == ("", said)

@@ -43,7 +43,7 @@ async def test_a_fixed_port_is_listened_on_and_a_taken_one_is_named() -> None:
     first = await start_replica(settings(), "a")
     model = {"model": "/models/tiny", "replicas_per_node": 1}
     fixed = parse_settings({"models": {"tiny": model}, "protocol": {"port": first.port}})
-    with pytest.raises(ListenFailed, match=rf"^cannot listen on 127.0.0.1:{first.port}: .*; set protocol.port to a free one$"):
+    with pytest.raises(ListenFailed, match=rf"^cannot listen on 127.0.0.1:{first.port}: .*; set protocol.port to a free port$"):
         await start_replica(fixed, "b")
     await first.close()
     second = await start_replica(fixed, "b")
@@ -65,7 +65,7 @@ async def test_a_replica_on_every_address_is_reached_by_either_family(tmp_path: 
 @pytest.mark.parametrize(
     ("host", "address"), [("0.0.0.0", "fd00::1"), ("::", "fd00::1"), ("fd00::2", "fd00::2"), ("127.0.0.1", "127.0.0.1")]
 )
-def test_ingresses_are_told_the_nodes_address_of_a_replica_on_every_address(
+def test_the_lease_of_a_replica_on_every_address_has_its_nodes_address(
     monkeypatch: pytest.MonkeyPatch, host: str, address: str
 ) -> None:
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "fd00::1")
@@ -179,7 +179,7 @@ async def test_an_abort_that_came_in_one_piece_with_the_links_end_reaches_the_en
 
 
 @in_loop
-async def test_a_heartbeat_tells_the_load_and_a_drain_is_told_at_once() -> None:
+async def test_a_heartbeat_reports_the_load_and_a_drain_is_reported_at_once() -> None:
     replica = await start_replica(settings(), "a")
     with recorded(replica) as told:
         probe = await linked(replica)
@@ -252,7 +252,7 @@ async def test_a_silent_ingress_that_does_not_read_either_is_gone_as_soon() -> N
 
 
 @in_loop
-async def test_a_slow_reader_is_cut_off_at_the_limit_and_nobody_else() -> None:
+async def test_a_slow_reader_is_cut_off_at_the_limit_and_no_other() -> None:
     limits = {"max_frame_bytes": 1 << 20, "send_buffer_bytes": 1 << 20, "heartbeat_interval_s": 0.1, "heartbeat_timeout_s": 0.5}
     replica = await start_replica(settings(protocol=limits), "a")
     slow, other = await linked(replica), await linked(replica)
@@ -284,7 +284,7 @@ async def test_outputs_that_are_together_larger_than_the_send_buffer_cost_no_lin
 
 
 @in_loop
-async def test_a_peer_that_says_nothing_is_told_goodbye() -> None:
+async def test_a_peer_that_says_nothing_gets_a_goodbye() -> None:
     replica = await start_replica(settings(protocol={"handshake_timeout_s": 0.05}), "a")
     reader, writer = await asyncio.open_connection("127.0.0.1", replica.lease.port)
     late = HandshakeTimeout(limit_s=0.05)
@@ -369,7 +369,7 @@ async def test_of_two_handshakes_for_the_last_slot_the_slower_is_refused_and_sta
 
 
 @in_loop
-async def test_a_stop_says_goodbye_on_every_link_and_lets_nobody_in() -> None:
+async def test_a_stop_says_goodbye_on_every_link_and_accepts_no_other() -> None:
     replica = await start_replica(settings(), "a")
     probes = [await linked(replica), await linked(replica)]
     await replica.server.close("drained", "the replica stopped")
@@ -381,7 +381,7 @@ async def test_a_stop_says_goodbye_on_every_link_and_lets_nobody_in() -> None:
 
 
 @in_loop
-async def test_heartbeats_go_on_until_cancelled() -> None:
+async def test_heartbeats_continue_until_cancelled() -> None:
     limits = {"heartbeat_interval_s": 0.01, "heartbeat_timeout_s": 60.0}
     replica = await start_replica(settings(protocol=limits), "a")
     probe = await linked(replica)

@@ -187,5 +187,5 @@ def test_a_service_whose_clock_was_set_back_is_followed(fake: FakeService) -> No
 def test_a_report_of_another_form_is_said(fake: FakeService, monkeypatch: pytest.MonkeyPatch, report: Any) -> None:
     monkeypatch.setattr(fake, "report", report)
     problem, *_, remembered, _ = looked(fake, None)
-    assert "answered something else than a fleet" in problem["value"]
+    assert "did not answer with a fleet" in problem["value"]
     assert remembered is None

@@ -115,13 +115,13 @@ def test_each_refusal_is_a_sentence(options: dict[str, Any], controls: dict[str,
 
 @pytest.mark.parametrize("line", ["[1]", "{", '{"error": "text"}', '{"choices": [{"text": "x"}]}', '{"choices": [3]}'])
 def test_a_stream_of_another_form_is_said(line: str) -> None:
-    with fake_service(line=line) as fake, pytest.raises(ServiceProblem, match="something else than an OpenAI-style API"):
+    with fake_service(line=line) as fake, pytest.raises(ServiceProblem, match="did not answer as an OpenAI-style API does"):
         answered(fake)
 
 
 @pytest.mark.parametrize("listing", [[], [1], {}, {"data": 3}, {"data": [{"name": "x"}]}])
 def test_a_listing_of_another_form_is_said(listing: Any) -> None:
-    with fake_service(listing=listing) as fake, pytest.raises(ServiceProblem, match="something else than an OpenAI-style API"):
+    with fake_service(listing=listing) as fake, pytest.raises(ServiceProblem, match="did not answer as an OpenAI-style API does"):
         asyncio.run(Service(fake.url).models(""))
 
 
