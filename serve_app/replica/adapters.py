@@ -22,15 +22,15 @@ WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 def adapters_in(additional_config: Any) -> list[Mapping[str, Any]]:
-    """Return what `engine_args.engine_core_args` has written into vLLM's ``additional_config``."""
+    """Return the adapters that `engine_args.engine_core_args` has written into vLLM's ``additional_config``."""
     return list(additional_config.get(KEY, ())) if isinstance(additional_config, Mapping) else []
 
 
 def max_rank(adapters: Iterable[Mapping[str, Any]]) -> int:
-    """Return the least rank limit of vLLM's that all adapters fit; memory is reserved for it.
+    """Return vLLM's smallest rank limit that all adapters fit; vLLM reserves memory for it.
 
     Raises:
-        ConfigError: An adapter's folder lacks its configuration, the configuration cannot be read, or no limit of vLLM's is enough.
+        ConfigError: An adapter's folder lacks its configuration, the configuration cannot be read, or no limit of vLLM is enough.
     """
     needed = max(_rank(adapter) for adapter in adapters)
     limits = sorted(get_args(MaxLoRARanks))
@@ -43,7 +43,7 @@ def check_sums(adapters: Iterable[Mapping[str, Any]]) -> None:
     """Compare the weights with the SHA-256 that the configuration gives.
 
     Raises:
-        ConfigError: They differ, or there are none.
+        ConfigError: The sums differ, or there are no weights.
     """
     for adapter in adapters:
         path = _weights(adapter)
@@ -56,7 +56,7 @@ def check_sums(adapters: Iterable[Mapping[str, Any]]) -> None:
 
 
 def files_of(adapters: Sequence[Mapping[str, Any]]) -> Iterator[Path]:
-    """Yield all files that decide on the answers, in an order that is the same on each node."""
+    """Yield all files that determine the answers, in an order that is equal on each node."""
     for adapter in sorted(adapters, key=lambda each: str(each["name"])):
         yield Path(adapter["path"]) / CONFIG
         yield _weights(adapter)
@@ -66,7 +66,7 @@ def load_all(core: Any, adapters: Iterable[Mapping[str, Any]]) -> None:
     """Let vLLM's engine core load each adapter.
 
     Raises:
-        ConfigError: It could not load one.
+        ConfigError: The engine core could not load an adapter.
     """
     for adapter in adapters:
         try:

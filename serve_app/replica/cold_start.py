@@ -13,14 +13,14 @@ import msgspec
 
 
 class EnginePhases(msgspec.Struct, array_like=True, frozen=True):
-    """What the engine core process measured of its own start, in seconds."""
+    """The phases of the engine core process's start, in seconds, as the process measured them."""
 
     download_s: float
-    """It had imported vLLM and waited for the model's files."""
+    """The process had imported vLLM and waited for the model's files."""
     load_s: float
-    """Configuration and weights; of a model hub's model, their download too."""
+    """Configuration and weights; for a model of a hub, also their download."""
     warm_up_s: float
-    """Profile run, KV cache, compilation, graph capture, scheduler; at the supervisor, the first token too, which is nobody's."""
+    """Profile run, KV cache, compilation, graph capture, scheduler. The supervisor adds the time of its own first token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class ColdStart:
     """The phases of one start in their order, in seconds, each >= 0."""
 
     scheduled_s: float | None = None
-    """From Serve's wish to Ray's process: a place, a node, its image. None: Serve could not be asked."""
+    """From Serve's order to the start of Ray's process: finding a place, a node, its image. None: Serve could not be asked."""
     process_s: float
     """Until our code ran: Python, Ray's worker, Serve."""
     import_s: float
@@ -39,18 +39,18 @@ class ColdStart:
     listen_s: float
     """Until links could be accepted."""
     first_token_s: float | None = None
-    """From then until the first output went to an ingress, the wait for a request included. None: not yet."""
+    """From the first accepted link on until the first output went to an ingress, including the wait for a request. None: not yet."""
 
     @classmethod
     def measured(
         cls, created_at: float, began_at: float, *, began: float, engine_ready: float, listening: float, engine: EnginePhases
     ) -> Self:
-        """Return the start as far as the replica itself knows it.
+        """Return the phases of the start that the replica itself can measure.
 
         Args:
             created_at: Wall-clock time of the process's creation.
             began_at: Wall-clock time at which our code began.
-            began: The same moment on the monotonic clock, of which the following are, too.
+            began: The same moment on the monotonic clock; ``engine_ready`` and ``listening`` are on this clock, too.
         """
         inside_engine = engine.download_s + engine.load_s + engine.warm_up_s
         return cls(
@@ -63,10 +63,10 @@ class ColdStart:
         )
 
     def asked(self, asked_at: float | None, *, began_at: float) -> Self:
-        """Return the start with what came before the process, given the wall-clock time at which Serve asked for the replica.
+        """Return the start with the phase before the process, given the wall-clock time at which Serve asked for the replica.
 
-        A time after ``began_at`` is that of a controller which restarted in between, and counts as unknown. A process that is older than
-        the wish was kept ready by Ray, and its phase begins with the wish.
+        A time after ``began_at`` comes from a controller that restarted in between, and counts as unknown. If the process is older than
+        the order, Ray had kept it ready, and its phase begins with the order.
         """
         if asked_at is None or asked_at > began_at:
             return self
@@ -76,7 +76,7 @@ class ColdStart:
 
     @property
     def start_s(self) -> float:
-        """Seconds from Serve's wish, or where that is not known from the process's creation, until links could be accepted."""
+        """Seconds until links could be accepted, from Serve's order or, if that is unknown, from the process's creation."""
         return sum(seconds for phase, seconds in self.phases().items() if phase != "first_token")
 
     def phases(self) -> dict[str, float]:
@@ -86,6 +86,6 @@ class ColdStart:
         return {name: round(value, 3) for name, value in values.items() if value is not None}
 
     def record(self, **who: str) -> dict[str, Any]:
-        """Return the line for the log: who it was, ``start_s``, up to what it was known, and the phases."""
+        """Return the line for the log: ``who``, ``start_s``, the last known phase, and the phases."""
         until = "ready" if self.first_token_s is None else "first_token"
         return {**who, "start_s": round(self.start_s, 3), "until": until, "phases": self.phases()}

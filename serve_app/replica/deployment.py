@@ -33,7 +33,7 @@ _LAST_WORDS_S = 0.2
 
 
 def reachable_address(host: str) -> str:
-    """Return where ingresses reach a replica that listens on ``host``: one that listens on every address, on its node's."""
+    """Return the address at which ingresses reach a replica that listens on ``host``: with a wildcard, the address of its node."""
     return ray.util.get_node_ip_address() if host in ("0.0.0.0", "::") else host
 
 
@@ -96,7 +96,7 @@ class Replica:
             self._server.on_engine_message(message)
 
     def _engine_lost(self, error: EngineLost) -> None:
-        """End this process: Serve sees the death of an actor at once, an unhealthy one only after three checks."""
+        """End this process: Serve notices the death of an actor at once, an unhealthy actor only after three checks."""
         self._lost = error
         logger.error("engine lost (%s): %s", error.code, error)
         self._tasks.append(asyncio.create_task(self._end_process(error), name="end"))
@@ -133,18 +133,18 @@ class Replica:
         )
 
     def check_health(self) -> None:
-        """Called by Serve every few seconds. It says nothing of the engine's progress, which `EngineProcess` judges by itself."""
+        """Serve calls this every few seconds. The engine's progress is not checked here: `EngineProcess` judges it."""
         raise_failure(self._tasks)
         if self._lost is not None:
             raise self._lost
         self._end.check()
 
     def reconfigure(self, user_config: None, rank: ReplicaRank) -> None:
-        """Called by Serve after the start and whenever this replica's rank among those of its deployment changes."""
+        """Serve calls this after the start, and whenever this replica's rank within its deployment changes."""
         self._oom_order.set_rank(rank.local_rank)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Always numbers: the first wrong type switches Serve's collection off."""
+        """Return the statistics for the autoscaler: numbers only, because one wrong type switches Serve's collection off."""
         if self._server is None or self._start_report is None:
             return {}
         return {
@@ -156,7 +156,7 @@ class Replica:
         }
 
     async def __del__(self) -> None:
-        """The drain: take nothing new, wait for what runs or moves away, then stop the engine. Serve bounds it."""
+        """Drain: take nothing new, wait until all attempts have ended or moved away, then stop the engine. Serve limits the time."""
         if self._server is None:
             await self._engine.stop()
         else:

@@ -15,14 +15,14 @@ from serve_app.replica.supervisor_watch import SupervisorWatch
 
 
 def run(sock: socket.socket, end: pipe.EngineEnd, watch: SupervisorWatch) -> None:
-    """Build the engine core and serve the pipe until its other end closes. Returns never; ends the process.
+    """Build the engine core and serve the pipe until its other end closes. Never returns; ends the process.
 
-    What to build comes as JSON on standard input, as soon as the supervisor has the model's files; vLLM is imported meanwhile.
+    The engine's arguments come as JSON on standard input as soon as the supervisor has the model's files; vLLM is imported meanwhile.
     """
     began = time.monotonic()
     try:
         with without_collection():
-            # Late: they import vLLM, and a failure of that is told, too.
+            # Imported late: these import vLLM, and a failure of the import is reported, too.
             from serve_app.replica.engine_core import build_engine
             from serve_app.replica.self_measurement import limit_s
 
@@ -41,7 +41,7 @@ def run(sock: socket.socket, end: pipe.EngineEnd, watch: SupervisorWatch) -> Non
 
 
 def main() -> None:
-    """Entry point of the process: argument 1 is the file descriptor of the pipe."""
+    """Run the process; argument 1 is the file descriptor of the pipe."""
     for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and systemd signal every process at once; the supervisor decides
         signal.signal(number, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))

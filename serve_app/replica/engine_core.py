@@ -41,10 +41,10 @@ _PROBE_ID, _GOLDEN_ID = "probe", "golden"
 
 
 class ImpatientExecutor(MultiprocExecutor):
-    """vLLM's executor of several workers, but it kills workers at once where vLLM waits up to 9 s for them to end by SIGTERM.
+    """vLLM's executor of several workers, except that it kills workers at once. vLLM waits up to 9 s for them to end by SIGTERM.
 
     When one worker has died, the others wait for it inside a collective operation, in which they take no SIGTERM. The requests of this
-    engine go on elsewhere only after its end.
+    engine continue elsewhere only after its end.
     """
 
     @staticmethod
@@ -94,14 +94,14 @@ class PipedEngineCore(EngineCoreProc):
 
     def _process_engine_step(self) -> bool:
         began = time.monotonic()
-        computing = bool(self.batch_queue)  # under async scheduling vLLM may find nothing new to run and wait for the step before
+        computing = bool(self.batch_queue)  # under async scheduling vLLM may have nothing new to run and wait for the step before
         probing = self._runs_only_the_probe()
         stepped = super()._process_engine_step()
-        if probing:  # nobody's work: the autoscaler must not take an idle engine for a busy one
+        if probing:  # no request's work: the autoscaler must not take an idle engine for a busy one
             return bool(stepped)
         if stepped:
             self.num_steps += 1
-        if stepped or computing:  # else vLLM only looked whether a grammar or a transfer is ready
+        if stepped or computing:  # otherwise vLLM only checked whether a grammar or a transfer is ready
             self.busy_s += time.monotonic() - began
         return bool(stepped)
 
@@ -109,13 +109,13 @@ class PipedEngineCore(EngineCoreProc):
         return self.scheduler.requests.keys() == {_PROBE_ID}
 
     def measure_itself(self, limit_s: float) -> None:
-        """Time a few batches and tell the supervisor; called between the engine's start and its loop. Takes about ``limit_s`` at most."""
+        """Time a few batches and report the costs, between the engine's start and its loop. Takes about ``limit_s`` at most."""
         measured = measure(self, limit_s) if self._makes_text else None
         if measured is not None:
             self._end.send(pipe.StepsMeasured(measured))
 
     def preprocess_attempt(self, request: EngineCoreRequest, num_emitted: int) -> Any:
-        """Return what vLLM's own preprocessing does; the last ``num_emitted`` ids of the prompt are the answer so far.
+        """Return the result of vLLM's own preprocessing; the last ``num_emitted`` ids of the prompt are the answer so far.
 
         Raises:
             ValueError: The request is for a LoRA adapter that this engine has not loaded. vLLM would load it in the middle of a step.
@@ -128,9 +128,9 @@ class PipedEngineCore(EngineCoreProc):
         return made, wave
 
     def probe(self) -> bool:
-        """Begin to make one token for the supervisor; return False if this return is the whole answer.
+        """Begin to make one token for the supervisor; return False if no token will come.
 
-        That is the case while the engine sleeps, and for a model that makes no text from a prompt of one token alone.
+        No token comes while the engine sleeps, and from a model that makes no text from a prompt of one token.
         """
         if self.is_sleeping() or not self._makes_text:
             return False
@@ -139,7 +139,7 @@ class PipedEngineCore(EngineCoreProc):
         return True
 
     def golden_attempt(self, ask: pipe.AskGolden) -> Any:
-        """Return what vLLM's own preprocessing does of a golden prompt.
+        """Return the result of vLLM's own preprocessing of a golden prompt.
 
         Raises:
             ValueError: The prompt does not fit, or the model makes no text.
@@ -163,7 +163,7 @@ class PipedEngineCore(EngineCoreProc):
     def process_input_sockets(
         self, input_addresses: Any, coord_input_address: Any, identity: bytes, ready_event: threading.Event
     ) -> None:
-        """vLLM's input thread."""
+        """Run vLLM's input thread."""
 
         def read() -> None:
             engine_input = InputThread(self, self._end.send, self._end.pinged)
@@ -174,7 +174,7 @@ class PipedEngineCore(EngineCoreProc):
         self._end.run_thread(read)
 
     def process_output_sockets(self, output_paths: Any, coord_output_path: Any, engine_index: int) -> None:
-        """vLLM's output thread."""
+        """Run vLLM's output thread."""
         self._end.run_thread(OutputThread(self, self._end.send, self._max_frame_bytes).run)
 
     def _ready(self) -> pipe.EngineReady:
@@ -193,12 +193,12 @@ class PipedEngineCore(EngineCoreProc):
 
 
 def engine_config(engine_args: Mapping[str, Any]) -> Any:
-    """Return vLLM's whole configuration of an engine core; reads the checkpoint's configuration and loads nothing."""
+    """Return vLLM's whole configuration of an engine core. This reads the checkpoint's configuration and loads nothing."""
     return AsyncEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
 
 
 def _with_adapters(engine_args: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Check the files of LoRA adapters, which a simulated engine has none of, and reserve no more memory than their rank needs."""
+    """Check the files of LoRA adapters and limit the reserved memory to their rank; a simulated engine has no files."""
     more = engine_args.get("additional_config")
     if not (adapters := adapters_in(more)) or "simulated" in (more or ()):
         return engine_args
@@ -209,11 +209,11 @@ def _with_adapters(engine_args: Mapping[str, Any]) -> Mapping[str, Any]:
 def build_engine(
     engine_args: Mapping[str, Any], sock: socket.socket, end: pipe.EngineEnd, max_frame_bytes: int, *, download_s: float
 ) -> PipedEngineCore:
-    """Load the model; the engine has said that it is ready when this returns, and steps in ``run_busy_loop``.
+    """Load the model. When this returns, the engine has reported that it is ready; it steps in ``run_busy_loop``.
 
     Args:
-        engine_args: Of vLLM's ``AsyncEngineArgs``.
-        download_s: Seconds that this process waited for them: the model's files were still on their way.
+        engine_args: Arguments of vLLM's ``AsyncEngineArgs``.
+        download_s: Seconds that this process waited for the arguments while the model's files were downloaded.
     """
     began = time.monotonic()
     vllm_config = engine_config(_with_adapters(engine_args))

@@ -27,7 +27,7 @@ Send = Callable[[pipe.FromEngine], None]
 
 
 class Core(Protocol):
-    """What the threads need of vLLM's ``EngineCoreProc``; ``num_steps`` and ``busy_s``, the seconds in them, are ours."""
+    """The part of vLLM's ``EngineCoreProc`` that the threads use. ``num_steps`` and ``busy_s``, the seconds in steps, are ours."""
 
     input_queue: queue.Queue[Any]
     aborts_queue: queue.Queue[list[str]]
@@ -43,7 +43,7 @@ class Core(Protocol):
 
 
 class InputThread:
-    """Supervisor to engine."""
+    """Passes messages from the supervisor to the engine."""
 
     def __init__(self, core: Core, send: Send, pinged: Callable[[], None]) -> None:
         self._core = core
@@ -52,7 +52,7 @@ class InputThread:
         self._add_decoder = MsgpackDecoder(EngineCoreRequest)
 
     def run(self, sock: socket.socket) -> None:
-        """Read to the end of file."""
+        """Read messages until the end of file."""
         frames = pipe.frame_decoder()
         while data := sock.recv(_READ_BYTES):
             for body in frames.receive_data(data):
@@ -68,10 +68,10 @@ class InputThread:
         elif isinstance(message, pipe.AskGolden):
             self._take_in_golden(message)
         else:
-            self._ask(pipe.TRIALS_SLOT, "is_sleeping")  # any method does: the engine calls it in turn with what came before
+            self._ask(pipe.TRIALS_SLOT, "is_sleeping")  # any method does: the engine calls it after all earlier messages
 
     def _take_in_ping(self, ping: pipe.Ping) -> None:
-        """A probe is a question to the engine core: only the engine's own loop knows whether the engine sleeps."""
+        """Note the ping. A probe is asked of the engine's own loop, because only that knows whether the engine sleeps."""
         self._pinged()
         if ping.probe:
             self._ask(pipe.PROBE_SLOT, "probe")
@@ -95,7 +95,7 @@ class InputThread:
         except Exception as exc:  # whatever vLLM's decoder raises for bytes that are no request
             problem = readable(f"{type(exc).__name__}: {exc}", MAX_REASON_CHARS)
             logger.warning("attempt %r holds no request: %s", message.attempt_id, problem)
-            # Not the end of its link: that would move every other request there to another replica, and this one after them.
+            # The link stays open: its end would move all its requests to another replica, this one included.
             ended = _failed_here(message.attempt_id)
             core.output_queue.put_nowait((message.slot, EngineCoreOutputs(outputs=[ended])))
             return
@@ -107,10 +107,10 @@ class InputThread:
 
 
 class OutputThread:
-    """Engine to supervisor, one message per step and ingress.
+    """Passes messages from the engine to the supervisor, one per step and ingress.
 
-    The limits of a link are kept here, where it costs the requests that break them; at the ingress it would cost the link, and
-    after it, as its requests resume elsewhere, the next one's.
+    Outputs beyond the limits of a link are refused here, which costs only their requests. Refused by the ingress, they would cost the link
+    and, because its requests resume elsewhere, the next link, too.
     """
 
     def __init__(self, core: Core, send: Send, max_frame_bytes: int) -> None:
@@ -122,7 +122,7 @@ class OutputThread:
         self._golden_ids: list[int] = []
 
     def run(self) -> None:
-        """Pass on what the engine puts out, until it says that it is dead."""
+        """Pass on the engine's outputs until it reports that it is dead."""
         while (item := self._core.output_queue.get()) != self._core.ENGINE_CORE_DEAD:
             self._put_out(*item)
 
@@ -148,9 +148,9 @@ class OutputThread:
                 self._golden_ids = []
 
     def _send_step(self, slot: int, outputs: EngineCoreOutputs, buffers: Sequence[Any]) -> None:
-        """Send one frame, or several where one would be too large or have too many buffers: three per request with logprobs.
+        """Send one frame, or several if one would be too large or have too many buffers (logprobs make three per request).
 
-        An output that is too large by itself is replaced by the error of its request.
+        An output that is too large by itself is replaced by an error of its request.
         """
         num_bytes = _wire_bytes(buffers)
         if len(buffers) > MAX_BUFFERS or num_bytes > self._max_frame_bytes:
@@ -170,28 +170,28 @@ class OutputThread:
         self._send(pipe.StepOutputs(slot, load, self._core.busy_s, finished, frame, num_outputs=len(outputs.outputs)))
 
     def _ended(self, output: EngineCoreOutput, size: str) -> EngineCoreOutput:
-        """Abort the request in the engine and return the last that its ingress hears of it."""
+        """Abort the request in the engine, and return its last output for the ingress."""
         logger.warning("%s ended: one step's output has %s; a frame takes %d", output.request_id, size, self._max_frame_bytes)
         abort_in(self._core, [output.request_id])
         return _failed_here(output.request_id)
 
 
 def _failed_here(attempt_id: str) -> EngineCoreOutput:
-    """Return the end of an attempt that failed here, not in vLLM. vLLM's own errors have no stop reason: the ingress tells by that."""
+    """Return the end of an attempt that failed here. vLLM's own errors have no stop reason, so the ingress can distinguish them."""
     return EngineCoreOutput(attempt_id, [], finish_reason=FinishReason.ERROR, stop_reason="replica")
 
 
 def abort_in(core: Core, attempt_ids: list[str]) -> None:
-    """Both queues, as in vLLM: at once during a step, and in order with the adds."""
+    """Abort attempts through both queues, as vLLM does: at once during a step, and in order with the adds."""
     core.aborts_queue.put_nowait(attempt_ids)
     core.input_queue.put_nowait((EngineCoreRequestType.ABORT, attempt_ids))
 
 
 def _wire_bytes(buffers: Sequence[Any]) -> int:
-    """Return at least the bytes of the frame's body: each buffer takes up to 5 bytes more, the message up to 7."""
+    """Return an upper bound for the bytes of the frame's body: each buffer takes up to 5 bytes more, the message up to 7."""
     return 7 + sum(memoryview(buffer).nbytes + 5 for buffer in buffers)
 
 
 def _will_step(probe: Any) -> bool:
-    """Return whether the probe's answer is a step that is still to come, by vLLM's ``UtilityOutput``; an error is an answer, too."""
+    """Return whether a step will follow that answers the probe, given vLLM's ``UtilityOutput``; an error is an answer by itself."""
     return probe.failure_message is None and bool(probe.result.result)

@@ -32,7 +32,7 @@ async def ask_all(
         ask: Gives a prompt to the engine; its future raises EngineStartFailed if the engine ends.
         ping: Shows the engine core that its supervisor lives.
     Raises:
-        EngineStartFailed: An answer was wrong, late, or none.
+        EngineStartFailed: An answer was wrong, late or missing.
     """
     for golden in prompts:
         began = time.monotonic()

@@ -12,13 +12,13 @@ from vllm.v1.request import Request
 
 
 class EmittedRejected(ValueError):
-    """The grammar does not accept what was emitted: it is another grammar than before."""
+    """The grammar does not accept the emitted tokens: it differs from the grammar of the lost engine."""
 
 
 def accept_emitted(manager: Any, request: Any, num_emitted: int) -> None:
     """Make the request's grammar ready only after it has accepted the last ``num_emitted`` ids of the prompt.
 
-    vLLM compiles in threads of its manager, and takes the request up when the grammar is ready; an exception ends the request alone.
+    vLLM compiles in threads of its manager and schedules the request when the grammar is ready; an exception ends only this request.
     """
     structured = request.structured_output_request
     if structured is None:
@@ -32,14 +32,14 @@ def accept_emitted(manager: Any, request: Any, num_emitted: int) -> None:
         reasoning_ended=structured.reasoning_ended,
         reasoning_parser_kwargs=structured.reasoning_parser_kwargs,
     )
-    # Behind the compilation in the queue of the same threads, so that it never waits for one that has no thread.
+    # Queued after the compilation in the same threads, so that it never holds a thread while the compilation still waits for one.
     structured.grammar = manager.executor.submit(
         _accept, manager, compiled, before, request, request.prompt_token_ids[-num_emitted:]
     )
 
 
 def _accept(manager: Any, compiled: Future[Any], before: Request, request: Any, emitted: list[int]) -> Any:
-    """Return the grammar after ``emitted``. ``before``: the request as it was when nothing was emitted yet."""
+    """Return the grammar after ``emitted``. ``before``: the request as it was before the first token."""
     grammar = before.structured_output_request.grammar = compiled.result()
     for position, token_id in enumerate(emitted):
         before.append_output_token_ids(token_id)

@@ -23,13 +23,13 @@ from serve_app.replica.process_group import group_use
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
-"""Costs the supervisor 0.3 ms each time on a machine with 126 processes."""
+"""A look costs the supervisor 0.3 ms on a machine with 126 processes."""
 MAX_GAP_S = 4 * LOOK_EVERY_S
-"""Of the time between two looks: what is beyond, the supervisor itself has missed."""
+"""At most this much of the time between two looks counts; in the rest the supervisor itself was not awake."""
 
 
 def answers_probe(message: pipe.FromEngine) -> bool | None:
-    """Return whether this ends a probe; None if it is no word of one."""
+    """Return whether the message ends a probe; None if it does not belong to one."""
     match message:
         case pipe.StepOutputs(slot=pipe.PROBE_SLOT):
             return bool(message.finished)
@@ -39,7 +39,7 @@ def answers_probe(message: pipe.FromEngine) -> bool | None:
 
 
 class EngineWatch:
-    """Watches one engine core process from the moment it is ready. ``on_hung`` is called once at most."""
+    """Watches one engine core process from the moment it is ready. ``on_hung`` is called at most once."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class EngineWatch:
     async def run(self, leader: int) -> None:
         """Look at the processes of the group that ``leader`` leads, again and again, until cancelled.
 
-        Each look is also a word to the engine core: it kills a supervisor whose event loop has come to a halt (``supervisor_watch.py``).
+        Each look also sends a ping: the engine core kills a supervisor whose event loop has come to a halt (``supervisor_watch.py``).
         """
         while True:
             self._look(leader)
@@ -67,7 +67,7 @@ class EngineWatch:
         try:
             looked = [Looked(group_use(leader))]
             self._blind = False
-        except OSError as exc:  # without descriptors the engine is not to blame, and the ping below must go out
+        except OSError as exc:  # a lack of descriptors is not the engine's fault, and the ping below must be sent
             looked = []
             if not self._blind:
                 logger.warning("no look at the engine's processes: %s; the engine is not judged while this lasts", exc)
@@ -81,7 +81,7 @@ class EngineWatch:
         self._send(pipe.Ping(probe))
 
     def heard(self, message: pipe.FromEngine) -> bool:
-        """Take note of what the engine said; return whether that was for this watch alone."""
+        """Take note of a message of the engine; return whether it was for this watch only."""
         if (answered := answers_probe(message)) is not None:
             if answered:
                 self._take(ProbeAnswered())

@@ -11,24 +11,24 @@ from pathlib import Path
 import psutil
 
 ABOVE_FIRST = 200
-"""Of the first replica of a model on a machine: it goes before an ingress that has up to 20 % of the memory more than its engine,
-and after a neighbour that has 20 % more than its engine."""
+"""Adjustment of the first replica of a model on a machine. The replica is killed before an ingress that has up to 20 % of the memory more
+than its engine, and after a neighbour that has 20 % more than its engine."""
 
 ABOVE_OTHERS = 300
-"""Of the other replicas: they go before the first one, unless its engine has 10 % of the memory more than theirs."""
+"""Adjustment of the other replicas. They are killed before the first one, unless its engine has 10 % of the memory more than theirs."""
 
 _MAX_ADJUSTMENT = 1000
 
 
 class OomOrder:
-    """The place of one replica's processes in that order. Make it before the replica starts any."""
+    """Sets the place of one replica's processes in the kernel's order. Make it before the replica starts a process."""
 
     def __init__(self) -> None:
         self._inherited = int(_file(psutil.Process().pid).read_text())
         self._adjustment = self._inherited
 
     def set_rank(self, local_rank: int) -> None:
-        """Take the place of the replica that has this rank among those of its model on this machine, from 0."""
+        """Set the adjustment for the rank of this replica among those of its model on this machine, from 0."""
         above = ABOVE_FIRST if local_rank == 0 else ABOVE_OTHERS
         adjustment = min(self._inherited + above, _MAX_ADJUSTMENT)
         if adjustment == self._adjustment:
@@ -36,7 +36,7 @@ class OomOrder:
         self._adjustment = adjustment
         own = psutil.Process()
         for process in (own, *own.children(recursive=True)):
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # the process has ended meanwhile
                 _file(process.pid).write_text(str(adjustment))
 
 

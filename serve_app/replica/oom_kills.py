@@ -7,7 +7,7 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 class OomKills:
-    """The count of the cgroup that this process is in; in a pod that is the container's."""
+    """The count of kills in this process's cgroup; in a pod, the container's."""
 
     def __init__(self, root: Path = _ROOT, process: Path = Path("/proc/self")) -> None:
         self._root = root
@@ -15,7 +15,7 @@ class OomKills:
         self._before = self._count()
 
     def any_since(self) -> bool:
-        """Return whether there was one since this was made, or since the process came into another cgroup; False where none are counted."""
+        """Return whether a process was killed since this object was made or the process changed its cgroup; False without a count."""
         (where, num_before), (now_where, num_now) = self._before, self._count()
         return num_now > (num_before if where == now_where else 0)
 
@@ -29,7 +29,7 @@ class OomKills:
         return None, 0
 
     def _files(self) -> list[Path]:
-        """Return where the count may be, of cgroup v1 and v2. A container sees its own cgroup as the root, whatever /proc says."""
+        """Return the files that may hold the count (cgroup v1 and v2). A container sees its own cgroup as the root, whatever /proc says."""
         try:
             lines = (self._process / "cgroup").read_text().splitlines()
         except OSError:

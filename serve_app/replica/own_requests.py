@@ -7,7 +7,7 @@ from vllm.v1.engine import EngineCoreRequest
 
 
 def own_request(request_id: str, token_ids: list[int], params: SamplingParams, slot: int) -> EngineCoreRequest:
-    """Return a request whose outputs come back for ``slot``, which is none of a link's."""
+    """Return a request whose outputs come back for ``slot``, which is not the slot of a link."""
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=token_ids,

@@ -48,11 +48,11 @@ class AbortInEngine(msgspec.Struct, tag=2, array_like=True, frozen=True):
 
 
 class AskTrial(msgspec.Struct, tag=3, array_like=True, frozen=True):
-    """Has all been done that was sent before this? An `Answered` for `TRIALS_SLOT` says so."""
+    """Ask whether all earlier messages have been processed. An `Answered` for `TRIALS_SLOT` is the answer."""
 
 
 class Ping(msgspec.Struct, tag=4, array_like=True, frozen=True):
-    """The supervisor still runs. ``probe``: make one token; the answer comes back for `PROBE_SLOT`."""
+    """Report that the supervisor still runs. ``probe``: make one token; the answer comes back for `PROBE_SLOT`."""
 
     probe: bool
 
@@ -71,15 +71,15 @@ class EngineReady(msgspec.Struct, tag=10, array_like=True, frozen=True):
     fingerprint: str
     capabilities: Capabilities
     max_num_seqs: int
-    """Requests that it runs at once at most."""
+    """The most requests that the engine runs at once."""
     phases: EnginePhases
     measured: MeasuredCosts | None = None
-    """What its steps cost: `StepsMeasured` comes later, and the supervisor puts it in here. None where nothing was measured."""
+    """The costs of the engine's steps: `StepsMeasured` comes later, and the supervisor fills it in here. None if nothing was measured."""
 
 
 class StepOutputs(msgspec.Struct, tag=11, array_like=True, frozen=True):
-    """What one step gave one ingress; ``frame`` is ready for its link. ``busy_s`` counts the seconds in steps since the engine's start.
-    ``num_outputs`` is 0 where a step only reports the load, as in the middle of a prompt."""
+    """The outputs of one step for one ingress; ``frame`` is ready for its link. ``busy_s`` counts the seconds in steps since the engine's
+    start. ``num_outputs`` is 0 if a step only reports the load, as in the middle of a prompt."""
 
     slot: int
     load: EngineLoad
@@ -96,20 +96,20 @@ class Answered(msgspec.Struct, tag=12, array_like=True, frozen=True):
 
 
 class GoldenAnswer(msgspec.Struct, tag=13, array_like=True, frozen=True):
-    """``problem``: why there is no answer, "" where there is one."""
+    """The answer to a golden prompt. ``problem``: why there is no answer, "" if there is one."""
 
     text: str
     problem: str = ""
 
 
 class StepsMeasured(msgspec.Struct, tag=15, array_like=True, frozen=True):
-    """What the engine core found when it measured itself; between `EngineReady` and the answer to the first probe."""
+    """The result of the engine core's measurement of itself; comes between `EngineReady` and the answer to the first probe."""
 
     measured: MeasuredCosts
 
 
 class EngineFailed(msgspec.Struct, tag=14, array_like=True, frozen=True):
-    """The last message of an engine that could not start or cannot go on."""
+    """The last message of an engine that could not start or cannot continue."""
 
     reason: str
 
@@ -137,12 +137,12 @@ class EngineEnd:
 
     def __init__(self, sock: socket.socket) -> None:
         self.num_pings = 0
-        """Of the supervisor, so far."""
+        """The supervisor's pings so far."""
         self._sock = sock
         self._lock = threading.Lock()
 
     def pinged(self) -> None:
-        """Take note of a ping; called by the thread that reads the pipe alone."""
+        """Count a ping; only the thread that reads the pipe calls this."""
         self.num_pings += 1
 
     def send(self, message: FromEngine) -> None:
@@ -150,15 +150,15 @@ class EngineEnd:
             self._sock.sendall(encode(message))
 
     def send_failure(self, exc: BaseException) -> None:
-        """Tell the supervisor, if it still listens, why this process is about to end."""
+        """Report to the supervisor, if it still listens, why this process is about to end."""
         logger.error("engine core failed", exc_info=exc)
         with contextlib.suppress(OSError):
             self.send(EngineFailed(readable(in_one_line(exc), MAX_REASON_CHARS)))
 
     def run_thread(self, body: Callable[[], None]) -> None:
-        """Run an IO thread's ``body``; if it fails, the process ends.
+        """Run an IO thread's ``body``; if it fails, end the process.
 
-        Without one of its IO threads an engine would answer nothing and yet look alive: heartbeats are the supervisor's.
+        Without one of its IO threads an engine would answer nothing and still look alive, because the supervisor sends the heartbeats.
         """
         try:
             body()

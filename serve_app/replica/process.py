@@ -44,13 +44,13 @@ class _PipeProtocol(asyncio.Protocol):
 
 
 def _log_failure(watching: asyncio.Task[None]) -> None:
-    """Say why a watch failed. Its pings have ended, too: the engine core is about to end both processes."""
+    """Log why a watch failed. Its pings have stopped, too, so the engine core is about to end both processes."""
     if not watching.cancelled() and (exc := watching.exception()) is not None:
         logger.error("the watch over the engine failed", exc_info=exc)
 
 
 class EngineProcess:
-    """One engine core process. ``on_message`` gets what follows ``EngineReady``; ``on_lost`` is called once, when nothing is left of it."""
+    """One engine core process. ``on_message`` gets the messages after ``EngineReady``; ``on_lost`` is called once, after its end."""
 
     def __init__(
         self,
@@ -90,12 +90,12 @@ class EngineProcess:
         """Start the process and wait until its engine has made a token and answered the golden prompts.
 
         Args:
-            model_path: Awaited while the process imports vLLM, which takes as long as many a download. Its errors are raised on.
-            timeout_s: For the engine's first token, once it has the path.
-            max_frame_bytes: No frame of its outputs is larger.
+            model_path: Awaited while the process imports vLLM, which takes as long as many a download. Its errors are passed on.
+            timeout_s: Limit for the engine's first token, from when it has the path.
+            max_frame_bytes: Limit of the frames of its outputs.
 
         Raises:
-            EngineStartFailed: It ended, had no token in time, or a golden prompt's answer was wrong or late; nothing is left running.
+            EngineStartFailed: The process ended, had no token in time, or a golden prompt's answer was wrong or late. It no longer runs.
         """
         loop = asyncio.get_running_loop()
         self._ready, self._first_token = loop.create_future(), loop.create_future()
@@ -113,7 +113,7 @@ class EngineProcess:
         except EngineStartFailed as failed:
             raise EngineStartFailed(model=model.name, reason=failed.reason) from None
         finally:
-            if self._watching is None:  # The start did not succeed: it failed, was cancelled, or found no free file descriptor.
+            if self._watching is None:  # the start failed, was cancelled, or found no free file descriptor
                 self._ready.cancel()
                 await self.stop()
 
@@ -131,7 +131,7 @@ class EngineProcess:
         self._transport, _ = await loop.create_unix_connection(lambda: _PipeProtocol(self._message, self._closed), sock=ours)
 
     def _hand_over(self, model: ModelSettings, model_path: str, max_frame_bytes: int) -> None:
-        """Tell the process what engine to start."""
+        """Send the process the arguments of its engine."""
         assert self._process is not None
         assert self._process.stdin is not None
         start = {
@@ -139,7 +139,7 @@ class EngineProcess:
             "device": model.device,
             "max_frame_bytes": max_frame_bytes,
             "supervisor_silence_s": self._health.eject_after_s,
-            # Where nothing is scaled nobody asks what a step costs. A simulated accelerator takes the time of the one it stands for.
+            # Without scaling, the cost of a step is not needed. A simulated accelerator measures as long as the one that it simulates.
             "measures_itself": model.replicas.is_scaled,
             "measured_as": "cuda" if model.simulated is not None else model.device,
         }
@@ -147,7 +147,7 @@ class EngineProcess:
         self._process.stdin.close()
 
     async def _make_first_token(self, ready: pipe.EngineReady) -> pipe.EngineReady:
-        """Some engines fail or hang with their first token, which is no request's then. Its time is added to that of the warm-up."""
+        """Make the first token before any request: some engines fail or hang with it. Its time is added to that of the warm-up."""
         assert self._first_token is not None
         began = time.monotonic()
         self.send(pipe.Ping(probe=True))
@@ -166,7 +166,7 @@ class EngineProcess:
         return self._golden
 
     async def _unless_it_ends(self, model_path: Awaitable[str]) -> str:
-        """Return the path; if the process ends before it is there, raise EngineStartFailed at once."""
+        """Return the path; raise EngineStartFailed at once if the process ends before the path is known."""
         assert self._ready is not None
         path = asyncio.ensure_future(model_path)
         try:
@@ -196,7 +196,7 @@ class EngineProcess:
             self._transport.write(pipe.encode(message))
 
     async def stop(self) -> None:
-        """Close the pipe, which ends the process and its workers; SIGKILL to its process group after a grace time."""
+        """Close the pipe, which ends the process and its workers; kill its process group after a grace time."""
         self._end_watch()
         if self._transport is not None:
             self._transport.close()
@@ -233,7 +233,7 @@ class EngineProcess:
         self._lose(error)
 
     def _lose(self, error: EngineLost) -> None:
-        """Kill what is left and say so, unless that was said or nobody wants to know."""
+        """Kill what is left of the process and report the loss, once, and not after `stop`."""
         assert self._process is not None
         if not self._over:
             self._end_watch()
@@ -248,7 +248,7 @@ class EngineProcess:
     def _closed(self) -> None:
         lost = EngineDied
         if not self._failure:
-            self._failure = "the engine core process ended without a word (killed?)"
+            self._failure = "the engine core process ended without a message (killed?)"
             if self._oom_kills.any_since():
                 lost, self._failure = EngineOutOfMemory, "the kernel killed the engine core: out of memory"
         assert self._ready is not None

@@ -19,10 +19,10 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def end_group(leader: int) -> bool:
-    """Kill the group that the engine core process ``leader`` leads, but for the calling process. Return whether anything was left to kill.
+    """Kill the group of the engine core process ``leader``, except the calling process. Return whether there was a process to kill.
 
     Python's resource tracker is spared, too: it ends by itself after the others, and removes their shared memory. A process that was
-    about to fork when it was killed may have left a child, so this looks again until it finds nobody new.
+    about to fork when it was killed may have left a child, so this function looks again until it finds no new process.
     """
     killed: set[int] = set()
     while members := [process for process in psutil.process_iter() if process.pid not in killed and _is_to_end(process, leader)]:
@@ -44,7 +44,7 @@ def group_use(leader: int) -> dict[int, ProcessUse]:
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended meanwhile
                 if os.getpgid(int(name)) == leader:
                     found[int(name)] = _use_of(name)
     return found
@@ -52,7 +52,7 @@ def group_use(leader: int) -> dict[int, ProcessUse]:
 
 def _use_of(pid: str) -> ProcessUse:
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-        fields = file.read().rpartition(")")[2].split()  # behind the name, which may hold spaces: state, parent, ...
+        fields = file.read().rpartition(")")[2].split()  # after the name, which may hold spaces: state, parent, ...
     user_ticks, system_ticks = fields[11], fields[12]
     return ProcessUse((int(user_ticks) + int(system_ticks)) / _TICKS_PER_S, fields[0] in "Tt")
 
@@ -60,7 +60,7 @@ def _use_of(pid: str) -> ProcessUse:
 def end_own_group(status: int) -> NoReturn:
     """Kill the workers of this engine core process, then end it with ``status``.
 
-    An engine core process that ends by itself ends here, whatever the reason; after a signal that ends it, its supervisor kills the group.
+    An engine core process that ends by itself ends here, whatever the reason. If a signal ends it, its supervisor kills the group.
     vLLM's workers watch their engine core only once they have loaded, and a worker that hangs does not watch at all.
     """
     deadline = time.monotonic() + _END_S
@@ -80,4 +80,4 @@ def _is_to_end(process: psutil.Process, leader: int) -> bool:
             and _RESOURCE_TRACKER not in " ".join(process.cmdline())
         )
     except (psutil.Error, ProcessLookupError):
-        return False  # it has ended meanwhile
+        return False  # the process has ended meanwhile

@@ -16,7 +16,7 @@ from serve_app.core.step_budget import Chats, StepBudget
 from serve_app.engine_args import BACKGROUND_PRIORITY, BATCH_STEP_SHARE
 
 _IN_QUEUE = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-"""Of requests that may start now; others wait for a grammar or for KV of elsewhere."""
+"""States of queued requests that may start now; in other states they wait for a grammar or for KV from elsewhere."""
 
 
 class YieldingScheduler(Scheduler):
@@ -33,7 +33,7 @@ class YieldingScheduler(Scheduler):
         self._queued = set[str]()
         """Ids of chats that were in the queue before the last step."""
         self._under_way: dict[int, tuple[Chats | None, float]] = {}
-        """By the identity of a step's output: what the step was planned for, None where there was no limit, and when it was scheduled."""
+        """id of a step's output -> the chats that the step was planned for, None if it had no limit, and when it was scheduled."""
         self._ended_at = 0.0
 
     def add_request(self, request: Any) -> None:
@@ -83,10 +83,10 @@ class YieldingScheduler(Scheduler):
         return Chats(is_any=is_any, answers=answers, prompts=prompts, queued_prompts=self._newly_queued_tokens() if is_any else 0)
 
     def _newly_queued_tokens(self) -> int:
-        """Return the prompt tokens of the chats that came into the queue since the last step was scheduled, or that a full step left there.
+        """Return the prompt tokens of chats that were queued since the last step was scheduled, or that a full step left in the queue.
 
-        A chat that the last step did not begin lacks a place or KV, which only requests that go on can free. For such a chat nothing is
-        held back: lines whose prompts have begun may be all that runs.
+        A chat that the last step could have begun and did not lacks a place or KV, which only running requests can free by continuing. So
+        no line is held back for such a chat: lines whose prompts have begun may be all that runs.
         """
         seen, self._queued = self._queued, set()
         if not (self.waiting or self.kv_holding_waiting):
@@ -96,7 +96,7 @@ class YieldingScheduler(Scheduler):
         return sum(tokens for i, tokens in queued.items() if i not in seen)
 
     def _hold_back(self, max_answers: int | None) -> None:
-        """Leave running requests of batches out of the next step, except ``max_answers`` of those whose prompt is computed."""
+        """Leave running requests of batches out of the next step, except ``max_answers`` whose prompts are computed."""
         if max_answers is None:
             return
         for request in self.running:
@@ -109,11 +109,11 @@ class YieldingScheduler(Scheduler):
 
 
 class YieldingAsyncScheduler(YieldingScheduler, AsyncScheduler):
-    """The same for the scheduler that makes the next step's plan while a step runs."""
+    """The same for vLLM's scheduler that plans the next step while a step runs."""
 
 
 def bounded(scheduler: type) -> type:
-    """Return the scheduler that stands in for one of vLLM's; one that has no such stand-in, for diffusion, is returned as it is."""
+    """Return our scheduler in place of one of vLLM's; a scheduler without such a replacement, for diffusion, is returned as it is."""
     return {Scheduler: YieldingScheduler, AsyncScheduler: YieldingAsyncScheduler}.get(scheduler, scheduler)
 
 

@@ -32,29 +32,29 @@ from serve_app.replica.trials import Trials
 logger = logging.getLogger(__name__)
 
 MAX_UNPROVED = 256
-"""Connections before their proof; one more drops the oldest. 256: each may hold a frame of 64 KiB, 16 MiB together (with TLS
-also what OpenSSL keeps of an unfinished handshake); a handshake takes one round trip, so an ingress is dropped only where more than 255
-others connect within it, and then it dials again."""
+"""The most connections before their proof; one more drops the oldest. Each of the 256 may hold a frame of 64 KiB, 16 MiB together (with TLS
+also OpenSSL's memory for an unfinished handshake). A handshake takes one round trip, so an ingress is dropped only if more than 255 others
+connect within it, and then it dials again."""
 
 _DRAIN_POLL_S = 0.1
 
 
 class Engine(Protocol):
-    """What a listener needs of an engine core; what it says comes back through ``ReplicaServer.on_engine_message``."""
+    """The part of an engine core that a listener uses; its messages come back through ``ReplicaServer.on_engine_message``."""
 
     def send(self, message: pipe.ToEngine) -> None: ...
 
 
 @dataclass(frozen=True)
 class ReplicaIdentity:
-    """Who this replica is in every handshake."""
+    """The identity of this replica in every handshake."""
 
     replica_id: str
     model: str
 
 
 class ReplicaServer:
-    """Accepts links and relays between them and the engine core."""
+    """Accepts links and passes messages between them and the engine core."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class ReplicaServer:
             await asyncio.sleep(self.settings.heartbeat_interval_s)
 
     def send_heartbeats(self) -> None:
-        if not self.num_attempts():  # an abort of the last one makes no step, and so no new figures
+        if not self.num_attempts():  # an abort of the last attempt makes no step, so that no new load follows
             self.load = EngineLoad(self.load.step)
         for link in list(self.open_links()):
             link.send_heartbeat()
@@ -134,7 +134,7 @@ class ReplicaServer:
         return max(0.0, self._drain_ends_at - time.monotonic())
 
     def start_drain(self, limit_s: float) -> None:
-        """Tell every ingress at once to send nothing new, and when the drain ends: before that they move what still runs."""
+        """Tell every ingress at once to send nothing new, and when the drain ends: before that, ingresses move running requests away."""
         self._drain_ends_at = time.monotonic() + limit_s
         for link in self._unproved:
             link.start_drain()
@@ -154,7 +154,7 @@ class ReplicaServer:
             link.say_goodbye(code, reason)
 
     def on_engine_message(self, message: pipe.FromEngine) -> None:
-        """Pass on what the engine core said; messages for links that are gone are dropped."""
+        """Pass on a message of the engine core; a message for a link that is gone is dropped."""
         match message:
             case pipe.StepOutputs():
                 self._on_step(message)
@@ -175,7 +175,7 @@ class ReplicaServer:
         self.trials.withdraw(attempt_ids)
 
     def admit(self, link: "_Link", descriptor: int) -> None:
-        """Let a connection begin its handshake; one too many, or for too few descriptors, drops the one that has been at it the longest."""
+        """Let a connection begin its handshake. If there are too many, or too few descriptors, the oldest unproved one is dropped."""
         if len(self._unproved) >= MAX_UNPROVED or (self._unproved and descriptors.are_short(descriptor)):
             oldest = next(iter(self._unproved))
             del self._unproved[oldest]
@@ -190,12 +190,12 @@ class ReplicaServer:
         return slot
 
     def check_slots(self) -> None:
-        """Raises SlotsExhausted if there are as many links as allowed."""
+        """Raise SlotsExhausted if there are as many links as allowed."""
         if len(self._links) >= self.settings.max_ingresses:
             raise SlotsExhausted(limit=self.settings.max_ingresses)
 
     def leave(self, link: "_Link", slot: int, unfinished: set[str]) -> None:
-        """Forget a link; what it left unfinished is aborted, so that its KV blocks are free again."""
+        """Forget a link and abort its unfinished attempts, so that their KV blocks are free again."""
         self._unproved.pop(link, None)
         if self._links.pop(slot, None) is not None and unfinished:
             self.abort(sorted(unfinished))
@@ -251,7 +251,7 @@ class _Link(asyncio.Protocol):
                 return
         messages = self._guarded(lambda: self._connection.receive_data(data))
         if was_open and not self.is_open():
-            # Its aborts have taken effect on the connection, so the link's end would not abort these attempts again.
+            # The connection already counts aborted attempts as gone, so that the link's end would not abort them in the engine.
             for message in self._connection.undelivered:
                 if isinstance(message, Abort):
                     self._take(message)
@@ -297,7 +297,7 @@ class _Link(asyncio.Protocol):
         self._buffer.drained()
 
     def start_drain(self) -> None:
-        """Of a link whose handshake is under way: a Challenge that is still to come says it."""
+        """Note the drain on a link whose handshake is not over: a Challenge that is still to come reports it."""
         self._connection.draining = True
 
     def send_heartbeat(self) -> None:
@@ -311,7 +311,7 @@ class _Link(asyncio.Protocol):
         self._transport.close()
 
     def drop(self) -> None:
-        """Hang up on a peer that has proved nothing: no word, which it might not read, and no wait."""
+        """Close the connection of a peer that has proved nothing, without a Goodbye, which it might not read, and without a wait."""
         self._transport.abort()
 
     def _refuse(self, exc: SlotsExhausted) -> None:
@@ -330,7 +330,7 @@ class _Link(asyncio.Protocol):
                 self._server.abort(message.attempt_ids)
 
     def begin_trial(self, suspect: AddSuspect) -> None:
-        """Tell the ingress first: a crash counts against the suspect only if the ingress knows that the engine had it."""
+        """Tell the ingress, then start the suspect: a crash counts against it only if the ingress knows that the engine had it."""
         if self.is_open():
             self._transport.write(self._connection.send_trial_begins(suspect.attempt_id))
         self._start(suspect)
@@ -361,7 +361,7 @@ class _Link(asyncio.Protocol):
     def _peer_is_silent(self) -> None:
         self.say_goodbye("silent_peer", f"nothing heard for {self._server.settings.heartbeat_timeout_s:g} s")
         if self._transport.get_write_buffer_size():
-            self._transport.abort()  # it does not read either: a close would wait for it, and its attempts would run on
+            self._transport.abort()  # the peer does not read either: a close would wait for it, and its attempts would keep running
 
     def _handshake_is_late(self) -> None:
         late = HandshakeTimeout(limit_s=self._server.settings.handshake_timeout_s)

@@ -21,20 +21,21 @@ logger = logging.getLogger(__name__)
 
 _SERVE_LIMIT_S = 10.0
 _FIRST_TOKEN_LIMIT_S = 300.0
-"""After that the log tells of a start without a first token: nobody asks."""
+"""After this time the start is logged without a first token: no request came."""
 _START_TIME = 19
-"""Of the fields behind the command's name in /proc/PID/stat (proc(5), field 22): ticks from boot to the process's creation."""
+"""Index among the fields after the command's name in /proc/PID/stat (proc(5), field 22): ticks from boot to the process's creation."""
 
 
 class StartReport:
-    """Made by a replica that has just begun to listen; ``began`` and ``engine_ready`` are monotonic times of this process."""
+    """The report of a replica that has just begun to listen; ``began`` and ``engine_ready`` are monotonic times of this process."""
 
     def __init__(self, who: Mapping[str, str], *, began: float, engine_ready: float, engine: EnginePhases) -> None:
         self._who = dict(who)
         self._listening = time.monotonic()
         self._began_at = time.time() - (self._listening - began)
         self.start: ColdStart | None = None
-        """Known as soon as Serve has said when it asked, or does not say: whoever reads it counts each start once."""
+        """Known once Serve has answered when it asked for the replica, or failed to answer. It is set once, so readers count each start
+        once."""
         self._measured = ColdStart.measured(
             process_created_at(),
             self._began_at,
@@ -45,7 +46,7 @@ class StartReport:
         )
 
     def load(self) -> dict[str, Any]:
-        """Return the lease's part, empty until the start is known."""
+        """Return the start for the lease, empty until it is known."""
         return {} if self.start is None else {"start_s": round(self.start.start_s, 3), "cold_start": self.start.phases()}
 
     async def run(
@@ -56,7 +57,7 @@ class StartReport:
         *,
         limit_s: float = _FIRST_TOKEN_LIMIT_S,
     ) -> None:
-        """Complete the start by what is known only later; log it when the first tokens went out, or without them after ``limit_s``."""
+        """Add the phases that are known only later; log the start after the first tokens, or without them after ``limit_s``."""
         start = self._measured
         try:
             self.start = start = start.asked(await asked, began_at=self._began_at)
@@ -72,9 +73,9 @@ class StartReport:
 
 
 async def asked_at(replica: ReplicaContext) -> float | None:
-    """Return the wall-clock time at which Serve's controller asked Ray for this replica; None where it does not say.
+    """Return the wall-clock time at which Serve's controller asked Ray for this replica; None if it does not answer.
 
-    Of Ray itself only the time is known at which an actor ran, not the one at which it was asked for.
+    Ray itself only knows when an actor began to run, not when it was asked for.
     """
     try:
         async with asyncio.timeout(_SERVE_LIMIT_S):

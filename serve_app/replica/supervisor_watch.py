@@ -25,7 +25,7 @@ _MAX_GAP_S = 4 * _LOOK_EVERY_S
 
 
 class SupervisorWatch:
-    """One thread of the engine core process. ``limit_s`` is set when the process knows what it is to be."""
+    """One thread of the engine core process. ``limit_s`` is set when the process has got its arguments."""
 
     def __init__(self, sock: socket.socket, end: EngineEnd) -> None:
         self.limit_s = math.inf
@@ -39,7 +39,7 @@ class SupervisorWatch:
     def run(self) -> None:
         """End this process and its workers as soon as the pipe's other end is closed, also while a model still loads.
 
-        Workers of a multi-process executor watch this process only once they have loaded: until then they would hold their GPUs' memory.
+        Workers of a multi-process executor watch this process only once they have loaded; before that, they would keep their GPUs' memory.
         """
         ended = select.poll()
         ended.register(self._sock, select.POLLRDHUP | select.POLLHUP)
@@ -54,7 +54,7 @@ class SupervisorWatch:
         self._silent_s += self._awake.passed(time.monotonic())
         unread = select.poll()
         unread.register(self._sock, select.POLLIN)
-        # What is not read yet counts: the thread that reads may be at work on a large request.
+        # Unread bytes count as a sign of life: the reading thread may be busy with a large request.
         if self._end.num_pings != self._num_pings or self._num_pings == 0 or unread.poll(0):
             self._num_pings = self._end.num_pings
             self._silent_s = 0.0
@@ -63,7 +63,7 @@ class SupervisorWatch:
     def _kill_supervisor(self) -> None:
         if os.getppid() == self._supervisor:
             logger.error(
-                "the replica process %d did not reach its engine for %.1f s: killing it", self._supervisor, self._silent_s
+                "the supervisor process %d did not reach its engine for %.1f s: killing it", self._supervisor, self._silent_s
             )
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._supervisor, signal.SIGKILL)

@@ -12,15 +12,15 @@ from serve_app.links.protocol.messages import AddSuspect
 L = TypeVar("L")
 
 _ASKED = ""
-"""In place of the attempt that was on trial: the engine has been asked. No attempt has this id."""
+"""Stands for an aborted attempt on trial while the engine's answer is awaited. No attempt has this id."""
 
 
 class Trials(Generic[L]):
     """Suspects in the order of their arrival, each with its link.
 
     Args:
-        begin: Tells the link that this suspect begins, and gives it to the engine.
-        ask: Asks the engine a question; ``answered`` is called with the answer.
+        begin: Reports to the link that this suspect begins, and gives it to the engine.
+        ask: Asks the engine a question; ``answered`` is called at the answer.
     """
 
     def __init__(self, begin: Callable[[L, AddSuspect], None], ask: Callable[[], None]) -> None:
@@ -34,13 +34,13 @@ class Trials(Generic[L]):
         self._begin_next()
 
     def let_go(self, attempt_ids: Container[str]) -> None:
-        """These have had a new token or ended in the engine: what they were suspected of has not come."""
+        """Let attempts pass that have had a new token or ended in the engine: the engine survived them."""
         if self._on_trial is not None and self._on_trial in attempt_ids:
             self._on_trial = None
             self._begin_next()
 
     def withdraw(self, attempt_ids: Iterable[str]) -> None:
-        """These are wanted no more; their abort has been sent to the engine."""
+        """Remove attempts that were aborted; their abort has been sent to the engine."""
         for attempt_id in attempt_ids:
             self._line.pop(attempt_id, None)
             if attempt_id == self._on_trial:
@@ -48,7 +48,7 @@ class Trials(Generic[L]):
                 self._ask()
 
     def answered(self) -> None:
-        """The engine has done all that was sent to it before the question."""
+        """End the trial of an aborted attempt: the engine has processed all messages before the question."""
         self._on_trial = None
         self._begin_next()
 

@@ -17,17 +17,17 @@ from serve_app.replica.adapters import adapters_in, files_of
 _SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 _SAMPLE_BYTES = 4096
 _MAX_SAMPLES = 4096
-"""Of a checkpoint: some have 90,000 tensors, and each read may be one over the network."""
+"""The most samples of a checkpoint: some have 90,000 tensors, and each read may go over the network."""
 
 
 def weights_id(vllm_config: Any) -> str:
-    """Return 16 hex digits for the weights of a vLLM ``VllmConfig`` and the precision that they are run with.
+    """Return 16 hex digits for the weights of a vLLM ``VllmConfig`` and the precision in which they run.
 
-    The tokens of a simulated engine come from its seed. Weights that are streamed from a bucket are known by its address alone.
+    The tokens of a simulated engine come from its seed. Weights that are streamed from a bucket are identified by its address only.
     """
     model, load, more = vllm_config.model_config, vllm_config.load_config, vllm_config.additional_config
     adapters = adapters_in(more)
-    numbers = sorted(adapter["number"] for adapter in adapters)  # a request that goes on asks for its adapter by number
+    numbers = sorted(adapter["number"] for adapter in adapters)  # a resumed request asks for its adapter by number
     if isinstance(more, Mapping) and (simulated := more.get("simulated")):
         seeded = json.dumps([simulated.get("seed"), simulated.get("eos_probability"), *numbers])
         return hashlib.sha256(seeded.encode()).hexdigest()[:16]
@@ -47,7 +47,7 @@ def weights_id(vllm_config: Any) -> str:
 
 
 def _folder(model: Any, load: Any) -> Path:
-    """Return where the files are: the model's own folder or file, or the hub's cache, into which vLLM has fetched them."""
+    """Return the place of the files: the model's own folder or file, or the hub's cache, into which vLLM has downloaded them."""
     from huggingface_hub import try_to_load_from_cache
 
     path = Path(model.model)
@@ -63,7 +63,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _offsets(path: Path, file: BinaryIO, num_samples: int) -> Iterator[int]:
-    """Yield where to read: the head of the file and the middle of each tensor, or of some among many; else places at equal distances."""
+    """Yield offsets to read: the head of the file and the middle of each tensor, or of some of many; in other formats equal distances."""
     if path.suffix != ".safetensors":
         size = path.stat().st_size
         yield from (size * k // num_samples for k in range(num_samples))
