@@ -1,6 +1,6 @@
 """This script makes helm/batch/values.schema.json, as tools/chart_schema.py does for serve-app.
 
-Run as `python -m tools.batch_chart_schema`; tests/chart/test_batch_chart.py fails when the file is not what this makes.
+Run as `python -m tools.batch_chart_schema`; tests/chart/test_batch_chart.py fails if the file is outdated.
 """
 
 import json
@@ -12,7 +12,7 @@ from tools.chart_schema import BY_KEY, Schema, descriptions, schema_of
 
 CHART = Path(__file__).parents[1] / "helm" / "batch"
 
-_PEERS: Schema = {"type": "array", "items": {"type": "object"}, "minItems": 1}  # none would mean all
+_PEERS: Schema = {"type": "array", "items": {"type": "object"}, "minItems": 1}  # in a policy an empty list would mean all peers
 _SECONDS: Schema = {"type": "integer", "minimum": 0}
 _OWN: dict[str, Schema] = {
     "url": {"type": "string", "pattern": r"^(https?://.+)?$"},

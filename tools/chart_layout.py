@@ -1,8 +1,8 @@
 """This script writes a Helm chart package as an OCI archive: a tar of an OCI image layout, which copies to a registry without Helm.
 
-``python -m tools.chart_layout PACKAGE.tgz ARCHIVE.oci.tar``. Helm itself writes charts in OCI's form only into a registry (`helm push`).
-Sources: the OCI image specification 1.0 (image-layout.md, manifest.md) and Helm's two media types. Manifest and configuration say what
-`helm push` writes for the same package, without the time of the push: equal packages make equal archives.
+``python -m tools.chart_layout PACKAGE.tgz ARCHIVE.oci.tar`` runs it. Helm itself writes charts in OCI's form only into a registry
+(`helm push`). Sources: the OCI image specification 1.0 (image-layout.md, manifest.md) and Helm's two media types. Manifest and
+configuration are those of `helm push` for the same package, without the time of the push: equal packages make equal archives.
 """
 
 import argparse
@@ -50,14 +50,14 @@ def layout(package: bytes) -> Files:
             "org.opencontainers.image.description": about["description"],
         },
     }
-    tag = about["version"].replace("+", "_")  # as Helm does: a tag has no plus sign
+    tag = about["version"].replace("+", "_")  # as Helm does, because a tag has no plus sign
     entry = _add(files, _MANIFEST_TYPE, _json(manifest)) | {"annotations": {"org.opencontainers.image.ref.name": tag}}
     files["index.json"] = _json({"schemaVersion": 2, "manifests": [entry]})
     return files
 
 
 def _about(package: bytes) -> Object:
-    """Return the Chart.yaml of a package: its only folder is the chart's."""
+    """Return the Chart.yaml of a package, whose only folder is the chart's."""
     with tarfile.open(fileobj=io.BytesIO(package)) as chart:
         name = next(name for name in chart.getnames() if name.count("/") == 1 and name.endswith("/Chart.yaml"))
         content = chart.extractfile(name)

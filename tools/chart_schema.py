@@ -1,10 +1,10 @@
 """This script makes helm/serve-app/values.schema.json and files/rules.yaml from values.yaml and serve-app's configuration.
 
-Types come from the default values, descriptions from the `# --` comments, and what neither tells (an empty list's entries, bounds,
-choices) from the tables below. Every object is closed and whole, so that a misspelt key fails, and so does a
-null, with which Helm would drop a default and a template read "off". `config` is the configuration's own schema. rules.yaml holds the
-tables of ports and timeouts by which both `serve-app check` and the chart's templates judge.
-Run as `python -m tools.chart_schema`; tests/chart/test_generated.py fails when the file is not what this makes.
+Types come from the default values, descriptions from the `# --` comments, and everything else (an empty list's entries, bounds, choices)
+from the tables below. Every object is closed and requires all its keys. So a misspelt key fails, and so does a null, with which Helm would
+drop a default, and a template would read "off". `config` has the configuration's own schema. rules.yaml holds the tables of ports and
+timeouts that both `serve-app check` and the chart's templates check.
+Run as `python -m tools.chart_schema`; tests/chart/test_generated.py fails if a file is outdated.
 """
 
 import json
@@ -45,14 +45,14 @@ _ORDER: Schema = {
     "minimum": 0,
     "maximum": 999999,
     "default": 0,
-    "description": "Place of the model's worker group among the others. Of a canary the default is 999999: behind all models.",
+    "description": "Place of the model's worker group among the others. A canary's default is 999999: behind all models.",
 }
 _SERVED: Schema = {
     "type": "boolean",
     "default": True,
-    "description": "Whether the model is served. If not, all that is left of it is its worker group, without pods.",
+    "description": "Whether the model is served. If not, only its worker group is left, without pods.",
 }
-# Below 0.94 the error budget is so large that not even an outage of everything burns it 14.4 times too fast.
+# Below 0.94 the error budget is so large that even a complete outage does not burn it 14.4 times too fast.
 _OBJECTIVE: Schema = {"type": "number", "minimum": 0.94, "exclusiveMaximum": 1}
 _PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
 
@@ -75,11 +75,11 @@ _NEVER_IGNORED = {
     *("label-of-chart", "annotation-of-helm", "name-twice", "mount-without-volume", "request-above-limit"),
     *("weights-path-twice", "alb-check-not-a-number", "redis-secret-of-chart", "serve-outlasts-drain", "nothing-served"),
 }
-"""Rules whose breaking no release survives: Kubernetes, Helm or serve-app itself would refuse it, or the chart cannot do what is asked."""
+"""Rules that cannot be ignored: Kubernetes, Helm or serve-app itself would refuse the release, or the chart could not make it."""
 
 
 def rule_names() -> set[str]:
-    """Return the names of all rules: those that the chart's templates judge by themselves, and those of the timeouts."""
+    """Return the names of all rules: those of the chart's templates, and those of the timeouts."""
     templates = [template.read_text(encoding="utf-8") for template in (CHART / "templates").rglob("*.tpl")]
     own = {name for text in templates for name in re.findall(r'\{\{- list "([a-z-]+)" \(?(?:printf )?"', text)}
     return own | {rule.name for rule in RULES}
@@ -136,7 +136,7 @@ BY_KEY: dict[str, Schema] = {
     "extraVolumeMounts": _named("name", "mountPath"),
     **dict.fromkeys(("pullSecrets", "hosts", "hostnames"), _STRINGS),
     "loadBalancerSourceRanges": _CIDRS,
-    # In a policy, an empty list is not nobody: it is everybody.
+    # In a policy, an empty list means all peers, not none.
     **dict.fromkeys(("apiServerCidrs", "weightsCidrs", "redisCidrs"), _SOME_CIDRS),
     "dns": {**_OBJECTS, "minItems": 1},
     **dict.fromkeys(("operatorNamespace", "prometheusNamespace"), _NAMESPACE),
@@ -160,11 +160,11 @@ BY_KEY: dict[str, Schema] = {
     "accessMode": {"enum": ["ReadWriteMany", "ReadOnlyMany", "ReadWriteOnce"]},
     "whenDeleted": {"enum": ["Delete", "Retain"]},
     "port": _PORT,
-    "bytes": {"type": "integer", "minimum": 78643200},  # Ray's least
+    "bytes": {"type": "integer", "minimum": 78643200},  # Ray's minimum
     "prefillSeconds": {"type": "integer", "minimum": 30},
     "activeDeadlineSeconds": {"type": "integer", "minimum": 1},
     "rayVersion": {"type": "string", "pattern": r"^\d+\.\d+\.\d+$"},
-    # Also those with a tag or a digest at the end, which the chart refuses with the way out.
+    # The pattern accepts a tag or a digest at the end, which the chart itself refuses with the way out.
     "repository": {"type": "string", "pattern": f"^{_REPOSITORY}([:@][A-Za-z0-9._:-]+)?$"},
     "cudaImage.repository": {"type": "string", "pattern": f"^({_REPOSITORY}([:@][A-Za-z0-9._:-]+)?)?$"},
     "tag": {"type": "string", "pattern": "^[A-Za-z0-9._-]*$"},
@@ -177,7 +177,7 @@ BY_KEY: dict[str, Schema] = {
     "modelPods.resources": _closed(requests=_AMOUNTS, limits=_AMOUNTS),
     **dict.fromkeys(("ingressPods.tmpSize", "modelPods.homeSize", "modelPods.shmSize"), _BYTES_OR_EMPTY),
 }
-"""Schemas by the name of a key, wherever it stands. A key with dots is the path of one place, whose schema wins over the name's."""
+"""Schemas by the name of a key, at any place. A name with dots is the path of one place, whose schema wins over that of the key's name."""
 
 
 def values_schema() -> Schema:
@@ -185,7 +185,7 @@ def values_schema() -> Schema:
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     described = dict(descriptions())
     config = _moved(settings_json_schema())
-    del config["properties"]["ui"], config["$defs"]["UiSettings"]  # of `serve-app up`; the chart's own value is `ui`
+    del config["properties"]["ui"], config["$defs"]["UiSettings"]  # only for `serve-app up`; the chart's own value is `ui`
     del values["config"]
     properties = {key: schema_of(value, (key,), described) for key, value in values.items()}
     for account in properties["serviceAccounts"]["properties"].values():
@@ -204,7 +204,7 @@ def values_schema() -> Schema:
         "properties": {
             **properties,
             "enabled": {"type": "boolean", "description": "Read by a parent chart alone, as the `condition` of this one."},
-            "global": {**properties["global"], "additionalProperties": True},  # a parent chart's own
+            "global": {**properties["global"], "additionalProperties": True},  # a parent chart may add its own keys
             "config": config,
         },
         "$defs": config.pop("$defs"),
@@ -212,7 +212,7 @@ def values_schema() -> Schema:
 
 
 def chart_rules() -> dict[str, Any]:
-    """Return what files/rules.yaml holds."""
+    """Return the content of files/rules.yaml."""
     ports = [{"first": ports[0], "last": ports[-1], "owner": owner} for ports, owner in RESERVED_PORTS.items()]
     return {"ports": ports, "timeouts": [rule._asdict() | {"shorter": list(rule.shorter)} for rule in RULES]}
 
@@ -239,13 +239,13 @@ def schema_of(
 
 
 def _partial(schema: Schema) -> Schema:
-    """Return the schema of an object that needs not be whole, because something else is beneath it."""
+    """Return the schema of an object without required keys, because defaults lie beneath it."""
     parts = {key: _partial(part) for key, part in schema.get("properties", {}).items()}
     return {key: value for key, value in schema.items() if key != "required"} | ({"properties": parts} if parts else {})
 
 
 def _moved(schema: Schema) -> Schema:
-    """Return the configuration's schema for use below `config`: what it lacks the chart adds, so nothing is required."""
+    """Return the configuration's schema for use below `config`: the chart adds missing keys, so none is required."""
     del schema["properties"]["models"]["minProperties"]
     return {key: value for key, value in schema.items() if key not in ("$schema", "required")}
 

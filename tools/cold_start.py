@@ -2,7 +2,7 @@
 
 ``python -m tools.cold_start`` prints a row per process and state of vLLM's cache folder: ``cold`` as in a new pod and, with ``--warm``,
 ``warm`` as on a machine that has served the model before. ``--tree NAME=PATH`` (more than once) compares checkouts in interleaved
-rounds. Seconds until ready are those of a busy machine; seconds of CPU, of a process with all of its children, depend on it less.
+rounds. The seconds until ready depend on the machine's load; CPU seconds, of a process with all its children, depend on it less.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _start(tree: Path, model: Path, home: Path) -> list[tuple[str, dict[str, float]]]:
-    """Start a fleet of the checkout and end it again; return what each of its processes took."""
+    """Start a fleet of the checkout and end it again; return the figures of each process."""
     models = {"real": _ENGINE, "simulated": {"simulated": {"profile": "a10g-llama-8b"}, **_ENGINE}}
     config = {
         "name": "cold-start",
@@ -93,7 +93,7 @@ def _figures(member: dict[str, Any]) -> Iterator[tuple[str, dict[str, float]]]:
 
 
 def _cpu_s(pid: int, *, without: int | None = None) -> float:
-    """Return CPU seconds of a process, of its children that have ended, and of those that run, but for the tree of one."""
+    """Return CPU seconds of a process and its ended and running children, except for the process tree ``without``."""
     process = psutil.Process(pid)
     times = process.cpu_times()
     below = [_cpu_s(child.pid) for child in process.children() if child.pid != without]

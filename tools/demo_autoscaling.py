@@ -1,6 +1,6 @@
 """`make demo-autoscaling` starts a simulated fleet, puts a jump of load on it, and plots replicas and latencies over time.
 
-Needs no GPU and no cluster. Two cores do; the whole takes about five minutes, of which two and a half are the load.
+It needs no GPU and no cluster, and two cores suffice. It takes about five minutes, and the load two and a half of them.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def load_command(url: str, out: Path) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run it; return 0 if there is a plot, else the load test's exit status."""
+    """Run the demo; return 0 if there is a plot, or else the load test's exit status."""
     parser = argparse.ArgumentParser(description="From nothing to the plot of an autoscaled fleet.")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / time.strftime("autoscaling-%Y%m%dT%H%M%S"))
     given = parser.parse_args(arguments)
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
         return status or 1
     print(f"\nreplicas and latencies over time: {plot}\nthe whole report: {given.out / 'report.html'}")
     if status:
-        print("The load test's own verdict above is about the SLO and the sample; the demo is over all the same.")
+        print("The load test's own verdict above is about the SLO and the sample; the demo itself is complete.")
     return 0
 
 

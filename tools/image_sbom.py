@@ -1,7 +1,7 @@
 """This script writes the SBOM of an image that was saved as an OCI archive (CycloneDX 1.6, JSON).
 
-``python -m tools.image_sbom ARCHIVE.oci.tar SBOM.cdx.json``. The image's own SBOM, which the Dockerfile makes, lists Python packages. This
-one adds Debian's packages, the Python that the base image was built with, and the digest by which a registry knows the image.
+``python -m tools.image_sbom ARCHIVE.oci.tar SBOM.cdx.json`` runs it. The image's own SBOM, which the Dockerfile makes, lists Python
+packages. This SBOM adds Debian's packages, the Python of the base image, and the digest by which a registry knows the image.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def image_sbom(archive: tarfile.TarFile) -> Object:
-    """Return the SBOM of the only image in an OCI archive. It reads every layer: 11 s for the CPU image.
+    """Return the SBOM of the only image in an OCI archive. Every layer is read, which takes 11 s for the CPU image.
 
     Raises:
         KeyError: The archive or the image lacks a file; its argument is a sentence that names the file.
@@ -65,7 +65,7 @@ def debian_components(status: str, *, release: str) -> list[Object]:
 
 
 def python_component(environment: Iterable[str]) -> list[Object]:
-    """Return the interpreter that the base image names in PYTHON_VERSION: Docker's Python images compile it, so no package is it."""
+    """Return the interpreter that the base image names in PYTHON_VERSION. Docker's Python images compile it, so it is not a package."""
     versions = dict(setting.split("=", 1) for setting in environment)
     if (version := versions.get("PYTHON_VERSION")) is None:
         return []
@@ -74,7 +74,7 @@ def python_component(environment: Iterable[str]) -> list[Object]:
 
 
 def _texts(archive: tarfile.TarFile, layers: Iterable[Object], names: set[str]) -> dict[str, str]:
-    """Return these files as the image's uppermost layer with each of them has it."""
+    """Return the text of each named file, from the image's topmost layer that has it."""
     texts: dict[str, str] = {}
     for layer in layers:
         with tarfile.open(fileobj=_blob(archive, layer), mode="r|*") as files:

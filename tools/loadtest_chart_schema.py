@@ -1,6 +1,6 @@
 """This script makes helm/loadtest/values.schema.json; `scenario` in it is the load-test kit's own schema.
 
-Run as `python -m tools.loadtest_chart_schema`; tests/chart/test_loadtest_generated.py fails when the file is not what this makes.
+Run as `python -m tools.loadtest_chart_schema`; tests/chart/test_loadtest_generated.py fails if the file is outdated.
 """
 
 import json
@@ -14,7 +14,7 @@ from tools.chart_schema import BY_KEY, Schema, descriptions, schema_of
 CHART = Path(__file__).parents[1] / "helm" / "loadtest"
 
 _OBJECTS: Schema = {"type": "array", "items": {"type": "object"}}
-_PEERS: Schema = _OBJECTS | {"minItems": 1}  # none would mean all
+_PEERS: Schema = _OBJECTS | {"minItems": 1}  # in a policy an empty list would mean all peers
 _PORTS: Schema = BY_KEY["apiServerPorts"] | {"minItems": 1}
 _CIDRS: Schema = BY_KEY["apiServerCidrs"] | {"minItems": 1}
 _OWN: dict[str, Schema] = {
@@ -39,7 +39,7 @@ _OWN: dict[str, Schema] = {
 
 
 def scenario_schema() -> Schema:
-    """Return the schema of a scenario file: what the kit's models say, and an SLO in words beside one in parts."""
+    """Return the schema of a scenario file: that of the kit's models, with an SLO as text or as a mapping."""
     schema = Scenario.model_json_schema()
     properties = schema["properties"]
     properties["slo"] = {"if": {"type": "string"}, "then": True, "else": {"$ref": properties["slo"]["$ref"]}}
@@ -48,7 +48,7 @@ def scenario_schema() -> Schema:
 
 
 def _by_law(mapping: dict[str, str]) -> Schema:
-    """Return the union without `oneOf`, whose answer to a misspelt key is the complaints of all laws."""
+    """Return the union without `oneOf`, which would report the problems of all laws for one misspelt key."""
     cases = [{"if": {"properties": {"law": {"const": law}}}, "then": {"$ref": ref}} for law, ref in mapping.items()]
     return {"type": "object", "required": ["law"], "properties": {"law": {"enum": list(mapping)}}, "allOf": cases}
 
@@ -70,7 +70,7 @@ def values_schema() -> Schema:
         "properties": {
             "global": {"type": "object", "description": "Helm's own, for parent charts."},
             **properties,
-            # Empty by default, which a check of the chart answers with a better sentence.
+            # Empty by default; a check of the chart refuses an empty scenario with a better sentence.
             "scenario": {"description": described[("scenario",)], "type": "object", "if": {"minProperties": 1}, "then": scenario},
         },
         "$defs": defs,

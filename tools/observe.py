@@ -24,12 +24,12 @@ from tools.monitoring.rules import rules_file
 
 NAMESPACE, RELEASE = "local", "serve-app"
 _UNPACKED = Path("build/prometheus/usr")
-"""Where tools/fetch-prometheus puts it."""
+"""The folder into which tools/fetch-prometheus unpacks Prometheus."""
 _GRAFANA_HOME = Path("/usr/share/grafana")
 
 
 def tool(name: str) -> str | None:
-    """Return the path of a program of Prometheus or Alertmanager: on the PATH, or unpacked."""
+    """Return the path of a program of Prometheus or Alertmanager, from the PATH or unpacked."""
     return shutil.which(name) or shutil.which(name, path=str(_UNPACKED / "bin"))
 
 
@@ -39,8 +39,8 @@ def write_prometheus(
     """Write rules and configuration for a service at ``target``, host:port; return the configuration's path.
 
     Args:
-        every_s: Seconds between two scrapes, and between two looks at every rule.
-        alerts_to: Host and port of an Alertmanager; without one, alerts are shown by Prometheus alone.
+        every_s: Seconds between two scrapes, and between two evaluations of every rule.
+        alerts_to: Host and port of an Alertmanager; without it, only Prometheus shows alerts.
     """
     facts = default_facts(namespace=NAMESPACE, release=RELEASE, grafanaUrl=grafana, runbookUrl=runbook)
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,17 +74,17 @@ def write_grafana(folder: Path, prometheus: str) -> Path:
 
 @contextmanager
 def prometheus(config: Path, port: int) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run Prometheus with this configuration on 127.0.0.1; it ends with the block.
+    """Run Prometheus with this configuration on 127.0.0.1 until the end of the block.
 
     Raises:
-        FileNotFoundError: It is neither on the PATH nor unpacked.
+        FileNotFoundError: Prometheus is neither on the PATH nor unpacked.
     """
     if (program := tool("prometheus")) is None:
         raise FileNotFoundError(
-            "prometheus is not here; `tools/fetch-prometheus build/prometheus` unpacks Debian's, or install it"
+            "prometheus is not installed; `tools/fetch-prometheus build/prometheus` unpacks Debian's, or install it"
         )
     web = _UNPACKED / "share" / "prometheus" / "web"
-    assets = [f"--web.local-assets={web}"] if web.is_dir() else []  # an option of Debian's build alone
+    assets = [f"--web.local-assets={web}"] if web.is_dir() else []  # an option that only Debian's build has
     command = [program, f"--config.file={config}", f"--storage.tsdb.path={config.parent / 'data'}", *assets]
     with _running([*command, f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"], dict(os.environ)) as process:
         yield process
@@ -92,7 +92,7 @@ def prometheus(config: Path, port: int) -> Iterator["subprocess.Popen[bytes]"]:
 
 @contextmanager
 def alertmanager(config: Path, port: int) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run Debian's Alertmanager with this configuration on 127.0.0.1, alone; it ends with the block."""
+    """Run Debian's Alertmanager with this configuration on 127.0.0.1, without a cluster, until the end of the block."""
     listen = [f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address="]
     command = [
         str(tool("prometheus-alertmanager")),
@@ -158,14 +158,14 @@ def main() -> int:
     try:
         with ExitStack() as stack:
             running = [stack.enter_context(prometheus(config, asked.port))]
-            print(f"Prometheus: {url}, it asks {asked.target}/metrics every 5 s; data in {asked.folder}/data", flush=True)
+            print(f"Prometheus: {url}, which scrapes {asked.target}/metrics every 5 s; data in {asked.folder}/data", flush=True)
             if with_grafana:
                 running.append(stack.enter_context(_grafana(asked.folder, asked.grafana_port, url)))
                 print(f"Grafana: {grafana}/d/serve-app-overview", flush=True)
             else:
                 write_grafana(asked.folder, url)
                 print(
-                    f"Grafana is not installed; its dashboards are in {asked.folder}/dashboards, to be imported elsewhere",
+                    f"Grafana is not installed; its dashboards are in {asked.folder}/dashboards, for import elsewhere",
                     flush=True,
                 )
             return running[0].wait()

@@ -1,7 +1,7 @@
 """This script makes docs/openapi.json, the OpenAPI description of an ingress's answers: `python -m tools.openapi`, 20 s.
 
-vLLM's own applications describe its routes, one of a model that makes text and one of a model that makes vectors; what vLLM registers
-beside the routes that an ingress passes on is left out. The ingress's own routes are described here.
+vLLM's own applications describe its routes: one application of a model that makes text, and one of a model that makes vectors. Routes of
+vLLM that an ingress does not serve are left out. The ingress's own routes are described here.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Any
 
 from serve_app.engine_args import INGRESS_ENVIRONMENT
 
-os.environ.update(INGRESS_ENVIRONMENT)  # before vLLM is imported: it would look for a GPU
+os.environ.update(INGRESS_ENVIRONMENT)  # before vLLM is imported, which would look for a GPU
 
 from serve_app.checkpoints import KINDS
 from serve_app.config import parse_settings
@@ -31,13 +31,13 @@ APPLICATIONS: Mapping[str, Mapping[str, Any]] = {"llama": {}, "embedding": {"run
 """Kind of a tiny model -> vLLM's arguments for it."""
 OWN: Mapping[str, tuple[str, str]] = {
     "/v1/models": ("get", "The models and adapters that are served."),
-    "/v1/models/{name}": ("get", "One of them."),
+    "/v1/models/{name}": ("get", "One model or adapter."),
     "/generate": ("post", "Text, sampled or by beam search. Other fields are those of vLLM's SamplingParams."),
     "/fleet": ("get", "Ingresses and replicas with their loads, and the autoscaler's last decisions."),
     "/version": ("get", "Versions of serve-app and vLLM."),
     "/healthz": ("get", "The process is alive."),
     "/health": ("get", "The same, in vLLM's form."),
-    "/readyz": ("get", "Requests can be answered; 503 says why not."),
+    "/readyz": ("get", "Requests can be answered; a 503 says why not."),
     "/metrics": ("get", "Prometheus' text format."),
 }
 _DESCRIPTION = "docs/api.md says which routes are there when."
@@ -46,12 +46,12 @@ _SCHEMAS = "#/components/schemas/{model}"
 
 
 def description(applications: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the description made of those of vLLM's applications, with the schemas that it uses."""
+    """Return the description, made from those of vLLM's applications, with the schemas that it uses."""
     paths: dict[str, Any] = {}
     schemas: dict[str, Any] = {}
-    for told in applications.values():
-        paths |= {path: {"post": methods["post"]} for path, methods in told["paths"].items() if path in VLLM_ROUTES}
-        schemas |= told["components"]["schemas"]
+    for described in applications.values():
+        paths |= {path: {"post": methods["post"]} for path, methods in described["paths"].items() if path in VLLM_ROUTES}
+        schemas |= described["components"]["schemas"]
     body = GenerateRequest.model_json_schema(ref_template=_SCHEMAS) | {"additionalProperties": True}
     schemas["GenerateRequest"] = body
     paths |= {path: {method: _own(path, summary)} for path, (method, summary) in OWN.items()}
@@ -86,7 +86,7 @@ def _own(path: str, summary: str) -> dict[str, Any]:
 
 
 def _used(text: str, schemas: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the schemas that ``text`` refers to, and those that they refer to."""
+    """Yield the schemas to which ``text`` refers, directly or through other schemas."""
     known: set[str] = set()
     left = set(_REFERENCE.findall(text))
     while left:
@@ -97,15 +97,15 @@ def _used(text: str, schemas: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 async def _applications() -> dict[str, dict[str, Any]]:
-    told = {}
+    described = {}
     with tempfile.TemporaryDirectory() as folder:
         for kind, args in APPLICATIONS.items():
             checkpoint = str(KINDS[kind](Path(folder) / kind))
             settings = parse_settings({"models": {kind: {"model": checkpoint, "engine_args": dict(args)}}})
             model = settings.models[kind]
             client = FleetClient(settings, model, ingress_id="openapi", token=b"", tls=None)
-            told[kind] = (await (await build_front_end(model, checkpoint, client, GrammarCompiler())).app()).openapi()
-    return told
+            described[kind] = (await (await build_front_end(model, checkpoint, client, GrammarCompiler())).app()).openapi()
+    return described
 
 
 def page() -> str:

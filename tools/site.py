@@ -13,12 +13,12 @@ _OUTSIDE_WORDS = re.compile(r"[^\w\- ]")
 
 
 def github_anchor(title: str, separator: str) -> str:
-    """Return a heading's anchor as Git hosts make it, so that links to headings hold there and here."""
+    """Return a heading's anchor as Git hosts make it, so that links to headings work there and here."""
     return _OUTSIDE_WORDS.sub("", title.strip().lower()).replace(" ", separator)
 
 
 def sources() -> Iterator[Path]:
-    """Yield what the site is made of, relative to the repository."""
+    """Yield the files of the site, relative to the repository."""
     for pattern in (*PAGES, *FILES):
         yield from (path.relative_to(ROOT) for path in sorted(ROOT.glob(pattern)))
 

@@ -90,7 +90,7 @@ CASES: dict[str, Case] = {
             **desired("1x90"),
             **desired("0x90", controller="ended"),
         },
-        "No replica of chat takes requests, says every one of 1 ingresses.",
+        "No replica of chat takes requests, according to all 1 ingresses.",
         {**waiting("0x90"), **bound(0, 2)},
         # Unloaded by an operator.
         calm_too={**waiting("0x90"), **bound(1, 2), **desired("0x90")},
@@ -123,12 +123,12 @@ CASES: dict[str, Case] = {
     ),
     "ServeAppTokensAreLate": Case(
         latencies(ITL, "0+80x90", "0+100x90", "0.2"),
-        "20% of the tokens of chat come later than 0.2 s after the token before; the objective is 99% that do not.",
+        "20% of the tokens of chat come later than 0.2 s after the previous token; the objective is 99% that do not.",
         latencies(ITL, "0+95x90", "0+100x90", "0.2"),
     ),
     "ServeAppTokensAreLateSlowly": Case(
         latencies(ITL, "0+96x300", "0+100x300", "0.2"),
-        "4% of the tokens of chat come later than 0.2 s after the token before, for hours; the objective is 99% that do not.",
+        "4% of the tokens of chat come later than 0.2 s after the previous token, for hours; the objective is 99% that do not.",
         latencies(ITL, "0+995x300", "0+1000x300", "0.2"),
         at=2 * 24 * 60,
         slow=True,
@@ -143,7 +143,7 @@ CASES: dict[str, Case] = {
     ),
     "ServeAppAtMaxReplicas": Case(
         {**waiting("0x90"), **bound(1, 1), **replica("draining", "0x90"), **replica("waiting", "3x90")},
-        "All 1 replicas that chat may have are there, and requests wait all the same.",
+        "All 1 replicas that chat may have are running, and requests still wait.",
         {**waiting("1x90"), **bound(1, 2), **replica("draining", "0x90"), **replica("waiting", "3x90")},
     ),
     "ServeAppRequestsAreRejected": Case(
@@ -171,7 +171,7 @@ CASES: dict[str, Case] = {
     ),
     "ServeAppReplicasAreLost": Case(
         {f"serve_app_resumptions_total{{{M}}}": "0+1x90"},
-        "Streams of chat lost their replica and went on elsewhere, 15 times in 15 minutes.",
+        "Streams of chat lost their replica and continued elsewhere, 15 times in 15 minutes.",
         {f"serve_app_resumptions_total{{{M}}}": "7x90"},
     ),
     "ServeAppEnginesAreLost": Case(
@@ -205,7 +205,7 @@ CASES: dict[str, Case] = {
     ),
     "ServeAppRequestsAreQuarantined": Case(
         {f'serve_app_requests_total{{{M},outcome="quarantined"}}': "0x50 1x40"},
-        "1 requests for chat were there when two engines were lost, and their like is refused.",
+        "1 requests for chat were refused: requests like them ran when two engines were lost.",
         {f'serve_app_requests_total{{{M},outcome="blocked"}}': "0x50 1x40"},
     ),
     "ServeAppCanaryIsBad": Case(
@@ -236,19 +236,19 @@ CASES: dict[str, Case] = {
     ),
     "ServeAppGpuFails": Case(
         gpu("XID_ERRORS", "0x50 79x40"),
-        "The GPU 0 of n1 told its driver the error XID 79, which is not a program's.",
+        "The GPU 0 of n1 reported the error XID 79 to its driver, which a program does not cause.",
         {**gpu("XID_ERRORS", "0x30 13x30 31x30"), **gpu("XID_ERRORS", "79x90", of="serve-app-2")},
         labels=GPU,
     ),
     "ServeAppGpuMemoryFails": Case(
         gpu("UNCORRECTABLE_REMAPPED_ROWS", "3x40 4x50"),
-        "The GPU 0 of n1 had an error of its memory that ECC could not correct.",
+        "The GPU 0 of n1 had a memory error that ECC could not correct.",
         {**gpu("UNCORRECTABLE_REMAPPED_ROWS", "3x90"), **gpu("ROW_REMAP_FAILURE", "0x90")},
         labels=GPU,
     ),
     "ServeAppGpuIsHot": Case(
         gpu("GPU_TEMP", "86x90"),
-        "The GPU 0 of n1 has 86 degrees Celsius; it has had more than 85 for 10 minutes.",
+        "The GPU 0 of n1 has 86 degrees Celsius, and has been above 85 for 10 minutes.",
         gpu("GPU_TEMP", "86x55 84 86x40"),
         labels=GPU,
     ),

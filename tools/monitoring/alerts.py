@@ -1,6 +1,6 @@
 """These alerts are on symptoms that no objective covers: no ingress answers, no room is left, something does not come to its end.
 
-Every expression keeps the label ``job``, so that alerts of two releases are two. docs/runbook.md has a section for each alert.
+Every expression keeps the label ``job``, so that two releases have separate alerts. docs/runbook.md has a section for each alert.
 """
 
 from serve_app.autoscaling.series import PREFIX
@@ -35,16 +35,16 @@ AVAILABILITY = (
         "ServeAppNoReplica",
         "critical",
         "2m",
-        # The first series is there for every model of an ingress that answers, the second only with a replica. Requests that wait would
-        # not do: they give up before the alert is due, and an ingress without replicas is unready and gets none. A model with min: 0 may
-        # have no replica while nobody asks, so may one that an operator unloaded, of which the autoscaler wants none, and a canary has its
-        # model behind it.
+        # Every ingress that answers has the first series for each model, and the second series only with a replica. Waiting requests would
+        # not do: they give up before the alert is due, and an ingress without replicas is unready and gets none. Some models may have no
+        # replica: a model with min: 0 without requests, a model that an operator unloaded, of which the autoscaler wants no replica, and a
+        # canary, whose model answers in its place.
         f"count by (job, model) (serve_app_waiting_requests{{{IN_JOB}}})"
         f" unless on (job, model) (sum by (job, model) (1 - serve_app_replica_draining{{{IN_JOB}}}) > 0)"
         f" unless on (job, model) serve_app_canary_state{{{IN_JOB}}}"
         f" and on (job, model) ({_bound('min')} > 0)"
         f' unless on (model) (max by (model) (ray_{PREFIX}desired{{job="${{namespace}}/${{release}}-ray"}}) == 0)',
-        "No replica of {{ $labels.model }} takes requests, says every one of {{ $value }} ingresses.",
+        "No replica of {{ $labels.model }} takes requests, according to all {{ $value }} ingresses.",
         "autoscaling",
     ),
 )
@@ -71,7 +71,7 @@ CAPACITY = (
         "warning",
         "10m",
         f"{_TAKING} >= {_bound('max')} and on (job, model) ({_WAITING} + {_QUEUED}) > 0",
-        "All {{ $value }} replicas that {{ $labels.model }} may have are there, and requests wait all the same.",
+        "All {{ $value }} replicas that {{ $labels.model }} may have are running, and requests still wait.",
         "autoscaling",
     ),
     Alert(
@@ -121,7 +121,7 @@ STUCK = (
         "warning",
         "0m",
         f"{_increase('serve_app_resumptions_total', '15m')} > 0",
-        "Streams of {{ $labels.model }} lost their replica and went on elsewhere, {{ $value | humanize }} times in 15 minutes.",
+        "Streams of {{ $labels.model }} lost their replica and continued elsewhere, {{ $value | humanize }} times in 15 minutes.",
         "replica",
     ),
     Alert(
@@ -162,7 +162,7 @@ STUCK = (
         "warning",
         "0m",
         _increase("serve_app_requests_total", "15m", 'outcome="quarantined"') + " > 0",
-        "{{ $value | humanize }} requests for {{ $labels.model }} were there when two engines were lost, and their like is refused.",
+        "{{ $value | humanize }} requests for {{ $labels.model }} were refused: requests like them ran when two engines were lost.",
         "replica",
     ),
     Alert(
@@ -177,7 +177,7 @@ STUCK = (
         "ServeAppBatchStandsStill",
         "warning",
         "30m",
-        # Ingresses that share a database each tell all of its batches.
+        # Each of the ingresses that share a database reports all its batches.
         f'max by (job) (serve_app_batches{{{IN_JOB},status="in_progress"}}) > 0'
         f" unless on (job) ({_increase('serve_app_batch_lines_total', '30m', by='job')} > 0)",
         "{{ $value }} batches are in progress, and none of their lines was answered in 30 minutes.",

@@ -50,10 +50,10 @@ MODEL_BOARD = Board(
                     "Preemptions",
                     {"{{model_name}}": rate("vllm:num_preemptions_total", "model_name", VLLM)},
                     "ops",
-                    "Requests that an engine has put back because its KV cache was full. They are computed again.",
+                    "Requests that an engine interrupted because its KV cache was full. They are computed again.",
                 ),
                 Panel(
-                    "Gap of streams that went on elsewhere",
+                    "Gap of streams that continued elsewhere",
                     quantiles("serve_app_resume_gap_seconds", "model, way", MODEL, (0.5, 0.99)),
                     "s",
                     "How long a client saw nothing when its replica was lost.",
@@ -70,7 +70,7 @@ MODEL_BOARD = Board(
                         "{{key}}": f"topk(10, histogram_quantile(0.95, sum by (key, le) (rate({series}_bucket{{{MODEL}}}[{RATE}]))))"
                     },
                     "s",
-                    f"{text} 95 % are below; the ten keys with the most.",
+                    f"{text} 95 % are below the line; the ten keys with the highest lines.",
                     quiet=True,
                 )
                 for title, series, text in (
@@ -81,7 +81,7 @@ MODEL_BOARD = Board(
             ),
         ),
         Row(
-            "What is asked?",
+            "What do requests ask for?",
             (
                 Panel(
                     "Tokens of a prompt",
@@ -106,7 +106,7 @@ MODEL_BOARD = Board(
                     "Share of the prompt tokens that an engine had in its prefix cache.",
                 ),
                 Panel(
-                    "Why requests went where they did",
+                    "Requests by the reason for their replica",
                     {"{{model}} {{reason}}": rate("serve_app_routed_total", "model, reason")},
                     "reqps",
                     "docs/routing.md has the reasons.",
@@ -121,7 +121,7 @@ REPLICA = Board(
     "replicas",
     (
         Row(
-            "Which replica is unlike the others?",
+            "Which replica differs from the others?",
             (
                 Panel(
                     "Running requests",
@@ -141,31 +141,31 @@ REPLICA = Board(
                     "Tokens that are left to compute",
                     {REPLICA_NAME: f"sum by (model, replica) (serve_app_replica_outstanding_tokens{{{MODEL}}})"},
                     "short",
-                    "What routing by load looks at.",
+                    "The load that routing by load compares.",
                 ),
                 Panel(
                     "Requests held",
                     {REPLICA_NAME: f"sum by (model, replica) (serve_app_replica_held{{{MODEL}}})"},
                     "short",
-                    "Unfinished ones, of all ingresses.",
+                    "Unfinished requests of all ingresses.",
                 ),
             ),
         ),
         Row(
-            "Which replica goes, and why?",
+            "Which replica leaves, and why?",
             (
                 Panel(
                     "Draining",
                     {REPLICA_NAME: BY_REPLICA % "serve_app_replica_draining"},
                     "bool",
-                    "It takes nothing new, and what it has moves or ends.",
+                    "1 while the replica drains: it takes no new requests, and its requests move or end.",
                 ),
                 LOST,
                 Panel(
-                    "Streams that were moved or went on",
+                    "Streams that were moved or resumed",
                     {
                         "{{model}} moved from a drain": rate("serve_app_moved_total", "model"),
-                        "{{model}} went on after a loss": rate("serve_app_resumptions_total", "model"),
+                        "{{model}} resumed after a loss": rate("serve_app_resumptions_total", "model"),
                     },
                     "ops",
                     "Neither is an error for a client.",
@@ -183,7 +183,7 @@ AUTOSCALING = Board(
         Row("Are there enough replicas?", (REPLICAS, WAITING, QUEUE)),
         DECISIONS,
         Row(
-            "What do they have to do?",
+            "How much work do they have?",
             (
                 Panel(
                     "Requests of a replica",
@@ -207,13 +207,13 @@ AUTOSCALING = Board(
                     "GPUs in use",
                     {"{{model}}": f"max by (model) (serve_app_gpus{{{MODEL}}})"},
                     "short",
-                    "Of replicas that the ingresses have links to, draining ones included. The mean over a day times 24 is GPU-hours.",
+                    "GPUs of linked replicas, including draining ones. The mean over a day times 24 is GPU-hours.",
                 ),
                 Panel(
                     "Cold start, p90",
                     {"{{model}}": f"max by (model) (serve_app_cold_start_p90_seconds{{{MODEL}}})"},
                     "s",
-                    "From the wish for a replica until it takes requests. It is Retry-After while there is no replica.",
+                    "From the order of a replica until it takes requests. It is Retry-After while there is no replica.",
                     quiet=True,
                 ),
             ),
@@ -225,7 +225,7 @@ LOADTEST = Board(
     "loadtest",
     "load test",
     (
-        Row("What comes, and what goes out?", (OUTCOMES, TOKENS, WAITING)),
+        Row("How much comes in and goes out?", (OUTCOMES, TOKENS, WAITING)),
         Row("How late?", (TTFT, ITL, E2E)),
         Row(
             "What is at its limit?",
@@ -235,14 +235,14 @@ LOADTEST = Board(
                     "CPU of the ingresses",
                     {"{{instance}}": rate("process_cpu_seconds_total", "instance", JOB)},
                     "percentunit",
-                    "1 is a whole core. An ingress uses little more than one.",
+                    "1 is a whole core. An ingress uses little more than one core.",
                     limits=(0.8, 0.95),
                 ),
                 Panel(
                     "Memory of the ingresses",
                     {"{{instance}}": f"max by (instance) (process_resident_memory_bytes{{{JOB}}})"},
                     "bytes",
-                    "Resident.",
+                    "Resident memory.",
                 ),
                 Panel(
                     "Open files of the ingresses",
@@ -251,7 +251,7 @@ LOADTEST = Board(
                         "{{instance}} limit": f"max by (instance) (process_max_fds{{{JOB}}})",
                     },
                     "short",
-                    "Every connection is one.",
+                    "Every connection is an open file.",
                 ),
                 STEP,
                 KV,
@@ -274,33 +274,33 @@ BATCH = Board(
     "batches",
     (
         Row(
-            "Do batches go on?",
+            "Do batches make progress?",
             (
                 Panel(
                     "Batches",
                     {"{{status}}": f"max by (status) (serve_app_batches{{{JOB}}})"},
                     "short",
-                    "Those that are kept.",
+                    "Stored batches by status.",
                     quiet=True,
                 ),
                 Panel(
                     "Lines",
                     {"{{outcome}}": rate("serve_app_batch_lines_total", "outcome", JOB)},
                     "ops",
-                    "By what became of them.",
+                    "Lines by outcome.",
                     quiet=True,
                 ),
                 Panel(
                     "Lines that found no free place",
                     {"{{model}}": rate("serve_app_requests_total", "model", f'{JOB},model!="",outcome="held_back"')},
                     "reqps",
-                    "Chats have all places. The lines come again.",
+                    "Chats have all places. The lines are tried again.",
                 ),
                 Panel(
                     "Room for batches",
                     {"": f"min(serve_app_batch_free_bytes{{{JOB}}})"},
                     "bytes",
-                    "On the disk of ingress.batch.dir.",
+                    "Free bytes on the disk of ingress.batch.dir.",
                 ),
             ),
         ),
@@ -312,8 +312,8 @@ BOARDS = (OVERVIEW, MODEL_BOARD, REPLICA, AUTOSCALING, LOADTEST, BATCH)
 
 
 def board_file(board: Board) -> str:
-    """Return the text of a dashboard's file, which is JSON once it is filled: facts that are numbers stand there without quotes.
+    """Return the text of a dashboard's file. It is JSON once facts are filled in: facts that are numbers have no quotes.
 
-    The chart puts a hash of the release behind the first part of the uid.
+    The chart appends a hash of the release to the first part of the uid.
     """
     return re.sub(r'"value": "(\$\{\w+\})"', r'"value": \1', json.dumps(board.made(UID), indent=1)) + "\n"

@@ -20,7 +20,7 @@ def _alerts() -> str:
 
 
 def renewed(text: str) -> str:
-    """Return the page with its tables as they are now. A table is between ``<!-- NAME: ... -->`` and ``<!-- end -->``.
+    """Return the page with renewed tables. A table is between ``<!-- NAME: ... -->`` and ``<!-- end -->``.
 
     Raises:
         ValueError: The page has no place for a table, or two.

@@ -11,11 +11,11 @@ RULES = CHART / "files" / "monitoring" / "rules.yaml"
 DASHBOARDS = CHART / "files" / "dashboards"
 
 UID = "serve-app"
-"""What the uid of every dashboard begins with in the files. The chart puts a hash of the release behind it."""
+"""The beginning of every dashboard's uid in the files. The chart appends a hash of the release to it."""
 
 
 def facts_of(values: Mapping[str, Any], *, namespace: str, release: str, uid: str, drain_s: float = 600.0) -> dict[str, str]:
-    """Return the facts by name. ``values`` are those below ``monitoring`` in values.yaml."""
+    """Return the facts by name. ``values`` are the values below ``monitoring`` in values.yaml."""
     slo = values["slo"]
     facts = {
         "availability": slo["availability"],
@@ -44,7 +44,7 @@ def default_facts(*, namespace: str, release: str, **changed: Any) -> dict[str, 
 
 
 def filled(text: str, facts: Mapping[str, str]) -> str:
-    """Return the text with every fact in its place. ``${datasource}`` and the like, which are Grafana's, stay."""
+    """Return the text with every fact filled in. Grafana's own variables, such as ``${datasource}``, stay."""
     for name, value in facts.items():
         text = text.replace(f"${{{name}}}", value)
     return text

@@ -8,7 +8,7 @@ _ERRORS = f"sum by (model) (rate(serve_app_requests_total{{{MODEL},{BAD}}}[{RATE
 _COUNTED = f"sum by (model) (rate(serve_app_requests_total{{{MODEL},{COUNTED}}}[{RATE}]))"
 
 _ANY_JOB = 'job=~"$namespace/$release-(ingress|ray)"'
-"""Alerts of GPUs have the job of the release's other pods."""
+"""Selects the release's ingresses and its other pods, whose job the alerts of GPUs have."""
 
 
 def _stat(
@@ -32,36 +32,42 @@ OVERVIEW = Board(
                     "Alerts that fire",
                     {"": f'count(ALERTS{{alertname=~"ServeApp.*",alertstate="firing",{_ANY_JOB}}}) or vector(0)'},
                     "short",
-                    "Of this release. Their names and summaries are in Alertmanager and in Prometheus, at /alerts.",
+                    "Alerts of this release. Their names and summaries are in Alertmanager and in Prometheus, at /alerts.",
                     (1, 1),
                 ),
-                _stat("Ingresses that answer", {"": f"sum(up{{{JOB}}})"}, "short", "Of those that Prometheus knows.", (2, 1)),
+                _stat(
+                    "Ingresses that answer",
+                    {"": f"sum(up{{{JOB}}})"},
+                    "short",
+                    "Of the ingresses that Prometheus scrapes.",
+                    (2, 1),
+                ),
                 _stat(
                     "Requests that fail",
                     {"": f"max({_ERRORS.replace(RATE, '5m')} / {_COUNTED.replace(RATE, '5m')})"},
                     "percentunit",
-                    "Share that failed or was rejected in 5 minutes, of the worst model.",
+                    "Share of the worst model's requests that failed or were rejected in 5 minutes.",
                     (0.005, 0.01),
                 ),
                 _stat(
                     "First token, p95",
                     {"": _worst("time_to_first_token_seconds", 0.95)},
                     "s",
-                    "Of 5 minutes and the worst model. Red is the objective's limit.",
+                    "The worst model over 5 minutes. Red begins at the objective's limit.",
                     ("${ttft_s}", "${ttft_s}"),
                 ),
                 _stat(
                     "Between tokens, p99",
                     {"": _worst("inter_token_latency_seconds", 0.99)},
                     "s",
-                    "Of 5 minutes and the worst model. Red is the objective's limit.",
+                    "The worst model over 5 minutes. Red begins at the objective's limit.",
                     ("${itl_s}", "${itl_s}"),
                 ),
                 _stat(
                     "Requests that wait",
                     {"": f"sum(serve_app_waiting_requests{{{MODEL}}})"},
                     "short",
-                    "Without a replica, at all ingresses.",
+                    "Requests without a replica, at all ingresses.",
                     (1, "${waiting}"),
                 ),
             ),
@@ -85,7 +91,7 @@ OVERVIEW = Board(
                         + " > 0)"
                     },
                     "reqps",
-                    "The ten keys with the most. A key is shown by the first 12 hex digits of its SHA-256.",
+                    "The ten keys with the most errors. A key is shown as the first 12 hex digits of its SHA-256.",
                     quiet=True,
                 ),
                 TTFT,
@@ -103,7 +109,7 @@ OVERVIEW = Board(
                         for window in ("5m", "1h", "6h", "3d")
                     },
                     "short",
-                    "1 uses up the budget of 30 days in 30 days. 14.4 for an hour pages somebody.",
+                    "At 1, the budget of 30 days lasts 30 days. 14.4 for an hour pages the person on call.",
                     limits=(1, 14.4),
                 )
                 for slo in SLOS
@@ -118,13 +124,13 @@ OVERVIEW = Board(
                     "Age of the ingresses",
                     {"{{instance}}": f"time() - max by (instance) (process_start_time_seconds{{{JOB}}})"},
                     "s",
-                    "A line that falls to zero is a new process: an update, or an ingress that died.",
+                    "A line that falls to zero shows a new process: an update, or an ingress that died.",
                 ),
                 Panel(
                     "Canaries",
                     {"{{model}} of {{of}} is {{state}}": f"max by (model, of, state) (serve_app_canary_state{{{MODEL}}}) == 1"},
                     "short",
-                    "The state that each canary is in.",
+                    "The present state of each canary.",
                     quiet=True,
                 ),
                 LOOP_LAG,
@@ -135,7 +141,7 @@ OVERVIEW = Board(
                         "batches": f"min(serve_app_batch_free_bytes{{{JOB}}} > 0)",
                     },
                     "bytes",
-                    "A full disk stops Ray's logs and the lines of batches.",
+                    "On a full disk, Ray writes no logs and batches make no progress.",
                     limits=("${free_bytes}", "${free_bytes}"),
                     quiet=True,
                 ),

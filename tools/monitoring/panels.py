@@ -14,7 +14,7 @@ _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _WIDTH = 24
 _LINK = {"asDropdown": False, "icon": "external link", "includeVars": False, "keepTime": False, "tags": [], "targetBlank": False}
 _LINK |= {"tooltip": ""}
-"""The fields that Grafana's schema asks of each link."""
+"""The fields that Grafana's schema requires in each link."""
 Kind = Literal["timeseries", "stat", "table"]
 
 
@@ -22,8 +22,8 @@ Kind = Literal["timeseries", "stat", "table"]
 class Panel:
     """One panel. ``shown``: legend -> expression.
 
-    ``limits``: values from which on it turns yellow, and red; where the second is the smaller one, low values are bad. ``quiet``: in a
-    healthy service it may be empty, as nothing of its kind has happened.
+    ``limits``: the values at which the panel turns yellow and red; if the second is the smaller one, low values are bad. ``quiet``: whether
+    the panel may be empty in a healthy service, because nothing of its kind has happened.
     """
 
     title: str
@@ -72,7 +72,7 @@ _OPTIONS: dict[Kind, dict[str, Any]] = {
 
 
 def _steps(limits: Sequence[float | str]) -> list[dict[str, Any]]:
-    """Return Grafana's steps, of which each counts from its value upwards."""
+    """Return Grafana's steps. Each step counts from its value upwards."""
     yellow, red = limits
     if isinstance(yellow, str) or isinstance(red, str) or yellow <= red:
         return [{"color": "green", "value": None}, {"color": "yellow", "value": yellow}, {"color": "red", "value": red}]
@@ -81,7 +81,7 @@ def _steps(limits: Sequence[float | str]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Row:
-    """Panels below a heading, which is the question that they answer."""
+    """A row of panels below a heading, which is the question that they answer."""
 
     title: str
     panels: Sequence[Panel]
@@ -89,7 +89,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Board:
-    """A dashboard. ``name`` ends its uid."""
+    """A dashboard. Its uid ends with ``name``."""
 
     name: str
     title: str
@@ -130,7 +130,7 @@ class Board:
 
 
 def variable(name: str, query: str, *, several: bool = False) -> dict[str, Any]:
-    """Return a variable whose values a query gives; with ``several``, all of them are chosen at first."""
+    """Return a variable whose values come from a query; with ``several``, all of them are chosen at first."""
     made = {"name": name, "type": "query", "datasource": _SOURCE, "query": {"query": query, "refId": name}, "refresh": 2}
     return made | {"includeAll": several, "multi": several} | ({"current": {"text": "All", "value": "$__all"}} if several else {})
 
@@ -169,7 +169,7 @@ def increase(series: str, by: str, selector: str = MODEL, over: str = "sum") -> 
 
 
 def quantiles(series: str, by: str, selector: str, shown: Sequence[float] = (0.5, 0.95, 0.99)) -> dict[str, str]:
-    """Return a line for each quantile of a histogram, its legend with the labels of ``by``, of which there may be none."""
+    """Return a line for each quantile of a histogram. Its legend has the labels of ``by``, if there are any."""
     labels = [label.strip() for label in by.split(",") if label.strip()]
     legend = " ".join(f"{{{{{label}}}}}" for label in labels)
     grouped = ", ".join(["le", *labels])

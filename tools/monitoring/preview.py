@@ -41,19 +41,19 @@ class Line(NamedTuple):
     values: Sequence[float]
 
     def named(self, unit: str) -> str:
-        """Return the legend with the last value that is one, as Grafana's legends have it."""
+        """Return the legend with the last value that is a number, as in Grafana's legends."""
         known = [value for value in self.values if not np.isnan(value)]
         return f"{self.legend}  {shown(known[-1], unit) if known else 'no value'}".strip()
 
 
 class Source(Protocol):
-    """Tells the series of a panel."""
+    """The source of a panel's series."""
 
     def lines(self, panel: Mapping[str, Any]) -> Iterator[Line]: ...
 
 
 class Prometheus:
-    """Answers the expressions of the dashboards for one release on this machine."""
+    """A Prometheus that evaluates the dashboards' expressions for one release on this machine."""
 
     def __init__(self, url: str, minutes: float) -> None:
         self._url, self._minutes = url, minutes
@@ -124,7 +124,7 @@ def picture(board: Mapping[str, Any], source: Source) -> Figure:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write a PNG for each dashboard; return 0, or 2 where no Prometheus answers."""
+    """Write a PNG for each dashboard; return 0, or 2 if no Prometheus answers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prometheus", default="http://127.0.0.1:9090")
     parser.add_argument("--minutes", type=float, default=5.0, help="how far back")

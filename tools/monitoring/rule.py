@@ -9,7 +9,7 @@ RUNBOOK = "${runbook}"
 
 
 class Alert(NamedTuple):
-    """``wait``: how long the expression must hold. ``board``: the dashboard to look at. ``model``: whether the alert has that label."""
+    """An alert. ``wait``: how long the expression must hold. ``board``: its dashboard. ``model``: whether the alert has that label."""
 
     name: str
     severity: Literal["critical", "warning"]

@@ -17,7 +17,9 @@ def latency(title: str, series: str, text: str, width: int = 8) -> Panel:
 
 
 TTFT = latency(
-    "Time to first token", "time_to_first_token_seconds", "From the arrival at the ingress to the first token, queue included."
+    "Time to first token",
+    "time_to_first_token_seconds",
+    "From the arrival at the ingress to the first token, including the queue.",
 )
 ITL = latency("Time between tokens", "inter_token_latency_seconds", "Every gap between two tokens of an answer.")
 E2E = latency("Whole answer", "e2e_request_latency_seconds", "From the arrival at the ingress to the last token.")
@@ -25,7 +27,7 @@ QUEUE = Panel(
     "Wait for a replica",
     quantiles("serve_app_queue_seconds", "model", MODEL, (0.5, 0.95)),
     "s",
-    "In the ingress's queue. Zero while replicas have room; the wait inside an engine is in the dashboard of the model.",
+    "In the ingress's queue. Zero while replicas have room; the model's dashboard shows the wait inside an engine.",
 )
 OUTCOMES = Panel(
     "Requests by outcome",
@@ -37,7 +39,7 @@ REPLICAS = Panel(
     "Replicas",
     {"{{model}} ready": _READY, "{{model}} draining": _DRAINING, "{{model}} min": _bound("min"), "{{model}} max": _bound("max")},
     "short",
-    "As the ingresses see them, with the bounds of the configuration.",
+    "Replicas that the ingresses see, with the bounds of the configuration.",
 )
 WAITING = Panel(
     "Requests without a replica",
@@ -50,7 +52,7 @@ LOOP_LAG = Panel(
     "Event loop of the ingresses",
     quantiles("serve_app_event_loop_lag_seconds", "instance", JOB, (0.5, 0.9, 0.99)),
     "s",
-    "How late a task wakes up. Every token of every stream of the ingress waits that long.",
+    "How late a task wakes up. Every token of every stream of the ingress waits for as long.",
     limits=(0.05, 0.1),
 )
 LOST = Panel(
@@ -58,7 +60,7 @@ LOST = Panel(
     {
         "engine of {{model}}: {{reason}}": increase("serve_app_engines_lost_total", "model, reason", over="max") + " > 0",
         "link of {{model}}: {{reason}}": increase("serve_app_links_lost_total", "model, reason", over="max") + " > 0",
-        "stream of {{model}} went on": increase("serve_app_resumptions_total", "model") + " > 0",
+        "stream of {{model}} resumed": increase("serve_app_resumptions_total", "model") + " > 0",
     },
     "short",
     "Engines and links are counted by every ingress, so the largest count is shown.",
@@ -77,12 +79,12 @@ KV = Panel(
     "KV cache used",
     {REPLICA_NAME: BY_REPLICA % "serve_app_replica_kv_usage"},
     "percentunit",
-    "Near 1, engines preempt requests and compute them again.",
+    "Near 1, engines preempt requests, and compute them again later.",
     limits=(0.9, 0.95),
 )
 STEP = Panel(
     "Time of an engine step",
     {REPLICA_NAME: f"1 / (max by (model, replica) (rate(serve_app_replica_steps_total{{{MODEL}}}[{RATE}])) > 0)"},
     "s",
-    "Seconds per step, pauses included: under load the time between two tokens, in an idle engine nothing of meaning.",
+    "Seconds per step, including pauses: under load the time between two tokens; without meaning in an idle engine.",
 )

@@ -1,7 +1,7 @@
 """This module makes the objectives: recording rules of what fails them, and alerts on how fast the error budget of 30 days burns.
 
-Source: "The Site Reliability Workbook", chapter 5, multi-window multi-burn-rate alerts. The long window says that it matters, the short
-one that it still goes on. An alert needs traffic: one failed request of three in a night is no outage.
+Source: "The Site Reliability Workbook", chapter 5, multi-window multi-burn-rate alerts. The long window shows that the problem matters, and
+the short window that it persists. An alert needs traffic: one failed request of three in a night is no outage.
 """
 
 from collections.abc import Iterator
@@ -11,17 +11,17 @@ from tools.monitoring.rule import IN_JOB, Alert
 
 WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
 FAST = ((14.4, "1h", "5m"), (6.0, "6h", "30m"))
-"""Burn rate, long window, short window: 2 % of the budget in an hour, 5 % in six hours. Somebody is paged."""
+"""Burn rate, long window, short window: 2 % of the budget in an hour, 5 % in six hours. The person on call is paged."""
 SLOW = ((3.0, "1d", "2h"), (1.0, "3d", "6h"))
-"""10 % of the budget in a day or in three days. It can wait for the morning."""
+"""10 % of the budget in a day or in three days. This can wait until the morning."""
 
 COUNTED = 'model!="",outcome!~"invalid|held_back"'
-"""Without what is the client's fault, and lines of a batch that come again because a chat had the place."""
+"""Requests that count, without clients' mistakes, and without lines of a batch that are tried again because a chat had the place."""
 BAD = 'model!="",outcome=~"failed|rejected"'
 
 
 class Slo(NamedTuple):
-    """``errors``: the share of bad events within ``WINDOW``, by job and model. ``objective`` is the name of a fact."""
+    """An objective. ``errors``: the share of bad events within ``WINDOW``, by job and model. ``objective`` is the name of a fact."""
 
     name: str
     objective: str
@@ -42,7 +42,7 @@ def _requests(which: str) -> str:
 def _late(series: str, limit: str) -> str:
     """Return the share above a limit in a histogram of vLLM, whose label model_name becomes model.
 
-    The end of a bucket is written 1.0 by the Python client and 1 by others.
+    The Python client writes the end of a bucket as 1.0, other clients as 1.
     """
     bucket = f'sum by (job, model_name) (rate(vllm:{series}_bucket{{{IN_JOB},le=~"{limit}([.]0)?"}}[WINDOW]))'
     count = f"sum by (job, model_name) (rate(vllm:{series}_count{{{IN_JOB}}}[WINDOW]))"
@@ -71,7 +71,7 @@ SLOS = (
         "${itl_objective}",
         _late("inter_token_latency_seconds", "${itl_s}"),
         "ServeAppTokensAreLate",
-        "of the tokens of {{ $labels.model }} come later than ${itl_s} s after the token before",
+        "of the tokens of {{ $labels.model }} come later than ${itl_s} s after the previous token",
         "model",
     ),
 )
