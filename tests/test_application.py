@@ -76,7 +76,7 @@ def test_only_what_may_scale_is_autoscaled_and_never_by_serves_own_delays() -> N
 
 
 def target(running: int, *versions: Any) -> int:
-    """Return Serve's target after these versions of a deployment, with so many replicas of the first when the others come."""
+    """Return Serve's target after these versions of a deployment; ``running``: replicas of the first version when the others come."""
     state = DeploymentAutoscalingState(DeploymentID("d", "app"))
     number = state.register(versions[0], DeploymentTargetState.default().target_num_replicas)
     for version in versions[1:]:
@@ -130,7 +130,7 @@ def test_ingresses_report_for_a_model_that_may_scale_also_where_they_may_not() -
     assert (scaling.min_replicas, scaling.max_replicas) == (2, 2)
 
 
-def test_a_gpu_replica_has_its_node_to_itself_unless_told_otherwise() -> None:
+def test_a_gpu_replica_has_its_node_to_itself_unless_configured_otherwise() -> None:
     built = deployments({"models": {"tiny": TINY, "big": SCALED}})
     assert {name: d._replica_config.max_replicas_per_node for name, d in built.items()} == {
         "ingress": None,

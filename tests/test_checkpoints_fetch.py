@@ -44,7 +44,7 @@ def test_rounding_to_bfloat16_is_what_torch_does() -> None:
 
 
 def halves_to_interleaved(weights: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
-    """What a GGUF file holds, row by row: row 2i of a head is transformers' row i, row 2i + 1 its row i + half."""
+    """Return weights in the order of a GGUF file: row 2i of a head is transformers' row i, row 2i + 1 its row i + half."""
     size = len(weights) // num_heads
     rows = [
         weights[head * size + part * (size // 2) + index]

@@ -12,36 +12,36 @@ def note(number: int) -> ScalingNote:
     return ScalingNote(float(number), "tiny", number, number + 1, "demand")
 
 
-def test_a_board_that_does_not_answer_holds_nobody_up_and_the_notes_come_in_order() -> None:
-    answers, told, all_told = threading.Event(), list[float](), threading.Event()
+def test_a_board_that_does_not_answer_delays_no_caller_and_the_notes_come_in_order() -> None:
+    answers, sent, all_sent = threading.Event(), list[float](), threading.Event()
 
     def put(given: ScalingNote) -> None:
         answers.wait(LIMIT_S)
-        told.append(given.time)
-        if len(told) == 3:
-            all_told.set()
+        sent.append(given.time)
+        if len(sent) == 3:
+            all_sent.set()
 
     notes = DecisionNotes(put)
     for number in range(3):
         notes.send(note(number))
-    assert told == []
+    assert sent == []
     answers.set()
-    assert all_told.wait(LIMIT_S)
-    assert told == [0.0, 1.0, 2.0]
+    assert all_sent.wait(LIMIT_S)
+    assert sent == [0.0, 1.0, 2.0]
 
 
-def test_a_note_that_cannot_be_told_is_lost_alone() -> None:
-    told = threading.Event()
+def test_a_note_that_cannot_be_sent_is_lost_alone() -> None:
+    sent = threading.Event()
 
     def put(given: ScalingNote) -> None:
         if given.time == 0:
             raise ValueError("no actor has that name")
-        told.set()
+        sent.set()
 
     notes = DecisionNotes(put)
     notes.send(note(0))
     notes.send(note(1))
-    assert told.wait(LIMIT_S)
+    assert sent.wait(LIMIT_S)
 
 
 def test_more_notes_than_may_wait_are_dropped_and_not_waited_for() -> None:
@@ -61,7 +61,7 @@ def test_more_notes_than_may_wait_are_dropped_and_not_waited_for() -> None:
 
 
 def answer_of(store: BoardMemoryStore) -> bytes:
-    """Return what was kept once the thread has asked for it."""
+    """Return the kept memory once the thread has asked for it."""
     store.kept()
     assert store._reading is not None
     store._reading.exception(LIMIT_S)
@@ -80,7 +80,7 @@ def test_what_the_autoscaler_knows_comes_back_from_the_board() -> None:
     assert answer_of(BoardMemoryStore(board.keep, board.kept)) == b"known"
 
 
-def test_a_board_that_does_not_answer_holds_nobody_up_and_one_that_fails_knows_nothing() -> None:
+def test_a_board_that_does_not_answer_delays_no_caller_and_one_that_fails_knows_nothing() -> None:
     answers = threading.Event()
 
     def get() -> bytes:

@@ -21,13 +21,13 @@ def test_the_configuration_is_logged_with_its_defaults_and_without_its_secrets(c
     with caplog.at_level(logging.INFO, logger="serve_app"):
         log_configuration(settings)
     (line,) = caplog.messages
-    told = json.loads(line.removeprefix("configuration: "))
+    logged = json.loads(line.removeprefix("configuration: "))
     assert "hf_secret" not in line
-    model = told["models"]["big"]
+    model = logged["models"]["big"]
     assert model["env"] == {"HF_TOKEN": "***", "OMP_NUM_THREADS": "***"}
     assert model["engine_args"] == {"max_num_batched_tokens": 2048, "tokenizer": "org/words"}
-    assert told["ingress"]["api_keys_file"] == "/run/keys"
-    assert (told["timeouts"]["drain_s"], told["tracing"]) == (600.0, None)
+    assert logged["ingress"]["api_keys_file"] == "/run/keys"
+    assert (logged["timeouts"]["drain_s"], logged["tracing"]) == (600.0, None)
 
 
 @pytest.mark.parametrize(

@@ -253,15 +253,15 @@ async def test_no_failure_of_rays_control_plane_ends_a_members_tasks(failure: Ex
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_people_are_told_the_members_and_the_latest_decisions() -> None:
+def test_a_report_has_the_members_and_the_latest_decisions() -> None:
     leases = board(Clock())
     leases.renew(A)
     for number in range(MAX_NOTES + 1):
         leases.note(ScalingNote(float(number), "tiny", number, number + 1, "demand"))
-    told = leases.report()
-    assert [member["replica_id"] for member in told["members"]] == ["a"]
-    assert len(told["decisions"]) == MAX_NOTES
-    assert told["decisions"][0] == {"time": 1.0, "model": "tiny", "before": 1, "after": 2, "rule": "demand"}
+    report = leases.report()
+    assert [member["replica_id"] for member in report["members"]] == ["a"]
+    assert len(report["decisions"]) == MAX_NOTES
+    assert report["decisions"][0] == {"time": 1.0, "model": "tiny", "before": 1, "after": 2, "rule": "demand"}
 
 
 @in_loop
@@ -275,7 +275,7 @@ async def test_a_report_of_a_board_that_is_away_fails_by_one_error_and_the_next_
     member = Membership("app", MembershipSettings(renew_s=1.0, expiry_s=6.0))
     with pytest.raises(LeaseBoardSilent, match=r"retry in 1\.0 s"):
         await member.report()
-    assert [told["replica_id"] for told in (await member.report())["members"]] == ["b"]
+    assert [row["replica_id"] for row in (await member.report())["members"]] == ["b"]
 
 
 def test_two_applications_have_two_boards() -> None:

@@ -34,13 +34,13 @@ def _on_each_loop(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 class Recorder:
-    """An engine that keeps what it is told."""
+    """An engine that keeps the messages that it gets."""
 
     def __init__(self) -> None:
-        self.told: list[pipe.ToEngine] = []
+        self.received: list[pipe.ToEngine] = []
 
     def send(self, message: pipe.ToEngine) -> None:
-        self.told.append(message)
+        self.received.append(message)
 
 
 def replicas(tls: TlsSettings) -> LinkTls:
@@ -56,7 +56,7 @@ def ingresses(tls: TlsSettings) -> LinkTls:
 
 
 def replace_files(tls: TlsSettings, by: TlsSettings, *names: str) -> None:
-    """Put the files of ``by`` where those of ``tls`` are."""
+    """Replace the files of ``tls`` by those of ``by``."""
     for name in names or ("cert_file", "key_file", "ca_file"):
         shutil.copy(getattr(by, name), getattr(tls, name))
 
@@ -90,8 +90,8 @@ async def test_frames_of_any_length_arrive_whole_in_both_directions(tmp_path: Pa
     pieces = [b"x" * length for length in (1, 1 << 14, 3 << 20)]
     for number, piece in enumerate(pieces):
         probe.link.write(probe.link.connection.send_add(f"r@{number}", [piece]))
-    await until(lambda: len(engine.told) == len(pieces))
-    assert [bytes(add.buffers[0]) for add in engine.told if isinstance(add, pipe.AddToEngine)] == pieces
+    await until(lambda: len(engine.received) == len(pieces))
+    assert [bytes(add.buffers[0]) for add in engine.received if isinstance(add, pipe.AddToEngine)] == pieces
     probe.messages.clear()
     for piece in pieces:
         replica.engine.emit_outputs(0, [piece])
@@ -266,7 +266,7 @@ async def test_a_peer_that_does_not_finish_tls_is_dropped_after_the_time_of_a_ha
 
 
 @in_loop
-async def test_one_that_finishes_tls_and_no_more_is_told_that_it_is_late(tmp_path: Path) -> None:
+async def test_a_peer_that_finishes_tls_and_no_more_gets_the_goodbye_of_a_late_one(tmp_path: Path) -> None:
     tls = make_tls(tmp_path, "fleet")
     replica = await start_replica(settings(protocol={"handshake_timeout_s": 1.0}), "a", tls=replicas(tls))
     reader, writer = await asyncio.open_connection("127.0.0.1", replica.port, ssl=ingresses(tls).context(), server_hostname="")
@@ -280,7 +280,7 @@ async def test_one_that_finishes_tls_and_no_more_is_told_that_it_is_late(tmp_pat
 
 
 @in_loop
-async def test_an_ingress_too_many_is_told_so(tmp_path: Path) -> None:
+async def test_an_ingress_too_many_gets_the_reason(tmp_path: Path) -> None:
     tls = make_tls(tmp_path, "fleet")
     replica = await start_replica(settings(protocol={"max_ingresses": 2}), "a", tls=replicas(tls))
     first = [await linked(replica, ingresses(tls)) for _ in range(2)]
@@ -295,17 +295,17 @@ async def test_an_ingress_too_many_is_told_so(tmp_path: Path) -> None:
 
 @in_loop
 async def test_a_silent_ingress_that_does_not_read_either_is_gone_as_soon(tmp_path: Path) -> None:
-    """A peer that has gone without a word would not answer the end of TLS: the replica does not wait for that."""
+    """A peer that has disappeared would not answer the end of TLS, so the replica does not wait for that."""
     tls = make_tls(tmp_path, "fleet")
     limits = {"heartbeat_interval_s": 0.01, "heartbeat_timeout_s": 1.0}
     replica = await start_replica(settings(protocol=limits), "a", tls=replicas(tls))
     probe = await linked(replica, ingresses(tls))
     replica.server.engine = engine = Recorder()
     probe.link.write(probe.link.connection.send_add("r@0", [b"request"]))
-    await until(lambda: engine.told)
+    await until(lambda: engine.received)
     replica.relay.freeze()
     async with asyncio.timeout(10.0):  # the TLS of asyncio and of uvloop would wait 30 s
-        await until(lambda: pipe.AbortInEngine(["r@0"]) in engine.told)
+        await until(lambda: pipe.AbortInEngine(["r@0"]) in engine.received)
     await replica.close()
 
 
@@ -323,7 +323,7 @@ async def test_a_replica_that_reads_again_in_time_keeps_its_link(tmp_path: Path)
         num_sent += 1
         await asyncio.sleep(0)
     replica.relay.thaw()
-    await until(lambda: len(engine.told) == num_sent)
+    await until(lambda: len(engine.received) == num_sent)
     assert (probe.lost, probe.room, link.can_send()) == ([], 1, True)
     await replica.close()
 

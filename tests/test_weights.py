@@ -62,7 +62,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def hub() -> Iterator[FakeHub]:
 
 
 def fetch(hub: FakeHub, *arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: huggingface_hub reads its environment when it is imported."""
+    """Run in a process of its own: huggingface_hub reads its environment when it is imported."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")} | {
         "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
         "HF_HOME": str(home),

@@ -46,7 +46,7 @@ class DemandPolicy:
         now: Seconds of a monotonic clock.
         wall: Seconds since the epoch, for the schedule and the log.
         send_note: Gets a note of each change of a target, and must not wait. None: a thread sends the notes to the lease board.
-        store: Keeps what is known for the next controller. None: the lease board does, by a thread.
+        store: Keeps the memory for the next controller. None: the lease board keeps it, through a thread.
     """
 
     def __init__(

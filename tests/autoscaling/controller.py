@@ -12,14 +12,14 @@ from serve_app.membership import ScalingNote
 
 @dataclass(frozen=True)
 class Deployment:
-    """Serve's DeploymentID."""
+    """Stands for Serve's DeploymentID."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Point:
-    """Serve's TimeStampedValue."""
+    """Stands for Serve's TimeStampedValue."""
 
     timestamp: float
     value: float
@@ -52,7 +52,7 @@ MONDAY = 1_795_392_000.0  # 2026-11-23T00:00:00Z
 
 
 class Controller:
-    """Calls the policy as Serve's controller does: with what members reported, the targets that it got, and its own state."""
+    """Calls the policy as Serve's controller does: with the members' reports, the present targets, and the policy's own state."""
 
     def __init__(self, settings: Mapping[str, Any] = SETTINGS) -> None:
         self.at = 1000.0
@@ -62,7 +62,7 @@ class Controller:
         self.state: dict[Any, Any] = {}
         self.configs: dict[Deployment, AutoscalingConfig] = {}
         self.silent_since: dict[str, float] = {}
-        """Member -> when it reported last; members that are not named here report in every second."""
+        """Member -> time of its last report; members that are missing here report every second."""
         self.reports: dict[Deployment, dict[str, dict[str, float]]] = {INGRESS: {"i1": {}}, TINY: {}, BIG: {"b1": {}}}
 
     def report(self, deployment: Deployment, member: str, **values: float) -> None:
@@ -88,7 +88,7 @@ class Controller:
 
 
 def reporting_controller() -> Controller:
-    """Return a controller whose ingress and one replica have reported twice, so that there is something to count from."""
+    """Return a controller whose ingress and one replica have reported twice, so that increments can be counted."""
     controller = Controller()
     controller.report(INGRESS, "i1", streams=0.0, cpu_s=0.0, requests__tiny=0.0, requests__big=0.0)
     controller.report(BIG, "b1", steps=0.0, busy_s=0.0, running=0.0, waiting=0.0, kv_usage=0.0)

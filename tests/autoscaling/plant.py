@@ -17,7 +17,7 @@ RULES = ScalingRules(slo=Slo(ttft_s=5.0, itl_s=0.1), headroom=0.0)
 
 @dataclass
 class Plant:
-    """Runs one autoscaler; replicas that it asks for serve ``cold_start_s`` later, those that it does not, stop at once."""
+    """Runs one autoscaler. New replicas serve ``cold_start_s`` after the order; superfluous ones stop at once."""
 
     rules: ScalingRules = RULES
     running: int = 1
@@ -40,7 +40,7 @@ class Plant:
         return self.running + len(self._starting)
 
     def load(self, rate: float) -> ModelLoad:
-        """Return one second of about ``rate`` requests. Replicas that have more than they can do are busy all the time."""
+        """Return one second of about ``rate`` requests. Overloaded replicas are busy all the time."""
         arrived = max(0.0, self._rng.gauss(rate, math.sqrt(rate)))
         n = max(1, self.running)
         most = 0.9 * n / WORK_S if self.running else 0.0
@@ -84,7 +84,7 @@ class Plant:
         self.decisions.append(decision)
 
     def tick(self, load: ModelLoad) -> Decision:
-        """Pass a second, and do what its autoscaler decides."""
+        """Pass a second, and carry out the autoscaler's decision."""
         decision = self.autoscaler.observe(self.see(load), at=self.at)
         self.obey(decision)
         return decision

@@ -14,18 +14,18 @@ SATURATION = MAX_BATCH / (MAX_BATCH + IDLE_REQUESTS)
 
 @dataclass
 class QueuePlant(Plant):
-    """Replicas serve ``cold_start_s`` after their order, and say that they took ``told_s``."""
+    """Replicas serve ``cold_start_s`` after their order, and report ``reported_s`` as their start."""
 
-    told_s: float | None = None
+    reported_s: float | None = None
     queue: float = 0.0
     """Requests that wait."""
     late: float = 0.0
-    """Requests that waited for longer than `TTFT_S`, of all that came since the last `run`."""
+    """Requests since the last `run` that waited for longer than `TTFT_S`."""
     came: float = 0.0
     measured: MeasuredCosts | None = None
-    """What replicas say that they measured at their start."""
+    """The start measurements that replicas report."""
     prompt_factor: float = 1.0
-    """Prompts are so many times as long as `PROMPT`."""
+    """Factor on the length of prompts, `PROMPT`."""
 
     def load(self, rate: float) -> ModelLoad:
         """Return one second of about ``rate`` requests."""
@@ -41,7 +41,7 @@ class QueuePlant(Plant):
         batch = min(MAX_BATCH, IDLE_REQUESTS * busy / (1 - busy))
         step_s = TIMES.step_s + batch * work_s / ANSWER
         steps = self.running * min(1.0, max(busy, 1 - (1 - busy) ** IDLE_REQUESTS)) / step_s
-        # Of a step's time the part of its tokens is work, so that the counts agree with the step times.
+        # Only the tokens' part of a step's time is work, so that the counts agree with the step times.
         steps = max(0.0, (steps * step_s - served * work_s) / TIMES.step_s)
         return ModelLoad(
             interval_s=1.0,
@@ -58,7 +58,7 @@ class QueuePlant(Plant):
             running=batch * self.running,
             kv_usage=0.9 * batch / MAX_BATCH,
             max_num_seqs=MAX_BATCH,
-            cold_start_s=(self.cold_start_s if self.told_s is None else self.told_s,) * min(self.running, 50),
+            cold_start_s=(self.cold_start_s if self.reported_s is None else self.reported_s,) * min(self.running, 50),
             measured=self.measured,
         )
 
@@ -69,7 +69,7 @@ class QueuePlant(Plant):
 
 
 def rate_of(replicas: float) -> float:
-    """Return the requests per second that keep so many replicas at 0.55, about what the policy aims at for a few."""
+    """Return the requests per second that keep this many replicas at 0.55, about the policy's aim for a few replicas."""
     return 0.55 * replicas / WORK_S
 
 

@@ -17,7 +17,7 @@ MIX = Mix(prompt_tokens=400, output_tokens=100)
 def fitted(
     times: StepTimes, *, seconds: int = 300, noise: float = 0.0, seed: int = 1, costs: StepCosts | None = None
 ) -> StepTimes | None:
-    """Return what is fitted to ``seconds`` of steps with changing batches, after what ``costs`` had seen."""
+    """Return the fit after ``seconds`` more of steps with changing batches."""
     rng, costs = random.Random(seed), costs or StepCosts()
     for _ in range(seconds):
         steps, batch, prompts = rng.randint(5, 20), rng.randint(1, 60), rng.randint(0, 4000)
@@ -28,7 +28,7 @@ def fitted(
 
 
 def typical_s(times: StepTimes) -> float:
-    """Return what `fitted`'s mean second of steps takes."""
+    """Return the time that the fit gives to the mean second of steps of `fitted`."""
     return 12 * times.step_s + 12 * 30 * times.output_token_s + 2000 * times.prompt_token_s
 
 
@@ -43,7 +43,7 @@ def test_the_fit_finds_the_step_times_again(noise: float) -> None:
 
 @pytest.mark.parametrize(("factor", "seconds"), [(10.0, 90), (2.0, 90), (0.5, 90), (0.1, 600)])
 def test_an_engine_that_has_changed_is_soon_known_again(factor: float, seconds: int) -> None:
-    """One that is faster works less in a second: that says less, and is less urgent."""
+    """A faster engine works less in a second, so that a second says less; learning is also less urgent."""
     costs = StepCosts()
     fitted(TIMES, seconds=3600, costs=costs)
     changed = StepTimes(factor * TIMES.step_s, factor * TIMES.output_token_s, factor * TIMES.prompt_token_s)
@@ -72,7 +72,7 @@ def test_no_cost_is_negative_and_together_they_explain_the_load(times: StepTimes
     found = fitted(times, seconds=30, noise=0.2, seed=seed)
     assert found is not None
     assert min(found.step_s, found.output_token_s, found.prompt_token_s) >= 0
-    # Half a minute is six windows, each off by up to 20 %, and the worst of many draws counts.
+    # Half a minute has six windows, each off by up to 20 %, and the worst of many draws counts.
     assert typical_s(found) == pytest.approx(typical_s(times), rel=0.3)
 
 

@@ -30,7 +30,7 @@ LEARNT = ModelLoad(interval_s=1.0, lines=10, line_prompt_tokens=2000, lines_fini
 
 @dataclass
 class Lot:
-    """A batch of ``num`` lines, `AT_ONCE` of them under way, which the autoscaler sees by its deadline."""
+    """A batch of ``num`` lines, `AT_ONCE` of them in work, whose deadline the autoscaler knows."""
 
     num: int
     window_s: int
@@ -41,12 +41,12 @@ class Lot:
         self.scaler = ModelAutoscaler(ScalingRules(slo=Slo(ttft_s=2.0, itl_s=0.1)))
 
     def lines(self) -> Iterator[Job]:
-        """Each quarter of a second send as many as were answered, and again those that were refused a place, until all have answers."""
+        """Send as many lines as were answered, every quarter of a second, and refused lines again, until all have answers."""
         at, sent = float(BEGIN_S), list[Job]()
         while len(self.answered) < self.num:
             self.answered += [job for job in sent if job.done_at is not None]
             sent = [job for job in sent if job.done_at is None and not job.refused]
-            for _ in range(max(1, AT_ONCE - len(sent))):  # one at least: the simulation asks for the next line to go on
+            for _ in range(max(1, AT_ONCE - len(sent))):  # at least one: the simulation needs a next line to continue
                 sent.append(Job(f"line-{at}-{len(sent)}", at, PROMPT, ANSWER, background=True))
                 yield sent[-1]
             at += 0.25
@@ -93,7 +93,7 @@ def test_no_more_replicas_are_asked_for_than_the_lines_that_run_at_once_can_use(
 
 
 def test_a_line_costs_what_those_that_ended_cost_whatever_runs() -> None:
-    """256 lines of some 500 tokens run, and the first has ended: the tokens of the others are not its."""
+    """256 lines of some 500 tokens run, and the first has ended: the tokens of the others must not count as its own."""
     lines = Lines()
     for _ in range(20):
         lines.learn(ModelLoad(interval_s=1.0, lines=12.8, line_prompt_tokens=2560, line_output_tokens=6400, lines_held=256))

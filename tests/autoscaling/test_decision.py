@@ -43,7 +43,7 @@ def test_a_step_in_the_load_is_answered_within_five_seconds_and_completely_withi
 
 @pytest.mark.parametrize("num_replicas", [30, 300])
 def test_a_doubling_of_a_large_fleets_load_is_answered_nearly_completely_within_eight_seconds(num_replicas: int) -> None:
-    """It is thousands of requests, which must not pass for the bursts of a bursty load."""
+    """The step is thousands of requests, which must not be taken for the bursts of a bursty load."""
     rate = 0.6 * num_replicas / WORK_S
     plant = Plant(running=num_replicas, maximum=10 * num_replicas)
     before = plant.run(rate, 120)[-1]
@@ -61,7 +61,7 @@ def test_less_load_takes_replicas_away_one_keep_time_after_it_was_last_needed() 
 
 
 def test_a_load_that_grows_steadily_is_met_before_it_is_there() -> None:
-    """12 requests/s more each minute: what is wanted is for the rate of one cold start later."""
+    """12 requests/s more each minute: replicas are wanted for the rate of one cold start later."""
     plant = Plant(cold_start_s=120.0)
     plant.run(12.0, 300)
     for second in range(600):
@@ -72,7 +72,7 @@ def test_a_load_that_grows_steadily_is_met_before_it_is_there() -> None:
 
 
 def test_growth_makes_up_for_the_age_of_a_mean() -> None:
-    """The mean of the last minute or more is that of its middle: of a load that grows it would always be too little."""
+    """The mean of the last minute or more is the rate at its middle: for a growing load it would always be too small."""
     missing = []
     for seed in range(6):
         plant = Plant(seed=seed, cold_start_s=10.0)
@@ -93,14 +93,14 @@ def test_a_step_is_no_growth() -> None:
 
 
 HEADROOMS = pytest.mark.parametrize("headroom", [0.0, ScalingRules(slo=RULES.slo).headroom])
-"""Without room for steps the other rules decide; with it as by default, what users run."""
+"""Without room for steps the other rules decide; with the default room, the tests run what users run."""
 
 
 @HEADROOMS
 @settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 10_000), rate=st.floats(5, 80))
 def test_noise_makes_no_flapping(headroom: float, seed: int, rate: float) -> None:
-    """Poisson arrivals at one rate for half an hour: the number of replicas changes by one, and back (three times with 2 of 60 seeds)."""
+    """Half an hour of Poisson arrivals at one rate changes the number of replicas by one, and back (three times with 2 of 60 seeds)."""
     plant = Plant(replace(RULES, headroom=headroom), seed=seed)
     plant.run(rate, 300)
     wanted = plant.run(rate, 1800)
@@ -149,9 +149,9 @@ def test_one_silent_member_of_many_holds_up_neither_scaling_down_nor_learning() 
 
 
 def without(load: ModelLoad, share: float, silent: tuple[str, ...] = ("r1",)) -> ModelLoad:
-    """Return what is known of a load when a share of the replicas is silent."""
-    told = 1 - share
-    return replace(load, silent=silent, silent_replica_share=share, steps=told * load.steps, busy_s=told * load.busy_s)
+    """Return the known part of a load when a share of the replicas is silent."""
+    known = 1 - share
+    return replace(load, silent=silent, silent_replica_share=share, steps=known * load.steps, busy_s=known * load.busy_s)
 
 
 def test_of_a_thousand_replicas_other_five_silent_each_second_hold_up_neither_scaling_down_nor_learning() -> None:
@@ -178,7 +178,7 @@ def test_silent_replicas_leave_learning_to_the_others(share: float) -> None:
 
 
 def test_from_fewer_than_three_of_four_replicas_nothing_is_learnt() -> None:
-    """The silent half may serve nobody: then each of the others makes twice the tokens that it is taken to make."""
+    """The silent half may serve no client: then each of the others makes twice the assumed tokens."""
     plant = Plant()
     plant.run(25.0, 300)
     before = plant.decisions[-1].inputs["work_per_request_s"]
@@ -202,10 +202,10 @@ def test_when_one_of_two_silent_ingresses_reports_again_only_the_share_of_the_ot
 def test_replicas_that_have_not_reported_yet_make_no_request_larger() -> None:
     """One replica has reported 60 requests in a full KV cache, as 39 others begin to serve."""
     plant = Plant()
-    told: dict[str, Any] = {"running": 60.0, "kv_usage": 0.9, "reporting": 1}
-    before = [plant.tick(replace(plant.load(5), **told)) for _ in range(60)][-1]
+    reported: dict[str, Any] = {"running": 60.0, "kv_usage": 0.9, "reporting": 1}
+    before = [plant.tick(replace(plant.load(5), **reported)) for _ in range(60)][-1]
     plant.running = 40
-    after = plant.tick(replace(plant.load(5), **told))
+    after = plant.tick(replace(plant.load(5), **reported))
     assert after.inputs["saturation"] == pytest.approx(before.inputs["saturation"], rel=0.02)
 
 
@@ -257,7 +257,7 @@ def test_a_step_from_one_replica_overshoots_by_what_waits_meanwhile_and_no_more(
 
 
 def test_without_a_measure_nothing_that_works_is_taken_away() -> None:
-    """Answers so long that none has ended: steps are known, requests are not."""
+    """Answers are so long that none has ended: steps are known, lengths of answers are not."""
     plant = Plant(running=6)
     for _ in range(300):
         plant.tick(replace(plant.load(40.0), finished=0.0, finished_tokens=0.0, queued=50.0))
@@ -296,7 +296,7 @@ def test_until_costs_are_measured_a_queue_asks_for_one_replica_at_a_time() -> No
     idle = ModelLoad(interval_s=1.0, queued=5.0, running=2.0, requests=3.0, prompt_tokens=1200.0)
     wanted = [plant.tick(idle).desired for _ in range(80)]
     assert wanted[0] == 1
-    assert max(wanted[:20]) == 2, "one, and then it is waited for"
+    assert max(wanted[:20]) == 2, "one more, and no further one before it serves"
     assert plant.decisions[-1].inputs["cold_start_s"] == DEFAULT_COLD_START_S
 
 
@@ -311,7 +311,7 @@ def test_signs_that_the_measure_is_wrong_ask_for_one_more_once_nothing_is_on_its
     plant = Plant()
     before = plant.run(12.0, 300)[-1]
     decisions = [plant.tick(replace(plant.load(12.0), **sign)) for _ in range(25)]
-    assert [d.desired for d in decisions[:2]] == [before] * 2, "not for a moment's sign"
+    assert [d.desired for d in decisions[:2]] == [before] * 2, "a sign of a moment does not count"
     assert decisions[-1].desired == before + 1, "one, until it serves"
     assert wish in {d.wish for d in decisions}
 

@@ -32,7 +32,7 @@ START = 1.79e9
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
-    """Return a function that logs seconds of a plant whose load doubles in their midst."""
+    """Return a function that logs seconds of a plant whose load doubles half-way."""
 
     def write(seconds: int) -> Path:
         path = tmp_path / "log"
@@ -161,7 +161,7 @@ def test_old_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         log.observe(scaler, FleetObservation(at=plant.at, models={"chat": seen}), time=START + plant.at)
 
     def is_written() -> bool:
-        with suppress(FileNotFoundError):  # in the midst of a rotation
+        with suppress(FileNotFoundError):  # in the middle of a rotation
             return '"number":299' in path.read_text()
         return False
 

@@ -11,7 +11,7 @@ from serve_app.autoscaling.signals import ModelLoad
 
 
 def arrived(rates: list[float], seed: int) -> list[tuple[float, float]]:
-    """Return (requests per second as known, growth) for each second of Poisson arrivals at these rates."""
+    """Return (measured requests per second, growth) for each second of Poisson arrivals at these rates."""
     rng, history, found = np.random.default_rng(seed), History(), []
     for second, rate in enumerate(rates):
         history.add(float(second), ModelLoad(interval_s=1.0, requests=float(rng.poisson(rate))))

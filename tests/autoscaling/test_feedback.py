@@ -66,7 +66,7 @@ def test_a_full_replica_or_none_or_a_short_time_says_nothing() -> None:
 
 @dataclass
 class LateWithoutQueue(QueuePlant):
-    """Replicas that make a share of first tokens late, for a reason that no queue shows."""
+    """A plant whose replicas make a share of first tokens late without any queue."""
 
     late_share: float = 0.06
 
@@ -77,7 +77,7 @@ class LateWithoutQueue(QueuePlant):
 
 @dataclass
 class FastSteps(QueuePlant):
-    """Replicas that are busy for 1.2 s in each second, as if one of six were not counted: batches are smaller than the law says."""
+    """A plant whose replicas are busy for 1.2 s in each second, as if one of six were not counted: batches are smaller than by the law."""
 
     def load(self, rate: float) -> ModelLoad:
         load, more_s = super().load(rate), 0.2 * self.running
@@ -121,8 +121,8 @@ def test_what_a_controller_measured_corrects_nothing_once_it_is_older_than_what_
     assert plant.decisions[-1].inputs["correction"] == pytest.approx(correction, abs=0.01)
 
 
-def test_the_correction_that_is_told_is_the_one_that_is_applied() -> None:
-    """Short steps would allow a tenth more, but no utilization above what keeps the SLO as computed: 1 / 0.95 is left."""
+def test_the_correction_that_is_reported_is_the_one_that_is_applied() -> None:
+    """Short steps would allow a tenth more, but the utilization never exceeds the computed one that keeps the SLO: 1 / 0.95 is left."""
     plant = FastSteps(running=20, maximum=100, cold_start_s=40.0)
     plant.run(rate_of(20), 900)
     assert plant.decisions[-1].inputs["expected_itl_s"] > MOST * plant.decisions[-1].inputs["itl_s"]

@@ -42,7 +42,7 @@ def test_the_cost_cap_holds_beyond_the_minimums(asked: list[Want], extra: int) -
         assert min(want.desired, want.minimum) <= granted[want.model] <= want.desired
         assert want.gpus_per_replica or granted[want.model] == want.desired
         left = least + extra - sum(granted[w.model] * w.gpus_per_replica for w in asked)
-        assert granted[want.model] == want.desired or want.gpus_per_replica > left, "a GPU lies idle that somebody wants"
+        assert granted[want.model] == want.desired or want.gpus_per_replica > left, "a wanted GPU is idle"
 
 
 def test_higher_priorities_come_first_and_equals_share() -> None:
@@ -62,11 +62,11 @@ def test_one_replica_more_or_less_than_its_share_stays_where_it_is() -> None:
     assert share_gpus([replace(a, target=5, priority=-1), replace(b, target=4)], 18) == {"a": 1, "b": 8}
     assert share_gpus([replace(a, target=5), replace(b, target=3)], 18) == {"a": 4, "b": 5}, "a GPU is free"
     a, b = replace(a, desired=2, minimum=0, target=2), replace(b, desired=1, minimum=0, target=0)
-    assert share_gpus([a, b], 4) == {"a": 1, "b": 1}, "nobody is left without"
+    assert share_gpus([a, b], 4) == {"a": 1, "b": 1}, "no model is left without"
 
 
 def test_what_a_model_only_keeps_against_chance_takes_no_gpu_from_another() -> None:
-    """The first one wants one replica, and would keep a second one if it had it; the other one wants two of three GPUs."""
+    """The first model wants one replica, and would keep a second if it had one; the other model wants two of three GPUs."""
     plants = {"a": QueuePlant(maximum=100), "b": QueuePlant(maximum=100, seed=2)}
     rules = replace(RULES, headroom=0.4, gpus_per_replica=1)
     scaler = FleetScaler(FleetRules(models={"a": replace(rules, priority=1), "b": rules}, max_gpus=3))

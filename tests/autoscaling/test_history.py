@@ -10,7 +10,7 @@ from serve_app.autoscaling.signals import ModelLoad
 
 
 def history_of(rates: list[float], *, cv: float, seed: int) -> History:
-    """Arrivals with gamma gaps of this coefficient of variation, at a rate for each second."""
+    """Return arrivals with gamma gaps of this coefficient of variation, at a rate for each second."""
     rng, history = random.Random(seed), History()
     at = work = 0.0  # in units of the mean gap
     gap = rng.gammavariate(cv**-2, cv**2)
@@ -31,7 +31,7 @@ def mean_dispersion(rates: list[float], *, cv: float = 1.0) -> float:
 @pytest.mark.parametrize("seconds", [60, int(HISTORY_S)])
 @pytest.mark.parametrize("cv", [1.0, 2.0, 3.0])
 def test_the_dispersion_of_steady_arrivals_is_that_of_their_law(cv: float, seconds: int) -> None:
-    """Of many arrivals with independent gaps it is cv squared."""
+    """For many arrivals with independent gaps the dispersion is cv squared."""
     assert mean_dispersion([20.0] * seconds, cv=cv) == pytest.approx(cv**2, rel=0.35)
 
 
@@ -49,7 +49,7 @@ def test_of_nothing_arrivals_are_taken_for_independent() -> None:
 
 
 def prompts_of(means: list[float], *, shape: float, per_s: int = 8) -> float:
-    """Return the mean spread that 40 seeds find, of gamma lengths of this shape with a mean for each second."""
+    """Return the mean spread over 40 seeds, for gamma lengths of this shape with a mean for each second."""
     found = []
     for seed in range(40):
         rng, history = random.Random(seed), History()
@@ -62,7 +62,7 @@ def prompts_of(means: list[float], *, shape: float, per_s: int = 8) -> float:
 
 @pytest.mark.parametrize("shape", [1.0, 5.0, 100.0])
 def test_the_spread_of_prompts_is_that_of_their_law(shape: float) -> None:
-    """Of gamma lengths it is 1 / shape; 1 is exponential, and 64 to 512 tokens alike have 0.2."""
+    """For gamma lengths the spread is 1 / shape: 1 for exponential ones, and 0.2 for lengths spread evenly over 64 to 512 tokens."""
     assert prompts_of([300.0] * 120, shape=shape) == pytest.approx(1 / shape, rel=0.35)
 
 

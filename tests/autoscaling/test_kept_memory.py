@@ -18,7 +18,7 @@ NAME, DIGEST, TIME = "m", {"m": "weights"}, 1_795_392_000.0
 
 
 def loaded(seconds: int = 120) -> tuple[QueuePlant, Memory]:
-    """Return a plant in the middle of a step, and what its autoscaler knows."""
+    """Return a plant in the middle of a step, and the memory of its autoscaler."""
     plant = QueuePlant(running=4, cold_start_s=40.0, seed=3)
     plant.run(rate_of(4), seconds)
     plant.run(1.5 * rate_of(4), 10)
@@ -45,7 +45,7 @@ def test_a_new_controller_decides_the_same_on_the_next_tick_and_a_minute_on() ->
     plant, memory = loaded()
     taken = again(packed(memory))
     assert taken is not None
-    assert taken.clock_s + 7.0 == plant.at + 1.0, "the memory's clock goes on"
+    assert taken.clock_s + 7.0 == plant.at + 1.0, "the memory's clock continues"
     for _ in range(60):
         seen = plant.see(plant.load(1.5 * rate_of(4)))
         decision = plant.autoscaler.observe(seen, at=plant.at)
@@ -58,7 +58,7 @@ def test_a_new_controller_decides_the_same_on_the_next_tick_and_a_minute_on() ->
 
 
 def test_a_controller_that_begins_anew_knows_nothing() -> None:
-    """Else the test above would prove nothing."""
+    """Without this, the test above would prove nothing."""
     plant, _ = loaded()
     seen = plant.see(plant.load(1.5 * rate_of(4)))
     anew = FleetScaler(FleetRules(models={NAME: RULES})).observe(FleetObservation(at=plant.at, models={NAME: seen}))[NAME]

@@ -28,10 +28,10 @@ def answers(
     Args:
         shape: Of the gamma law of the lengths, whose mean is `ANSWER`; 1 is exponential, None is all alike.
         rate: Requests per second.
-        seed: Of all chance.
-        factor: What the rate is multiplied by from then on.
-        longer: What the lengths are multiplied by, of the requests that come from then on.
-        seconds: To yield.
+        seed: Seed of all chance.
+        factor: Factor on the rate from then on.
+        longer: Factor on the lengths of requests that arrive from then on.
+        seconds: How many seconds to yield.
     """
     rng = random.Random(seed)
     running: list[list[float]] = []  # tokens made, and of the whole answer
@@ -58,7 +58,7 @@ def answers(
 
 
 def learnt(shape: int | None, seed: int) -> tuple[float, float]:
-    """Return the mean length as learnt, and as the answers that ended have it, over the seconds after a threefold rise."""
+    """Return the learnt mean length, and that of the answers that ended, over the seconds after a threefold rise."""
     scaler, found, plain = ModelAutoscaler(RULES), [], []
     for second, (load, ended) in enumerate(answers(shape, 20.0, seed, factor=3.0)):
         scaler._learn_lengths(load)
@@ -71,18 +71,18 @@ def learnt(shape: int | None, seed: int) -> tuple[float, float]:
 @settings(max_examples=10, deadline=None)
 @given(st.sampled_from([1, 2, None]), st.integers(0, 1000))
 def test_a_rise_does_not_make_answers_look_shorter(shape: int | None, seed: int) -> None:
-    """Exponential lengths, less scattered ones, and all alike. The chance of some 300 answers is 6 %."""
+    """Lengths are exponential, less scattered, or all equal. The deviation of the mean of some 300 answers is 6 %."""
     assert learnt(shape, seed)[0] == pytest.approx(ANSWER, rel=0.2)
 
 
 def test_by_those_that_ended_alone_answers_would_look_shorter() -> None:
-    """Else the test above would prove nothing."""
+    """Without this, the test above would prove nothing."""
     assert fmean(learnt(1, seed)[1] for seed in range(10)) < 0.85 * ANSWER
     assert fmean(learnt(1, seed)[0] for seed in range(10)) == pytest.approx(ANSWER, rel=0.05)
 
 
 def grown(shape: int | None, seed: int, seconds: int) -> tuple[float, float]:
-    """Return by which share the learnt length has grown so long after answers became four times as long; then by those that ended alone."""
+    """Return the learnt growth of the length, as a share, this long after answers became four times as long; then that of ended ones."""
     whole, ended = ModelAutoscaler(RULES), ModelAutoscaler(RULES)
     found: list[tuple[float, ...]] = []
     for load, _ in answers(shape, 20.0, seed, longer=4.0, seconds=RISE_AT + seconds):
@@ -96,13 +96,13 @@ def grown(shape: int | None, seed: int, seconds: int) -> tuple[float, float]:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("shape", [1, 2])
 def test_longer_answers_are_learnt_while_they_run(shape: int, seed: int) -> None:
-    """After 20 s, which is how long a mean one of them runs."""
+    """After 20 s, the duration of a mean long answer."""
     learnt_share, ended_share = grown(shape, seed, 20)
     assert learnt_share >= max(0.4, 1.8 * ended_share)
 
 
 def test_longer_answers_that_are_all_alike_are_learnt_once_the_first_end() -> None:
-    """Until then nothing of them ends, and nothing that is counted tells them from shorter ones."""
+    """Until then none of the long answers ends, and no counter distinguishes them from shorter ones."""
     assert grown(None, 1, 15)[0] == pytest.approx(0.0)
     assert grown(None, 1, 30)[0] >= 0.8
 
@@ -110,7 +110,7 @@ def test_longer_answers_that_are_all_alike_are_learnt_once_the_first_end() -> No
 @settings(max_examples=4, deadline=None)
 @given(st.sampled_from([0.0, 0.3, 0.8]), st.integers(0, 1000))
 def test_prompt_tokens_that_the_prefix_cache_saves_are_no_demand(cached: float, seed: int) -> None:
-    """The plant's replicas compute the rest of the prompts only, so the demand is that of prompts that are shorter by as much."""
+    """The plant's replicas compute only the rest of the prompts, so the demand is that of correspondingly shorter prompts."""
     plant = QueuePlant(running=4, cold_start_s=40.0, seed=seed, prompt_factor=1 - cached)
     for _ in range(120):
         load = plant.load(rate_of(4))
@@ -127,12 +127,12 @@ def test_prompt_tokens_that_the_prefix_cache_saves_are_no_demand(cached: float, 
 @pytest.mark.parametrize("is_measured", [True, False])
 @pytest.mark.parametrize(("seed", "rate"), [(1, 0.05), (2, 0.05), (3, 0.03), (4, 0.06), (5, 1 / 900)])
 def test_prompts_that_take_longer_than_a_window_of_the_fit_cost_what_they_cost(seed: int, rate: float, is_measured: bool) -> None:
-    """12 s each, of which a report says nothing before they are over. With windows of 5 s the cost of a token came out below a third."""
+    """Each takes 12 s, and no report counts its tokens before its end. With windows of 5 s the cost of a token came out below a third."""
     rng, true = random.Random(seed), StepTimes(step_s=0.03, output_token_s=1e-4, prompt_token_s=4e-4)
     hardware = Hardware(step_s=steps_of_times(true), kv_tokens=1_000_000, max_num_seqs=256)
     costs, replica = StepCosts(), Replica("r", hardware, 0.0)
     costs.start_from(hardware.measured() if is_measured else None)
-    told: dict[str, int] = {}  # request -> its output tokens that were counted
+    counted: dict[str, int] = {}  # request -> its output tokens that were counted
     steps, busy_s = 0, 0.0
     for second in range(1, max(1200, int(5 / rate))):
         if rng.random() < rate:
@@ -140,16 +140,16 @@ def test_prompts_that_take_longer_than_a_window_of_the_fit_cost_what_they_cost(s
             replica.add(
                 Job(name, second - 1.0, rng.randint(24_000, 36_000), 1 + int(rng.expovariate(1 / 128))), name, second - 1.0
             )
-        begun, made = 0, sum(told.values())
+        begun, made = 0, sum(counted.values())
         for job, name, _ in replica.run_to(float(second)):
-            begun += job.prompt_tokens * (name not in told)
-            told[name] = job.output_tokens if job.done_at is not None else 1
-        told |= {name: job.output_tokens - (end - replica.steps) for end, name, job in replica.running}
+            begun += job.prompt_tokens * (name not in counted)
+            counted[name] = job.output_tokens if job.done_at is not None else 1
+        counted |= {name: job.output_tokens - (end - replica.steps) for end, name, job in replica.running}
         costs.add(
             1.0,
             steps=replica.steps - steps,
             busy_s=replica.busy_s - busy_s,
-            output_tokens=sum(told.values()) - made,
+            output_tokens=sum(counted.values()) - made,
             prefilled_tokens=begun,
             prompts=begun / 30_000,
         )

@@ -4,7 +4,7 @@ from serve_app.autoscaling.needs import MISSING_S, Needs
 
 
 def correction(needs: Needs, wished: int, target: int, seconds: int = 1, demand: int = 2) -> int:
-    """Let ``seconds`` pass in which as much is wished; return the replicas that stay beyond the demand's."""
+    """Let ``seconds`` pass with a constant wish; return the replicas that stay beyond the demand's."""
     corrected = demand
     for _ in range(seconds):
         needs.pass_time(1.0)
@@ -15,8 +15,8 @@ def correction(needs: Needs, wished: int, target: int, seconds: int = 1, demand:
 def test_a_replica_that_went_and_was_asked_for_again_stays_for_a_quarter_of_an_hour() -> None:
     needs = Needs()
     assert correction(needs, wished=2, target=3, seconds=100) == 0
-    assert correction(needs, wished=2, target=2, seconds=100) == 0, "it went"
-    assert correction(needs, wished=3, target=2) == 1, "and is missed"
+    assert correction(needs, wished=2, target=2, seconds=100) == 0, "it was removed"
+    assert correction(needs, wished=3, target=2) == 1, "and is missing"
     assert correction(needs, wished=2, target=3, seconds=int(MISSING_S) - 1) == 1
     assert correction(needs, wished=2, target=3, seconds=5) == 0
 

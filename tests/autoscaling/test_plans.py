@@ -20,11 +20,11 @@ HEADROOMS = pytest.mark.parametrize("headroom", [0.0, ScalingRules(slo=RULES.slo
 
 
 def steady(
-    num_replicas: int, *, cold_start_s: float = 40.0, told_s: float | None = None, seed: int = 1, headroom: float = 0.0
+    num_replicas: int, *, cold_start_s: float = 40.0, reported_s: float | None = None, seed: int = 1, headroom: float = 0.0
 ) -> QueuePlant:
-    """Return a plant that has been under an even load for a while."""
+    """Return a plant after a while of even load."""
     rules = replace(RULES, headroom=headroom)
-    plant = QueuePlant(rules, running=num_replicas, maximum=10_000, cold_start_s=cold_start_s, told_s=told_s, seed=seed)
+    plant = QueuePlant(rules, running=num_replicas, maximum=10_000, cold_start_s=cold_start_s, reported_s=reported_s, seed=seed)
     plant.run(rate_of(num_replicas), 300)
     return plant
 
@@ -42,14 +42,14 @@ def steady(
 def test_a_step_orders_a_fifth_more_than_it_needs_and_a_few_at_most(
     headroom: float, fleet: int, factor: float, starts: tuple[float, float | None], seed: int
 ) -> None:
-    """Also where starts take 300 s and 40 s are believed. Each second of the queue counts once, and what is on its way counts.
+    """The bound holds also if starts take 300 s and 40 s are assumed. Each second of the queue counts once; replicas on their way count.
 
-    In the examples chance makes the step look like growth that goes on, over half a minute five times, but not over five minutes.
+    In the examples chance makes the step look like continuing growth, over half a minute five times, but not over five minutes.
 
     The queue rule allows 1.2 n + 1.5 √n + 1 for the demand of the moment, n; chance makes that demand larger for a moment. With room for
     steps the load begins with more replicas, and once the step is over the room for the next one is asked for.
     """
-    plant = steady(fleet, cold_start_s=starts[0], told_s=starts[1], seed=seed, headroom=headroom)
+    plant = steady(fleet, cold_start_s=starts[0], reported_s=starts[1], seed=seed, headroom=headroom)
     rate = factor * rate_of(fleet)
     wanted = plant.run(rate, int(starts[0]) + 100)
     work_s = plant.decisions[-1].inputs["demand"]
@@ -65,7 +65,7 @@ def test_a_step_orders_a_fifth_more_than_it_needs_and_a_few_at_most(
 @given(FLEETS, st.integers(0, 1000))
 @example(3, 1000)
 def test_a_step_by_half_is_late_for_six_hundredths_of_a_quarter_of_an_hour_at_most(fleet: int, seed: int) -> None:
-    """Most are below four; in the example, chance hides the step from every window but the long one for half a minute."""
+    """Most values are below four; in the example, chance hides the step from all windows but the long one for half a minute."""
     plant = steady(fleet, seed=seed)
     plant.run(1.5 * rate_of(fleet), 900)
     assert plant.late <= 0.06 * plant.came
@@ -84,7 +84,7 @@ def test_with_headroom_a_step_within_it_makes_nothing_late(fleet: int) -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 @pytest.mark.parametrize("fleet", [0.97, 1.0, 1.97, 3, 8, 65, 606])
 def test_with_the_default_headroom_a_step_by_half_keeps_99_percent_of_five_minutes_in_time(fleet: float, seed: int) -> None:
-    """Also of one and two replicas, where chance may explain most of what makes room necessary."""
+    """The room also exists with one and two replicas, where chance may explain most of the reason for it."""
     start = QueuePlant(running=math.ceil(fleet), maximum=10_000, cold_start_s=40.0, seed=seed)
     plant = with_headroom(start, ScalingRules(slo=RULES.slo).headroom)
     plant.run(rate_of(fleet), 300)
@@ -95,7 +95,7 @@ def test_with_the_default_headroom_a_step_by_half_keeps_99_percent_of_five_minut
 
 
 def test_room_is_ordered_as_soon_as_the_demand_wants_it_and_goes_three_deviations_below() -> None:
-    """Arrivals without chance; with 0.6 of room one replica does up to ``edge``. A deviation of the demand is about 4.5 % here.
+    """Arrivals have no chance; with 0.6 of room one replica serves up to ``edge``. A deviation of the demand is about 4.5 % here.
 
     The even load of the first minutes does not show how a step's time divides, so that its demand is measured too high.
     """
@@ -139,7 +139,7 @@ def test_longer_prompts_are_more_work_within_five_seconds() -> None:
     ],
 )
 def test_a_constant_load_changes_the_number_twice_an_hour_at_most(headroom: float, replicas: float) -> None:
-    """The mean of six hours of chance. The demand alone wants another replica at 1.0; with 0.4 of room it is wanted at 0.935 and 1.87."""
+    """The mean is over six hours. The demand alone needs another replica at 1.0; with 0.4 of room it is needed at 0.935 and 1.87."""
     changes = 0
     for seed in range(6):
         plant = QueuePlant(replace(RULES, headroom=headroom), running=int(replicas) + 1, seed=seed, cold_start_s=40.0)
@@ -149,7 +149,7 @@ def test_a_constant_load_changes_the_number_twice_an_hour_at_most(headroom: floa
 
 
 def trickled(costs: StepCosts, windows: int) -> None:
-    """Add windows in which one request at a time ran: as many steps as output tokens, give or take a report."""
+    """Add windows in which one request at a time ran: as many steps as output tokens, up to the difference of a report."""
     for window in range(windows):
         tokens = 120 + window % 7
         busy_s = tokens * (TIMES.step_s + TIMES.output_token_s) + (300 + window % 11 * 20) * TIMES.prompt_token_s
@@ -170,7 +170,7 @@ def work_of(costs: StepCosts) -> float:
 
 
 def test_a_trickle_does_not_teach_that_a_token_costs_half_a_step() -> None:
-    """The truth is 0.08 s of work a request; half a step for each of its tokens would be 1.5 s."""
+    """The true work is 0.08 s a request; half a step for each of its tokens would be 1.5 s."""
     costs = StepCosts()
     trickled(costs, 200)
     assert work_of(costs) <= 1.5 * WORK_S
@@ -196,17 +196,19 @@ def test_each_order_has_its_time() -> None:
     assert orders.ages_s(20.0) == [10.0, 5.0, 5.0]
     assert orders.ready_in_s(40.0, 20.0) == [30.0, 35.0, 35.0]
     orders.observe(running=3, target=6, at=30.0)
-    assert orders.ages_s(30.0) == [15.0, 15.0, 0.0], "what serves first was ordered first, also when more is ordered meanwhile"
+    assert orders.ages_s(30.0) == [15.0, 15.0, 0.0], (
+        "the replica that serves first was ordered first, also when more are ordered meanwhile"
+    )
     orders.observe(running=3, target=5, at=31.0)
-    assert orders.ages_s(31.0) == [16.0, 16.0], "the newest is what is no longer wanted"
+    assert orders.ages_s(31.0) == [16.0, 16.0], "the newest order is cancelled"
 
 
 def test_a_start_in_progress_teaches_that_starts_take_longer() -> None:
     orders = Orders()
     orders.observe(running=2, target=4, at=0.0)
-    assert orders.cold_start_s((40.0, 40.0), 45.0) == 40.0, "a little late is not noticed"
+    assert orders.cold_start_s((40.0, 40.0), 45.0) == 40.0, "a small delay does not count"
     assert orders.cold_start_s((40.0, 40.0), 200.0) == 200.0
-    assert orders.horizon_s(200.0, 200.0) == 360.0, "late by 160 s, and for as long again"
+    assert orders.horizon_s(200.0, 200.0) == 360.0, "late by 160 s, so expected in another 160 s"
     orders.observe(running=4, target=4, at=300.0)
     assert orders.cold_start_s((40.0, 40.0), 301.0) == 300.0, "also when it has ended"
 
@@ -223,9 +225,9 @@ def test_an_order_that_waits_for_room_teaches_nothing_of_starts() -> None:
 def test_replicas_that_run_at_the_first_look_are_no_starts() -> None:
     orders = Orders()
     orders.observe(running=9, target=10, at=0.0)
-    assert orders.ages_s(5.0) == [5.0], "what does not run yet is an order"
+    assert orders.ages_s(5.0) == [5.0], "a replica that does not run yet is an order"
     orders.observe(running=10, target=10, at=100.0)
-    assert orders.cold_start_s((40.0, 40.0), 101.0) == 100.0, "the first start that was seen"
+    assert orders.cold_start_s((40.0, 40.0), 101.0) == 100.0, "the first observed start"
 
 
 def test_a_queue_is_worked_off_by_what_comes_and_counted_once() -> None:

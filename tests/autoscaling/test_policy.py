@@ -47,11 +47,11 @@ def test_ingresses_are_summed_and_each_models_numbers_are_its_own(controller: Co
     assert memory.ingresses.silent(["i1", "i2"], now=controller.at) == ()
 
 
-def test_a_new_controller_goes_on_with_the_targets_that_there_are(controller: Controller) -> None:
+def test_a_new_controller_continues_with_the_present_targets(controller: Controller) -> None:
     controller.targets[TINY] = 5
     controller.state = {}
     controller.policy = DemandPolicy(SETTINGS, now=lambda: controller.at)
-    assert controller.tick() == {}, "nothing to compare with yet"
+    assert controller.tick() == {}, "there is no earlier report yet"
     assert controller.tick()[TINY] == 5
 
 
@@ -63,7 +63,7 @@ def test_what_is_logged_says_why(controller: Controller, caplog: pytest.LogCaptu
     assert line.startswith("tiny: 0 -> 1 replicas (first): {")
 
 
-def test_each_change_of_a_target_is_told_once(controller: Controller) -> None:
+def test_each_change_of_a_target_is_noted_once(controller: Controller) -> None:
     controller.report(INGRESS, "i1", requests__tiny=1.0, waiting__tiny=1.0)
     controller.tick()
     controller.tick()

@@ -9,7 +9,7 @@ from tests.autoscaling.controller import BIG, INGRESS, MONDAY, TINY, Controller,
 
 
 class RememberingStore:
-    """Keeps what it is given."""
+    """Keeps the data that it is given."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -40,7 +40,7 @@ def test_a_schedule_raises_the_minimum_a_cold_start_ahead_and_does_not_flap(cold
         if cold_start_s is not None and controller.targets[TINY]:
             controller.reports[TINY] = {f"t{n}": {"running": 0.0, "cold_start_s": cold_start_s} for n in range(3)}
     began = next(at for at, replicas in wanted if replicas == 3)
-    assert began == 1800.0 - DEFAULT_COLD_START_S, "nothing was measured before"
+    assert began == 1800.0 - DEFAULT_COLD_START_S, "no start was measured before"
     assert {replicas for at, replicas in wanted if at >= began} == {3}
     while controller.at < 4000.0:
         controller.tick()
@@ -65,7 +65,7 @@ def test_a_first_deployment_has_its_initial_replicas_and_an_upgrade_moves_no_tar
     )
     for _ in range(2):
         upgraded.tick()
-    assert upgraded.targets[TINY] == 1, "an operator has made it one meanwhile"
+    assert upgraded.targets[TINY] == 1, "an operator has set it to one meanwhile"
 
 
 def test_a_controller_that_finds_no_memory_leaves_replicas_that_run_as_they_are() -> None:
@@ -88,7 +88,7 @@ def test_of_what_a_schedule_lowers_the_share_of_silent_members_stays(controller:
     controller.at = 1795.0
     for _ in range(60):
         controller.tick()
-    assert controller.targets[TINY] == 2, "one of two ingresses does not say what it has"
+    assert controller.targets[TINY] == 2, "one of two ingresses does not report"
     del controller.reports[INGRESS]["i2"]
     controller.tick()
     assert controller.targets[TINY] == 1
@@ -120,7 +120,7 @@ def test_the_streams_of_a_silent_ingress_count_as_last_reported(controller: Cont
 
 
 def two_idle_models() -> Controller:
-    """Return a controller of two models with four replicas each, which nobody asks."""
+    """Return a controller of two models with four replicas each and no requests."""
     model = {"replicas": {"min": 0, "max": 8}, "required": False}
     controller = Controller({"models": {"tiny": model | {"model": "/tiny"}, "big": model | {"model": "/big"}}})
     controller.targets = {INGRESS: 1, TINY: 4, BIG: 4}
@@ -157,7 +157,7 @@ def operated(minimum: int) -> AutoscalingConfig:
     return AutoscalingConfig(min_replicas=minimum, max_replicas=8)
 
 
-def test_a_pinned_model_keeps_a_replica_and_an_unloaded_one_none_until_somebody_waits(controller: Controller) -> None:
+def test_a_pinned_model_keeps_a_replica_and_an_unloaded_one_none_until_a_request_waits(controller: Controller) -> None:
     controller.configs[TINY] = operated(1)
     assert controller.tick()[TINY] == 1
     controller.report(TINY, "t1", steps=0.0)
@@ -166,7 +166,7 @@ def test_a_pinned_model_keeps_a_replica_and_an_unloaded_one_none_until_somebody_
     controller.configs[TINY] = operated(0)
     controller.targets[TINY] = 0  # `unload`: Serve sets the target to the entry's initial_replicas
     del controller.reports[TINY]["t1"]
-    controller.report(INGRESS, "i1", requests__tiny=3.0)  # they were on the replica that drains
+    controller.report(INGRESS, "i1", requests__tiny=3.0)  # its requests were on the replica that drains
     assert controller.tick(0.1).get(TINY, 0) == 0  # between two observations the older decision must not come back
     assert controller.tick()[TINY] == 0
     controller.report(INGRESS, "i1", waiting__tiny=1.0)

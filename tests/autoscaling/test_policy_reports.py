@@ -33,7 +33,7 @@ def controller() -> Controller:
 
 
 class Seen(DecisionLog):
-    """A log that nothing is written to, and that keeps the last load of tiny."""
+    """A log that writes nothing and keeps the last load of tiny."""
 
     load = ModelLoad()
 
@@ -61,7 +61,7 @@ def test_after_a_replica_went_steps_are_missing_until_no_ingress_has_requests_on
 ) -> None:
     del controller.reports[TINY]["t2"]
     controller.tick()
-    assert seen.is_partial  # before an ingress has told of it, too
+    assert seen.is_partial  # also before an ingress has reported it
     controller.report(INGRESS, "i1", draining__tiny=3.0)
     for _ in range(100):
         controller.tick()
@@ -84,7 +84,7 @@ def test_a_replica_without_requests_is_missed_for_seconds_and_another_models_not
     assert not seen.is_partial
 
 
-def test_of_an_ingress_that_went_nobody_knows_when_its_last_stream_ends(controller: Controller, seen: Seen) -> None:
+def test_the_end_of_the_last_stream_of_an_ingress_that_went_is_unknown(controller: Controller, seen: Seen) -> None:
     controller.report(INGRESS, "i2", streams=1.0)
     controller.tick()
     del controller.reports[INGRESS]["i2"]
@@ -96,7 +96,7 @@ def test_of_an_ingress_that_went_nobody_knows_when_its_last_stream_ends(controll
 
 
 def test_what_replicas_and_ingresses_report_is_what_a_models_demand_is_made_of(controller: Controller) -> None:
-    """Each second 10 requests of 100 + 20 tokens; the one replica steps 10 times, 0.02 s each and 1 ms for each token made."""
+    """Each second has 10 requests of 100 + 20 tokens; the only replica makes 10 steps, of 0.02 s each and 1 ms for each token."""
     rng, totals = (
         random.Random(1),
         dict.fromkeys(("requests", "prompt_tokens", "prefilled_tokens", "output_tokens", "finished"), 0.0),
@@ -120,14 +120,14 @@ def test_what_replicas_and_ingresses_report_is_what_a_models_demand_is_made_of(c
 
 
 def test_the_kv_usage_is_of_the_replicas_that_have_reported() -> None:
-    told = {"b1": [Point(1.0, 0.9)], "b2": [Point(1.0, 0.5)], "b3": []}
-    load = load_of_replicas(Context(3, ("b1", "b2", "b3"), {"kv_usage": told}), Meter(), now=2.0)
+    usage = {"b1": [Point(1.0, 0.9)], "b2": [Point(1.0, 0.5)], "b3": []}
+    load = load_of_replicas(Context(3, ("b1", "b2", "b3"), {"kv_usage": usage}), Meter(), now=2.0)
     assert (load["kv_usage"], load["reporting"]) == (pytest.approx(0.7), 2)
 
 
 @pytest.mark.parametrize("silent_from_s", [0, 60])
 def test_a_silent_replica_of_five_leaves_what_a_request_costs_to_the_others(controller: Controller, silent_from_s: int) -> None:
-    """Of each 50 requests/s, later 150, a replica does a fifth: 10 steps of 0.02 s, and 1 ms for each of 20 tokens a request."""
+    """A replica serves a fifth of the 50 requests/s, later 150: 10 steps of 0.02 s, and 1 ms for each of 20 tokens a request."""
     rng = random.Random(1)
     requests, busy_s = 0.0, 0.0
     for second in range(240):
@@ -154,7 +154,7 @@ def test_a_silent_replica_of_five_leaves_what_a_request_costs_to_the_others(cont
     assert memory.decided["big"].inputs["requests_per_s"] == pytest.approx(150, rel=0.1)
 
 
-def test_a_silent_ingress_goes_on_with_its_last_rate_of_requests(controller: Controller) -> None:
+def test_a_silent_ingress_continues_with_its_last_rate_of_requests(controller: Controller) -> None:
     for second in range(500):
         for member, last in (("i1", 100), ("i2", 99)):
             requests = 10.0 * min(second, last)
@@ -169,7 +169,7 @@ def test_a_silent_ingress_goes_on_with_its_last_rate_of_requests(controller: Con
 def test_nothing_is_learnt_while_silent_ingresses_had_more_than_a_tenth_of_the_models_tokens(
     controller: Controller, seen: Seen
 ) -> None:
-    """Of tiny i1 has 81 % of the tokens, i2 10 % and i3 9 %; i4 has none of tiny, and all of big."""
+    """i1 has 81 % of the tokens of tiny, i2 10 % and i3 9 %; i4 has none of tiny, and all of big."""
     began = controller.at
 
     def pass_time(seconds: int) -> None:
@@ -186,7 +186,7 @@ def test_nothing_is_learnt_while_silent_ingresses_had_more_than_a_tenth_of_the_m
         pass_time(int(STALE_S) + 2)
         assert member in seen.load.silent
         assert seen.load.fits_together == is_learning, member
-    assert not seen.is_partial, "nobody drains"
+    assert not seen.is_partial, "no member drains"
 
 
 def test_what_replicas_measured_at_their_start_is_known_before_any_load_and_older_replicas_do_without(
@@ -229,7 +229,7 @@ def test_a_value_that_is_not_finite_is_left_out(controller: Controller) -> None:
 
 
 class Unreadable(dict[str, Mapping[str, list[Point]]]):
-    """Reports that cannot be read, and how often it was tried."""
+    """Reports that cannot be read, and the number of attempts to read them."""
 
     num_read = 0
 

@@ -23,13 +23,13 @@ Logged = tuple[list[Record], Outcome]
 
 
 def bounds(name: str, record: Record, cold_start_s: float) -> tuple[int, int]:
-    assert cold_start_s in {60.0, 50.0}, "before the first observation, and what the first replica reports"
+    assert cold_start_s in {60.0, 50.0}, "before the first observation, and the first replica's report"
     return record.seen.models[name].minimum, record.seen.models[name].maximum
 
 
 @pytest.fixture(scope="module")
 def logged() -> Logged:
-    """A simulated fleet of which the log tells: 4 requests/s, then 10. Its first replica had taken longer to start."""
+    """Return the log of a simulated fleet: 4 requests/s, then 10. Its first replica had taken longer to start."""
     records: list[Record] = []
     scaler = FleetScaler(FleetRules(models={"chat": RULES}))
 
@@ -59,7 +59,7 @@ def run(logged: Logged) -> Callable[..., Result]:
     return run
 
 
-def test_the_log_tells_what_became_of_it(logged: Logged) -> None:
+def test_the_log_shows_what_became_of_it(logged: Logged) -> None:
     records, outcome = logged
     said = lived(records, "chat")
     assert said.attainment == pytest.approx(outcome.attainment(2.0), abs=0.01)
@@ -123,19 +123,19 @@ def test_models_that_were_never_measured_are_left_out(logged: Logged) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "shown"),
     [
         ({"requests": 1e18}, "1e\\+18 requests"),
         ({"prompt_tokens": 1e30}, "1e\\+30 tokens of .* requests"),
         ({"finished_tokens": float("nan")}, "nan tokens of .* requests"),
     ],
 )
-def test_a_load_that_cannot_be_is_a_damaged_log(logged: Logged, wrong: dict[str, Any], told: str) -> None:
+def test_a_load_that_cannot_be_is_a_damaged_log(logged: Logged, wrong: dict[str, Any], shown: str) -> None:
     records = list(logged[0])
     seen = records[200].seen.models["chat"]
     damaged = replace(seen, load=replace(seen.load, **wrong))
     records[200] = replace(records[200], seen=replace(records[200].seen, models={"chat": damaged}))
-    with pytest.raises(DecisionLogError, match=f"record 200 has {told}; the log is damaged"):
+    with pytest.raises(DecisionLogError, match=f"record 200 has {shown}; the log is damaged"):
         again(records, FleetRules(models={"chat": RULES}), bounds, no_replica_s=1.0, max_waiting_requests=1)
 
 

@@ -10,7 +10,7 @@ from tests.autoscaling.controller import BIG, INGRESS, MONDAY, SETTINGS, TINY, C
 
 
 class Shelf:
-    """Keeps what is known as the lease board does, and answers when ``answers``."""
+    """Keeps the memory as the lease board does, and answers while ``answers`` is true."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -28,7 +28,7 @@ def with_shelf(controller: Controller, shelf: Shelf) -> DemandPolicy:
 
 
 def report_load(controller: Controller, second: int) -> None:
-    """Let all members say what they have counted in an even load of 3 requests/s. Nobody asks for the replica of ``big``."""
+    """Let all members report their counters under an even load of 3 requests/s. The replica of ``big`` gets no request."""
     controller.reports[TINY] = {f"t{i}": {} for i in range(controller.targets[TINY])}
     controller.reports[INGRESS] = {f"i{i}": {} for i in range(controller.targets[INGRESS])}
     for member in controller.reports[INGRESS]:
@@ -43,7 +43,7 @@ def report_load(controller: Controller, second: int) -> None:
 
 
 def loaded() -> tuple[Controller, Shelf]:
-    """Return a controller in its 100th second of an even load, for which it wants four ingresses, and where it keeps what it knows."""
+    """Return a controller in its 100th second of an even load, for which it wants four ingresses, and the store of its memory."""
     controller, shelf = Controller(), Shelf()
     controller.policy = with_shelf(controller, shelf)
     controller.targets[TINY] = 1
@@ -85,7 +85,7 @@ def test_until_the_board_has_answered_every_deployment_keeps_its_target() -> Non
     controller.state, controller.policy = {}, with_shelf(controller, shelf)
     assert controller.tick() == {}
     shelf.answers = True
-    assert controller.tick() == {}, "nothing to count from yet"
+    assert controller.tick() == {}, "there is no earlier report yet"
     assert controller.tick() == {INGRESS: 1, TINY: 0, BIG: 1}
 
 
@@ -96,7 +96,7 @@ def test_until_the_board_has_answered_every_deployment_keeps_its_target() -> Non
 )
 @pytest.mark.parametrize("pause_s", [10, int(INGRESS_KEEP_S) + 10])
 def test_a_new_controller_looks_when_its_members_have_reported_again(pause_s: int, runs: bool, early_s: int) -> None:
-    """Serve calls the policy before: at first without any running replica, then without the reports that its controller had."""
+    """Serve calls the policy before members have reported: first without any running replica, then without reports."""
     controller, shelf = loaded()
     targets = dict(controller.targets)
     controller.state, controller.policy = {}, with_shelf(controller, shelf)
@@ -110,7 +110,7 @@ def test_a_new_controller_looks_when_its_members_have_reported_again(pause_s: in
         if not is_early:
             assert memory_of(controller).decided["tiny"].inputs["requests_per_s"] == pytest.approx(3.0, rel=0.03)
     memory = memory_of(controller)
-    assert not memory.left_at, "all members are those of before"
+    assert not memory.left_at, "all members are the same as before"
     assert not memory.scaler._models["tiny"]._orders._lasted_s, "nothing was ordered"
 
 

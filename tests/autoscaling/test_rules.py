@@ -21,7 +21,7 @@ TINY: dict[str, Any] = {"model": "/models/tiny"}
         ("a-b", "replica-a-b"),
     ],
 )
-def test_deployments_of_models_whose_names_look_alike_are_told_apart(name: str, deployment: str) -> None:
+def test_deployments_of_models_whose_names_look_alike_have_different_names(name: str, deployment: str) -> None:
     (model,) = parse_settings({"models": {name: TINY}}).models.values()
     assert replica_deployment(model) == deployment
 

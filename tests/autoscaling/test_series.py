@@ -61,7 +61,7 @@ def test_every_series_has_a_line_in_the_documents() -> None:
     assert {name for name in SERIES if f"`ray_{PREFIX}{name}" not in text} == set()
 
 
-def test_outside_ray_nothing_is_told_and_nothing_fails() -> None:
+def test_outside_ray_nothing_is_set_and_nothing_fails() -> None:
     gauges = Gauges("app")
     gauges.show(SEEN, DECIDED)
     assert gauges._gauges == {}
@@ -84,7 +84,7 @@ def test_rays_agent_serves_what_was_decided_last(monkeypatch: pytest.MonkeyPatch
         assert {s.labels["application"] for s in found} <= {"app"}
         return {(s.name.removeprefix(f"ray_{PREFIX}"), s.labels["model"], s.labels.get("rule", "")): s.value for s in found}
 
-    def told(decided: dict[str, Decision]) -> dict[tuple[str, str, str], float]:
+    def expected(decided: dict[str, Decision]) -> dict[tuple[str, str, str], float]:
         return {(s.name, s.model, s.rule): s.value for s in samples(SEEN, decided)}
 
     # A short path: Ray's sockets are below it, whose paths have at most 107 bytes.
@@ -102,12 +102,12 @@ def test_rays_agent_serves_what_was_decided_last(monkeypatch: pytest.MonkeyPatch
         try:
             gauges = Gauges("app")
             gauges.show(SEEN, DECIDED)
-            wait_until(lambda: served() == told(DECIDED), limit_s=60, what="all series")
+            wait_until(lambda: served() == expected(DECIDED), limit_s=60, what="all series")
             chat = replace(DECIDED["chat"], desired=2, wish="queue", alternatives={"queue": 2})
             gauges.show(SEEN, DECIDED | {"chat": chat})
             gone = {("because", "chat", "demand"): 0.0, ("wish", "chat", "demand"): 0.0, ("wish", "chat", "first"): 0.0}
             wait_until(
-                lambda: served() == told(DECIDED | {"chat": chat}) | gone,
+                lambda: served() == expected(DECIDED | {"chat": chat}) | gone,
                 limit_s=60,
                 what="the second decision, and 0 for the first",
             )

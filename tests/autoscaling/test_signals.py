@@ -10,7 +10,7 @@ def test_increments_are_summed_over_the_members_since_they_were_last_taken() -> 
     assert meter.take({"a": (3.0, {"requests": 104.0}), "b": (3.0, {"requests": 60.0})}, now=2.0) == {"requests": 11.0}
 
 
-def test_a_silent_member_goes_on_as_before_and_its_next_report_counts_what_that_left_out() -> None:
+def test_a_silent_member_continues_as_before_and_its_next_report_counts_the_rest() -> None:
     meter = Meter()
     for second in range(31):
         meter.take({"a": (float(second), {"requests": 10.0 * second})}, now=float(second))
@@ -111,7 +111,7 @@ def test_a_member_that_is_assumed_for_seconds_only_adds_nothing_later_and_nothin
     assert taken[31:34] == [10.0] * 3, "late"
     assert taken[34:37] == pytest.approx([20.0] * 3), "assumed"
     assert taken[37:61] == [10.0] * 24, "silent"
-    assert taken[61:] == [10.0, 20.0, 20.0], "heard again"
+    assert taken[61:] == [10.0, 20.0, 20.0], "reports again"
 
 
 def test_a_share_is_by_what_members_count_and_one_that_never_reported_has_its_part() -> None:

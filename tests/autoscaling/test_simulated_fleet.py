@@ -10,11 +10,11 @@ from serve_app.autoscaling.simulation.simulated_fleet import Outcome, SimulatedF
 from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, Replica, steps_of_times
 
 HARDWARE = Hardware(step_s=steps_of_times(StepTimes(1.0, 0.0, 0.1)), kv_tokens=1000, max_num_seqs=2, max_batched_tokens=10)
-"""A step lasts a second, and a tenth more for each prompt token; ten tokens fit into one."""
+"""A step lasts a second, and a tenth more for each prompt token; ten tokens fit into a step."""
 
 
 class Plan:
-    """Replicas wanted from given times on."""
+    """A policy with fixed numbers of replicas from given times on."""
 
     def __init__(self, plan: dict[float, int]) -> None:
         self.plan = plan

@@ -14,11 +14,11 @@ from tests.autoscaling.queue_plant import QueuePlant, rate_of
 from tests.autoscaling.test_capacity import fitted, typical_s
 
 DEAR = StepTimes(step_s=0.03, output_token_s=0.002, prompt_token_s=0.0006)
-"""A token costs 1/15 of a step and a prompt's token 1/50, several times what is guessed where nobody has measured."""
+"""A token costs 1/15 of a step and a prompt's token 1/50, several times the guess without a measurement."""
 
 
 def measured_of(times: StepTimes, factor: float = 1.0) -> MeasuredCosts:
-    """Return what a replica finds that measures its tokens too dear by a factor, and its steps right."""
+    """Return the measurement of a replica that finds its tokens too expensive by a factor, and its steps right."""
     return MeasuredCosts(
         step_s=times.step_s,
         output_token_s=factor * times.output_token_s,
@@ -56,7 +56,7 @@ def test_it_is_known_before_any_load_and_stays_when_the_replicas_are_gone() -> N
 
 
 def test_a_trickle_leaves_what_was_measured() -> None:
-    """Without the measurement a request seems to cost less than two thirds of what it does."""
+    """Without the measurement a request seems to cost less than two thirds of its true cost."""
     measured, guessed = started(measured_of(DEAR)), StepCosts()
     trickled(measured, DEAR, 500)
     trickled(guessed, DEAR, 500)
@@ -74,7 +74,7 @@ def test_a_wrong_measurement_is_outweighed_by_batches_that_differ(factor: float,
     assert work_of(found) == pytest.approx(work_of(DEAR), rel=0.2)
 
 
-def test_how_much_the_load_has_taught_is_told_per_cost() -> None:
+def test_how_much_the_load_has_taught_is_reported_per_cost() -> None:
     assert StepCosts().taught() is None
     costs = started(measured_of(DEAR))
     assert costs.taught() == pytest.approx((0.0, 0.0, 0.0), abs=1e-9)
@@ -84,15 +84,15 @@ def test_how_much_the_load_has_taught_is_told_per_cost() -> None:
     mixed = costs.taught()
     assert even is not None
     assert mixed is not None
-    assert even[0] > 0.9, "what a step costs is what a trickle shows"
-    assert even[1] < 0.3, "what a token costs beside it is not"
+    assert even[0] > 0.9, "a trickle shows the cost of a step"
+    assert even[1] < 0.3, "a trickle does not show the cost of a token"
     assert min(mixed) > 0.9
 
 
 @settings(max_examples=10, deadline=None)
 @given(st.floats(0.6, 1.5), st.integers(5, 60), st.integers(0, 1000))
 def test_a_constant_load_of_many_at_once_teaches_nothing_wrong(factor: float, batch: int, seed: int) -> None:
-    """Every window has the same steps, tokens and prompts, and so tells what they cost together, but not what each does."""
+    """Every window has the same steps, tokens and prompts, and so shows their cost together, but not that of each."""
     costs, rng = started(measured_of(DEAR, factor)), random.Random(seed)
     at_first = abs(work_of(costs.times()) - work_of(DEAR))
     steps, tokens, prompts = 50, 50 * batch, 50 * batch * PROMPT / ANSWER
@@ -106,7 +106,7 @@ def test_a_constant_load_of_many_at_once_teaches_nothing_wrong(factor: float, ba
 @settings(max_examples=4, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # to shrink takes minutes
 @given(st.floats(0.6, 1.3), st.floats(0.02, 0.1), st.integers(0, 1000), st.sampled_from([3, 8]))
 def test_after_a_trickle_as_many_are_ordered_as_after_any_step(factor: float, trickle: float, seed: int, needed: int) -> None:
-    """Also where tokens were measured too cheap or too dear. The bound is that of steps from an even load in test_plans.py."""
+    """The bound also holds if tokens were measured too cheap or too expensive. It is that of steps from an even load in test_plans.py."""
     plant = QueuePlant(running=1, cold_start_s=60.0, seed=seed, measured=measured_of(TIMES, factor))
     plant.run(trickle, 300)
     wanted = plant.run(rate_of(needed), 200)
@@ -120,14 +120,14 @@ def test_replicas_that_report_nothing_are_scaled_as_before() -> None:
     decision = plant.decisions[-1]
     assert "demand" in decision.alternatives
     assert not any(name.startswith("taught") for name in decision.inputs)
-    told = replace(plant, measured=measured_of(TIMES))
-    told.run(rate_of(2), 60)
-    assert told.decisions[-1].inputs["taught_step"] > 0.5
+    measuring = replace(plant, measured=measured_of(TIMES))
+    measuring.run(rate_of(2), 60)
+    assert measuring.decisions[-1].inputs["taught_step"] > 0.5
 
 
 def test_a_request_is_taken_to_cost_more_until_the_load_has_confirmed_what_was_measured() -> None:
     mix = Mix(prompt_tokens=PROMPT, output_tokens=ANSWER)
-    assert StepCosts().work_error_s(mix) == 0.0, "what nobody has measured is a guess without an error"
+    assert StepCosts().work_error_s(mix) == 0.0, "without a measurement the guess has no error"
     costs = started(measured_of(DEAR))
     at_first = costs.work_error_s(mix)
     assert 0.1 * work_of(DEAR) < at_first < 0.3 * work_of(DEAR)

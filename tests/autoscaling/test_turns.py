@@ -91,7 +91,7 @@ def test_busy_models_take_turns_none_shorter_than_its_stay_and_none_waits_longer
     for _ in range(int(6 * (STAY_S + START_S))):
         before = dict(shared.target)
         shared.second(busy=names)
-        assert sum(shared.target.values()) == min(gpus, num), "a GPU lies idle, or one too many is taken"
+        assert sum(shared.target.values()) == min(gpus, num), "a GPU is idle, or one too many is taken"
         for name in names:
             waits[name] = 0.0 if shared.target[name] else waits[name] + 1
             assert waits[name] <= (num - 1) * (STAY_S + START_S + 2)

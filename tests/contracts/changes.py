@@ -51,7 +51,7 @@ def line(name: str, change: str) -> str:
 
 
 def called(module: str, name: str, was: str) -> str:
-    """Return how the function's parameters changed. So do `used` for names that are read, and `exact` for all fields in order."""
+    """Return how the function's parameters changed. `used` does the same for names that are read, `exact` for all fields in order."""
     function = find(module, name)
     if function is None:
         return f"{module}.{name}: is gone"
@@ -76,7 +76,7 @@ def exact(module: str, name: str, was: str) -> str:
 
 
 def members(cls: type) -> set[str]:
-    """Return what an instance has: fields, methods, properties, and attributes that methods of vLLM's classes set."""
+    """Return the attributes of an instance: fields, methods, properties, and attributes that methods of vLLM's classes set."""
     names = set(dir(cls))
     for base in cls.__mro__:
         names |= inspect.get_annotations(base).keys()
@@ -94,6 +94,6 @@ def asked_of(code: ModuleType | FunctionType, attribute: str) -> set[str]:
 
 
 def fail_with(changes: Iterable[str]) -> None:
-    """Fail with these lines and nothing else; empty ones do not count."""
+    """Fail with these lines and nothing else; empty lines do not count."""
     if lines := [change for change in changes if change]:
         pytest.fail("\n".join(lines), pytrace=False)

@@ -13,7 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 
 @dataclass(frozen=True)
 class FakePlatform:
-    """What vLLM asks of the machine that it runs on."""
+    """A machine, as vLLM asks for its properties."""
 
     name: str
     memory_gib: float = 0.0
@@ -32,7 +32,7 @@ class FakePlatform:
 
 
 def written(row: str) -> list[int]:
-    """Return the numbers of the row of docs/models.md that begins so."""
+    """Return the numbers of the row of docs/models.md that begins with this text."""
     (line,) = re.findall(rf"^\| {re.escape(row)}.*$", DOCS.read_text(), re.MULTILINE)
     return [int(cell) for cell in line.split("|")[2:4]]
 

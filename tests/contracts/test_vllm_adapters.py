@@ -133,7 +133,7 @@ print(model.inspect_model_cls().architecture)
 
 
 def test_a_model_is_looked_at_without_another_process(tmp_path: Path) -> None:
-    """In a process of its own: what it changes in vLLM stays for the life of a process, and other tests may have done so in this one."""
+    """Run in a process of its own: a change of vLLM lasts as long as the process, and other tests may have changed it in this one."""
     environment = {**os.environ, "VLLM_CACHE_ROOT": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", LOOK], env=environment, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.splitlines()[-2:] == ["True", "LlamaForCausalLM"]

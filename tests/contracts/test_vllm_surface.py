@@ -54,7 +54,7 @@ def test_the_name_is_what_it_was(check: Any, row: tuple[str, str, str]) -> None:
         (exact, ("vllm.v1.engine", "EngineCoreEvent", "timestamp type"), f"{EVENT}: fields in another order"),
     ],
 )
-def test_a_change_is_told_in_one_line(check: Any, row: tuple[str, str, str], said: str) -> None:
+def test_a_change_is_reported_in_one_line(check: Any, row: tuple[str, str, str], said: str) -> None:
     assert check(*row) == said
 
 

@@ -6,7 +6,7 @@ See `test_vllm_surface.py`.
 VERSION = "0.32.0"
 
 CALLED = {
-    # Overridden or called. `name=` has a default, what follows `*` is given by name only.
+    # Overridden or called. `name=` has a default; parameters after `*` are given by name only.
     "vllm.engine.arg_utils": """
         AsyncEngineArgs.create_engine_config(self, usage_context=, headless=)
         AsyncEngineArgs.create_model_config(self)""",
@@ -114,7 +114,7 @@ CALLED = {
 }
 
 USED = {
-    # Imported, and what is read of it: fields, members, properties, attributes that its methods set.
+    # Imported, with the attributes that are read: fields, members, properties, attributes that methods set.
     "vllm.config": {
         "CacheConfig": "block_size enable_prefix_caching num_gpu_blocks num_gpu_blocks_override",
         "ModelConfig": """code_revision config_format hf_config_path hf_overrides hf_token is_encoder_decoder max_logprobs
@@ -230,7 +230,7 @@ USED = {
 }
 
 EXACT = {
-    # What goes over the wire or into a resumed attempt: all fields, in their order.
+    # Structs that go over the wire or into a resumed attempt: all fields, in their order.
     "vllm.sampling_params.SamplingParams": """
         n presence_penalty frequency_penalty repetition_penalty temperature watermarking top_p top_k min_p seed stop
         stop_token_ids ignore_eos max_tokens min_tokens logprobs prompt_logprobs prompt_logprob_token_ids prompt_logprob_start
@@ -258,7 +258,7 @@ EXACT = {
     "vllm.v1.outputs.SamplingMaskLists": "token_ids offsets cu_num_generated_tokens",
 }
 
-# Of the engine core client: what AsyncLLM asks of it and FleetClient leaves out. No route of ours leads there.
+# Methods of the engine core client that AsyncLLM calls and FleetClient leaves out. No route of ours leads to them.
 LEFT_OUT = """
     add_lora_async list_loras_async pin_lora_async remove_lora_async
     reset_encoder_cache_async reset_mm_cache_async reset_prefix_cache_async
@@ -268,7 +268,7 @@ LEFT_OUT = """
     compute_weight_checksums_async get_weight_version_async set_weight_version_async
     commit_elastic_ep prepare_elastic_ep handle_fault get_status"""
 
-# Of the executor: what the engine core asks of it beyond what SimulatedExecutor overrides.
+# Methods of the executor that the engine core calls and SimulatedExecutor does not override.
 ASKED_OF_THE_EXECUTOR = """
     add_lora discard execute_dummy_batch get_kv_connector_handshake_metadata init_ec_output_aggregator
     init_kv_output_aggregator is_sleeping list_loras pin_lora profile register_failure_callback remove_lora

@@ -35,7 +35,7 @@ from tests.core.helpers import Compared, Output
 
 
 class CheckedFleet(ExpectedFleet):
-    """``handle`` gives the fleet an event, as its adapter does, and carries out what it wants."""
+    """``handle`` gives the fleet an event, as its adapter does, and carries out the instructions."""
 
     routing: Callable[[], RoutingPolicy] = Compared
 
@@ -83,7 +83,7 @@ class CheckedFleet(ExpectedFleet):
         return None
 
     def _move(self, attempt_id: str, link: Link) -> None:
-        """The request leaves a link that drains, and is the next to start."""
+        """Take the request off a link that drains, to be the next to start."""
         request_id = attempt_id.split("@")[0]
         request = self.requests[request_id]
         assert link.held[request_id] == attempt_id

@@ -27,7 +27,7 @@ def next_token(sequence: tuple[int, ...]) -> int:
 
 @dataclass
 class Request:
-    """What the client of one request is owed and has got."""
+    """The answer that the client of one request must get, and the part that it has got."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
@@ -41,14 +41,14 @@ class Request:
     broken_off: set[str] = field(default_factory=set)
     """Replicas that may have died."""
     lost_at: float | None = None
-    """When the client's present wait for a replica to go on began."""
+    """When the client's present wait for another replica began."""
     suspect_of: str = ""
-    """The replica that it may have brought down since its latest token."""
+    """The replica that the request may have brought down since its latest token."""
     trial: Literal["", "in line", "begun"] = ""
     weights: str = ""
-    """That gave its first token."""
+    """The weights that made its first token."""
     moves: int = 0
-    """Times it came back from an engine's queue."""
+    """How often the request came back from an engine's queue."""
     outcomes: list[str] = field(default_factory=list)
 
 
@@ -61,10 +61,10 @@ class Link:
     draining: bool = False
     weights: str = ""
     waiting: int = 0
-    """In the engine's queue, by the last heartbeat; so many of them are this ingress's as of all that the engine then had."""
+    """Requests in the engine's queue at the last heartbeat. This ingress's share of them is its share of all requests of the engine."""
     beat_running: int = 0
     moves_from: float | None = None
-    """When requests may begin to move away; None while no drain's end was told."""
+    """When requests may begin to move away; None while the replica does not drain."""
     running: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Attempt id -> prompt and output so far, by start."""
     held: dict[str, str] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Link:
         return Output(attempt_id, new, finish_reason="stop" if finished else None)
 
     def next_trial(self, former: str = "") -> None:
-        """The next suspect in line goes to the engine, if ``former`` was the one on trial, or none was."""
+        """Give the next suspect in line to the engine, if ``former`` was on trial, or no suspect was."""
         if self.on_trial == former:
             self.on_trial = next(iter(self.line), "")
             if self.on_trial:
@@ -105,7 +105,7 @@ class Link:
 
 
 class ExpectedFleet:
-    """An account of requests, links and the queue that the test keeps by itself: nothing in it is read from the fleet."""
+    """The test's own account of requests, links and the queue: nothing in it is read from the fleet."""
 
     def __init__(self) -> None:
         super().__init__()  # a subclass may be a state machine too
@@ -161,7 +161,7 @@ class ExpectedFleet:
         return bool(weights) and all(k.weights != weights for k in links)
 
     def forget(self, replica_id: str, end: LinkEnd) -> None:
-        """The link is gone: what it held waits first, oldest first, or ends."""
+        """Let the requests of a lost link wait at the front of the queue, oldest first, or end."""
         if (link := self.links.pop(replica_id, None)) is None:
             return
         self.stale = [(replica_id, output) for frame in link.frames if isinstance(frame, list) for output in frame]
@@ -184,7 +184,7 @@ class ExpectedFleet:
         self.queue[:0] = back
 
     def take_back(self, limit: int) -> None:
-        """What only waits in engines comes to the front of the queue, in the order of arrival."""
+        """Take requests that only wait in engines to the front of the queue, in the order of arrival."""
         back: list[str] = []
         for link in self.links.values():
             unstarted = [i for i in link.held if not self.requests[i].delivered and not self.requests[i].trial]

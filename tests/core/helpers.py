@@ -76,7 +76,7 @@ def run(fleet: FleetState, *events: Event, now: float = 0.0) -> list[Instruction
 
 
 def same(error: ServingError, expected: ServingError) -> bool:
-    """Errors compare by identity; here by everything they say."""
+    """Compare errors by all their fields; their own comparison is by identity."""
     return repr(error) == repr(expected) and type(error) is type(expected)
 
 

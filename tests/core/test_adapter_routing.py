@@ -14,11 +14,11 @@ def test_a_request_for_an_adapter_goes_only_where_it_was_loaded() -> None:
     fleet = fleet_of()
     run(fleet, OLD, NEW)
     run(fleet, *(dataclasses.replace(arrived(f"r{number}"), adapter=70_000) for number in range(3)))
-    assert len(fleet.replicas["new"].held) == 3  # although nothing is to do at the other
+    assert len(fleet.replicas["new"].held) == 3  # although the other replica is idle
     assert run(fleet, arrived("plain")) == [start("plain", 0, "old")]
 
 
-def test_one_that_waits_for_its_adapter_keeps_nobody_waiting() -> None:
+def test_a_request_that_waits_for_its_adapter_keeps_no_other_waiting() -> None:
     fleet = fleet_of()
     run(fleet, OLD)
     assert run(fleet, PIRATE) == []

@@ -31,7 +31,7 @@ def hash_of(words: str) -> int:
 
 
 def fleet_by_prefix(*replica_ids: str, max_load: float = 1.5, kv_tokens: int = 0, continued: float = 0.0) -> FleetState:
-    """It has seen that there are no conversations, unless ``continued`` says how many of its requests went on."""
+    """Return a fleet that has learnt that there are no conversations; ``continued``: the share of requests that continue another."""
     fleet = FleetState(FleetSettings(model="m"), PrefixAffinity(max_load, continued))
     for replica_id in replica_ids:
         fleet.handle(LinkOpened(replica_id, 100, kv_tokens=kv_tokens), now=0.0)
@@ -39,7 +39,7 @@ def fleet_by_prefix(*replica_ids: str, max_load: float = 1.5, kv_tokens: int = 0
 
 
 def ask(fleet: FleetState, request_id: str, words: str, **more: int) -> tuple[str, str, int]:
-    """Return where the request went, why, and how much of it was thought to be there."""
+    """Return the request's replica, the reason, and the prompt tokens expected in the replica's cache."""
     (start,) = run(fleet, asked(request_id, words, **more))
     assert isinstance(start, StartAttempt)
     trail = fleet.requests[request_id].trail
@@ -53,7 +53,7 @@ def finish(fleet: FleetState, request_id: str) -> None:
 
 
 def talk(fleet: FleetState, number: int, turns: int = 2) -> list[str]:
-    """A conversation with nothing beside it; return where its turns went."""
+    """Run a conversation alone; return the replicas of its turns."""
     went = []
     for turn in range(turns):
         went.append(ask(fleet, f"t{number}-{turn}", " ".join(f"w{number}-{n}" for n in range(turn + 1)))[0])
@@ -120,7 +120,7 @@ def test_what_does_not_fit_into_the_cache_any_more_is_not_expected_there() -> No
     assert ask(fleet, "r2", "one two x") == ("a", Reason.PREFIX, 10), "its end was given up, its beginning was not"
 
 
-def test_a_request_that_goes_on_elsewhere_goes_by_load() -> None:
+def test_a_request_that_continues_elsewhere_goes_by_load() -> None:
     fleet = fleet_by_prefix("a", "b", "c")
     ask(fleet, "r0", "one two", max_tokens=100)
     run(fleet, LinkLost("a", LinkEnd.BROKE_OFF))

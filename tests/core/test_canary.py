@@ -25,7 +25,7 @@ USUAL = spread(0.5)
 
 
 def play(seed: int, share: float, *, fails: float = 0.01, model: Times = USUAL, canary: Times = USUAL) -> Judge:
-    """Two hundred requests at the canary at most; the model fails one of a hundred."""
+    """Judge a canary over at most two hundred requests; the model fails one of a hundred."""
     chance, judged = random.Random(seed), judge(share)
     for _ in range(int(200 / share)):
         if judged.takes_next(is_ready=True):

@@ -23,7 +23,7 @@ def test_nine_of_ten_starts_are_no_longer(start_s: list[float], p90_s: float | N
     assert starts(*start_s).p90_s() == p90_s
 
 
-def test_the_start_of_a_replica_counts_once_however_often_it_is_told() -> None:
+def test_the_start_of_a_replica_counts_once_however_often_it_is_reported() -> None:
     measured = starts(10.0, 20.0)
     for _ in range(50):
         measured.add("r0", 10.0)
@@ -36,6 +36,6 @@ def test_the_last_32_starts_count() -> None:
 
 
 @pytest.mark.parametrize(("start_s", "retry_after_s"), [(0.2, 1.0), (33.3, 33.3), (3600.0, 600.0)])
-def test_nobody_is_told_to_come_at_once_or_after_more_than_ten_minutes(start_s: float, retry_after_s: float) -> None:
+def test_no_client_is_asked_back_at_once_or_after_more_than_ten_minutes(start_s: float, retry_after_s: float) -> None:
     assert starts(start_s).retry_after_s() == retry_after_s
     assert starts().retry_after_s() is None

@@ -27,13 +27,13 @@ def queueing(replica_id: str, waiting: int) -> HeartbeatArrived:
 
 
 def streaming(resume: Resume = Resume.CONTINUE) -> FleetState:
-    """A fleet whose replica a drains for 8 s from 0 on and streams "r", of which one token came; b has room."""
+    """Return a fleet whose replica a drains for 8 s from 0 on and streams "r", of which one token came; b has room."""
     fleet = fleet_of("a", heartbeat_timeout_s=1000.0)
     run(fleet, arrived("r", resume, max_tokens=9), outputs("a", Output("r@0", [7])), LinkOpened("b", 8), draining("a", 8.0))
     return fleet
 
 
-def test_a_stream_that_is_left_late_in_the_budget_goes_on_elsewhere_after_what_was_emitted() -> None:
+def test_a_stream_that_is_left_late_in_the_budget_continues_elsewhere_after_what_was_emitted() -> None:
     fleet = streaming()
     assert run(fleet, Ticked(), now=6.9) == []
     assert run(fleet, Ticked(), now=7.0) == [AbortAttempts("a", ("r@0",)), start("r", 1, "b", prefix=(7,), emitted=1)]
@@ -71,7 +71,7 @@ def test_replays_move_last_and_long_answers_first() -> None:
     assert [m.request_id for m in moves if isinstance(m, StartAttempt)] == ["long", "short", "replay"]
 
 
-def test_without_another_replica_or_with_full_ones_a_stream_goes_on_where_it_is() -> None:
+def test_without_another_replica_or_with_full_ones_a_stream_stays_where_it_is() -> None:
     alone = fleet_of("a", heartbeat_timeout_s=1000.0)
     run(alone, arrived("r"), outputs("a", Output("r@0", [7])), draining("a", 8.0))
     assert run(alone, Ticked(), now=7.9) == []
@@ -164,7 +164,7 @@ class World:
         for s in started:
             self.moved_at.append(self.now)
             self.answers.append((self.now + self.prefill_s, s.replica_id, s.attempt_id))
-            late = [Output(f"{s.request_id}@0", [5])]  # of the old attempt, on its way when it was aborted
+            late = [Output(f"{s.request_id}@0", [5])]  # an output of the old attempt, sent before its abort arrived
             assert run(self.fleet, outputs("old", *late), now=self.now) == []
         limit = MAX_UNANSWERED_LATE if self.now >= self.late_at() else MAX_UNANSWERED
         for replica_id in {r for _, r, _ in self.answers}:
@@ -200,7 +200,7 @@ def test_each_stream_moves_at_most_once_never_beyond_room_and_none_that_must_sta
     assert all(at >= plan.paced_at for at in world.moved_at)
     stay = sum(r is Resume.NEVER for r in resumes)
     assert len(world.moved_at) <= min(len(resumes) - stay, sum(credits))
-    if prefill_s == 0.0 and budget_s >= 10.0:  # whoever has a place gets it in time
+    if prefill_s == 0.0 and budget_s >= 10.0:  # requests with a free place elsewhere move in time
         assert len(world.moved_at) == min(len(resumes) - stay, sum(credits))
         at_once = max((world.moved_at.count(at) for at in world.moved_at), default=0)
         assert at_once <= len(resumes) * 2 * TICK_S / (plan.late_at - plan.paced_at) + 2

@@ -34,7 +34,7 @@ def test_a_replay_starts_from_the_prompt_and_swallows_what_was_sent() -> None:
     assert (fleet.outcomes, fleet.failover.resumptions) == ({"complete": 1}, 1)
 
 
-def test_swallowed_is_told_by_the_index_among_the_delivered_outputs() -> None:
+def test_swallowed_is_reported_by_the_index_among_the_delivered_outputs() -> None:
     fleet = fleet_of("a")
     run(fleet, *(arrived(i, Resume.REPLAY) for i in ("r0", "r1", "r2")))
     run(fleet, outputs("a", *(Output(f"r{i}@0", [1, 2]) for i in range(3))), LinkOpened("b", 8), LinkLost("a", LinkEnd.BROKE_OFF))
@@ -113,7 +113,7 @@ def test_a_request_under_which_as_many_engines_died_as_may_ends_though_it_passed
 
 
 @pytest.mark.parametrize("end", [LinkEnd.UNRESPONSIVE, LinkEnd.SAID_GOODBYE, LinkEnd.ENDED_HERE, LinkEnd.ENGINE_STOPPED])
-def test_a_request_whose_replicas_went_for_other_reasons_goes_on_however_often(end: LinkEnd) -> None:
+def test_a_request_whose_replicas_went_for_other_reasons_continues_however_often(end: LinkEnd) -> None:
     fleet = fleet_of(max_deaths=1)
     run(fleet, arrived("r"))
     for attempt in range(9):

@@ -103,7 +103,7 @@ def test_where_engines_yield_a_batchs_request_joins_the_queue_of_an_engine_in_wh
     run(fleet, in_background("b0"), in_background("b1"), heartbeat("a", waiting=1))
     assert run(fleet, in_background("b2")) == [start("b2", 0, "a")]
     run(fleet, outputs("a", *(Output(f"b{number}@0", [5]) for number in range(3))))
-    assert run(fleet, in_background("b3")) == [start("b3", 0, "a")], "what was in the queue then were lines"
+    assert run(fleet, in_background("b3")) == [start("b3", 0, "a")], "the queue held lines at that time"
     run(fleet, outputs("a", Output("b3@0", [5])), arrived("r0"), heartbeat("a", waiting=1))
     (refusal,) = run(fleet, in_background("b4"))
     assert isinstance(refusal, FailRequest)
@@ -194,7 +194,7 @@ def test_an_attempt_that_cannot_be_sent_ends_only_its_own_request() -> None:
     assert run(fleet, AttemptUnsendable("big", error)) == []
 
 
-def test_a_silent_replica_is_closed_and_its_requests_go_on_elsewhere() -> None:
+def test_a_silent_replica_is_closed_and_its_requests_continue_elsewhere() -> None:
     fleet = fleet_of("a", "b", heartbeat_timeout_s=5.0)
     run(fleet, arrived("r"))
     run(fleet, heartbeat("b"), now=4.0)
@@ -220,7 +220,7 @@ def test_outputs_are_a_sign_of_life() -> None:
     assert run(fleet, Ticked(), now=9.0) == []
 
 
-def test_a_request_that_waits_too_long_is_told_when_to_come_again() -> None:
+def test_a_request_that_waits_too_long_learns_when_to_come_again() -> None:
     fleet = fleet_of(no_replica_s=30.0)
     run(fleet, arrived("r"))
     assert run(fleet, Ticked(), now=30.0) == []
@@ -238,7 +238,7 @@ def test_a_batchs_request_that_waited_in_vain_is_none_of_the_refused_ones_that_t
     assert (fleet.outcomes, fleet.tally.requests, fleet.tally.rejected) == ({"rejected": 1}, 0, 0)
 
 
-def test_a_request_that_found_no_room_is_told_what_there_was_and_the_way_out() -> None:
+def test_a_request_that_found_no_room_gets_the_figures_and_the_way_out() -> None:
     fleet = fleet_of("a", "b", credit=1, no_replica_s=30.0, heartbeat_timeout_s=100.0)
     run(fleet, arrived("r0"), arrived("r1"), HeartbeatArrived("b", EngineLoad(1, 0, 0, 0.0), draining=True), arrived("r2"))
     (failure,) = run(fleet, Ticked(), now=31.0)
@@ -260,7 +260,9 @@ def test_a_request_that_found_no_room_is_told_what_there_was_and_the_way_out() -
     ],
     ids=["nothing-measured", "measured", "slowest-of-few", "all-drain", "replica-is-busy"],
 )
-def test_who_is_refused_without_a_replica_is_told_how_long_one_takes_to_start(events: list[Event], retry_after_s: float) -> None:
+def test_a_request_refused_without_a_replica_learns_how_long_one_takes_to_start(
+    events: list[Event], retry_after_s: float
+) -> None:
     fleet = fleet_of(max_waiting_requests=1, heartbeat_timeout_s=100.0)
     (full,) = run(fleet, *events, arrived("r0"), arrived("r1"))
     (late,) = run(fleet, Ticked(), now=31.0)
@@ -323,10 +325,10 @@ def test_a_new_replica_gets_its_part_of_what_waits_in_an_engine() -> None:
         start("r2", 1, "a"),
         start("r3", 1, "b"),
     ]
-    assert run(fleet, LinkOpened("c", 8), now=2.0) == [], "an engine's queue is taken once, until it tells of a new one"
+    assert run(fleet, LinkOpened("c", 8), now=2.0) == [], "an engine's queue is taken back once, until it reports a new one"
 
 
-def test_of_a_queue_that_has_grown_since_its_heartbeat_more_may_be_taken_than_that_told_of() -> None:
+def test_of_a_queue_that_has_grown_since_its_heartbeat_more_may_be_taken_than_it_reported() -> None:
     fleet = fleet_of("a", credit=16)
     run(fleet, *(arrived(f"r{i}") for i in range(9)), HeartbeatArrived("a", EngineLoad(9, 2, 1, 0.9), draining=False))
     assert run(fleet, LinkOpened("b", 8))[0] == AbortAttempts("a", ("r6@0", "r7@0", "r8@0"))

@@ -82,7 +82,7 @@ class FleetMachine(CheckedFleet, RuleBasedStateMachine):
         weights=st.sampled_from(["new", "new", "old"]),
     )
     def open_link(self, replica_id: str, credit: int, draining: bool, weights: str = "new") -> None:
-        """Of a replica that has one, it replaces the first."""
+        """Open a link; it replaces the link that the replica has, if any."""
         is_new = replica_id not in self.links
         self.forget(replica_id, LinkEnd.ENDED_HERE)
         for request in self.requests.values():
@@ -113,7 +113,7 @@ class FleetMachine(CheckedFleet, RuleBasedStateMachine):
     @precondition(lambda self: any(k.held for k in self.links.values()))
     @rule(data=st.data(), credit=st.integers(1, 3), left_s=st.sampled_from([0.0, 2.0, 8.0]))
     def drain_beside_room(self, data: st.DataObject, credit: int, left_s: float) -> None:
-        """Rare by chance alone: a replica that holds something drains until the end of its budget, and another is new."""
+        """Let a replica with requests drain until the end of its budget beside a new replica, which chance alone rarely does."""
         replica_id = data.draw(st.sampled_from(sorted(i for i, k in self.links.items() if k.held)))
         self._beat(replica_id, True, 0, left_s)
         self.open_link(next(i for i in REPLICAS if i != replica_id), credit, False)
@@ -192,7 +192,7 @@ class FleetMachine(CheckedFleet, RuleBasedStateMachine):
         assert all(self.now - self.waiting_since[i] <= NO_REPLICA_S and not self.stands_still(i) for i in self.queue)
 
     def teardown(self) -> None:
-        """With a good replica for each version of the weights every request that is left comes to its end."""
+        """Check that with a good replica for each version of the weights every remaining request ends."""
         for replica_id in list(self.links):
             self.lose_link(replica_id, LinkEnd.SAID_GOODBYE)
         for weights in ("old", "new"):
@@ -215,7 +215,7 @@ MAX_LOAD = 1.2
 
 
 class Bounded(PrefixAffinity):
-    """Looks at each pick: it takes the request, and one by affinity is within the bound."""
+    """Checks each pick: the replica takes the request, and a pick by affinity is within the bound."""
 
     def __init__(self) -> None:
         super().__init__(MAX_LOAD)
@@ -231,7 +231,7 @@ class Bounded(PrefixAffinity):
         return choice
 
     def leaving(self, queued: Sequence[RequestState], replicas: Mapping[str, ReplicaState]) -> Sequence[RequestState]:
-        """All: which of them do is tested by itself."""
+        """Let all of them leave: other tests check which ones should."""
         left = super().leaving(queued, replicas)
         assert [r for r in queued if r in left] == list(left)
         return queued

@@ -45,7 +45,7 @@ CREDIT = 4
 SILENCE_S = 5.0
 MAX_LIVE = 24  # requests of an ingress at once
 KEPT, KEPT_A_REQUEST = 150, 30
-"""The most that a fleet may keep, in elements of its collections: without a request, and for each. A walk has some 400 requests."""
+"""The most elements that a fleet's collections may hold: without a request, and for each request. A walk has some 400 requests."""
 GOODBYES = (LinkEnd.SAID_GOODBYE, LinkEnd.BROKE_OFF, LinkEnd.ENGINE_DIED)
 
 
@@ -55,7 +55,7 @@ def next_token(sequence: tuple[int, ...]) -> int:
 
 @dataclass
 class Client:
-    """One request: what it is owed, what it has got, how it ended."""
+    """One request: its whole answer, the part that came, and how it ended."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
@@ -66,7 +66,7 @@ class Client:
 
 @dataclass(eq=False)
 class Connection:
-    """Both directions of one link; each end learns of the connection's end for itself."""
+    """Both directions of one link; each end notices the connection's end by itself."""
 
     ingress: "Ingress"
     replica: "Replica"
@@ -74,7 +74,7 @@ class Connection:
     down: deque[list[Output] | HeartbeatArrived | TrialBegan | LinkEnd] = field(default_factory=deque)
     frozen: bool = False
     running: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """In the engine, for this link: attempt id -> prompt and output so far."""
+    """Attempts of this link in the engine: attempt id -> prompt and output so far."""
     in_line: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Suspects, as ``running``."""
 
@@ -97,7 +97,7 @@ class Replica:
         connection.running[suspect.attempt_id] = connection.in_line.pop(suspect.attempt_id)
 
     def end(self, connection: Connection) -> None:
-        """The replica's side has seen the end: the engine drops what it ran for that link."""
+        """Let the replica notice the connection's end: the engine drops the attempts of that link."""
         if connection in self.links:
             self.links.remove(connection)
             unfinished = [*connection.in_line, *connection.running]
@@ -129,7 +129,7 @@ class World:
         )
         self.ingresses = [Ingress(FleetState(limits)) for _ in range(2)]
         self.all_clients: dict[tuple[int, int], Client] = {}
-        """By the ingress and the number of the request; engines know no more of a request than that."""
+        """Request id (ingress and number) -> the request. Engines know only the id."""
         self.late: deque[tuple[Connection, list[Output]]] = deque(maxlen=50)
         """Outputs on connections that have ended."""
         self.ended: dict[str, int] = {}
@@ -146,14 +146,14 @@ class World:
         self.handle(ingress, LinkOpened(replica.replica_id, CREDIT, replica.draining))
 
     def bury(self, connection: Connection) -> None:
-        """The ingress' side is gone. The replica hears of it now, or, where nothing passes, when it hears what was sent before."""
+        """End the ingress's side. The replica learns of it now or, on a frozen connection, after the frames that were sent before."""
         self.late.extend((connection, message) for message in connection.down if isinstance(message, list))
         connection.down.clear()
         if not connection.frozen:
             connection.replica.end(connection)
 
     def compute(self, replica: Replica) -> None:
-        """One engine step: each running attempt gets no token, one, or more."""
+        """Run one engine step: each running attempt gets no token, one, or more."""
         for connection in replica.links:
             if frame := [self.advance(connection, attempt_id) for attempt_id in list(connection.running)]:
                 connection.down.append(frame)
@@ -174,7 +174,7 @@ class World:
         return self.all_clients[id(connection.ingress), prompt]
 
     def carry_up(self, connection: Connection) -> None:
-        """One message of the ingress reaches the replica."""
+        """Deliver one message of the ingress to the replica."""
         match connection.up.popleft():
             case StartAttempt() as start if connection in connection.replica.links:
                 sequence = self.client_of(connection, start.attempt_id).prompt + start.continue_from
@@ -194,7 +194,7 @@ class World:
                     connection.in_line.pop(attempt_id, None)
 
     def carry_down(self, connection: Connection) -> None:
-        """One message of the replica reaches the ingress."""
+        """Deliver one message of the replica to the ingress."""
         ingress, replica_id = connection.ingress, connection.replica.replica_id
         match connection.down.popleft():
             case list() as frame:
@@ -208,7 +208,7 @@ class World:
                     self.handle(ingress, LinkLost(replica_id, end))
 
     def carry_late(self) -> None:
-        """Outputs of a connection that is no more arrive; they stay, to arrive once more."""
+        """Deliver outputs of a connection that has ended; they stay, to arrive once more."""
         connection, frame = self.rng.choice(self.late)
         copies = [Output(o.request_id, list(o.new_token_ids), o.finish_reason) for o in frame]
         instructions = self.handle(connection.ingress, outputs(connection.replica.replica_id, *copies))
@@ -310,7 +310,7 @@ class World:
         return self.rng.random() < 0.05 if replica.drain_ends_at is None else self.now >= replica.drain_ends_at
 
     def thaw(self, connection: Connection) -> None:
-        """What was sent arrives; then the replica hears that the ingress has left, if it has."""
+        """Let sent frames arrive; then the replica learns that the ingress has left, if it has."""
         connection.frozen = False
         if connection.ingress.links.get(connection.replica.replica_id) is not connection:
             while connection.up:
@@ -318,7 +318,7 @@ class World:
             connection.replica.end(connection)
 
     def replace(self, replica: Replica) -> None:
-        """It ends, with a word or without one; another takes its place."""
+        """End a replica, with a Goodbye or without; another takes its place."""
         end = LinkEnd.SAID_GOODBYE if replica.draining else LinkEnd.BROKE_OFF
         for connection in list(replica.links):
             replica.end(connection)
@@ -330,7 +330,7 @@ class World:
         self.num_replicas += 1
 
     def settle(self) -> None:
-        """The network heals, nobody asks any more: what is left comes to its end."""
+        """Heal the network and let all remaining requests end; no new ones come."""
         for replica in self.replicas:
             for connection in list(replica.links):
                 self.thaw(connection)
@@ -385,9 +385,9 @@ def test_every_request_has_one_outcome_every_token_comes_once_and_nothing_is_kep
         assert not ingress.fleet.waiting
         assert num_kept(ingress.fleet) <= KEPT
     assert sum(i.fleet.drains.num_moved for i in world.ingresses) > 2
-    assert not any(c.running for r in world.replicas for c in r.links), "an engine works for nobody"
+    assert not any(c.running for r in world.replicas for c in r.links), "an engine works for no client"
     assert sum(world.ended.values()) == sum(i.num_clients for i in world.ingresses)
     assert world.ended.keys() <= {"complete", "aborted", "queue_full", "no_replica", "replica_lost", "request_quarantined"}
     assert world.ended["complete"] > 0.5 * sum(world.ended.values()), world.ended
     assert all(i.fleet.failover.resumptions > 20 for i in world.ingresses)
-    assert len(world.late) == world.late.maxlen, "late frames were not put to the test"
+    assert len(world.late) == world.late.maxlen, "no frame was late"

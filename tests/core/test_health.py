@@ -20,13 +20,13 @@ CORE, WORKER = 10, 11
 
 
 class History:
-    """A judge and what the supervisor saw; each `second` is one look."""
+    """A judge and the supervisor's looks, one per `second`."""
 
     def __init__(self) -> None:
         self.judge = EngineJudge(LIMITS)
         self.now = 100.0
         self.said: list[str] = []
-        """With the seconds since the start."""
+        """Instructions of the judge, with the seconds since the start."""
         self.use = {CORE: ProcessUse(5.0, stopped=False), WORKER: ProcessUse(30.0, stopped=False)}
         self.look()
 
@@ -40,7 +40,7 @@ class History:
         assert self.judge.handle(event, now=self.now) == []
 
     def seconds(self, count: int, *, cpu_s: float = 0.0, stopped: int = 0, step_s: float = 1.0) -> list[str]:
-        """Let time pass in which the worker uses ``cpu_s`` a look and ``stopped`` is a stopped process; return what was said in it."""
+        """Let time pass in which the worker uses ``cpu_s`` a look and ``stopped`` is a stopped process; return the instructions."""
         before = len(self.said)
         for _ in range(count):
             self.now += step_s
@@ -71,7 +71,7 @@ def test_an_engine_without_step_answer_or_cpu_time_is_ejected_once() -> None:
     assert History().seconds(30) == ["3: probe", "7: engine_silent 7"]
 
 
-def test_the_same_count_of_steps_told_again_is_no_progress() -> None:
+def test_the_same_count_of_steps_reported_again_is_no_progress() -> None:
     history = History()
     history.tell(Stepped(4))
     for _ in range(7):

@@ -41,7 +41,7 @@ class HealthMachine(RuleBasedStateMachine):
         self.silent = self.quiet = 0
         """Observed tenths since the last progress, and since the last that was neither progress nor any CPU time."""
         self.stopped_for = dict.fromkeys(PIDS, 0)
-        """Observed tenths in which nothing says that the process ran."""
+        """Observed tenths without a sign that the process ran."""
         self.seen: dict[int, int] = {}
         """CPU time of the processes that were stopped at the last look."""
         self.ejected: Eject | None = None
@@ -62,7 +62,7 @@ class HealthMachine(RuleBasedStateMachine):
         self.seen = {pid: self.cpu[pid] for pid in self.stopped}
         use = {pid: ProcessUse(self.cpu[pid] / 100, pid in self.stopped) for pid in PIDS}
         for instruction in self.judge.handle(Looked(use), now=self.now / 10):
-            assert self.ejected is None, "nothing more is said of an engine that is ejected"
+            assert self.ejected is None, "an ejected engine gets no further instruction"
             if isinstance(instruction, SendProbe):
                 assert self.silent >= PROBE - SLACK
                 self.probes += 1
@@ -78,7 +78,7 @@ class HealthMachine(RuleBasedStateMachine):
             case StepTooLong():
                 assert self.silent >= MAX_STEP - SLACK
             case EngineSilent():
-                assert self.probes == 1, "it was asked before"
+                assert self.probes == 1, "the probe was sent before"
                 assert self.silent >= EJECT - SLACK
             case other:
                 raise AssertionError(other)
@@ -87,7 +87,7 @@ class HealthMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(1, 4))
     def work(self, seconds: int) -> None:
-        """It steps between any two looks, whatever else it does."""
+        """Let the engine step between any two looks, whatever else it does."""
         for _ in range(2 * seconds):
             self.step += 1
             self.cpu[1] += 3
@@ -97,7 +97,7 @@ class HealthMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(1, 12), pid=st.sampled_from(PIDS), share=st.integers(4, 100))
     def compute(self, seconds: int, pid: int, share: int) -> None:
-        """One long step: a process uses ``share`` hundredths of a core, and nothing is said."""
+        """Run one long silent step, in which a process uses ``share`` hundredths of a core."""
         for _ in range(2 * seconds):
             self.cpu[pid] += share // 2 if pid not in self.stopped else 0
             self.quiet = 0 if pid not in self.stopped else self.quiet
@@ -140,7 +140,7 @@ class HealthMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_hung_engine_has_been_ejected(self) -> None:
-        """In time: the limit, one look, and the CPU time that was too little to count as computing."""
+        """Check that the engine is ejected in time: the limit, one look, and CPU time too small to count as computing."""
         if self.ejected is None:
             assert self.silent < MAX_STEP + LOOK
             assert self.quiet < EJECT + MAX_GAP + LOOK

@@ -35,7 +35,7 @@ ToIngress = TrialBegins | list[Output] | LinkEnd
 
 @dataclass
 class Attempt:
-    """A try of a request in an engine. ``done``: output tokens so far, those of former attempts included."""
+    """An attempt of a request in an engine. ``done``: output tokens so far, those of former attempts included."""
 
     ingress: int
     attempt_id: str
@@ -48,7 +48,7 @@ class Attempt:
 
 @dataclass
 class Replica:
-    """``inbox`` is what the engine takes in before its next step, ``step`` what it computes now."""
+    """A replica: ``inbox`` has the messages that the engine takes in before its next step, ``step`` the attempts that it computes now."""
 
     trials: Trials[int]
     placed: dict[str, Attempt] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class PoisonMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        """A client leaves."""
+        """Let a client leave."""
         if live := sorted(self.delivered.keys() - self.ended):
             request_id = data.draw(st.sampled_from(live))
             self.ended[request_id] = "aborted"
@@ -119,7 +119,7 @@ class PoisonMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.replicas) > 1)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        """A replica goes by a decision of its own."""
+        """Let a replica go by its own decision."""
         self.close(data.draw(st.sampled_from(sorted(self.replicas))), LinkEnd.SAID_GOODBYE)
         self.open_replica()
 
@@ -255,7 +255,7 @@ class PoisonMachine(RuleBasedStateMachine):
         assert all(outcome != "quarantined" or request_id == POISON for request_id, outcome in self.ended.items())
 
     def teardown(self) -> None:
-        """When everything arrives, every innocent answer comes to its end."""
+        """Check that every innocent answer ends once all messages have arrived."""
         for _ in range(50 * (self.num_requests + 2)):
             if self.delivered.keys() == self.ended.keys():
                 break

@@ -38,7 +38,7 @@ def test_a_gap_between_points_is_at_most_an_eighth_of_what_comes_before_or_one_b
 
 
 class IndexMachine(RuleBasedStateMachine):
-    """Beside it, the same in slow and simple: each replica's prompts, the latest last."""
+    """Runs the index beside a slow and simple one: a list of each replica's prompts, the latest last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class IndexMachine(RuleBasedStateMachine):
         hashes = chain(words)
         counts = {replica_id: self.index.count(replica_id, hashes) for replica_id in REPLICAS}
         for replica_id, count in counts.items():
-            longest = max((len(shared(words, told)) for told in self.given.get(replica_id, [])), default=0)
+            longest = max((len(shared(words, prompt)) for prompt in self.given.get(replica_id, [])), default=0)
             assert count <= longest, "it holds nothing that it was not given"
         count, holders = self.index.deepest(hashes)
         assert count == max(counts.values())
@@ -78,8 +78,8 @@ class IndexMachine(RuleBasedStateMachine):
     def what_is_held_has_no_gaps(self) -> None:
         for replica_id in self.given:
             held = set(self.index._held[replica_id])
-            for told in self.given[replica_id]:
-                known = [hashed in held for hashed in chain(told)]
+            for prompt in self.given[replica_id]:
+                known = [hashed in held for hashed in chain(prompt)]
                 assert known == sorted(known, reverse=True)
 
 

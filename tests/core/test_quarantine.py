@@ -26,7 +26,7 @@ BLAMED = [LinkEnd.ENGINE_DIED, LinkEnd.MISUNDERSTOOD, LinkEnd.BROKE_OFF]
 
 
 def after_a_crash(*arrivals: Event, credit: int = 8, end: LinkEnd = LinkEnd.ENGINE_DIED) -> FleetState:
-    """Return a fleet of b and c that has lost a, and with it what had arrived."""
+    """Return a fleet of b and c that has lost a, with the requests that had arrived."""
     fleet = fleet_of("a", quarantine_s=600.0)
     run(fleet, *arrivals, LinkLost("a", end), LinkOpened("b", credit))
     return fleet
@@ -70,7 +70,7 @@ def test_a_trial_ends_with_the_first_new_token_and_then_the_request_is_no_suspec
     run(fleet, arrived("r", resume), outputs("a", Output("r@0", [7])), LinkLost("a", LinkEnd.ENGINE_DIED), LinkOpened("b", 8))
     run(fleet, TrialBegan("r@1"))
     if resume is Resume.REPLAY:
-        assert run(fleet, outputs("b", Output("r@1", [7]))) == [], "what it has repeated did not end the first engine either"
+        assert run(fleet, outputs("b", Output("r@1", [7]))) == [], "repeated tokens did not end the first engine either"
     new = Output("r@1", [8])
     assert run(fleet, outputs("b", new)) == [DeliverOutputs([new]), PassTrial("b", "r@1")]
     assert run(fleet, LinkOpened("c", 8), LinkLost("b", LinkEnd.SAID_GOODBYE))[0].suspect is False  # type: ignore[union-attr]
@@ -106,7 +106,7 @@ def test_a_replica_that_goes_by_itself_in_a_trial_says_nothing_of_the_suspect() 
     assert run(fleet, LinkOpened("c", 8), LinkLost("b", LinkEnd.SAID_GOODBYE)) == [start("r", 2, "c", suspect=True)]
 
 
-def test_a_replica_that_is_linked_again_was_brought_down_by_nobody() -> None:
+def test_a_replica_that_is_linked_again_was_brought_down_by_no_request() -> None:
     fleet = after_a_crash(arrived("r"), end=LinkEnd.BROKE_OFF)
     run(fleet, TrialBegan("r@1"), LinkOpened("a", 8))
     assert run(fleet, LinkLost("b", LinkEnd.ENGINE_DIED)) == [start("r", 2, "a", suspect=True)]
@@ -119,7 +119,9 @@ def test_suspects_are_spread_and_those_that_are_alike_are_tried_on_one_replica()
     run(fleet, LinkLost("c", LinkEnd.SAID_GOODBYE))
     held = [*fleet.replicas["b"].held]
     assert (held, [*fleet.waiting]) == (["r0", "r1"], ["r2", "s"])
-    assert run(fleet, LinkOpened("d", 8)) == [start("s", 2, "d", suspect=True)], "r2 waits for its like, and for nobody else"
+    assert run(fleet, LinkOpened("d", 8)) == [start("s", 2, "d", suspect=True)], (
+        "r2 waits for the request like it, and for no other"
+    )
     run(fleet, TrialBegan("r0@2"))
     failures = run(fleet, LinkLost("b", LinkEnd.ENGINE_DIED))
     assert [refused(f, i, 600.0) for f, i in zip(failures, ("r0", "r1", "r2"), strict=True)] == [True] * 3
@@ -146,21 +148,21 @@ def test_a_suspect_is_not_taken_from_the_queue_of_an_engine() -> None:
     assert run(fleet, HeartbeatArrived("b", EngineLoad(9, 0, 1, 0.9), draining=False), LinkOpened("c", 8)) == []
 
 
-def test_what_another_ingress_has_quarantined_is_refused_here_and_its_time_is_not_told_on() -> None:
+def test_what_another_ingress_has_quarantined_is_refused_here_and_its_time_is_not_passed_on() -> None:
     fleet = fleet_of("a", credit=1, quarantine_s=600.0)
     run(fleet, arrived("first"), arrived("waits", like="poison"), arrived("r", like="poison"))
     failures = run(fleet, BlocksReported([("poison", 300.0)]), now=1.0)
     assert [refused(f, i, 300.0) for f, i in zip(failures, ("waits", "r"), strict=True)] == [True, True]
     run(fleet, BlocksReported([("poison", 600.0)]), now=2.0)
     (refusal,) = run(fleet, arrived("next", like="poison"), now=2.0)
-    assert refused(refusal, "next", 299.0), "what is known keeps its end"
+    assert refused(refusal, "next", 299.0), "a known block keeps its end"
     assert fleet.quarantine.own(now=2.0) == []
 
 
-def test_own_blocks_are_told_with_the_time_that_is_left_and_only_the_latest() -> None:
+def test_own_blocks_are_reported_with_the_time_that_is_left_and_only_the_latest() -> None:
     quarantine = Quarantine(600.0)
     for number in range(MAX_OWN + 1):
         quarantine.block(f"f{number}", now=float(number))
-    told = quarantine.own(now=100.0)
-    assert (len(told), told[0], told[-1]) == (MAX_OWN, ("f1", 501.0), ("f100", 600.0))
-    assert len(quarantine) == MAX_OWN + 1, "the oldest is refused here for as long as it was said"
+    own = quarantine.own(now=100.0)
+    assert (len(own), own[0], own[-1]) == (MAX_OWN, ("f1", 501.0), ("f100", 600.0))
+    assert len(quarantine) == MAX_OWN + 1, "the oldest is still refused here until its reported end"

@@ -30,7 +30,7 @@ states = st.builds(
     st.sampled_from(["v", "w"]),
 )
 histories = st.lists(st.tuples(st.sampled_from(IDS), st.none() | states, st.sampled_from(("", *REQUESTS))), max_size=80)
-"""Replica, its new state (None: it goes), for which request a pick follows, "" for none."""
+"""(replica, its new state or None if it goes, the weights of the request for which a pick follows or "" for no pick)."""
 
 
 @given(histories)
@@ -69,7 +69,7 @@ def test_a_replica_that_comes_back_with_other_weights_is_not_taken_for_what_it_w
 def test_old_ranks_do_not_pile_up() -> None:
     routing, replicas = LeastOutstandingTokens(), {i: ReplicaState(i, 3, 0.0, outstanding_tokens=10_000) for i in IDS}
     for _ in range(1000):
-        for replica_id in IDS[:3]:  # ever less to do: what they had is never the least again
+        for replica_id in IDS[:3]:  # ever less to do: their old ranks are never the least again
             replicas[replica_id].outstanding_tokens -= 1
             routing.changed(replica_id)
         picked = routing.least(REQUESTS[None], replicas)

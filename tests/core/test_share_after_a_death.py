@@ -23,7 +23,7 @@ TIMEOUT_S = 5.0
 
 
 class World:
-    """One ingress. Engines give each request a token a step; answers have 20 to 300 tokens."""
+    """One ingress with its replicas. Engines give each request a token a step; answers have 20 to 300 tokens."""
 
     def __init__(self, seed: int, rate: float) -> None:
         self._random, self._rate = random.Random(seed), rate
@@ -35,7 +35,7 @@ class World:
         self._computes = set(NAMES)
         self.at = 0
         self.given: list[tuple[int, str]] = []
-        """When each attempt was started, in 10 ms, and where."""
+        """(time in units of 10 ms, replica) of each started attempt."""
         self.closed: list[tuple[int, str]] = []
         for name in NAMES:
             self._tell(LinkOpened(name, 64))
@@ -63,7 +63,7 @@ class World:
         self._computes.discard(VICTIM)
 
     def share(self, since: int, until: int) -> float:
-        """Return the victim's share of the attempts that started in that time, in 10 ms."""
+        """Return the victim's share of the attempts that started in that time, in units of 10 ms."""
         given = Counter(name for at, name in self.given if since <= at < until)
         assert given.total() > 50
         return given[VICTIM] / given.total()
@@ -113,7 +113,7 @@ def test_a_replica_whose_link_ends_gets_nothing_from_that_moment_on(seed: int, r
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_replica_that_is_silent_gets_less_until_it_is_ejected_and_then_nothing(seed: int) -> None:
-    """It holds what it was given, while the others finish theirs: routing by what is outstanding gives it hardly any more."""
+    """The victim keeps its requests while the others finish theirs: routing by outstanding tokens hardly gives it any more."""
     world = World(seed, 40.0)
     world.run(8.0)
     world.fall_silent()

@@ -36,7 +36,7 @@ def test_a_chats_prompt_takes_from_the_allowance() -> None:
     assert budget.plan(Chats(is_any=True, answers=2, prompts=1000), now=0.0) == Plan(1002, None)
 
 
-def test_where_a_chat_waits_no_prompt_of_a_batch_goes_on_and_answers_do_in_what_the_chat_leaves() -> None:
+def test_where_a_chat_waits_no_prompt_of_a_batch_continues_and_answers_do_in_what_the_chat_leaves() -> None:
     assert measured().plan(Chats(is_any=True, answers=2, queued_prompts=100), now=0.0) == Plan(2 + int(FIRST), int(FIRST) - 100)
     assert measured().plan(Chats(is_any=True, answers=2, queued_prompts=500), now=0.0) == Plan(502, 0)
 
@@ -54,7 +54,7 @@ def test_the_first_step_beside_a_chat_is_the_measure_and_one_of_many_after_it() 
         budget.learn(ONE_ANSWER, 1, 0.010)
     assert budget.plan(ONE_ANSWER, now=0.0) == Plan(1, None)
     assert budget.plan(Chats(is_any=True, answers=1, prompts=9), now=0.0) == Plan(1 + int(FIRST), None), (
-        "a prompt spoils a measure"
+        "a step with a prompt is no reference"
     )
 
 
@@ -63,7 +63,7 @@ def test_the_first_step_beside_a_chat_is_the_measure_and_one_of_many_after_it() 
     [
         (int(FIRST), 0.0109, 1),
         (int(FIRST), 0.0111, -1),
-        (int(FIRST) // 2, 0.0109, 0),  # a step that is half full says nothing of a full one
+        (int(FIRST) // 2, 0.0109, 0),  # a half full step says nothing about a full one
         (int(FIRST) // 2, 0.0111, -1),
         (int(FIRST) // 2 - 1, 0.0111, 0),  # late for another reason
     ],

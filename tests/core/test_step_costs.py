@@ -43,7 +43,7 @@ def test_batches_that_are_on_no_plane_make_larger_errors() -> None:
 
 
 @pytest.mark.parametrize("kept", [[], [0], [0, 1, 2], [0, 3]], ids=str)
-def test_batches_that_cannot_tell_three_costs_apart_say_nothing(kept: list[int]) -> None:
+def test_batches_that_cannot_separate_three_costs_give_none(kept: list[int]) -> None:
     batches = timed(0.03, 0.001, 0.0004)
     assert measured_costs([batches[i] for i in kept]) is None
 

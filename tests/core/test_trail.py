@@ -11,7 +11,7 @@ from tests.core.helpers import Output, arrived, fleet_of, outputs, run
 
 
 def trail_of(fleet: FleetState) -> Trail:
-    """Return the trail of the one request."""
+    """Return the trail of the only request."""
     (request,) = fleet.requests.values()
     return request.trail
 
@@ -27,7 +27,7 @@ def test_a_request_that_waits_and_is_answered_was_started_once() -> None:
     assert (trail.started_at, trail.first_token_at, trail.gaps_s) == (3.0, 4.0, [])
 
 
-def test_what_the_engine_tells_with_the_first_token_is_kept() -> None:
+def test_what_the_engine_reports_with_the_first_token_is_kept() -> None:
     fleet = fleet_of("a")
     run(fleet, arrived("r"), now=1.0)
     trail = trail_of(fleet)
@@ -73,7 +73,7 @@ def test_an_attempt_that_this_ingress_took_back_was_moved() -> None:
     assert (waits.trail.replicas, waits.trail.ends) == (["a", "b"], ["moved"])
 
 
-def test_an_end_that_the_front_end_made_is_told_by_its_outcome() -> None:
+def test_an_end_that_the_front_end_made_is_named_by_its_outcome() -> None:
     fleet = fleet_of("a")
     run(fleet, arrived("r"))
     trail = trail_of(fleet)

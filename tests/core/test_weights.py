@@ -14,7 +14,7 @@ def first_token() -> OutputsArrived:
     return outputs("a", Output("begun@0", [7]))
 
 
-def test_what_has_a_token_waits_for_its_weights_and_holds_up_nobody() -> None:
+def test_a_request_with_a_token_waits_for_its_weights_and_delays_no_other() -> None:
     fleet = fleet_of()
     run(fleet, OLD, arrived("begun"), arrived("new"), first_token(), NEW)
     assert run(fleet, LOST) == [start("new", 1, "b")]

@@ -43,7 +43,7 @@ def answer(prompt: Sequence[int], count: int) -> list[int]:
 
 
 class FakeEngine:
-    """``connect`` it to a ``ReplicaServer``, then call ``step`` as often as wanted."""
+    """An engine core for tests: ``connect`` it to a ``ReplicaServer``, then call ``step``."""
 
     def __init__(
         self, *, version: str = VLLM_VERSION, fingerprint: str = FINGERPRINT, capabilities: Capabilities = CAPABILITIES
@@ -62,7 +62,7 @@ class FakeEngine:
         self._encoder = MsgpackEncoder()
 
     def connect(self, emit: Callable[[pipe.FromEngine], None]) -> None:
-        """Send what the engine says to ``emit``."""
+        """Send the engine's messages to ``emit``."""
         self._emit = emit
 
     def send(self, message: pipe.ToEngine) -> None:
@@ -87,7 +87,7 @@ class FakeEngine:
             self._emit(self._frame(slot, outputs))
 
     def fail(self, attempt_id: str) -> None:
-        """End the attempt as vLLM does whose grammar cannot be compiled: it says only that."""
+        """End the attempt as vLLM does when it cannot compile a grammar: an error without a reason."""
         slot, _, _ = self.running.pop(attempt_id)
         self._emit(self._frame(slot, [EngineCoreOutput(attempt_id, [], finish_reason=FinishReason.ERROR)]))
 

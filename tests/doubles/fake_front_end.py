@@ -16,16 +16,16 @@ from tests.doubles.fake_engine import FINGERPRINT, VLLM_VERSION
 
 @dataclass
 class Stream:
-    """What one request got. ``error`` and ``finished`` exclude each other."""
+    """The outputs of one request. ``error`` and ``finished`` exclude each other."""
 
     token_ids: list[int] = field(default_factory=list)
     error: Exception | None = None
     finished: bool = False
     parent_req: Any = None
     detokenizer: None = None
-    """It makes no text."""
+    """None, as for requests for which vLLM makes no text."""
     stop_after: int | None = None
-    """With so many tokens the detokenizer finds a stop string."""
+    """The detokenizer finds a stop string with this many tokens."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -37,21 +37,21 @@ class Stream:
         return not self.token_ids
 
     def put(self, error: Exception) -> None:
-        """vLLM's ``RequestOutputCollector.put`` takes an exception too, which ends the request."""
+        """Take an output, or an exception, which ends the request, as vLLM's ``RequestOutputCollector.put`` does."""
         self.error = error
         self.changed.set()
 
 
 class FakeFrontEnd:
-    """``run`` in a task; then ``add`` requests and wait for what they get."""
+    """A front end for tests: ``run`` it in a task, then ``add`` requests and wait for their outputs."""
 
     def __init__(self, client: FleetClient) -> None:
         self.client = client
         self.request_states: dict[str, Stream] = {}
         self.parents: dict[str, SimpleNamespace] = {}
-        """The requests of n>1, with ``child_requests`` that have not ended."""
+        """The parents of n>1, with ``child_requests`` that have not ended."""
         self.stats: list[SchedulerStats] = []
-        """What vLLM's gauges would be set from, oldest first."""
+        """The statistics from which vLLM's gauges would be set, oldest first."""
         self.vllm_config = SimpleNamespace(
             model_config=SimpleNamespace(max_model_len=4096, runner_type="generate"),
             cache_config=SimpleNamespace(block_size=16, num_gpu_blocks=0, enable_prefix_caching=True),
@@ -59,7 +59,7 @@ class FakeFrontEnd:
         client.bind(vllm_config=self.vllm_config, output_processor=self, fingerprint=FINGERPRINT, vllm_version=VLLM_VERSION)
 
     async def run(self) -> None:
-        """vLLM's output handler."""
+        """Run in place of vLLM's output handler."""
         while True:
             frame = await self.client.get_output_async()
             self.stats += [frame.scheduler_stats] if frame.scheduler_stats is not None else []
@@ -77,7 +77,7 @@ class FakeFrontEnd:
                         await self.client.abort_requests_async([output.request_id])
 
     def abort_requests(self, request_ids: Iterable[str], internal: bool) -> list[str]:
-        """As vLLM's: takes ids of requests or of parents of n>1, forgets them, and returns the ids of the engine's requests."""
+        """Forget requests, or parents of n>1, by id and return the ids of the engine's requests, as vLLM's method does."""
         whole = set(request_ids)
         ended = [i for i, s in self.request_states.items() if i in whole or (s.parent_req and s.parent_req.request_id in whole)]
         for request_id in ended:

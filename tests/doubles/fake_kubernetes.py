@@ -26,7 +26,7 @@ _CONFIG_MAP = re.compile(r"/api/v1/namespaces/([^/]+)/configmaps/([^/]+)")
 
 @dataclass
 class FakeKubernetes:
-    """Its objects, and what was asked of it. A RayService has a list of states: each look at it uses one up, the last stays."""
+    """The API server's objects, and the requests that it got. A RayService has a list of states: each read uses one up, the last stays."""
 
     services: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     pods: list[dict[str, Any]] = field(default_factory=list)
@@ -39,9 +39,9 @@ class FakeKubernetes:
     """Status by revision, of every release."""
     has_kuberay: bool = True
     forbidden: tuple[str, ...] = ()
-    """Methods and plurals that the asker may not use, as "list pods"."""
+    """Methods and plurals that the client may not use, such as "list pods"."""
     conflict: str = ""
-    """Answers every apply with 409 and this message."""
+    """If set, every apply is answered with 409 and this message."""
     host: str = field(default="", init=False)
 
     def answer(self, method: str, url: str, body: bytes) -> tuple[int, dict[str, Any]]:
@@ -58,7 +58,7 @@ class FakeKubernetes:
             return self._list_revisions(match[1], parse_qs(parts.query).get("labelSelector", [""])[0])
         if method == "PATCH" and _CONFIG_MAP.fullmatch(parts.path):
             return self._apply(body)
-        return 404, {}  # as for a path that no kind has: no Status
+        return 404, {}  # as for an unknown path: without a Status
 
     def _discovery(self, path: str) -> dict[str, Any] | None:
         groups = ["/apis/ray.io/v1"] if self.has_kuberay else []
@@ -135,7 +135,7 @@ def status(code: int, message: str, name: str = "") -> dict[str, Any]:
 
 @contextlib.contextmanager
 def serving(fake: FakeKubernetes) -> Iterator[FakeKubernetes]:
-    """Answer on a port of the loopback interface."""
+    """Serve the API on a port of the loopback interface."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

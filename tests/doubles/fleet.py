@@ -41,7 +41,7 @@ async def until(holds: Callable[[], object]) -> None:
 
 
 def settings(**sections: dict[str, Any]) -> Settings:
-    """One simulated model; ``sections`` replace those of the file."""
+    """Return settings with one simulated model; ``sections`` replace those of the file."""
     model = {"model": "/models/tiny", "simulated": {"profile": "a10g-llama-8b"}}
     return parse_settings({"models": {MODEL: model}, **sections})
 
@@ -71,7 +71,7 @@ class Relay:
         self._writers.clear()
 
     def refuse(self) -> None:
-        """Cut, and let nobody in any more."""
+        """Cut all connections and accept no new ones."""
         self._refusing = True
         self.cut()
 
@@ -111,7 +111,7 @@ class Relay:
                 target.write(data)
                 await target.drain()
         with contextlib.suppress(OSError, RuntimeError):
-            target.write_eof()  # the other direction may go on
+            target.write_eof()  # the other direction may stay open
 
 
 @dataclass
@@ -129,7 +129,7 @@ class FakeReplica:
         await self.server.close("test_over", "")
 
     def stop_listening(self) -> None:
-        """As a dead process: nobody answers at the address, and open connections are gone."""
+        """Behave like a dead process: nothing listens at the address, and open connections are gone."""
         self.relay.refuse()
 
 
@@ -169,7 +169,7 @@ class Fleet:
 
 @contextlib.asynccontextmanager
 async def fleet(values: Settings | None = None, *, run: bool = True, tls: LinkTls | None = None) -> AsyncIterator[Fleet]:
-    """A fleet without replicas. ``run``: the client ticks and pings."""
+    """Run a fleet without replicas. ``run``: the client ticks and pings."""
     values = values or settings()
     client = FleetClient(values, values.models[MODEL], ingress_id="ingress-1", token=b"", tls=tls)
     front = FakeFrontEnd(client)

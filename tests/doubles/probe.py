@@ -13,7 +13,7 @@ from tests.doubles.fake_engine import FINGERPRINT, VLLM_VERSION
 
 
 class Probe:
-    """``link`` is there once ``connect`` has started; ``lost`` has the cause of its end, ``ended`` its kind."""
+    """One link. ``link`` exists once ``connect`` has started; ``lost`` has the causes of its end, ``ended`` their kinds."""
 
     link: ReplicaLink
 
@@ -44,7 +44,7 @@ class Probe:
         return IngressConnection(**self._connection)
 
     def pause(self) -> None:
-        """Read nothing more."""
+        """Stop reading."""
         self.link._transport.pause_reading()
 
     def new_link(self) -> ReplicaLink:
@@ -71,7 +71,7 @@ class Probe:
 
 
 async def silent_listener() -> tuple[asyncio.Server, list[asyncio.StreamReader]]:
-    """Return a server that accepts connections, says nothing and reads nothing, and the connections' readers."""
+    """Return a server that accepts connections, sends and reads nothing, and the connections' readers."""
     readers: list[asyncio.StreamReader] = []
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -79,7 +79,7 @@ def frames_in(wire: bytes) -> list[Message]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that one side made of a stream of bytes."""
+    """The results of one side for a stream of bytes."""
 
     messages: list[Message]
     error: str
@@ -111,7 +111,7 @@ def cut_at(wire: bytes, positions: Iterable[int]) -> Iterator[bytes]:
 
 
 def assert_refused(connection: IngressConnection | ReplicaConnection, error: ProtocolError) -> None:
-    """The link is closed, the peer is told why, once, and nothing comes out any more."""
+    """Assert that the link is closed, that the peer gets the reason once, and that nothing else is sent."""
     assert connection.state is LinkState.CLOSED
     assert frames_in(connection.data_to_send()) == [Goodbye(error.code, str(error)[:1000])]
     assert_silent(connection)

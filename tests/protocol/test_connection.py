@@ -103,7 +103,7 @@ def test_any_chunking_gives_the_ingress_the_same_messages(
 
 @st.composite
 def damaged(draw: st.DrawFn, wire: bytes) -> bytes:
-    """Return ``wire`` with flipped bits, cut off, with a part repeated or left out, or bytes put in."""
+    """Return ``wire`` damaged: bits flipped, cut off, a part repeated or left out, or bytes inserted."""
     start, end = sorted(draw(st.tuples(*[st.integers(0, len(wire))] * 2)))
     match draw(st.sampled_from(["flip", "truncate", "repeat", "omit", "insert"])):
         case "flip":
@@ -121,7 +121,7 @@ def damaged(draw: st.DrawFn, wire: bytes) -> bytes:
 
 
 def assert_safe_end(make: Callable[[], IngressConnection | ReplicaConnection], wire: bytes, positions: list[int]) -> None:
-    """Whatever came: the same outcome for any chunking, closed at the end, and a Goodbye if and only if we refused."""
+    """Whatever bytes came: any chunking has the same outcome, the link ends closed, and a Goodbye is sent if and only if we refused."""
     connection = make()
     outcome = play(connection, cut_at(wire, positions), eof=True)
     assert outcome == play(make(), [wire], eof=True)
@@ -201,9 +201,9 @@ def test_the_ingress_refuses_what_only_an_ingress_may_send(message: Message) -> 
 def test_what_came_before_the_fault_can_still_be_used() -> None:
     ingress, replica = open_pair()
     wire = outputs(b"last") + replica.close("shutdown", "drained")
-    with pytest.raises(PeerClosed) as told:
+    with pytest.raises(PeerClosed) as closed:
         ingress.receive_data(wire)
-    assert (told.value.peer_code, told.value.reason) == ("shutdown", "drained")
+    assert (closed.value.peer_code, closed.value.reason) == ("shutdown", "drained")
     assert ingress.undelivered == [Outputs([b"last"])]
 
 
@@ -241,7 +241,7 @@ def test_an_aborted_attempt_gives_its_credit_back_before_the_next_message_is_loo
     assert ingress.attempts == replica.attempts == {"b"}
 
 
-def test_the_ingress_refuses_its_own_faults_and_the_link_goes_on() -> None:
+def test_the_ingress_refuses_its_own_faults_and_the_link_stays_open() -> None:
     ingress, replica = open_pair(credit=2)
     wire = ingress.send_add("a", [b"x"])
     with pytest.raises(DuplicateAttempt):
@@ -260,7 +260,7 @@ def test_the_ingress_refuses_its_own_faults_and_the_link_goes_on() -> None:
     assert replica.receive_data(wire) == [Add("a", [b"x"], 0), Add("b", [b"x"], 0)]
 
 
-def test_the_replica_refuses_its_own_faults_and_the_link_goes_on() -> None:
+def test_the_replica_refuses_its_own_faults_and_the_link_stays_open() -> None:
     ingress, replica = open_pair()
     with pytest.raises(MalformedMessage):
         replica.send_heartbeat(EngineLoad(1, kv_usage=1.5))

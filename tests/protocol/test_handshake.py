@@ -116,9 +116,9 @@ def test_the_replica_refuses_another_peer_with_the_reason_and_the_ingress_hears_
     with pytest.raises(type(expected)) as refused:
         replica.receive_data(ingress.initiate())
     assert repr(refused.value) == repr(expected)
-    with pytest.raises(PeerClosed) as told:
+    with pytest.raises(PeerClosed) as closed:
         ingress.receive_data(replica.data_to_send())
-    assert (told.value.peer_code, told.value.reason) == (expected.code, str(expected))
+    assert (closed.value.peer_code, closed.value.reason) == (expected.code, str(expected))
     assert ingress.data_to_send() == b""
     assert_silent(ingress)
     assert_silent(replica)
@@ -133,7 +133,7 @@ def test_the_replica_refuses_another_peer_with_the_reason_and_the_ingress_hears_
     ],
 )
 def test_the_ingress_refuses_a_replica_that_lets_a_mismatch_pass(field: str, value: str, expected: type[ProtocolError]) -> None:
-    """A replica that has the token and signs what it is, but does not check what the ingress asked for."""
+    """The replica has the token and signs its identity, but does not check what the ingress expects."""
     ingress, replica = make_ingress(), make_replica(**{field: value})
     replica._check_peer = lambda peer: None  # type: ignore[method-assign]
     replica.receive_data(ingress.initiate())
@@ -200,7 +200,7 @@ CHANGES = {
 def test_a_hello_changed_in_flight_fails_even_where_the_replica_would_take_it(name: str) -> None:
     [hello] = frames_in(HELLO)
     changed = {name: CHANGES[name]}
-    # The replica expects just what the changed Hello says, so only the proof can tell.
+    # The replica expects exactly the changed Hello, so that only the proof can show the change.
     replica = make_replica(**{k: v for k, v in changed.items() if k in ("model", "fingerprint", "vllm_version")})
     replica.receive_data(frame(msgspec.structs.replace(hello, **changed)))
     assert isinstance(refusal(initiated(), replica.data_to_send()), AuthenticationFailed)

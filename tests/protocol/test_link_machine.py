@@ -115,7 +115,7 @@ class LinkMachine(RuleBasedStateMachine):
         assert self.replica.attempts == self.running
 
     def teardown(self) -> None:
-        """When all that is under way has arrived, both sides agree; then one says Goodbye and both are closed."""
+        """Deliver all bytes, after which both sides agree; then one says Goodbye and both are closed."""
         while self.to_replica or self.to_ingress:
             self.deliver_to_replica(100_000)
             self.deliver_to_ingress(100_000)

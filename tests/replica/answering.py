@@ -36,7 +36,7 @@ def greedy(checkpoint: Path) -> list[int]:
 
 
 class Engine:
-    """A real engine on the CPU."""
+    """Runs a real engine on the CPU."""
 
     def __init__(self, settings: ModelSettings) -> None:
         self._settings = settings
@@ -57,7 +57,7 @@ class Engine:
             self._finished.set()
 
     async def ask(self, names: Sequence[str]) -> dict[str, list[int]]:
-        """Return the answers to requests that the engine gets at once; a name that is no adapter's is for the model itself."""
+        """Return the answers to requests that the engine gets together; a name without an adapter stands for the model itself."""
         self._answers = {name: [] for name in names}
         for name in names:
             self.process.send(
@@ -84,7 +84,7 @@ class Engine:
 
 @asynccontextmanager
 async def engine(checkpoint: Path, **fields: Any) -> AsyncIterator[Engine]:
-    """Start an engine of ``checkpoint``; ``fields`` are the model's in the configuration."""
+    """Start an engine of ``checkpoint``; ``fields`` are those of the model in the configuration."""
     base = {"name": "base", "model": str(checkpoint), "kv_cache_gib": 0.25, "engine_args": {"max_model_len": 256}}
     settings = ModelSettings.model_validate(base | fields)
     started = Engine(settings)

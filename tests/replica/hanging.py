@@ -12,7 +12,7 @@ from typing import Any
 from serve_app.simulated.executor import SimulatedExecutor
 
 FILE = "HANGING_FILE"
-"""Variable with the path of the file; without the file, steps are as simulated. ``compute`` happens once and removes the file."""
+"""The variable with the path of the file; without the file, steps are as simulated. ``compute`` happens once and removes the file."""
 COMPUTE_S = 8.0
 
 

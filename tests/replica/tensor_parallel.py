@@ -20,11 +20,11 @@ from serve_app.replica.process import EngineProcess
 
 ATTEMPT_ID = "r1@1"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
-LIMIT_S = 5.0  # vLLM's own way takes up to 9 s after a lost worker; `pytest -rP` prints how long each end took
+LIMIT_S = 5.0  # vLLM's executor takes up to 9 s after a lost worker; `pytest -rP` prints how long each end took
 
 
 def living_group(leader: int) -> list[psutil.Process]:
-    """Return what lives of an engine core's group, Python's resource tracker included."""
+    """Return the living processes of an engine core's group, Python's resource tracker included."""
     return [process for process in psutil.process_iter() if _lives_in(process, leader)]
 
 

@@ -53,7 +53,7 @@ def test_the_rank_limit_is_vllm_s_least_that_fits(tmp_path: Path, config: dict[s
         ('{"r": 1000}', "adapters: have a rank of 1000; vLLM takes 512 at most"),
     ],
 )
-def test_a_folder_that_is_no_adapter_is_told_by_its_name(tmp_path: Path, config: str | None, said: str) -> None:
+def test_a_folder_that_is_no_adapter_is_reported_by_its_name(tmp_path: Path, config: str | None, said: str) -> None:
     if config is not None:
         (tmp_path / "adapter_config.json").write_text(config)
     with pytest.raises(ConfigError) as refused:

@@ -50,7 +50,7 @@ def test_a_clock_that_was_set_back_makes_no_negative_phase() -> None:
     }
 
 
-def test_the_first_token_is_told_and_is_no_part_of_the_start() -> None:
+def test_the_first_token_is_reported_and_is_no_part_of_the_start() -> None:
     served = replace(START, first_token_s=60.0)
     assert (served.start_s, served.phases()["first_token"]) == (22.75, 60.0)
     assert START.record(replica="a") == {"replica": "a", "start_s": 22.75, "until": "ready", "phases": START.phases()}

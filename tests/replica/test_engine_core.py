@@ -15,7 +15,7 @@ STEP_S = 0.25
 
 @pytest.fixture
 def core(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return an engine core whose every look for work takes `STEP_S` and runs no model until a test says so."""
+    """Return an engine core whose every look for work takes `STEP_S`, and which runs no model until a test wants it."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(engine_core, "time", SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 0.0))
     made: Any = PipedEngineCore.__new__(PipedEngineCore)
@@ -52,7 +52,7 @@ def test_the_wait_for_the_last_batch_under_async_scheduling_is_busy_time_and_no_
     assert (core.num_steps, core.busy_s) == (0, STEP_S)
 
 
-def test_a_step_for_the_probe_alone_is_nobodys_work(core: Any) -> None:
+def test_a_step_for_the_probe_alone_counts_as_no_work(core: Any) -> None:
     core.executes = True
     core.scheduler.requests = {"probe": "request"}
     core._process_engine_step()

@@ -31,7 +31,7 @@ MAX_FRAME_BYTES = 2_000_000
 
 
 class FakeCore:
-    """The queues of vLLM's ``EngineCoreProc``; preprocessing leaves a request as it is."""
+    """Has the queues of vLLM's ``EngineCoreProc``; preprocessing leaves a request as it is."""
 
     ENGINE_CORE_DEAD = DEAD
 
@@ -59,7 +59,7 @@ class FakeCore:
 
 
 def read(core: FakeCore, *messages: pipe.ToEngine) -> list[pipe.FromEngine]:
-    """Let the input thread's body read these to the end of file; return what it sent."""
+    """Let the input thread's body read these messages to the end of file; return what it sent."""
     sent: list[pipe.FromEngine] = []
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -71,7 +71,7 @@ def read(core: FakeCore, *messages: pipe.ToEngine) -> list[pipe.FromEngine]:
 
 
 def write(core: FakeCore, *items: tuple[int, EngineCoreOutputs]) -> list[pipe.FromEngine]:
-    """Let the output thread's body pass these on; return what it sent."""
+    """Let the output thread's body pass these outputs on; return what it sent."""
     sent: list[pipe.FromEngine] = []
     for item in (*items, DEAD):
         core.output_queue.put(item)
@@ -80,7 +80,7 @@ def write(core: FakeCore, *items: tuple[int, EngineCoreOutputs]) -> list[pipe.Fr
 
 
 def taken(core: FakeCore) -> list[Any]:
-    """Return what waits for the engine."""
+    """Return the entries that wait for the engine."""
     return list(core.input_queue.queue)
 
 
@@ -108,10 +108,10 @@ def test_a_request_that_is_none_ends_alone_with_an_error_and_the_next_message_is
 ) -> None:
     core = FakeCore()
     assert read(core, message, add("s@0", num_emitted=2), pipe.AbortInEngine(["s@0"])) == []
-    (told,) = write(core)
-    assert isinstance(told, pipe.StepOutputs)
-    assert told.slot == 5
-    assert arrived([told]) == [("r@0", FinishReason.ERROR)]
+    (sent,) = write(core)
+    assert isinstance(sent, pipe.StepOutputs)
+    assert sent.slot == 5
+    assert arrived([sent]) == [("r@0", FinishReason.ERROR)]
     (line,) = caplog.messages
     assert line.startswith(f"attempt 'r@0' holds no request: {problem}")
     assert len(line) < 1100
@@ -122,7 +122,7 @@ def test_a_request_that_is_none_ends_alone_with_an_error_and_the_next_message_is
 
 
 @pytest.mark.parametrize(
-    ("slot", "answer", "told"),
+    ("slot", "answer", "sent"),
     [
         (pipe.TRIALS_SLOT, UtilityOutput(0, None, UtilityResult(False)), [pipe.Answered(pipe.TRIALS_SLOT)]),
         (pipe.TRIALS_SLOT, UtilityOutput(0, "it failed"), [pipe.Answered(pipe.TRIALS_SLOT)]),
@@ -132,9 +132,9 @@ def test_a_request_that_is_none_ends_alone_with_an_error_and_the_next_message_is
     ],
 )
 def test_a_question_is_answered_unless_it_is_a_probe_whose_step_is_still_to_come(
-    slot: int, answer: UtilityOutput, told: list[pipe.FromEngine]
+    slot: int, answer: UtilityOutput, sent: list[pipe.FromEngine]
 ) -> None:
-    assert write(FakeCore(), (slot, EngineCoreOutputs(utility_output=answer))) == told
+    assert write(FakeCore(), (slot, EngineCoreOutputs(utility_output=answer))) == sent
 
 
 def output(request_id: str, num_values: int, *, num_arrays: int = 1, ended: bool = False) -> EngineCoreOutput:
@@ -145,7 +145,7 @@ def output(request_id: str, num_values: int, *, num_arrays: int = 1, ended: bool
 
 
 def arrived(sent: list[pipe.FromEngine]) -> list[tuple[str, FinishReason | None]]:
-    """Return request and finish reason of what an ingress gets; each frame is one that its link takes."""
+    """Return request and finish reason of the outputs that an ingress gets, and check that its link takes each frame."""
     return [(o.request_id, o.finish_reason) for o in outputs_of(sent)]
 
 
@@ -212,7 +212,7 @@ def _fail_to_read(sock: socket.socket) -> None:
     end = pipe.EngineEnd(sock)
     thread = threading.Thread(target=end.run_thread, args=(lambda: InputThread(FakeCore(), end.send, end.pinged).run(sock),))
     thread.start()
-    threading.Event().wait()  # as the engine's main thread, which knows nothing of it
+    threading.Event().wait()  # as the engine's main thread, which does not notice it
 
 
 def _fail_to_write(sock: socket.socket) -> None:

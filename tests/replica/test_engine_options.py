@@ -31,9 +31,9 @@ def test_speculative_decoding_changes_no_answer(tmp_path: Path) -> None:
 
 
 def eight_bits(base: Path, target: Path, whole: Path) -> None:
-    """Make of ``base`` a checkpoint with 8-bit integers for its linear layers, and one with the numbers that these stand for.
+    """Make two checkpoints of ``base``: one with 8-bit integers for its linear layers, and one with the numbers that these represent.
 
-    In the format of compressed-tensors, with a scale for each row of weights; activations are quantized by the engine, token by token.
+    The format is that of compressed-tensors, with a scale for each row of weights; the engine quantizes activations token by token.
     """
     made, meant = {}, {}
     for name, weights in load_file(base / "model.safetensors").items():

@@ -24,7 +24,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def fingerprint(folder: Path, **fields: Any) -> str:
-    """Return the fingerprint of what a ``ModelConfig`` says of ``folder``."""
+    """Return the fingerprint of the ``ModelConfig`` of ``folder``."""
     known: dict[str, Any] = {
         "model": str(folder),
         "hf_config_path": None,

@@ -20,7 +20,7 @@ PARIS = GoldenPrompt(prompt="The capital of France is", expect="Paris")
 
 
 async def ask(*prompts: GoldenPrompt, answers: list[pipe.GoldenAnswer | Exception | None]) -> list[str]:
-    """Ask an engine that has these answers, None for none in time; return the prompts that it got."""
+    """Ask an engine with these answers (None: no answer in time); return the prompts that it got."""
     asked = list[str]()
 
     def engine(question: pipe.AskGolden) -> asyncio.Future[pipe.GoldenAnswer]:
@@ -61,7 +61,7 @@ async def test_another_answer_ends_the_start_and_says_what_it_was(answer: pipe.G
 
 
 @in_loop
-async def test_the_end_of_the_engine_is_told_as_such() -> None:
+async def test_the_end_of_the_engine_is_reported_as_such() -> None:
     died = EngineStartFailed(model="", reason="killed")
     with pytest.raises(EngineStartFailed, match="killed"):
         await ask(PARIS, answers=[died])

@@ -40,7 +40,7 @@ BACKENDS = {
 
 
 class Thinking(BaseThinkingReasoningParser):  # type: ignore[misc]  # vLLM's is untyped here
-    """vLLM's own, with two tokens that the tiny checkpoint has."""
+    """vLLM's own reasoning parser, with two tokens that the tiny checkpoint has."""
 
     start_token = "<|im_start|>"
     end_token = "<|im_end|>"
@@ -63,7 +63,7 @@ def manager(config: Any) -> Iterator[StructuredOutputManager]:
 
 
 def request(manager: StructuredOutputManager, params: SamplingParams, *emitted: int, **fields: Any) -> Any:
-    """Return a request whose grammar compiles; it goes on after ``emitted``."""
+    """Return a request whose grammar compiles, and which continues after ``emitted``."""
     made = Request("r", [*PROMPT, *emitted], params, None, **fields)
     manager.grammar_init(made)
     if emitted:
@@ -82,7 +82,7 @@ def sampling(manager: StructuredOutputManager, backend: str, spec: dict[str, Any
 
 
 def mask(manager: StructuredOutputManager, of: Any) -> list[int]:
-    """Return the tokens that may come next, as the scheduler asks for them."""
+    """Return the tokens that may come next, by the scheduler's call."""
     structured = of.structured_output_request
     while not structured.is_grammar_ready:
         structured._grammar.exception()

@@ -42,7 +42,7 @@ class Engine:
 
     def __init__(self, model: Path) -> None:
         args: dict[str, Any] = {"max_model_len": 512, "dtype": "float32", "enforce_eager": True}
-        # Else an answer may be blank to its last token.
+        # Otherwise an answer may be blank to its last token.
         args["structured_outputs_config"] = {"backend": "xgrammar", "disable_any_whitespace": True}
         self.model = ModelSettings(name="tiny", model=str(model), kv_cache_gib=0.25, engine_args=args)
         self.said: queue.Queue[Any] = queue.Queue()
@@ -58,7 +58,7 @@ class Engine:
         await self.process.start(self.model, path, environment=environment, timeout_s=240.0, max_frame_bytes=1 << 20)
 
     def go_on(self, params: SamplingParams, emitted: list[int]) -> tuple[list[int], FinishReason | None]:
-        """Return the rest of an answer of which ``emitted`` is there already, and why it ended."""
+        """Return the rest of an answer that begins with ``emitted``, and why it ended."""
         self.num_asked += 1
         attempt_id = f"r{self.num_asked}@1"
         request = EngineCoreRequest("r", PROMPT, None, params, None, 0.0, None, None, None)
@@ -116,7 +116,7 @@ def bound(grammar: dict[str, Any], **params: Any) -> SamplingParams:
 
 
 @pytest.mark.parametrize("grammar", [{"json": SCHEMA}, {"regex": "[a-z]{12}-[0-9]{3}"}], ids=lambda grammar: next(iter(grammar)))
-def test_a_greedy_answer_that_is_cut_anywhere_goes_on_as_if_it_had_not_been(engine: Engine, grammar: dict[str, Any]) -> None:
+def test_a_greedy_answer_that_is_cut_anywhere_continues_as_if_it_had_not_been(engine: Engine, grammar: dict[str, Any]) -> None:
     params = bound(grammar, temperature=0.0)
     whole, end = engine.go_on(params, [])
     assert end == FinishReason.STOP

@@ -18,7 +18,7 @@ def no_descriptor(_: object) -> dict[int, ProcessUse]:
 
 
 @in_loop
-async def test_a_supervisor_that_cannot_look_goes_on_pinging_and_looks_again_later(
+async def test_a_supervisor_that_cannot_look_keeps_pinging_and_looks_again_later(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sent: list[pipe.ToEngine] = []

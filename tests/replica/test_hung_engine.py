@@ -37,13 +37,13 @@ class Pair:
         print(*words, file=self.supervisor.stdin, flush=True)
 
     def hears(self, word: str) -> str:
-        """Return the supervisor's next line that begins with ``word``; none before it may say that the engine is lost."""
+        """Return the supervisor's next line that begins with ``word``; no earlier line may report a lost engine."""
         assert self.supervisor.stdout is not None
         for line in self.supervisor.stdout:
             if line.startswith(word):
                 return line.strip()
             assert not line.startswith("lost"), line
-        raise AssertionError(f"the supervisor ended without a word of {word!r}")
+        raise AssertionError(f"the supervisor ended without a line {word!r}")
 
     def work(self) -> None:
         """Begin a long request and wait until its steps are counted; those of probes are not."""
@@ -113,7 +113,7 @@ def test_an_engine_core_leaves_ctrl_c_and_sigterm_to_its_supervisor_and_is_kille
         os.kill(pair.engine_pid, number)
     pair.work()
 
-    stop_engine_core(pair)  # in the midst of the request
+    stop_engine_core(pair)  # in the middle of the request
     assert pair.hears("lost") == "lost engine_stopped"
     pair.until_gone()
 

@@ -41,7 +41,7 @@ class Machine:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def process(self, rank: str, mib: int, *, grows_to_mib: int = 0) -> subprocess.Popen[bytes]:
-        """Start a process that holds ``mib``. With a rank it is a replica, without one it is an ingress, or a neighbour's."""
+        """Start a process that holds ``mib``. With a rank it stands for a replica, without one for an ingress, or a neighbour's process."""
         command = [sys.executable, "-c", _STAND_IN, rank, str(mib), str(grows_to_mib)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.processes.append(process)
@@ -115,5 +115,5 @@ def test_the_processes_of_a_replica_follow_its_rank() -> None:
     follower += "    print([open(f'/proc/{pid}/oom_score_adj').read().strip() for pid in ('self', child.pid)])\n"
     follower += "child.kill()"
     inherited = int(Path("/proc/self/oom_score_adj").read_text())
-    told = subprocess.run([sys.executable, "-c", follower], capture_output=True, text=True, check=True, timeout=END_LIMIT_S)
-    assert told.stdout.splitlines() == [str([str(inherited + above)] * 2) for above in (ABOVE_OTHERS, ABOVE_FIRST)]
+    ended = subprocess.run([sys.executable, "-c", follower], capture_output=True, text=True, check=True, timeout=END_LIMIT_S)
+    assert ended.stdout.splitlines() == [str([str(inherited + above)] * 2) for above in (ABOVE_OTHERS, ABOVE_FIRST)]

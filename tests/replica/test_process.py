@@ -26,7 +26,7 @@ end.send(pipe.EngineReady("0.32.0", "f" * 16, Capabilities(2048, 128, 512, ("gen
 pathlib.Path(__file__).with_name("said_ready").touch()
 sys.stdin.buffer.read()
 """
-"""Says that its engine is ready, and does nothing for it."""
+"""Reports that its engine is ready, without starting one."""
 
 
 MEASURED = """
@@ -36,7 +36,7 @@ end.send(pipe.StepsMeasured(MeasuredCosts(step_s=0.03, output_token_s=1e-4, prom
     output_token_error_s=2e-5, prompt_token_error_s=3e-5)))
 end.send(pipe.StepOutputs(pipe.PROBE_SLOT, EngineLoad(1), 0.0, ["probe"], b"", 1))
 """
-"""Says what its steps cost, and answers the probe."""
+"""Reports the costs of its steps, and answers the probe."""
 
 
 def environment(folder: Path, vllm: str) -> dict[str, str]:
@@ -59,7 +59,7 @@ def is_gone(process: EngineProcess) -> bool:
 
 
 @in_loop
-async def test_an_import_that_fails_is_told_while_the_files_are_on_their_way(tmp_path: Path) -> None:
+async def test_an_import_that_fails_is_reported_while_the_files_are_on_their_way(tmp_path: Path) -> None:
     process, path = engine(), asyncio.get_running_loop().create_future()
     with pytest.raises(EngineStartFailed, match="the engine core of 'tiny' did not start: RuntimeError: no such library"):
         await start(process, path, environment(tmp_path, "raise RuntimeError('no such library')"))

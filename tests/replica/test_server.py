@@ -73,20 +73,20 @@ def test_the_lease_of_a_replica_on_every_address_has_its_nodes_address(
 
 
 class Recorder:
-    """An engine that keeps what it is told."""
+    """An engine that keeps the messages that it gets."""
 
     def __init__(self) -> None:
-        self.told: list[pipe.ToEngine] = []
+        self.received: list[pipe.ToEngine] = []
 
     def send(self, message: pipe.ToEngine) -> None:
-        self.told.append(message)
+        self.received.append(message)
 
 
 @contextlib.contextmanager
 def recorded(replica: FakeReplica) -> Iterator[list[pipe.ToEngine]]:
     recorder = Recorder()
     replica.server.engine = recorder
-    yield recorder.told
+    yield recorder.received
 
 
 def goodbyes(wire: bytes) -> list[Message]:
@@ -115,12 +115,12 @@ async def test_two_ingresses_get_each_its_own_outputs() -> None:
 @in_loop
 async def test_messages_go_to_the_engine_with_the_slot_of_their_link() -> None:
     replica = await start_replica(settings(), "a")
-    with recorded(replica) as told:
+    with recorded(replica) as received:
         _, probe = await linked(replica), await linked(replica)
         add(probe, "r@0")
         probe.link.write(probe.link.connection.send_abort(["r@0", "unknown@3"]))
-        await until(lambda: len(told) == 2)
-    assert told == [
+        await until(lambda: len(received) == 2)
+    assert received == [
         pipe.AddToEngine(1, "r@0", [b"request"], 0),
         pipe.AbortInEngine(["r@0", "unknown@3"]),
     ]
@@ -130,17 +130,17 @@ async def test_messages_go_to_the_engine_with_the_slot_of_their_link() -> None:
 @in_loop
 async def test_what_a_lost_ingress_left_unfinished_is_aborted() -> None:
     replica = await start_replica(settings(), "a")
-    with recorded(replica) as told:
+    with recorded(replica) as received:
         probe = await linked(replica)
         for attempt_id in ("r1@0", "r0@0", "done@0"):
             add(probe, attempt_id)
         await until(lambda: replica.server.num_attempts() == 3)
         replica.engine.emit_outputs(0, [b"step"], finished=["done@0"])
         replica.relay.cut()
-        await until(lambda: len(told) == 4)
-    assert told[3] == pipe.AbortInEngine(["r0@0", "r1@0"])
+        await until(lambda: len(received) == 4)
+    assert received[3] == pipe.AbortInEngine(["r0@0", "r1@0"])
     assert replica.server.num_attempts() == 0
-    replica.engine.emit_outputs(0, [b"for nobody"])
+    replica.engine.emit_outputs(0, [b"for no link"])
     await replica.close()
 
 
@@ -148,7 +148,7 @@ async def test_what_a_lost_ingress_left_unfinished_is_aborted() -> None:
 @in_loop
 async def test_an_ingress_that_breaks_the_rules_of_attempts_is_cut_off(second: str, credit: int, code: str) -> None:
     replica = await start_replica(settings(protocol={"credit": credit}), "a")
-    with recorded(replica) as told:
+    with recorded(replica) as received:
         guilty = await linked(replica)
         frame = guilty.link.connection.send_add("r@0", [b"request"])
         guilty.link.connection.attempts.clear()
@@ -157,7 +157,7 @@ async def test_an_ingress_that_breaks_the_rules_of_attempts_is_cut_off(second: s
         assert guilty.lost[0].startswith(f"the peer closed the link ({code})")
         # The first was taken in the same piece of data: the link's end aborts it.
         await until(lambda: not replica.server._links)
-        assert [m for m in told if isinstance(m, pipe.AbortInEngine)] == [pipe.AbortInEngine(["r@0"])]
+        assert [m for m in received if isinstance(m, pipe.AbortInEngine)] == [pipe.AbortInEngine(["r@0"])]
     await replica.close()
 
 
@@ -165,26 +165,26 @@ async def test_an_ingress_that_breaks_the_rules_of_attempts_is_cut_off(second: s
 @in_loop
 async def test_an_abort_that_came_in_one_piece_with_the_links_end_reaches_the_engine(fault: bytes) -> None:
     replica = await start_replica(settings(), "a")
-    with recorded(replica) as told:
+    with recorded(replica) as received:
         probe = await linked(replica)
         for attempt_id in ("aborted@0", "left@0"):
             add(probe, attempt_id)
-        await until(lambda: len(told) == 2)
+        await until(lambda: len(received) == 2)
         connection = probe.link.connection
         abort = connection.send_abort(["aborted@0"])
         probe.link.write(abort + (fault or connection.close("ingress_stopped", "")))
         await until(lambda: not replica.server._links)
-        assert told[2:] == [pipe.AbortInEngine(["aborted@0"]), pipe.AbortInEngine(["left@0"])]
+        assert received[2:] == [pipe.AbortInEngine(["aborted@0"]), pipe.AbortInEngine(["left@0"])]
     await replica.close()
 
 
 @in_loop
 async def test_a_heartbeat_reports_the_load_and_a_drain_is_reported_at_once() -> None:
     replica = await start_replica(settings(), "a")
-    with recorded(replica) as told:
+    with recorded(replica) as received:
         probe = await linked(replica)
         add(probe, "r@0")
-        await until(lambda: told)
+        await until(lambda: received)
         replica.server.on_engine_message(pipe.StepOutputs(5, EngineLoad(9, 3, 2, 1.5), 0.0, [], b"no such slot", 1))
         replica.server.start_drain(60.0)
         await until(lambda: len(probe.messages) == 2)
@@ -215,7 +215,7 @@ async def test_a_drain_that_begins_between_connection_and_hello_is_in_the_challe
 async def test_the_first_output_is_one_with_tokens_that_goes_to_an_ingress() -> None:
     replica = await start_replica(settings(), "a")
     await linked(replica)
-    for slot, num_outputs in ((5, 1), (0, 0)):  # for nobody, and the load alone
+    for slot, num_outputs in ((5, 1), (0, 0)):  # for no link, and the load without outputs
         replica.server.on_engine_message(pipe.StepOutputs(slot, EngineLoad(1, 1, 0, 0.5), 0.0, [], b"", num_outputs))
         assert not replica.server.first_output.is_set()
     replica.engine.emit_outputs(0, [b"token"])
@@ -227,12 +227,12 @@ async def test_the_first_output_is_one_with_tokens_that_goes_to_an_ingress() -> 
 async def test_a_silent_ingress_is_cut_off_and_its_attempts_are_aborted() -> None:
     limits = {"heartbeat_interval_s": 0.01, "heartbeat_timeout_s": 1.0}
     replica = await start_replica(settings(protocol=limits), "a")
-    with recorded(replica) as told:
+    with recorded(replica) as received:
         probe = await linked(replica)
         add(probe, "r@0")
         await until(lambda: probe.lost)
         assert probe.lost == ["the peer closed the link (silent_peer): 'nothing heard for 1 s'"]
-        await until(lambda: pipe.AbortInEngine(["r@0"]) in told)
+        await until(lambda: pipe.AbortInEngine(["r@0"]) in received)
     await replica.close()
 
 
@@ -240,14 +240,14 @@ async def test_a_silent_ingress_is_cut_off_and_its_attempts_are_aborted() -> Non
 async def test_a_silent_ingress_that_does_not_read_either_is_gone_as_soon() -> None:
     limits = {"heartbeat_interval_s": 0.01, "heartbeat_timeout_s": 1.0}
     replica = await start_replica(settings(protocol=limits), "a")
-    with recorded(replica) as told:
+    with recorded(replica) as received:
         probe = await linked(replica)
         add(probe, "r@0")
-        await until(lambda: told)
+        await until(lambda: received)
         replica.relay.freeze()
         for _ in range(32):  # more than the buffers of two sockets hold
             replica.engine.emit_outputs(0, [b"x" * (1 << 20)])
-        await until(lambda: pipe.AbortInEngine(["r@0"]) in told)
+        await until(lambda: pipe.AbortInEngine(["r@0"]) in received)
     await replica.close()
 
 
@@ -354,7 +354,7 @@ async def test_with_few_descriptors_left_each_connection_drops_the_oldest_one_th
 @in_loop
 async def test_of_two_handshakes_for_the_last_slot_the_slower_is_refused_and_starts_nothing() -> None:
     replica = await start_replica(settings(protocol={"max_ingresses": 2}), "a")
-    with recorded(replica) as told:
+    with recorded(replica) as received:
         await linked(replica)
         reader, writer, slower = await handshake_begun(replica)
         first = await linked(replica)
@@ -362,7 +362,7 @@ async def test_of_two_handshakes_for_the_last_slot_the_slower_is_refused_and_sta
         with pytest.raises(PeerClosed) as refusal:
             slower.receive_data(await reader.read())
         await until(lambda: not replica.server._unproved)
-    assert (refusal.value.peer_code, told) == ("slots_exhausted", [])
+    assert (refusal.value.peer_code, received) == ("slots_exhausted", [])
     assert first.link.is_open()
     writer.close()
     await replica.close()

@@ -22,8 +22,8 @@ from tests.doubles.fleet import in_loop, until
 WHO = {"model": "tiny", "replica": "abc"}
 
 
-class Told:
-    """Keeps what a report shows."""
+class Shown:
+    """Keeps the phases that a report shows."""
 
     def __init__(self) -> None:
         self.phases: list[Mapping[str, float]] = []
@@ -52,36 +52,36 @@ def _all_levels(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @in_loop
-async def _until_the_first_token(told: Told, caplog: pytest.LogCaptureFixture) -> None:
+async def _until_the_first_token(shown: Shown, caplog: pytest.LogCaptureFixture) -> None:
     started, first_output = report(), asyncio.Event()
     assert started.load() == {}
-    running = asyncio.create_task(started.run(answer(process_created_at() - 30.0), first_output, told.show))
-    await until(lambda: told.phases)
+    running = asyncio.create_task(started.run(answer(process_created_at() - 30.0), first_output, shown.show))
+    await until(lambda: shown.phases)
     assert started.load()["cold_start"]["scheduled"] == pytest.approx(30.0, abs=0.1)
     assert logged(caplog) == []
     first_output.set()
     await running
-    assert started.load()["cold_start"] == told.phases[1]
+    assert started.load()["cold_start"] == shown.phases[1]
 
 
 def test_a_start_is_logged_once_as_its_first_token_goes_out(caplog: pytest.LogCaptureFixture) -> None:
-    told = Told()
-    _until_the_first_token(told, caplog)
-    assert [phases.keys() - told.phases[0].keys() for phases in told.phases] == [set(), {"first_token"}]
+    shown = Shown()
+    _until_the_first_token(shown, caplog)
+    assert [phases.keys() - shown.phases[0].keys() for phases in shown.phases] == [set(), {"first_token"}]
     (line,) = logged(caplog)
     assert (line["model"], line["replica"], line["until"]) == ("tiny", "abc", "first_token")
-    assert line["phases"] == told.phases[1]
+    assert line["phases"] == shown.phases[1]
     assert line["phases"]["import"] == pytest.approx(5.0)
-    assert line["start_s"] == pytest.approx(sum(told.phases[0].values()))
+    assert line["start_s"] == pytest.approx(sum(shown.phases[0].values()))
 
 
 @pytest.mark.parametrize("cancel", [False, True])
 def test_a_start_whose_first_token_does_not_come_is_logged_without(caplog: pytest.LogCaptureFixture, cancel: bool) -> None:
     @in_loop
     async def run() -> None:
-        told = Told()
-        running = asyncio.create_task(report().run(answer(None), asyncio.Event(), told.show, limit_s=60.0 if cancel else 0.0))
-        await until(lambda: told.phases)
+        shown = Shown()
+        running = asyncio.create_task(report().run(answer(None), asyncio.Event(), shown.show, limit_s=60.0 if cancel else 0.0))
+        await until(lambda: shown.phases)
         if cancel:
             running.cancel()
         await asyncio.wait([running])

@@ -27,7 +27,7 @@ NUM_WORKERS = 2
 
 
 def command_line(process: psutil.Process) -> str:
-    """Return a process's command line, nothing once it has ended."""
+    """Return a process's command line, empty once it has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:
@@ -42,7 +42,7 @@ class Engine:
     pid: int
 
     def group(self) -> list[psutil.Process]:
-        """Return what lives of the engine core's group."""
+        """Return the living processes of the engine core's group."""
         return living_group(self.pid)
 
     def workers(self) -> list[psutil.Process]:
@@ -54,12 +54,12 @@ class Engine:
         for line in self.supervisor.stdout:
             if line.startswith(word):
                 return line.strip()
-        raise AssertionError(f"the supervisor ended without a word of {word!r}")
+        raise AssertionError(f"the supervisor ended without a line {word!r}")
 
 
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Return the program's: a checkpoint, and a request that runs for as long as a test does."""
+    """Return the arguments of the program: a checkpoint, and a request that runs as long as a test."""
     folder = tmp_path_factory.mktemp("tensor-parallel")
     request = EngineCoreRequest(
         request_id=ATTEMPT_ID,
@@ -128,7 +128,7 @@ def test_nothing_is_left_of_an_engine_that_was_serving_with_workers_that_hang(
     kill(engine)
     until_gone(engine.pid)
     if kill is kill_engine_core:
-        assert engine.hears("died") == "died the engine core died: the engine core process ended without a word (killed?)"
+        assert engine.hears("died") == "died the engine core died: the engine core process ended without a message (killed?)"
 
 
 def test_nothing_is_left_of_a_serving_engine_that_lost_a_worker_and_the_supervisor_knows(engine: Engine) -> None:

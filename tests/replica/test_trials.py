@@ -11,7 +11,7 @@ from tests.replica.test_server import linked, recorded
 
 
 class Line:
-    """Trials whose links are names; ``done`` is what it has done, in order."""
+    """Trials whose links are names; ``done`` lists their calls, in order."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -66,13 +66,13 @@ def heard(probe: Probe) -> list[Message]:
     return [message for message in probe.messages if not isinstance(message, Heartbeat)]
 
 
-async def two_in_line(replica: FakeReplica, told: list[pipe.ToEngine]) -> tuple[Probe, Probe]:
+async def two_in_line(replica: FakeReplica, received: list[pipe.ToEngine]) -> tuple[Probe, Probe]:
     one, two = await linked(replica), await linked(replica)
     send(one, "r@1")
-    await until(lambda: told)
+    await until(lambda: received)
     send(two, "s@1")
     await until(lambda: replica.server.num_attempts() == 2)
-    assert told == [pipe.AddToEngine(0, "r@1", [b"request"], 0)]
+    assert received == [pipe.AddToEngine(0, "r@1", [b"request"], 0)]
     await until(lambda: heard(one))
     assert (heard(one), heard(two)) == ([TrialBegins("r@1")], [])
     return one, two
@@ -81,12 +81,12 @@ async def two_in_line(replica: FakeReplica, told: list[pipe.ToEngine]) -> tuple[
 @in_loop
 async def test_the_next_suspect_goes_to_the_engine_when_the_ingress_of_the_former_says_that_it_has_passed() -> None:
     replica = await start_replica(settings(), "a")
-    with recorded(replica) as told:
-        one, two = await two_in_line(replica, told)
+    with recorded(replica) as received:
+        one, two = await two_in_line(replica, received)
         one.link.write(one.link.connection.send_trial_passed("r@1"))
-        await until(lambda: len(told) == 2)
+        await until(lambda: len(received) == 2)
         await until(lambda: heard(two))
-    assert told[1:] == [pipe.AddToEngine(1, "s@1", [b"request"], 0)]
+    assert received[1:] == [pipe.AddToEngine(1, "s@1", [b"request"], 0)]
     assert heard(two) == [TrialBegins("s@1")]
     await replica.close()
 
@@ -94,10 +94,10 @@ async def test_the_next_suspect_goes_to_the_engine_when_the_ingress_of_the_forme
 @in_loop
 async def test_the_next_suspect_goes_to_the_engine_when_the_former_ends_there() -> None:
     replica = await start_replica(settings(), "a")
-    with recorded(replica) as told:
-        one, _ = await two_in_line(replica, told)
+    with recorded(replica) as received:
+        one, _ = await two_in_line(replica, received)
         replica.engine.emit_outputs(0, [b"last"], finished=["r@1"])
-        await until(lambda: len(told) == 2)
+        await until(lambda: len(received) == 2)
         await until(lambda: len(heard(one)) == 2)
     assert heard(one)[1:] == [Outputs([b"last"])]
     await replica.close()
@@ -106,11 +106,11 @@ async def test_the_next_suspect_goes_to_the_engine_when_the_former_ends_there() 
 @in_loop
 async def test_the_next_suspect_waits_for_the_engines_answer_when_the_ingress_of_the_former_goes() -> None:
     replica = await start_replica(settings(), "a")
-    with recorded(replica) as told:
-        one, _ = await two_in_line(replica, told)
+    with recorded(replica) as received:
+        one, _ = await two_in_line(replica, received)
         one.link.abort("the test cuts it")
-        await until(lambda: len(told) == 3)
-        assert told[1:] == [pipe.AbortInEngine(["r@1"]), pipe.AskTrial()]
+        await until(lambda: len(received) == 3)
+        assert received[1:] == [pipe.AbortInEngine(["r@1"]), pipe.AskTrial()]
         replica.server.on_engine_message(pipe.Answered(pipe.TRIALS_SLOT))
-        assert told[3:] == [pipe.AddToEngine(1, "s@1", [b"request"], 0)]
+        assert received[3:] == [pipe.AddToEngine(1, "s@1", [b"request"], 0)]
     await replica.close()

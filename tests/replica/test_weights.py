@@ -18,7 +18,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def id_of(model: Path | str, *, dtype: str = "bfloat16", revision: str | None = None, **additional: Any) -> str:
-    """Return the id for what a ``VllmConfig`` says of ``model``."""
+    """Return the id for the ``VllmConfig`` of ``model``."""
     return weights_id(
         SimpleNamespace(
             model_config=SimpleNamespace(model=str(model), model_weights="", revision=revision, dtype=dtype, quantization=None),
@@ -30,7 +30,7 @@ def id_of(model: Path | str, *, dtype: str = "bfloat16", revision: str | None = 
 
 
 def tensors(file: Path) -> dict[str, tuple[int, int]]:
-    """Return where in the file each tensor begins and ends."""
+    """Return the begin and end of each tensor in the file."""
     data = file.read_bytes()
     head_bytes = 8 + int.from_bytes(data[:8], "little")
     head = json.loads(data[8:head_bytes])
@@ -71,7 +71,7 @@ def test_of_very_many_tensors_some_stand_for_all(checkpoint: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.gguf"])
-def test_files_without_a_known_form_are_told_apart_by_samples(tmp_path: Path, name: str) -> None:
+def test_files_without_a_known_form_differ_by_samples(tmp_path: Path, name: str) -> None:
     file = tmp_path / name
     file.write_bytes(bytes(4_000_000))
     first = id_of(tmp_path)

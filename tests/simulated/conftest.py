@@ -42,12 +42,12 @@ def make_engine(tiny_llama: Path, vllm_environment: None) -> Iterator[Callable[.
         return LLM(**{**_arguments(tiny_llama, simulated), **_SMALL, "disable_log_stats": False, **engine_args})
 
     yield make
-    unregister_vllm_metrics()  # they would be in the way of a front end of ours in another module of the same worker
+    unregister_vllm_metrics()  # they would disturb a front end of ours in another module of the same worker
 
 
 @pytest.fixture(scope="module")
 def make_config(tiny_llama: Path, vllm_environment: None) -> Callable[..., Any]:
-    """Return a function that makes vLLM's configuration of such an engine; ``more`` goes beside ``simulated``."""
+    """Return a function that makes vLLM's configuration of a simulated engine; ``more`` is added beside ``simulated``."""
     from serve_app.replica.engine_core import engine_config
 
     def make(more: Mapping[str, Any], **engine_args: Any) -> Any:

@@ -37,7 +37,7 @@ def tight_engine(make_engine: Callable[..., Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def wide_engine(make_engine: Callable[..., Any]) -> Any:
-    """Return one that gives log probabilities of the whole vocabulary."""
+    """Return an engine that gives log probabilities of the whole vocabulary."""
     return make_engine(max_logprobs=-1)
 
 
@@ -220,7 +220,7 @@ def test_settings_without_a_profile_are_refused(make_engine: Callable[..., Any])
         make_engine({"seed": 1})
 
 
-def test_an_adapter_s_answers_are_its_own_whoever_else_is_in_the_batch(make_engine: Callable[..., Any]) -> None:
+def test_an_adapter_s_answers_are_its_own_whatever_else_is_in_the_batch(make_engine: Callable[..., Any]) -> None:
     from vllm.lora.request import LoRARequest
 
     engine = make_engine(enable_lora=True, max_loras=2)

@@ -66,7 +66,7 @@ def test_where_the_time_is_over_nothing_is_said_and_nothing_left(simulated: Any,
     monkeypatch.setattr(executor, "time", SimpleNamespace(perf_counter=clock.perf_counter, sleep=clock.sleep))
     core = core_of(simulated)
     assert measure(core, 1.0, clock.perf_counter) is None
-    assert clock.now <= 4.0, "one step a look, and what is under way ends"
+    assert clock.now <= 4.0, "one step a look, and the current step ends"
     assert not core.scheduler.has_requests()
     assert len(answer(simulated)) == 4
 

@@ -26,7 +26,7 @@ def ids(*values: int) -> Ids:
 
 
 class Engine:
-    """The least a model runner does: holds sequences and appends one token to some of them per step."""
+    """A minimal model runner: it holds sequences and appends one token to some of them per step."""
 
     def __init__(self, *, seed: int = 0, eos_probability: float = 0.0, num_slots: int = 1) -> None:
         self._hash, self._source = SequenceHash(seed), source(eos_probability)
@@ -62,7 +62,7 @@ seeds = st.integers(0, 2**63)
 
 
 @given(prompt=prompts, seed=seeds, cut=st.integers(0, 12), eos=st.sampled_from([0.0, 0.3]))
-def test_a_resumed_request_goes_on_with_the_same_tokens(prompt: list[int], seed: int, cut: int, eos: float) -> None:
+def test_a_resumed_request_continues_with_the_same_tokens(prompt: list[int], seed: int, cut: int, eos: float) -> None:
     whole = generate(prompt, 12, seed=seed, eos=eos)
     assert whole[cut:] == generate([*prompt, *whole[:cut]], 12 - cut, seed=seed, eos=eos)
 

@@ -19,7 +19,7 @@ SHARE = 0.1
 
 
 class Traffic:
-    """Requests of one engine core, step by step. ``steps`` has the tokens of each step by request."""
+    """Runs requests on one engine core, step by step. ``steps`` has the tokens of each step by request."""
 
     def __init__(self, core: Any) -> None:
         self._core = core
@@ -149,7 +149,7 @@ def test_chats_that_one_step_cannot_hold_are_before_lines_in_the_next_step_too(t
     assert traffic.steps[-2:] == [{"chat0": 300, "chat1": 212}, {"chat0": 1, "chat1": 88, "chat2": 300}]
 
 
-def test_beside_a_short_prompt_of_a_chat_lines_answers_go_on_and_their_prompts_wait(traffic: Traffic) -> None:
+def test_beside_a_short_prompt_of_a_chat_lines_answers_continue_and_their_prompts_wait(traffic: Traffic) -> None:
     traffic.add("line0", prompt=20, answer=20)
     traffic.add("line1", prompt=500, answer=3)
     traffic.step()
@@ -195,7 +195,7 @@ def test_each_answer_is_what_vllms_own_scheduler_gives(make_traffic: Callable[..
 def test_vllm_makes_the_steps_that_the_benchmark_computes(
     make_config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, *, share: float | None
 ) -> None:
-    """The same chats and lines, in the accelerator's own time: each step has as many tokens as in `benchmarks.batch_steps`."""
+    """The same chats and lines run in the accelerator's own time: each step has as many tokens as in `benchmarks.batch_steps`."""
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import EngineCore
 
