@@ -30,9 +30,8 @@ ROOM_CHANCE = 3.0
 """Room for a step is asked for as soon as the measured demand needs it. The room is given up once the demand plus this many standard
 deviations no longer needs it. With `CHANCE` both ways, a fleet of one or two often lacked the room."""
 LEAST_CHANCE, MOST_CHANCE = 0.05, 0.5
-"""The error of a demand counts as at least a twentieth and at most a half, however many requests were seen. At least a twentieth, because
-step costs are never exact: a large fleet that trusted its demand more would be so near its limit that a step of the load costs more than
-was saved."""
+"""The error of a demand counts as a twentieth to a half, however many requests were seen. At least a twentieth, because step costs are
+never exact: a large fleet that trusted its demand more would be too near its limit for a step of the load."""
 KV_GUARD = 0.95
 """Share of the KV cache in use above which a replica counts as full."""
 MANY = 1e6
@@ -224,9 +223,8 @@ class ModelAutoscaler:
         if load.fits_together and load.silent_replica_share <= LEARN_SILENT:
             share = 1 - load.silent_replica_share  # the part of the tokens that reporting replicas made in their steps
             tokens = {"output_tokens": share * load.output_tokens, "prefilled_tokens": share * load.prefilled_tokens}
-            prompts = share * (
-                (load.first_tokens or load.finished) + load.lines
-            )  # pooling requests have an end and no first token
+            num_begun = load.first_tokens or load.finished  # pooling requests have an end and no first token
+            prompts = share * (num_begun + load.lines)
             self._costs.add(load.interval_s, steps=load.steps, busy_s=load.busy_s, prompts=prompts, **tokens)
         self._learn_lengths(load)
         self._lines.learn(load)
@@ -239,9 +237,8 @@ class ModelAutoscaler:
         """Learn how long answers are, also from those that still run, and the share of prompts that the prefix cache saves.
 
         Short answers end first, so that the mean over ended answers falls while the load rises. If a request is equally likely to end at
-        each of its tokens (exponential lengths), the mean is all tokens made, divided by the number of ends, whatever still runs. If all
-        answers are equally long, the mean over ended answers is right. The squared variation of the lengths, 1 and 0 in these cases,
-        weighs the two means.
+        each of its tokens (exponential lengths), the mean is all tokens made, divided by the number of ends, whatever still runs. For
+        equal lengths, the mean over ended answers is right. The squared variation, 1 and 0 in these cases, weighs the two means.
         """
         self._squared_tokens.add(load.finished_tokens_squared, load.finished, load.interval_s)
         self._finished_tokens.add(load.finished_tokens, load.finished, load.interval_s)
@@ -377,8 +374,7 @@ class ModelAutoscaler:
     def _guards(self, seen: Observation, at: float, capacity: Capacity | None, *, most: float) -> dict[str, int]:
         """Return the wishes of guards: signs that the measure is wrong each ask for one more replica, unless one is on its way.
 
-        At most ``most`` are asked for: if more replicas do not help, the guards must not ask for ever.
-        """
+        They ask for at most ``most``: if more replicas do not help, they must not ask for ever."""
         recent = self._history.sums(at, WINDOWS_S[0])
         is_recent = recent.interval_s <= 2 * WINDOWS_S[0]  # after a long time without observations the signs may be old
         late = is_recent and recent.late_first_tokens > max(1.0, LATE_GUARD * recent.first_tokens)

@@ -5,7 +5,7 @@ One HTTP request becomes several engine requests by a list of prompts, by ``n`` 
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from serve_app.books.ledger_lines import MAX_ATTEMPTS_LISTED
@@ -58,16 +58,8 @@ class Totals:
             self.first_token_at = min(self.first_token_at or trail.first_token_at, trail.first_token_at)
 
     def copy(self) -> "Totals":
-        return Totals(
-            self.num_attempts,
-            self.output_tokens,
-            [*self.replicas],
-            [*self.ends],
-            [*self.gaps_s],
-            self.reason,
-            self.queued_s,
-            self.first_token_at,
-        )
+        """Return totals to which more can be added without changing these."""
+        return replace(self, replicas=[*self.replicas], ends=[*self.ends], gaps_s=[*self.gaps_s])
 
 
 class EngineRequests:
