@@ -47,7 +47,7 @@ observe: .venv ## Prometheus, and Grafana where it is installed, beside `make ru
 preview: .venv ## a picture of each dashboard in build/preview, drawn from the Prometheus of `make observe`
 	$(BIN)/python -m tools.monitoring.preview --prometheus http://127.0.0.1:$(PROMETHEUS_PORT)
 
-demo: model ## start, ask, break a replica in mid-stream, show that the answer goes on
+demo: model ## start, ask, break a replica in mid-stream, show that the answer continues
 	$(BIN)/serve-app demo
 
 demo-autoscaling: model ## a simulated fleet, a load that jumps, and the plot of replicas and latencies: 5 minutes, no GPU
@@ -71,7 +71,7 @@ test-clients: model ## docs/api.md's JavaScript and LangChain against a fleet; f
 	else echo "npm is not on the PATH: the JavaScript is skipped; on Debian and Ubuntu: apt install nodejs npm" >&2; fi
 	$(BIN)/pytest -n 0 tests/examples -k "langchain or javascript or python_of_the_api"
 
-chaos: .venv ## each fault of tests/chaos five times, or those of SCENARIO; goes on where it was stopped, prints the worst counts
+chaos: .venv ## each fault of tests/chaos five times, or those of SCENARIO; continues where it was stopped, prints the worst counts
 	status=0; SERVE_APP_CHAOS=$(CHAOS) $(BIN)/pytest tests/chaos $(if $(SCENARIO),-k "$(SCENARIO)") || status=$$?; \
 	$(BIN)/python -m tests.chaos.records $(CHAOS); exit $$status
 
@@ -284,8 +284,8 @@ clean: ## remove .venv and caches; fetched models stay
 .PHONY: .venv
 .venv: .venv/.installed
 
-# Reads what pip says and tells of it a line for 25 packages, and when it begins to unpack: pip itself prints hundreds of lines, or none.
-# In bash, since Debian's awk (mawk) reads a pipe in blocks, and would tell of a minute's work when the work is over.
+# Reads pip's output and prints a line for every 25 packages, and one when it unpacks: pip itself prints hundreds of lines, or none.
+# In bash, since Debian's awk (mawk) reads a pipe in blocks, and would report a minute's work when the work is over.
 tell-progress = { n=0; while IFS= read -r line; do case $$line in \
   Collecting*|Processing*|"Requirement already satisfied"*) n=$$((n + 1)); [ $$((n % 25)) != 0 ] || echo "  $$n packages fetched or there";; \
   "Installing collected"*) echo "  unpacking them, about a minute";; esac; done; }

@@ -65,7 +65,7 @@ POLICIES: dict[str, Policy] = {
 
 
 def _of_an_only_ingress(*_: object) -> PrefixAffinity:
-    return PrefixAffinity(continued=0.0)  # as `new_fleet` does
+    return PrefixAffinity(continued=0.0)  # as `routing_of` does
 
 
 SAME_WITH_SEVERAL = ("round robin", "consistent hash")

@@ -1,4 +1,4 @@
-"""Tests get ports of this machine for their servers here."""
+"""`free_port` finds a port of this machine for a test's server."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""Runs pytest, runs the tests that failed a second time, and lists those that then passed as flaky.
+"""`second_try` runs pytest, then runs each failed test once more, and lists as flaky the tests that pass then.
 
     python -m tests.second_try build/flaky.txt PYTEST_ARGUMENTS...
 
@@ -15,7 +15,7 @@ import pytest
 
 MAX_ERROR_CHARS = 200
 _GROUP = re.compile(r"@[^@\[\]]+$")
-"""What pytest-xdist adds to the name of a test that shares a worker with others."""
+"""The suffix that pytest-xdist adds to the name of a test in a group."""
 
 
 class Outcomes:
@@ -26,7 +26,7 @@ class Outcomes:
         self.failed: dict[str, str] = {}
         """Node ids of failed tests and the first line of each error."""
         self.recovered: dict[str, str] = {}
-        """Likewise those that pytest-xdist ran again by itself, because their worker crashed, and that then passed."""
+        """The same for tests whose worker crashed and that passed when pytest-xdist ran them again."""
         self.is_complete = True
         """Whether every module could be collected."""
 
@@ -57,9 +57,8 @@ def run_twice(arguments: list[str], cache: Path) -> tuple[int, dict[str, str]]:
     second = Outcomes()
     status = pytest.main([*arguments, "--last-failed", "--last-failed-no-failures=none"], plugins=[second])
     flaky = {test: error for test, error in first.failed.items() if test in second.passed and test not in second.failed}
-    if status == pytest.ExitCode.OK and len(flaky) < len(
-        first.failed
-    ):  # a test that skips itself on its second try has not passed
+    # A test that skips itself on its second try has not passed.
+    if status == pytest.ExitCode.OK and len(flaky) < len(first.failed):
         status = pytest.ExitCode.TESTS_FAILED
     return int(status), first.recovered | flaky
 

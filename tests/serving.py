@@ -1,4 +1,4 @@
-"""A test runs an HTTP server here, in a thread while a block lasts."""
+"""`serving` runs a test's HTTP server in a thread while a block lasts."""
 
 import threading
 from collections.abc import Iterator

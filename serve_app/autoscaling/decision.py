@@ -1,7 +1,7 @@
 """`ModelAutoscaler` decides how many replicas a model should have, and records why. Pure: observations in, decisions out, time is a number.
 
 ``serve_app/autoscaling/policy.py`` passes it what Ray Serve reports, the simulator what its own replicas do: the same observations give
-the same decisions. Several rules each wish for a number of replicas (`ModelAutoscaler._wishes`), and the largest wish wins. Scaling up
+the same decisions. Each wish is for a number of replicas (`ModelAutoscaler._wishes`), and the largest wins. Scaling up
 happens at once; scaling down stops at the most that was needed in the last two cold starts (`needs.py`).
 """
 
@@ -17,12 +17,12 @@ from serve_app.autoscaling.feedback import MEMORY_S, Feedback
 from serve_app.autoscaling.history import GUARD_S, HISTORY_S, History, Mean
 from serve_app.autoscaling.needs import Needs, Unproven, keep_s
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S, Orders, queue_at_s
-from serve_app.autoscaling.signals import MIN_EVENTS, STALE_S, ModelLoad
+from serve_app.autoscaling.signals import STALE_S, ModelLoad
 
 RECOVER_S, RECOVER_STARTS = 15.0, 0.5
 """New replicas, busy all the time, must empty a queue within this many seconds of serving, or cold starts if that is longer."""
 QUEUE_MOST, QUEUE_FEW = 1.2, 1.5
-"""For a demand of n replicas the queue rule asks for at most 1.2 n + 1.5 sqrt(n) + 1: 7 for 3, 16 for 9, 1,330 for 1,067.
+"""For a demand of n replicas the wish `queue` is at most 1.2 n + 1.5 sqrt(n) + 1: 7 for 3, 16 for 9, 1,330 for 1,067.
 A queue ends, but the replicas asked for stay for two cold starts. A few more cost a small fleet little and empty its queue much sooner."""
 CHANCE = 1.5
 """The number of replicas stays while the measured demand is within this many of its standard deviations of what they can carry."""
@@ -40,10 +40,12 @@ MISMEASURED = ("kv cache full", "late first tokens")
 """Guards that fire when replicas can do less than was measured."""
 LATE_GUARD = 0.1
 """Share of first tokens later than the SLO at which one more replica is asked for."""
+MIN_REJECTED = 0.5
+"""Rejections in the shortest window from which the guard `rejected` fires: assumed increments are fractions."""
 LENGTHS_S = 15.0
 """Until this long after the first answer has ended, the lengths of answers count as unknown: short answers end first."""
 TAUGHT = ("taught_step", "taught_output_token", "taught_prompt_token")
-"""Names among a decision's inputs: for each cost, the share that was learnt from the load since replicas measured it, if any has."""
+"""Names among a decision's inputs: for each cost, the share that was learnt from the load since replicas measured it."""
 UNSEEN_HALF_S = 3600.0
 """Knowledge weighs half as much after this long without a controller."""
 LEARN_SILENT = 0.25
@@ -98,7 +100,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wishes:
-    """The wishes of all rules at one moment."""
+    """All wishes at one moment."""
 
     asked: Mapping[str, int]
     """Wish -> replicas."""
@@ -295,7 +297,7 @@ class ModelAutoscaler:
     def _for_demand(
         self, seen: Observation, capacity: Capacity, come: Arrivals, of: Mapping[str, float]
     ) -> tuple[dict[str, int], int]:
-        """Return the wishes for demand, room for a step and growth; and the fewest replicas that chance cannot make too few."""
+        """Return the wishes for demand, room for a step and growth; and where scaling down stops: the upper bound of the demand."""
         demand, error = of["demand"], math.hypot(come.error, self._output_tokens.error)
         chance, room_chance = (min(MOST_CHANCE, max(LEAST_CHANCE, deviations * error)) for deviations in (CHANCE, ROOM_CHANCE))
         alone = partial(capacity.replicas_for, factor=self._factor(capacity))
@@ -311,7 +313,7 @@ class ModelAutoscaler:
         return asked, max(alone(demand * (1 + chance)), with_room(demand * (1 + room_chance)))
 
     def _quantities(self, seen: Observation, at: float, capacity: Capacity, come: Arrivals) -> dict[str, float]:
-        """Return the quantities that the rules use, under their names among a decision's inputs."""
+        """Return the quantities that the wishes use, under their names among a decision's inputs."""
         work_s, ahead_s = capacity.work_s, min(self._cold_start_s, HISTORY_S)
         demand = come.requests_per_s * work_s
         return (
@@ -372,17 +374,15 @@ class ModelAutoscaler:
         return replace(capacity, left_out=self._left_out)
 
     def _guards(self, seen: Observation, at: float, capacity: Capacity | None, *, most: float) -> dict[str, int]:
-        """Return the wishes of guards: signs that the measure is wrong each ask for one more replica, unless one is on its way.
-
-        They ask for at most ``most``: if more replicas do not help, they must not ask for ever."""
+        """Return the wishes of guards, <= ``most``: each sign of a wrong measure asks for one more replica, if none is on its way."""
         recent = self._history.sums(at, WINDOWS_S[0])
         is_recent = recent.interval_s <= 2 * WINDOWS_S[0]  # after a long time without observations the signs may be old
         late = is_recent and recent.late_first_tokens > max(1.0, LATE_GUARD * recent.first_tokens)
         signs = {
-            # A queue would cause both of these signs, and the queue has its own rule.
+            # A queue would cause both of these signs, and the queue has a wish of its own.
             "kv cache full": seen.load.kv_usage > KV_GUARD and not recent.queued,
             "late first tokens": late and not recent.queued and (capacity is None or capacity.can_keep_ttft()),
-            "rejected": is_recent and recent.rejected >= MIN_EVENTS,
+            "rejected": is_recent and recent.rejected >= MIN_REJECTED,
             # On each replica one request may wait for the end of the current step.
             "queue without measure": seen.load.queued > seen.running and capacity is None,
         }

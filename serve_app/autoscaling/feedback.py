@@ -47,7 +47,7 @@ class Feedback:
             running: Replicas that serve.
         """
         if not running or not load.fits_together or load.queued + load.waiting > running:
-            return  # a queue causes late first tokens and full batches, and it has its own rule
+            return  # a queue causes late first tokens and full batches, and it has a wish of its own
         if (utilization := demand / running) >= FULL or not load.steps:
             return
         keep = math.exp(-load.interval_s / MEMORY_S)

@@ -73,7 +73,7 @@ class Needs:
         Args:
             demand: Replicas that the measured demand needs.
             asked: Replicas that a guard asks for now, 0 without one.
-            wished: The most that any rule asks for now.
+            wished: The largest wish of now.
             target: Present replicas. If they are more than demand and correction, the guard has another reason.
         """
         missing = self._missing.add(self._observed_s, 0, MISSING_S, first=0)

@@ -157,8 +157,8 @@ class DemandPolicy:
         assert self._settings is not None
         reports = newest_reports(contexts[INGRESS])
         increments = memory.ingresses.take(reports, now=at)
-        silent = memory.ingresses.silent(members(contexts[INGRESS]), now=at)
-        ingress_share = len(silent) / max(1, len(members(contexts[INGRESS])))
+        silent_ingresses = memory.ingresses.silent(members(contexts[INGRESS]), now=at)
+        ingress_share = len(silent_ingresses) / max(1, len(members(contexts[INGRESS])))
         memory.note_departures(contexts, at)
         ingress_drains = memory.left_within(INGRESS, self._settings.timeouts.drain_s, at)  # its streams are not reported
         models = {}
@@ -168,17 +168,19 @@ class DemandPolicy:
                 of_replicas = load_of_replicas(context, meter, now=at)
                 replica_drains = _total(reports, f"draining/{model.name}") > 0
                 has_just_left = memory.left_within(replica_deployment(model), STALE_S, at)  # ingresses may not have reported yet
-                mute = meter.silent(members(context), now=at)
-                replica_share = len(mute) / max(1, len(members(context)))
+                silent_replicas = meter.silent(members(context), now=at)
+                replica_share = len(silent_replicas) / max(1, len(members(context)))
                 held, queued = (_total(reports, f"{of}/{model.name}") for of in ("lines_held", "lines_queued"))
                 of_replicas["queued"] = max(0.0, of_replicas["queued"] - queued)
                 load = ModelLoad(
                     lines_held=held,
                     lines_queued=queued,
                     interval_s=interval_s,
-                    silent=silent + mute,
+                    silent=silent_ingresses + silent_replicas,
                     silent_ingress_share=ingress_share,
-                    assumed_share=memory.ingresses.share_of(silent, members(contexts[INGRESS]), f"output_tokens/{model.name}"),
+                    assumed_share=memory.ingresses.share_of(
+                        silent_ingresses, members(contexts[INGRESS]), f"output_tokens/{model.name}"
+                    ),
                     silent_replica_share=replica_share,
                     is_partial=ingress_drains or replica_drains or has_just_left,
                     **load_at_ingresses(model, reports, increments),
@@ -188,7 +190,7 @@ class DemandPolicy:
                 is_first = model.name in memory.new and not members(context)
                 initial = model.replicas.initial or 0 if is_first else 0
                 models[model.name] = self._model(model, context, load, memory.scaler.cold_start_s(model.name), initial)
-        ingress = self._ingress(contexts[INGRESS], reports, increments, interval_s, silent)
+        ingress = self._ingress(contexts[INGRESS], reports, increments, interval_s, silent_ingresses)
         return FleetObservation(at=at, models=models, ingress=ingress)
 
     def _warn(self, memory: Memory) -> None:

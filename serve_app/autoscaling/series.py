@@ -17,7 +17,7 @@ logger = logging.getLogger("ray.serve")  # this runs in Serve's controller, in w
 PREFIX = "serve_app_autoscaling_"
 SERIES: Mapping[str, str] = {
     "demand": "Work that arrives, in replicas that would be busy all the time.",
-    "wish": "Replicas that each rule asks for, 0 when it asks for none.",
+    "wish": "Replicas that each wish is for, 0 without the wish.",
     "because": "1 for what decided the number of replicas, 0 for what did before.",
     "desired": "Replicas wanted.",
     "ready": "Replicas that serve.",

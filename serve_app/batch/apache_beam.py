@@ -1,4 +1,4 @@
-"""`FleetModelHandler` lets Apache Beam's ``RunInference`` ask a fleet. Needs the extra ``serve-app[beam]``.
+"""Two handlers let Apache Beam's ``RunInference`` ask a fleet. The module needs the extra ``serve-app[beam]``.
 
     predictions = prompts | RunInference(FleetModelHandler("http://serve-app:8010"), inference_args={"max_tokens": 64})
     predictions = prompts | RunInference(EmbeddedModelHandler("fleet.yaml"), inference_args={"max_tokens": 64})

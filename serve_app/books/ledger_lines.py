@@ -6,7 +6,7 @@
         {"closed": ..., ...}   `Last`: in the last file of an ingress that was stopped in order
 
 ``seq`` counts the lines that an ingress wanted to write, and ``number`` the requests that came to it, both from 0 and over all its files.
-So a reader sees which lines are missing, and which requests have no line or two.
+So a reader sees which lines are missing, and which requests have no line, and which have two.
 """
 
 import re

@@ -71,14 +71,14 @@ async def _refusals(settings: Settings, folders: Mapping[str, str]) -> list[tupl
     from serve_app.ingress.fleet.fleet_client import FleetClient
     from serve_app.ingress.front_end.front_end import build_front_end
     from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
-    from serve_app.ingress.runtime import shortcuts_of
+    from serve_app.ingress.runtime import installer_of
 
     found = []
     for name, folder in folders.items():
         model = settings.models[name]
         client = FleetClient(settings, model, ingress_id="check", token=b"", tls=None)
         try:
-            await build_front_end(model, folder, client, GrammarCompiler(), shortcuts_of(settings))
+            await build_front_end(model, folder, client, GrammarCompiler(), installer_of(settings))
         except FrontEndStartFailed as exc:
             found.append((name, exc.reason))
         else:

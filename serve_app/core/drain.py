@@ -79,7 +79,7 @@ class Drains:
             left = movable(replicas[replica_id].held.values())
             if left and now >= (planned_at := drain.next_at(len(left))):
                 limit = MAX_UNANSWERED if now < drain.late_at else MAX_UNANSWERED_LATE
-                for request in _most_urgent(left):
+                for request in _most_urgent(left, replicas):
                     if (target := _target(request, replicas, routing, limit)) is not None:
                         return Move(request, replica_id, target, planned_at)
         return None
@@ -123,11 +123,12 @@ def takes_moved(replica: ReplicaState, max_unanswered: int) -> bool:
     return sum(r.lost_at is not None for r in replica.held.values()) < max_unanswered
 
 
-def _most_urgent(requests: Iterable[RequestState]) -> list[RequestState]:
-    """Return the most urgent request of each release and adapter, the most urgent first. Others with the same fit the same replicas."""
-    found: dict[tuple[str | None, int | None], RequestState] = {}
+def _most_urgent(requests: Iterable[RequestState], replicas: Mapping[str, ReplicaState]) -> list[RequestState]:
+    """Return the most urgent of the requests that the same replicas can run, the most urgent first."""
+    kinds = {replica.kind: replica for replica in replicas.values()}.values()
+    found: dict[tuple[bool, ...], RequestState] = {}
     for request in requests:
-        need = request.weights, request.adapter
+        need = tuple(replica.can_run(request) for replica in kinds)
         if need not in found or _urgency(request) > _urgency(found[need]):
             found[need] = request
     return sorted(found.values(), key=_urgency, reverse=True)

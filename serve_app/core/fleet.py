@@ -40,7 +40,7 @@ from serve_app.core.instructions import (
 from serve_app.core.quarantine import Quarantine
 from serve_app.core.refusals import Refusals
 from serve_app.core.request import EngineOutput, RequestState, Trial
-from serve_app.core.routing import Choice, LeastOutstandingTokens, Reason, ReplicaState, RoutingPolicy
+from serve_app.core.routing import Choice, LeastOutstandingTokens, Reason, ReplicaState, RoutingPolicy, mark_longest
 from serve_app.core.tally import Tally
 from serve_app.core.trail import MOVED
 from serve_app.errors import RequestQuarantined, ResumeDiverged, ServingError
@@ -69,7 +69,7 @@ class FleetState:
         self.failover = Failover(settings, self.quarantine)
         self.drains = Drains()
         self._routing = routing or LeastOutstandingTokens()
-        self._refusals = Refusals(settings, self.replicas.values())
+        self.refusals = Refusals(settings, self.replicas.values())
         self._attempts: dict[str, RequestState] = {}
 
     def handle(self, event: Event, *, now: float) -> list[Instruction]:
@@ -96,23 +96,11 @@ class FleetState:
                 self.quarantine.learn(event.blocks, now=now)
                 return self._end_blocked(now)
             case StartMeasured():
-                self._refusals.cold_starts.add(event.replica_id, event.start_s)
+                self.refusals.cold_starts.add(event.replica_id, event.start_s)
                 return []
             case Ticked():
                 self.quarantine.expire(now=now)
                 return self._eject_silent(now) + self._end_long_waits(now) + self._move_off_draining(now)
-
-    def outstanding_tokens(self) -> int:
-        """Return the tokens that unfinished requests, waiting ones included, may still cost."""
-        return sum(r.outstanding_tokens for r in self.replicas.values()) + sum(r.tokens_left() for r in self.waiting.values())
-
-    def retry_after_s(self) -> float:
-        """Return in how many seconds a refused request may find a place."""
-        return self._refusals.retry_after_s()
-
-    def cold_start_s(self) -> float | None:
-        """Return the p90 of the measured cold starts, None while none was measured."""
-        return self._refusals.cold_starts.p90_s()
 
     def validate(self) -> None:
         """Assert the invariants; for tests and for readers."""
@@ -124,6 +112,7 @@ class FleetState:
         assert {r.request_id for r in held.values()} | set(self.waiting) == set(self.requests)
         for replica in self.replicas.values():
             replica.validate()
+        assert not mark_longest(self.replicas.values())
         self.failover.validate(self.requests.values())
         self.drains.validate(self.replicas)
         self._routing.validate(self.replicas)
@@ -136,7 +125,7 @@ class FleetState:
         if (refusal := self.quarantine.refusal(event.fingerprint, now=now)) is not None:
             self.outcomes["blocked"] += 1
             return [FailRequest(event.request_id, refusal)]
-        if event.background and (no_place := self._refusals.of_background(len(self.waiting))) is not None:
+        if event.background and (no_place := self.refusals.of_background(len(self.waiting))) is not None:
             self.outcomes["held_back"] += 1
             return [FailRequest(event.request_id, no_place)]
         self.tally.arrival(event)
@@ -145,7 +134,7 @@ class FleetState:
         request.arrived_at = request.waiting_since = now
         if len(self.waiting) >= self.settings.max_waiting_requests and self._routing.pick(request, self.replicas) is None:
             self._reject(request)
-            return [FailRequest(request.request_id, self._refusals.queue_full(len(self.waiting)))]
+            return [FailRequest(request.request_id, self.refusals.queue_full(len(self.waiting)))]
         self.requests[request.request_id] = request
         self.waiting[request.request_id] = request
         return self._dispatch(now)
@@ -173,17 +162,23 @@ class FleetState:
         failed = self._forget_replica(replica_id, LinkEnd.ENDED_HERE, now=now)
         self.failover.linked_again(replica_id, self.requests.values())
         replica = ReplicaState(replica_id, event.credit, now, draining=event.draining, weights=event.weights)
-        replica.kv_tokens, replica.adapters = event.kv_tokens, event.adapters
+        replica.kv_tokens, replica.adapters, replica.max_model_len = event.kv_tokens, event.adapters, event.max_model_len
         self.replicas[replica_id] = replica
         self._routing.changed(replica_id)
-        taken_back = self._take_back_queued(event.credit, now) if is_new and not event.draining else []
+        self._mark_longest()
+        taken_back = self._take_back_queued(replica, now) if is_new and not event.draining else []
         return failed + taken_back + self._dispatch(now)
 
-    def _take_back_queued(self, limit: int, now: float) -> list[Instruction]:
+    def _mark_longest(self) -> None:
+        for replica_id in mark_longest(self.replicas.values()):
+            self._routing.changed(replica_id)
+
+    def _take_back_queued(self, new: ReplicaState, now: float) -> list[Instruction]:
         """Take back requests that only wait in engines' queues, so that a new replica gets its part of them."""
         aborts, back = list[Instruction](), list[RequestState]()
         for replica in self.replicas.values():
-            queued = [] if replica.draining else self._routing.leaving(replica.queued(), self.replicas)[: limit - len(back)]
+            leaving = [] if replica.draining else self._routing.leaving(replica.queued(), self.replicas)
+            queued = [r for r in leaving if new.can_run(r)][: new.credit - len(back)]
             aborts += [AbortAttempts(replica.replica_id, tuple(r.attempt_id for r in queued))] if queued else []
             for request in queued:
                 self._release(request)
@@ -203,7 +198,10 @@ class FleetState:
         replica = self.replicas.get(event.replica_id)
         if replica is None:
             return []
+        was_draining = replica.draining
         replica.take_heartbeat(event, now=now)
+        if replica.draining is not was_draining:
+            self._mark_longest()
         self.drains.notice(event.replica_id, event.drain_left_s if event.draining else None, now=now)
         self._routing.changed(event.replica_id)
         return self._dispatch(now)
@@ -215,6 +213,7 @@ class FleetState:
             return []
         self.drains.forget(replica_id)
         self._routing.forget(replica_id)
+        self._mark_longest()
         for request in replica.held.values():
             del self._attempts[request.attempt_id]
             request.trail.lost(MOVED if request.attempt_id in unsent else end.name.lower())
@@ -313,7 +312,7 @@ class FleetState:
     def _end_long_waits(self, now: float) -> list[Instruction]:
         failed: list[Instruction] = []
         for request in list(self.waiting.values()):
-            if (error := self._refusals.of_long_wait(request, now) or self.failover.of_standstill(request, now)) is None:
+            if (error := self.refusals.of_long_wait(request, now) or self.failover.of_standstill(request, now)) is None:
                 continue
             del self.waiting[request.request_id], self.requests[request.request_id]
             if request.attempt < 0:
@@ -350,8 +349,8 @@ class FleetState:
             choice = trial or self._routing.pick(request, self.replicas)
             if choice is not None and choice.replica.takes(request):
                 return request, choice
-            # Later requests may still start: this one may lack only a replica with its weights, or with its adapter.
-            if only is None and request.weights is None and all(r.has_adapter_of(request) for r in self.replicas.values()):
+            # Later requests may still start: this one may lack only a replica that can run it.
+            if only is None and all(r.can_run(request) for r in self.replicas.values()):
                 return None
         return None
 

@@ -21,18 +21,24 @@ def num_on_draining(fleet: FleetState) -> int:
     return sum(len(replica.held) for replica in fleet.replicas.values() if replica.draining)
 
 
+def outstanding_tokens(fleet: FleetState) -> int:
+    """Return the tokens that unfinished requests, waiting ones included, may still cost."""
+    waiting = sum(request.tokens_left() for request in fleet.waiting.values())
+    return waiting + sum(replica.outstanding_tokens for replica in fleet.replicas.values())
+
+
 def describe(fleet: FleetState) -> dict[str, Any]:
     """Return counts and per-replica load, for status and metrics."""
     return {
         "requests": len(fleet.requests),
         "waiting": len(fleet.waiting),
-        "outstanding_tokens": fleet.outstanding_tokens(),
+        "outstanding_tokens": outstanding_tokens(fleet),
         "outcomes": dict(fleet.outcomes),
         "resumptions": fleet.failover.resumptions,
         "moved": fleet.drains.num_moved,
         "routed": dict(fleet.routed),
         "expected_hit_tokens": fleet.expected_hit_tokens,
         "blocked": len(fleet.quarantine),
-        "cold_start_s": fleet.cold_start_s(),
+        "cold_start_s": fleet.refusals.cold_starts.p90_s(),
         "replicas": {r.replica_id: r.describe() for r in fleet.replicas.values()},
     }

@@ -43,8 +43,8 @@ class Refusals:
         """Return the error of a request that has waited for too long; None while it may wait."""
         if (waited_s := now - request.waiting_since) <= self._settings.no_replica_s:
             return None
-        if request.weights is not None and self._replicas and all(r.weights != request.weights for r in self._replicas):
-            reason = f"for {waited_s:.1f} s there was no replica with the weights that began its answer"
+        if request.weights is not None and self._replicas and not any(r.can_run(request) for r in self._replicas):
+            reason = f"for {waited_s:.1f} s there was no replica with the weights that began its answer and room for its tokens"
             return ReplicaLost(request=request.request_id, reason=reason)
         return NoReplica(
             model=self._settings.model,

@@ -4,7 +4,7 @@ Pure; only ``FleetState`` calls it. `affinity.py` has the choice by what replica
 """
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
@@ -20,7 +20,8 @@ class ReplicaState:
 
     ``outstanding_tokens``: prompt tokens not yet prefilled plus output tokens still allowed, over this ingress's attempts.
     ``queued_chats``: how many requests that are no batch's were in the engine's queue at the last heartbeat.
-    ``kv_tokens``: tokens that the replica's KV cache holds, 0 if it did not report them.
+    ``kv_tokens``: tokens that the replica's KV cache holds, and ``max_model_len`` those of one prompt and answer; 0 if it did not report
+    them. ``is_longest``: no replica with these weights that takes new work has a longer context.
     """
 
     replica_id: str
@@ -34,17 +35,33 @@ class ReplicaState:
     weights: str = ""
     kv_tokens: int = 0
     adapters: frozenset[int] = frozenset()
+    max_model_len: int = 0
+    is_longest: bool = True
+
+    @property
+    def kind(self) -> "Kind":
+        """What decides which requests the engine can run. Replicas with equal ids of weights have equal adapters."""
+        return self.weights, self.max_model_len, self.is_longest
 
     def has_room(self) -> bool:
         return not self.draining and len(self.held) < self.credit
 
-    def has_adapter_of(self, request: RequestState) -> bool:
-        """Return whether the engine has the request's adapter: during an adapter's roll-out, old replicas do not."""
-        return request.adapter is None or request.adapter in self.adapters
+    def can_run(self, request: RequestState) -> bool:
+        """Return whether the engine has the weights that began the answer, the request's adapter, and room in its context.
+
+        During roll-outs, some replicas lack one of these. The replica with the longest context also runs a request whose answer it may
+        have to end early, if the prompt and the answer so far fit.
+        """
+        if request.weights not in (None, self.weights) or (request.adapter is not None and request.adapter not in self.adapters):
+            return False
+        limit = self.max_model_len
+        if not limit or request.tokens_left() <= limit:
+            return True
+        return self.is_longest and request.prompt_tokens + len(request.emitted_ids) < limit
 
     def takes(self, request: RequestState) -> bool:
-        """Return whether an attempt of the request may start here. Other weights than those that began its answer would not fit."""
-        return self.has_room() and request.weights in (None, self.weights) and self.has_adapter_of(request)
+        """Return whether an attempt of the request may start here."""
+        return self.has_room() and self.can_run(request)
 
     def take_heartbeat(self, event: HeartbeatArrived, *, now: float) -> None:
         """Take over the load that the replica reported."""
@@ -75,6 +92,18 @@ class ReplicaState:
         held = {"held": len(self.held), "outstanding_tokens": self.outstanding_tokens}
         load = {"running": self.load.running, "waiting": self.load.waiting, "kv_usage": self.load.kv_usage}
         return held | load | {"draining": self.draining}
+
+
+def mark_longest(replicas: Collection[ReplicaState]) -> list[str]:
+    """Set ``is_longest`` of the replicas, and return the ids of those for which it changed."""
+    longest: dict[str, int] = {}
+    for replica in replicas:
+        if not replica.draining:
+            longest[replica.weights] = max(longest.get(replica.weights, 0), replica.max_model_len)
+    changed = [r for r in replicas if r.is_longest != (r.max_model_len >= longest.get(r.weights, 0))]
+    for replica in changed:
+        replica.is_longest = not replica.is_longest
+    return [replica.replica_id for replica in changed]
 
 
 class Reason(StrEnum):
@@ -130,6 +159,7 @@ class RoutingPolicy(Protocol):
 
 
 Rank = tuple[int, int, int, str]
+Kind = tuple[str, int, bool]
 
 
 def rank_of(replica: ReplicaState) -> Rank:
@@ -140,13 +170,13 @@ def rank_of(replica: ReplicaState) -> Rank:
 class LeastOutstandingTokens:
     """Picks the replica with the fewest tokens still to compute for this ingress; among equals, the one with fewer requests in its engine.
 
-    Cost of a pick, amortized: O(log n) for each replica that changed since the last, and a look at each version of the weights, of
-    which a roll-out has two. A look at each of 1,000 replicas for every request would cost 0.15 ms, six times as much.
+    Cost of a pick, amortized: O(log n) for each replica that changed since the last, and a look at each kind of replica, of which a
+    roll-out has two. A look at each of 1,000 replicas for every request would cost 0.15 ms, six times as much.
     """
 
     def __init__(self) -> None:
-        self._ranks: dict[str, list[Rank]] = {}
-        """Heaps by weights. The rank of every replica with room is in its heap, except for replicas in ``_changed``. A rank that is no
+        self._ranks: dict[Kind, list[Rank]] = {}
+        """Heaps by kind. The rank of every replica with room is in its heap, except for replicas in ``_changed``. A rank that is no
         longer any replica's is dropped when it comes to the top."""
         self._changed: set[str] = set()
 
@@ -166,30 +196,27 @@ class LeastOutstandingTokens:
     def validate(self, replicas: Mapping[str, ReplicaState]) -> None:
         for replica in replicas.values():
             if replica.has_room() and replica.replica_id not in self._changed:
-                assert rank_of(replica) in self._ranks[replica.weights]
+                assert rank_of(replica) in self._ranks[replica.kind]
 
     def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> Choice | None:
         least = self.least(request, replicas)
         return None if least is None else Choice(least, Reason.LOAD)
 
     def least(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> ReplicaState | None:
-        """Return the replica that takes the request and has the least to do. Replicas with equal ids of weights have equal adapters."""
+        """Return the replica that takes the request and has the least to do."""
         self._take_changes(replicas)
-        versions = list(self._ranks) if request.weights is None else [request.weights]
-        least = [
-            replica for weights in versions if (replica := self._least(weights, replicas)) and replica.has_adapter_of(request)
-        ]
+        least = [replica for kind in list(self._ranks) if (replica := self._least(kind, replicas)) and replica.can_run(request)]
         return min(least, key=rank_of, default=None)
 
-    def _least(self, weights: str, replicas: Mapping[str, ReplicaState]) -> ReplicaState | None:
-        ranks = self._ranks.get(weights, [])
+    def _least(self, kind: Kind, replicas: Mapping[str, ReplicaState]) -> ReplicaState | None:
+        ranks = self._ranks.get(kind, [])
         while ranks:
             rank = ranks[0]
             replica = replicas.get(rank[-1])
-            if replica is not None and replica.weights == weights and replica.has_room() and rank_of(replica) == rank:
+            if replica is not None and replica.kind == kind and replica.has_room() and rank_of(replica) == rank:
                 return replica
             heapq.heappop(ranks)
-        self._ranks.pop(weights, None)
+        self._ranks.pop(kind, None)
         return None
 
     def _take_changes(self, replicas: Mapping[str, ReplicaState]) -> None:
@@ -200,5 +227,5 @@ class LeastOutstandingTokens:
             changed = replicas
         for replica_id in changed:
             if (replica := replicas.get(replica_id)) is not None and replica.has_room():
-                heapq.heappush(self._ranks.setdefault(replica.weights, []), rank_of(replica))
+                heapq.heappush(self._ranks.setdefault(replica.kind, []), rank_of(replica))
         self._changed.clear()

@@ -1,1 +1,1 @@
-"""The host room holds what a process of ours needs from its machine: signals, file descriptors, logging, memory, and vLLM's start."""
+"""The host room holds what a process needs from its machine and libraries: SIGTERM, descriptors, logs, threads, clock, vLLM's start."""

@@ -1,4 +1,4 @@
-"""A deployment's health check reports here which of its own tasks failed."""
+"""`raise_failure` raises the error that ended one of a deployment's own tasks, for its health check."""
 
 import asyncio
 from collections.abc import Iterable

@@ -42,11 +42,12 @@ class Ingress:
         await refuse_another_fleets_port(self.settings.ingress, own_fleet)
         settle()
         await self._runtime.listener.start()
+        self._renewing = asyncio.create_task(self._membership.keep(self._lease), name="lease")
         self._tasks = [
+            self._renewing,
             *self._runtime.start(),
             asyncio.create_task(self._runtime.prepare_grammars(), name="grammars"),
             asyncio.create_task(self._membership.watch(self._runtime.set_members), name="membership"),
-            asyncio.create_task(self._membership.keep(self._lease), name="lease"),
         ]
         self._end = OrderlyEnd(self._drain, serve_shutdown_s(self.settings))
         self._end.begin_at_sigterm()
@@ -63,7 +64,7 @@ class Ingress:
             pid=os.getpid(),
             vllm_version=self._runtime.vllm_version,
             state="draining" if app.draining else "ready",
-            load={"streams": app.streams, "models": self._runtime.describe()},
+            load={"streams": app.num_running, "models": self._runtime.describe()},
             quarantined=self._runtime.quarantined(),
             condemned=self._runtime.condemned(),
         )
@@ -79,7 +80,7 @@ class Ingress:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Return numbers only: Serve stops collecting at the first wrong type. Names contain the model; all but gauges count up."""
-        streams = float(self._runtime.app.streams)
+        streams = float(self._runtime.app.num_running)
         return {"streams": streams, "cpu_s": time.process_time(), **self._runtime.autoscaling_stats()}
 
     async def __del__(self) -> None:
@@ -90,12 +91,12 @@ class Ingress:
     async def _drain(self) -> None:
         runtime = self._runtime
         runtime.app.draining = True
-        logger.info("draining %d streams", runtime.app.streams)
-        renewing = self._tasks.pop()
-        renewing.cancel()
+        logger.info("draining %d requests", runtime.app.num_running)
+        self._tasks.remove(self._renewing)
+        self._renewing.cancel()
         await self._membership.release(self.replica_id)
         await asyncio.sleep(self.settings.ingress.unready_s)
         await runtime.drain(self.settings.timeouts.drain_s)
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(renewing, *self._tasks, return_exceptions=True)
+        await asyncio.gather(self._renewing, *self._tasks, return_exceptions=True)

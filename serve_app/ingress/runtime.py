@@ -82,13 +82,13 @@ class IngressRuntime:
     ) -> FrontEnd:
         client = FleetClient(settings, model, ingress_id=ingress_id, token=cluster_token(settings), tls=tls)
         path = await asyncio.to_thread(resolve_model, model.model, default_cache_dir())
-        return await build_front_end(model, path, client, grammars, shortcuts_of(settings))
+        return await build_front_end(model, path, client, grammars, installer_of(settings))
 
     def start(self) -> list[asyncio.Task[Any]]:
         """Start batches, the clients' loops and the watch of the event loop; the caller owns the tasks."""
         if self.batches is not None:
             adapters = [name for front in self.front_ends.values() for name in front.adapters]
-            self.batches.start(self.app.answer_batch, (*self.front_ends, *adapters), self.app.problem_of_line)
+            self.batches.start(self.app.answer_line, (*self.front_ends, *adapters), self.app.problem_of_line)
         clients = [asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()]
         return [asyncio.create_task(self.app.lag.watch(), name="loop lag"), *clients]
 
@@ -109,7 +109,9 @@ class IngressRuntime:
         stopping = asyncio.ensure_future(self.listener.stop())
         giving_up = asyncio.ensure_future(asyncio.sleep(0) if self.batches is None else self.batches.stop())
         if not (await asyncio.wait([stopping], timeout=limit_s))[0]:
-            logger.warning("%d requests still run after a drain of %g s; each is ended by an error", self.app.streams, limit_s)
+            logger.warning(
+                "%d requests still run after a drain of %g s; each is ended by an error", self.app.num_running, limit_s
+            )
             self.app.end_all()
             await asyncio.wait([stopping], timeout=LAST_WORDS_S)
         stopping.cancel()
@@ -166,8 +168,8 @@ class IngressRuntime:
         return models
 
 
-def shortcuts_of(settings: Settings) -> Install | None:
-    """Return what installs the shortcuts; None where the settings switch them off."""
+def installer_of(settings: Settings) -> Install | None:
+    """Return the function that installs the shortcuts; None where the settings switch them off."""
     if not settings.ingress.shortcuts:
         return None
     from serve_app.ingress import shortcuts  # not above: an ingress without shortcuts runs without their folder

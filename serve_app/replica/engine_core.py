@@ -18,19 +18,21 @@ from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
 from vllm.usage.usage_lib import UsageContext
+from vllm.utils import length_from_prompt_token_ids_or_embeds
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.engine.utils import EngineZmqAddresses
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
+from serve_app.core.request_limits import problem_of
 from serve_app.engine_args import BATCH_STEP_SHARE
 from serve_app.links.fingerprint import model_fingerprint, public_version
 from serve_app.links.protocol.messages import Capabilities
 from serve_app.replica import pipe
 from serve_app.replica.adapters import adapters_in, check_sums, load_all, max_rank
 from serve_app.replica.cold_start import EnginePhases
-from serve_app.replica.engine_io import InputThread, OutputThread
+from serve_app.replica.engine_io import AttemptRefused, InputThread, OutputThread
 from serve_app.replica.grammar import accept_emitted
 from serve_app.replica.own_requests import own_request
 from serve_app.replica.scheduler import bounded
@@ -118,14 +120,32 @@ class PipedEngineCore(EngineCoreProc):
         """Return the result of vLLM's own preprocessing; the last ``num_emitted`` ids of the prompt are the answer so far.
 
         Raises:
-            ValueError: The request is for a LoRA adapter that this engine has not loaded. vLLM would load it in the middle of a step.
+            AttemptRefused: A value of the request, or its length, would end this engine: an ingress of another release may send it. Or this
+                engine has not loaded the request's LoRA adapter, which vLLM would do in the middle of a step.
         """
+        if (problem := problem_of(request) or self._cannot_run(request)) is not None:
+            raise AttemptRefused(*problem)
         if (lora := request.lora_request) is not None and lora.lora_int_id not in self._adapters:
-            raise ValueError(f"this replica has no adapter {lora.lora_name!r}")
+            raise AttemptRefused("model", f"this replica has no adapter {lora.lora_name!r}")
         made, wave = self.preprocess_add_request(request)
         if num_emitted:
             accept_emitted(self.structured_output_manager, made, num_emitted)
         return made, wave
+
+    def _cannot_run(self, request: EngineCoreRequest) -> tuple[str, str] | None:
+        """Return the problem of a request for another engine: a task that this model lacks, or a prompt that is too long.
+
+        vLLM's scheduler raises for the one. Its workers do not check the other: they would write into the next request's tokens.
+        """
+        if (pooling := request.pooling_params) is not None and pooling.task not in self.get_supported_tasks():
+            return "task", f"{pooling.task!r} is none of this replica's model"
+        num = length_from_prompt_token_ids_or_embeds(request.prompt_token_ids, request.prompt_embeds)
+        limit = self.vllm_config.model_config.max_model_len - (request.sampling_params is not None)  # and one token of the answer
+        return (
+            None
+            if num <= limit
+            else ("prompt", f"has {num} tokens with the answer so far, and this replica has room for {limit}")
+        )
 
     def probe(self) -> bool:
         """Begin to make one token for the supervisor; return False if no token will come.
@@ -185,6 +205,7 @@ class PipedEngineCore(EngineCoreProc):
             num_kv_blocks=response.num_gpu_blocks,
             tasks=tuple(self.get_supported_tasks()),
             weights=weights_id(self.vllm_config),
+            seeds_by_position=self.vllm_config.use_v2_model_runner or _is_simulated(self.vllm_config.additional_config),
         )
         max_num_seqs = self.vllm_config.scheduler_config.max_num_seqs
         warm_up_s = time.monotonic() - self._loaded
@@ -197,10 +218,14 @@ def engine_config(engine_args: Mapping[str, Any]) -> Any:
     return AsyncEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
 
 
+def _is_simulated(additional_config: Any) -> bool:
+    return "simulated" in (additional_config or ())
+
+
 def _with_adapters(engine_args: Mapping[str, Any]) -> Mapping[str, Any]:
     """Check the files of LoRA adapters and limit the reserved memory to their rank; a simulated engine has no files."""
     more = engine_args.get("additional_config")
-    if not (adapters := adapters_in(more)) or "simulated" in (more or ()):
+    if not (adapters := adapters_in(more)) or _is_simulated(more):
         return engine_args
     check_sums(adapters)
     return {"max_lora_rank": max_rank(adapters), **engine_args}

@@ -16,7 +16,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from serve_app.core.load import EngineLoad
 from serve_app.links.protocol.frames import encode_frame
-from serve_app.links.protocol.messages import MAX_BUFFERS, MAX_REASON_CHARS, Outputs, encode_message, readable
+from serve_app.links.protocol.messages import MAX_BUFFERS, MAX_REASON_CHARS, REFUSED, Outputs, encode_message, readable
 from serve_app.replica import pipe
 
 logger = logging.getLogger(__name__)
@@ -24,6 +24,13 @@ logger = logging.getLogger(__name__)
 _READ_BYTES = 1 << 20
 
 Send = Callable[[pipe.FromEngine], None]
+
+
+class AttemptRefused(ValueError):
+    """A value of the request would end the engine, or slow its steps."""
+
+    def __init__(self, param: str, problem: str) -> None:
+        super().__init__(f"{param}: {problem}")
 
 
 class Core(Protocol):
@@ -102,6 +109,11 @@ class InputThread:
         request.client_index = message.slot
         try:
             core.input_queue.put_nowait((EngineCoreRequestType.ADD, core.preprocess_attempt(request, message.num_emitted)))
+        except AttemptRefused as refused:
+            logger.warning("attempt %r refused: %s", message.attempt_id, refused)
+            reason = readable(f"{REFUSED}{refused}", MAX_REASON_CHARS)
+            ended = EngineCoreOutput(message.attempt_id, [], finish_reason=FinishReason.ERROR, stop_reason=reason)
+            core.output_queue.put_nowait((message.slot, EngineCoreOutputs(outputs=[ended])))
         except Exception:  # as vLLM: an error of this request, never of the engine
             core._handle_request_preproc_error(request)
 

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from vllm import envs
 from vllm.logger import init_logger
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsLists, LogprobsTensors, ModelRunnerOutput
+from vllm.v1.worker.gpu.sample.logit_bias import MAX_NUM_ALLOWED_TOKEN_IDS, MAX_NUM_LOGIT_BIAS_TOKENS, MAX_NUM_STOP_TOKEN_IDS
 
 from serve_app.errors import ConfigError
 from serve_app.simulated.profiles import profile_from
@@ -191,6 +193,7 @@ class SimulatedExecutor(Executor):
         return self._sample(step, None), step_s
 
     def _add(self, request: NewRequestData) -> None:
+        refuse_as_workers(request.sampling_params)
         prompt: list[int] = request.prompt_token_ids or [0] * request.prompt_len  # embeddings have no ids: all alike
         # Set if a preempted request comes as a new one: prompt and output so far.
         tokens = request.prefill_token_ids or prompt
@@ -327,6 +330,27 @@ class SimulatedExecutor(Executor):
 def _unlikely(rows: int, columns: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Return token ids of 0 and log probabilities of minus infinity, to be filled in."""
     return np.zeros((rows, columns), dtype=np.int32), np.full((rows, columns), -np.inf, dtype=np.float32)
+
+
+def refuse_as_workers(sampling: Any) -> None:
+    """Raise where a worker of vLLM's V2 runner raises. Like there, that ends the engine, so that a test of the whole fleet shows it.
+
+    Raises:
+        ValueError: A list is longer than the worker's row for it.
+    """
+    stops = sampling.all_stop_token_ids if sampling.min_tokens else ()
+    lengths = {
+        "allowed_token_ids": (sampling.allowed_token_ids or (), MAX_NUM_ALLOWED_TOKEN_IDS),
+        "logit_bias": (sampling.logit_bias or (), MAX_NUM_LOGIT_BIAS_TOKENS),
+        "stop_token_ids": (stops, MAX_NUM_STOP_TOKEN_IDS),
+        "bad_words": (
+            [token for word in sampling.bad_words_token_ids or () for token in word],
+            envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS,
+        ),
+    }
+    for name, (values, limit) in lengths.items():
+        if len(values) > limit:
+            raise ValueError(f"a worker has room for {limit} entries of {name}, not for {len(values)}")
 
 
 def _rules(sampling: Any) -> SamplingRules:

@@ -49,7 +49,7 @@ CALLED = {
     "vllm.transformers_utils.config": """
         get_config(model, trust_remote_code, revision=, code_revision=, config_format=, hf_overrides_kw=, hf_overrides_fn=, **kwargs)
         maybe_register_config_serialize_by_value()""",
-    "vllm.utils": "random_uuid()",
+    "vllm.utils": "length_from_prompt_token_ids_or_embeds(prompt_token_ids, prompt_embeds) random_uuid()",
     "vllm.utils.async_utils": "make_async(func, executor=)",
     "vllm.utils.mistral": "is_mistral_tokenizer(obj)",
     "vllm.v1.structured_output.backend_guidance": "has_guidance_unsupported_json_features(schema)",
@@ -121,9 +121,14 @@ USED = {
             max_model_len model original_max_model_len quantization revision runner_type skip_tokenizer_init trust_remote_code""",
         "ParallelConfig": "world_size",
         "SchedulerConfig": "max_num_seqs",
-        "VllmConfig": "__post_init__ additional_config cache_config model_config",
+        "VllmConfig": "__post_init__ additional_config cache_config model_config use_v2_model_runner",
     },
     "vllm.engine.protocol": {"EngineClient": "model_config renderer"},
+    "vllm.v1.worker.gpu.sample.logit_bias": {
+        "MAX_NUM_ALLOWED_TOKEN_IDS": "",
+        "MAX_NUM_LOGIT_BIAS_TOKENS": "",
+        "MAX_NUM_STOP_TOKEN_IDS": "",
+    },
     "vllm.entrypoints.launchers.cli_args": {
         "BaseFrontendArgs": "",
         "FrontendArgs": """allowed_origins disable_fastapi_docs disable_uvicorn_access_log enable_log_outputs

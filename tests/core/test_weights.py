@@ -28,7 +28,7 @@ def test_without_a_replica_of_its_weights_it_ends_by_an_error() -> None:
     assert run(fleet, HeartbeatArrived("b", EngineLoad(1, 0, 0, 0.0), False), now=60.0) == []
     (ended,) = run(fleet, HeartbeatArrived("b", EngineLoad(1, 0, 0, 0.0), False), Ticked(), now=60.5)
     assert isinstance(ended, FailRequest)
-    reason = "for 60.5 s there was no replica with the weights that began its answer"
+    reason = "for 60.5 s there was no replica with the weights that began its answer and room for its tokens"
     assert same(ended.error, ReplicaLost(request="begun", reason=reason))
 
 

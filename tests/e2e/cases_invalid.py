@@ -14,6 +14,7 @@ _BODY = json.dumps({"model": MODEL, "prompt": PROMPT, "max_tokens": 2, "temperat
 _JSON = {"content-type": "application/json"}
 _UNENCODABLE = {"status": "unencodable", "body.error": "unencodable"}
 _MOST_CHOICES = {"body.error.message": "most-choices"}
+_ENGINE_LIMITS = {"status": "engine-limits", "body": "engine-limits"}
 _UNENCODABLE_STREAMED = dict.fromkeys(("status", "type", "body", "events"), "unencodable")
 
 
@@ -147,7 +148,8 @@ COMPLETIONS = [
     completion("invalid: structured_outputs structural_tag", structured_outputs={"structural_tag": "{}"}),
     completion("invalid: response_format type", response_format={"type": "no_such"}),
     completion("invalid: response_format without schema", response_format={"type": "json_schema"}),
-    completion("kv_transfer_params", kv_transfer_params={"a": 1}),
+    completion("kv_transfer_params", kv_transfer_params={"a": 1}, wanted=_ENGINE_LIMITS),
+    completion("logit_bias of 1,025 tokens", logit_bias={str(i): 1.0 for i in range(1025)}, wanted=_ENGINE_LIMITS),
     completion("invalid: repetition_detection", repetition_detection={"max_pattern_size": -1}),
     completion("invalid: request_id number", request_id=5),
     completion("request_id of 129 characters", request_id="x" * 129, wanted={"status": "request-id", "body": "request-id"}),
@@ -155,7 +157,6 @@ COMPLETIONS = [
     completion("invalid: surrogate in stop, streamed", stop=["\ud800"], stream=True, wanted=_UNENCODABLE_STREAMED),
     completion("invalid: surrogate in bad_words", bad_words=["\ud800"], wanted=_UNENCODABLE),
     completion("invalid: surrogate in vllm_xargs", vllm_xargs={"a": "\ud800"}, wanted=_UNENCODABLE),
-    completion("invalid: surrogate in kv_transfer_params", kv_transfer_params={"a": "\ud800"}, wanted=_UNENCODABLE),
     completion("invalid: surrogate in cache_salt", cache_salt="\ud800"),
     completion("invalid: surrogate in session_id", session_id="\ud800", wanted=_UNENCODABLE),
     completion("invalid: priority of 30 digits in the header", headers={"X-Vllm-Priority": "9" * 30}, wanted=_UNENCODABLE),

@@ -83,7 +83,7 @@ def ingress(*fronts: FrontEnd, keys: ApiKeys | None = None, sagemaker: bool = Fa
 async def call(app: IngressApp, method: str, path: str, **kwargs: Any) -> httpx.Response:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(cast(Any, app)), base_url="http://ingress") as client:
         response = await client.request(method, path, **kwargs)
-    assert app.streams == 0
+    assert app.num_running == 0
     return response
 
 

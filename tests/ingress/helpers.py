@@ -6,8 +6,9 @@ from typing import Any
 
 from starlette.types import Message
 
+from serve_app.ingress.exchange import held_answer
 from serve_app.ingress.exchange.exchange import Exchange
-from serve_app.ingress.exchange.held_answer import HeldAnswer, reset_current, set_current
+from serve_app.ingress.exchange.held_answer import HeldAnswer
 from serve_app.ingress.http.error_answers import FleetError
 from tests.doubles.fleet import Fleet
 
@@ -31,8 +32,5 @@ def answering(exchange: Exchange) -> Iterator[None]:
     async def send(_: Message) -> None: ...
 
     held = HeldAnswer(send, exchange)
-    token = set_current(held)
-    try:
+    with held_answer.answering(held):
         yield
-    finally:
-        reset_current(token)

@@ -85,7 +85,7 @@ async def test_a_client_that_goes_away_before_its_body_is_read_gets_nothing() ->
 
     app = ingress()
     await asgi_call(app, receive, sent)
-    assert (sent, app.streams) == ([], 0)
+    assert (sent, app.num_running) == ([], 0)
 
 
 @in_loop
@@ -111,10 +111,10 @@ async def test_a_request_that_is_cancelled_while_its_body_is_read_or_answered_is
         reached.clear()
         task = asyncio.ensure_future(asgi_call(app, receive, []))
         await until(reached.is_set)
-        assert app.streams == 1
+        assert app.num_running == 1
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert app.streams == 0
+        assert app.num_running == 0
 
 
 @in_loop

@@ -8,7 +8,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.outputs import LogprobsLists, SamplingMaskLists
 
 from serve_app.core.instructions import DeliverOutputs, StartAttempt
-from serve_app.ingress.fleet.attempts import attempt_request, drop_what_belongs_to_swallowed, refused_grammars
+from serve_app.ingress.fleet.attempts import attempt_request, drop_what_belongs_to_swallowed, refused_by_engines
 
 
 def request(prompt_embeds: Any = None, sampling_params: SamplingParams | None = None, **fields: Any) -> EngineCoreRequest:
@@ -23,7 +23,14 @@ def test_only_a_failure_of_vllms_own_before_the_first_token_is_laid_to_the_gramm
 ) -> None:
     asked = request(sampling_params=SamplingParams(structured_outputs=StructuredOutputsParams(json={})))
     failed = EngineCoreOutput("r", [], finish_reason=FinishReason.ERROR, stop_reason=stop_reason)
-    assert list(refused_grammars([failed], {"r": asked}, {"r": SimpleNamespace(is_prefilling=True)})) == refused
+    assert list(refused_by_engines([failed], {"r": asked}, {"r": SimpleNamespace(is_prefilling=True)})) == refused
+
+
+def test_a_refusal_of_the_replica_names_the_value() -> None:
+    asked = request(sampling_params=SamplingParams())
+    failed = EngineCoreOutput("r", [], finish_reason=FinishReason.ERROR, stop_reason="refused prompt: has 9 tokens: too many")
+    (error,) = refused_by_engines([failed], {"r": asked}, {}).values()
+    assert (error.param, error.problem) == ("prompt", "has 9 tokens: too many")
 
 
 def test_a_first_attempt_is_the_request_under_its_own_id() -> None:
@@ -40,7 +47,7 @@ def test_a_continued_attempt_asks_only_for_what_is_left_and_leaves_the_original_
         min_tokens=1,
         prompt_logprobs=1,
         logprobs=2,
-        extra_args={"kv_transfer_params": {"x": 1}, "other": 2},
+        extra_args={"other": 2},
         stop_token_ids=[9],
     )
     before = repr(params)

@@ -127,7 +127,7 @@ async def test_a_cancelled_batch_leaves_the_engine(model: Path, tmp_path: Path) 
         assert (await ingress.ended(batch_id)).status == "cancelled"
         await until(lambda: not ingress.engine.running)
         assert len(ingress.engine.aborted) == 3
-        assert ingress.runtime.app.streams == 0
+        assert ingress.runtime.app.num_running == 0
 
 
 @in_loop

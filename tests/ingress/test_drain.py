@@ -75,10 +75,10 @@ TOLD = json.dumps({"error": STOPPING}).encode()
 async def test_what_still_runs_at_the_end_of_a_drain_ends_by_one_error(ask: object, status: int, content: bytes) -> None:
     async with serving() as (runtime, client), asyncio.TaskGroup() as tasks:
         answer = tasks.create_task(client.post("/v1/completions", json=ask))
-        await until(lambda: runtime.app.streams == 1)
+        await until(lambda: runtime.app.num_running == 1)
         await runtime.drain(limit_s=0.05)
         told = await answer
-        assert (told.status_code, told.content, runtime.app.streams) == (status, content, 0)
+        assert (told.status_code, told.content, runtime.app.num_running) == (status, content, 0)
 
 
 @in_loop
@@ -86,7 +86,7 @@ async def test_a_body_that_is_still_on_its_way_at_the_end_of_a_drain_is_refused(
     async with serving() as (runtime, client):
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
         writer.write(HEAD + b"Content-Length: 9\r\n\r\n{")
-        await until(lambda: runtime.app.streams == 1)
+        await until(lambda: runtime.app.num_running == 1)
         await runtime.drain(limit_s=0.0)
         head, body = (await reader.read()).split(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 503 ")

@@ -93,6 +93,19 @@ def test_an_engines_clock_that_is_ahead_makes_no_phase_negative() -> None:
     ]
 
 
+def test_the_first_error_ends_a_request_and_none_does_after_the_whole_answer() -> None:
+    first, second = QueueFull(waiting=1, limit=1, retry_after_s=5.0), QueueFull(waiting=2, limit=1, retry_after_s=5.0)
+    failed, answered = Exchange("/generate"), Exchange("/generate")
+    failed.fail(first)
+    failed.fail(second)
+    answered.status, answered.answered = 200, True
+    answered.fail(first)
+    assert (failed.error, answered.error) == (first, None)
+    failed.begin_again()
+    failed.fail(second)
+    assert failed.error is second
+
+
 def test_outside_of_a_request_there_is_no_exchange() -> None:
     assert contextvars.Context().run(current_exchange) is None
 
@@ -101,7 +114,8 @@ def test_tasks_of_one_request_share_its_exchange_and_those_of_another_do_not() -
     async def engine_request(error: QueueFull | None) -> None:
         exchange = current_exchange()
         assert exchange is not None
-        exchange.error = exchange.error or error
+        if error is not None:
+            exchange.fail(error)
 
     async def http_request(error: QueueFull | None) -> Exchange:
         exchange = Exchange("/v1/completions")

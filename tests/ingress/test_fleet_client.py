@@ -10,6 +10,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
 from vllm.v1.serial_utils import MsgpackEncoder
 
+from serve_app.core.fleet_report import outstanding_tokens
 from serve_app.errors import NoReplica, QueueFull
 from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.http.error_answers import FleetError
@@ -249,7 +250,7 @@ async def test_the_length_of_a_request_is_bounded_by_the_shortest_linked_replica
 async def test_a_request_counts_no_more_tokens_than_the_model_has_room_for() -> None:
     async with fleet() as f:
         await f.front.add("r", PROMPT, max_tokens=10**9)
-        assert f.client.fleet.outstanding_tokens() == 4096
+        assert outstanding_tokens(f.client.fleet) == 4096
 
 
 @in_loop

@@ -199,7 +199,7 @@ async def test_a_client_that_leaves_while_it_is_held_costs_nothing_more() -> Non
             assert (response.status, await response.content.readuntil(b"\n\n")) == (200, COMMENT)
         response.close()
         await held.ended.wait()
-        await until(lambda: held.ingress.streams == 0)
+        await until(lambda: held.ingress.num_running == 0)
         assert [t.get_name() for t in asyncio.all_tasks() if t.get_name() == "fill silences"] == []
 
 

@@ -202,7 +202,7 @@ async def test_a_client_that_went_away_aborted_its_request(model: Path, tmp_path
         engine.step(2)
         await until(lambda: ingress.front.client.fleet.tally.output_tokens == 2)
         answer.cancel()
-        await until(lambda: not ingress.runtime.app.streams)
+        await until(lambda: not ingress.runtime.app.num_running)
         ((line,), report) = await ingress.stop()
         assert (line.outcome, line.reason, line.status) == ("aborted", "client_gone", 200 if stream else None)
         assert (line.attempts, line.ends, line.output_tokens, report.findings) == (1, ["aborted"], 2, [])

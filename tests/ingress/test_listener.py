@@ -156,7 +156,7 @@ async def test_a_body_that_does_not_end_is_given_up_and_no_longer_counted() -> N
         head, body = (await reader.read()).split(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
         assert b"the request body was not complete within 0.02 s" in body
-        await until(lambda: app.streams == 0)
+        await until(lambda: app.num_running == 0)
 
 
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"

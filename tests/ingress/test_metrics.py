@@ -20,7 +20,9 @@ from serve_app.core.load import EngineLoad
 from serve_app.core.request import Resume
 from serve_app.engine_args import frontend_engine_args
 from serve_app.ingress.books.lazy_histogram import MAX_WAITING, LazyHistogram
-from serve_app.ingress.books.metrics import Configured, FleetCollector, LoadGauges, shared_stat_logger
+from serve_app.ingress.books.metrics import Configured, FleetCollector
+from serve_app.ingress.fleet.load_gauges import LoadGauges
+from serve_app.ingress.front_end.stat_logger import shared_stat_logger
 from tests.doubles.fleet import MODEL, Fleet, in_loop, until
 from tests.doubles.fleet import fleet as fleet_on_loopback
 

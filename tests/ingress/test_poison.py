@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from serve_app.errors import RequestQuarantined
-from serve_app.ingress.fleet.intake import fingerprint_of
+from serve_app.ingress.fleet.intake import digest_of, fingerprint_of
 from serve_app.ingress.http.error_answers import FleetError
 from tests.doubles.fake_engine import answer
 from tests.doubles.fake_front_end import Stream
@@ -134,8 +134,11 @@ def request(prompt: list[int], **params: Any) -> Any:
 
 
 def test_requests_that_give_the_engine_the_same_to_compute_have_one_fingerprint() -> None:
-    mine = fingerprint_of(request([1, 2], temperature=0.5, stop=["\ud800"]), "tiny")
+    def fingerprint(asked: Any, model: str = "tiny") -> str:
+        return fingerprint_of(asked, model, digest_of(asked.prompt_token_ids))
+
+    mine = fingerprint(request([1, 2], temperature=0.5, stop=["\ud800"]))
     alike = request([1, 2], temperature=0.5, stop=["\ud800"], seed=7, request_id="s", cache_salt="x")
-    assert fingerprint_of(alike, "tiny") == mine
+    assert fingerprint(alike) == mine
     others = [request([1, 3], temperature=0.5, stop=["\ud800"]), request([1, 2], temperature=0.6, stop=["\ud800"])]
-    assert len({mine, *(fingerprint_of(o, "tiny") for o in others), fingerprint_of(alike, "other")}) == 4
+    assert len({mine, *map(fingerprint, others), fingerprint(alike, "other")}) == 4

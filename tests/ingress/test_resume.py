@@ -66,7 +66,7 @@ def grammar(backend: str | None = "xgrammar") -> StructuredOutputsParams:
         ({**GREEDY, "trace_decode_token_ids": [5]}, Resume.REPLAY, Resume.REPLAY),
         ({"logprobs": 2, "prompt_logprobs": 1, "min_tokens": 3, "logit_bias": {5: 1.0}}, Resume.CONTINUE, Resume.CONTINUE),
         ({"stop": ["end"], "stop_token_ids": [9], "allowed_token_ids": [5, 9]}, Resume.CONTINUE, Resume.CONTINUE),
-        ({"extra_args": {"kv_transfer_params": {"x": 1}}}, Resume.CONTINUE, Resume.CONTINUE),
+        ({"extra_args": {"kv_cache_report_mode": "sum"}}, Resume.CONTINUE, Resume.CONTINUE),
     ],
 )
 def test_how_a_request_resumes_follows_from_what_the_engine_remembers(

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from serve_app.checkpoints import make_tiny_llama
-from serve_app.ingress.books.metrics import SharedPrometheusStatLogger
 from serve_app.ingress.fleet.fleet_client import FleetClient
+from serve_app.ingress.front_end.stat_logger import SharedPrometheusStatLogger
 from serve_app.ingress.shortcuts.streaming import text_of
 from tests.doubles.fleet import in_loop, until
 from tests.ingress.streams import CHAT, COMPLETIONS, NUM_TOKENS, Ingress, Play, both, serving

@@ -6,8 +6,9 @@ import pytest
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.serial_utils import MsgpackEncoder
 
+from serve_app.core.fleet_report import outstanding_tokens
 from serve_app.errors import BadRequest, RequestTooLarge, SendFailed
-from serve_app.ingress.fleet import fleet_client
+from serve_app.ingress.fleet.intake import Intake
 from serve_app.ingress.http.error_answers import FleetError
 from tests.doubles.fleet import Fleet, fleet, in_loop, settings, until
 
@@ -20,7 +21,6 @@ UNENCODABLE: dict[str, dict[str, Any]] = {
     "stop_token_ids": {"stop_token_ids": [HUGE]},
     "thinking_token_budget": {"thinking_token_budget": HUGE},
     "vllm_xargs": {"extra_args": {"a": SURROGATE}},
-    "kv_transfer_params": {"extra_args": {"kv_transfer_params": {"a": SURROGATE}}},
     "response_format": {"structured_outputs": StructuredOutputsParams(json={"type": "integer", "maximum": HUGE})},
     "priority": {"beside": {"priority": HUGE}},
     "session_id": {"beside": {"session_id": SURROGATE}},
@@ -41,7 +41,7 @@ async def assert_serves(f: Fleet, request_id: str) -> None:
     await until(lambda: f.running("a") == [f"{request_id}@0"])
     f.replicas["a"].engine.step(8)
     await until(lambda: not f.client.fleet.requests)
-    assert f.client.fleet.outstanding_tokens() == 0
+    assert outstanding_tokens(f.client.fleet) == 0
     await until(lambda: not f.front.request_states)
 
 
@@ -71,9 +71,9 @@ async def test_a_value_that_is_too_deep_to_be_read_is_refused_and_leaves_nothing
     async with fleet() as f:
         await f.join("a")
         with pytest.raises(FleetError) as refusal:
-            await f.front.add("bad", PROMPT, extra_args={"kv_transfer_params": {"a": nested(5000)}})
+            await f.front.add("bad", PROMPT, extra_args={"a": nested(5000)})
         assert isinstance(refusal.value.error, BadRequest)
-        assert refusal.value.error.param == "kv_transfer_params"
+        assert refusal.value.error.param == "vllm_xargs"
         assert (f.front.request_states, f.client.fleet.requests) == ({}, {})
         await f.front.add("r", PROMPT)
         await assert_serves(f, "r")
@@ -93,7 +93,7 @@ async def test_a_request_that_cannot_be_read_is_refused_and_leaves_nothing(
     def fail(*_: Any, **__: Any) -> None:
         raise raised
 
-    monkeypatch.setattr(fleet_client, "arrival_of", fail)
+    monkeypatch.setattr(Intake, "arrival", fail)
     async with fleet() as f:
         with pytest.raises(FleetError) as refusal:
             await f.front.add("r", PROMPT)

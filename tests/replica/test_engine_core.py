@@ -1,14 +1,19 @@
 """Our engine core counts vLLM's steps: real `EngineCoreProc._process_engine_step`, no model."""
 
 import queue
+import re
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreRequest
 
 from serve_app.replica import engine_core
 from serve_app.replica.engine_core import PipedEngineCore
+from serve_app.replica.engine_io import AttemptRefused
 
 STEP_S = 0.25
 
@@ -31,6 +36,35 @@ def core(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     made.step_fn = step
     return made
+
+
+def attempt(num_tokens: int, *, task: str = "", **params: Any) -> Any:
+    pooling = PoolingParams(task=task) if task else None
+    sampling = None if task else SamplingParams(**params)
+    return EngineCoreRequest("r@0", [5] * num_tokens, None, sampling, pooling, 0.0, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "refused"),
+    [
+        (attempt(63), ""),
+        (attempt(64), "prompt: has 64 tokens with the answer so far, and this replica has room for 63"),
+        (attempt(64, task="embed"), ""),
+        (attempt(65, task="embed"), "prompt: has 65 tokens with the answer so far, and this replica has room for 64"),
+        (attempt(5, task="classify"), "task: 'classify' is none of this replica's model"),
+        (attempt(5, logit_bias=dict.fromkeys(range(1025), 1.0)), "logit_bias: has 1025 entries, limit 1024"),
+    ],
+)
+def test_an_attempt_that_would_end_the_engine_is_refused(core: Any, asked: Any, refused: str) -> None:
+    core.vllm_config = SimpleNamespace(model_config=SimpleNamespace(max_model_len=64))
+    core.get_supported_tasks = lambda: ("generate", "embed")
+    core.preprocess_add_request = lambda request: (request, 0)
+    core._adapters = set()
+    if refused:
+        with pytest.raises(AttemptRefused, match=re.escape(refused)):
+            core.preprocess_attempt(asked, 0)
+    else:
+        assert core.preprocess_attempt(asked, 0) == (asked, 0)
 
 
 def test_a_step_that_runs_the_model_is_counted_with_its_time(core: Any) -> None:

@@ -24,7 +24,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 from serve_app.links.protocol.frames import FrameDecoder
 from serve_app.links.protocol.messages import Outputs, decode_message
 from serve_app.replica import pipe
-from serve_app.replica.engine_io import InputThread, OutputThread
+from serve_app.replica.engine_io import AttemptRefused, InputThread, OutputThread
 
 DEAD = b"dead"
 MAX_FRAME_BYTES = 2_000_000
@@ -92,6 +92,21 @@ def request(request_id: str) -> EngineCoreRequest:
 def add(attempt_id: str, request_id: str = "", num_emitted: int = 0) -> pipe.AddToEngine:
     buffers = [bytes(b) for b in MsgpackEncoder().encode(request(request_id or attempt_id))]
     return pipe.AddToEngine(5, attempt_id, buffers, num_emitted)
+
+
+def test_a_refused_attempt_ends_alone_and_the_ingress_gets_the_reason() -> None:
+    class Refusing(FakeCore):
+        def preprocess_attempt(self, request: EngineCoreRequest, num_emitted: int) -> tuple[EngineCoreRequest, int]:
+            if request.request_id == "r@0":
+                raise AttemptRefused("prompt", "has 2 tokens")
+            return request, num_emitted
+
+    core = Refusing()
+    assert read(core, add("r@0"), add("s@0")) == []
+    ((slot, outputs),) = core.output_queue.queue
+    ended = EngineCoreOutput("r@0", [], finish_reason=FinishReason.ERROR, stop_reason="refused prompt: has 2 tokens")
+    assert (slot, outputs.outputs, core.failed) == (5, [ended], [])
+    assert [entry[1][0].request_id for entry in taken(core)] == ["s@0"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@
 {{- fail (printf "batch.input and batch.output are both %s, and the answers would replace the prompts: give two names" .Values.batch.output) -}}
 {{- end -}}
 {{- if and (eq .Values.image.tag "latest") (not .Values.image.digest) -}}
-{{- fail "image.tag is latest and image.digest is empty: a pod that goes on could run another image; give a version or a digest" -}}
+{{- fail "image.tag is latest and image.digest is empty: the next pod could run another image; give a version or a digest" -}}
 {{- end -}}
 {{- range .Values.extraEnv -}}
 {{- if and .value (regexMatch "(?i)(token$|secret|passw|api_?key|credential)" .name) -}}

@@ -8,7 +8,7 @@
     (dict "name" "metrics" "containerPort" 8080)) -}}
 {{- $_ := set $args "readiness" (dict "httpGet" (dict "path" "/api/healthz" "port" 52365)
     "initialDelaySeconds" 10 "periodSeconds" 5 "timeoutSeconds" 5 "failureThreshold" 10) -}}
-{{- $_ := set $args "livenessFailures" 48 -}}{{- /* 4 minutes: a head whose GCS ended while it started answers never, and serves nobody */ -}}
+{{- $_ := set $args "livenessFailures" 48 -}}{{- /* 4 minutes: a head whose GCS ended during its start never answers, and the cluster serves no request */ -}}
 {{- $_ := set $args "mounts" (list (dict "name" "ray-logs" "mountPath" "/tmp/ray")) -}}
 {{- $_ := set $args "volumes" (include "serve-app.autoscalerVolumes" . | fromYamlArray) -}}
 rayStartParams:

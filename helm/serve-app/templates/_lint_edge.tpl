@@ -66,7 +66,7 @@ alb.ingress.kubernetes.io/unhealthy-threshold-count: "2"
 {{- end -}}
 {{- end }}
 
-{{- /* Kinds of others that a cluster may lack. Only a cluster tells: `helm template` knows none of them, RayService included. */}}
+{{- /* Kinds of others that a cluster may lack. Only a cluster has them: `helm template` knows none of them, RayService included. */}}
 {{- define "serve-app.lintKinds" -}}
 {{- $has := .Capabilities.APIVersions -}}
 {{- $rows := list
@@ -104,7 +104,7 @@ alb.ingress.kubernetes.io/unhealthy-threshold-count: "2"
   (list "gcsFaultTolerance.address" $redis.address "gcsFaultTolerance.enabled" $redis.enabled "Ray's head would not use it")
   (list "gcsFaultTolerance.existingSecret" $redis.existingSecret "gcsFaultTolerance.enabled" $redis.enabled "no Redis would use it")
   (list "gcsFaultTolerance.username" $redis.username "gcsFaultTolerance.address" $redis.address "the chart's own Redis has no users")
-  (list "apiKeys.existingSecret" .Values.apiKeys.existingSecret "apiKeys.enabled" .Values.apiKeys.enabled "nobody would be asked for a key")
+  (list "apiKeys.existingSecret" .Values.apiKeys.existingSecret "apiKeys.enabled" .Values.apiKeys.enabled "no client would be asked for a key")
   (list "batches.databaseSecret" .Values.batches.databaseSecret "config.ingress.batch.files"
     (((dig "ingress" "batch" dict .Values.config) | default dict).files | default "") "there would be no place for what the files hold")
   (list "weights.existingClaim" .Values.weights.existingClaim "weights.enabled" .Values.weights.enabled "no pod would mount it")

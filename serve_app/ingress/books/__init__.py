@@ -1,1 +1,1 @@
-"""The books read exchanges and write metrics, ledger, traces and receipts."""
+"""The books write metrics, ledger, traces and receipts; all but the fleet's series are made from exchanges."""

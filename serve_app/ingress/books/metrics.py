@@ -1,8 +1,4 @@
-"""Metrics are the Prometheus series of an ingress: vLLM's own series for all models together, and those of the fleet.
-
-vLLM's logger expects to be alone in its process: each new logger unregisters every ``vllm:`` collector. Here the models of one ingress
-share the collectors; vLLM labels every series with ``model_name``.
-"""
+"""Metrics are the Prometheus series of an ingress: vLLM's own of HTTP, and those of the fleet."""
 
 import shutil
 import tempfile
@@ -12,13 +8,10 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from prometheus_client import Counter, Gauge
 from prometheus_client.core import REGISTRY, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 from prometheus_fastapi_instrumentator import metrics as http_metrics
-from vllm.v1.metrics import loggers
-from vllm.v1.metrics.stats import SchedulerStats
 
 from serve_app.books import series
 from serve_app.core.canary import CanaryState
@@ -27,73 +20,7 @@ from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_report import describe
 from serve_app.core.gaps import BOUNDS_S, Gaps
 from serve_app.host.surroundings import ClockSteps, free_threads
-from serve_app.ingress.books.lazy_histogram import LazyHistogram
 from serve_app.links.protocol.messages import ENGINE_LOST
-
-
-def _shared(cls: type) -> Any:
-    """Return a stand-in for a prometheus class that returns the existing collector of a name, if there is one."""
-    made: dict[str, Any] = {}
-
-    def collector(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name not in made:
-            made[name] = cls(name, *args, **kwargs)
-        return made[name]
-
-    return staticmethod(collector)
-
-
-def shared_stat_logger() -> Any:
-    """Return a class of vLLM's Prometheus logger. Each model makes one logger, and all loggers share the collectors."""
-    shared = {"_gauge_cls": _shared(Gauge), "_counter_cls": _shared(Counter), "_histogram_cls": _shared(LazyHistogram)}
-
-    def sharing(part: type) -> Any:
-        """Return ``part`` of vLLM's logger with stand-ins for the prometheus classes that it uses."""
-        return type(part.__name__, (part,), {name: cls for name, cls in shared.items() if hasattr(part, name)})
-
-    class StatLogger(sharing(loggers.PrometheusStatLogger)):  # type: ignore[misc]  # a class made at run time
-        _spec_decoding_cls = sharing(loggers.SpecDecodingProm)
-        _kv_connector_cls = sharing(loggers.KVConnectorProm)
-        _ec_connector_cls = sharing(loggers.ECConnectorProm)
-        _perf_metrics_cls = sharing(loggers.PerfMetricsProm)
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            unregister = loggers.unregister_vllm_metrics
-            loggers.unregister_vllm_metrics = lambda: None  # it would remove the series of the other models
-            try:
-                super().__init__(*args, **kwargs)
-            finally:
-                loggers.unregister_vllm_metrics = unregister
-            self.stats_beside: Callable[[], Any] = lambda: None
-            """Returns the statistics of tokens that vLLM was not given."""
-
-        def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None:
-            """Do what vLLM's method does, but add tokens that vLLM was not given, and observe all gaps between tokens at once."""
-            if (beside := self.stats_beside()) is not None:
-                iteration_stats = _sum(beside, iteration_stats)
-            gaps: list[float] = []
-            if iteration_stats is not None:
-                gaps, iteration_stats.inter_token_latencies_iter = iteration_stats.inter_token_latencies_iter, []
-            super().record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
-            if gaps:
-                self.histogram_inter_token_latency[engine_idx].observe_all(gaps)
-
-    return StatLogger
-
-
-def _sum(written: Any, stats: Any) -> Any:
-    """Return the sum of both statistics; ``stats`` is None if vLLM had no output."""
-    if not written.num_generation_tokens:
-        return stats
-    if stats is None:
-        return written
-    stats.num_generation_tokens += written.num_generation_tokens
-    stats.num_preempted_reqs += written.num_preempted_reqs
-    stats.inter_token_latencies_iter += written.inter_token_latencies_iter
-    return stats
-
-
-SharedPrometheusStatLogger = shared_stat_logger()
 
 # vLLM's own HTTP series are made here, before any vLLM app, so that the middleware of an app finds them and counts nothing.
 http_metrics.default(registry=REGISTRY)
@@ -275,31 +202,3 @@ def register(
             _links_lost.labels(fleet.settings.model, end.name.lower())
     REGISTRY.register(FleetCollector(fleets, models))
     REGISTRY.register(CanaryCollector(canaries))
-
-
-class LoadGauges:
-    """The load of the whole fleet, which replaces one engine's load in the ``SchedulerStats`` for vLLM's gauges."""
-
-    def __init__(self, fleet: FleetState) -> None:
-        self._fleet = fleet
-        self._shown = self._load()
-
-    def show(self, stats: Any) -> None:
-        """Put the load of the fleet into a step's stats, and leave the step's counters as they are."""
-        self._shown = stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage = self._load()
-        stats.num_skipped_waiting_reqs = 0  # a replica counts skipped requests as waiting
-
-    def changes(self) -> SchedulerStats | None:
-        """Return stats if the load differs from the last one shown: after the last step, no other step would show that the load ended."""
-        if self._load() == self._shown:
-            return None
-        stats = SchedulerStats()
-        self.show(stats)
-        return stats
-
-    def _load(self) -> tuple[int, int, float]:
-        """Return running and waiting requests of the whole fleet, and the used share of the fullest KV cache."""
-        replicas = self._fleet.replicas.values()
-        running = sum(r.load.running for r in replicas)
-        waiting = sum(r.load.waiting for r in replicas) + len(self._fleet.waiting)
-        return running, waiting, max((r.load.kv_usage for r in replicas), default=0.0)

@@ -1,4 +1,4 @@
-"""Engine requests of one HTTP request are listed here, with the replicas on which they ran and their totals for the ledger. Pure.
+"""`EngineRequests` lists the engine requests of one HTTP request with their replicas, and adds up their totals for the ledger. Pure.
 
 One HTTP request becomes several engine requests by a list of prompts, by ``n`` > 1, and at each step of a beam search.
 """
@@ -71,7 +71,7 @@ class EngineRequests:
         self.first: RequestState | None = None
         """The first engine request; no other one starts before it."""
         self.kept: list[RequestState] = []
-        """The engine requests; of more than 64 the oldest are dropped one by one while they have ended, and only their totals stay."""
+        """The engine requests. Beyond 64, the oldest is folded into the totals if it has ended."""
         self.num = 0
         """How many engine requests there were, including those that a canary gave up."""
         self.answer_id = ""

@@ -85,7 +85,7 @@ class Exchange:
         self.stalled = False
         """Whether the ingress dropped the connection because the client read nothing for too long."""
         self.error: ServingError | None = None
-        """The error by which the fleet or the ingress ended the request."""
+        """The error that ended the request; set by `fail`, forgotten by `begin_again`."""
         self.ended_at = self.arrived_at
         """When `end` was called, in monotonic seconds."""
 
@@ -102,6 +102,11 @@ class Exchange:
     def sent(self) -> Sent:
         """What the client has been sent so far."""
         return Sent(self.status, self.answered, self.error_status)
+
+    def fail(self, error: ServingError) -> None:
+        """Note the error that ends the request. Only the first counts, and none after the whole answer was sent."""
+        if self.error is None and not self.answered:
+            self.error = error
 
     def client_gone(self) -> None:
         """Note that the client disconnected. A client that disconnects after the full answer or after an error is not counted as gone."""

@@ -9,11 +9,11 @@ answer that is not streamed has nothing to send before its end, and stays silent
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable
-from contextvars import ContextVar, Token
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import ContextVar
 from functools import partial
 from http import HTTPStatus
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 from weakref import ref
 
 from starlette.types import Message, Send
@@ -21,7 +21,15 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from serve_app.errors import ServingError
 from serve_app.ingress.exchange.exchange import Exchange
-from serve_app.ingress.http.error_answers import MAX_ERROR_BYTES, answer_of, responses_event, shortened, stream_event, stream_line
+from serve_app.ingress.http.error_answers import (
+    MAX_ERROR_BYTES,
+    FleetError,
+    answer_of,
+    responses_event,
+    shortened,
+    stream_event,
+    stream_line,
+)
 
 _BEFORE_THE_ENGINE = (b"event: response.created\n", b"event: response.in_progress\n")
 _ERROR_OF_VLLM = b'data: {"error": '
@@ -307,10 +315,22 @@ def current_exchange() -> Exchange | None:
     return None if held is None else held.exchange
 
 
-def set_current(held: HeldAnswer) -> Token[Any]:
-    """Make this the current answer, until `reset_current`."""
-    return _current.set(ref(held))
+def refuse(error: ServingError) -> NoReturn:
+    """End the HTTP request that the running code answers by this error.
+
+    Raises:
+        FleetError: Always. vLLM's front end passes it on.
+    """
+    if (exchange := current_exchange()) is not None:
+        exchange.fail(error)  # vLLM reports errors of a stream only after its head
+    raise FleetError(error)
 
 
-def reset_current(token: Token[Any]) -> None:
-    _current.reset(token)
+@contextlib.contextmanager
+def answering(held: HeldAnswer) -> Iterator[None]:
+    """Make this the current answer of the code inside."""
+    token = _current.set(ref(held))
+    try:
+        yield
+    finally:
+        _current.reset(token)

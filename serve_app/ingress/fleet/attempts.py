@@ -15,6 +15,7 @@ from serve_app.errors import BadRequest, RequestTooLarge, SendFailed, ServingErr
 from serve_app.ingress.fleet.intake import Way, names
 from serve_app.links.protocol.connection import IngressConnection
 from serve_app.links.protocol.errors import FrameTooLarge, MalformedMessage
+from serve_app.links.protocol.messages import REFUSED
 
 
 def attempt_request(request: Any, start: StartAttempt) -> Any:
@@ -27,9 +28,6 @@ def attempt_request(request: Any, start: StartAttempt) -> Any:
     params = attempt.sampling_params = copy.copy(request.sampling_params)
     for name in names("SamplingParams", Way.ONCE):
         setattr(params, name, None)
-    if params.extra_args:
-        once = names("extra_args", Way.ONCE)
-        params.extra_args = {k: v for k, v in params.extra_args.items() if k not in once}
     if start.continue_from:
         count = len(start.continue_from)
         attempt.prompt_token_ids = [*request.prompt_token_ids, *start.continue_from]
@@ -49,27 +47,33 @@ def drop_what_belongs_to_swallowed(deliver: DeliverOutputs) -> None:
             output.new_sampling_mask = output.new_sampling_mask.slice_request(count, num_left)
 
 
-def refused_grammars(outputs: Iterable[Any], requests: Mapping[str, Any], states: Mapping[str, Any]) -> dict[str, BadRequest]:
-    """Return by id the requests that ended because an engine could not compile the grammar of their answer.
+def refused_by_engines(outputs: Iterable[Any], requests: Mapping[str, Any], states: Mapping[str, Any]) -> dict[str, BadRequest]:
+    """Return by id the requests that ended because of a value of the client: vLLM's front end would answer 500.
 
-    vLLM ends such a request as failed before its first token and gives no reason, so its front end would answer 500. A failure with a stop
-    reason comes from the replica, for example for an output too large for a frame (``replica/engine_io.py``): the client cannot mend that.
+    A replica names the value in the stop reason (``replica/engine_io.py``). vLLM itself gives no reason when an engine cannot compile the
+    grammar of an answer, and ends the request before its first token. Other failures come from the replica, for example for an output too
+    large for a frame: the client cannot mend these.
 
     Args:
         requests: The requests that the engines got, by id.
         states: The states of requests in vLLM's output processor, by id.
     """
-    problem = "the engine cannot compile the grammar of the answer; simplify it, or leave out rare keywords of a schema"
-    return {
-        output.request_id: BadRequest("structured_outputs", problem)
-        for output in outputs
-        if output.finish_reason == FinishReason.ERROR
-        and output.stop_reason is None
-        and (params := requests[output.request_id].sampling_params) is not None
-        and params.structured_outputs is not None
-        and (state := states.get(output.request_id)) is not None
-        and state.is_prefilling
-    }
+    refused = {}
+    for output in outputs:
+        if output.finish_reason != FinishReason.ERROR:
+            continue
+        if isinstance(reason := output.stop_reason, str) and reason.startswith(REFUSED):
+            param, _, problem = reason.removeprefix(REFUSED).partition(": ")
+            refused[output.request_id] = BadRequest(param, problem)
+        elif reason is None and _waits_for_grammar(requests[output.request_id], states.get(output.request_id)):
+            problem = "the engine cannot compile the grammar of the answer; simplify it, or leave out rare keywords of a schema"
+            refused[output.request_id] = BadRequest("structured_outputs", problem)
+    return refused
+
+
+def _waits_for_grammar(request: Any, state: Any) -> bool:
+    params = request.sampling_params
+    return params is not None and params.structured_outputs is not None and state is not None and state.is_prefilling
 
 
 def why_unsendable(request: Any, exc: Exception, encode: Callable[[Any], object]) -> ServingError:
@@ -98,12 +102,10 @@ def _parameters(request: Any) -> list[tuple[str, Any]]:
     """Return the values that a client has set, by the names of their fields. The header X-Vllm-Priority sets `priority`."""
     params = request.sampling_params or request.pooling_params
     values = {name: getattr(params, name) for name in params.__struct_fields__ if not name.startswith("_")}
-    xargs = dict(values.pop("extra_args", None) or {})
-    transfer = xargs.pop("kv_transfer_params", None)
+    xargs = values.pop("extra_args", None)
     structured = values.pop("structured_outputs", None)
     return [
         *values.items(),
-        ("kv_transfer_params", transfer),
         ("vllm_xargs", xargs),
         ("response_format", structured),
         ("cache_salt", request.cache_salt),

@@ -31,6 +31,7 @@ from serve_app.core.events import (
     Ticked,
     TrialBegan,
 )
+from serve_app.core.fleet import FleetState
 from serve_app.core.instructions import (
     AbortAttempts,
     CloseLink,
@@ -43,19 +44,19 @@ from serve_app.core.instructions import (
 from serve_app.core.load import EngineLoad
 from serve_app.engine_args import BACKGROUND_PRIORITY
 from serve_app.errors import SendFailed, ServingError
-from serve_app.ingress.books.metrics import LoadGauges
 from serve_app.ingress.exchange.exchange import Exchange
-from serve_app.ingress.exchange.held_answer import current_exchange
+from serve_app.ingress.exchange.held_answer import current_exchange, refuse
 from serve_app.ingress.fleet.attempts import (
     attempt_request,
     drop_what_belongs_to_swallowed,
-    refused_grammars,
+    refused_by_engines,
     take_in,
     why_unsendable,
 )
-from serve_app.ingress.fleet.intake import arrival_of, refusal_of
+from serve_app.ingress.fleet.from_settings import limits_of, routing_of
+from serve_app.ingress.fleet.intake import Intake, refusal_of
 from serve_app.ingress.fleet.link import ReplicaLink
-from serve_app.ingress.fleet.new_fleet import new_fleet
+from serve_app.ingress.fleet.load_gauges import LoadGauges
 from serve_app.ingress.fleet.output_path import OutputPath
 from serve_app.ingress.fleet.replica_links import ReplicaLinks
 from serve_app.ingress.fleet.start_times import StartTimes
@@ -77,7 +78,7 @@ class FleetClient(EngineCoreClient):
     def __init__(self, settings: Settings, model: ModelSettings, *, ingress_id: str, token: bytes, tls: LinkTls | None) -> None:
         self.model = model
         self.resources = SimpleNamespace(engine_dead=False)  # a fleet is never dead: replicas come back
-        self.fleet = new_fleet(settings, model)
+        self.fleet = FleetState(limits_of(settings, model), routing_of(settings, model))
         self._settings = settings
         self._vllm_config: Any = None
         self._output_processor: Any = None
@@ -104,6 +105,7 @@ class FleetClient(EngineCoreClient):
         )
         self.output_path: OutputPath = OutputPath(self._outputs.put_nowait, None)
         self._gauges = LoadGauges(self.fleet)
+        self._intake = Intake(model)
         self._start_times = StartTimes(model, no_replica_s=settings.timeouts.no_replica_s)
         self._to_do: deque[Instruction] = deque()
         self._carrying_out = False
@@ -111,7 +113,6 @@ class FleetClient(EngineCoreClient):
     def bind(self, *, vllm_config: Any, output_processor: Any, fingerprint: str, vllm_version: str) -> None:
         """Give the client the objects that exist only after ``AsyncLLM`` was built around it."""
         self._vllm_config, self._output_processor = vllm_config, output_processor
-        self.use(OutputPath)
         self.links.bind(vllm_config=vllm_config, fingerprint=fingerprint, vllm_version=vllm_version)
 
     def use(self, path: type[OutputPath]) -> None:
@@ -169,7 +170,10 @@ class FleetClient(EngineCoreClient):
         offered = peer.capabilities
         kv_tokens = offered.num_kv_blocks * offered.block_size
         adapters = self._adapters.get(link.replica_id, frozenset())
-        self._handle(LinkOpened(link.replica_id, peer.credit, peer.draining, offered.weights, kv_tokens, adapters))
+        opened = LinkOpened(
+            link.replica_id, peer.credit, peer.draining, offered.weights, kv_tokens, adapters, offered.max_model_len
+        )
+        self._handle(opened)
 
     def _link_lost(self, link: ReplicaLink, end: LinkEnd) -> None:
         self._handle(LinkLost(link.replica_id, end, frozenset(link.unsent)))
@@ -206,7 +210,7 @@ class FleetClient(EngineCoreClient):
             del instructions[0]
             drop_what_belongs_to_swallowed(deliver)
             outputs: Sequence[Any] = deliver.outputs
-            if some_finished and (refused := refused_grammars(outputs, self._requests, self._output_processor.request_states)):
+            if some_finished and (refused := refused_by_engines(outputs, self._requests, self._output_processor.request_states)):
                 instructions += [FailRequest(request_id, error) for request_id, error in refused.items()]
                 outputs = [o for o in outputs if o.request_id not in refused]
             frame.outputs = self.output_path.take(outputs, now)
@@ -302,7 +306,7 @@ class FleetClient(EngineCoreClient):
         """End the whole generation of vLLM's front end with the error, siblings of n>1 included."""
         self.output_path.write_now(fail.request_id)
         if (exchange := self._exchanges.get(fail.request_id)) is not None:
-            exchange.error = fail.error
+            exchange.fail(fail.error)
         self._forget(fail.request_id)
         state = self._output_processor.request_states.get(fail.request_id)
         if state is None:
@@ -329,6 +333,8 @@ class FleetClient(EngineCoreClient):
         """
         if (refused := refusal_of(request, self.model)) is not None:
             self._refuse(request, refused)
+        if self._siblings(request.request_id) and self._intake.is_pause_due(request):
+            await asyncio.sleep(0)  # when it is cancelled here, vLLM aborts all choices of the request
         exchange = current_exchange()
         try:
             arrived = self._arrival(request, background=exchange is not None and exchange.background)
@@ -351,13 +357,12 @@ class FleetClient(EngineCoreClient):
         if background:
             request.priority = max(request.priority, BACKGROUND_PRIORITY)  # embeddings have no field for it
         self.output_path.prepare(request)
-        return arrival_of(request, self.model, self._vllm_config, background=background)
+        by_position = self.links.seeds_by_position
+        return self._intake.arrival(request, self._vllm_config, background=background, seeds_by_position=by_position)
 
     def _refuse(self, request: EngineCoreRequest, error: ServingError) -> NoReturn:
         self._output_processor.abort_requests([request.request_id], internal=True)
-        if (exchange := current_exchange()) is not None:
-            exchange.error = error
-        raise FleetError(error)
+        refuse(error)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """Stop these requests in their engines.

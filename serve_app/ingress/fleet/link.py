@@ -20,8 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 MAX_TOGETHER = 8
-"""The most frames of one write. In a burst, one turn of the event loop may take in 50 requests in 20 ms. The engine need not wait for
-all."""
+"""The most frames of one write. One turn of the event loop may take in 50 requests in 20 ms; after 8 the engine can begin."""
 _LARGE_FRAME_BYTES = 1 << 20
 """The limit of the send buffer is checked at writes only, so a frame of this size or more is written at once."""
 

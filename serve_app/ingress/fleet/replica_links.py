@@ -37,6 +37,8 @@ class ReplicaLinks:
     ) -> None:
         self.capabilities: Capabilities | None = None
         """The capabilities of a linked replica; while none is linked, those of the last one that was."""
+        self.seeds_by_position: bool | None = None
+        """Whether all linked replicas do; while none is linked, whether the last ones did. None before the first."""
         self._settings = settings
         self._ingress_id = ingress_id
         self._model = model
@@ -141,6 +143,7 @@ class ReplicaLinks:
         if not linked:
             return  # the last known capabilities are a better guess than none
         self.capabilities = linked[-1]
+        self.seeds_by_position = all(each.seeds_by_position for each in linked)
         config = self._vllm_config
         # Start from the configured length each time, so that a short limit ends when its replica has gone.
         config.model_config.max_model_len = min(self._max_model_len, *(c.max_model_len for c in linked))

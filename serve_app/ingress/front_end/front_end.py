@@ -22,16 +22,17 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from serve_app.config import ModelSettings
 from serve_app.config.checks import dotted
+from serve_app.core.request_limits import problem_of_params
 from serve_app.engine_args import frontend_engine_args
-from serve_app.errors import FrontEndStartFailed
+from serve_app.errors import BadRequest, FrontEndStartFailed
 from serve_app.host.foreign_errors import in_one_line
 from serve_app.host.vllm_start import inspect_models_here
-from serve_app.ingress.books.metrics import SharedPrometheusStatLogger
-from serve_app.ingress.exchange.held_answer import Gather, write_at_once
+from serve_app.ingress.exchange.held_answer import Gather, refuse, write_at_once
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.fleet.intake import adapters_of
 from serve_app.ingress.front_end.grammar_checks import GrammarChecks, check_grammars
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
+from serve_app.ingress.front_end.stat_logger import SharedPrometheusStatLogger
 from serve_app.ingress.http.first_errors import stop_at_first_errors
 from serve_app.links.fingerprint import model_fingerprint, public_version
 
@@ -48,7 +49,7 @@ class _FrontendEngineArgs(AsyncEngineArgs):
         return config
 
 
-class DirectRoute(Protocol):
+class AnswersDirectly(Protocol):
     """A route that answers some requests without vLLM's app."""
 
     def answer_to(self, scope: Scope, body: bytes, note_gone: Callable[[], None]) -> ASGIApp | None:
@@ -58,7 +59,7 @@ class DirectRoute(Protocol):
 class Shortcuts(NamedTuple):
     """The shortcuts of one of vLLM's apps make its answers cheaper. Without any shortcut, every answer is the same."""
 
-    direct: Mapping[str, DirectRoute] = {}
+    direct: Mapping[str, AnswersDirectly] = {}
     """Direct routes by path."""
     repeats: frozenset[str] = frozenset()
     """Paths with streams whose events differ only in their text."""
@@ -103,10 +104,8 @@ class FrontEnd:
         return self._app
 
     def take(self, shortcuts_of: Callable[[FastAPI], Shortcuts]) -> None:
-        """Use the shortcuts that this function finds in vLLM's app, and in each app that replaces it."""
+        """Use the shortcuts that this function finds in vLLM's app, and in each app that replaces it. Called before the first `app`."""
         self._shortcuts_of = shortcuts_of
-        if self._app is not None:
-            self.shortcuts = shortcuts_of(self._app)
 
 
 def _error_in_our_keys(create: Callable[..., Any], name: str, message: Any, *args: Any, **kwargs: Any) -> Any:
@@ -194,11 +193,24 @@ async def _build(
         if isinstance(stat_logger, SharedPrometheusStatLogger):
             stat_logger.stats_beside = client.take_stats
     front = FrontEnd(model, client, engine, args)
+    _check_parameters(engine)
     if install is not None:
         install(front)
     front.grammars = check_grammars(engine, vllm_config, compiler)
     await front.app()  # an error in building the app is reported now
     return front
+
+
+def _check_parameters(engine: Any) -> None:
+    """Let ``engine`` refuse parameters before it works on them: tokenizing 5 MB of ``bad_words`` held the event loop for 13 s."""
+    add = engine.add_request
+
+    async def add_request(request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        if (problem := problem_of_params(params)) is not None:
+            refuse(BadRequest(*problem))
+        return await add(request_id, prompt, params, *args, **kwargs)
+
+    engine.add_request = add_request
 
 
 def _async_llm(vllm_config: Any, client: FleetClient) -> AsyncLLM:

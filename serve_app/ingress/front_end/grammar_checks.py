@@ -156,7 +156,7 @@ class GrammarChecks:
 
 def _refuse(error: GrammarsBusy | BadRequest) -> NoReturn:
     if (exchange := current_exchange()) is not None:
-        exchange.error = error  # vLLM reports errors of a stream only after its head
+        exchange.fail(error)  # vLLM reports errors of a stream only after its head
     raise VLLMValidationError(str(error), parameter="structured_outputs")
 
 

@@ -30,7 +30,7 @@ from serve_app.host import descriptors
 from serve_app.ingress.books.books import Books
 from serve_app.ingress.books.metrics import count_http
 from serve_app.ingress.exchange.exchange import Exchange
-from serve_app.ingress.exchange.held_answer import HeldAnswer, reset_current, set_current
+from serve_app.ingress.exchange.held_answer import HeldAnswer, answering
 from serve_app.ingress.front_end.front_end import FrontEnd, serves
 from serve_app.ingress.http.api_keys import ApiKeys
 from serve_app.ingress.http.body_fields import RESPONSES_STATE, check_num_values, check_request_id, parse_fields
@@ -126,7 +126,7 @@ class IngressApp:
         """Routes of stored files and batches, including all paths below them."""
 
     @property
-    def streams(self) -> int:
+    def num_running(self) -> int:
         """Return the number of running requests."""
         return len(self._running)
 
@@ -136,7 +136,7 @@ class IngressApp:
         for front in self._front_ends.values():
             front.client.output_path.write_all()
         for limit, exchange in self._running.items():
-            exchange.error = exchange.error or ServerStopping(retry_after_s=_RETRY_AFTER_S)
+            exchange.fail(ServerStopping(retry_after_s=_RETRY_AFTER_S))
             limit.reschedule(0.0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -167,7 +167,7 @@ class IngressApp:
         else:
             await not_found(path)(scope, receive, send)
 
-    async def answer_batch(self, scope: Scope, receive: Receive, send: Send, owner: str) -> None:
+    async def answer_line(self, scope: Scope, receive: Receive, send: Send, owner: str) -> None:
         """Answer a line of a batch, for which the ``owner`` has shown a key. The line gets only places that no other request wants."""
         try:
             await self._serve(Exchange(scope["path"], owner or None, background=True), scope, receive, send)
@@ -191,7 +191,7 @@ class IngressApp:
         elif (handler := handlers.get(scope["method"])) is None:
             await method_not_allowed(", ".join(handlers))(scope, receive, send)
         else:
-            self._refuse_at_an_end(scope)
+            self._refuse_if_unable(scope)
             with contextlib.suppress(ClientDisconnect):
                 response = await handler(Request(scope, receive), owner)
                 await response(scope, receive, send)
@@ -202,7 +202,7 @@ class IngressApp:
         try:
             await self._answer_in_time(scope, receive, send, held)
         except ServingError as exc:
-            exchange.error = exchange.error or exc
+            exchange.fail(exc)
             raise
         finally:
             exchange.stalled = STALLED in scope.get("state", ())
@@ -215,7 +215,7 @@ class IngressApp:
                 request_id = value.decode("latin-1")
                 check_request_id("X-Request-Id", request_id)
                 held.exchange.id = request_id
-        self._refuse_at_an_end(scope)
+        self._refuse_if_unable(scope)
         limit = asyncio.timeout(None)
         self._running[limit] = held.exchange
         try:
@@ -229,8 +229,8 @@ class IngressApp:
         if limit.expired():
             await held.end()
 
-    def _refuse_at_an_end(self, scope: Scope) -> None:
-        """Refuse the request if the ingress has stopped, or has no file descriptors left, or is overloaded."""
+    def _refuse_if_unable(self, scope: Scope) -> None:
+        """Refuse the request if the ingress has stopped, is overloaded, or has no file descriptors left for clients."""
         if self._stopped:
             raise ServerStopping(retry_after_s=_RETRY_AFTER_S)
         if CROWDED in scope.get("state", ()):
@@ -260,14 +260,15 @@ class IngressApp:
         if path in _TOKENIZERS and len(body) > (limit_bytes := tokenizer_bytes(front.engine.model_config.max_model_len)):
             raise RequestTooLarge(size_bytes=len(body), limit_bytes=limit_bytes)
         app_of = partial(self._app_of, path, held)
+        replay = partial(_replay, body, receive, exchange.client_gone)
         of_adapter = fields is not None and isinstance(fields.model, str) and fields.model in front.adapters
         if path in SHARED_ROUTES and not of_adapter and (canary := self.canaries.get(front.model.name)) is not None:
-            target = canary.split(app_of, front)
+            target = canary.split(app_of, front, replay)
         else:
             target = await app_of(front)
             if (route := front.shortcuts.direct.get(path)) is not None:
                 target = route.answer_to(scope, body, exchange.client_gone) or target
-        await self._answer(target, front, scope, _replay(body, receive, exchange.client_gone), held)
+        await self._answer(target, front, scope, replay(), held)
 
     async def _app_of(self, path: str, held: HeldAnswer, front: FrontEnd) -> ASGIApp:
         """Note that this front end answers, and return its app for the route."""
@@ -280,11 +281,11 @@ class IngressApp:
 
     async def _answer(self, target: ASGIApp, front: FrontEnd, scope: Scope, receive: Receive, held: HeldAnswer) -> None:
         path, exchange, began_at = scope["path"], held.exchange, time.monotonic()
-        token = set_current(held)
         raised: Exception | None = None
         try:
-            async with held.filling(partial(asyncio.get_running_loop().call_later, self._limits.stream_silence_s)):
-                await target(scope, receive, held)
+            with answering(held):
+                async with held.filling(partial(asyncio.get_running_loop().call_later, self._limits.stream_silence_s)):
+                    await target(scope, receive, held)
         except Exception as error:
             # vLLM's app raises an error after a stream has begun, because the stream cannot report it any more. The app also raises
             # an error that it has answered with 500.
@@ -295,7 +296,6 @@ class IngressApp:
             else:
                 raised = error
         finally:
-            reset_current(token)
             if path in VLLM_ROUTES:
                 count_http(path, scope["headers"], held.head, time.monotonic() - began_at)
             if (raised or exchange.status >= 500) and exchange.error is None:

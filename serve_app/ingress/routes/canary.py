@@ -62,22 +62,23 @@ class Canary:
         state = {"of": self.of, "state": judge.state.value, "reason": judge.reason}
         return {**state, "requests": judge.num_taken, "judged": judge.num_judged, "share": judge.limits.share}
 
-    def split(self, app_of: Callable[[FrontEnd], Awaitable[ASGIApp]], model: FrontEnd) -> ASGIApp:
+    def split(self, app_of: Callable[[FrontEnd], Awaitable[ASGIApp]], model: FrontEnd, replay: Callable[[], Receive]) -> ASGIApp:
         """Return an app that answers by the canary or by the model.
 
         Args:
             app_of: Notes that a front end answers the request, and returns its app.
+            replay: Returns a receive that gives the body, then the client's messages; the app reads from such ones alone.
         """
 
-        async def answer(scope: Scope, receive: Receive, held: Send) -> None:
+        async def answer(scope: Scope, _: Receive, held: Send) -> None:
             assert isinstance(held, HeldAnswer)
-            body, exchange = await receive(), held.exchange
+            exchange = held.exchange
             if self.judge.takes_next(is_ready=self.front.client.is_ready()):
-                outcome = await self._try(await app_of(self.front), scope, _Line(body, receive), held)
+                outcome = await self._try(await app_of(self.front), scope, _Client(replay()), held)
                 if outcome is _Outcome.ANSWERED:
                     return
                 exchange.begin_again()
-                await (await app_of(model))(scope, _first(body, receive), held)
+                await (await app_of(model))(scope, replay(), held)
                 if outcome is _Outcome.REFUSED and exchange.answered and not _is_error(exchange.sent):
                     self._saw(Criterion.FAILED, 1.0)  # the release accepts less: a shorter context, no tool parser, ...
                 return
@@ -85,20 +86,20 @@ class Canary:
             app = await app_of(model)
             raised = True
             try:
-                await app(scope, _first(body, receive), held)
+                await app(scope, replay(), held)
                 raised = False
             finally:
                 watch.end(failed=_has_failed(exchange, raised=raised))
 
         return answer
 
-    async def _try(self, app: ASGIApp, scope: Scope, line: "_Line", held: HeldAnswer) -> "_Outcome":
+    async def _try(self, app: ASGIApp, scope: Scope, client: "_Client", held: HeldAnswer) -> "_Outcome":
         """Let the canary answer. Unless it returns `ANSWERED`, the client was sent nothing, and the model has to answer."""
         was = self.judge.state
         exchange = held.exchange
         watch = _Watch(self._saw, exchange.requests)
         gate = _Gate(held)
-        task = asyncio.create_task(_run(app, scope, line.receive, gate), name="canary")
+        task = asyncio.create_task(_run(app, scope, client.receive, gate), name="canary")
         try:
             while not (await asyncio.wait([task], timeout=_LOOK_S))[0]:
                 watch.look()
@@ -108,7 +109,7 @@ class Canary:
         finally:
             if not task.done():
                 gate.has_failed = not gate.has_begun
-                await line.hang_up(task)
+                await client.hang_up(task)
         raised = None if task.cancelled() else task.exception()
         if raised is not None and not gate.has_begun:
             gate.has_failed = True
@@ -227,11 +228,11 @@ class _Watch:
             self._saw(Criterion.ITL, (first.trail.last_token_at - first_at) / (num_tokens - 1))
 
 
-class _Line:
+class _Client:
     """The client as the canary's app sees it: the body, then a disconnect, by the client or by `hang_up`."""
 
-    def __init__(self, body: Message, receive: Receive) -> None:
-        self._rest = _first(body, receive)
+    def __init__(self, receive: Receive) -> None:
+        self._rest = receive
         self._hung_up = asyncio.Event()
 
     async def receive(self) -> Message:
@@ -253,16 +254,6 @@ class _Line:
 
 async def _run(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
     await app(scope, receive, send)
-
-
-def _first(body: Message, receive: Receive) -> Receive:
-    """Return a receive that gives the body again, then the client's messages."""
-    messages = iter([body])
-
-    async def receive_from_the_body_on() -> Message:
-        return next(messages, None) or await receive()
-
-    return receive_from_the_body_on
 
 
 def _is_the_servers(error: ServingError) -> bool:

@@ -1,7 +1,8 @@
-"""Shortcuts make the common request cheaper. With `ingress.shortcuts: false`, delete this folder and every answer stays right, only slower.
+"""Shortcuts make the common request cheaper. With `ingress.shortcuts: false` this folder may be missing: every answer stays right.
 
 `install` is the only door. `direct` calls vLLM's handlers without the web framework around them, `rendering` tokenizes without the layer
-of Transformers, `streaming` writes the middle of a stream without a task for each token, and `gathering` joins writes.
+of Transformers, `streaming` writes the middle of a stream without a task for each token, and `gathering` joins writes. `token_cache` and
+`thread_batches` serve `rendering`, and `prompt_end` serves `streaming`.
 """
 
 from fastapi import FastAPI

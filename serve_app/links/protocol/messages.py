@@ -20,6 +20,9 @@ never change, so that two versions can still report to each other why they close
 ENGINE_LOST = frozenset(kind.code for kind in (EngineDied, EngineOutOfMemory, EngineStopped, EngineSilent, StepTooLong))
 """Codes of a replica's Goodbye when its engine core has died or was killed; with any other code the engine lived."""
 
+REFUSED = "refused "
+"""Begins the stop reason of an attempt that a replica refuses for a value of its request: the name of the value, ": ", what is wrong."""
+
 NONCE_BYTES = 32
 MAX_ID_CHARS = 256
 MAX_ATTEMPTS_PER_ABORT = 10_000
@@ -49,7 +52,8 @@ BytesLike = bytes | bytearray | memoryview
 class Capabilities(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """The engine's properties that an ingress must know; tokens and blocks as vLLM counts them.
 
-    Replicas with equal ``weights`` may continue each other's answers.
+    Replicas with equal ``weights`` may continue each other's answers. ``seeds_by_position``: the noise of a seeded request is a function
+    of seed and position, as in vLLM's V2 runner; the V1 runner's generator has a state, which only a replay reproduces.
     """
 
     max_model_len: Positive
@@ -57,6 +61,7 @@ class Capabilities(Struct, array_like=True, frozen=True, forbid_unknown_fields=T
     num_kv_blocks: Count
     tasks: Annotated[tuple[Label, ...], Meta(max_length=64)]
     weights: Label
+    seeds_by_position: bool = False
 
 
 class Hello(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=0):

@@ -1,15 +1,13 @@
-"""A new fleet is the state of one model's fleet at one ingress, made from the configuration before any replica joins."""
+"""This module reads from the configuration what a model's `FleetState` needs: its limits and its routing policy. Pure."""
 
 from serve_app.config import ModelSettings, Settings
 from serve_app.core.affinity import CONTINUED_AT_START, PrefixAffinity
-from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.routing import LeastOutstandingTokens, RoutingPolicy
 
 
-def new_fleet(settings: Settings, model: ModelSettings) -> FleetState:
-    """Return a fleet without replicas."""
-    limits = FleetSettings(
+def limits_of(settings: Settings, model: ModelSettings) -> FleetSettings:
+    return FleetSettings(
         model=model.name,
         max_waiting_requests=settings.ingress.max_waiting_requests,
         no_replica_s=settings.timeouts.no_replica_s,
@@ -19,10 +17,9 @@ def new_fleet(settings: Settings, model: ModelSettings) -> FleetState:
         engines_yield=model.yields_to_chats(),
         ttft_s=model.replicas.ttft_slo_s,
     )
-    return FleetState(limits, _routing(settings, model))
 
 
-def _routing(settings: Settings, model: ModelSettings) -> RoutingPolicy:
+def routing_of(settings: Settings, model: ModelSettings) -> RoutingPolicy:
     if model.routing.by == "load":
         return LeastOutstandingTokens()
     # A single ingress has placed all conversations itself. Placing by the hash would only distribute its first requests less evenly.
