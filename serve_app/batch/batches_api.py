@@ -3,7 +3,6 @@
 import asyncio
 import json
 import secrets
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -61,7 +60,7 @@ class BatchesApi:
         if (endpoint := fields.get("endpoint")) not in PATHS:
             raise BadRequest(param="endpoint", problem=f"is {str(endpoint)[:80]!r}, none of {', '.join(PATHS)}")
         window = fields.get("completion_window")
-        now, window_s = int(time.time()), seconds_of(window, limit_s=self._settings.max_window_s)
+        now, window_s = int(self._store.clock.time()), seconds_of(window, limit_s=self._settings.max_window_s)
         expiry, keep_s = fields.get("output_expires_after"), self._settings.keep_s
         batch = Batch(
             id=f"batch_{secrets.token_hex(16)}",
@@ -80,15 +79,17 @@ class BatchesApi:
 
     async def _cancel(self, request: Request, owner: str) -> Response:
         batch = await self._batch(request, owner)
-        batch = await self._disk.run_when_full(partial(self._store.change, batch, _cancelled))
+        batch = await self._disk.run_when_full(
+            partial(self._store.change, batch, partial(_cancelled, now=self._store.clock.time()))
+        )
         self._wake()
         return JSONResponse(batch.as_object())
 
 
-def _cancelled(batch: Batch) -> Batch:
+def _cancelled(batch: Batch, *, now: float) -> Batch:
     if not batch.is_open:
         raise BadRequest(param="batch_id", problem=f"{batch.id} is {batch.status}, and cannot be cancelled any more")
-    return batch if batch.status == "cancelling" else batch.moved("cancelling", now=time.time())
+    return batch if batch.status == "cancelling" else batch.moved("cancelling", now=now)
 
 
 async def _object_in(request: Request) -> dict[str, Any]:

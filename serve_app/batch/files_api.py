@@ -152,7 +152,7 @@ class FilesApi:
             number = int(seconds) if seconds is not None and seconds.isascii() and seconds.isdigit() else None
             expiry = {"anchor": form.fields.get("expires_after[anchor]"), "seconds": number}
         kept_s = kept_for_s(expiry, param="expires_after", limit_s=self._settings.keep_s)
-        now = int(time.time())
+        now = int(self._store.clock.time())
         return File(f"file-{secrets.token_hex(16)}", owner, form.file_name or "file", "batch", form.num_bytes, now, now + kept_s)
 
     def _keep(self, part: Path, file: File) -> None:

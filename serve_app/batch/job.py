@@ -6,7 +6,6 @@ Whatever ends the process, the job of the next process continues from the journa
 import asyncio
 import hashlib
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -100,7 +99,9 @@ class BatchJob:
         logger.error("%s ends: %s", self.batch.id, cause)
 
         def end(batch: Batch) -> Batch:
-            return batch.moved("cancelled" if batch.status == "cancelling" else "failed", now=time.time(), errors=(error,))
+            return batch.moved(
+                "cancelled" if batch.status == "cancelling" else "failed", now=self._storage.store.clock.time(), errors=(error,)
+            )
 
         self._change(end)
         self._claim.forget_journal()
@@ -122,7 +123,7 @@ class BatchJob:
         return self.batch.is_open and self.batch.status != "cancelling" and not self._is_over()
 
     def _is_over(self) -> bool:
-        return time.time() >= self.batch.expires_at
+        return self._storage.store.clock.time() >= self.batch.expires_at
 
     def _validate(self) -> None:
         with self._storage.contents.on_disk(self.batch.input_file_id) as path, path.open("rb") as file:
@@ -140,7 +141,7 @@ class BatchJob:
         """Move the batch to ``status``, unless a client has cancelled it meanwhile."""
 
         def move(batch: Batch) -> Batch:
-            return batch.moved(status, now=time.time(), **changes) if batch.status == expected else batch
+            return batch.moved(status, now=self._storage.store.clock.time(), **changes) if batch.status == expected else batch
 
         self._change(move)
 
@@ -223,7 +224,7 @@ class BatchJob:
         self._change(
             lambda batch: batch.moved(
                 _REST[batch.status][0],  # a client may have cancelled the batch meanwhile
-                now=time.time(),
+                now=self._storage.store.clock.time(),
                 completed=counts.answered,
                 failed=counts.failed,
                 output_file_id=output and output.id,
@@ -246,7 +247,7 @@ class BatchJob:
             raise StorageFailed from exc
         finally:
             part.unlink(missing_ok=True)
-        now = int(time.time())
+        now = int(self._storage.store.clock.time())
         name = f"{self.batch.id}_{kind}.jsonl"
         return File(file_id, self.batch.owner, name, "batch_output", num_bytes, now, now + self.batch.keep_output_s)
 

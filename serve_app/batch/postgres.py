@@ -95,6 +95,9 @@ class PostgresDatabase:
         """Return the database's unique identity, which the first ingress drew at random."""
         return str(self.read("SELECT id FROM serve_app_identity")[0][0])
 
+    def now(self) -> float:
+        return float(self.read("SELECT extract(epoch FROM clock_timestamp())")[0][0])
+
     def close(self) -> None:
         self._pool.close()
 

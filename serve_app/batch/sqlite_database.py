@@ -76,6 +76,9 @@ class SqliteDatabase:
                 raise
             return result
 
+    def now(self) -> None:
+        return None
+
     def close(self) -> None:
         with self._lock:
             self._db.close()

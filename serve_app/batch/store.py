@@ -4,12 +4,12 @@
 may call it; each call waits for the database. Each change is one transaction, so several processes may use one database.
 """
 
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 
+from serve_app.batch.clock import BatchClock
 from serve_app.batch.database import Database, Transaction
 from serve_app.batch.records import OPEN, PURPOSES, STATUSES, Batch, File, is_id
 from serve_app.errors import BadRequest, NotStored, StorageFull, TooManyBatches
@@ -34,6 +34,16 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self._db = database
+        self.clock = BatchClock()
+
+    def set_clock(self) -> None:
+        """Set the clock by that of the database's server.
+
+        Raises:
+            StorageAway: The server does not answer now; the clock continues by itself.
+        """
+        if (now := self._db.now()) is not None:
+            self.clock.follow(now)
 
     def check_room(self, num_bytes: int, *, limit: int) -> None:
         """Refuse uploads of ``num_bytes`` in total if the stored files leave no room for them.
@@ -72,7 +82,7 @@ class Store:
             NotStored: The owner has no such file, or its time is over.
         """
         sql = "SELECT record FROM files WHERE id = ? AND owner = ? AND expires_at > ?"
-        if not is_id(file_id) or not (found := self._db.read(sql, file_id, owner, time.time())):
+        if not is_id(file_id) or not (found := self._db.read(sql, file_id, owner, self.clock.time())):
             raise NotStored(kind="File", id=file_id)
         return msgspec.json.decode(found[0][0], type=File)
 
@@ -82,7 +92,7 @@ class Store:
         Raises:
             BadRequest: The owner has no file with the id ``after``.
         """
-        where, values = "expires_at > ?", (time.time(),)
+        where, values = "expires_at > ?", (self.clock.time(),)
         if purpose is not None:
             where += f" AND purpose = '{purpose}'" if purpose in PURPOSES else " AND FALSE"
         return self._page("files", File, owner, after, limit, oldest_first, where, values)
@@ -184,7 +194,7 @@ class Store:
             changed = change(msgspec.json.decode(found[0], type=Batch))
             for file in files:
                 _insert_file(db, file)
-            ended_at = None if changed.is_open else int(time.time())
+            ended_at = None if changed.is_open else int(self.clock.time())
             row = (changed.status, ended_at, msgspec.json.encode(changed), batch.id)
             db.execute("UPDATE batches SET status = ?, ended_at = coalesce(ended_at, ?), record = ? WHERE id = ?", row)
             return changed
@@ -202,11 +212,15 @@ class Store:
         def forget(db: Transaction) -> set[str]:
             db.lock(_FILES)
             read = f"SELECT input FROM batches WHERE status IN ({OPEN_SQL})"
-            db.execute(f"DELETE FROM files WHERE expires_at <= ? AND id NOT IN ({read})", (time.time(),))
+            db.execute(f"DELETE FROM files WHERE expires_at <= ? AND id NOT IN ({read})", (self.clock.time(),))
             db.execute("DELETE FROM batches WHERE ended_at < ?", (ended_before,))
             return {file_id for (file_id,) in db.execute("SELECT id FROM files", ())}
 
         return self._db.change(forget)
+
+    def file_ids(self) -> set[str]:
+        """Return the ids of all files, of any owner."""
+        return {file_id for (file_id,) in self._db.read("SELECT id FROM files")}
 
     def _page(
         self,

@@ -79,7 +79,7 @@ class Worker:
 
     def lines_per_s(self) -> dict[str, float]:
         """Return model -> lines a second that all processes together have to answer, so that all batches end in time."""
-        return lines_per_s(self._open, time.time())
+        return lines_per_s(self._open, self._storage.store.clock.time())
 
     async def stop(self) -> None:
         """Give up the requests under way; the next process continues the batches. Waits for `_STOP_S` at most."""
@@ -134,6 +134,7 @@ class Worker:
             self._forget_ended()
             running = list(self._running)
             held = await self._in_claims_thread(lambda: self._storage.claims.renew(running))
+            await self._in_claims_thread(self._storage.store.set_clock)
             if held is None:
                 return
             for batch_id in self._running.keys() - held:
@@ -173,7 +174,7 @@ class Worker:
     def _may_begin(self, batch: Batch) -> bool:
         if batch.id in self._running or self._not_before.get(batch.id, 0.0) > time.monotonic():
             return False
-        if batch.status == "cancelling" or time.time() >= batch.expires_at:
+        if batch.status == "cancelling" or self._storage.store.clock.time() >= batch.expires_at:
             return True  # such a batch sends no requests any more
         others = [other for other, _ in self._running.values()]
         if batch.status == "validating":  # one at a time: validation takes the interpreter, which also serves chats
@@ -204,9 +205,14 @@ class Worker:
         if time.monotonic() - self._cleaned_at < _CLEAN_S:
             return
         self._cleaned_at = time.monotonic()
-        files = self._storage.store.forget_old(ended_before=time.time() - self._settings.keep_s)
+        store = self._storage.store
+        files = (
+            store.forget_old(ended_before=store.clock.time() - self._settings.keep_s)
+            if store.clock.is_settled()
+            else store.file_ids()
+        )
         self._storage.claims.clean()
-        self._storage.contents.sweep(files, {batch.id for batch in self._storage.store.open_batches()})
+        self._storage.contents.sweep(files, {batch.id for batch in store.open_batches()})
 
     async def _give_up(self) -> None:
         """End the jobs, and then give the claims back. If a job ends too late for `_STOP_S`, its claim ends with the process."""

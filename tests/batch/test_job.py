@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from serve_app.batch import job, worker
 from serve_app.batch.claims import FolderClaim
+from serve_app.batch.clock import BatchClock
 from serve_app.batch.job import BatchJob
 from serve_app.batch.journal import Journal
 from serve_app.batch.output import write_lines
@@ -376,3 +377,20 @@ def test_an_output_is_durable_before_the_journal_is_removed(tmp_path: Path, monk
     asyncio.run(stored.job(answered).run())
     assert synced == [(".part", True), ("work", True), (".part", True), ("files", True)]
     assert not stored.folder.journal("batch_1").exists()
+
+
+def test_a_clock_that_is_wrong_for_a_while_neither_expires_a_batch_nor_removes_a_file(tmp_path: Path) -> None:
+    stored = Stored(tmp_path)
+    wrong_by = 0.0
+    stored.store.clock = BatchClock(lambda: time.time() + wrong_by)
+
+    def answer_while_the_clock_is_wrong(request: httpx.Request) -> httpx.Response:
+        nonlocal wrong_by
+        wrong_by = 40 * 86_400.0
+        return answered(request)
+
+    asyncio.run(stored.job(answer_while_the_clock_is_wrong).run())
+    assert (stored.batch.status, stored.batch.completed) == ("completed", 2)
+    kept = stored.store.forget_old(ended_before=stored.store.clock.time() - 30 * 86_400)
+    assert {"file-1", stored.batch.output_file_id} == kept
+    assert stored.batch.status == "completed"

@@ -7,6 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from serve_app.batch.clock import BatchClock
 from serve_app.batch.database import Transaction
 from serve_app.batch.journal import JournalLine
 from serve_app.batch.postgres import PostgresDatabase
@@ -61,6 +62,17 @@ def test_records_of_one_ingress_are_those_of_the_other_and_of_their_owner_only(i
         add_batch(other, "batch_2", max_open=1)
     assert other.store.count_batches()["validating"] == 1
     assert other.store.forget_old(ended_before=0.0) == {"file-1"}
+
+
+def test_an_ingress_with_a_wrong_clock_goes_by_that_of_the_database(ingresses: tuple[Storage, Storage]) -> None:
+    one, other = ingresses
+    add_batch(one)
+    other.store.clock = BatchClock(lambda: time.time() + 40 * 86_400)
+    with pytest.raises(NotStored):
+        other.store.file("file-1", OWNER)
+    other.store.set_clock()
+    assert other.store.file("file-1", OWNER) == one.store.file("file-1", OWNER)
+    assert other.store.forget_old(ended_before=other.store.clock.time() - 30 * 86_400) == {"file-1"}
 
 
 def test_one_ingress_gets_the_lease_and_the_other_gets_it_when_it_is_given_back(ingresses: tuple[Storage, Storage]) -> None:
