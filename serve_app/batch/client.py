@@ -81,13 +81,16 @@ class Reply:
 class Failure:
     """The reason why a request has no answer.
 
-    ``code`` and ``message`` are those of an error file, and ``status`` is the last HTTP status, None if there was none.
+    ``code`` and ``message`` are those of an error file. ``status``, ``body`` and ``request_id`` are of the last HTTP answer: ``status`` is
+    None if there was none, ``body`` None if it was no JSON object.
     """
 
     code: str
     message: str
     status: int | None = None
     num_sent: int = 0
+    body: dict[str, Any] | None = None
+    request_id: str = ""
 
 
 class BatchClient:
@@ -158,6 +161,8 @@ class BatchClient:
         while True:
             await self._wait_for_tokens()
             num_sent += 1
+            value: dict[str, Any] | None = None
+            request_id = ""
             try:
                 response = await self._http.post(path, content=body, headers={"content-type": "application/json"})
             except httpx.TimeoutException:
@@ -168,8 +173,9 @@ class BatchClient:
                 continue
             else:
                 status, value, wait_s = response.status_code, _object(response), 2.0**tries
+                request_id = _request_id(response, value or {})
                 if status == 200 and value is not None:
-                    return self._answered(Reply(value, _request_id(response, value), num_sent))
+                    return self._answered(Reply(value, request_id, num_sent))
                 said = _reason(response, value)
                 if status in _BACK_PRESSURE:
                     self._shrink()
@@ -183,7 +189,7 @@ class BatchClient:
                     tries = self._limits.tries
             if tries >= self._limits.tries:
                 self._refused_since = None
-                return Failure("request_failed", said, status, num_sent)
+                return Failure("request_failed", said, status, num_sent, value, request_id)
             await asyncio.sleep(_spread(min(wait_s, _MAX_WAIT_S)))
 
     def _answered(self, reply: Reply) -> Reply:

@@ -151,7 +151,10 @@ class Runner:
     def _fail(self, key: str, request: Request, failure: Failure) -> None:
         self.progress.failed += 1
         self.progress.ended[request.model] += 1
-        response = None if failure.status is None else {"status_code": failure.status, "request_id": "", "body": None}
+        response = None
+        if failure.status is not None:
+            body = failure.body or {"error": {"message": failure.message, "code": failure.code}}
+            response = {"status_code": failure.status, "request_id": failure.request_id, "body": body}
         self._record(key, request.key, response, {"code": failure.code, "message": failure.message}, failed=True)
 
     def _record(self, key: str, custom_id: str, response: object, error: object, *, failed: bool) -> None:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # `--help` loads none of these modules
     from serve_app.batch.client import Limits
     from serve_app.batch.fleet_process import FleetProcess
     from serve_app.batch.journal import Journal
-    from serve_app.batch.requests import Defaults
+    from serve_app.batch.requests import Defaults, Request
+    from serve_app.batch.rows import InputRow
     from serve_app.batch.runner import Progress, Runner
 
 app = typer.Typer(help="Answer the lines of a file, through any crash.", no_args_is_help=True)
@@ -109,10 +110,16 @@ def _answer(
         fleet = stack.enter_context(_fleet(service)) if isinstance(service, _OwnFleet) else None
         url = fleet.url if fleet else str(service)
         http = connect(url, key, limits)
-        defaults = defaults if defaults.model else replace(defaults, model=only_model(url, key, limits))
+        complete = functools.cache(lambda: replace(defaults, model=only_model(url, key, limits)))
+
+        def request(row: "InputRow") -> "Request":
+            """Return the row's request; the service is asked for its model only for a row that names none."""
+            made = request_of(row, defaults)
+            return made if defaults.model or made.model or made.body is None else request_of(row, complete())
+
         runner = Runner(http, journal, limits, retry_failed=retry_failed)
         watch = functools.partial(_watch, fleet, functools.partial(_share_read, file, source))
-        uvloop.run(_run(runner, http, (request_of(row, defaults) for row in rows(file, form, name=source)), watch))
+        uvloop.run(_run(runner, http, (request(row) for row in rows(file, form, name=source)), watch))
         files.finish(journal)
 
 

@@ -148,6 +148,38 @@ def checked_absolute(path: Path) -> Path:
     return path
 
 
+def checked_origin(origin: str) -> str:
+    if origin != "*" and not re.fullmatch(r"https?://[^/\s*]+", origin):
+        raise wrong(
+            "", f"is {shown(origin)}, which is no origin", "write scheme and host alone, as https://app.example.com, or *"
+        )
+    return origin
+
+
+_HUGGING_FACE_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
+_STORES = ("s3", "gs", "az")
+"""Schemes of object stores, from which vLLM's `load_format: runai_streamer` reads."""
+
+
+def checked_model(model: str) -> str:
+    """Check that the text can name weights: an embedded model, an absolute path, a Hugging Face id, or a URL of an object store."""
+    scheme = model.partition("://")[0] if "://" in model else ""
+    if model != model.strip():
+        raise wrong("", f"is {shown(model)}, with blanks around it", "remove them")
+    if re.search(r"\$\{?\w", model):
+        raise wrong("", f"is {shown(model)}, and no variable is filled in here", "write the value itself")
+    if re.match(r"[A-Za-z]:[\\/]", model) or "\\" in model:
+        raise wrong("", f"is {shown(model)}, a path of Windows", "replicas run on Linux: give an absolute path there")
+    if scheme and scheme not in _STORES:
+        way_out = "give the id ORG/NAME, or the absolute path of a folder with the files"
+        raise wrong("", f"is {shown(model)}, and weights are not fetched from a URL of {scheme}", way_out)
+    if model.startswith((".", "~")):
+        checked_absolute(Path(model))
+    if not (scheme or model.startswith(("/", "embedded:")) or _HUGGING_FACE_ID.fullmatch(model)):
+        raise wrong("", f"is {shown(model)}, neither a Hugging Face id (ORG/NAME) nor an absolute path", "a path begins with /")
+    return model
+
+
 def is_loopback(host: str) -> bool:
     """Return whether only this machine reaches ``host``. Names are not looked up: all except localhost count as reachable."""
     try:
@@ -250,16 +282,26 @@ def _factor(suffix: str, unit: str) -> float | None:
 class _Loader(yaml.SafeLoader):
     """Loads YAML without dates (a model may be named 2025-02-28), independent of changes by other libraries to the shared SafeLoader.
 
-    1e-7 is a number, as it is for Kubernetes and Helm: PyYAML's YAML 1.1 requires 1.0e-7.
+    Numbers are those of YAML 1.2. PyYAML's YAML 1.1 would read 010000 as 4096 and 10:00 as 600, which are texts here, and 1e-7 as a text.
     """
 
 
+_OTHERWISE = {f"tag:yaml.org,2002:{kind}" for kind in ("timestamp", "int", "float")}
 _Loader.yaml_implicit_resolvers = {
-    first: [resolver for resolver in resolvers if resolver[0] != "tag:yaml.org,2002:timestamp"]
+    first: [resolver for resolver in resolvers if resolver[0] not in _OTHERWISE]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    "tag:yaml.org,2002:int",
+    re.compile(r"[-+]?(0|[1-9][0-9_]*|0b[01_]+|0x[0-9a-fA-F_]+)$"),
+    list("-+0123456789"),
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"([-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"
+    ),
+    list("-+0123456789."),
 )
 
 

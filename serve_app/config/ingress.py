@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from serve_app.config.base import AbsolutePath, Int, Real, Section
 from serve_app.config.batch_urls import checked_database, checked_files, read_database_url
-from serve_app.config.checks import checked_resources, refuse, refuse_port_of_ray, wrong
+from serve_app.config.checks import checked_origin, checked_resources, refuse, refuse_port_of_ray, wrong
 from serve_app.config.model import Bounds
 
 
@@ -112,6 +112,8 @@ class IngressSettings(Section):
     """Custom Ray resources of one ingress replica, which bind it to nodes that offer them, with one replica on a node."""
     api_keys_file: AbsolutePath | None = None
     """File with the clients' keys, one a line, plain or `sha256:<hex>`; read again when it changes. None: clients need no key."""
+    cors_origins: tuple[Annotated[str, AfterValidator(checked_origin)], ...] = ()
+    """Origins whose pages may call the API from a browser, such as `https://app.example.com`; `*` for all. Empty: none."""
     key_latencies: Int = Field(default=0, ge=0, le=1000)
     """Number of keys for which `/metrics` has latencies, about 30 values for each key and model; further keys share the name `others`."""
     ledger: LedgerSettings | None = None

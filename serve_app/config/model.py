@@ -5,18 +5,17 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from serve_app.config.adapters import AdapterSettings
 from serve_app.config.base import Int, Real, Section
 from serve_app.config.checks import (
-    checked_absolute,
     checked_environment,
+    checked_model,
     checked_profile,
     checked_regex,
     checked_resources,
@@ -168,12 +167,15 @@ class ModelSettings(Section):
 
     name: SkipJsonSchema[str] = Field(exclude=True)
     """The `model` of requests. In the file it is the key of this mapping, and not one of the mapping's own keys."""
-    model: str = Field(min_length=1)
+    model: Annotated[str, AfterValidator(checked_model)] = Field(min_length=1)
     """The weights to load: `embedded:smollm2-135m-instruct`, an absolute path, or a Hugging Face id."""
     engine_args: Annotated[dict[str, JsonValue], AfterValidator(checked_engine_args)] = Field(default_factory=dict)
     """vLLM's engine arguments by their own names, as in `vllm serve --max-model-len 2048`; dashes or underscores."""
     frontend_args: Annotated[dict[str, JsonValue], AfterValidator(checked_frontend_args)] = Field(default_factory=dict)
     """vLLM's front-end arguments by their own names: chat_template, tool_call_parser, enable_auto_tool_choice, ..."""
+    aliases: tuple[Annotated[str, Field(pattern=NAME_PATTERN)], ...] = ()
+    """More names by which requests may ask for the model, for clients with a fixed name. Answers carry the model's own name. A canary of
+    the model gets none of these requests."""
     adapters: dict[str, AdapterSettings] = Field(
         default_factory=dict, json_schema_extra={"propertyNames": {"pattern": NAME_PATTERN}}
     )
@@ -226,7 +228,7 @@ class ModelSettings(Section):
     def release(self) -> str:
         """Return the identity of this release of the model: a digest of all settings that its replicas use."""
         unused = set() if self.yields_to_chats() else {"batch_step_share"}
-        settings = self.model_dump(mode="json", exclude={"replicas", "canary", "required", "routing"} | unused)
+        settings = self.model_dump(mode="json", exclude={"replicas", "canary", "required", "routing", "aliases"} | unused)
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
     @classmethod
@@ -237,13 +239,6 @@ class ModelSettings(Section):
         if name in known_frontend_args():
             return "it is an argument of vLLM's front end: put it under frontend_args"
         return super()._hint_for(key)
-
-    @field_validator("model")
-    @classmethod
-    def _refuse_relative_paths(cls, model: str) -> str:
-        if model.startswith((".", "~")):
-            checked_absolute(Path(model))
-        return model
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

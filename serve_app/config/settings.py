@@ -215,15 +215,13 @@ class Settings(Section):
         """Check that a request's `model` can only name one model or one adapter."""
         owners: dict[str, str] = {}
         for name, model in self.models.items():
-            for adapter in model.adapters:
-                key = dotted(("models", name, "adapters", adapter))
-                if adapter in self.models:
-                    yield wrong(key, f"the name {adapter!r} is a model's, too", "rename the adapter")
-                elif adapter in owners:
-                    yield wrong(
-                        key, f"the name {adapter!r} is also that of an adapter of {owners[adapter]}", "rename one of them"
-                    )
-                owners.setdefault(adapter, name)
+            aliases = [(alias, dotted(("models", name, "aliases", index))) for index, alias in enumerate(model.aliases)]
+            for other, key in [*aliases, *((a, dotted(("models", name, "adapters", a))) for a in model.adapters)]:
+                if other in self.models:
+                    yield wrong(key, f"the name {other!r} is a model's, too", "choose another name")
+                elif other in owners:
+                    yield wrong(key, f"the name {other!r} is also that of {owners[other]}", "choose another name")
+                owners.setdefault(other, f"an alias or adapter of {name}")
 
     def _port_problems(self, port: int) -> Iterator[PydanticCustomError]:
         """Check a fixed port of replicas: two replicas on one node cannot share it, and only Ray knows the nodes."""

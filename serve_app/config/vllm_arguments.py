@@ -31,11 +31,12 @@ _TOKEN_FILE = (
 RESERVED_FRONTEND_ARGS: Mapping[str, str] = {
     "lora_modules": "name them under adapters, beside frontend_args",
     "tool_server": "tools run where the client is; remove it",
+    "enable_flash_late_interaction": "query and documents may be in different engines; remove it",
     "sse_keep_alive_interval": "streams of all routes get comments; set timeouts.stream_silence_s",
 }
 RESERVED_ENGINE_ARGS: Mapping[str, str] = {
     "model": "set `model` beside engine_args",
-    "served_model_name": "set `name` beside engine_args",
+    "served_model_name": "the model's name is its key under `models`; more names go into `aliases` beside engine_args",
     "pipeline_parallel_size": _ONE_NODE,
     "prefill_context_parallel_size": _ONE_NODE,
     "nnodes": _ONE_NODE,

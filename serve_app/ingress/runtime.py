@@ -70,6 +70,7 @@ class IngressRuntime:
             generate_end=NUL if settings.ingress.generate_delimiter == "nul" else NEWLINE,
             batches=batches,
             report=report,
+            cors_origins=settings.ingress.cors_origins,
         )
         canaries = {canary.front.model.name: canary.describe for canary in app.canaries.values()}
         begin_at_zero(["", *fronts])
@@ -87,8 +88,8 @@ class IngressRuntime:
     def start(self) -> list[asyncio.Task[Any]]:
         """Start batches, the clients' loops and the watch of the event loop; the caller owns the tasks."""
         if self.batches is not None:
-            adapters = [name for front in self.front_ends.values() for name in front.adapters]
-            self.batches.start(self.app.answer_line, (*self.front_ends, *adapters), self.app.problem_of_line)
+            others = [name for front in self.front_ends.values() for name in (*front.model.aliases, *front.adapters)]
+            self.batches.start(self.app.answer_line, (*self.front_ends, *others), self.app.problem_of_line)
         clients = [asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()]
         return [asyncio.create_task(self.app.lag.watch(), name="loop lag"), *clients]
 
@@ -158,7 +159,9 @@ class IngressRuntime:
             stats[f"draining/{name}"] = float(num_on_draining(fleet))
             held, queued = num_lines(fleet)
             stats |= {f"lines_held/{name}": float(held), f"lines_queued/{name}": float(queued)}
-            stats[f"lines_per_s/{name}"] = sum(needed.get(asked, 0.0) for asked in (name, *front.model.adapters))
+            stats[f"lines_per_s/{name}"] = sum(
+                needed.get(asked, 0.0) for asked in (name, *front.model.aliases, *front.model.adapters)
+            )
         return stats
 
     def describe(self) -> dict[str, Any]:

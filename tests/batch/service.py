@@ -24,6 +24,7 @@ class Service:
         self.verdict: Callable[[str], int] = lambda prompt: 200
         self.delay_s = 0.0
         self.statuses_of_models: list[int] = []
+        self.models = ["tiny"]
         self.bodies: list[dict[str, Any]] = []
         self.keys: set[str] = set()
         self.most_at_once = 0
@@ -36,7 +37,7 @@ class Service:
 
             def do_GET(self) -> None:
                 status = service.statuses_of_models.pop(0) if service.statuses_of_models else 200
-                self._send(status, {"data": [{"id": "tiny"}]})
+                self._send(status, {"data": [{"id": name} for name in service.models]})
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))

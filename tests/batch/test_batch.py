@@ -166,6 +166,20 @@ def test_a_full_service_is_waited_for_and_a_refused_line_has_the_services_words(
     assert batch.errors() == {}
 
 
+def test_lines_that_name_their_models_need_no_default_of_a_service_with_several(service: Service, tmp_path: Path) -> None:
+    service.models = ["red", "blue"]
+    lines = [{"id": f"id-{i}", "prompt": f"prompt {i}", "model": service.models[i % 2]} for i in range(4)]
+    batch = Batch(service, tmp_path, lines)
+    assert batch.run()[0] == 0
+    assert sorted(body["model"] for body in service.bodies) == ["blue", "blue", "red", "red"]
+
+
+def test_a_line_without_a_model_needs_a_default_of_a_service_with_several(service: Service, tmp_path: Path) -> None:
+    service.models = ["red", "blue"]
+    status, said = Batch(service, tmp_path, prompts(1)).run()
+    assert (status, "serves red, blue: name one of them as the model" in " ".join(said.split())) == (1, True)
+
+
 def test_what_the_service_fails_is_tried_again_and_then_given_up(service: Service, tmp_path: Path) -> None:
     service.verdict = lambda prompt: 500 if prompt == "prompt 1" else 200
     batch = Batch(service, tmp_path, prompts(3))

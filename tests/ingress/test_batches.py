@@ -50,6 +50,7 @@ async def test_the_official_client_uploads_runs_and_reads_a_batch(tmp_path: Path
         assert await answers(client, batch) == [(f"id-{i}", f"PROMPT {i}") for i in range(40) if i != 3]
         (failed,) = await lines_of(client, batch.error_file_id)
         assert (failed["custom_id"], failed["error"]) == ("id-3", {"code": "request_failed", "message": "no: 400"})
+        assert (failed["response"]["status_code"], failed["response"]["body"]["error"]["message"]) == (400, "no: 400")
         assert served.model.asked["prompt 5"] == 3, "a full fleet is asked again"
         assert batch.in_progress_at is not None
         assert batch.completed_at is not None

@@ -23,8 +23,10 @@ from serve_app.errors import ServingError
 from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.http.error_answers import (
     MAX_ERROR_BYTES,
+    MESSAGES,
     FleetError,
     answer_of,
+    messages_event,
     responses_event,
     shortened,
     stream_event,
@@ -88,6 +90,7 @@ class HeldAnswer:
         self.exchange = exchange
         self.gather: Gather = write_at_once
         self._is_responses = exchange.path == "/v1/responses"
+        self._is_messages = exchange.path == MESSAGES
         self.repeats = False
         """Whether the events of the answer differ only in their text, so that `write` may write those in the middle."""
         self._held: list[Message] = []
@@ -157,6 +160,8 @@ class HeldAnswer:
             self.exchange.error_status = max(self.exchange.error_status, status_of(body))
         if error is not None and body.startswith(_ERROR_OF_VLLM):
             message = {**message, "body": stream_event(error)}  # the type in vLLM's event is the same for every 503
+        elif error is not None and is_event and self._is_messages:
+            message = {**message, "body": messages_event(error)}
         if self._begun:
             await self._pass_on(message)
         else:
@@ -181,10 +186,15 @@ class HeldAnswer:
             if not self._begun:
                 await self._refuse()
             elif not self.exchange.answered:
-                say = stream_event if self._form is None else self._form.event
-                event = responses_event(error, self._num_events) if self._is_responses else say(error)
-                await self._pass_on({"type": "http.response.body", "body": event, "more_body": False})
+                await self._pass_on({"type": "http.response.body", "body": self._event_of(error), "more_body": False})
         return True
+
+    def _event_of(self, error: ServingError) -> bytes:
+        if self._is_responses:
+            return responses_event(error, self._num_events)
+        if self._is_messages:
+            return messages_event(error)
+        return (stream_event if self._form is None else self._form.event)(error)
 
     @contextlib.asynccontextmanager
     async def filling(self, pause: Callable[[Callable[[], None]], Timer]) -> AsyncIterator[None]:
@@ -246,7 +256,7 @@ class HeldAnswer:
         error = self.exchange.error
         assert error is not None
         self._begun = self.exchange.answered = True
-        response = answer_of(error).response()
+        response = answer_of(error, self.exchange.path).response()
         self.exchange.status = response.status_code
         self.head = {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
         await self._send(self.head)

@@ -81,14 +81,15 @@ class FrontEnd:
         self.adapters = adapters_of(model)
         """Adapters by the name for which requests ask."""
         self.grammars: GrammarChecks | None = None
-        self._tasks: tuple[str, ...] = ()
+        self.tasks: tuple[str, ...] = ()
+        """What the model is for, by vLLM's words: generate, embed, ..."""
         self._app: FastAPI | None = None
         self._shortcuts_of: Callable[[FastAPI], Shortcuts] = lambda _: Shortcuts()
 
     async def app(self) -> FastAPI:
         """Return vLLM's app for the tasks that the replicas report. It is built again when these change."""
         tasks = await self.client.get_supported_tasks_async()
-        if self._app is None or tasks != self._tasks:
+        if self._app is None or tasks != self.tasks:
             app = build_app(self.args, tasks, self.engine.model_config)
             _refuse_what_has_no_handler(app)
             stop_at_first_errors(app)
@@ -99,7 +100,7 @@ class FrontEnd:
             renderer.create_error_response = partial(_error_in_our_keys, renderer.create_error_response, self.model.name)
             # vLLM's error handlers stop the server through this attribute when the engine is dead, and a fleet is never dead.
             app.state.server = SimpleNamespace(should_exit=False)
-            self._app, self._tasks = app, tasks
+            self._app, self.tasks = app, tasks
             self.shortcuts = self._shortcuts_of(app)
         return self._app
 
@@ -232,8 +233,9 @@ def _namespace(model: ModelSettings, engine_args: dict[str, Any]) -> argparse.Na
         "allowed_origins": [],  # no CORS: a browser app that needs CORS is behind its own gateway
         "disable_fastapi_docs": True,
         "disable_uvicorn_access_log": True,
+        "enable_flash_late_interaction": False,  # a worker would keep the query for documents, which may come to another engine
         # Answers contain the first name.
-        "served_model_name": [model.name] if model.canary is None else [model.canary.of, model.name],
+        "served_model_name": [model.name, *model.aliases] if model.canary is None else [model.canary.of, model.name],
     }
     for name, value in {**engine_args, **ours, **model.frontend_args}.items():
         setattr(args, name, value)

@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import logging
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from serve_app.errors import ConfigError, InvalidApiKey
@@ -21,6 +22,17 @@ _NAME_CHARS = 12  # enough to tell keys apart, too little to look one up by
 _KEY = re.compile(r"[!-~]+")  # what a header can carry without quoting
 _PATH = "ingress.api_keys_file"
 _HINT = "a line is a key, for example of `openssl rand -hex 32`, or sha256: and the 64 hex digits of one"
+
+
+def shown_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """Return the header that shows the client's key, as OpenAI's clients send it. Anthropic's send the bare key as `X-Api-Key`."""
+    bare: bytes | None = None
+    for name, value in headers:
+        if name == b"authorization":
+            return value
+        if name == b"x-api-key" and bare is None:
+            bare = b"Bearer " + value
+    return bare
 
 
 class ApiKeys:

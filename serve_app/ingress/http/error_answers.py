@@ -26,6 +26,17 @@ MAX_TEXT_CHARS = 2048
 """The longest text in a longer error of vLLM, and the longest message of an error of ours."""
 
 _TYPES_OF_VLLM = {400: "BadRequestError", 404: "NotFoundError"}
+_TYPES_OF_ANTHROPIC = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+MESSAGES = "/v1/messages"
+"""The beginning of the routes of Anthropic's Messages."""
 _INTERNAL = "the request failed inside the server, whose log has the cause"
 
 
@@ -49,8 +60,8 @@ class ErrorAnswer(NamedTuple):
         return Response(json.dumps(self.body), self.status, self.headers, media_type="application/json")
 
 
-def answer_of(error: ServingError) -> ErrorAnswer:
-    """Return the answer for an error of ours. Retry-After is ``retry_after_s`` in whole seconds, rounded up."""
+def answer_of(error: ServingError, path: str = "") -> ErrorAnswer:
+    """Return the answer for an error of ours on a route. Retry-After is ``retry_after_s`` in whole seconds, rounded up."""
     param = "model" if isinstance(error, ModelNotFound) else getattr(error, "param", None)
     kind = _TYPES_OF_VLLM.get(error.http_status, error.code)
     body = error_body(str(error), kind, error.http_status, param)
@@ -62,7 +73,17 @@ def answer_of(error: ServingError) -> ErrorAnswer:
         headers["Connection"] = "close"  # or the rest of the body would be read and dropped for as long as it comes
     if isinstance(error, InvalidApiKey):
         headers["WWW-Authenticate"] = "Bearer"
-    return ErrorAnswer(error.http_status, headers, body)
+    return ErrorAnswer(error.http_status, headers, in_form_of(path, body))
+
+
+def in_form_of(path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return an error's body in the form of the route's API: Anthropic's for its Messages, else OpenAI's, as given."""
+    if not path.startswith(MESSAGES):
+        return body
+    fields = body["error"]
+    own = {"type": _TYPES_OF_ANTHROPIC.get(fields["code"], "api_error"), "message": fields["message"]}
+    wait = {name: fields[name] for name in ("retry_after_s",) if name in fields}
+    return {"type": "error", "error": own | wait}
 
 
 def describe_error(error: BaseException) -> ErrorAnswer:
@@ -116,8 +137,9 @@ def _cut(value: Any) -> Any:
     return value
 
 
-def not_found(path: str) -> Response:
-    return ErrorAnswer(404, {}, error_body(f"{path[:200]} does not exist here", "NotFoundError", 404)).response()
+def not_found(path: str, said: str = "") -> Response:
+    body = error_body(said or f"{path[:200]} does not exist here", "NotFoundError", 404)
+    return ErrorAnswer(404, {}, in_form_of(path, body)).response()
 
 
 def method_not_allowed(allowed: str) -> Response:
@@ -133,6 +155,11 @@ def stream_event(error: ServingError) -> bytes:
 def stream_line(error: ServingError, end: bytes) -> bytes:
     """Return the last value of a stream of `/generate`, whose values have ``end`` behind them."""
     return json.dumps(answer_of(error).body).encode() + end
+
+
+def messages_event(error: ServingError) -> bytes:
+    """Return the server-sent event that ends a stream of Anthropic's Messages."""
+    return b"event: error\ndata: %s\n\n" % json.dumps(answer_of(error, MESSAGES).body).encode()
 
 
 def responses_event(error: ServingError, sequence_number: int) -> bytes:

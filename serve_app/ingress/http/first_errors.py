@@ -181,12 +181,20 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+_PROMPTS = ("prompt", "input")
+"""Fields that hold one prompt, or a list of prompts (texts or token ids), each of which becomes an engine request."""
+_TEXTS = ("documents", "queries", "items", "text_1", "text_2", "data_1", "data_2")
+"""Fields of scores and rankings that may hold a list, each entry of which becomes an engine request."""
+
+
 def _num_sequences(request: Any) -> int:
-    """Return how many engine requests a list of prompts becomes, texts or token ids; 1 for one prompt, whose choices vLLM bounds."""
-    prompts = getattr(request, "prompt", None) or getattr(request, "input", None)
-    if not isinstance(prompts, list) or len(prompts) < 2 or not isinstance(prompts[0], str | list):
-        return 1
-    return len(prompts) * (getattr(request, "n", None) or 1)
+    """Return how many engine requests the lists of prompts become; 1 for one prompt, whose choices vLLM bounds."""
+    num = max((len(entries) for name in _TEXTS if isinstance(entries := getattr(request, name, None), list)), default=1)
+    for name, kinds in (*((name, str | list) for name in _PROMPTS), ("messages", list)):  # of a batch of chats, lists of messages
+        prompts = getattr(request, name, None)
+        if isinstance(prompts, list) and prompts and isinstance(prompts[0], kinds):
+            num = max(num, len(prompts))
+    return num * (getattr(request, "n", None) or 1) if num > 1 else 1
 
 
 def _num_values(value: Any, limit: int) -> int:

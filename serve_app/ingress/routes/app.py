@@ -7,11 +7,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -29,10 +30,11 @@ from serve_app.errors import (
 from serve_app.host import descriptors
 from serve_app.ingress.books.books import Books
 from serve_app.ingress.books.metrics import count_http
+from serve_app.ingress.books.receipt import HEADER as RECEIPT
 from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.exchange.held_answer import HeldAnswer, answering
 from serve_app.ingress.front_end.front_end import FrontEnd, serves
-from serve_app.ingress.http.api_keys import ApiKeys
+from serve_app.ingress.http.api_keys import ApiKeys, shown_key
 from serve_app.ingress.http.body_fields import RESPONSES_STATE, check_num_values, check_request_id, parse_fields
 from serve_app.ingress.http.connection import CROWDED, STALLED
 from serve_app.ingress.http.error_answers import answer_of, behind, describe_error, method_not_allowed, not_found
@@ -49,8 +51,18 @@ VLLM_ROUTES = frozenset(
     {
         "/v1/completions",
         "/v1/chat/completions",
+        "/v1/chat/completions/batch",
         "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
         "/v1/embeddings",
+        "/pooling",
+        "/classify",
+        "/score",
+        "/v1/score",
+        "/rerank",
+        "/v1/rerank",
+        "/v2/rerank",
         "/tokenize",
         "/detokenize",
     }
@@ -61,7 +73,7 @@ WITHOUT_KEY = frozenset({"/healthz", "/health", "/readyz", "/metrics", PING})
 """Routes that probes and Prometheus read without a key. They show names, counts, and the first digits of the digests of keys; if
 ``ingress.key_latencies`` is set, also how long the answers to each key took (TTFT, TPOT, E2E). They show nothing about a single request."""
 
-_TOKENIZERS = frozenset({"/tokenize", "/detokenize"})
+_TOKENIZERS = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
 _BYTES_PER_TOKEN = 16
 _TOKENIZED_BYTES = 256 << 10
 
@@ -99,8 +111,10 @@ class IngressApp:
         generate_end: bytes = b"\n",
         batches: BatchService | None = None,
         report: FleetReport | None = None,
+        cors_origins: Sequence[str] = (),
     ) -> None:
         self.draining = False
+        self._cors = _cors(self._answer_errors, cors_origins)
         self.books = books or Books()
         self._stopped = False
         self._running: dict[asyncio.Timeout, Exchange] = {}
@@ -140,16 +154,20 @@ class IngressApp:
             limit.reschedule(0.0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_cross = self._cors is not None and any(name == b"origin" for name, _ in scope["headers"])
+        await (self._cors if self._cors is not None and is_cross else self._answer_errors)(scope, receive, send)
+
+    async def _answer_errors(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._route(scope, receive, send)
         except ServingError as exc:
-            await answer_of(exc).response()(scope, receive, send)
+            await answer_of(exc, scope["path"]).response()(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
         key: str | None = None
         if self._keys is not None and path not in WITHOUT_KEY:
-            key = self._keys.check(next((value for name, value in scope["headers"] if name == b"authorization"), None))
+            key = self._keys.check(shown_key(scope["headers"]))
         if (answer := self._get.get(path)) is not None:
             response = await answer() if method in ("GET", "HEAD") else method_not_allowed("GET, HEAD")
             await response(scope, receive, send)
@@ -261,8 +279,8 @@ class IngressApp:
             raise RequestTooLarge(size_bytes=len(body), limit_bytes=limit_bytes)
         app_of = partial(self._app_of, path, held)
         replay = partial(_replay, body, receive, exchange.client_gone)
-        of_adapter = fields is not None and isinstance(fields.model, str) and fields.model in front.adapters
-        if path in SHARED_ROUTES and not of_adapter and (canary := self.canaries.get(front.model.name)) is not None:
+        is_own = fields is None or not fields.model or fields.model == front.model.name  # neither an alias nor an adapter
+        if path in SHARED_ROUTES and is_own and (canary := self.canaries.get(front.model.name)) is not None:
             target = canary.split(app_of, front, replay)
         else:
             target = await app_of(front)
@@ -277,7 +295,8 @@ class IngressApp:
         held.repeats, held.gather = path in front.shortcuts.repeats, front.shortcuts.gather
         if path == "/generate":
             return self._generate_app(front)
-        return vllm_app if serves(vllm_app, path) else not_found(f"{path} for the model {front.model.name!r}")
+        said = f"the model {front.model.name!r} does not serve {path}: it is for {' and '.join(front.tasks)}"
+        return vllm_app if serves(vllm_app, path) else not_found(path, said)
 
     async def _answer(self, target: ASGIApp, front: FrontEnd, scope: Scope, receive: Receive, held: HeldAnswer) -> None:
         path, exchange, began_at = scope["path"], held.exchange, time.monotonic()
@@ -325,6 +344,15 @@ class IngressApp:
                 raise RequestTooLarge(size_bytes=size, limit_bytes=limit)
             if not message.get("more_body", False):
                 return b"".join(chunks)
+
+
+def _cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp | None:
+    """Return the app that answers requests with an `Origin`, preflights included; None if no other origin may ask."""
+    if not origins:
+        return None
+    shown = ("X-Request-Id", "Retry-After", RECEIPT.decode())
+    methods = ("GET", "POST", "DELETE")
+    return CORSMiddleware(app, allow_origins=origins, allow_methods=methods, allow_headers=("*",), expose_headers=shown)
 
 
 def tokenizer_bytes(max_model_len: int) -> int:

@@ -15,7 +15,8 @@ class ServedModels:
         self._by_name = dict(by_name)
         self.listed = {name: front for name, front in by_name.items() if front.model.canary is None}
         """Front ends that clients see, by model name; canaries are not listed."""
-        self._adapters = {name: front for front in by_name.values() for name in front.adapters}
+        self._others = {name: front for front in by_name.values() for name in (*front.model.aliases, *front.adapters)}
+        """Front ends by aliases and adapters."""
         self._default = next(iter(self.listed.values()))
         self.canaries = {
             front.model.canary.of: Canary(front, by_name[front.model.canary.of].model)
@@ -46,9 +47,9 @@ class ServedModels:
             return self._the_only_one()
         if not isinstance(fields.model, str):
             return self._default
-        front = self._by_name.get(fields.model) or self._adapters.get(fields.model)
+        front = self._by_name.get(fields.model) or self._others.get(fields.model)
         if front is None:
-            raise ModelNotFound(model=fields.model, served=(*self.listed, *self._adapters))
+            raise ModelNotFound(model=fields.model, served=(*self.listed, *self._others))
         return front
 
     def _the_only_one(self) -> FrontEnd:
