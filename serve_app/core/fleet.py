@@ -42,11 +42,8 @@ from serve_app.core.refusals import Refusals
 from serve_app.core.request import EngineOutput, RequestState, Trial
 from serve_app.core.routing import Choice, LeastOutstandingTokens, Reason, ReplicaState, RoutingPolicy, mark_longest
 from serve_app.core.tally import Tally
-from serve_app.core.trail import MOVED
+from serve_app.core.trail import ENGINES_OWN_ENDS, MOVED
 from serve_app.errors import RequestQuarantined, ResumeDiverged, ServingError
-
-_ENGINES_OWN_ENDS = {"error": "failed", "abort": "aborted"}
-"""Finish reasons, as vLLM prints them, of answers that the engine gave up -> outcome."""
 
 
 class FleetState:
@@ -71,6 +68,7 @@ class FleetState:
         self._routing = routing or LeastOutstandingTokens()
         self.refusals = Refusals(settings, self.replicas.values())
         self._attempts: dict[str, RequestState] = {}
+        self._kinds: list[ReplicaState] = []  # a replica of each kind
 
     def handle(self, event: Event, *, now: float) -> list[Instruction]:
         """Take one event in and return what to do about it, in order."""
@@ -165,13 +163,14 @@ class FleetState:
         replica.kv_tokens, replica.adapters, replica.max_model_len = event.kv_tokens, event.adapters, event.max_model_len
         self.replicas[replica_id] = replica
         self._routing.changed(replica_id)
-        self._mark_longest()
+        self._replicas_changed()
         taken_back = self._take_back_queued(replica, now) if is_new and not event.draining else []
         return failed + taken_back + self._dispatch(now)
 
-    def _mark_longest(self) -> None:
+    def _replicas_changed(self) -> None:
         for replica_id in mark_longest(self.replicas.values()):
             self._routing.changed(replica_id)
+        self._kinds = list({replica.kind: replica for replica in self.replicas.values()}.values())
 
     def _take_back_queued(self, new: ReplicaState, now: float) -> list[Instruction]:
         """Take back requests that only wait in engines' queues, so that a new replica gets its part of them."""
@@ -198,10 +197,8 @@ class FleetState:
         replica = self.replicas.get(event.replica_id)
         if replica is None:
             return []
-        was_draining = replica.draining
-        replica.take_heartbeat(event, now=now)
-        if replica.draining is not was_draining:
-            self._mark_longest()
+        if replica.take_heartbeat(event, now=now):
+            self._replicas_changed()
         self.drains.notice(event.replica_id, event.drain_left_s if event.draining else None, now=now)
         self._routing.changed(event.replica_id)
         return self._dispatch(now)
@@ -213,7 +210,7 @@ class FleetState:
             return []
         self.drains.forget(replica_id)
         self._routing.forget(replica_id)
-        self._mark_longest()
+        self._replicas_changed()
         for request in replica.held.values():
             del self._attempts[request.attempt_id]
             request.trail.lost(MOVED if request.attempt_id in unsent else end.name.lower())
@@ -343,15 +340,21 @@ class FleetState:
         return started
 
     def _next_start(self) -> tuple[RequestState, Choice] | None:
+        without_room: set[tuple[bool, ...]] = set()
         for request in self.waiting.values():
-            only = self.quarantine.must_go_to(request)
-            trial = None if only is None else Choice(self.replicas[only], Reason.TRIAL)
-            choice = trial or self._routing.pick(request, self.replicas)
+            if (only := self.quarantine.must_go_to(request)) is not None:
+                if self.replicas[only].takes(request):
+                    return request, Choice(self.replicas[only], Reason.TRIAL)
+                continue
+            needs = tuple([kind.can_run(request) for kind in self._kinds])
+            if needs in without_room:
+                continue
+            choice = self._routing.pick(request, self.replicas)
             if choice is not None and choice.replica.takes(request):
                 return request, choice
-            # Later requests may still start: this one may lack only a replica that can run it.
-            if only is None and all(r.can_run(request) for r in self.replicas.values()):
+            if all(needs):
                 return None
+            without_room.add(needs)  # later requests may start where this one does not fit
         return None
 
     def _start(self, request: RequestState, choice: Choice, *, now: float) -> StartAttempt:
@@ -377,7 +380,7 @@ class FleetState:
         self._release(request)
         del self.requests[request.request_id]
         request.trail.finished(str(reason))
-        outcome = _ENGINES_OWN_ENDS.get(str(reason), "complete")
+        outcome = ENGINES_OWN_ENDS.get(str(reason), "complete")
         self.outcomes[outcome] += 1
         if outcome == "complete":
             self.tally.answer(request)

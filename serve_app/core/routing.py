@@ -63,11 +63,13 @@ class ReplicaState:
         """Return whether an attempt of the request may start here."""
         return self.has_room() and self.can_run(request)
 
-    def take_heartbeat(self, event: HeartbeatArrived, *, now: float) -> None:
-        """Take over the load that the replica reported."""
+    def take_heartbeat(self, event: HeartbeatArrived, *, now: float) -> bool:
+        """Take over the load that the replica reported; return whether it began or ended to drain."""
+        has_turned = self.draining is not event.draining
         self.heard_at, self.load, self.draining = now, event.load, event.draining
         # Computed now and not when asked for: by then, lines that were in the queue may have begun.
         self.queued_chats = max(0, event.load.waiting - sum(r.background and not r.emitted_ids for r in self.held.values()))
+        return has_turned
 
     def queued(self) -> list[RequestState]:
         """Return the requests that probably still wait in the engine's queue: the last ones, as many as this ingress's share of the queue.

@@ -8,6 +8,8 @@ from typing import Any
 
 MOVED = "moved"
 """End of an attempt that this ingress took back, to start the request elsewhere."""
+ENGINES_OWN_ENDS = {"error": "failed", "abort": "aborted"}
+"""Finish reasons, as vLLM prints them, of answers that the engine gave up -> outcome."""
 
 _SCHEDULED = 2
 """vLLM's ``EngineCoreEventType.SCHEDULED``."""

@@ -40,11 +40,11 @@ def test_a_number_is_the_same_everywhere_and_another_one_for_other_weights() -> 
     [
         (
             {"base": model(), "pirate": {"model": "/models/other"}},
-            "models.base.adapters.pirate: the name 'pirate' is a model's, too; rename the adapter",
+            "models.base.adapters.pirate: the name 'pirate' is a model's, too; choose another name",
         ),
         (
             {"base": model(), "other": model()},
-            "models.other.adapters.pirate: the name 'pirate' is also that of an adapter of base; rename one of them",
+            "models.other.adapters.pirate: the name 'pirate' is also that of an alias or adapter of base; choose another name",
         ),
         (
             {"base": model(engine_args={"enable_lora": False})},

@@ -110,9 +110,10 @@ def test_the_same_temperature_is_greedy() -> None:
 
 def test_vllm_has_a_handler_for_every_route_that_we_pass_on() -> None:
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([])
-    # An app that embeds needs a model's configuration to be built.
-    embed = find("vllm.entrypoints.pooling.embed.api_router", "router")
-    routes = [route.path for route in (*build_app(arguments, ("generate",)).routes, *(embed.routes if embed else ()))]
+    routes = [route.path for route in build_app(arguments, ("generate",)).routes]
+    for kind in ("embed", "pooling", "classify", "scoring"):  # their app needs a model's configuration to be built
+        router = find(f"vllm.entrypoints.pooling.{kind}.api_router", "router")
+        routes += [route.path for route in router.routes] if router else []
     fail_with([line("build_app: routes", difference(VLLM_ROUTES, routes, only_gone=True))])
 
 

@@ -1,9 +1,14 @@
 """Replicas of one model may have contexts of different lengths; a request goes, resumes and moves only where it fits."""
 
+from collections.abc import Mapping
+
 from serve_app.core.events import HeartbeatArrived, LinkEnd, LinkLost, LinkOpened, Ticked
+from serve_app.core.fleet import FleetState
+from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import AbortAttempts, FailRequest
 from serve_app.core.load import EngineLoad
-from serve_app.core.request import Resume
+from serve_app.core.request import RequestState, Resume
+from serve_app.core.routing import Choice, LeastOutstandingTokens, ReplicaState
 from serve_app.errors import ReplicaLost
 from tests.core.helpers import Output, arrived, fleet_of, outputs, run, start
 
@@ -68,3 +73,21 @@ def test_a_new_replica_takes_back_only_what_fits_there() -> None:
     run(fleet, HeartbeatArrived("long", EngineLoad(1, 1, 3, 0.5), draining=False))
     assert run(fleet, SHORT) == []
     assert run(fleet, LinkOpened("other", 8, max_model_len=100))[0] == AbortAttempts("long", ("r0@0", "r1@0", "r2@0"))
+
+
+def test_a_long_queue_of_requests_that_fit_nowhere_now_is_tried_once_for_all_of_a_kind() -> None:
+    class Counting(LeastOutstandingTokens):
+        picks = 0
+
+        def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> Choice | None:
+            Counting.picks += 1
+            return super().pick(request, replicas)
+
+    fleet = FleetState(FleetSettings(model="tiny", max_waiting_requests=500), Counting())
+    run(fleet, LinkOpened("long", 1, max_model_len=100), SHORT)
+    for number in range(300):
+        fleet.handle(arrived(f"r{number}", prompt_tokens=50, max_tokens=50), now=0.0)
+    run(fleet, arrived("s"))
+    before = Counting.picks
+    fleet.handle(outputs("short", Output("s@0", [7], "stop")), now=0.0)
+    assert Counting.picks - before == 1

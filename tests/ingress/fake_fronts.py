@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -63,6 +63,7 @@ class Front:
     max_logprobs: int = 20
     adapters: Mapping[str, Any] = field(default_factory=dict)
     shortcuts: Shortcuts = field(default_factory=Shortcuts)
+    tasks: tuple[str, ...] = ("generate",)
 
     async def app(self) -> App:
         return self.asgi
@@ -74,10 +75,14 @@ def front(name: str, asgi: ASGIApp = echo, *, ready: bool = True, required: bool
     return cast(FrontEnd, Front(model, client, App(name, asgi)))
 
 
-def ingress(*fronts: FrontEnd, keys: ApiKeys | None = None, sagemaker: bool = False) -> IngressApp:
+def ingress(
+    *fronts: FrontEnd, keys: ApiKeys | None = None, sagemaker: bool = False, cors_origins: Sequence[str] = ()
+) -> IngressApp:
     version = {"version": "0.32.0", "serve_app": "0.1.0"}
     by_name = {f.model.name: f for f in fronts or (front("tiny"),)}
-    return IngressApp(by_name, AppLimits(MAX_BODY_BYTES), version=version, keys=keys, sagemaker=sagemaker)
+    return IngressApp(
+        by_name, AppLimits(MAX_BODY_BYTES), version=version, keys=keys, sagemaker=sagemaker, cors_origins=cors_origins
+    )
 
 
 async def call(app: IngressApp, method: str, path: str, **kwargs: Any) -> httpx.Response:

@@ -40,7 +40,7 @@ async def test_each_request_to_a_model_is_counted_once_however_it_ends_and_no_ot
 async def test_a_route_that_is_not_for_this_kind_of_model_is_named_with_the_model() -> None:
     response = await call(ingress(front("chat")), "POST", "/v1/embeddings", json={"model": "chat", "input": "a"})
     assert response.status_code == 404
-    assert response.json()["error"]["message"] == "/v1/embeddings for the model 'chat' does not exist here"
+    assert response.json()["error"]["message"] == "the model 'chat' does not serve /v1/embeddings: it is for generate"
 
 
 @pytest.mark.parametrize("path", sorted(VLLM_ROUTES))

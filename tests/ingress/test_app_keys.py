@@ -47,5 +47,7 @@ def test_probes_and_prometheus_need_no_key(locked: IngressApp, path: str) -> Non
 def test_a_request_with_a_key_is_served_and_the_key_is_looked_for_nowhere_else(locked: IngressApp) -> None:
     body = {"model": "tiny"}
     assert post(locked, json=body, headers={"Authorization": "Bearer 0123456789abcdef"}).status_code == 200
-    assert post(locked, json=body, headers={"X-Api-Key": "0123456789abcdef"}).status_code == 401
+    assert post(locked, json=body, headers={"X-Api-Key": "0123456789abcdef"}).status_code == 200, "as Anthropic's clients send it"
+    both = {"X-Api-Key": "0123456789abcdef", "Authorization": "Bearer x"}
+    assert post(locked, json=body, headers=both).status_code == 401
     assert post(locked, "/v1/completions?api_key=0123456789abcdef", json=body).status_code == 401

@@ -1,9 +1,12 @@
 """No way into an ingress brings a request to an engine that its worker would refuse; vLLM's own front end, a fake engine."""
 
+import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.sampling_params import SamplingParams
 
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.core import request_limits
@@ -75,3 +78,30 @@ async def test_long_bad_words_are_refused_before_they_are_tokenized(tmp_path: Pa
                 400,
                 f"bad_words: has 5000000 characters, limit {request_limits.MAX_BAD_WORD_CHARS}",
             )
+
+
+@in_loop
+async def test_a_client_that_has_gone_gets_no_engine_request_even_if_its_cancellation_was_lost(tmp_path: Path) -> None:
+    async with serving(make_tiny_llama(tmp_path / "tiny")) as (http, engine, _):
+        add = http._transport.app._front_ends[MODEL].engine.add_request  # type: ignore[attr-defined]
+
+        async def handler() -> None:
+            with contextlib.suppress(asyncio.CancelledError):  # as Python 3.11's wait_for, at the moment of its result
+                await asyncio.sleep(10)
+            await add("r", {"type": "token", "prompt_token_ids": [5]}, SamplingParams(max_tokens=3))
+
+        task = asyncio.create_task(handler())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert engine.added == []
+
+
+@in_loop
+async def test_a_length_penalty_that_no_float_can_take_is_refused(tmp_path: Path) -> None:
+    async with serving(make_tiny_llama(tmp_path / "tiny")) as (http, _, _):
+        for path in ("/v1/chat/completions", "/v1/completions"):
+            body = {"model": MODEL, **WAYS[path], "max_tokens": 4, "use_beam_search": True, "n": 2, "length_penalty": -1e308}
+            answer = await http.post(path, json=body)
+            assert (answer.status_code, "length_penalty is -1e+308" in answer.text) == (400, True)

@@ -22,9 +22,10 @@ from serve_app.engine_args import frontend_engine_args
 from serve_app.ingress.books.lazy_histogram import MAX_WAITING, LazyHistogram
 from serve_app.ingress.books.metrics import Configured, FleetCollector
 from serve_app.ingress.fleet.load_gauges import LoadGauges
-from serve_app.ingress.front_end.stat_logger import shared_stat_logger
+from serve_app.ingress.front_end.stat_logger import Caches, shared_stat_logger
 from tests.doubles.fleet import MODEL, Fleet, in_loop, until
 from tests.doubles.fleet import fleet as fleet_on_loopback
+from tests.ingress.fake_fronts import ingress, post
 
 
 def busy_fleet() -> FleetState:
@@ -154,7 +155,7 @@ def no_vllm_collectors() -> Iterator[None]:
 def test_models_share_vllms_collectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     path = str(make_tiny_llama(tmp_path / "tiny"))
-    stat_logger = shared_stat_logger()  # the module's own may have made collectors for another test, which are gone now
+    stat_logger = shared_stat_logger(Caches())  # the module's own may have made collectors for another test, which are gone now
     for name in ("a", "b"):
         (model,) = parse_settings({"models": {name: {"model": path}}}).models.values()
         stat_logger(AsyncEngineArgs(**frontend_engine_args(model, path)).create_engine_config(), [0])
@@ -201,3 +202,32 @@ def test_a_lazy_histogram_shows_what_prometheus_own_shows(num: int) -> None:
         )
         assert found == pytest.approx(wanted)
         assert found["gaps_count", None] == len(values) + 1
+
+
+def test_answers_of_the_ingress_itself_count_as_http_requests_too() -> None:
+    def counted(handler: str, status: str) -> float:
+        labels = {"method": "none" if handler == "none" else "POST", "status": status, "handler": handler}
+        return REGISTRY.get_sample_value("http_requests_total", labels) or 0.0
+
+    app = ingress()
+    before = counted("none", "4xx"), counted("/v1/completions", "4xx"), counted("/v1/completions", "2xx")
+    assert post(app, "/no/such/route").status_code == 404
+    assert post(app, json={"model": "unknown"}).status_code == 404
+    assert post(app, content=b"x" * 2000).status_code == 413
+    assert post(app, json={"model": "tiny"}).status_code == 200
+    after = counted("none", "4xx"), counted("/v1/completions", "4xx"), counted("/v1/completions", "2xx")
+    assert [now - was for now, was in zip(after, before, strict=True)] == [1, 2, 1]
+
+
+def test_the_cache_of_each_model_is_that_which_its_replicas_report() -> None:
+    caches = Caches()
+    sizes: dict[str, str | None] = {"num_gpu_blocks": None}
+    caches.of["red"] = SimpleNamespace(metrics_info=lambda: {"block_size": "16", **sizes})
+    caches.of["blue"] = SimpleNamespace(metrics_info=lambda: {"block_size": "16", "num_gpu_blocks": "7"})
+    sizes["num_gpu_blocks"] = "512"  # a replica has joined
+    (family,) = caches.collect()
+    assert family.name == "vllm:cache_config_info"
+    assert [(s.labels["model_name"], s.labels["num_gpu_blocks"], s.value) for s in family.samples] == [
+        ("red", "512", 1.0),
+        ("blue", "7", 1.0),
+    ]

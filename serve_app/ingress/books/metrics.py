@@ -32,25 +32,28 @@ _http_seconds: Any = REGISTRY._names_to_collectors["http_request_duration_highr_
 
 
 @cache
-def _http_series(path: str) -> tuple[Any, Any, Any]:
+def _http_series(method: str, path: str) -> tuple[Any, Any, Any]:
     sizes = _http["request_size_bytes"].labels(path), _http["response_size_bytes"].labels(path)
-    return *sizes, _http["request_duration_seconds"].labels("POST", path)
+    return *sizes, _http["request_duration_seconds"].labels(method, path)
 
 
 @cache
-def _http_requests(path: str, status_class: int) -> Any:
-    return _http["requests_total"].labels("POST", f"{status_class}xx", path)
+def _http_requests(method: str, path: str, status_class: int) -> Any:
+    return _http["requests_total"].labels(method, f"{status_class}xx", path)
 
 
-def count_http(path: str, headers: Iterable[tuple[bytes, bytes]], head: Mapping[str, Any], duration_s: float) -> None:
-    """Count a request to a route of vLLM as vLLM's middleware does, which sees only the requests to one of several models.
+def count_http(
+    path: str, headers: Iterable[tuple[bytes, bytes]], head: Mapping[str, Any], duration_s: float, method: str = "POST"
+) -> None:
+    """Count a request as vLLM's middleware does, which sees only the requests that reach one of several models.
 
     Args:
+        path: The route; "none" for a path or method without one.
         headers: The headers of the request.
         head: The answer's ``http.response.start``; empty if the client disconnected before.
     """
-    size_in, size_out, seconds = _http_series(path)
-    _http_requests(path, head.get("status", 200) // 100).inc()
+    size_in, size_out, seconds = _http_series(method, path)
+    _http_requests(method, path, head.get("status", 200) // 100).inc()
     size_in.observe(_content_length(headers))
     size_out.observe(_content_length(head.get("headers", ())))
     _http_seconds.observe(duration_s)

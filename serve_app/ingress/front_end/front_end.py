@@ -1,6 +1,7 @@
 """A front end serves one model: vLLM's ``AsyncLLM`` and OpenAI app, built around a ``FleetClient`` instead of a local engine."""
 
 import argparse
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
@@ -203,10 +204,16 @@ async def _build(
 
 
 def _check_parameters(engine: Any) -> None:
-    """Let ``engine`` refuse parameters before it works on them: tokenizing 5 MB of ``bad_words`` held the event loop for 13 s."""
+    """Let ``engine`` refuse parameters before it works on them: tokenizing 5 MB of ``bad_words`` held the event loop for 13 s.
+
+    A request of a client that has gone is given up here, too: Python 3.11's `asyncio.wait_for`, in which vLLM renders chats, loses a
+    cancellation that comes at the moment of its result.
+    """
     add = engine.add_request
 
     async def add_request(request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            raise asyncio.CancelledError
         if (problem := problem_of_params(params)) is not None:
             refuse(BadRequest(*problem))
         return await add(request_id, prompt, params, *args, **kwargs)

@@ -4,10 +4,12 @@ vLLM's logger expects to be alone in its process: each new logger unregisters ev
 share the collectors; vLLM labels every series with ``model_name``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from prometheus_client import Counter, Gauge
+from prometheus_client.core import REGISTRY, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from vllm.v1.metrics import loggers
 
 from serve_app.ingress.books.lazy_histogram import LazyHistogram
@@ -25,7 +27,23 @@ def _shared(cls: type) -> Any:
     return staticmethod(collector)
 
 
-def shared_stat_logger() -> Any:
+class Caches(Collector):
+    """The collector of `vllm:cache_config_info`: the KV cache of a replica of each model, in the labels. Gateways read it."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, Any] = {}
+        """vLLM's CacheConfig by model. The links write into it what replicas report."""
+
+    def collect(self) -> Iterator[Metric]:
+        rows = [{"model_name": model, "engine": "0", **config.metrics_info()} for model, config in self.of.items()]
+        if rows:
+            family = GaugeMetricFamily("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", labels=list(rows[0]))
+            for row in rows:
+                family.add_metric([str(value) for value in row.values()], 1.0)
+            yield family
+
+
+def shared_stat_logger(caches: Caches) -> Any:
     """Return a class of vLLM's Prometheus logger. Each model makes one logger, and all loggers share the collectors."""
     shared = {"_gauge_cls": _shared(Gauge), "_counter_cls": _shared(Counter), "_histogram_cls": _shared(LazyHistogram)}
 
@@ -48,6 +66,10 @@ def shared_stat_logger() -> Any:
                 loggers.unregister_vllm_metrics = unregister
             self.stats_beside: Callable[[], Any] = lambda: None
             """Returns the statistics of tokens that vLLM was not given."""
+
+        def log_metrics_info(self, type: str, config_obj: Any) -> None:
+            """Show the cache of this model as its replicas report it, which vLLM's own gauge does not know when it is made."""
+            caches.of[self.vllm_config.model_config.served_model_name] = config_obj
 
         def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None:
             """Do what vLLM's method does, but add tokens that vLLM was not given, and observe all gaps between tokens at once."""
@@ -75,4 +97,6 @@ def _sum(written: Any, stats: Any) -> Any:
     return stats
 
 
-SharedPrometheusStatLogger = shared_stat_logger()
+CACHES = Caches()
+REGISTRY.register(CACHES)
+SharedPrometheusStatLogger = shared_stat_logger(CACHES)

@@ -34,6 +34,9 @@ MAX_TEMPLATE_KWARGS = 1000
 """The most keys of ``chat_template_kwargs``. Preparing 240,000 keys for the template took 2 s of the thread that renders all chats of the
 model."""
 
+MAX_LENGTH_PENALTY = 10
+"""The largest exponent of a beam's length, up and down. Beyond it, length ** penalty leaves the range of a float: 500."""
+
 _GRAMMARS = ("structured_outputs", "response_format", "text")
 _CONTAINERS = frozenset({"list", "set", "frozenset", "tuple", "dict"})
 _NOT_SCHEMAS = frozenset({"metadata", "serialization", "default"})
@@ -128,6 +131,10 @@ def _check_fields(body: Mapping[str, Any]) -> None:
         raise _refusal("grammar_too_large", said)
     if (num := len(_mapping(body.get("chat_template_kwargs")))) > MAX_TEMPLATE_KWARGS:
         raise _refusal("too_many_keys", f"chat_template_kwargs has {num} keys, limit {MAX_TEMPLATE_KWARGS}; send fewer")
+    penalty = body.get("length_penalty")
+    if isinstance(penalty, int | float) and not -MAX_LENGTH_PENALTY <= penalty <= MAX_LENGTH_PENALTY:
+        said = f"length_penalty is {penalty}, allowed are -{MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}"
+        raise _refusal("length_penalty", said)
     if isinstance(words := body.get("bad_words"), list):
         try:
             "".join(word for word in words if isinstance(word, str)).encode()

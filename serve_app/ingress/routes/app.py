@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.batch.service import BatchService, Routes
@@ -158,12 +159,19 @@ class IngressApp:
         await (self._cors if self._cors is not None and is_cross else self._answer_errors)(scope, receive, send)
 
     async def _answer_errors(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began_at = time.monotonic()
         try:
-            await self._route(scope, receive, send)
+            refusal = await self._route(scope, receive, send)
         except ServingError as exc:
-            await answer_of(exc, scope["path"]).response()(scope, receive, send)
+            refusal = answer_of(exc, scope["path"]).response()
+        if refusal is not None:
+            route, method = (scope["path"], scope["method"]) if scope["path"] in self._post else ("none", "none")
+            head = {"status": refusal.status_code, "headers": refusal.raw_headers}
+            count_http(route, scope["headers"], head, time.monotonic() - began_at, method)
+            await refusal(scope, receive, send)
 
-    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> Response | None:
+        """Answer the request, and return None; or return the answer to a request that no route takes."""
         path, method = scope["path"], scope["method"]
         key: str | None = None
         if self._keys is not None and path not in WITHOUT_KEY:
@@ -173,17 +181,17 @@ class IngressApp:
             await response(scope, receive, send)
         elif path in self._post:
             if method != "POST":
-                await method_not_allowed("POST")(scope, receive, send)
-            else:
-                await self._serve(Exchange(path, key), scope, receive, send)
+                return method_not_allowed("POST")
+            await self._serve(Exchange(path, key), scope, receive, send)
         elif path.startswith(_A_MODEL) and method in ("GET", "HEAD"):
             await (await self._own.model(path.removeprefix(_A_MODEL)))(scope, receive, send)
         elif (stored := self._stored.get("/".join(path.split("/", 3)[:3]))) is not None:
             await self._answer_stored(stored, scope, receive, send, key or "")
-        elif path.startswith("/v1/responses/"):
+        elif path.startswith("/v1/responses/") and path != "/v1/responses/input_tokens":
             raise NotSupported(feature=f"{method} {path}", hint=RESPONSES_STATE)
         else:
-            await not_found(path)(scope, receive, send)
+            return not_found(path)
+        return None
 
     async def answer_line(self, scope: Scope, receive: Receive, send: Send, owner: str) -> None:
         """Answer a line of a batch, for which the ``owner`` has shown a key. The line gets only places that no other request wants."""
@@ -295,8 +303,9 @@ class IngressApp:
         held.repeats, held.gather = path in front.shortcuts.repeats, front.shortcuts.gather
         if path == "/generate":
             return self._generate_app(front)
-        said = f"the model {front.model.name!r} does not serve {path}: it is for {' and '.join(front.tasks)}"
-        return vllm_app if serves(vllm_app, path) else not_found(path, said)
+        if serves(vllm_app, path):
+            return vllm_app
+        return not_found(path, f"the model {front.model.name!r} does not serve {path}: it is for {' and '.join(front.tasks)}")
 
     async def _answer(self, target: ASGIApp, front: FrontEnd, scope: Scope, receive: Receive, held: HeldAnswer) -> None:
         path, exchange, began_at = scope["path"], held.exchange, time.monotonic()
@@ -315,8 +324,7 @@ class IngressApp:
             else:
                 raised = error
         finally:
-            if path in VLLM_ROUTES:
-                count_http(path, scope["headers"], held.head, time.monotonic() - began_at)
+            count_http(path, scope["headers"], held.head, time.monotonic() - began_at)
             if (raised or exchange.status >= 500) and exchange.error is None:
                 line = "%s for the model %r failed with status %d, request %s"
                 logger.error(line, path, front.model.name, exchange.status, exchange.engines_id, exc_info=raised)

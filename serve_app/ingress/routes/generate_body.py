@@ -16,7 +16,7 @@ from vllm import envs
 from vllm.sampling_params import SamplingParams
 
 from serve_app.errors import BadRequest
-from serve_app.ingress.http.first_errors import MAX_GRAMMAR_CHARS, grammar_chars, json_validator
+from serve_app.ingress.http.first_errors import MAX_GRAMMAR_CHARS, MAX_LENGTH_PENALTY, grammar_chars, json_validator
 
 # The route sets these itself; other values would not give an answer that consists of text.
 _RESERVED = frozenset({"output_kind", "skip_clone", "output_text_buffer_length", "detokenize"})
@@ -56,8 +56,8 @@ class GenerateRequest(BaseModel):
     use_beam_search: bool = False
     best_of: int | None = Field(default=None, ge=1)
     """The beam width; None for n."""
-    length_penalty: float = Field(default=1.0, ge=-10, le=10)
-    """The exponent of a beam's length. Outside of these bounds, length ** penalty leaves the range of a float."""
+    length_penalty: float = Field(default=1.0, ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)
+    """The exponent of a beam's length."""
     early_stopping: bool | Literal["never"] = False
 
     @property
