@@ -288,7 +288,7 @@ clean: ## remove .venv and caches; fetched models stay
 # In bash, since Debian's awk (mawk) reads a pipe in blocks, and would report a minute's work when the work is over.
 tell-progress = { n=0; while IFS= read -r line; do case $$line in \
   Collecting*|Processing*|"Requirement already satisfied"*) n=$$((n + 1)); [ $$((n % 25)) != 0 ] || echo "  $$n packages fetched or there";; \
-  "Installing collected"*) echo "  unpacking them, about a minute";; esac; done; }
+  "Installing collected"*) echo "  unpacking 4 GB, 1 to 4 minutes";; esac; done; }
 
 # Not the directory: its time changes with every file made in it.
 .venv/.installed: requirements/cpu.lock requirements/dev.lock pyproject.toml

@@ -44,7 +44,7 @@ def refuse_name_in_use(name: str) -> None:
     if (other := RunState.load(name)) is not None:
         raise ClusterFailed(
             problem=f"an application named {name!r} runs already (pid {other.pid})",
-            hint=f"serve-app down {name}, or another name in the file",
+            hint=f"serve-app down {name}; or, to run both, another name, ingress.port and ui.port in the file",
         )
 
 

@@ -321,6 +321,7 @@ def _say_ready(settings: Settings) -> None:
     key = " -H 'authorization: Bearer KEY'" if settings.ingress.api_keys_file else ""
     chat = f'{{"model": "{model}", {question}'
     name = "" if settings.name == "serve-app" else f" {settings.name}"
+    pages = "" if settings.ui is None else f"The chat page starts now: http://127.0.0.1:{settings.ui.port}/ in half a minute.\n"
     typer.echo(f"""
 serving {", ".join(settings.models)} at {url}
 
@@ -330,5 +331,5 @@ curl {url}/v1/chat/completions{key} -H 'content-type: application/json' \\
 curl -N {url}/v1/chat/completions{key} -H 'content-type: application/json' \\
   -d '{chat}, "stream": true}}'
 
-Ctrl-C stops it; `serve-app status{name}` shows the fleet.
+{pages}Ctrl-C stops it; `serve-app status{name}` shows the fleet.
 """)

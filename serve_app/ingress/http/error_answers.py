@@ -138,7 +138,8 @@ def _cut(value: Any) -> Any:
 
 
 def not_found(path: str, said: str = "") -> Response:
-    body = error_body(said or f"{path[:200]} does not exist here", "NotFoundError", 404)
+    where = "; the API is below /v1" if path == "/" else ""
+    body = error_body(said or f"{path[:200]} does not exist here{where}", "NotFoundError", 404)
     return ErrorAnswer(404, {}, in_form_of(path, body)).response()
 
 
