@@ -105,12 +105,21 @@ def engine_core_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
     return args
 
 
+NO_DOMAIN = "none: models.NAME.media.domains is empty"
+"""The only allowed domain of a model without any. It is no host's name, and vLLM shows it in its refusal."""
+PRIVATE_ADDRESSES = "also with private addresses"
+"""Stands among the allowed domains where they may have private addresses (`ingress/front_end/media.py`)."""
+
+
 def frontend_engine_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
     """Return the keyword arguments for the front end's own view of ``model`` on a machine without its device."""
     known = {k: v for k, v in model.engine_args.items() if k in _FRONTEND_ARGS}
     args: dict[str, Any] = {**_shared_args(model, model_path), **known}
     if model.device == "cpu":
         args.setdefault("dtype", "float32")
+    # vLLM takes no domain for all of them.
+    private = [PRIVATE_ADDRESSES] if model.media.private_addresses else []
+    args["allowed_media_domains"] = [*(model.media.domains or (NO_DOMAIN,)), *private]
     args["enforce_eager"] = True
     # Any executor but vLLM's own, which would look for a device; no engine is started here.
     args["distributed_executor_backend"] = SIMULATED_EXECUTOR
@@ -176,6 +185,8 @@ INGRESS_ENVIRONMENT = {
     # vLLM's CUDA build makes no configuration at all on a machine without a GPU, and takes GPUs into account on a machine with them. vLLM's
     # CPU build ignores this variable.
     "VLLM_TARGET_DEVICE": "cpu",
+    # A redirect would lead past the domains that a model's `media` allows.
+    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
     # The front end has no KV cache; without this variable vLLM warns about the size of a KV cache.
     "VLLM_CPU_KVCACHE_SPACE": "1",
 }

@@ -6,6 +6,7 @@ from serve_app.config import ModelSettings
 from serve_app.engine_args import (
     BATCH_STEP_SHARE,
     INGRESS_ENVIRONMENT,
+    NO_DOMAIN,
     PROCESS_ENVIRONMENT,
     SIMULATED_EXECUTOR,
     engine_core_args,
@@ -80,6 +81,7 @@ def test_the_front_end_takes_what_is_about_text_and_nothing_about_a_device(field
         "mm_processor_cache_gb": 0,
         "max_model_len": 1024,
         "trust_remote_code": True,
+        "allowed_media_domains": [NO_DOMAIN],
         "enforce_eager": True,
         "distributed_executor_backend": SIMULATED_EXECUTOR,
     }

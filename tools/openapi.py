@@ -25,10 +25,14 @@ from serve_app.ingress.front_end.front_end import build_front_end
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
 from serve_app.ingress.routes.app import VLLM_ROUTES, WITHOUT_KEY
 from serve_app.ingress.routes.generate_body import GenerateRequest
+from serve_app.links.protocol.messages import Capabilities
 
 PAGE = Path(__file__).parents[1] / "docs" / "openapi.json"
-APPLICATIONS: Mapping[str, Mapping[str, Any]] = {"llama": {}, "embedding": {"runner": "pooling"}}
-"""Kind of a tiny model -> vLLM's arguments for it."""
+APPLICATIONS: Mapping[str, tuple[Mapping[str, Any], tuple[str, ...]]] = {
+    "llama": ({}, ("generate",)),
+    "embedding": ({"runner": "pooling"}, ("embed", "classify")),
+}
+"""Kind of a tiny model -> vLLM's arguments for it, and the tasks that its replicas are taken to report."""
 OWN: Mapping[str, tuple[str, str]] = {
     "/v1/models": ("get", "The models and adapters that are served."),
     "/v1/models/{name}": ("get", "One model or adapter."),
@@ -99,11 +103,12 @@ def _used(text: str, schemas: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 async def _applications() -> dict[str, dict[str, Any]]:
     described = {}
     with tempfile.TemporaryDirectory() as folder:
-        for kind, args in APPLICATIONS.items():
+        for kind, (args, tasks) in APPLICATIONS.items():
             checkpoint = str(KINDS[kind](Path(folder) / kind))
             settings = parse_settings({"models": {kind: {"model": checkpoint, "engine_args": dict(args)}}})
             model = settings.models[kind]
             client = FleetClient(settings, model, ingress_id="openapi", token=b"", tls=None)
+            client.links.capabilities = Capabilities(2048, 16, 0, tasks, "")
             described[kind] = (await (await build_front_end(model, checkpoint, client, GrammarCompiler())).app()).openapi()
     return described
 

@@ -12,7 +12,7 @@ from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import BatchSettings, IngressScalingSettings, IngressSettings, LedgerSettings
 from serve_app.config.links import MembershipSettings, ProtocolSettings, TlsSettings
 from serve_app.config.logs import LogSettings
-from serve_app.config.model import CanarySettings, GoldenPrompt, ModelSettings, ScalingSettings, SimulatedSettings
+from serve_app.config.model import CanarySettings, GoldenPrompt, MediaSettings, ModelSettings, ScalingSettings, SimulatedSettings
 from serve_app.config.routing import RoutingSettings
 from serve_app.config.schedule import ScheduledBounds
 from serve_app.config.settings import AutoscalingSettings, Settings, TimeoutSettings
@@ -29,6 +29,7 @@ SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("models: simulated", "", SimulatedSettings),
     ("models: adapters", "Under each adapter's name.", AdapterSettings),
     ("models: golden", "A list.", GoldenPrompt),
+    ("models: media", "", MediaSettings),
     ("models: canary", "", CanarySettings),
     ("ingress", "", IngressSettings),
     ("ingress: replicas", "", IngressScalingSettings),

@@ -14,6 +14,7 @@ from serve_app.cli import autoscale, batch, ledger, model, models
 from serve_app.cli.commands import check, demo, doctor, rollout, top, ui, up
 from serve_app.cli.status import down, status
 from serve_app.errors import KeyRefused, ServingError
+from serve_app.host.environment import clean
 
 app = typer.Typer(
     name="serve-app",
@@ -79,6 +80,7 @@ def serve(
 
 def main() -> None:
     """Run the command line. An error of ours is one line on stderr and exit status 1; a wrong command line or API key of a batch is 2."""
+    clean(os.environ)
     try:
         try:
             app()

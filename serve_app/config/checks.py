@@ -11,16 +11,17 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
+from serve_app.config.inherited import REMOVED
 from serve_app.errors import ConfigError
 from serve_app.simulated.profiles import PATH, profile_from
 
 RAY_PLACES = "Ray assigns the GPUs; set gpus_per_replica"
 RESERVED_ENVIRONMENT: Mapping[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "set kv_cache_gib beside env",
-    "VLLM_ALLOW_INSECURE_SERIALIZATION": "pickle from the wire would let a peer run code; remove it",
     "CUDA_VISIBLE_DEVICES": RAY_PLACES,
     "VLLM_TARGET_DEVICE": "set device beside env",
     "VLLM_WORKER_MULTIPROC_METHOD": "workers are always spawned: forked ones would hide the engine's death; remove it",
+    **{name: f"{reason}; remove it" for name, reason in REMOVED.items()},
 }
 
 _MAX_VARIABLE_BYTES = 100_000  # Linux allows 131,072 with the name

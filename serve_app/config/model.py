@@ -140,6 +140,16 @@ class SimulatedSettings(Section):
             return math.inf
 
 
+class MediaSettings(Section):
+    """The hosts from which the ingress fetches images, sounds and videos that requests name by URL. Redirects are not followed."""
+
+    domains: tuple[Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")], ...] = ()
+    """Names of hosts, such as `images.example.com`. Empty: none, and requests bring media as `data:` URLs."""
+    private_addresses: bool = Field(default=False, strict=True)
+    """Whether these hosts may have private, loopback or link-local addresses, such as a store inside the cluster. The metadata services of
+    clouds have such addresses."""
+
+
 class CanarySettings(Section):
     """Makes a model the canary of another model: under that model's name it answers a share of the requests, until it does worse."""
 
@@ -201,6 +211,8 @@ class ModelSettings(Section):
     """Prompts that every replica has to answer before it takes requests; for models that generate text."""
     routing: RoutingSettings = RoutingSettings()
     """How requests are assigned to the replicas of this model."""
+    media: MediaSettings = MediaSettings()
+    """Hosts of images, sounds and videos that requests name by URL. Default: none."""
     batch_step_share: Real = Field(default=DEFAULT_BATCH_STEP_SHARE, gt=0, le=10)
     """Share by which requests of batches may lengthen an engine step while other requests run: docs/batch.md. It only has an effect with
     `engine_args.scheduling_policy: priority`."""
@@ -228,7 +240,9 @@ class ModelSettings(Section):
     def release(self) -> str:
         """Return the identity of this release of the model: a digest of all settings that its replicas use."""
         unused = set() if self.yields_to_chats() else {"batch_step_share"}
-        settings = self.model_dump(mode="json", exclude={"replicas", "canary", "required", "routing", "aliases"} | unused)
+        settings = self.model_dump(
+            mode="json", exclude={"replicas", "canary", "required", "routing", "aliases", "media"} | unused
+        )
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
     @classmethod

@@ -47,6 +47,7 @@ RESERVED_ENGINE_ARGS: Mapping[str, str] = {
     "enable_elastic_ep": _MORE_REPLICAS,
     "kv_transfer_config": _KV_IS_THE_FLEETS,
     "ec_transfer_config": _KV_IS_THE_FLEETS,
+    "allowed_media_domains": "set media.domains beside engine_args",
     "disable_log_stats": "the engine's statistics feed health checks and autoscaling; remove it",
     "logging_config": _LOGGING,
     "log_config_file": _LOGGING,

@@ -12,6 +12,7 @@ from ray import serve
 
 from serve_app.config import Settings, parse_settings
 from serve_app.config.timeouts import serve_shutdown_s
+from serve_app.host.environment import clean
 from serve_app.host.logs import log_configuration, use_serve_handlers
 from serve_app.host.sigterm import OrderlyEnd
 from serve_app.host.tasks import raise_failure
@@ -33,6 +34,7 @@ class Ingress:
         use_serve_handlers()
         self.settings: Settings = parse_settings(settings)
         log_configuration(self.settings)
+        clean(os.environ)
         self.replica_id = serve.get_replica_context().replica_id.unique_id
         self._epoch = time.time_ns()
         own_fleet = fleet_id(self.settings.name, ray.get_runtime_context().gcs_address)

@@ -16,6 +16,7 @@ from ray.serve.schema import ReplicaRank
 from serve_app.config import Settings, cluster_token, parse_settings
 from serve_app.config.timeouts import serve_shutdown_s
 from serve_app.errors import EngineLost
+from serve_app.host.environment import clean
 from serve_app.host.logs import log_configuration, use_serve_handlers
 from serve_app.host.sigterm import OrderlyEnd
 from serve_app.host.tasks import raise_failure
@@ -45,6 +46,7 @@ class Replica:
         use_serve_handlers()
         self.settings: Settings = parse_settings(settings)
         log_configuration(self.settings)
+        clean(os.environ)
         self.model = self.settings.models[model_name]
         context = serve.get_replica_context()
         self.replica_id = context.replica_id.unique_id

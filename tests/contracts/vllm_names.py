@@ -123,6 +123,14 @@ USED = {
         "SchedulerConfig": "max_num_seqs",
         "VllmConfig": "__post_init__ additional_config cache_config model_config use_v2_model_runner",
     },
+    "vllm.connections": {
+        "HTTPConnection": "get_async_client get_async_response get_sync_client",
+        "global_http_connection": "",
+    },
+    "vllm.multimodal.media.connector": {
+        "MEDIA_CONNECTOR_REGISTRY": "",
+        "MediaConnector": "connection allowed_media_domains",
+    },
     "vllm.engine.protocol": {"EngineClient": "model_config renderer"},
     "vllm.v1.worker.gpu.sample.logit_bias": {
         "MAX_NUM_ALLOWED_TOKEN_IDS": "",

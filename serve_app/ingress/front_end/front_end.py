@@ -33,6 +33,7 @@ from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.fleet.intake import adapters_of
 from serve_app.ingress.front_end.grammar_checks import GrammarChecks, check_grammars
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
+from serve_app.ingress.front_end.media import check_addresses
 from serve_app.ingress.front_end.stat_logger import SharedPrometheusStatLogger
 from serve_app.ingress.http.first_errors import stop_at_first_errors
 from serve_app.links.fingerprint import model_fingerprint, public_version
@@ -183,6 +184,7 @@ async def _build(
 ) -> FrontEnd:
     args = _namespace(model, engine_args)
     inspect_models_here()
+    check_addresses()
     vllm_config = _FrontendEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
     engine = _async_llm(vllm_config, client)
     client.bind(
