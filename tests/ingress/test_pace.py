@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve_app.ingress.shortcuts.streaming import MAX_PAUSE_S, MAX_SHARE, Pace
+from serve_app.ingress.shortcuts.pace import MAX_PAUSE_S, MAX_SHARE, Pace
 
 
 def test_the_first_pass_may_begin_at_once() -> None:

@@ -11,8 +11,9 @@ import pytest
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.core.instructions import FailRequest
 from serve_app.errors import NoReplica
-from serve_app.ingress.shortcuts import streaming
-from serve_app.ingress.shortcuts.streaming import Pace, Stream, Streams
+from serve_app.ingress.shortcuts import pace
+from serve_app.ingress.shortcuts.pace import Pace
+from serve_app.ingress.shortcuts.streaming import Stream, Streams
 from tests.doubles.fleet import FakeReplica, in_loop, until
 from tests.ingress.streams import COMPLETIONS, Ingress, Play, serving
 from tests.shortcuts import of_shortcuts
@@ -33,7 +34,11 @@ class Written(Stream):
     """A stream that adds its name to ``written`` when it is written."""
 
     def __init__(self, name: str, written: list[str]) -> None:
-        self.write = partial(written.append, name)  # type: ignore[method-assign]
+        self._name, self._written = name, written
+
+    def write(self, *, slow_too: bool = False) -> bool:
+        self._written.append(self._name)
+        return True
 
 
 def have_come(ingress: Ingress, num_repeated: int) -> bool:
@@ -109,8 +114,8 @@ async def test_what_waits_for_a_pass_comes_before_the_error_at_the_end_of_a_drai
 @in_loop
 async def test_the_passes_of_two_models_take_the_time_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Streams, "_pace", Pace(), raising=False)
-    monkeypatch.setattr(streaming, "MAX_PAUSE_S", 3600.0)
-    monkeypatch.setattr(streaming, "MAX_SHARE", 1e-12)  # whatever a pass takes, the next one is an hour later
+    monkeypatch.setattr(pace, "MAX_PAUSE_S", 3600.0)
+    monkeypatch.setattr(pace, "MAX_SHARE", 1e-12)  # whatever a pass takes, the next one is an hour later
     written, (one, other) = list[str](), (Streams(lambda _: None, None), Streams(lambda _: None, None))
     one._unwritten["r1"] = Written("r1", written)
     one.write()

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,14 @@ import msgspec
 import pytest
 
 from serve_app.checkpoints import make_tiny_llama
+from serve_app.core.instructions import FailRequest
+from serve_app.errors import SendFailed
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.front_end.stat_logger import SharedPrometheusStatLogger
 from serve_app.ingress.shortcuts.streaming import text_of
 from tests.doubles.fleet import in_loop, until
 from tests.ingress.streams import CHAT, COMPLETIONS, NUM_TOKENS, Ingress, Play, both, serving
+from tests.ports import free_port
 from tests.shortcuts import of_shortcuts
 
 pytestmark = [pytest.mark.engine, of_shortcuts]
@@ -187,6 +192,35 @@ async def test_what_could_not_be_written_comes_with_the_next_token(model: Path, 
         events = await play.to_end(replica)
         assert play.text() == whole.text()
         assert events[-3:] == whole.events()[-3:], "usage and end"
+
+
+@pytest.mark.parametrize("reads_again", [True, False])
+@in_loop
+async def test_a_slow_client_gets_all_text_that_came_before_its_request_failed(
+    reads_again: bool, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(model, monkeypatch, free_port()) as ingress:
+        replica = await ingress.join()
+        play = Play(ingress, COMPLETIONS, max_tokens=60)
+        await until(lambda: replica.engine.running)
+        for _ in range(12):
+            await play.step(replica)
+        ((request_id, stream),) = ingress.streams._of.items()
+        stream._cycle.flow.pause_writing()  # the client does not read: the transport's buffer is full
+        for _ in range(8):
+            replica.engine.step()
+            await asyncio.sleep(0.02)
+        state = ingress.front.client._output_processor.request_states[request_id]
+        if reads_again:
+            stream._cycle.flow.resume_writing()
+            await until(lambda: not ingress.streams._slow)  # without another token
+        text = state.detokenizer.output_text
+        ingress.front.client._carry_out([FailRequest(request_id, SendFailed(request=request_id, cause="test"))])
+        stream._cycle.flow.resume_writing()
+        await asyncio.wait_for(asyncio.wait([play.task]), 5)
+        events = re.findall(rb"data: (\{.*?\"choices\".*?\})\n\n", play.content)
+        assert "".join(json.loads(event)["choices"][0]["text"] for event in events) == text
+        assert b'"error"' in play.content
 
 
 @in_loop

@@ -116,10 +116,11 @@ class HeldAnswer:
         owner = getattr(self._send, "__self__", None)
         return owner if isinstance(owner, RequestResponseCycle) else None
 
-    def takes_events(self, cycle: RequestResponseCycle) -> bool:
-        """Return whether `write` may write now: the last event is complete, and the client reads fast enough."""
+    def takes_events(self, cycle: RequestResponseCycle, *, slow_too: bool = False) -> bool:
+        """Return whether `write` may write now: the last event is complete, and the client reads fast enough, or may be slow."""
         busy = self.is_sending or self.exchange.answered or self._lock.locked() or self.exchange.error is not None
-        return self._begun and self._between_events and not busy and not cycle.flow.write_paused and not cycle.disconnected
+        is_read = slow_too or not cycle.flow.write_paused
+        return self._begun and self._between_events and not busy and is_read and not cycle.disconnected
 
     def write(self, cycle: RequestResponseCycle, event: bytes) -> None:
         """Write a whole event past the app, in the form in which uvicorn writes a chunk."""

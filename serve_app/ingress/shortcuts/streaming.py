@@ -29,6 +29,7 @@ from vllm.v1.metrics.stats import IterationStats
 
 from serve_app.ingress.exchange.held_answer import HeldAnswer, current_answer
 from serve_app.ingress.fleet.output_path import OutputPath
+from serve_app.ingress.shortcuts.pace import Pace
 from serve_app.ingress.shortcuts.prompt_end import begin_at_the_end
 
 _HEAD, _END = b"data: ", b"\n\n"
@@ -188,11 +189,16 @@ class Stream:
             return False
         return True
 
-    def write(self) -> None:
-        """Write the text of the tokens since the last event, if the client takes it now; otherwise it is written with later tokens."""
-        if self._held.takes_events(self._cycle):
-            text = self.state.detokenizer.get_next_output_text(False, True)
-            self._held.write(self._cycle, _encode(text).join(self._cut))
+    def write(self, *, slow_too: bool = False) -> bool:
+        """Write the text of the tokens since the last event; return False if the client does not take it now.
+
+        ``slow_too``: write also for a client that is slow to read, because nothing will be written after this.
+        """
+        if not self._held.takes_events(self._cycle, slow_too=slow_too):
+            return False
+        text = self.state.detokenizer.get_next_output_text(False, True)
+        self._held.write(self._cycle, _encode(text).join(self._cut))
+        return True
 
 
 def _is_plain(state: Any, output: Any) -> bool:
@@ -223,32 +229,8 @@ def _count_middle(stats: Any, of_request: Any, num_tokens: int, now: float) -> N
     of_request.last_token_ts = now
 
 
-MAX_SHARE = 0.2
-"""The share of the time that passes over the streams may take, up to some 550 streams; above that the pause would exceed ``MAX_PAUSE_S``.
-A pass over 256 streams takes some 2.3 ms of CPU time; the next pass begins 9.2 ms after its end or later."""
-MAX_PAUSE_S = 0.02
-"""The longest that a token waits: a reader does not notice that two words arrive together which are 20 ms apart."""
-
-
-class Pace:
-    """Decides when the next pass may write the middle tokens of all streams: at once while passes are cheap, else within `MAX_SHARE`.
-
-    Pure: no clock, no IO. A write is a system call for each stream, and most of the cost of a middle token; the text of two tokens costs
-    as much as that of one. With few streams a step of the engine is longer than the pause, and each token is written as it comes.
-    """
-
-    def __init__(self) -> None:
-        self._next_at = 0.0
-
-    def wait_s(self, now: float) -> float:
-        """Return how long the next pass has to wait; 0.0 if it may begin."""
-        return max(0.0, self._next_at - now)
-
-    def wrote(self, cost_s: float, now: float) -> None:
-        """Take in the end of a pass that took ``cost_s`` of CPU time."""
-        # When the passes of two models were due at the same time, they run in a row, and the pause after them covers both.
-        next_at = max(self._next_at, now - cost_s) + cost_s / MAX_SHARE
-        self._next_at = min(next_at, now + MAX_PAUSE_S)
+_AGAIN_S = 0.1
+"""How often text is tried again for clients that are slow to read."""
 
 
 class Streams(OutputPath):
@@ -262,6 +244,9 @@ class Streams(OutputPath):
         self._stats = IterationStats()
         self._of: dict[str, Stream] = {}
         self._unwritten: dict[str, Stream] = {}
+        self._slow: dict[str, Stream] = {}
+        """Streams whose clients did not take their text at the last pass; the text is tried again when no token comes, too."""
+        self._again: asyncio.TimerHandle | None = None
         self._due: asyncio.TimerHandle | None = None
         """The timer of the next pass, if tokens wait for one."""
         self._shapes: set[tuple[bytes, ...]] = set()
@@ -279,6 +264,7 @@ class Streams(OutputPath):
     def forget(self, request_id: str) -> None:
         if (stream := self._of.pop(request_id, None)) is not None:
             self._unwritten.pop(request_id, None)  # vLLM's last output includes its text
+            self._slow.pop(request_id, None)
             stream.end()
 
     def take_stats(self) -> IterationStats:
@@ -327,20 +313,34 @@ class Streams(OutputPath):
         self._due = None
         unwritten, self._unwritten = self._unwritten, {}
         began_s = time.thread_time()
-        for stream in unwritten.values():
-            stream.write()
+        for request_id, stream in unwritten.items():
+            if not stream.write():
+                self._slow[request_id] = stream
+            elif self._slow:
+                self._slow.pop(request_id, None)
+        if self._slow and self._again is None:
+            self._again = asyncio.get_running_loop().call_later(_AGAIN_S, self._try_again)
         self._pace.wrote(time.thread_time() - began_s, time.monotonic())
 
+    def _try_again(self) -> None:
+        self._again = None
+        self._slow = {request_id: stream for request_id, stream in self._slow.items() if not stream.write()}
+        if self._slow:
+            self._again = asyncio.get_running_loop().call_later(_AGAIN_S, self._try_again)
+
     def write_all(self) -> None:
-        """Begin the next pass now, for all streams."""
+        """Write the waiting text of all requests now, because all of them end."""
         if self._due is not None:
             self._due.cancel()
         self._pass()
+        for request_id in list(self._slow):
+            self.write_now(request_id)
 
     def write_now(self, request_id: str) -> None:
         """Write the waiting text of this request now: it has failed, so no last output of vLLM will bring the text."""
-        if (stream := self._unwritten.pop(request_id, None)) is not None:
-            stream.write()
+        waiting = self._unwritten.pop(request_id, None), self._slow.pop(request_id, None)
+        if (stream := waiting[0] or waiting[1]) is not None:
+            stream.write(slow_too=True)
 
     def _add(self, stream: Stream, output: Any, now: float) -> bool:
         """Take in the output. Return False if it ends the answer, so that vLLM has to take it."""
