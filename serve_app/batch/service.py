@@ -1,6 +1,6 @@
 """`BatchService` puts OpenAI's Files and Batches API together over one storage: routes, records and the worker."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from serve_app.batch.batches_api import BatchesApi
@@ -35,9 +35,16 @@ class BatchService:
         self.files: Routes = FilesApi(settings, self._storage, disk)
         self.batches: Routes = BatchesApi(settings, self._storage.store, disk, self._worker.wake)
 
-    def start(self, application: Application, models: Collection[str], problem_of_line: ProblemOfLine) -> None:
-        """Run batches by ``application``, the ingress's own; ``models`` are the names that lines of batches may ask for."""
-        self._worker.start(application, models, problem_of_line)
+    def start(
+        self, application: Application, models: Collection[str], problem_of_line: ProblemOfLine, *, knows: Callable[[str], bool]
+    ) -> None:
+        """Run batches by ``application``, the ingress's own.
+
+        Args:
+            models: The names that lines of batches may ask for.
+            knows: Returns whether the API key of an owner is still valid.
+        """
+        self._worker.start(application, models, problem_of_line, knows=knows)
 
     def lines_per_s(self) -> dict[str, float]:
         """Return model -> lines a second that have to be answered, so that all batches of the database end in time."""

@@ -59,11 +59,20 @@ class Worker:
         self._logged = ""
         """The error of the last look, "" if it had none."""
         self._stopping = False
+        self._knows: Callable[[str], bool] = lambda _: True
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self, application: Application, models: Collection[str], problem_of_line: ProblemOfLine = any_line) -> None:
+    def start(
+        self,
+        application: Application,
+        models: Collection[str],
+        problem_of_line: ProblemOfLine = any_line,
+        *,
+        knows: Callable[[str], bool] = lambda _: True,
+    ) -> None:
         ingress = asyncio.get_running_loop()
+        self._knows = knows
 
         def run() -> None:
             asyncio.run(self._main(application, models, problem_of_line, ingress))
@@ -166,6 +175,10 @@ class Worker:
         batches, taken = await self._in_claims_thread(lambda: (store.open_batches(), claims.taken()))
         self._open = batches
         for batch in batches:
+            if batch.status != "cancelling" and not self._knows(batch.owner):
+                logger.warning("%s is cancelled: its API key is no longer valid", batch.id)
+                await self._in_claims_thread(partial(store.change, batch, partial(_cancelled, now=store.clock.time())))
+                continue
             if batch.id in taken or not self._may_begin(batch):
                 continue
             if (claim := await self._in_claims_thread(partial(claims.take, batch.id))) is not None:
@@ -224,6 +237,10 @@ class Worker:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._claiming.shutdown(wait=False)
         self._storage.claims.close()
+
+
+def _cancelled(batch: Batch, *, now: float) -> Batch:
+    return batch.moved("cancelling", now=now) if batch.is_open and batch.status != "cancelling" else batch
 
 
 async def _run(job: BatchJob, claim: Claim) -> None:

@@ -219,6 +219,25 @@ async def test_no_more_requests_than_allowed_run_at_once_whatever_the_number_of_
 
 
 @in_loop
+async def test_a_revoked_key_ends_its_batches_and_no_others(tmp_path: Path) -> None:
+    model = Model()
+    model.held = lambda prompt: prompt != "prompt 0"
+    async with serving(tmp_path, keys=True, model=model, concurrency=8) as served:
+        made = [(key, await begin(served.client(key), jsonl(*map(line, range(3))))) for key in KEYS[:2]]
+        for key, batch in made:
+            while counts(await served.client(key).batches.retrieve(batch.id))[1] < 1:
+                await asyncio.sleep(0.05)
+        (tmp_path / "keys").write_text(KEYS[0])
+        (_, kept), (revoked_key, revoked) = made
+        store = served.service._storage.store
+        while revoked.id in {batch.id for batch in store.open_batches()}:
+            await asyncio.sleep(0.05)
+        with pytest.raises(openai.AuthenticationError):
+            await served.client(revoked_key).batches.retrieve(revoked.id)
+        assert (await served.client().batches.retrieve(kept.id)).status == "in_progress"
+
+
+@in_loop
 async def test_another_ingress_on_the_folder_waits_for_the_first_and_then_continues(tmp_path: Path) -> None:
     first, second = Model(), Model()
     first.held = lambda prompt: prompt != "prompt 0"

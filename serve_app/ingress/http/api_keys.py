@@ -64,6 +64,11 @@ class ApiKeys:
             raise InvalidApiKey("the API key is not known")
         return digest.hex()[:_NAME_CHARS]
 
+    def knows(self, name: str) -> bool:
+        """Return whether a key of this name is in the file, or the name is empty: of a client from before there were keys."""
+        self._follow_changes()
+        return not name or any(digest.hex().startswith(name) for digest in self._digests)
+
     def _follow_changes(self) -> None:
         """Read the file again if it has changed. A file that cannot be used is reported once, and the keys stay as they were."""
         if (stamp := self._stamp()) == self._seen:

@@ -200,6 +200,10 @@ class IngressApp:
         except ServingError as exc:
             await answer_of(exc).response()(scope, receive, send)
 
+    def knows_key(self, owner: str) -> bool:
+        """Return whether the API key of a batch's owner is still valid."""
+        return self._keys is None or self._keys.knows(owner)
+
     def problem_of_line(self, line: bytes) -> str:
         """Return why a line of a batch must be refused before it is parsed, "" if it need not. The limits are those of a body over HTTP."""
         if len(line) > (limit := self._limits.max_body_bytes):
