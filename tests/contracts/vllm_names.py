@@ -53,7 +53,8 @@ CALLED = {
     "vllm.utils.async_utils": "make_async(func, executor=)",
     "vllm.utils.mistral": "is_mistral_tokenizer(obj)",
     "vllm.v1.structured_output.backend_guidance": "has_guidance_unsupported_json_features(schema)",
-    "vllm.v1.structured_output.backend_xgrammar": "has_xgrammar_unsupported_json_features(schema)",
+    "vllm.v1.structured_output.backend_xgrammar": """
+        has_xgrammar_unsupported_json_features(schema) validate_xgrammar_grammar(sampling_params)""",
     "vllm.v1.structured_output.request": "get_structured_output_key(params)",
     "vllm.v1.structured_output.utils": "choice_as_grammar(choice) grammar_is_likely_lark(grammar_str)",
     "vllm.v1.engine.async_llm": """

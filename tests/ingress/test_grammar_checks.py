@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xgrammar as xgr
 from llguidance import LLMatcher
 from transformers import AutoTokenizer
 from vllm.exceptions import VLLMValidationError
@@ -303,3 +304,25 @@ async def test_a_grammar_that_only_the_engine_refuses_is_the_client_s_mistake(mo
             engine.fail(next(iter(engine.running)))
         assert answer.result().status_code == 400, answer.result().text
         assert "the engine cannot compile the grammar of the answer" in answer.result().json()["error"]["message"]
+
+
+@in_loop
+async def test_vllm_reads_a_schema_in_the_event_loop_once_for_all_requests_with_it(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_read = 0
+    read = xgr.Grammar.from_json_schema
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal num_read
+        num_read += 1
+        return read(*args, **kwargs)
+
+    monkeypatch.setattr(xgr.Grammar, "from_json_schema", counted)
+    schema = {"type": "object", "properties": {"only_here": {"type": "string"}}}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    body |= {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    async with serving(model) as (http, _, _):
+        answers = [await http.post("/v1/chat/completions", json=body) for _ in range(5)]
+    assert {answer.status_code for answer in answers} == {200}
+    assert num_read == 1

@@ -20,6 +20,7 @@ import xgrammar as xgr
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.utils.mistral import is_mistral_tokenizer
+from vllm.v1.structured_output import backend_xgrammar
 from vllm.v1.structured_output.backend_guidance import has_guidance_unsupported_json_features
 from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
 from vllm.v1.structured_output.request import get_structured_output_key
@@ -81,7 +82,7 @@ class GrammarChecks:
         """
         if (kind_and_spec := _kind_and_spec(params)) is None:
             return
-        digest = hashlib.sha256("\0".join(kind_and_spec).encode("utf-8", "surrogatepass")).digest()
+        digest = _digest_of(*kind_and_spec)
         if digest not in self._results:
             await self._wait_for_result(digest, *kind_and_spec)
         if digest not in self._results:
@@ -173,6 +174,7 @@ def check_grammars(engine: Any, vllm_config: Any, compiler: GrammarCompiler) -> 
     checks = GrammarChecks(
         describe, compiler, any_whitespace=not config.disable_any_whitespace, has_fallback=config.backend == "auto"
     )
+    backend_xgrammar.validate_xgrammar_grammar = _validate_once
     add = engine.add_request
 
     async def add_request(request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
@@ -182,6 +184,32 @@ def check_grammars(engine: Any, vllm_config: Any, compiler: GrammarCompiler) -> 
 
     engine.add_request = add_request
     return checks
+
+
+_validate = backend_xgrammar.validate_xgrammar_grammar
+_valid: OrderedDict[bytes, None] = OrderedDict()
+
+
+def _validate_once(sampling_params: Any) -> None:
+    """Do what vLLM's function does, once for each schema, expression or grammar. It reads them in the event loop, for up to 0.1 s each."""
+    structured = sampling_params.structured_outputs
+    kind_and_spec = None
+    # vLLM replaces choices by a grammar, for each request anew.
+    if structured is not None and not structured.choice:
+        kind_and_spec = _kind_and_spec(structured)
+    if kind_and_spec is None:
+        _validate(sampling_params)
+        return
+    digest = _digest_of(*kind_and_spec)
+    if digest not in _valid:
+        _validate(sampling_params)
+        _valid[digest] = None
+        if len(_valid) > _REMEMBERED:
+            _valid.popitem(last=False)
+
+
+def _digest_of(kind: str, spec: str) -> bytes:
+    return hashlib.sha256(f"{kind}\0{spec}".encode("utf-8", "surrogatepass")).digest()
 
 
 def tokenizer_description(tokenizer: Any, vocab_size: int) -> str:
