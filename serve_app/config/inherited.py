@@ -23,6 +23,7 @@ REMOVED: Mapping[str, str] = {
     "VLLM_USE_RUST_FRONTEND": "the ingress is vLLM's front end in Python",
     "VLLM_LOGGING_CONFIG_PATH": "Ray Serve has the logs; a changed set-up makes its controller replace every replica",
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "pickle from the wire would let a peer run code",
+    "VLLM_V1_USE_OUTLINES_CACHE": "clients' schemas would fill the disk",
     "VLLM_MAX_NUM_BAD_WORDS": _BY_LIMITS,
     "VLLM_MAX_BAD_WORDS_TOTAL_TOKENS": _BY_LIMITS,
 }

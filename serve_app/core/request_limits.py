@@ -58,11 +58,20 @@ def _within(allowed: range) -> Check:
     return check
 
 
+_count = _within(_COUNTS)
+
+
 def _only(expected: object, instead: str) -> Check:
     def check(value: object, _: Any) -> str | None:
         return None if value == expected else instead
 
     return check
+
+
+def _min_tokens(num: int, params: Any) -> str | None:
+    if params.max_tokens is not None and num > params.max_tokens:
+        return f"is {num}, more than max_tokens, {params.max_tokens}"
+    return _count(num, params)
 
 
 def _stop_tokens(_: object, params: Any) -> str | None:
@@ -147,8 +156,8 @@ LIMITS: dict[str, dict[str, Check | str]] = {
         "stop": _stops,
         "stop_token_ids": _stop_tokens,
         "ignore_eos": A_SWITCH,
-        "max_tokens": _within(_COUNTS),
-        "min_tokens": _within(_COUNTS),
+        "max_tokens": _count,
+        "min_tokens": _min_tokens,
         "logprobs": IN_FRONT,
         "prompt_logprobs": IN_FRONT,
         "prompt_logprob_token_ids": IN_FRONT,
@@ -239,8 +248,14 @@ LIMITS: dict[str, dict[str, Check | str]] = {
 _CHECKS = {struct: [(name, rule) for name, rule in rows.items() if not isinstance(rule, str)] for struct, rows in LIMITS.items()}
 
 
-def problem_of(request: Any) -> tuple[str, str] | None:
-    """Return the first field of vLLM's ``EngineCoreRequest`` that no engine should get, and what is wrong with it; None for none."""
+def problem_of(request: Any, vocab_size: int) -> tuple[str, str] | None:
+    """Return the first field of vLLM's ``EngineCoreRequest`` that no engine should get, and what is wrong with it; None for none.
+
+    ``vocab_size`` is the model's. A tokenizer may have more tokens, which a GPU worker would write behind its row of logits.
+    """
+    words = request.sampling_params and request.sampling_params.bad_words_token_ids
+    if words and max(map(max, words)) >= vocab_size:
+        return "bad_words", f"has a token beyond the model's vocabulary of {vocab_size}"
     found = _first_problem("EngineCoreRequest", request)
     return found or problem_of_params(request.sampling_params or request.pooling_params)
 

@@ -123,7 +123,9 @@ class PipedEngineCore(EngineCoreProc):
             AttemptRefused: A value of the request, or its length, would end this engine: an ingress of another release may send it. Or this
                 engine has not loaded the request's LoRA adapter, which vLLM would do in the middle of a step.
         """
-        if (problem := problem_of(request) or self._cannot_run(request)) is not None:
+        if (
+            problem := problem_of(request, self.vllm_config.model_config.get_vocab_size()) or self._cannot_run(request)
+        ) is not None:
             raise AttemptRefused(*problem)
         if (lora := request.lora_request) is not None and lora.lora_int_id not in self._adapters:
             raise AttemptRefused("model", f"this replica has no adapter {lora.lora_name!r}")

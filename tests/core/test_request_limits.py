@@ -10,6 +10,8 @@ from vllm.v1.engine import EngineCoreRequest
 from serve_app.core import request_limits as limits
 from serve_app.core.request_limits import problem_of, problem_of_params
 
+VOCABULARY = 1024
+
 
 def tokenized(num_words: int, num_tokens: int) -> SamplingParams:
     """Return parameters whose bad words became so many sequences, which have so many tokens together."""
@@ -120,8 +122,27 @@ def request(**fields: Any) -> EngineCoreRequest:
     ],
 )
 def test_fields_beside_the_parameters_have_limits_too(fine: dict[str, Any], refused: dict[str, Any]) -> None:
-    assert problem_of(request(**fine)) is None
-    assert problem_of(request(**refused)) is not None
+    assert problem_of(request(**fine), VOCABULARY) is None
+    assert problem_of(request(**refused), VOCABULARY) is not None
+
+
+def test_a_bad_word_of_a_token_beyond_the_models_vocabulary_is_refused() -> None:
+    """CVE-2026-93989: the tokenizer of a model with images may have more tokens than the model has logits."""
+    params = SamplingParams(bad_words=["x"])
+    params._bad_words_token_ids = [[5], [VOCABULARY - 1, 7]]
+    assert problem_of(request(sampling_params=params), VOCABULARY) is None
+    params._bad_words_token_ids = [[5], [7, VOCABULARY]]
+    assert problem_of(request(sampling_params=params), VOCABULARY) == (
+        "bad_words",
+        f"has a token beyond the model's vocabulary of {VOCABULARY}",
+    )
+
+
+def test_more_tokens_at_least_than_at_most_are_refused() -> None:
+    params = SamplingParams(max_tokens=5, min_tokens=5)
+    assert problem_of_params(params) is None
+    params.max_tokens = 4
+    assert problem_of_params(params) == ("min_tokens", "is 5, more than max_tokens, 4")
 
 
 def test_a_problem_says_what_there_is_and_what_the_limit_is() -> None:

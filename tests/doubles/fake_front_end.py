@@ -53,7 +53,7 @@ class FakeFrontEnd:
         self.stats: list[SchedulerStats] = []
         """The statistics from which vLLM's gauges would be set, oldest first."""
         self.vllm_config = SimpleNamespace(
-            model_config=SimpleNamespace(max_model_len=4096, runner_type="generate"),
+            model_config=SimpleNamespace(max_model_len=4096, runner_type="generate", get_vocab_size=lambda: 1 << 20),
             cache_config=SimpleNamespace(block_size=16, num_gpu_blocks=0, enable_prefix_caching=True),
         )
         client.bind(vllm_config=self.vllm_config, output_processor=self, fingerprint=FINGERPRINT, vllm_version=VLLM_VERSION)

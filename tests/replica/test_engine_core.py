@@ -56,7 +56,7 @@ def attempt(num_tokens: int, *, task: str = "", **params: Any) -> Any:
     ],
 )
 def test_an_attempt_that_would_end_the_engine_is_refused(core: Any, asked: Any, refused: str) -> None:
-    core.vllm_config = SimpleNamespace(model_config=SimpleNamespace(max_model_len=64))
+    core.vllm_config = SimpleNamespace(model_config=SimpleNamespace(max_model_len=64, get_vocab_size=lambda: 1024))
     core.get_supported_tasks = lambda: ("generate", "embed")
     core.preprocess_add_request = lambda request: (request, 0)
     core._adapters = set()

@@ -82,6 +82,7 @@ class FleetClient(EngineCoreClient):
         self._settings = settings
         self._vllm_config: Any = None
         self._output_processor: Any = None
+        self._vocab_size = 0
         # Unbounded, as vLLM's own queue: no frame may be dropped, and a link that is not read looks silent and is ejected. Each frame
         # holds a token of some request or the counters of an engine step, and vLLM's reader waits for nothing else.
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
@@ -113,6 +114,7 @@ class FleetClient(EngineCoreClient):
     def bind(self, *, vllm_config: Any, output_processor: Any, fingerprint: str, vllm_version: str) -> None:
         """Give the client the objects that exist only after ``AsyncLLM`` was built around it."""
         self._vllm_config, self._output_processor = vllm_config, output_processor
+        self._vocab_size = vllm_config.model_config.get_vocab_size()
         self.links.bind(vllm_config=vllm_config, fingerprint=fingerprint, vllm_version=vllm_version)
 
     def use(self, path: type[OutputPath]) -> None:
@@ -331,7 +333,7 @@ class FleetClient(EngineCoreClient):
         Raises:
             FleetError: The request was refused; vLLM's output processor has forgotten it.
         """
-        if (refused := refusal_of(request, self.model)) is not None:
+        if (refused := refusal_of(request, self.model, self._vocab_size)) is not None:
             self._refuse(request, refused)
         if self._siblings(request.request_id) and self._intake.is_pause_due(request):
             await asyncio.sleep(0)  # when it is cancelled here, vLLM aborts all choices of the request

@@ -162,13 +162,13 @@ def adapters_of(model: ModelSettings) -> dict[str, LoRARequest]:
     }
 
 
-def refusal_of(request: Any, model: ModelSettings) -> BadRequest | None:
+def refusal_of(request: Any, model: ModelSettings, vocab_size: int) -> BadRequest | None:
     """Return the error if no engine of the model must get vLLM's ``EngineCoreRequest``; None if it may.
 
     vLLM 0.32 looks up log probabilities of a prompt by token, and the adapters for them by request. With several requests in a batch
     the two counts differ and the engine ends, even if the request has no adapter.
     """
-    if (problem := problem_of(request)) is not None:
+    if (problem := problem_of(request, vocab_size)) is not None:
         return BadRequest(*problem)
     params = request.sampling_params
     if model.adapters and params is not None and params.prompt_logprobs is not None:

@@ -19,7 +19,7 @@ from serve_app.errors import BadRequest
 from serve_app.ingress.http.first_errors import MAX_GRAMMAR_CHARS, MAX_LENGTH_PENALTY, grammar_chars, json_validator
 
 # The route sets these itself; other values would not give an answer that consists of text.
-_RESERVED = frozenset({"output_kind", "skip_clone", "output_text_buffer_length", "detokenize"})
+_RESERVED = frozenset({"output_kind", "skip_clone", "output_text_buffer_length", "detokenize", "skip_reading_prefix_cache"})
 _USED_BY_BEAM_SEARCH = frozenset({"n", "max_tokens", "temperature", "ignore_eos", "skip_special_tokens"})
 # The integers that the engine's MessagePack can carry; a larger one would fail as an error of the server.
 _INT64 = range(-(2**63), 2**63)
