@@ -39,7 +39,7 @@ class Lines:
     def replicas(self, load: ModelLoad, times: StepTimes | None, max_batch: float, *, demand: float) -> int:
         """Return how many replicas serve all other requests and, beside them, the lines at the pace of their deadlines.
 
-        1 while no line has been answered: that replica measures what a line costs.
+        While no line has been answered, the result is 1: one replica, which measures what a line costs.
 
         Args:
             max_batch: Requests that a replica can run at once.

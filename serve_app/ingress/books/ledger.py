@@ -78,7 +78,7 @@ def line_of(exchange: Exchange, ending: Ending, *, seq: int) -> LedgerLine:
         seq=seq,
         number=exchange.number,
         time=round(exchange.time, 3),
-        id=exchange.answer_id,
+        id=exchange.shown_id,
         key=exchange.key,
         model=exchange.model or None,
         path=exchange.path,

@@ -24,7 +24,7 @@ def receipt(exchange: Exchange, ended_at: float) -> dict[str, Any]:
     requests = exchange.requests
     trail = None if requests.first is None else requests.first.trail
     return {
-        "id": exchange.answer_id,
+        "id": exchange.shown_id,
         "model": exchange.model or None,
         "total_s": round(ended_at - exchange.arrived_at, 6),
         "phases_s": {name: round(end - begin, 6) for name, begin, end in exchange.phases(ended_at)},

@@ -131,7 +131,7 @@ class Exchange:
         )
 
     @property
-    def answer_id(self) -> str:
+    def shown_id(self) -> str:
         """The client's id of the request; without one, vLLM's id of the answer; before that is known, ""."""
         return self.id or self.requests.answer_id
 
