@@ -10,6 +10,7 @@ CHARTS_PATH := $(CURDIR)/.venv-charts/bin:$(PATH):$(or $(KUBE_TESTBED),$(HOME)/.
 TORCH := torch==2.13.0+cpu
 PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 LANGCHAIN := langchain-openai==1.7.4
+ANTHROPIC := anthropic==2.14.0
 OPENAI_JS := openai@6.49.0
 EMBEDDED_MODEL := smollm2-135m-instruct
 # Two workers have the tests that start engines (tests/conftest.py): Ray gives its raylet 30 s, and two cores cannot start three fleets in
@@ -64,12 +65,12 @@ test-ui: .venv ## the chat page and the fleet page in a headless Chromium, in fr
 	@command -v chromium >/dev/null || { echo "error: no chromium on the PATH; on Debian and Ubuntu: apt install chromium" >&2; exit 2; }
 	$(BIN)/pytest --durations 10 tests/ui
 
-test-clients: model ## docs/api.md's JavaScript and LangChain against a fleet; fetches both clients; without node the JavaScript is skipped; 3 minutes
+test-clients: model ## docs/api.md's JavaScript, LangChain and Anthropic against a fleet; fetches these clients; without node the JavaScript is skipped; 3 minutes
 	@[ -x .venv-clients/bin/python ] || $(BIN)/python -m venv .venv-clients
-	.venv-clients/bin/pip install -q $(LANGCHAIN)
+	.venv-clients/bin/pip install -q $(LANGCHAIN) $(ANTHROPIC)
 	@if command -v npm >/dev/null; then npm install --silent --no-fund --no-audit --prefix build/clients $(OPENAI_JS); \
 	else echo "npm is not on the PATH: the JavaScript is skipped; on Debian and Ubuntu: apt install nodejs npm" >&2; fi
-	$(BIN)/pytest -n 0 tests/examples -k "langchain or javascript or python_of_the_api"
+	$(BIN)/pytest -n 0 tests/examples -k "langchain or anthropic or javascript or python_of_the_api"
 
 chaos: .venv ## each fault of tests/chaos five times, or those of SCENARIO; continues where it was stopped, prints the worst counts
 	status=0; SERVE_APP_CHAOS=$(CHAOS) $(BIN)/pytest tests/chaos $(if $(SCENARIO),-k "$(SCENARIO)") || status=$$?; \

@@ -227,6 +227,18 @@ def test_the_langchain_of_the_api_page_prints_an_answer(fleet: str) -> None:
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.timeout(400)
+@pytest.mark.skipif(
+    not CLIENTS_PYTHON.exists(), reason="no .venv-clients; `make test-clients` makes it, with Anthropic's package"
+)
+def test_the_anthropic_of_the_api_page_prints_an_answer(fleet: str) -> None:
+    text = program("python", "from anthropic").replace(HERE, fleet)
+    done = subprocess.run([str(CLIENTS_PYTHON), "-c", text], capture_output=True, text=True, timeout=200)
+    assert "Paris" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not on the PATH; on Debian and Ubuntu: apt install nodejs npm")
 @pytest.mark.skipif(
     not (CLIENTS_NODE / "node_modules" / "openai").exists(),
