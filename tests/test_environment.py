@@ -5,8 +5,7 @@ import logging
 import pytest
 from vllm import envs
 
-from serve_app.config.inherited import REMOVED
-from serve_app.host.environment import clean
+from serve_app.environment import REMOVED, clean
 
 
 def test_a_variable_that_would_make_the_process_half_work_is_dropped_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,8 +13,8 @@ import typer
 from serve_app.cli import autoscale, batch, ledger, model, models
 from serve_app.cli.commands import check, demo, doctor, rollout, top, ui, up
 from serve_app.cli.status import down, status
+from serve_app.environment import clean
 from serve_app.errors import KeyRefused, ServingError
-from serve_app.host.environment import clean
 
 app = typer.Typer(
     name="serve-app",

@@ -11,7 +11,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from serve_app.config.inherited import REMOVED
+from serve_app.environment import REMOVED
 from serve_app.errors import ConfigError
 from serve_app.simulated.profiles import PATH, profile_from
 

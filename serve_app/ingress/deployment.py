@@ -12,7 +12,7 @@ from ray import serve
 
 from serve_app.config import Settings, parse_settings
 from serve_app.config.timeouts import serve_shutdown_s
-from serve_app.host.environment import clean
+from serve_app.environment import clean
 from serve_app.host.logs import log_configuration, use_serve_handlers
 from serve_app.host.sigterm import OrderlyEnd
 from serve_app.host.tasks import raise_failure

@@ -177,7 +177,7 @@ def test_lines_that_name_their_models_need_no_default_of_a_service_with_several(
 def test_a_line_without_a_model_needs_a_default_of_a_service_with_several(service: Service, tmp_path: Path) -> None:
     service.models = ["red", "blue"]
     status, said = Batch(service, tmp_path, prompts(1)).run()
-    assert (status, "serves red, blue: name one of them as the model" in " ".join(said.split())) == (1, True)
+    assert (status, "serves red, blue; name one of them as the model" in " ".join(said.split())) == (1, True)
 
 
 def test_what_the_service_fails_is_tried_again_and_then_given_up(service: Service, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ VLLM_VERSION = "0.32.0"
 FINGERPRINT = "f" * 16
 
 CAPABILITIES = Capabilities(
-    max_model_len=2048,
+    max_model_len=1 << 20,
     block_size=128,
     num_kv_blocks=512,
     tasks=("generate",),

@@ -42,6 +42,10 @@ class Stream:
         self.changed.set()
 
 
+MAX_MODEL_LEN = 1 << 21
+"""The context of the front end, while no replica is linked."""
+
+
 class FakeFrontEnd:
     """A front end for tests: ``run`` it in a task, then ``add`` requests and wait for their outputs."""
 
@@ -53,7 +57,7 @@ class FakeFrontEnd:
         self.stats: list[SchedulerStats] = []
         """The statistics from which vLLM's gauges would be set, oldest first."""
         self.vllm_config = SimpleNamespace(
-            model_config=SimpleNamespace(max_model_len=4096, runner_type="generate", get_vocab_size=lambda: 1 << 20),
+            model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN, runner_type="generate", get_vocab_size=lambda: 1 << 20),
             cache_config=SimpleNamespace(block_size=16, num_gpu_blocks=0, enable_prefix_caching=True),
         )
         client.bind(vllm_config=self.vllm_config, output_processor=self, fingerprint=FINGERPRINT, vllm_version=VLLM_VERSION)

@@ -149,7 +149,6 @@ COMPLETIONS = [
     completion("invalid: response_format type", response_format={"type": "no_such"}),
     completion("invalid: response_format without schema", response_format={"type": "json_schema"}),
     completion("kv_transfer_params", kv_transfer_params={"a": 1}, wanted=_ENGINE_LIMITS),
-    completion("logit_bias of 1,025 tokens", logit_bias={str(i): 1.0 for i in range(1025)}, wanted=_ENGINE_LIMITS),
     completion("invalid: repetition_detection", repetition_detection={"max_pattern_size": -1}),
     completion("invalid: request_id number", request_id=5),
     completion("request_id of 129 characters", request_id="x" * 129, wanted={"status": "request-id", "body": "request-id"}),

@@ -115,7 +115,6 @@ ROUTES = [
     ),
     absent("ping", "/ping", None, "GET", "type"),
     absent("load", "/load", method="GET"),
-    absent("messages of another vendor", "/v1/messages", {"model": MODEL, "max_tokens": 3, "messages": ASK}),
     absent("sagemaker", "/invocations", ONE_TOKEN),
     absent("invalid: render", "/v1/completions/render", {"model": MODEL, "prompt": PROMPT}),
     absent("invalid: generate tokens", "/inference/v1/generate", {"model": MODEL, "token_ids": [5, 6], "sampling_params": {}}),

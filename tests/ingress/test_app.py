@@ -49,7 +49,7 @@ def test_a_route_of_vllms_reaches_its_app_with_the_whole_body(path: str) -> None
     assert answer.json() == {"path": path, "body": '{"model": "tiny", "x": 1}', "more": False}
 
 
-@pytest.mark.parametrize("path", ["/", "/docs", "/v1/load_lora_adapter", "/pause", "/v1/completions/"])
+@pytest.mark.parametrize("path", ["/docs", "/v1/load_lora_adapter", "/pause", "/v1/completions/"])
 def test_what_is_not_on_the_list_does_not_exist(path: str) -> None:
     for method in ("GET", "POST"):
         response = asyncio.run(call(ingress(), method, path))

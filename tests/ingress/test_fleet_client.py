@@ -16,6 +16,7 @@ from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.http.error_answers import FleetError
 from serve_app.membership import Lease
 from tests.doubles.fake_engine import CAPABILITIES, FakeEngine, answer
+from tests.doubles.fake_front_end import MAX_MODEL_LEN
 from tests.doubles.fleet import MODEL, fleet, in_loop, settings, start_replica, until
 from tests.ingress.helpers import PROMPT, answering, error_of, is_running
 
@@ -38,7 +39,7 @@ async def test_a_request_is_answered_by_the_replica_that_joined() -> None:
         assert stream.token_ids == answer(PROMPT, 3)
         assert f.client.links.capabilities == CAPABILITIES
         config = f.front.vllm_config
-        assert (config.model_config.max_model_len, config.cache_config.block_size) == (2048, 128)
+        assert (config.model_config.max_model_len, config.cache_config.block_size) == (CAPABILITIES.max_model_len, 128)
         assert f.client.fleet.outcomes == {"complete": 1}
 
 
@@ -237,20 +238,20 @@ async def test_the_length_of_a_request_is_bounded_by_the_shortest_linked_replica
     short = FakeEngine(capabilities=msgspec.structs.replace(CAPABILITIES, max_model_len=1000))
     async with fleet() as f:
         model_config = f.front.vllm_config.model_config
-        assert model_config.max_model_len == 4096
+        assert model_config.max_model_len == MAX_MODEL_LEN
         await f.join("a")
         await f.join("b", engine=short)
         assert model_config.max_model_len == 1000
         f.replicas["b"].stop_listening()
         await until(lambda: f.client.fleet.replicas.keys() == {"a"})
-        assert model_config.max_model_len == 2048
+        assert model_config.max_model_len == CAPABILITIES.max_model_len
 
 
 @in_loop
 async def test_a_request_counts_no_more_tokens_than_the_model_has_room_for() -> None:
     async with fleet() as f:
         await f.front.add("r", PROMPT, max_tokens=10**9)
-        assert outstanding_tokens(f.client.fleet) == 4096
+        assert outstanding_tokens(f.client.fleet) == MAX_MODEL_LEN
 
 
 @in_loop

@@ -22,7 +22,6 @@ UNENCODABLE: dict[str, dict[str, Any]] = {
     "thinking_token_budget": {"thinking_token_budget": HUGE},
     "vllm_xargs": {"extra_args": {"a": SURROGATE}},
     "response_format": {"structured_outputs": StructuredOutputsParams(json={"type": "integer", "maximum": HUGE})},
-    "priority": {"beside": {"priority": HUGE}},
     "session_id": {"beside": {"session_id": SURROGATE}},
     "chat_template_kwargs": {"beside": {"reasoning_parser_kwargs": {"chat_template_kwargs": {"a": HUGE}}}},
 }
