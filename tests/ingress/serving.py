@@ -25,6 +25,18 @@ async def serving(model: Path, *, stepping: bool = True) -> AsyncIterator[tuple[
     Args:
         stepping: Whether the engine computes; else it does what a test calls.
     """
+    async with (
+        application(model, AppLimits(10 << 20), stepping=stepping) as (app, engine, numbers),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://ingress") as http,
+    ):
+        yield http, engine, numbers
+
+
+@contextlib.asynccontextmanager
+async def application(
+    model: Path, limits: AppLimits, *, stepping: bool = True
+) -> AsyncIterator[tuple[IngressApp, FakeEngine, dict[str, int]]]:
+    """Yield the application behind the client of `serving`, with these limits, and the rest of what `serving` yields."""
     tiny = {
         "model": str(model),
         "simulated": {"profile": "a10g-llama-8b"},
@@ -48,10 +60,9 @@ async def serving(model: Path, *, stepping: bool = True) -> AsyncIterator[tuple[
             await asyncio.sleep(0.005)
 
     tasks = [asyncio.create_task(client.run()), asyncio.create_task(step())]
-    app = IngressApp({MODEL: front}, AppLimits(10 << 20), version={})
+    app = IngressApp({MODEL: front}, limits, version={})
     try:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://ingress") as http:
-            yield http, engine, {name: adapter.number(name) for name, adapter in settings.adapters.items()}
+        yield app, engine, {name: adapter.number(name) for name, adapter in settings.adapters.items()}
     finally:
         for task in tasks:
             task.cancel()
