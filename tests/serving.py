@@ -1,12 +1,12 @@
-"""`serving` runs a test's HTTP server in a thread while a block lasts."""
+"""`serving` runs a test's server in a thread while a block lasts."""
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import HTTPServer
+from socketserver import BaseServer
 from typing import TypeVar
 
-S = TypeVar("S", bound=HTTPServer)
+S = TypeVar("S", bound=BaseServer)
 
 
 @contextmanager
