@@ -129,7 +129,7 @@ seccompProfile: {type: RuntimeDefault}
 
 {{- /* What the world may ask. /metrics and the probes take no key, and stay inside the cluster; /ping is part of SageMaker's API. */}}
 {{- define "serve-app.publicPaths" -}}
-[/v1, /generate, /tokenize, /detokenize, /version{{ if dig "ingress" "sagemaker_routes" false .Values.config }}, /invocations, /ping{{ end }}]
+[/v1, /generate, /tokenize, /detokenize, /pooling, /classify, /score, /rerank, /v2/rerank, /version{{ if dig "ingress" "sagemaker_routes" false .Values.config }}, /invocations, /ping{{ end }}]
 {{- end }}
 
 {{- /* Bytes of the largest body that the ingress takes: with batches a whole upload, which is the file and 64 KiB of its form
