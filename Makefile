@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run observe preview test-ui test-clients demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live soak bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
+.PHONY: help run observe preview test-ui test-clients demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live soak hostile bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
 
 .PHONY: charts generated chart-files monitoring-files lock-charts
 BIN := .venv/bin
@@ -160,6 +160,10 @@ bench-routing-live: .venv ## the same policies live: 4 replicas on simulated acc
 MINUTES_OF_SOAK ?= 60
 soak: .venv ## a fleet at 70 % load while clients and replicas come and go, for MINUTES_OF_SOAK: is memory flat, are descriptors, threads, tasks?
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES_OF_SOAK)
+
+CASES_OF_HOSTILE ?= 10000
+hostile: .venv ## hostile clients against a fleet of simulated accelerators, and what other clients notice: CASES_OF_HOSTILE requests, 1,000 slow clients; 15 minutes
+	$(BIN)/python -m benchmarks.hostile --cases $(CASES_OF_HOSTILE)
 
 bench-cold-start: .venv ## what the start of a replica costs, phase by phase (5 to 15 minutes)
 	$(BIN)/python -m tools.cold_start --warm

@@ -18,6 +18,7 @@ from schemathesis import GenerationMode
 
 from tools.openapi import PAGE
 
+KINDS = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 MAX_TOKENS = 4
 MAX_GETS = 4
 """Requests of each kind to a route that takes nothing but a name."""
@@ -52,22 +53,23 @@ class Request:
     follows: bool
 
 
-def described(count: int, *, model: str, without: Collection[str] = ()) -> list[Request]:
+def described(count: int, *, model: str, vectors: str = "", without: Collection[str] = ()) -> list[Request]:
     """Return ``count`` requests to all routes of the description in turn.
 
     Args:
         count: How many requests. Too few do not reach every route.
         model: The model that requests name if they follow the description.
+        vectors: The model that they name on the routes for vectors and scores. By default it is the same one.
         without: Fields of a body that are left out.
     """
     loaded: list[Any] = list(schemathesis.openapi.from_dict(_narrowed()).get_all_operations())
     operations = [result.ok() for result in loaded]
     per_kind = 1 + count // (2 * sum(operation.method == "post" for operation in operations))
-    made = [
-        list(_requests(operation, mode, per_kind if operation.method == "post" else MAX_GETS, model, frozenset(without)))
-        for operation in operations
-        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
-    ]
+    made: list[list[Request]] = []
+    for operation in operations:
+        num = per_kind if operation.method == "post" else MAX_GETS
+        named = model if operation.path in PLAIN else vectors or model
+        made += [list(_requests(operation, mode, num, named, frozenset(without))) for mode in KINDS]
     return list(islice((request for row in zip_longest(*made) for request in row if request is not None), count))
 
 

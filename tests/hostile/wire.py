@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 LIMIT_S = 60.0
-"""An input that has no end after this time is a failure."""
+"""By default, an input that has no end after this time is a failure."""
 PROBE = b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 CUT = -1
 """Stands in the place of a status for an answer that ends before its length."""
@@ -30,7 +30,7 @@ class Input:
     leaves: bool = False
 
 
-async def answers(port: int, given: Input) -> tuple[tuple[int, ...], bool]:
+async def answers(port: int, given: Input, *, limit_s: float = LIMIT_S) -> tuple[tuple[int, ...], bool]:
     """Send the input; return the statuses of all its answers, and whether the connection was still usable.
 
     A probe on the same connection comes behind the expected answers. Its answer must be the next one, so an answer to a hidden request
@@ -39,7 +39,7 @@ async def answers(port: int, given: Input) -> tuple[tuple[int, ...], bool]:
     Raises:
         TimeoutError: The ingress neither answers nor closes the connection.
     """
-    async with asyncio.timeout(LIMIT_S):
+    async with asyncio.timeout(limit_s):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             with contextlib.suppress(ConnectionError):
