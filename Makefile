@@ -9,9 +9,15 @@ BIN := .venv/bin
 CHARTS_PATH := $(CURDIR)/.venv-charts/bin:$(PATH):$(or $(KUBE_TESTBED),$(HOME)/.cache/kube-testbed)/bin
 TORCH := torch==2.13.0+cpu
 PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+# LlamaIndex takes no newer client of OpenAI's than 2, and so decides which versions of the two agents fit beside it.
 LANGCHAIN := langchain-openai==1.7.4
 ANTHROPIC := anthropic==2.14.0
+LLAMA_INDEX := llama-index-llms-openai-like==0.8.1
+PYDANTIC_AI := pydantic-ai-slim[openai]==2.31.1
+OPENAI_AGENTS := openai-agents==0.20.0
+OPENAI_PYTHON := openai==2.54.0
 OPENAI_JS := openai@6.49.0
+VERCEL_AI := ai@7.0.173 @ai-sdk/openai-compatible@3.0.92
 EMBEDDED_MODEL := smollm2-135m-instruct
 # Two workers have the tests that start engines (tests/conftest.py): Ray gives its raylet 30 s, and two cores cannot start three fleets in
 # that time. The third has tests that mostly wait.
@@ -65,12 +71,12 @@ test-ui: .venv ## the chat page and the fleet page in a headless Chromium, in fr
 	@command -v chromium >/dev/null || { echo "error: no chromium on the PATH; on Debian and Ubuntu: apt install chromium" >&2; exit 2; }
 	$(BIN)/pytest --durations 10 tests/ui
 
-test-clients: model ## docs/api.md's JavaScript, LangChain and Anthropic against a fleet; fetches these clients; without node the JavaScript is skipped; 3 minutes
+test-clients: model ## client libraries against a fleet, with silences and a killed engine, and the code of docs/api.md; fetches them; without node no JavaScript; 8 minutes
 	@[ -x .venv-clients/bin/python ] || $(BIN)/python -m venv .venv-clients
-	.venv-clients/bin/pip install -q $(LANGCHAIN) $(ANTHROPIC)
-	@if command -v npm >/dev/null; then npm install --silent --no-fund --no-audit --prefix build/clients $(OPENAI_JS); \
+	.venv-clients/bin/pip install -q $(OPENAI_PYTHON) $(LANGCHAIN) $(ANTHROPIC) $(LLAMA_INDEX) "$(PYDANTIC_AI)" $(OPENAI_AGENTS)
+	@if command -v npm >/dev/null; then npm install --silent --no-fund --no-audit --prefix build/clients $(OPENAI_JS) $(VERCEL_AI); \
 	else echo "npm is not on the PATH: the JavaScript is skipped; on Debian and Ubuntu: apt install nodejs npm" >&2; fi
-	$(BIN)/pytest -n 0 tests/examples -k "langchain or anthropic or javascript or python_of_the_api"
+	$(BIN)/pytest -n 0 tests/clients tests/examples -k "clients or client_library or javascript or python_of_the_api"
 
 chaos: .venv ## each fault of tests/chaos five times, or those of SCENARIO; continues where it was stopped, prints the worst counts
 	status=0; SERVE_APP_CHAOS=$(CHAOS) $(BIN)/pytest tests/chaos $(if $(SCENARIO),-k "$(SCENARIO)") || status=$$?; \

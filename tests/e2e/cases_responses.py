@@ -9,6 +9,27 @@ from tests.e2e.fleet import MODEL
 
 NO_STORE = {"status": "responses-state", "body.error": "responses-state"}
 FUNCTION = {"type": "function", "name": "get_weather", "parameters": WEATHER["function"]["parameters"]}  # type: ignore[index]
+PATCH = {"type": "custom", "name": "apply_patch", "description": "Edits files.", "format": {"type": "text"}}
+CODEX: dict[str, Any] = {
+    # The body of Codex's requests. Two runs of bare vLLM differ in how many tokens each delta has, and so in the events' numbers: `fold`
+    # leaves both out.
+    "instructions": "You are a coding agent. Be brief.",
+    "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "sandbox: workspace-write"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "List the files."}]},
+    ],
+    "tools": [{**FUNCTION, "strict": False}, PATCH],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": False,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "0199a1b2-0000-7000-8000-000000000000",
+    "text": {"verbosity": "medium"},
+    "max_output_tokens": 200,
+}
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
 
 
 def respond(name: str, **fields: Any) -> Case:
@@ -51,6 +72,10 @@ RESPONSES = [
     *both("tools", tools=[FUNCTION]),
     *both("tool_choice required", tools=[FUNCTION], tool_choice="required", max_output_tokens=80),
     respond("tool_choice none", tools=[FUNCTION], tool_choice="none"),
+    respond("as Codex asks", **CODEX),
+    respond("as Codex asks, seeded", **CODEX, seed=3, temperature=1.0),
+    respond("as Codex asks, with a call", **{**CODEX, "tools": [FUNCTION], "tool_choice": "required"}),
+    respond("invalid: as Codex asks, a tool with a grammar", **{**CODEX, "tools": [{**PATCH, "format": GRAMMAR}]}),
     respond("invalid: without input", input=None),
     respond("invalid: unknown model", model="other", wanted={"body.error.message": "unknown-model"}),
     respond("invalid: max_output_tokens 0", max_output_tokens=0),

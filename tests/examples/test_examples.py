@@ -20,6 +20,8 @@ from loadtest.plan.overrides import scenario_of
 from serve_app.batch.fleet_process import FleetProcess
 from serve_app.checkpoints import fetch_embedded
 from serve_app.config import default_cache_dir
+from tests.clients.client import NODE, Client, Library, each_library
+from tests.clients.programs.loop import Command
 from tests.docs.test_docs import blocks
 from tests.ui.fake_service import listening
 from tools.demo_autoscaling import load_command
@@ -210,30 +212,15 @@ def program(language: str, imports: str) -> str:
     return found
 
 
-CLIENTS_PYTHON, CLIENTS_NODE = ROOT / ".venv-clients" / "bin" / "python", ROOT / "build" / "clients"
-"""Where `make test-clients` puts LangChain, and OpenAI's package for JavaScript."""
-
-
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.timeout(400)
-@pytest.mark.skipif(not CLIENTS_PYTHON.exists(), reason="LangChain is not in .venv-clients; `make test-clients` installs it")
-def test_the_langchain_of_the_api_page_prints_an_answer(fleet: str) -> None:
-    text = program("python", "from langchain_openai").replace(HERE, fleet)
-    done = subprocess.run([str(CLIENTS_PYTHON), "-c", text], capture_output=True, text=True, timeout=200)
-    assert "Paris" in done.stdout, done.stdout + done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.engine
-@pytest.mark.timeout(400)
-@pytest.mark.skipif(
-    not CLIENTS_PYTHON.exists(), reason="no .venv-clients; `make test-clients` makes it, with Anthropic's package"
-)
-def test_the_anthropic_of_the_api_page_prints_an_answer(fleet: str) -> None:
-    text = program("python", "from anthropic").replace(HERE, fleet)
-    done = subprocess.run([str(CLIENTS_PYTHON), "-c", text], capture_output=True, text=True, timeout=200)
-    assert "Paris" in done.stdout, done.stdout + done.stderr
+@each_library
+def test_each_client_library_of_the_api_page_has_an_answer(library: Library, fleet: str, tmp_path: Path) -> None:
+    question = Command("plain", "smollm2-135m-instruct", "What is the capital of France?", 20)
+    with Client(library, fleet, model=question.model, key="any", log=tmp_path / "log") as client:
+        answer = client.ask(question)
+    assert ("Paris" in answer.get("text", ""), answer["error"]) == (True, "")
 
 
 @pytest.mark.slow
@@ -241,11 +228,11 @@ def test_the_anthropic_of_the_api_page_prints_an_answer(fleet: str) -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not on the PATH; on Debian and Ubuntu: apt install nodejs npm")
 @pytest.mark.skipif(
-    not (CLIENTS_NODE / "node_modules" / "openai").exists(),
+    not (NODE / "node_modules" / "openai").exists(),
     reason="OpenAI's package for JavaScript is not in build/clients; `make test-clients` installs it",
 )
 def test_the_javascript_of_the_api_page_prints_an_answer(fleet: str) -> None:
-    file = CLIENTS_NODE / "api_page.mjs"
+    file = NODE / "api_page.mjs"
     file.write_text(program("js", 'from "openai"').replace(HERE, fleet))
     done = subprocess.run(["node", str(file)], capture_output=True, text=True, timeout=200)
     assert "Paris" in done.stdout, done.stdout + done.stderr
