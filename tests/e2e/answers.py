@@ -149,18 +149,27 @@ def _merged(into: dict[str, Json], delta: Mapping[str, Json]) -> dict[str, Json]
 
 
 def _fold_typed(events: list[Json]) -> Json:
-    """Responses API: the sequence of event types with runs of deltas put together; positions in the stream are left out."""
+    """Responses and Messages: the sequence of event types with runs of deltas put together; positions in the stream are left out."""
     folded: list[Json] = []
     for name, data in events:
         plain = {k: v for k, v in data.items() if k != "sequence_number"} if isinstance(data, dict) else data
-        if name.endswith(".delta") and folded and folded[-1][0] == name:
+        if name.endswith((".delta", "content_block_delta")) and folded and folded[-1][0] == name:
             into = folded[-1][1]
-            into["delta"] += plain["delta"]
+            _add_delta(into, plain["delta"])
             if into.get("logprobs"):
                 into["logprobs"] += plain["logprobs"]
         else:
             folded.append([name, plain])
     return folded
+
+
+def _add_delta(into: dict[str, Json], delta: Json) -> None:
+    """Add a delta of Responses, which is a text, or one of Messages, which has a type and a text."""
+    if isinstance(delta, str):
+        into["delta"] += delta
+        return
+    for name, value in delta.items():
+        into["delta"][name] = value if name == "type" else into["delta"].get(name, "") + value
 
 
 def mask(tree: Json) -> Json:

@@ -11,13 +11,13 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.e2e import cases_chat, cases_client, cases_completions, cases_invalid, cases_responses
+from tests.e2e import cases_chat, cases_client, cases_completions, cases_invalid, cases_messages, cases_responses
 from tests.e2e.answers import MASKED_DIFFERENCES, Case, Json, differences, is_error, mask
 from tests.e2e.fleet import MODEL, Pair, wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-CASES = [*cases_completions.CASES, *cases_chat.CASES, *cases_responses.CASES, *cases_invalid.CASES]
+CASES = [*cases_completions.CASES, *cases_chat.CASES, *cases_responses.CASES, *cases_messages.CASES, *cases_invalid.CASES]
 TABLE = Path(__file__).parents[2] / "docs" / "differences.md"
 ABORT_LIMIT_S = 10.0  # an answer of 1000 tokens takes the engine longer than an abort even on a busy machine
 
