@@ -27,6 +27,10 @@ MAX_STOPS, MAX_STOP_CHARS = 64, 16_384
 """Texts in ``stop``, and their characters together. The ingress searches each new text for all of them."""
 MAX_EXTRA_VALUES, MAX_EXTRA_CHARS = 1000, 65_536
 """Values in ``extra_args``, and their characters together."""
+MAX_CHOICE_TOKENS = 1 << 22
+"""Tokens of the prompt times ``n``. vLLM's front end copies the prompt for each choice before it queues the first: 12 ns a token."""
+MAX_PROMPT_LOGPROBS, MAX_LOGPROBS = 1 << 17, 1 << 20
+"""Log probabilities of a prompt, and those of all prompts and answers of one HTTP request. A single answer may have more."""
 MAX_TEXT_CHARS = 1024
 """Characters of ``cache_salt`` and ``session_id``."""
 _INT32 = range(-(2**31), 2**31)
@@ -270,6 +274,27 @@ def problem_of_params(params: Any) -> tuple[str, str] | None:
         if (problem := _extra_args(extra, params)) is not None:
             return "vllm_xargs", problem
     return _first_problem("SamplingParams" if hasattr(params, "max_tokens") else "PoolingParams", params)
+
+
+def problem_of_size(params: Any, prompt_tokens: int, before: int, vocab_size: int) -> tuple[str, str] | int:
+    """Return what would make the answer too large for the event loop; else the log probabilities of the HTTP request so far.
+
+    Args:
+        params: vLLM's ``SamplingParams`` for one prompt.
+        before: The log probabilities of the HTTP request's earlier prompts.
+    """
+    if (num := params.n * prompt_tokens) > MAX_CHOICE_TOKENS:
+        return "n", f"times the prompt's {prompt_tokens} tokens is {num}, limit {MAX_CHOICE_TOKENS}"
+
+    def per_token(asked: int | None) -> int:
+        return 0 if asked is None else 1 + (vocab_size if asked < 0 else asked)
+
+    if (num := prompt_tokens * per_token(params.prompt_logprobs)) > MAX_PROMPT_LOGPROBS:
+        return "prompt_logprobs", f"asks for {num} log probabilities of a prompt, limit {MAX_PROMPT_LOGPROBS}"
+    num += before + params.n * (params.max_tokens or 0) * per_token(params.logprobs)
+    if (params.n > 1 or before) and num > MAX_LOGPROBS:
+        return "logprobs", f"asks for up to {num} log probabilities, limit {MAX_LOGPROBS}; lower max_tokens or divide the request"
+    return num
 
 
 def _first_problem(struct: str, values: Any) -> tuple[str, str] | None:

@@ -3,7 +3,6 @@
 The code that makes each client is that of docs/api.md. The tests of a library are skipped where it is not installed.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -14,51 +13,39 @@ import pytest
 from tests.clients.client import Library, each_library
 from tests.clients.conftest import KEY
 from tests.clients.programs.loop import NAME, SCHEMA, Command
-from tests.clients.relay import Relay
 from tests.clients.volley import Outcome, Watched, engine_of, play
 from tests.e2e_fleet.operations import MODEL, Fleet
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 
-MAX_TOKENS = 700
 PREFILL = "the quick brown fox jumps over the lazy dog " * 55
 """More than 1,000 tokens: half a second of prefill."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What all clients ask at once. ``amid`` tells when the engine is killed; None: never."""
+    """What all clients ask at once. The engine is killed when each has had ``killed_after_events``; None: it is not killed."""
 
     case: str
     prompt: str
-    amid: Callable[[Relay], bool] | None = None
+    killed_after_events: int | None = None
+    max_tokens: int = 700
+    """None of the answers is so long, but for that of ``silence``."""
     is_alike: bool = True
     """Whether all clients send the same prompt. If not, it begins with the client's name, so that nothing of it is in the prefix cache."""
 
     def command(self, name: str) -> Command:
-        return Command(self.case, MODEL, self.prompt if self.is_alike else f"{name} {self.prompt}", MAX_TOKENS)
-
-
-def streams(relay: Relay) -> bool:
-    return relay.num_events() >= 10
-
-
-def streams_a_call(relay: Relay) -> bool:
-    return relay.num_events() >= 20 and relay.num_asked() == 1
-
-
-def is_asked(relay: Relay) -> bool:
-    return relay.num_asked() >= 1
+        return Command(self.case, MODEL, self.prompt if self.is_alike else f"{name} {self.prompt}", self.max_tokens)
 
 
 SCENARIOS = {
     "plain": Scenario("plain", "What is a scheduler?"),
     "stream": Scenario("stream", "What is a scheduler?"),
     "tools": Scenario("tools", "What is the weather?"),
-    "silence": Scenario("stream", PREFILL, is_alike=False),
-    "killed plain": Scenario("plain", "Write a poem about rain.", is_asked),
-    "killed stream": Scenario("stream", "Sing a song.", streams),
-    "killed tools": Scenario("tools", "What is the weather?", streams_a_call),
+    "silence": Scenario("stream", PREFILL, max_tokens=40, is_alike=False),
+    "killed plain": Scenario("plain", "Write a poem about rain.", killed_after_events=0),
+    "killed stream": Scenario("stream", "Sing a song.", killed_after_events=10),
+    "killed tools": Scenario("tools", "What is the weather?", killed_after_events=20),
 }
 """A request that was on two killed replicas is refused: no prompt of a killed engine is used twice."""
 Play = Callable[[str], dict[str, Outcome]]
@@ -73,23 +60,11 @@ def played(keyed: Fleet, clients: list[Watched]) -> Play:
         if name not in known:
             keyed.wait_for_replicas(1)
             scenario = SCENARIOS[name]
-            kill = engine_of(keyed) if scenario.amid else lambda: None
-            if scenario.amid is is_asked:
-                kill = _later(kill)
-            known[name] = play(clients, scenario.command, kill, scenario.amid)
+            kill = (lambda: None) if scenario.killed_after_events is None else engine_of(keyed)
+            known[name] = play(clients, scenario.command, kill, after_events=scenario.killed_after_events)
         return known[name]
 
     return outcomes
-
-
-def _later(kill: Callable[[], None]) -> Callable[[], None]:
-    """Return ``kill`` after two seconds: of an answer without a stream, nothing tells that it has begun."""
-
-    def wait_and_kill() -> None:
-        time.sleep(2)
-        kill()
-
-    return wait_and_kill
 
 
 @cache

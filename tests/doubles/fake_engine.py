@@ -8,7 +8,9 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from serve_app.core.load import EngineLoad
@@ -32,6 +34,12 @@ CAPABILITIES = Capabilities(
 def next_token(sequence: Sequence[int]) -> int:
     """Return 0 <= id < 1000."""
     return zlib.crc32(repr(list(sequence)).encode()) % 1000
+
+
+def prompt_logprobs(prompt: Sequence[int], count: int) -> LogprobsTensors:
+    """Return for each token of the prompt but the first its log probability, of rank 1, and those of ``count`` more tokens."""
+    ids = torch.tensor([[token, *(5 + (token + other) % 900 for other in range(count))] for token in prompt[1:]])
+    return LogprobsTensors(ids, -0.5 - torch.arange(ids.numel()).reshape(ids.shape) / 7, torch.ones(len(ids), dtype=torch.long))
 
 
 def answer(prompt: Sequence[int], count: int) -> list[int]:
@@ -110,12 +118,16 @@ class FakeEngine:
     def _compute(self, attempt_id: str, request: EngineCoreRequest, output: list[int], count: int) -> EngineCoreOutput:
         prompt = list(request.prompt_token_ids or ())
         params: Any = request.sampling_params
+        asked = getattr(params, "prompt_logprobs", None)
+        of_prompt = None if asked is None or output else prompt_logprobs(prompt, asked)
         new = answer([*prompt, *output], min(count, params.max_tokens - len(output)))
         output += new
         finished = len(output) == params.max_tokens
         if finished:
             del self.running[attempt_id]
-        return EngineCoreOutput(attempt_id, new, finish_reason=FinishReason.LENGTH if finished else None)
+        return EngineCoreOutput(
+            attempt_id, new, finish_reason=FinishReason.LENGTH if finished else None, new_prompt_logprobs_tensors=of_prompt
+        )
 
     def _frame(self, slot: int, outputs: list[EngineCoreOutput]) -> pipe.StepOutputs:
         finished = [o.request_id for o in outputs if o.finish_reason is not None]

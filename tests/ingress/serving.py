@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,16 +17,24 @@ from tests.doubles.fake_engine import FakeEngine
 from tests.doubles.fleet import MODEL, start_replica, until
 from tests.ingress.fronts import front_end
 
+ADAPTERS = ("pirate", "lawyer")
+
 
 @contextlib.asynccontextmanager
-async def serving(model: Path, *, stepping: bool = True) -> AsyncIterator[tuple[httpx.AsyncClient, FakeEngine, dict[str, int]]]:
+async def serving(
+    model: Path, *, stepping: bool = True, adapters: Sequence[str] = ADAPTERS, max_model_len: int = 512
+) -> AsyncIterator[tuple[httpx.AsyncClient, FakeEngine, dict[str, int]]]:
     """Yield a client, the engine behind it, and the numbers of the adapters.
 
     Args:
         stepping: Whether the engine computes; else it does what a test calls.
     """
     async with (
-        application(model, AppLimits(10 << 20), stepping=stepping) as (app, engine, numbers),
+        application(model, AppLimits(10 << 20), stepping=stepping, adapters=adapters, max_model_len=max_model_len) as (
+            app,
+            engine,
+            numbers,
+        ),
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://ingress") as http,
     ):
         yield http, engine, numbers
@@ -34,14 +42,14 @@ async def serving(model: Path, *, stepping: bool = True) -> AsyncIterator[tuple[
 
 @contextlib.asynccontextmanager
 async def application(
-    model: Path, limits: AppLimits, *, stepping: bool = True
+    model: Path, limits: AppLimits, *, stepping: bool = True, adapters: Sequence[str] = ADAPTERS, max_model_len: int = 512
 ) -> AsyncIterator[tuple[IngressApp, FakeEngine, dict[str, int]]]:
     """Yield the application behind the client of `serving`, with these limits, and the rest of what `serving` yields."""
     tiny = {
         "model": str(model),
         "simulated": {"profile": "a10g-llama-8b"},
-        "engine_args": {"max_model_len": 512},
-        "adapters": {name: {"path": f"/adapters/{name}"} for name in ("pirate", "lawyer")},
+        "engine_args": {"max_model_len": max_model_len},
+        "adapters": {name: {"path": f"/adapters/{name}"} for name in adapters},
     }
     values = parse_settings({"models": {MODEL: tiny}, "protocol": {"heartbeat_timeout_s": 100.0}})
     settings = values.models[MODEL]

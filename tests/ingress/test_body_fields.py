@@ -7,7 +7,7 @@ import pytest
 
 from serve_app.errors import BadRequest
 from serve_app.ingress.http import body_fields
-from serve_app.ingress.http.body_fields import MAX_VALUES, BodyFields, check_num_values, parse_fields
+from serve_app.ingress.http.body_fields import MAX_KEYS, MAX_VALUES, BodyFields, check_num_values, parse_fields
 from serve_app.ingress.routes.app import AppLimits, IngressApp
 from tests.ingress.fake_fronts import error, front, ingress, name_of_big, post
 
@@ -103,6 +103,14 @@ def test_as_many_values_as_allowed_and_any_number_of_commas_in_texts_pass() -> N
     check_num_values(b'{"prompt": [' + b",".join([b"1"] * MAX_VALUES) + b"]}", max_model_len=2048)
     check_num_values(b'{"prompt": [' + b",".join([b"1"] * MAX_VALUES * 2) + b"]}", max_model_len=MAX_VALUES)
     check_num_values(b'{"prompt": "' + b'a\\",' * (MAX_VALUES * 2) + b'"}', max_model_len=2048)
+
+
+def test_more_keys_than_any_request_needs_are_refused_and_any_number_of_colons_in_texts_pass() -> None:
+    keys = b"{" + b",".join(b'"%d":1' % number for number in range(MAX_KEYS)) + b"}"
+    check_num_values(keys, max_model_len=2048)
+    with pytest.raises(BadRequest, match=f"holds {MAX_KEYS + 1} keys, limit {MAX_KEYS}; divide it"):
+        check_num_values(b'{"more":' + keys + b"}", max_model_len=2048)
+    check_num_values(b'{"prompt": "' + b"12:30:00, " * MAX_KEYS + b'"}', max_model_len=2048)
 
 
 def test_a_route_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ async def test_long_bad_words_are_refused_before_they_are_tokenized(tmp_path: Pa
 @in_loop
 async def test_a_client_that_has_gone_gets_no_engine_request_even_if_its_cancellation_was_lost(tmp_path: Path) -> None:
     async with serving(make_tiny_llama(tmp_path / "tiny")) as (http, engine, _):
-        add = http._transport.app._front_ends[MODEL].engine.add_request  # type: ignore[attr-defined]
+        add = http._transport.app.front_ends[MODEL].engine.add_request  # type: ignore[attr-defined]
 
         async def handler() -> None:
             with contextlib.suppress(asyncio.CancelledError):  # as Python 3.11's wait_for, at the moment of its result

@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 
 from serve_app.ingress.http.first_errors import (
     MAX_GRAMMAR_CHARS,
+    MAX_ITEMS,
     MAX_OBJECTS,
     MAX_SEQUENCES,
     MAX_TEMPLATE_KWARGS,
@@ -80,6 +81,13 @@ def test_the_error_of_a_small_body_lists_all_that_is_wrong() -> None:
 def test_a_right_body_becomes_what_the_model_makes_of_it() -> None:
     body = of_model(Body).validate_python({"items": [1, {"type": 2, "parts": [3]}], "metadata": {"a": 4}})
     assert body == Body.model_validate({"items": [1, {"type": 2, "parts": [3]}], "metadata": {"a": 4}})
+
+
+def test_items_of_responses_have_a_limit_of_their_own_and_texts_to_embed_have_not() -> None:
+    with pytest.raises(ValidationError, match=f"input has {MAX_ITEMS + 1} items, limit {MAX_ITEMS}"):
+        of_model(Body).validate_python({"input": [{}] * (MAX_ITEMS + 1)})
+    of_model(Body).validate_python({"input": [{}] * MAX_ITEMS})
+    of_model(Body).validate_python({"input": ["a"] * (MAX_ITEMS + 1)})
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ class Exchange:
         "id",
         "key",
         "model",
+        "num_logprobs",
         "number",
         "path",
         "requests",
@@ -74,6 +75,8 @@ class Exchange:
         self.model = ""
         """The model whose front end answers, "" before one is known."""
         self.requests = EngineRequests()
+        self.num_logprobs = 0
+        """The most log probabilities that prompts and answers may have."""
         self.status = 0
         """The HTTP status that was sent; 0 before a head was sent."""
         self.answered = False

@@ -16,6 +16,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.sampling_params import SamplingParams
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import async_llm
@@ -23,16 +24,17 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from serve_app.config import ModelSettings
 from serve_app.config.checks import dotted
-from serve_app.core.request_limits import problem_of_params
+from serve_app.core.request_limits import problem_of_params, problem_of_size
 from serve_app.engine_args import frontend_engine_args
 from serve_app.errors import BadRequest, FrontEndStartFailed
 from serve_app.host.foreign_errors import in_one_line
 from serve_app.host.vllm_start import inspect_models_here
-from serve_app.ingress.exchange.held_answer import Gather, refuse, write_at_once
+from serve_app.ingress.exchange.held_answer import Gather, current_exchange, refuse, write_at_once
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.fleet.intake import adapters_of
 from serve_app.ingress.front_end.grammar_checks import GrammarChecks, check_grammars
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
+from serve_app.ingress.front_end.log_probabilities import make_in_slices
 from serve_app.ingress.front_end.media import check_addresses
 from serve_app.ingress.front_end.stat_logger import SharedPrometheusStatLogger
 from serve_app.ingress.http.first_errors import stop_at_first_errors
@@ -198,6 +200,7 @@ async def _build(
             stat_logger.stats_beside = client.take_stats
     front = FrontEnd(model, client, engine, args)
     _check_parameters(engine)
+    make_in_slices(engine)
     if install is not None:
         install(front)
     front.grammars = check_grammars(engine, vllm_config, compiler)
@@ -208,19 +211,32 @@ async def _build(
 def _check_parameters(engine: Any) -> None:
     """Let ``engine`` refuse parameters before it works on them: tokenizing 5 MB of ``bad_words`` held the event loop for 13 s.
 
+    A prompt that is no text yet is checked with them, because the cost of ``n`` and of log probabilities grows with its length.
+
     A request of a client that has gone is given up here, too: Python 3.11's `asyncio.wait_for`, in which vLLM renders chats, loses a
     cancellation that comes at the moment of its result.
     """
-    add = engine.add_request
+    add, vocab_size = engine.add_request, engine.model_config.get_vocab_size()
 
     async def add_request(request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         if (task := asyncio.current_task()) is not None and task.cancelling():
             raise asyncio.CancelledError
         if (problem := problem_of_params(params)) is not None:
             refuse(BadRequest(*problem))
+        if isinstance(params, SamplingParams) and isinstance(prompt, dict):
+            _check_size(params, len(prompt.get("prompt_token_ids") or ()), vocab_size)
         return await add(request_id, prompt, params, *args, **kwargs)
 
     engine.add_request = add_request
+
+
+def _check_size(params: SamplingParams, prompt_tokens: int, vocab_size: int) -> None:
+    exchange = current_exchange()
+    found = problem_of_size(params, prompt_tokens, 0 if exchange is None else exchange.num_logprobs, vocab_size)
+    if isinstance(found, tuple):
+        refuse(BadRequest(*found))
+    if exchange is not None:
+        exchange.num_logprobs = found
 
 
 def _async_llm(vllm_config: Any, client: FleetClient) -> AsyncLLM:

@@ -120,7 +120,7 @@ class IngressApp:
         self._stopped = False
         self._running: dict[asyncio.Timeout, Exchange] = {}
         self._models = ServedModels(front_ends)
-        self._front_ends = front_ends
+        self.front_ends = front_ends
         self.canaries = self._models.canaries
         self._limits = limits
         self.lag = LoopLag(limits.max_loop_lag_s)
@@ -148,7 +148,7 @@ class IngressApp:
     def end_all(self) -> None:
         """End every running request with one error, after all text that has arrived for it, and refuse all new requests."""
         self._stopped = True
-        for front in self._front_ends.values():
+        for front in self.front_ends.values():
             front.client.output_path.write_all()
         for limit, exchange in self._running.items():
             exchange.fail(ServerStopping(retry_after_s=_RETRY_AFTER_S))

@@ -31,6 +31,7 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.elastic_ep.middleware import ScalingMiddleware
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
+from serve_app.ingress.front_end.log_probabilities import JSONInSlices
 from serve_app.ingress.http.connection import GONE
 from serve_app.ingress.http.first_errors import FirstErrors, of_model
 
@@ -121,7 +122,8 @@ class DirectAnswer:
             if isinstance(result, ErrorResponse):
                 response = JSONResponse(result.model_dump(), result.error.code, _VARY)
             elif isinstance(result, BaseModel):
-                response = JSONResponse(result.model_dump(), headers=_VARY)
+                response = JSONInSlices(result.model_dump(), headers=_VARY)
+                await response.make()
         except Exception as error:  # also half a surrogate pair in an answer, which cannot be UTF-8
             await self._route.errors({**scope, _ERROR: error}, receive, send)
             return
