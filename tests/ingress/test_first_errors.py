@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel, ValidationError, model_validator
 from starlette.testclient import TestClient
 from typing_extensions import TypedDict
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
 from serve_app.ingress.http.first_errors import (
     MAX_GRAMMAR_CHARS,
@@ -88,6 +89,18 @@ def test_items_of_responses_have_a_limit_of_their_own_and_texts_to_embed_have_no
         of_model(Body).validate_python({"input": [{}] * (MAX_ITEMS + 1)})
     of_model(Body).validate_python({"input": [{}] * MAX_ITEMS})
     of_model(Body).validate_python({"input": ["a"] * (MAX_ITEMS + 1)})
+
+
+@pytest.mark.parametrize("content", [[], [{"type": "refusal", "refusal": "no"}]])
+def test_an_earlier_answer_without_a_text_at_its_beginning_is_refused_as_the_clients_mistake(content: list[Any]) -> None:
+    answer = {"type": "message", "role": "assistant", "id": "m", "status": "completed"}
+    text = {"type": "output_text", "text": "hi", "annotations": []}
+    with pytest.raises(ValidationError, match="must begin with a text"):
+        of_model(ResponsesRequest).validate_python({"input": [answer | {"content": content}]})
+    request = of_model(ResponsesRequest).validate_python(
+        {"input": [answer | {"content": [text, *content]}, {"role": "user", "content": []}]}
+    )
+    assert len(request.input) == 2
 
 
 @pytest.mark.parametrize(

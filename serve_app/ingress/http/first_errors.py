@@ -74,6 +74,8 @@ class FirstErrors:
             raise _refusal(
                 "too_many_sequences", f"It asks for {num} sequences (prompts times n), limit {MAX_SEQUENCES}; divide it"
             )
+        if _has_message_without_text(request):
+            raise _refusal("no_text", "The content of an assistant's message in `input` must begin with a text")
         return request
 
     def _validate(self, value: Any, options: dict[str, Any]) -> Any:
@@ -211,6 +213,17 @@ def _num_sequences(request: Any) -> int:
         if isinstance(prompts, list) and prompts and isinstance(prompts[0], kinds):
             num = max(num, len(prompts))
     return num * (getattr(request, "n", None) or 1) if num > 1 else 1
+
+
+def _has_message_without_text(request: Any) -> bool:
+    """Return whether an earlier answer in ``input`` begins with no text, such as a refusal. vLLM would answer by 500."""
+    items = getattr(request, "input", None)
+    if not isinstance(items, list):
+        return False
+    messages = [item for item in items if getattr(item, "type", None) == "message" and getattr(item, "role", None) == "assistant"]
+    return any(
+        isinstance(message.content, list) and not hasattr(next(iter(message.content), None), "text") for message in messages
+    )
 
 
 def _num_values(value: Any, limit: int) -> int:
