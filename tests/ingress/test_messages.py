@@ -41,7 +41,9 @@ async def test_a_message_is_answered_whole_and_as_a_stream_and_its_tokens_are_co
 
 @pytest.mark.parametrize("stream", [False, True])
 @in_loop
-async def test_a_refusal_has_the_form_of_anthropics_errors(stream: bool, tmp_path: Path) -> None:
+async def test_a_refusal_has_the_form_of_anthropics_errors_and_no_traceback(
+    stream: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serving(make_tiny_llama(tmp_path / "tiny")) as (http, engine, _):
         unknown = await http.post("/v1/messages", json=ASK | {"model": "claude", "stream": stream})
         assert (unknown.status_code, unknown.json()["type"], unknown.json()["error"]["type"]) == (404, "error", "not_found_error")
@@ -50,6 +52,7 @@ async def test_a_refusal_has_the_form_of_anthropics_errors(stream: bool, tmp_pat
         assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
         assert refused.json()["error"]["message"].startswith("kv_transfer_params: ")
         assert engine.added == []
+        assert "Traceback" not in caplog.text
 
 
 def test_a_full_fleet_is_overloaded_in_anthropics_words() -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
@@ -13,9 +14,14 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.types import ASGIApp, Scope
 from vllm import version
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.anthropic import api_router as messages_routes
+from vllm.entrypoints.anthropic import serving as messages
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.entrypoints.openai.chat_completion import serving as chat
+from vllm.entrypoints.openai.completion import serving as completions
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.sampling_params import SamplingParams
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -51,6 +57,17 @@ class _FrontendEngineArgs(AsyncEngineArgs):
         config = super().create_model_config()
         config.quantization = None
         return config
+
+
+class _LeavesOutRefusals(logging.Filter):
+    """Leaves out the tracebacks that vLLM's routes log for errors of clients, which could fill the disk."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info and record.exc_info[1]
+        return not isinstance(error, Exception) or create_error_response(error).error.code >= 500
+
+
+_leaves_out_refusals = _LeavesOutRefusals()
 
 
 class AnswersDirectly(Protocol):
@@ -97,6 +114,8 @@ class FrontEnd:
             app = build_app(self.args, tasks, self.engine.model_config)
             _refuse_what_has_no_handler(app)
             stop_at_first_errors(app)
+            for route in (messages_routes, messages, chat, completions):
+                logging.getLogger(route.__name__).addFilter(_leaves_out_refusals)
             await init_app_state(self.engine, app.state, self.args, tasks)
             # vLLM's own method would ask an engine to load each adapter, but replicas load them before they take requests.
             app.state.openai_serving_models.lora_requests.update(self.adapters)

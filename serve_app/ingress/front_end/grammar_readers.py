@@ -64,7 +64,7 @@ def _read_with_xgrammar(kind: str, spec: str) -> None:
 def _read_with(library: str, kind: str, spec: str) -> None:
     try:
         if library == OUTLINES:
-            re._parser.parse(json_schema.build_regex_from_schema(spec))  # type: ignore[attr-defined]
+            re._parser.parse(json_schema.build_regex_from_schema(spec))
         else:
             LLMatcher.validate_grammar(_for_guidance(kind, spec))
     except MemoryError:
