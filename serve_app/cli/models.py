@@ -169,17 +169,16 @@ def update(
     before = now.model(model)
     wanted = now.with_settings(changed(now.settings, model, to, revision, file))
     after = wanted.model(model)
-    report = _report(now)
     if before == after:
         step = Update(model, frozenset())
-        if not (waits := step.rest(report)):
+        if not (waits := step.rest(_report(now))):
             typer.echo(f"{model} has these settings already; nothing was changed")
             return
         typer.echo(f"{model} has these settings already, and the update to them is not complete: {waits}", err=True)
     else:
         if now.url:  # the cluster's only node is this machine
             refuse_missing_checkpoint(after)  # without it each ingress would fail, for all models
-        step = Update(model, frozenset(lease["replica_id"] for lease in report["members"]))
+        step = Update(model, frozenset(lease["replica_id"] for lease in _report(now)["members"]))
         hand_over(wanted.serve)
     try:
         _follow(wanted, model, lambda row: row.state in ("loaded", "unloaded"), timeout_s, began=SETTLE_S, rest=step.rest)

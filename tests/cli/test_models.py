@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -272,7 +272,11 @@ def report(
 
 
 def update_with(
-    monkeypatch: pytest.MonkeyPatch, now: Running, *reports: dict[str, Any], timeout_s: str = "60", to: str = "/chat-v2"
+    monkeypatch: pytest.MonkeyPatch,
+    now: Running,
+    *reports: dict[str, Any],
+    timeout_s: str = "60",
+    to: Sequence[str] = ("/chat-v2",),
 ) -> Result:
     """Run an update of `chat` that sees these reports, and the last one for ever."""
     left = [*reports]
@@ -281,7 +285,7 @@ def update_with(
     monkeypatch.setattr(models, "_report", lambda _: left.pop(0) if len(left) > 1 else left[0])
     monkeypatch.setattr(models, "POLL_S", 0.0)
     monkeypatch.setattr(models, "SETTLE_S", 0.0)
-    return CliRunner().invoke(app, ["models", "update", "chat", "--model", to, "--timeout-s", timeout_s])
+    return CliRunner().invoke(app, ["models", "update", "chat", "--model", *to, "--timeout-s", timeout_s])
 
 
 def test_an_update_ends_when_nothing_of_before_is_left_and_serve_says_that_all_runs(
@@ -309,13 +313,14 @@ def test_an_update_ends_when_nothing_of_before_is_left_and_serve_says_that_all_r
 
 
 def test_an_update_that_is_given_again_waits_for_the_one_that_continues(now: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    same = ("/chat", "--revision", "v1")
     busy = report("DEPLOYING", "i1", "r2", ingress="UPDATING")
-    again = update_with(monkeypatch, now, busy, busy, report("RUNNING", "i2", "r2"), to="/chat")
+    again = update_with(monkeypatch, now, busy, busy, report("RUNNING", "i2", "r2"), to=same)
     assert again.exit_code == 0
     waits = "Serve says DEPLOYING: ingress updating"
     assert again.stderr.splitlines()[0] == f"chat has these settings already, and the update to them is not complete: {waits}"
     assert again.stdout.startswith("chat is updated on all replicas and ingresses; ")
-    complete = update_with(monkeypatch, now, report("RUNNING", "i2", "r2"), to="/chat")
+    complete = update_with(monkeypatch, now, report("RUNNING", "i2", "r2"), to=same)
     assert complete.stdout == "chat has these settings already; nothing was changed\n"
 
 
