@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from serve_app.batch.disk_threads import DiskThreads
 from serve_app.batch.files_api import Handler, limit_of, listing
-from serve_app.batch.records import Batch, checked_metadata, kept_for_s, seconds_of
+from serve_app.batch.records import Batch, Owner, checked_metadata, kept_for_s, seconds_of
 from serve_app.batch.requests import PATHS
 from serve_app.batch.store import Store
 from serve_app.config import BatchSettings
@@ -40,18 +40,20 @@ class BatchesApi:
                 return {"POST": self._cancel}
         return None
 
-    async def _list(self, request: Request, owner: str) -> Response:
+    async def _list(self, request: Request, owner: Owner) -> Response:
         limit = limit_of(request, default=20, most=100)
-        page = await self._disk.run(partial(self._store.batches, owner, after=request.query_params.get("after"), limit=limit))
+        page = await self._disk.run(
+            partial(self._store.batches, owner.tenant, after=request.query_params.get("after"), limit=limit)
+        )
         return JSONResponse(listing([batch.as_object() for batch in page.records], has_more=page.has_more))
 
-    async def _get(self, request: Request, owner: str) -> Response:
+    async def _get(self, request: Request, owner: Owner) -> Response:
         return JSONResponse((await self._batch(request, owner)).as_object())
 
-    async def _batch(self, request: Request, owner: str) -> Batch:
-        return await self._disk.run(partial(self._store.batch, request.scope["path"].split("/")[3], owner))
+    async def _batch(self, request: Request, owner: Owner) -> Batch:
+        return await self._disk.run(partial(self._store.batch, request.scope["path"].split("/")[3], owner.tenant))
 
-    async def _create(self, request: Request, owner: str) -> Response:
+    async def _create(self, request: Request, owner: Owner) -> Response:
         fields = await _object_in(request)
         if unknown := sorted(fields.keys() - _FIELDS):
             raise BadRequest(param=unknown[0][:80], problem=f"is unknown; known here: {', '.join(sorted(_FIELDS))}")
@@ -64,7 +66,8 @@ class BatchesApi:
         expiry, keep_s = fields.get("output_expires_after"), self._settings.keep_s
         batch = Batch(
             id=f"batch_{secrets.token_hex(16)}",
-            owner=owner,
+            owner=owner.tenant,
+            key=owner.key,
             input_file_id=input_file_id,
             endpoint=endpoint,
             completion_window=str(window),
@@ -77,7 +80,7 @@ class BatchesApi:
         self._wake()
         return JSONResponse(batch.as_object())
 
-    async def _cancel(self, request: Request, owner: str) -> Response:
+    async def _cancel(self, request: Request, owner: Owner) -> Response:
         batch = await self._batch(request, owner)
         batch = await self._disk.run_when_full(
             partial(self._store.change, batch, partial(_cancelled, now=self._store.clock.time()))

@@ -16,14 +16,14 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from serve_app.batch.disk_threads import DiskThreads
-from serve_app.batch.records import File, kept_for_s
+from serve_app.batch.records import File, Owner, kept_for_s
 from serve_app.batch.storage import Storage
 from serve_app.batch.upload import UploadForm
 from serve_app.config import BatchSettings
 from serve_app.errors import BadRequest, BodyTooSlow, NotStored, RequestTooLarge, TooManyUploads
 
-Handler = Callable[[Request, str], Awaitable[Response]]
-"""A function that answers a request of the owner whom the second argument names."""
+Handler = Callable[[Request, Owner], Awaitable[Response]]
+"""A function that answers a request of the owner, the second argument."""
 
 _SILENCE_S = 30.0
 """Longest time, in seconds, for which an upload may send nothing."""
@@ -60,19 +60,19 @@ class FilesApi:
                 return {"GET": self._content}
         return None
 
-    async def _list(self, request: Request, owner: str) -> Response:
+    async def _list(self, request: Request, owner: Owner) -> Response:
         limit = limit_of(request, default=_MAX_LISTED, most=_MAX_LISTED)
         query = request.query_params
         if (order := query.get("order", "desc")) not in ("asc", "desc"):
             raise BadRequest(param="order", problem=f"is {order[:80]!r}, neither asc nor desc")
-        find = partial(self._store.files, owner, purpose=query.get("purpose"), after=query.get("after"))
+        find = partial(self._store.files, owner.tenant, purpose=query.get("purpose"), after=query.get("after"))
         page = await self._disk.run(partial(find, limit=limit, oldest_first=order == "asc"))
         return JSONResponse(listing([file.as_object() for file in page.records], has_more=page.has_more))
 
-    async def _get(self, request: Request, owner: str) -> Response:
+    async def _get(self, request: Request, owner: Owner) -> Response:
         return JSONResponse((await self._file(request, owner)).as_object())
 
-    async def _content(self, request: Request, owner: str) -> Response:
+    async def _content(self, request: Request, owner: Owner) -> Response:
         file = await self._file(request, owner)
         held = ExitStack()
         try:
@@ -90,27 +90,27 @@ class FilesApi:
         except FileNotFoundError:  # deleted since its record was read
             raise NotStored(kind="File", id=file.id) from None
 
-    async def _delete(self, request: Request, owner: str) -> Response:
+    async def _delete(self, request: Request, owner: Owner) -> Response:
         file = await self._file(request, owner)
-        await self._disk.run_when_full(partial(self._store.delete_file, file.id, owner))
+        await self._disk.run_when_full(partial(self._store.delete_file, file.id, owner.tenant))
         await self._disk.run(partial(self._contents.remove, [file.id]))
         return JSONResponse({"id": file.id, "object": "file", "deleted": True})
 
-    async def _file(self, request: Request, owner: str) -> File:
-        return await self._disk.run(partial(self._store.file, request.scope["path"].split("/")[3], owner))
+    async def _file(self, request: Request, owner: Owner) -> File:
+        return await self._disk.run(partial(self._store.file, request.scope["path"].split("/")[3], owner.tenant))
 
-    async def _upload(self, request: Request, owner: str) -> Response:
+    async def _upload(self, request: Request, owner: Owner) -> Response:
         limit_bytes = self._settings.max_file_bytes
         announced = request.headers.get("content-length", "")
         num_bytes = max(0, int(announced) - _FORM_BYTES) if announced.isdigit() else limit_bytes
         if num_bytes > limit_bytes:
             raise RequestTooLarge(size_bytes=int(announced), limit_bytes=limit_bytes)
         form = UploadForm(request.headers.get("content-type", ""), max_bytes=limit_bytes)
-        if self._uploads[owner] >= _MAX_UPLOADS:
+        if self._uploads[owner.tenant] >= _MAX_UPLOADS:
             raise TooManyUploads(_MAX_UPLOADS, retry_after_s=_RETRY_AFTER_S)
         part = self._scratch.part()
         self._coming_bytes += num_bytes
-        self._uploads[owner] += 1
+        self._uploads[owner.tenant] += 1
         try:
             await self._disk.run(partial(self._store.check_room, self._coming_bytes, limit=self._settings.max_stored_bytes))
             await self._receive(request, form, part)
@@ -121,7 +121,7 @@ class FilesApi:
                 await asyncio.shield(self._disk.run(partial(part.unlink, missing_ok=True)))
             finally:
                 self._coming_bytes -= num_bytes
-                self._uploads[owner] -= 1
+                self._uploads[owner.tenant] -= 1
         return JSONResponse(file.as_object())
 
     async def _receive(self, request: Request, form: UploadForm, part: Path) -> None:
@@ -141,7 +141,7 @@ class FilesApi:
         finally:
             await asyncio.shield(self._disk.run(out.close))
 
-    def _file_of(self, form: UploadForm, owner: str) -> File:
+    def _file_of(self, form: UploadForm, owner: Owner) -> File:
         if unknown := sorted(form.fields.keys() - _FIELDS):
             raise BadRequest(param=unknown[0][:80], problem=f"is unknown; known here: file, {', '.join(sorted(_FIELDS))}")
         if (purpose := form.fields.get("purpose")) != "batch":
@@ -153,7 +153,9 @@ class FilesApi:
             expiry = {"anchor": form.fields.get("expires_after[anchor]"), "seconds": number}
         kept_s = kept_for_s(expiry, param="expires_after", limit_s=self._settings.keep_s)
         now = int(self._store.clock.time())
-        return File(f"file-{secrets.token_hex(16)}", owner, form.file_name or "file", "batch", form.num_bytes, now, now + kept_s)
+        return File(
+            f"file-{secrets.token_hex(16)}", owner.tenant, form.file_name or "file", "batch", form.num_bytes, now, now + kept_s
+        )
 
     def _keep(self, part: Path, file: File) -> None:
         """Make the part a file, with its record. If the record cannot be written, the file is removed: without a record it has no owner."""

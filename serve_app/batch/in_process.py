@@ -14,9 +14,11 @@ from typing import Any
 import httpx
 from starlette.types import Message, Receive, Scope, Send
 
+from serve_app.batch.records import Owner
+
 logger = logging.getLogger(__name__)
 
-Application = Callable[[Scope, Receive, Send, str], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send, Owner], Awaitable[None]]
 """The ingress's ASGI application behind its check of API keys: its fourth argument is the owner of the batch."""
 
 _GOODBYE_S = 5.0
@@ -35,7 +37,7 @@ class InProcess(httpx.AsyncBaseTransport):
         application: Application,
         loop: asyncio.AbstractEventLoop,
         *,
-        owner: str,
+        owner: Owner,
         places: asyncio.Semaphore,
         own: asyncio.Semaphore,
         timeout_s: float,

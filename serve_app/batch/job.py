@@ -19,7 +19,7 @@ from serve_app.batch.claims import Claim
 from serve_app.batch.client import Limits
 from serve_app.batch.journal import Journal, JournalCounts
 from serve_app.batch.output import output_line, write_lines
-from serve_app.batch.records import Batch, File, LineError, Status
+from serve_app.batch.records import Batch, File, LineError, Owner, Status
 from serve_app.batch.requests import Defaults, Request, request_of
 from serve_app.batch.rows import ProblemOfLine, any_line, rows
 from serve_app.batch.runner import Progress, Runner
@@ -65,7 +65,7 @@ class BatchJob:
         claim: Claim,
         *,
         models: Collection[str],
-        transport: Callable[[str], httpx.AsyncBaseTransport],
+        transport: Callable[[Owner], httpx.AsyncBaseTransport],
         problem_of_line: ProblemOfLine = any_line,
     ) -> None:
         self.batch = batch
@@ -159,7 +159,8 @@ class BatchJob:
             path = await _in_thread(held.enter_context, self._storage.contents.on_disk(self.batch.input_file_id))
             # Enter the journal in the thread, so that it is closed also when this job is cancelled meanwhile.
             journal = await _in_thread(lambda: held.enter_context(self._claim.open_journal()))
-            async with httpx.AsyncClient(transport=self._transport(self.batch.owner), base_url="http://ingress") as http:
+            transport = self._transport(Owner(self.batch.owner, self.batch.key))
+            async with httpx.AsyncClient(transport=transport, base_url="http://ingress") as http:
                 runners = [Runner(http, journal, limits, takes=takes) for takes in _by_model(self.batch.lines)]
                 progress = [runner.progress for runner in runners]
                 inputs = [held.enter_context(closing(_requests(path))) for _ in runners]

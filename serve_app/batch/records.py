@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 from serve_app.errors import BadRequest
 
@@ -35,9 +35,21 @@ PURPOSES = ("batch", "batch_output")
 """The purposes of files: the input of a batch, or its output."""
 
 
+class Owner(NamedTuple):
+    """Who makes a file or a batch. Files and batches belong to the tenant, so that a new key finds what an old key has made."""
+
+    tenant: str
+    """Name of the tenant, "" where the ingress asks for no key."""
+    key: str
+    """Id of the API key. A batch runs only as long as this key is valid."""
+
+
+NO_OWNER = Owner("", "")
+
+
 @dataclass(frozen=True, slots=True)
 class File:
-    """A stored file. ``owner`` names the API key, "" where the ingress asks for no key. ``purpose`` is one of `PURPOSES`."""
+    """A stored file. ``owner`` names the tenant, "" where the ingress asks for no key. ``purpose`` is one of `PURPOSES`."""
 
     id: str
     owner: str
@@ -90,6 +102,8 @@ class Batch:
     status: Status = "validating"
     times: Mapping[str, int] = field(default_factory=dict)
     errors: tuple[LineError, ...] = ()
+    key: str = ""
+    """Id of the API key by which the batch was made; "" in a record of an older release, which any key of the owner continues."""
     total: int = 0
     lines: Mapping[str, int] = field(default_factory=dict)
     """Model -> number of the input's lines that ask for it; empty while the batch is validating."""

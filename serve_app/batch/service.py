@@ -7,6 +7,7 @@ from serve_app.batch.batches_api import BatchesApi
 from serve_app.batch.disk_threads import DiskThreads
 from serve_app.batch.files_api import FilesApi, Handler
 from serve_app.batch.in_process import Application
+from serve_app.batch.records import Owner
 from serve_app.batch.rows import ProblemOfLine
 from serve_app.batch.storage import open_storage
 from serve_app.batch.worker import Worker
@@ -36,13 +37,13 @@ class BatchService:
         self.batches: Routes = BatchesApi(settings, self._storage.store, disk, self._worker.wake)
 
     def start(
-        self, application: Application, models: Collection[str], problem_of_line: ProblemOfLine, *, knows: Callable[[str], bool]
+        self, application: Application, models: Collection[str], problem_of_line: ProblemOfLine, *, knows: Callable[[Owner], bool]
     ) -> None:
         """Run batches by ``application``, the ingress's own.
 
         Args:
             models: The names that lines of batches may ask for.
-            knows: Returns whether the API key of an owner is still valid.
+            knows: Returns whether the API key of an owner is still valid for batches.
         """
         self._worker.start(application, models, problem_of_line, knows=knows)
 

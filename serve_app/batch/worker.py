@@ -20,7 +20,7 @@ from serve_app.batch.claims import Claim
 from serve_app.batch.deadlines import lines_per_s
 from serve_app.batch.in_process import Application, InProcess
 from serve_app.batch.job import REQUEST_TIMEOUT_S, BatchJob
-from serve_app.batch.records import Batch
+from serve_app.batch.records import Batch, Owner
 from serve_app.batch.rows import ProblemOfLine, any_line
 from serve_app.batch.storage import Storage
 from serve_app.books.series import gauge
@@ -35,7 +35,7 @@ _CLEAN_S = 600.0
 _AGAIN_S = 10.0
 """Seconds until a batch whose job failed is tried again, for example on a full disk."""
 _MAX_RUNNING = 16
-"""Most batches at once, each of another API key; batches of one key follow each other."""
+"""Most batches at once, each of another tenant; batches of one tenant follow each other."""
 _STOP_S = 8.0
 """Longest time to stop. It has to fit into the time that an ingress has beyond its drain."""
 
@@ -59,7 +59,7 @@ class Worker:
         self._logged = ""
         """The error of the last look, "" if it had none."""
         self._stopping = False
-        self._knows: Callable[[str], bool] = lambda _: True
+        self._knows: Callable[[Owner], bool] = lambda _: True
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -69,7 +69,7 @@ class Worker:
         models: Collection[str],
         problem_of_line: ProblemOfLine = any_line,
         *,
-        knows: Callable[[str], bool] = lambda _: True,
+        knows: Callable[[Owner], bool] = lambda _: True,
     ) -> None:
         ingress = asyncio.get_running_loop()
         self._knows = knows
@@ -112,7 +112,7 @@ class Worker:
         concurrency = self._settings.concurrency
         places = asyncio.Semaphore(concurrency)
 
-        def transport(owner: str) -> httpx.AsyncBaseTransport:
+        def transport(owner: Owner) -> httpx.AsyncBaseTransport:
             own = asyncio.Semaphore(concurrency)  # a batch of several models has a runner for each
             return InProcess(application, ingress, owner=owner, places=places, own=own, timeout_s=REQUEST_TIMEOUT_S)
 
@@ -175,8 +175,8 @@ class Worker:
         batches, taken = await self._in_claims_thread(lambda: (store.open_batches(), claims.taken()))
         self._open = batches
         for batch in batches:
-            if batch.status != "cancelling" and not self._knows(batch.owner):
-                logger.warning("%s is cancelled: its API key is no longer valid", batch.id)
+            if batch.status != "cancelling" and not self._knows(Owner(batch.owner, batch.key)):
+                logger.warning("%s is cancelled: its API key is no longer valid for batches", batch.id)
                 await self._in_claims_thread(partial(store.change, batch, partial(_cancelled, now=store.clock.time())))
                 continue
             if batch.id in taken or not self._may_begin(batch):

@@ -58,7 +58,9 @@ class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """The client's id, from the header X-Request-Id or the field request_id, or else the answer's id. Empty: there is neither."""
     key: str | None
-    """The first 12 hex digits of the SHA-256 of the API key; None: the ingress asks for no key."""
+    """The id of the API key, with `ingress.api_keys_file` the first 12 hex digits of its SHA-256; None: the ingress asks for no key."""
+    tenant: str | None = None
+    """The tenant of the key; None: the ingress asks for no key, or is of an older release."""
     model: str | None
     """The model; None: the request names no served model."""
     path: str

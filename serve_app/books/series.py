@@ -2,7 +2,7 @@
 
 The functions below make the collectors, so a series that is not in the table cannot be made. Times are in seconds, sizes in bytes.
 Counters are listed without the suffix ``_total`` that Prometheus shows. Every label has few values: models and replicas of one release,
-API keys of one file, and fixed words. docs/monitoring.md shows the table (`python -m tools.monitoring` renews it).
+tenants and API keys of one file, and fixed words. docs/monitoring.md shows the table (`python -m tools.monitoring` renews it).
 """
 
 from collections.abc import Sequence
@@ -41,8 +41,8 @@ TABLE = (
     Series(
         "key_requests",
         "counter",
-        ("key", "model", "outcome"),
-        "HTTP requests by API key, shown as the first 12 hex digits of its SHA-256. Only with ingress.api_keys_file.",
+        ("tenant", "key", "model", "outcome"),
+        "HTTP requests by tenant and API key. With ingress.api_keys_file, both labels are the first 12 hex digits of the key's SHA-256.",
     ),
     Series(
         "key_ttft_seconds",

@@ -62,7 +62,7 @@ class BatchSettings(Section):
     max_lines: Int = Field(default=50_000, ge=1, le=1_000_000)
     """Most lines of one batch's input."""
     max_open_batches: Int = Field(default=100, ge=1)
-    """Most batches of one API key that have not ended; one more is answered with 429."""
+    """Most batches of one tenant that have not ended; one more is answered with 429."""
     concurrency: Int = Field(default=32, ge=1, le=4096)
     """Most requests at once of all batches together. Keep it well below an engine's max_num_seqs, so that chats find a place."""
     max_window_s: Real = Field(default=7 * 86400.0, ge=1, le=3660 * 86400.0)
@@ -111,7 +111,13 @@ class IngressSettings(Section):
     resources: Annotated[dict[str, Real], AfterValidator(checked_resources)] = Field(default_factory=dict)
     """Custom Ray resources of one ingress replica, which bind it to nodes that offer them, with one replica on a node."""
     api_keys_file: AbsolutePath | None = None
-    """File with the clients' keys, one a line, plain or `sha256:<hex>`; read again when it changes. None: clients need no key."""
+    """File with the clients' keys, one a line, plain or `sha256:<hex>`; read again when it changes. Each key is a tenant of its own
+    without limits. Without it and tenants_file, clients need no key."""
+    tenants_file: AbsolutePath | None = None
+    """File with tenants, their keys' digests, rights and limits, in place of api_keys_file; read again when it changes: docs/tenants.md."""
+    shared_prefix_cache: bool = Field(default=False, strict=True)
+    """Whether tenants share cached prompt prefixes. By default each has its own, so that none can learn another's prompts from response
+    times; a system prompt that all send is then cached once for each tenant."""
     cors_origins: tuple[Annotated[str, AfterValidator(checked_origin)], ...] = ()
     """Origins whose pages may call the API from a browser, such as `https://app.example.com`; `*` for all. Empty: none."""
     key_latencies: Int = Field(default=0, ge=0, le=1000)
@@ -146,6 +152,11 @@ class IngressSettings(Section):
     """Seconds for which a stopping ingress still accepts requests while /readyz answers 503, so that load balancers turn away first."""
 
     @property
+    def needs_keys(self) -> bool:
+        """Whether clients need an API key."""
+        return self.api_keys_file is not None or self.tenants_file is not None
+
+    @property
     def local_url(self) -> str:
         """The URL by which this machine reaches the ingress. If the ingress listens on all addresses, this is the loopback address."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
@@ -157,10 +168,18 @@ class IngressSettings(Section):
         return refuse_port_of_ray(port, way_out="choose another, for example 8010")
 
     @model_validator(mode="after")
-    def _latencies_by_key_need_keys(self) -> Self:
-        if self.key_latencies and self.api_keys_file is None:
+    def _keys_come_from_one_file(self) -> Self:
+        if self.api_keys_file is not None and self.tenants_file is not None:
+            problem = f"is {str(self.tenants_file)!r}, and api_keys_file is {str(self.api_keys_file)!r}: keys come from one file"
+            refuse([wrong("tenants_file", problem, "give each key of api_keys_file a tenant, and remove api_keys_file")])
+        if self.needs_keys:
+            return self
+        hint = "set ingress.tenants_file or ingress.api_keys_file"
+        if self.key_latencies:
+            refuse([wrong("key_latencies", f"is {self.key_latencies}, and no request has a key", f"{hint}, or 0")])
+        if self.shared_prefix_cache:
             refuse(
-                [wrong("key_latencies", f"is {self.key_latencies}, and no request has a key", "set ingress.api_keys_file, or 0")]
+                [wrong("shared_prefix_cache", "is true, and no request has a key: all share already", f"{hint}, or remove it")]
             )
         return self
 

@@ -8,8 +8,9 @@ and status, so that no code is used twice. Import from the package, not from a t
       BadRequest                 400  bad_request             the client's request
       NotSupported               400  not_supported
       InvalidApiKey              401  invalid_api_key
-      ModelNotFound              404  model_not_found
-      NotStored                  404  not_stored              a file or a batch that is not there, or another key's
+      MissingScope               403  missing_scope           the API key has no right to the route
+      ModelNotFound              404  model_not_found         not served, or not to this tenant
+      NotStored                  404  not_stored              a file or a batch that is not there, or another tenant's
       RequestQuarantined         422  request_quarantined     a request like it seems to end engines
       RequestTooLarge            413  request_too_large
       BodyTooSlow                408  body_too_slow
@@ -73,6 +74,7 @@ from serve_app.errors.clients import (
     BadRequest,
     BodyTooSlow,
     InvalidApiKey,
+    MissingScope,
     ModelNotFound,
     NotStored,
     NotSupported,
@@ -131,6 +133,7 @@ __all__ = [
     "LeaseBoardSilent",
     "LeaseLost",
     "ListenFailed",
+    "MissingScope",
     "ModelFailed",
     "ModelNotFound",
     "NoFreePlace",

@@ -34,7 +34,7 @@ class NotSupported(ServingError):
 
 @dataclass(eq=False)
 class InvalidApiKey(ServingError):
-    """The request carries no API key, or a key that is not in the file."""
+    """The request carries no API key, or a key that is not in the file, has expired or was revoked."""
 
     http_status: ClassVar[int] = 401
     code: ClassVar[str] = "invalid_api_key"
@@ -45,8 +45,23 @@ class InvalidApiKey(ServingError):
 
 
 @dataclass(eq=False)
+class MissingScope(ServingError):
+    """The request's API key is valid, but has no right to this route."""
+
+    http_status: ClassVar[int] = 403
+    code: ClassVar[str] = "missing_scope"
+    scope: str
+    key: str
+    """The id of the key."""
+    tenant: str
+
+    def __str__(self) -> str:
+        return f"the API key {self.key} of the tenant {self.tenant!r} lacks the scope {self.scope!r}; use a key that has it"
+
+
+@dataclass(eq=False)
 class ModelNotFound(ServingError):
-    """The request names a model that is not served."""
+    """The request names a model that is not served, or that its tenant may not ask: no tenant learns of another's models."""
 
     http_status: ClassVar[int] = 404
     code: ClassVar[str] = "model_not_found"
@@ -59,7 +74,7 @@ class ModelNotFound(ServingError):
 
 @dataclass(eq=False)
 class NotStored(ServingError):
-    """There is no such file or batch, or it belongs to another API key."""
+    """There is no such file or batch, or it belongs to another tenant."""
 
     http_status: ClassVar[int] = 404
     code: ClassVar[str] = "not_stored"

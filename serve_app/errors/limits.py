@@ -60,7 +60,7 @@ class NoFreePlace(ServingError):
 
 @dataclass(eq=False)
 class TooManyBatches(ServingError):
-    """The largest allowed number of batches of this API key is open already."""
+    """The largest allowed number of batches of this tenant is open already."""
 
     http_status: ClassVar[int] = 429
     code: ClassVar[str] = "too_many_batches"
@@ -74,7 +74,7 @@ class TooManyBatches(ServingError):
 
 @dataclass(eq=False)
 class TooManyUploads(ServingError):
-    """The largest allowed number of uploads of this API key is under way already; room on the disk is set aside for each."""
+    """The largest allowed number of uploads of this tenant is under way already; room on the disk is set aside for each."""
 
     http_status: ClassVar[int] = 429
     code: ClassVar[str] = "too_many_uploads"

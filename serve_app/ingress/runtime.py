@@ -4,12 +4,14 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Self
 
 from serve_app import VERSION
 from serve_app.batch.service import BatchService
 from serve_app.checkpoints import resolve_model
 from serve_app.config import ModelSettings, Settings, cluster_token, default_cache_dir
+from serve_app.config.tenants import read_keyring
 from serve_app.config.timeouts import SHUTDOWN_MARGIN_S
 from serve_app.core.fleet_report import describe, num_lines, num_on_draining
 from serve_app.ingress.books import metrics
@@ -18,8 +20,8 @@ from serve_app.ingress.books.request_metrics import begin_at_zero
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.front_end.front_end import VLLM_VERSION, FrontEnd, Install, build_front_end
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
-from serve_app.ingress.http.api_keys import ApiKeys
 from serve_app.ingress.http.listener import Listener
+from serve_app.ingress.http.tenants import Tenants
 from serve_app.ingress.routes.app import AppLimits, IngressApp
 from serve_app.ingress.routes.generate import NEWLINE, NUL
 from serve_app.ingress.routes.own_answers import FleetReport
@@ -49,7 +51,8 @@ class IngressRuntime:
         Raises:
             ConfigError: A file that the settings name cannot be used.
         """
-        keys = None if (file := settings.ingress.api_keys_file) is None else ApiKeys(file)
+        file = settings.ingress.tenants_file or settings.ingress.api_keys_file
+        tenants = None if file is None else Tenants(file, partial(read_keyring, settings))
         grammars = GrammarCompiler()
         tls = ingress_tls(settings.protocol.tls)
         fronts = {m.name: await cls._front_end(settings, m, ingress_id, grammars, tls) for m in settings.models.values()}
@@ -63,7 +66,7 @@ class IngressRuntime:
             fronts,
             limits,
             version=_version(settings),
-            keys=keys,
+            tenants=tenants,
             fleet_id=fleet_id,
             books=Books.of(settings, ingress_id),
             sagemaker=settings.ingress.sagemaker_routes,
@@ -90,7 +93,7 @@ class IngressRuntime:
         if self.batches is not None:
             others = [name for front in self.front_ends.values() for name in (*front.model.aliases, *front.adapters)]
             self.batches.start(
-                self.app.answer_line, (*self.front_ends, *others), self.app.problem_of_line, knows=self.app.knows_key
+                self.app.answer_line, (*self.front_ends, *others), self.app.problem_of_line, knows=self.app.knows_owner
             )
         clients = [asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()]
         return [asyncio.create_task(self.app.lag.watch(), name="loop lag"), *clients]

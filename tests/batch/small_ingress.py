@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from serve_app.batch.records import NO_OWNER, Owner
 from serve_app.batch.rows import any_line
 from serve_app.batch.service import BatchService, Routes
 from serve_app.config import BatchSettings, IngressSettings
@@ -34,12 +35,12 @@ class SmallIngress:
         methods = self._stored[parts[0]].methods(tuple(parts[1:]))
         assert methods is not None
         try:
-            response = await methods[scope["method"]](Request(scope, receive), "")
+            response = await methods[scope["method"]](Request(scope, receive), NO_OWNER)
         except ServingError as exc:
             response = JSONResponse({"error": {"message": str(exc)}}, exc.http_status)
         await response(scope, receive, send)
 
-    async def answer(self, scope: Scope, receive: Receive, send: Send, owner: str) -> None:
+    async def answer(self, scope: Scope, receive: Receive, send: Send, owner: Owner) -> None:
         """Answer a line of a batch."""
         body: dict[str, Any] = json.loads((await receive())["body"])
         prompt = body["messages"][-1]["content"]

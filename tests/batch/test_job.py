@@ -23,7 +23,7 @@ from serve_app.batch.clock import BatchClock
 from serve_app.batch.job import BatchJob
 from serve_app.batch.journal import Journal
 from serve_app.batch.output import write_lines
-from serve_app.batch.records import Batch, File
+from serve_app.batch.records import Batch, File, Owner
 from serve_app.batch.storage import in_folder
 from serve_app.batch.worker import Worker
 from serve_app.config import BatchSettings
@@ -56,7 +56,7 @@ class Stored:
         self.store.change(self.batch, lambda batch: batch.moved("cancelling", now=time.time()))
 
     def job(self, answer: Callable[[httpx.Request], Any]) -> BatchJob:
-        def transport(owner: str) -> httpx.AsyncBaseTransport:
+        def transport(owner: Owner) -> httpx.AsyncBaseTransport:
             return httpx.MockTransport(answer)
 
         claim = self.storage.claims.take("batch_1")
@@ -251,7 +251,7 @@ def test_a_job_that_was_cancelled_is_run_again(tmp_path: Path, monkeypatch: pyte
             await asyncio.sleep(0.05)
         await working.stop()
 
-    async def answer(scope: Scope, receive: Receive, send: Send, owner: str) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send, owner: Owner) -> None:
         await JSONResponse({"id": "1", "choices": []})(scope, receive, send)
 
     asyncio.run(asyncio.wait_for(work(), 30.0))
@@ -289,7 +289,7 @@ def test_claims_are_renewed_while_the_house_is_kept_and_all_threads_of_jobs_wait
         may_end.set()
         await working.stop()
 
-    async def answer(scope: Scope, receive: Receive, send: Send, owner: str) -> None: ...
+    async def answer(scope: Scope, receive: Receive, send: Send, owner: Owner) -> None: ...
 
     asyncio.run(asyncio.wait_for(work(), 10.0))
     assert len(begun) <= 2, "one after the other"
@@ -323,7 +323,7 @@ def test_a_job_whose_lease_is_lost_is_cancelled_once(tmp_path: Path, monkeypatch
         await working.stop()
         assert seen == 1
 
-    async def answer(scope: Scope, receive: Receive, send: Send, owner: str) -> None: ...
+    async def answer(scope: Scope, receive: Receive, send: Send, owner: Owner) -> None: ...
 
     asyncio.run(asyncio.wait_for(work(), 10.0))
 

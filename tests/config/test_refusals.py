@@ -147,7 +147,7 @@ def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, 
         ({"timeouts": {"drain_s": float("inf")}}, "timeouts.drain_s: is inf, but should be a finite number"),
         (
             {"ingress": {"key_latencies": 20}},
-            "ingress.key_latencies: is 20, and no request has a key; set ingress.api_keys_file, or 0",
+            "ingress.key_latencies: is 20, and no request has a key; set ingress.tenants_file or ingress.api_keys_file, or 0",
         ),
         ({"ingress": {"ledger": {}}}, "ingress.ledger.dir: is missing; add `dir:`"),
         (

@@ -17,10 +17,10 @@ from starlette.types import Receive, Scope, Send
 
 from serve_app.batch.service import BatchService
 from serve_app.config import BatchSettings, IngressSettings
-from serve_app.ingress.http.api_keys import ApiKeys
 from serve_app.ingress.http.listener import Listener
 from serve_app.ingress.routes.app import AppLimits, IngressApp
 from tests.ingress.fake_fronts import front
+from tests.ingress.tenants import of_keys
 from tests.ports import free_port
 
 CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
@@ -91,12 +91,12 @@ async def serving(
     (folder / "keys").write_text("\n".join(KEYS))
     storage = {} if "database_file" in limits else {"dir": folder / "store"}
     service = BatchService(BatchSettings(**storage, **limits))
-    known = ApiKeys(folder / "keys") if keys else None
-    app = IngressApp({"tiny": front("tiny", model)}, AppLimits(max_body_bytes), version={}, keys=known, batches=service)
+    known = of_keys(folder / "keys") if keys else None
+    app = IngressApp({"tiny": front("tiny", model)}, AppLimits(max_body_bytes), version={}, tenants=known, batches=service)
     settings = IngressSettings(port=free_port())
     listener = Listener(app, settings)
     await listener.start()
-    service.start(app.answer_line, ("tiny",), app.problem_of_line, knows=app.knows_key)
+    service.start(app.answer_line, ("tiny",), app.problem_of_line, knows=app.knows_owner)
     served = Served(model, folder / "store", settings.local_url, app, service)
     try:
         yield served

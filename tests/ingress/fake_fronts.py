@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.ingress.fleet.output_path import OutputPath
 from serve_app.ingress.front_end.front_end import FrontEnd, Shortcuts
-from serve_app.ingress.http.api_keys import ApiKeys
+from serve_app.ingress.http.tenants import Tenants
 from serve_app.ingress.routes.app import VLLM_ROUTES, AppLimits, IngressApp
 from tests.doubles.fleet import MODEL, settings
 
@@ -76,12 +76,12 @@ def front(name: str, asgi: ASGIApp = echo, *, ready: bool = True, required: bool
 
 
 def ingress(
-    *fronts: FrontEnd, keys: ApiKeys | None = None, sagemaker: bool = False, cors_origins: Sequence[str] = ()
+    *fronts: FrontEnd, tenants: Tenants | None = None, sagemaker: bool = False, cors_origins: Sequence[str] = ()
 ) -> IngressApp:
     version = {"version": "0.32.0", "serve_app": "0.1.0"}
     by_name = {f.model.name: f for f in fronts or (front("tiny"),)}
     return IngressApp(
-        by_name, AppLimits(MAX_BODY_BYTES), version=version, keys=keys, sagemaker=sagemaker, cors_origins=cors_origins
+        by_name, AppLimits(MAX_BODY_BYTES), version=version, tenants=tenants, sagemaker=sagemaker, cors_origins=cors_origins
     )
 
 

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from serve_app.errors import ConfigError, InvalidApiKey
-from serve_app.ingress.http.api_keys import ApiKeys
+from serve_app.ingress.http.tenants import Tenants
+from tests.ingress.tenants import of_keys
 
 FIRST, SECOND = "first-key-0123456789", "second-key-0123456789"
 
 
-def write(path: Path, text: str) -> ApiKeys:
+def write(path: Path, text: str) -> Tenants:
     path.write_text(text)
-    return ApiKeys(path)
+    return of_keys(path)
 
 
 def replace(path: Path, text: str) -> None:
@@ -26,7 +27,7 @@ def replace(path: Path, text: str) -> None:
     os.replace(other, path)
 
 
-def allowed(keys: ApiKeys, *candidates: str) -> list[str]:
+def allowed(keys: Tenants, *candidates: str) -> list[str]:
     passed = []
     for key in candidates:
         try:
@@ -80,14 +81,14 @@ def test_a_file_that_cannot_be_used_is_refused_without_printing_a_key(tmp_path: 
     file = tmp_path / "keys"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=said) as refused:
-        ApiKeys(file)
+        of_keys(file)
     assert refused.value.path == "ingress.api_keys_file"
     assert not any(word in str(refused.value) for word in ("tooshort", "has spaces", "abcdef"))
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="keys cannot be read: No such file or directory"):
-        ApiKeys(tmp_path / "keys")
+        of_keys(tmp_path / "keys")
 
 
 def test_a_changed_file_counts_from_the_next_request_on(tmp_path: Path) -> None:

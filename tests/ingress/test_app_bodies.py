@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from serve_app.ingress.routes.app import AppLimits, IngressApp, tokenizer_bytes
+from serve_app.ingress.routes.app import AppLimits, IngressApp
+from serve_app.ingress.routes.bodies import tokenizer_bytes
 from tests.doubles.fleet import in_loop, until
 from tests.ingress.fake_fronts import MAX_BODY_BYTES, error, front, ingress, post
 

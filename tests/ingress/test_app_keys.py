@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.ingress.http.api_keys import ApiKeys
 from serve_app.ingress.routes.app import IngressApp
 from tests.ingress.fake_fronts import call, error, ingress, post
+from tests.ingress.tenants import of_keys
 
 
 @pytest.fixture
 def locked(tmp_path: Path) -> IngressApp:
     """An ingress that asks for the key `0123456789abcdef`."""
     (tmp_path / "keys").write_text("0123456789abcdef")
-    return ingress(keys=ApiKeys(tmp_path / "keys"))
+    return ingress(tenants=of_keys(tmp_path / "keys"))
 
 
 @pytest.mark.parametrize(

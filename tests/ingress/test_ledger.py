@@ -20,7 +20,6 @@ from serve_app.ingress.books.books import Books
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.front_end.front_end import FrontEnd
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
-from serve_app.ingress.http.api_keys import ApiKeys
 from serve_app.ingress.http.listener import Listener
 from serve_app.ingress.routes.app import AppLimits, IngressApp
 from serve_app.ingress.runtime import IngressRuntime
@@ -28,6 +27,7 @@ from serve_app.links.fingerprint import model_fingerprint
 from tests.doubles.fake_engine import FakeEngine
 from tests.doubles.fleet import MODEL, FakeReplica, in_loop, start_replica, until
 from tests.ingress.fronts import front_end
+from tests.ingress.tenants import of_keys
 from tests.ports import free_port
 
 pytestmark = pytest.mark.engine
@@ -88,7 +88,7 @@ async def serving(model: Path, folder: Path, **sections: Any) -> AsyncIterator[I
     grammars = GrammarCompiler()
     front = await front_end(values.models[MODEL], str(model), client, grammars)
     books = Books.of(values, "ingress-1")
-    app = IngressApp({MODEL: front}, AppLimits(2000), version={}, keys=ApiKeys(keys), books=books)
+    app = IngressApp({MODEL: front}, AppLimits(2000), version={}, tenants=of_keys(keys), books=books)
     runtime = IngressRuntime(app, Listener(app, values.ingress), {MODEL: front}, grammars)
     await runtime.listener.start()
     tasks = runtime.start()

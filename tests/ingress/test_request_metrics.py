@@ -8,11 +8,13 @@ from prometheus_client import REGISTRY
 
 from serve_app.books.series import TABLE
 from serve_app.core.request import RequestState, Resume
+from serve_app.core.tenants import Tenant
 from serve_app.ingress.books.key_latencies import KeyLatencies
 from serve_app.ingress.books.request_metrics import begin_at_zero, count_request
 from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.exchange.outcomes import WORDS, Ending
 from serve_app.ingress.http.loop_lag import LATE_LOOKS, PERIOD_S, LoopLag
+from tests.ingress.tenants import caller
 
 
 def value(name: str, **labels: str) -> float | None:
@@ -20,7 +22,7 @@ def value(name: str, **labels: str) -> float | None:
 
 
 def exchange_of(model: str, key: str | None = None, *, arrived_at: float = 0.0, started_at: float | None = None) -> Exchange:
-    exchange = Exchange("/v1/completions", key)
+    exchange = Exchange("/v1/completions", None if key is None else caller(Tenant("team"), key))
     exchange.model = model
     first = RequestState("r", 5, 5, Resume.CONTINUE)
     exchange.requests.add(first, "answer")
@@ -39,7 +41,7 @@ def test_a_refused_request_is_counted_by_its_reason_and_its_key() -> None:
     count_request(exchange_of("m1", "abcdef"), Ending("rejected", 503, "queue_full"), KeyLatencies(0))
     assert value("requests_total", model="m1", outcome="rejected") == 1.0
     assert value("request_errors_total", model="m1", reason="queue_full") == 1.0
-    assert value("key_requests_total", key="abcdef", model="m1", outcome="rejected") == 1.0
+    assert value("key_requests_total", tenant="team", key="abcdef", model="m1", outcome="rejected") == 1.0
     assert value("queue_seconds_count", model="m1") is None
 
 

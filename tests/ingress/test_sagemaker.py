@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from serve_app.ingress.http.api_keys import ApiKeys
 from tests.ingress.fake_fronts import MAX_BODY_BYTES, error, front, get, ingress, post
+from tests.ingress.tenants import of_keys
 
 
 @pytest.mark.parametrize(
@@ -33,10 +33,10 @@ def test_an_invocation_that_is_for_no_route_says_which_fields_identify_one(body:
 
 def test_ping_is_as_ready_as_readyz_and_needs_no_key(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("0123456789abcdef\n")
-    keys = ApiKeys(tmp_path / "keys")
-    assert get(ingress(sagemaker=True, keys=keys), "/ping") == (200, {"status": "ready"})
+    keys = of_keys(tmp_path / "keys")
+    assert get(ingress(sagemaker=True, tenants=keys), "/ping") == (200, {"status": "ready"})
     assert get(ingress(front("tiny", ready=False), sagemaker=True), "/ping")[0] == 503
-    assert post(ingress(sagemaker=True, keys=keys), "/invocations", json={"prompt": "a"}).status_code == 401
+    assert post(ingress(sagemaker=True, tenants=keys), "/invocations", json={"prompt": "a"}).status_code == 401
 
 
 def test_sagemakers_routes_are_not_there_unless_configured() -> None:

@@ -3,6 +3,7 @@
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,10 +114,23 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in texts:
         cache.ids_of([text])
         cache.ids_of(texts[:1])  # what is used again stays
-        assert cache._num_bytes == sum(token_cache._num_bytes(*item) for item in cache._ids.items()) <= 40_000
-    kept = list(cache._ids)
+        assert cache._num_bytes == sum(token_cache._num_bytes(part, ids) for (_, part), ids in cache._ids.items()) <= 40_000
+    kept = [part for _, part in cache._ids]
     assert len(kept) > 10
     assert sorted(kept) == sorted([texts[0], *texts[101 - len(kept) :]])
+
+
+def test_parts_of_one_space_are_not_found_in_another() -> None:
+    asked: list[str] = []
+
+    def encode(texts: Sequence[str]) -> Sequence[Any]:
+        asked.extend(texts)
+        return TOKENIZERS["normalized"].encode_batch(list(texts), add_special_tokens=False)
+
+    cache, text = TokenCache(encode, []), "a" * MIN_PART_CHARS
+    for space in ("", "one", "two", "one", "two", ""):
+        assert cache.ids_of([text], space) == [TOKENIZERS["normalized"].encode(text, add_special_tokens=False).ids]
+    assert asked == [text] * 3
 
 
 def test_threads_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +153,7 @@ def test_threads_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
         thread.join(60)
     sys.setswitchinterval(before)
     assert found == [True] * (2 * 20 * 40 + 2 * 20 * 14)
-    assert cache._num_bytes == sum(token_cache._num_bytes(*item) for item in cache._ids.items())
+    assert cache._num_bytes == sum(token_cache._num_bytes(part, ids) for (_, part), ids in cache._ids.items())
 
 
 def test_a_token_is_no_cut_where_it_may_be_a_part_of_another() -> None:

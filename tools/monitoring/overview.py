@@ -86,12 +86,12 @@ OVERVIEW = Board(
                 Panel(
                     "Errors by API key",
                     {
-                        "{{key}} {{model}} {{outcome}}": "topk(10, "
-                        + rate("serve_app_key_requests_total", "key, model, outcome", f'{MODEL},outcome!="complete"')
+                        "{{tenant}} {{key}} {{model}} {{outcome}}": "topk(10, "
+                        + rate("serve_app_key_requests_total", "tenant, key, model, outcome", f'{MODEL},outcome!="complete"')
                         + " > 0)"
                     },
                     "reqps",
-                    "The ten keys with the most errors. A key is shown as the first 12 hex digits of its SHA-256.",
+                    "The ten keys with the most errors, by tenant and id of the key.",
                     quiet=True,
                 ),
                 TTFT,

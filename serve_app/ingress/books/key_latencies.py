@@ -7,7 +7,7 @@ from serve_app.books import series
 from serve_app.ingress.exchange.exchange import Exchange
 
 OTHERS = "others"
-"""The label of all keys beyond the allowed number. The name of a real key has only hex digits."""
+"""The label of all keys beyond the allowed number. No key may have this id."""
 
 _ttft = series.histogram("key_ttft_seconds", (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0))
 _tpot = series.histogram("key_tpot_seconds", (0.01, 0.025, 0.05, 0.1, 0.2, 0.5))

@@ -80,6 +80,7 @@ def line_of(exchange: Exchange, ending: Ending, *, seq: int) -> LedgerLine:
         time=round(exchange.time, 3),
         id=exchange.shown_id,
         key=exchange.key,
+        tenant=exchange.tenant,
         model=exchange.model or None,
         path=exchange.path,
         stream=exchange.stream,

@@ -39,8 +39,8 @@ def count_request(exchange: Exchange, ending: Ending, latencies: KeyLatencies) -
     _requests.labels(model, outcome).inc()
     if outcome not in _NO_ERROR:
         _errors.labels(model, ending.reason).inc()
-    if exchange.key is not None:
-        _by_key.labels(exchange.key, model, outcome).inc()
-        latencies.note(exchange, exchange.key, outcome)
+    if (caller := exchange.caller) is not None:
+        _by_key.labels(caller.tenant.name, caller.key.id, model, outcome).inc()
+        latencies.note(exchange, caller.key.id, outcome)
     if first is not None and (started_at := first.trail.started_at) is not None:
         _queue.labels(model).observe(started_at - first.arrived_at)

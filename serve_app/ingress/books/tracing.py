@@ -158,6 +158,7 @@ def _attributes(exchange: Exchange, line: LedgerLine, why: str) -> dict[str, Att
         "gen_ai.usage.output_tokens": line.output_tokens,
         "serve_app.request_id": line.id,
         "serve_app.api_key": line.key,
+        "serve_app.tenant": line.tenant,
         "serve_app.stream": line.stream,
         "serve_app.outcome": line.outcome,
         "serve_app.reason": line.reason,

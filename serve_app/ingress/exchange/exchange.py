@@ -9,6 +9,7 @@ nothing and knows nothing of vLLM.
 import time
 from typing import NamedTuple
 
+from serve_app.core.tenants import Caller
 from serve_app.errors import ServingError
 from serve_app.ingress.exchange.engine_requests import EngineRequests
 from serve_app.ingress.exchange.outcomes import Ending, Sent, ending
@@ -36,7 +37,7 @@ class Exchange:
 
     Args:
         path: The route that the client asked.
-        key: The name of the request's API key; None where no key is required.
+        caller: The tenant and key of the request; None where no key is required.
         background: The request is a line of a batch, which gets only places that no other request wants.
     """
 
@@ -44,13 +45,13 @@ class Exchange:
         "answered",
         "arrived_at",
         "background",
+        "caller",
         "callers_trace",
         "ended_at",
         "error",
         "error_status",
         "gone",
         "id",
-        "key",
         "model",
         "num_logprobs",
         "number",
@@ -62,8 +63,8 @@ class Exchange:
         "time",
     )
 
-    def __init__(self, path: str, key: str | None = None, *, background: bool = False) -> None:
-        self.path, self.key, self.background = path, key, background
+    def __init__(self, path: str, caller: Caller | None = None, *, background: bool = False) -> None:
+        self.path, self.caller, self.background = path, caller, background
         self.time, self.arrived_at = time.time(), time.monotonic()
         """When the head had been read, in seconds since the epoch and in monotonic seconds."""
         self.number = 0
@@ -100,6 +101,16 @@ class Exchange:
         given = fields.request_id
         if not self.id and isinstance(given, str) and given.isprintable() and len(given) <= MAX_REQUEST_ID_CHARS:
             self.id = given
+
+    @property
+    def key(self) -> str | None:
+        """The id of the request's API key; None where no key is required."""
+        return None if self.caller is None else self.caller.key.id
+
+    @property
+    def tenant(self) -> str | None:
+        """The name of the request's tenant; None where no key is required."""
+        return None if self.caller is None else self.caller.tenant.name
 
     @property
     def sent(self) -> Sent:

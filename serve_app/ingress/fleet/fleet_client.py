@@ -54,7 +54,7 @@ from serve_app.ingress.fleet.attempts import (
     why_unsendable,
 )
 from serve_app.ingress.fleet.from_settings import limits_of, routing_of
-from serve_app.ingress.fleet.intake import Intake, refusal_of
+from serve_app.ingress.fleet.intake import Intake, bind_or_refuse
 from serve_app.ingress.fleet.link import ReplicaLink
 from serve_app.ingress.fleet.load_gauges import LoadGauges
 from serve_app.ingress.fleet.output_path import OutputPath
@@ -333,11 +333,11 @@ class FleetClient(EngineCoreClient):
         Raises:
             FleetError: The request was refused; vLLM's output processor has forgotten it.
         """
-        if (refused := refusal_of(request, self.model, self._vocab_size)) is not None:
+        exchange = current_exchange()
+        if (refused := bind_or_refuse(request, exchange, self.model, self._vocab_size)) is not None:
             self._refuse(request, refused)
         if self._siblings(request.request_id) and self._intake.is_pause_due(request):
             await asyncio.sleep(0)  # when it is cancelled here, vLLM aborts all choices of the request
-        exchange = current_exchange()
         try:
             arrived = self._arrival(request, background=exchange is not None and exchange.background)
         except Exception as exc:  # whatever a value of the client causes: vLLM's output processor has the request already

@@ -28,7 +28,9 @@ from serve_app.core.events import RequestArrived
 from serve_app.core.prefix_index import NO_PREFIX, Prefix, tokens_at
 from serve_app.core.request import Resume
 from serve_app.core.request_limits import problem_of
+from serve_app.core.tenants import Tenant
 from serve_app.errors import BadRequest
+from serve_app.ingress.exchange.exchange import Exchange
 
 MAX_POINTS = 4096
 """The most points of one prompt that are hashed: the 4096th is after 4 million tokens in blocks of 16."""
@@ -160,6 +162,26 @@ def adapters_of(model: ModelSettings) -> dict[str, LoRARequest]:
         name: LoRARequest(name, adapter.number(name), str(adapter.path), base_model_name=model.name)
         for name, adapter in model.adapters.items()
     }
+
+
+def bind_or_refuse(request: Any, exchange: Exchange | None, model: ModelSettings, vocab_size: int) -> BadRequest | None:
+    """Give vLLM's ``EngineCoreRequest`` the cache salt and the limits of its tenant; return the error if it must not run, else None."""
+    try:
+        if exchange is not None and exchange.caller is not None:
+            _bind(request, exchange.caller.tenant)
+    except BadRequest as exc:
+        return exc
+    return refusal_of(request, model, vocab_size)
+
+
+def _bind(request: Any, tenant: Tenant) -> None:
+    prompt = request.prompt_token_ids if request.prompt_embeds is None else request.prompt_embeds
+    prompt_tokens = 0 if prompt is None else len(prompt)
+    if (params := request.sampling_params) is None:
+        tenant.check_prompt(prompt_tokens)
+    else:
+        params.max_tokens = tenant.max_output_tokens(prompt_tokens, params.max_tokens)
+    request.cache_salt = tenant.cache_salt(request.cache_salt)
 
 
 def refusal_of(request: Any, model: ModelSettings, vocab_size: int) -> BadRequest | None:

@@ -1,4 +1,4 @@
-"""This module reads the few fields of a body on which the ingress acts before vLLM sees the request: model, id, use of a store. Pure."""
+"""This module reads the few fields of a body on which the ingress acts before vLLM sees the request: model, id, store, length. Pure."""
 
 import json
 import re
@@ -33,6 +33,10 @@ class BodyFields(msgspec.Struct):
     stream: Any = None
     previous_response_id: Any = None
     background: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+    use_beam_search: Any = None
 
 
 _decoder = msgspec.json.Decoder(BodyFields)

@@ -29,6 +29,7 @@ _TYPES_OF_VLLM = {400: "BadRequestError", 404: "NotFoundError"}
 _TYPES_OF_ANTHROPIC = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     422: "invalid_request_error",

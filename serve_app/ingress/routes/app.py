@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,13 +15,16 @@ from typing import Any
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from serve_app.batch.records import NO_OWNER, Owner
 from serve_app.batch.service import BatchService, Routes
+from serve_app.core.tenants import Caller
 from serve_app.errors import (
     BadRequest,
     BodyTooSlow,
     IngressOverloaded,
+    InvalidApiKey,
     NotSupported,
     RequestTooLarge,
     ServerStopping,
@@ -35,14 +38,15 @@ from serve_app.ingress.books.receipt import HEADER as RECEIPT
 from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.exchange.held_answer import HeldAnswer, answering
 from serve_app.ingress.front_end.front_end import FrontEnd, serves
-from serve_app.ingress.http.api_keys import ApiKeys, shown_key
 from serve_app.ingress.http.body_fields import RESPONSES_STATE, check_num_values, check_request_id, parse_fields
 from serve_app.ingress.http.connection import CROWDED, STALLED
 from serve_app.ingress.http.error_answers import answer_of, behind, describe_error, method_not_allowed, not_found
 from serve_app.ingress.http.loop_lag import LoopLag
+from serve_app.ingress.http.tenants import Tenants, shown_key
+from serve_app.ingress.routes.bodies import read_body, replay, tokenizer_bytes
 from serve_app.ingress.routes.canary import SHARED_ROUTES
 from serve_app.ingress.routes.generate import generate_route
-from serve_app.ingress.routes.own_answers import FleetReport, OwnAnswers
+from serve_app.ingress.routes.own_answers import MODELS, FleetReport, OwnAnswers
 from serve_app.ingress.routes.sagemaker import INVOCATIONS, PING, route_of
 from serve_app.ingress.routes.served_models import ServedModels
 
@@ -75,10 +79,8 @@ WITHOUT_KEY = frozenset({"/healthz", "/health", "/readyz", "/metrics", PING})
 ``ingress.key_latencies`` is set, also how long the answers to each key took (TTFT, TPOT, E2E). They show nothing about a single request."""
 
 _TOKENIZERS = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
-_BYTES_PER_TOKEN = 16
-_TOKENIZED_BYTES = 256 << 10
 
-_A_MODEL = "/v1/models/"
+_A_MODEL = f"{MODELS}/"
 
 _RETRY_AFTER_S = 1.0
 """The Retry-After of an ingress that stops or is overloaded. Other ingresses take the request at once; a client of the only ingress should
@@ -105,7 +107,7 @@ class IngressApp:
         limits: AppLimits,
         *,
         version: Mapping[str, Any],
-        keys: ApiKeys | None = None,
+        tenants: Tenants | None = None,
         fleet_id: str = "",
         books: Books | None = None,
         sagemaker: bool = False,
@@ -124,7 +126,7 @@ class IngressApp:
         self.canaries = self._models.canaries
         self._limits = limits
         self.lag = LoopLag(limits.max_loop_lag_s)
-        self._keys = keys
+        self._tenants = tenants
         self._generate = {
             name: generate_route(front.engine, max_logprobs=front.max_logprobs, end=generate_end, adapters=front.adapters)
             for name, front in front_ends.items()
@@ -173,36 +175,61 @@ class IngressApp:
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> Response | None:
         """Answer the request, and return None; or return the answer to a request that no route takes."""
         path, method = scope["path"], scope["method"]
-        key: str | None = None
-        if self._keys is not None and path not in WITHOUT_KEY:
-            key = self._keys.check(shown_key(scope["headers"]))
+        caller: Caller | None = None
+        if self._tenants is not None and path not in WITHOUT_KEY:
+            caller = self._tenants.check(shown_key(scope["headers"]))
         if (answer := self._get.get(path)) is not None:
             response = await answer() if method in ("GET", "HEAD") else method_not_allowed("GET, HEAD")
             await response(scope, receive, send)
         elif path in self._post:
             if method != "POST":
                 return method_not_allowed("POST")
-            await self._serve(Exchange(path, key), scope, receive, send)
+            if caller is not None:
+                caller.check_scope("infer")
+            await self._serve(Exchange(path, caller), scope, receive, send)
+        elif path == MODELS:
+            response = await self._own.models(caller) if method in ("GET", "HEAD") else method_not_allowed("GET, HEAD")
+            await response(scope, receive, send)
         elif path.startswith(_A_MODEL) and method in ("GET", "HEAD"):
-            await (await self._own.model(path.removeprefix(_A_MODEL)))(scope, receive, send)
+            await (await self._own.model(path.removeprefix(_A_MODEL), caller))(scope, receive, send)
         elif (stored := self._stored.get("/".join(path.split("/", 3)[:3]))) is not None:
-            await self._answer_stored(stored, scope, receive, send, key or "")
+            if caller is not None:
+                caller.check_scope("batch")
+            owner = NO_OWNER if caller is None else Owner(caller.tenant.name, caller.key.id)
+            await self._answer_stored(stored, scope, receive, send, owner)
         elif path.startswith("/v1/responses/") and path != "/v1/responses/input_tokens":
             raise NotSupported(feature=f"{method} {path}", hint=RESPONSES_STATE)
         else:
             return not_found(path)
         return None
 
-    async def answer_line(self, scope: Scope, receive: Receive, send: Send, owner: str) -> None:
-        """Answer a line of a batch, for which the ``owner`` has shown a key. The line gets only places that no other request wants."""
+    async def answer_line(self, scope: Scope, receive: Receive, send: Send, owner: Owner) -> None:
+        """Answer a line of the ``owner``'s batch. The line gets only places that no other request wants."""
         try:
-            await self._serve(Exchange(scope["path"], owner or None, background=True), scope, receive, send)
+            caller = self._caller_of(owner)
+            await self._serve(Exchange(scope["path"], caller, background=True), scope, receive, send)
         except ServingError as exc:
             await answer_of(exc).response()(scope, receive, send)
 
-    def knows_key(self, owner: str) -> bool:
-        """Return whether the API key of a batch's owner is still valid."""
-        return self._keys is None or self._keys.knows(owner)
+    def knows_owner(self, owner: Owner) -> bool:
+        """Return whether the API key by which the owner made a batch is still valid, and may run batches."""
+        try:
+            self._caller_of(owner)
+        except InvalidApiKey:
+            return False
+        return True
+
+    def _caller_of(self, owner: Owner) -> Caller | None:
+        """Return for whom the batch of an owner runs; None for batches that were made while the ingress asked for no key.
+
+        Raises:
+            InvalidApiKey: The key is not valid any more, or may not run batches any more.
+        """
+        if self._tenants is None or owner == NO_OWNER:
+            return None
+        if (caller := self._tenants.owner(*owner)) is None:
+            raise InvalidApiKey(f"the API key of this batch of the tenant {owner.tenant!r} is no longer valid for batches")
+        return caller
 
     def problem_of_line(self, line: bytes) -> str:
         """Return why a line of a batch must be refused before it is parsed, "" if it need not. The limits are those of a body over HTTP."""
@@ -214,7 +241,7 @@ class IngressApp:
             return exc.problem
         return ""
 
-    async def _answer_stored(self, routes: Routes, scope: Scope, receive: Receive, send: Send, owner: str) -> None:
+    async def _answer_stored(self, routes: Routes, scope: Scope, receive: Receive, send: Send, owner: Owner) -> None:
         handlers = routes.methods(tuple(scope["path"].split("/")[3:]))
         if handlers is None:
             await not_found(scope["path"])(scope, receive, send)
@@ -272,7 +299,7 @@ class IngressApp:
         path, exchange = scope["path"], held.exchange
         try:
             async with asyncio.timeout(self._limits.body_timeout_s) as limit:
-                body = await self._read_body(scope, receive)
+                body = await read_body(scope, receive, limit=self._limits.max_body_bytes)
         except ClientDisconnect:
             exchange.client_gone()
             return
@@ -286,19 +313,21 @@ class IngressApp:
         if path == INVOCATIONS:
             path = route_of(body)
             scope = {**scope, "path": path, "raw_path": path.encode()}
-        front = self._models.front_end(path, fields)
+        front = self._models.front_end(path, fields, caller := exchange.caller)
+        if caller is not None and fields is not None:
+            caller.tenant.check_asked(fields)
         if path in _TOKENIZERS and len(body) > (limit_bytes := tokenizer_bytes(front.engine.model_config.max_model_len)):
             raise RequestTooLarge(size_bytes=len(body), limit_bytes=limit_bytes)
         app_of = partial(self._app_of, path, held)
-        replay = partial(_replay, body, receive, exchange.client_gone)
+        again = partial(replay, body, receive, exchange.client_gone)
         is_own = fields is None or not fields.model or fields.model == front.model.name  # neither an alias nor an adapter
         if path in SHARED_ROUTES and is_own and (canary := self.canaries.get(front.model.name)) is not None:
-            target = canary.split(app_of, front, replay)
+            target = canary.split(app_of, front, again)
         else:
             target = await app_of(front)
             if (route := front.shortcuts.direct.get(path)) is not None:
                 target = route.answer_to(scope, body, exchange.client_gone) or target
-        await self._answer(target, front, scope, replay(), held)
+        await self._answer(target, front, scope, again(), held)
 
     async def _app_of(self, path: str, held: HeldAnswer, front: FrontEnd) -> ASGIApp:
         """Note that this front end answers, and return its app for the route."""
@@ -340,23 +369,6 @@ class IngressApp:
 
         return app
 
-    async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
-        limit = self._limits.max_body_bytes
-        announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if announced.isdigit() and int(announced) > limit:
-            raise RequestTooLarge(size_bytes=int(announced), limit_bytes=limit)
-        chunks, size = [], 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            chunks.append(message.get("body", b""))
-            size += len(chunks[-1])
-            if size > limit:
-                raise RequestTooLarge(size_bytes=size, limit_bytes=limit)
-            if not message.get("more_body", False):
-                return b"".join(chunks)
-
 
 def _cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp | None:
     """Return the app that answers requests with an `Origin`, preflights included; None if no other origin may ask."""
@@ -365,28 +377,3 @@ def _cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp | None:
     shown = ("X-Request-Id", "Retry-After", RECEIPT.decode())
     methods = ("GET", "POST", "DELETE")
     return CORSMiddleware(app, allow_origins=origins, allow_methods=methods, allow_headers=("*",), expose_headers=shown)
-
-
-def tokenizer_bytes(max_model_len: int) -> int:
-    """Return the largest body for the routes of the tokenizer, in bytes: several times the text for which the context has room.
-
-    A model has one tokenizer, which takes one text after the other. A text of 4 MiB kept all chats of the model waiting for 25 s.
-    """
-    return max(_TOKENIZED_BYTES, _BYTES_PER_TOKEN * max_model_len)
-
-
-def _replay(body: bytes, receive: Receive, gone: Callable[[], None]) -> Receive:
-    """Return a receive that gives the body again, then the client's messages. ``gone`` is called when the client disconnects."""
-    given = False
-
-    async def replayed() -> Message:
-        nonlocal given
-        if given:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                gone()
-            return message
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replayed

@@ -8,12 +8,15 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import JSONResponse, Response
 
+from serve_app.core.tenants import Caller
 from serve_app.errors import LeaseBoardSilent, ModelNotFound
 from serve_app.host import descriptors
 from serve_app.ingress.front_end.front_end import FrontEnd
 
 FleetReport = Callable[[], Awaitable[dict[str, Any]]]
 """Asks the lease board: `serve_app.membership.Membership.report`."""
+
+MODELS = "/v1/models"
 
 FRESH_S = 0.5
 """Seconds for which a report of the fleet, or the error that the board is silent, is used again. So many watchers cost the lease board and
@@ -41,7 +44,7 @@ class OwnAnswers:
         self._asking = asyncio.Lock()
 
     def by_path(self) -> dict[str, Callable[[], Awaitable[Response]]]:
-        """Return the handler of GET and HEAD for each path; `model` handles the paths that contain a name."""
+        """Return the handler of GET and HEAD for each path; `models` and `model` answer by tenant."""
         fleet: dict[str, Callable[[], Awaitable[Response]]] = {} if self._report is None else {"/fleet": self._fleet}
         return fleet | {
             "/healthz": self._healthz,
@@ -49,7 +52,6 @@ class OwnAnswers:
             "/readyz": self.readyz,
             "/metrics": self._metrics,
             "/version": self._get_version,
-            "/v1/models": self._models,
         }
 
     async def readyz(self) -> Response:
@@ -63,13 +65,17 @@ class OwnAnswers:
             return JSONResponse({"status": "crowded", "file_descriptors": descriptors.limit()}, status_code=503)
         return JSONResponse({"status": "ready"})
 
-    async def model(self, name: str) -> Response:
+    async def models(self, caller: Caller | None) -> Response:
+        """Answer with the cards of the models that the caller may ask."""
+        return JSONResponse({"object": "list", "data": await self._cards(caller)})
+
+    async def model(self, name: str, caller: Caller | None) -> Response:
         """Answer with the card of one model: a route of OpenAI's API that vLLM lacks.
 
         Raises:
-            ModelNotFound: The model is not served here.
+            ModelNotFound: The model is not served here, or not to the caller.
         """
-        cards = {card["id"]: card for card in await self._cards()}
+        cards = {card["id"]: card for card in await self._cards(caller)}
         if name not in cards:
             raise ModelNotFound(model=name, served=tuple(cards))
         return JSONResponse(cards[name])
@@ -111,12 +117,10 @@ class OwnAnswers:
     async def _get_version(self) -> Response:
         return JSONResponse(self._version)
 
-    async def _models(self) -> Response:
-        return JSONResponse({"object": "list", "data": await self._cards()})
-
-    async def _cards(self) -> list[dict[str, Any]]:
+    async def _cards(self, caller: Caller | None) -> list[dict[str, Any]]:
         cards: list[dict[str, Any]] = []
-        for front in self._listed.values():
-            listing = await (await front.app()).state.openai_serving_models.show_available_models()
-            cards += listing.model_dump()["data"]
+        for name, front in self._listed.items():
+            if caller is None or caller.tenant.may_ask(name):
+                listing = await (await front.app()).state.openai_serving_models.show_available_models()
+                cards += listing.model_dump()["data"]
         return cards

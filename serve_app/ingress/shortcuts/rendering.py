@@ -16,6 +16,7 @@ from vllm.renderers import base
 from vllm.renderers.hf import HfRenderer, safe_apply_chat_template
 from vllm.tokenizers.hf import ThreadSafeHFTokenizerMixin
 
+from serve_app.ingress.exchange.held_answer import current_exchange
 from serve_app.ingress.shortcuts.thread_batches import Call, ThreadBatches, tried
 from serve_app.ingress.shortcuts.token_cache import TokenCache, cuts_of
 
@@ -40,7 +41,7 @@ of 4,096 prompts, or the conversations of a batch of templates, would be tokeniz
 
 
 _is_salted: ContextVar[bool] = ContextVar("is_salted", default=False)
-"""Whether the current request has a ``cache_salt``, which vLLM puts into its prompt only after tokenization."""
+"""Whether the client gave the current request a ``cache_salt``, which vLLM puts into its prompt only after tokenization."""
 
 
 def render_directly(renderer: Any, template: str | None = None) -> None:
@@ -115,10 +116,10 @@ class _Direct:
 
     async def soon(self, prompt: Any, params: Any) -> Any:
         """Return or raise the same as `one`: at once for most short prompts, from a thread for all others."""
-        salted = _is_salted.get()
-        if self._fits_turn(max(LEAST_CHARS, len(prompt["prompt"]))) and (made := self._made(prompt, params, salted)) is not None:
+        space = _space()
+        if self._fits_turn(max(LEAST_CHARS, len(prompt["prompt"]))) and (made := self._made(prompt, params, space)) is not None:
             return made
-        return await self._in_threads(prompt, params, salted)
+        return await self._in_threads(prompt, params, space)
 
     def _fits_turn(self, num_chars: int) -> bool:
         """Return whether the event loop may tokenize so many characters now; if so, count them for this turn."""
@@ -132,16 +133,16 @@ class _Direct:
     def _turn_ended(self) -> None:
         self._num_chars = 0
 
-    def one(self, prompt: Any, params: Any, salted: bool = False) -> Any:
+    def one(self, prompt: Any, params: Any, space: str | None = None) -> Any:
         """Return vLLM's ``TokensPrompt``, or raise vLLM's error. Called in a thread."""
-        made = self._made(prompt, params, salted)
+        made = self._made(prompt, params, space)
         return self._by_vllm(prompt, params) if made is None else made
 
     def several(self, calls: Sequence[Call]) -> list[Any]:
         """Return for each call, in order, the result or the exception of `one`. Called in a thread."""
         prompts = [args for args, _ in calls]
         of_all = [params.get_encode_kwargs() for _, params, _ in prompts]
-        ways = {(limits["add_special_tokens"], salted) for limits, (_, _, salted) in zip(of_all, prompts, strict=True)}
+        ways = {(limits["add_special_tokens"], space) for limits, (_, _, space) in zip(of_all, prompts, strict=True)}
         if len(prompts) == 1 or len(ways) > 1 or any(self._wants_offsets(prompt, params) for prompt, params, _ in prompts):
             return [tried(self.one, *each) for each in prompts]
         try:
@@ -152,22 +153,32 @@ class _Direct:
         made = ((_within(limits, ids, prompt, params), prompt, params) for limits, ids, (prompt, params, _) in in_order)
         return [tried(self._by_vllm, prompt, params) if tokens is None else tokens for tokens, prompt, params in made]
 
-    def _made(self, prompt: Any, params: Any, salted: bool) -> Any:
+    def _made(self, prompt: Any, params: Any, space: str | None) -> Any:
         """Return vLLM's ``TokensPrompt``; None if vLLM itself has to make the prompt or the error."""
         if self._wants_offsets(prompt, params):
             return None
         limits = params.get_encode_kwargs()
         try:
-            (ids,) = self._ids([prompt["prompt"]], limits["add_special_tokens"], salted)
+            (ids,) = self._ids([prompt["prompt"]], limits["add_special_tokens"], space)
         except Exception:  # half a surrogate pair, or the prompt is no text
             return None
         return _within(limits, ids, prompt, params)
 
-    def _ids(self, texts: Sequence[str], add_special_tokens: bool, salted: bool) -> Sequence[list[int]]:
+    def _ids(self, texts: Sequence[str], add_special_tokens: bool, space: str | None) -> Sequence[list[int]]:
         """Return the ids of each text. The cache is for texts of chat templates, to which the tokenizer adds no special tokens."""
-        if self._cache is None or add_special_tokens or salted:
+        if self._cache is None or add_special_tokens or space is None:
             return [encoding.ids for encoding in self._encode(texts, add_special_tokens=add_special_tokens)]
-        return self._cache.ids_of(texts)
+        return self._cache.ids_of(texts, space)
+
+
+def _space() -> str | None:
+    """Return the part of the token cache for the current request: that of its tenant; None for a request with a ``cache_salt``."""
+    if _is_salted.get():
+        return None
+    exchange = current_exchange()
+    if exchange is None or exchange.caller is None:
+        return ""
+    return exchange.caller.tenant.cache_salt(None) or ""
 
 
 def _within(limits: Any, ids: list[int], prompt: Any, params: Any) -> Any:

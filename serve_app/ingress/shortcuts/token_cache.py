@@ -35,19 +35,22 @@ class TokenCache:
     def __init__(self, encode: Encode, cut_before: Sequence[str]) -> None:
         self._encode = encode
         self._cut_before = cut_before
-        self._ids: OrderedDict[str, array[int]] = OrderedDict()
+        self._ids: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
         self._num_bytes = 0
         self._lock = threading.Lock()
 
-    def ids_of(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text. One call of ``encode``, whose exceptions pass, makes the ids of all unknown parts."""
+    def ids_of(self, texts: Sequence[str], space: str = "") -> list[list[int]]:
+        """Return the ids of each text. One call of ``encode``, whose exceptions pass, makes the ids of all unknown parts.
+
+        Texts of one ``space`` never find parts of another one, so that the time of an answer tells no tenant what another has sent.
+        """
         of_texts = [self._parts(text) for text in texts]
         known: dict[str, array[int]] = {}
         with self._lock:
             for parts in of_texts:
                 for part in parts:
-                    if (ids := self._ids.get(part)) is not None:
-                        self._ids.move_to_end(part)
+                    if (ids := self._ids.get((space, part))) is not None:
+                        self._ids.move_to_end((space, part))
                         known[part] = ids
         unknown = list({part: None for parts in of_texts for part in parts if part not in known})
         if unknown:
@@ -55,7 +58,7 @@ class TokenCache:
             known |= made
             with self._lock:
                 for part, ids in made.items():
-                    self._remember(part, ids)
+                    self._remember(space, part, ids)
         return [_joined([known[part] for part in parts]) for parts in of_texts]
 
     def _parts(self, text: str) -> list[str]:
@@ -68,14 +71,15 @@ class TokenCache:
                     next_of[token] = text.find(token, cut + MIN_PART_CHARS)
         return [text[start:end] for start, end in pairwise([*cuts, len(text)])]
 
-    def _remember(self, part: str, ids: "array[int]") -> None:
+    def _remember(self, space: str, part: str, ids: "array[int]") -> None:
         size = _num_bytes(part, ids)
-        if len(part) < MIN_PART_CHARS or size > MAX_BYTES * MAX_PART_SHARE or part in self._ids:
+        if len(part) < MIN_PART_CHARS or size > MAX_BYTES * MAX_PART_SHARE or (space, part) in self._ids:
             return
-        self._ids[part] = ids
+        self._ids[space, part] = ids
         self._num_bytes += size
         while self._num_bytes > MAX_BYTES:
-            self._num_bytes -= _num_bytes(*self._ids.popitem(last=False))
+            (_, oldest), its_ids = self._ids.popitem(last=False)
+            self._num_bytes -= _num_bytes(oldest, its_ids)
 
 
 def _joined(parts: Sequence["array[int]"]) -> list[int]:

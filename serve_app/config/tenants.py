@@ -1,0 +1,272 @@
+"""The files of API keys: tenants with rights and limits (`ingress.tenants_file`), or one key a line (`ingress.api_keys_file`).
+
+Both become the same `Keyring`. In a file of keys, each key is a tenant of its own without limits, named by the first 12 hex digits of its
+SHA-256. No error quotes a key, nor any value in whose place a key may have been written.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from serve_app.config.base import Int, Section
+from serve_app.config.checks import did_you_mean, dotted, load_yaml, refuse, to_config_errors, wrong
+from serve_app.config.settings import Settings, read_text
+from serve_app.core.tenants import SCOPES, Key, Keyring, Scope, Tenant
+from serve_app.errors import ConfigError
+
+MIN_KEY_CHARS = 16
+TENANT_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
+RESERVED_NAMES = ("none", "others")
+"""Words that series use in place of a name."""
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+_NAME_CHARS = 12  # enough to tell keys apart, too little to look one up by
+_KEY = re.compile(r"[!-~]+")  # what a header can carry without quoting
+_KEYS_FILE, _TENANTS_FILE = "ingress.api_keys_file", "ingress.tenants_file"
+_HINT = "a line is a key, for example of `openssl rand -hex 32`, or sha256: and the 64 hex digits of one"
+_HOW = "`serve-app tenants create` makes a key and its entry"
+
+
+def _day(value: object) -> object:
+    if isinstance(value, str) and not re.fullmatch(r"\d{4}-\d\d-\d\d", value):
+        raise wrong("", f"is {value[:20]!r}, which is no date", "write year, month and day, as 2027-01-31")
+    if isinstance(value, int | float):  # pydantic would take a number for seconds
+        raise wrong("", f"is {value}, which is no date", "write year, month and day, as 2027-01-31")
+    return value
+
+
+def _key_id(text: str) -> str:
+    if not re.fullmatch(TENANT_PATTERN, text) or text in RESERVED_NAMES:
+        problem = f"has {len(text)} characters that are no id"  # it is not quoted: a key may have been written in its place
+        raise wrong("", problem, "use up to 63 of a-z, 0-9, '.', '_' and '-', as in search-1, and not none or others")
+    return text
+
+
+def _digest(value: object) -> object:
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+        problem = f"has {len(str(value))} characters, and is not the 64 hex digits of a SHA-256"
+        raise wrong("", problem, f"never write a key itself here: printf %s KEY | sha256sum; {_HOW}")
+    return value.lower()
+
+
+Day = Annotated[date, BeforeValidator(_day)]
+
+
+class KeySettings(Section):
+    """One API key, of which the file holds only the digest."""
+
+    id: Annotated[str, AfterValidator(_key_id)]
+    """Name of the key in errors, logs, series, ledger and traces. Unique in the file."""
+    sha256: Annotated[str, BeforeValidator(_digest)] = Field(json_schema_extra={"pattern": f"^{_DIGEST.pattern}$"})
+    """The SHA-256 of the key, as 64 hex digits. Unique in the file."""
+    expires: Day | None = None
+    """Last day (UTC) on which the key is valid. None: it does not expire."""
+    revoked: Day | None = None
+    """Day on which the key was revoked; the key is not valid, whatever the day. None: it was not. Its clients learn why they get 401."""
+    scopes: tuple[Scope, ...] = Field(default=SCOPES, min_length=1)
+    """`infer`: all routes that ask a model or its tokenizer. `batch`: files and batches, and the lines of batches."""
+
+    def key(self) -> Key:
+        expires_at = float("inf")
+        if self.expires is not None:
+            expires_at = datetime.combine(self.expires + timedelta(days=1), datetime.min.time(), UTC).timestamp()
+        return Key(
+            self.id,
+            bytes.fromhex(self.sha256),
+            frozenset(self.scopes),
+            str(self.expires or ""),
+            expires_at,
+            str(self.revoked or ""),
+        )
+
+
+class TenantLimits(Section):
+    """Limits of each request of a tenant."""
+
+    max_tokens: Int | None = Field(default=None, ge=1)
+    """Most tokens of one answer. A request that asks for more is refused; an answer that names no bound ends there. None: no limit."""
+    max_context: Int | None = Field(default=None, ge=2)
+    """Most tokens of a prompt and its answer together. A longer prompt is refused; an answer ends there. None: the model's own limit."""
+
+
+class TenantSettings(Section):
+    """The keys, rights and limits of one tenant."""
+
+    keys: tuple[KeySettings, ...] = ()
+    """Its API keys: two while one replaces the other."""
+    models: tuple[str, ...] | None = None
+    """Names of the models that it may ask, each with its aliases, adapters and canary. None: all models."""
+    limits: TenantLimits = TenantLimits()
+    """Limits of each request."""
+    share_prefix_cache: bool | None = Field(default=None, strict=True)
+    """Whether its prompts share cached blocks with the other tenants that share. None: as `ingress.shared_prefix_cache` says."""
+
+    @field_validator("keys", mode="before")
+    @classmethod
+    def _keys_are_a_list_of_mappings(cls, keys: Any) -> Any:
+        if not isinstance(keys, list | tuple):
+            raise wrong("", "is no list", f"write each key on a line that starts with `- `; {_HOW}")
+        refuse(
+            wrong(f"[{number}]", "is no mapping", f"write {{id: NAME, sha256: DIGEST}}; {_HOW}")
+            for number, key in enumerate(keys)
+            if not isinstance(key, Mapping)
+        )
+        return keys
+
+    def tenant(self, name: str, *, shared: bool) -> Tenant:
+        models = None if self.models is None else frozenset(self.models)
+        shares = shared if self.share_prefix_cache is None else self.share_prefix_cache
+        return Tenant(name, models, self.limits.max_tokens, self.limits.max_context, shares)
+
+
+class TenantsFile(Section):
+    """The file `ingress.tenants_file`."""
+
+    tenants: dict[str, TenantSettings] = Field(min_length=1, json_schema_extra={"propertyNames": {"pattern": TENANT_PATTERN}})
+    """The tenants by name."""
+
+    @model_validator(mode="after")
+    def _names_are_unique_and_plain(self) -> "TenantsFile":
+        refuse([*self._bad_names(), *self._duplicates()])
+        return self
+
+    def _bad_names(self) -> Iterator[PydanticCustomError]:
+        for name in self.tenants:
+            if not re.fullmatch(TENANT_PATTERN, name) or name in RESERVED_NAMES:
+                hint = "use up to 63 of a-z, 0-9, '.', '_' and '-', as in search-team, and not none or others"
+                yield wrong(dotted(("tenants", name)), f"the name {name[:63]!r} is no name of a tenant", hint)
+
+    def _duplicates(self) -> Iterator[PydanticCustomError]:
+        ids: dict[str, str] = {}
+        digests: dict[str, str] = {}
+        for name, tenant in self.tenants.items():
+            for number, key in enumerate(tenant.keys):
+                at = dotted(("tenants", name, "keys", number))
+                if key.id in ids:
+                    problem = f"is {key.id!r}, which a key of the tenant {ids[key.id]!r} has already"
+                    yield wrong(f"{at}.id", problem, "give each key an id of its own")
+                elif key.sha256 in digests:
+                    problem = f"is the digest of the key {digests[key.sha256]!r} too: one key would be two clients"
+                    yield wrong(f"{at}.sha256", problem, f"make another key; {_HOW}")
+                ids[key.id], digests[key.sha256] = name, key.id
+
+    def keyring(self, *, shared: bool) -> Keyring:
+        """Return the keys. ``shared``: whether tenants that do not say it share cached prefixes."""
+        return Keyring(
+            (tenant.tenant(name, shared=shared), [key.key() for key in tenant.keys]) for name, tenant in self.tenants.items()
+        )
+
+    def unknown_models(self, settings: Settings) -> Iterator[ConfigError]:
+        """Yield an error for each model that the configuration does not serve under this name."""
+        known = [name for name, model in settings.models.items() if model.canary is None]
+        bases = {alias: name for name, model in settings.models.items() for alias in (*model.aliases, *model.adapters)}
+        bases |= {name: model.canary.of for name, model in settings.models.items() if model.canary is not None}
+        for name, tenant in self.tenants.items():
+            for number, model in enumerate(tenant.models or ()):
+                if model not in known:
+                    hint = did_you_mean(model, known)
+                    if model in bases:
+                        hint = f"name its model, {bases[model]}, which includes its aliases, adapters and canary"
+                    yield ConfigError(dotted(("tenants", name, "models", number)), f"is {model[:80]!r}, no served model", hint)
+
+
+def tenants_problems(text: str) -> list[ConfigError]:
+    """Return what is wrong with the text of a tenants file, its YAML included."""
+    try:
+        _parsed(text)
+    except ValidationError as exc:
+        return to_config_errors(exc)
+    except ConfigError as exc:
+        return [exc]
+    return []
+
+
+def parse_tenants(text: str) -> TenantsFile:
+    """Return the tenants in the text of a file.
+
+    Raises:
+        ConfigError: The first problem, with the path of its key in the file.
+    """
+    try:
+        return _parsed(text)
+    except ValidationError as exc:
+        raise to_config_errors(exc)[0] from None  # the cause would quote values
+
+
+def _parsed(text: str) -> TenantsFile:
+    values = load_yaml(text)
+    if not isinstance(values, Mapping):
+        raise ConfigError(
+            "", "is empty" if values is None else "is no mapping", "start with `tenants:`; docs/tenants.md is complete"
+        )
+    return TenantsFile.model_validate(values)
+
+
+def read_keyring(settings: Settings) -> Keyring:
+    """Return the keys of the file that the settings name; they name one.
+
+    Raises:
+        ConfigError: The file cannot be used: its first problem.
+    """
+    ingress = settings.ingress
+    if ingress.api_keys_file is not None:
+        return read_api_keys(ingress.api_keys_file, shared=ingress.shared_prefix_cache)
+    assert ingress.tenants_file is not None
+    problems = tenants_file_problems(ingress.tenants_file, settings)
+    if problems:
+        raise problems[0]
+    return parse_tenants(read_text(ingress.tenants_file)).keyring(shared=ingress.shared_prefix_cache)
+
+
+def tenants_file_problems(file: Path, settings: Settings) -> list[ConfigError]:
+    """Return what is wrong with a tenants file under these settings; each problem names the file and the key in it."""
+    try:
+        text = read_text(file)
+    except ConfigError as exc:
+        return [ConfigError(_TENANTS_FILE, exc.problem, "create it on every node of the ingress")]
+    found = tenants_problems(text) or list(parse_tenants(text).unknown_models(settings))
+    return [
+        ConfigError(_TENANTS_FILE, f"{file}: {each.path}{': ' if each.path else ''}{each.problem}", each.hint) for each in found
+    ]
+
+
+def tenants_json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a tenants file, for editors."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **TenantsFile.model_json_schema()}
+
+
+def read_api_keys(path: Path, *, shared: bool = False) -> Keyring:
+    """Return the keys of a file with a key a line. Each is a tenant of its own.
+
+    A line is a key of at least `MIN_KEY_CHARS` characters, or `sha256:` and the 64 hex digits of a key's SHA-256, or empty, or a comment
+    that starts with `#`.
+
+    Raises:
+        ConfigError: The file cannot be read, or holds no key, or has a line that is no key.
+    """
+    try:
+        text = read_text(path)
+    except ConfigError as exc:
+        raise ConfigError(_KEYS_FILE, exc.problem, "create it on every node of the ingress") from exc
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)]
+    digests = {_digest_of_line(path, number, line): None for number, line in lines if line and not line.startswith("#")}
+    if not digests:
+        raise ConfigError(_KEYS_FILE, f"{path} holds no key", _HINT)
+    names = {digest.hex()[:_NAME_CHARS]: digest for digest in digests}
+    return Keyring((Tenant(name, shares_prefix_cache=shared), [Key(name, digest)]) for name, digest in names.items())
+
+
+def _digest_of_line(path: Path, number: int, line: str) -> bytes:
+    if line.startswith("sha256:"):
+        if not _DIGEST.fullmatch(digest := line.removeprefix("sha256:")):
+            raise ConfigError(_KEYS_FILE, f"line {number} of {path} is no SHA-256", _HINT)
+        return bytes.fromhex(digest)
+    if len(line) < MIN_KEY_CHARS or not _KEY.fullmatch(line):
+        problem = f"line {number} of {path} has {len(line)} characters; {MIN_KEY_CHARS} or more without spaces are needed"
+        raise ConfigError(_KEYS_FILE, problem, _HINT)
+    return hashlib.sha256(line.encode()).digest()

@@ -1,0 +1,84 @@
+"""The ingress's tenants come from a file, which is read again when it changes; a request's API key says whose request it is."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from serve_app.core.tenants import Caller, Keyring
+from serve_app.errors import ConfigError, InvalidApiKey
+
+logger = logging.getLogger(__name__)
+
+
+def shown_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """Return the header that shows the client's key, as OpenAI's clients send it. Anthropic's send the bare key as `X-Api-Key`."""
+    bare: bytes | None = None
+    for name, value in headers:
+        if name == b"authorization":
+            return value
+        if name == b"x-api-key" and bare is None:
+            bare = b"Bearer " + value
+    return bare
+
+
+class Tenants:
+    """The tenants of the file ``path``.
+
+    Args:
+        path: The file, whose change is noticed at the next request.
+        read: Reads the file; raises `ConfigError` if it cannot be used.
+        clock: Returns the seconds since 1970.
+    Raises:
+        ConfigError: The file cannot be used.
+    """
+
+    def __init__(self, path: Path, read: Callable[[], Keyring], clock: Callable[[], float] = time.time) -> None:
+        self._path, self._read, self._clock = path, read, clock
+        self._seen = self._stamp()
+        self._keys = read()
+        self._warn_of_invalid()
+
+    def check(self, authorization: bytes | None) -> Caller:
+        """Check a request's Authorization header and return who sent the request.
+
+        Raises:
+            InvalidApiKey: The header carries no valid key.
+        """
+        self._follow_changes()
+        if authorization is None:
+            raise InvalidApiKey("no API key was given")
+        scheme, _, key = authorization.partition(b" ")
+        if scheme.lower() != b"bearer":
+            raise InvalidApiKey("the Authorization header is not of the scheme Bearer")
+        return self._keys.caller(key.strip(), self._clock())
+
+    def owner(self, tenant: str, key_id: str) -> Caller | None:
+        """Return the tenant and the key by which a stored batch may continue; None if it may not. See `Keyring.owner`."""
+        self._follow_changes()
+        return self._keys.owner(tenant, key_id, self._clock())
+
+    def _follow_changes(self) -> None:
+        """Read the file again if it has changed. A file that cannot be used is reported once, and the keys stay as they were."""
+        if (stamp := self._stamp()) == self._seen:
+            return
+        self._seen = stamp
+        try:
+            self._keys = self._read()
+        except ConfigError as exc:
+            logger.error("%s; the %d API keys read before stay in force", exc, len(self._keys))
+        else:
+            logger.info("%s has changed: %d API keys are in force", self._path, len(self._keys))
+            self._warn_of_invalid()
+
+    def _warn_of_invalid(self) -> None:
+        for problem in self._keys.invalid(self._clock()):
+            logger.warning("%s: %s; its clients get 401", self._path, problem)
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        # `stat` follows symbolic links: Kubernetes replaces a mounted Secret by pointing a link at another folder.
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_ino, status.st_size
