@@ -111,11 +111,11 @@ class TenantSettings(Section):
     def _keys_are_a_list_of_mappings(cls, keys: Any) -> Any:
         if not isinstance(keys, list | tuple):
             raise wrong("", "is no list", f"write each key on a line that starts with `- `; {_HOW}")
-        refuse(
-            wrong(f"[{number}]", "is no mapping", f"write {{id: NAME, sha256: DIGEST}}; {_HOW}")
-            for number, key in enumerate(keys)
-            if not isinstance(key, Mapping)
-        )
+        for number, key in enumerate(keys, start=1):
+            if not isinstance(key, Mapping):
+                raise wrong(
+                    "", f"has an entry, number {number}, that is no mapping", f"write {{id: NAME, sha256: DIGEST}}; {_HOW}"
+                )
         return keys
 
     def tenant(self, name: str, *, shared: bool) -> Tenant:

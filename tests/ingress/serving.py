@@ -11,6 +11,7 @@ import httpx
 from serve_app.config import parse_settings
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
+from serve_app.ingress.http.tenants import Tenants
 from serve_app.ingress.routes.app import AppLimits, IngressApp
 from serve_app.links.fingerprint import model_fingerprint
 from tests.doubles.fake_engine import FakeEngine
@@ -22,7 +23,12 @@ ADAPTERS = ("pirate", "lawyer")
 
 @contextlib.asynccontextmanager
 async def serving(
-    model: Path, *, stepping: bool = True, adapters: Sequence[str] = ADAPTERS, max_model_len: int = 512
+    model: Path,
+    *,
+    stepping: bool = True,
+    adapters: Sequence[str] = ADAPTERS,
+    max_model_len: int = 512,
+    tenants: Tenants | None = None,
 ) -> AsyncIterator[tuple[httpx.AsyncClient, FakeEngine, dict[str, int]]]:
     """Yield a client, the engine behind it, and the numbers of the adapters.
 
@@ -30,11 +36,14 @@ async def serving(
         stepping: Whether the engine computes; else it does what a test calls.
     """
     async with (
-        application(model, AppLimits(10 << 20), stepping=stepping, adapters=adapters, max_model_len=max_model_len) as (
-            app,
-            engine,
-            numbers,
-        ),
+        application(
+            model,
+            AppLimits(10 << 20),
+            stepping=stepping,
+            adapters=adapters,
+            max_model_len=max_model_len,
+            tenants=tenants,
+        ) as (app, engine, numbers),
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://ingress") as http,
     ):
         yield http, engine, numbers
@@ -42,7 +51,13 @@ async def serving(
 
 @contextlib.asynccontextmanager
 async def application(
-    model: Path, limits: AppLimits, *, stepping: bool = True, adapters: Sequence[str] = ADAPTERS, max_model_len: int = 512
+    model: Path,
+    limits: AppLimits,
+    *,
+    stepping: bool = True,
+    adapters: Sequence[str] = ADAPTERS,
+    max_model_len: int = 512,
+    tenants: Tenants | None = None,
 ) -> AsyncIterator[tuple[IngressApp, FakeEngine, dict[str, int]]]:
     """Yield the application behind the client of `serving`, with these limits, and the rest of what `serving` yields."""
     tiny = {
@@ -68,7 +83,7 @@ async def application(
             await asyncio.sleep(0.005)
 
     tasks = [asyncio.create_task(client.run()), asyncio.create_task(step())]
-    app = IngressApp({MODEL: front}, limits, version={})
+    app = IngressApp({MODEL: front}, limits, version={}, tenants=tenants)
     try:
         yield app, engine, {name: adapter.number(name) for name, adapter in settings.adapters.items()}
     finally:

@@ -1,16 +1,18 @@
-"""The file of API keys is read, checked, and followed when it changes."""
+"""The file of tenants, or of API keys, is read, checked, and followed when it changes."""
 
 import hashlib
+import json
 import logging
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from serve_app.errors import ConfigError, InvalidApiKey
 from serve_app.ingress.http.tenants import Tenants
-from tests.ingress.tenants import of_keys
+from tests.ingress.tenants import digest, of_file, of_keys
 
 FIRST, SECOND = "first-key-0123456789", "second-key-0123456789"
 
@@ -112,3 +114,22 @@ def test_a_broken_new_file_keeps_the_old_keys_and_is_reported_once(
     assert errors[0].endswith("; the 1 API keys read before stay in force")
     replace(file, SECOND)
     assert allowed(keys, FIRST, SECOND) == [SECOND]
+
+
+def test_a_change_of_the_tenants_counts_from_the_next_request_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def file_of(key: str, **more: Any) -> str:
+        return json.dumps({"tenants": {"team": {"keys": [{"id": "k1", "sha256": digest(key), **more}]}}})
+
+    path = tmp_path / "tenants.yaml"
+    tenants = of_file(path, file_of(FIRST))
+    assert allowed(tenants, FIRST, SECOND) == [FIRST]
+    replace(path, file_of(SECOND, scopes=["read"]))
+    assert allowed(tenants, FIRST, SECOND) == [FIRST]
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert said.startswith("tenants.team.keys[0].scopes[0]: is 'read', but should be 'infer' or 'batch'")
+    replace(path, file_of(FIRST, expires="2026-12-31"))
+    assert allowed(tenants, FIRST) == []
+    (warned,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warned == f"{path}: the API key k1 has expired on 2026-12-31 (tenant team); its clients get 401"
+    replace(path, file_of(SECOND))
+    assert allowed(tenants, FIRST, SECOND) == [SECOND]

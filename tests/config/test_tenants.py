@@ -1,0 +1,148 @@
+"""A tenants file is checked as a whole; each error names its place and the way out, and none quotes a key."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+
+from serve_app.config import Settings, parse_settings
+from serve_app.config.tenants import parse_tenants, read_keyring, tenants_file_problems, tenants_json_schema, tenants_problems
+from serve_app.core.tenants import Tenant
+from serve_app.errors import ConfigError, InvalidApiKey
+from tests.ingress.tenants import digest
+
+SECRET = "sk-a-plain-key-that-no-error-may-quote"
+D1, D2 = digest("one"), digest("two")
+WHOLE = f"""
+tenants:
+  search-team:
+    keys:
+      - {{id: st1, sha256: {D1}, expires: 2027-01-31, scopes: [infer, batch]}}
+      - {{id: st2, sha256: {D2.upper()}, revoked: 2026-12-01, scopes: [infer]}}
+    models: [chat, embed]
+    limits: {{max_tokens: 8192, max_context: 32768}}
+  free: {{}}
+"""
+END_OF_JANUARY = datetime(2027, 2, 1, tzinfo=UTC).timestamp()
+
+
+def test_a_whole_file_is_read() -> None:
+    keyring = parse_tenants(WHOLE).keyring(shared=False)
+    tenant, key = keyring.caller(b"one", END_OF_JANUARY - 1)
+    assert tenant == Tenant("search-team", frozenset({"chat", "embed"}), 8192, 32768, False)
+    assert (key.id, key.expires, sorted(key.scopes)) == ("st1", "2027-01-31", ["batch", "infer"])
+    with pytest.raises(InvalidApiKey, match="the API key st1 has expired on 2027-01-31"):
+        keyring.caller(b"one", END_OF_JANUARY)
+    assert list(keyring.invalid(0.0)) == ["the API key st2 was revoked on 2026-12-01 (tenant search-team)"]
+
+
+@pytest.mark.parametrize(
+    ("said", "default", "shares"), [(None, True, True), (None, False, False), (False, True, False), (True, False, True)]
+)
+def test_a_tenant_shares_its_prefix_cache_if_it_says_so_or_else_as_all_do(said: bool | None, default: bool, shares: bool) -> None:
+    text = yaml.safe_dump({"tenants": {"t": {"keys": [{"id": "k", "sha256": D1}], "share_prefix_cache": said}}})
+    assert parse_tenants(text).keyring(shared=default).caller(b"one", 0.0).tenant.shares_prefix_cache is shares
+
+
+def entry(**key: object) -> str:
+    return yaml.safe_dump({"tenants": {"t": {"keys": [{"id": "k1", "sha256": D1} | key]}}})
+
+
+def tenant(**fields: object) -> str:
+    return yaml.safe_dump({"tenants": {"t": fields}})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty; start with `tenants:`"),
+        ("[]", "is no mapping"),
+        ("tenants: {}", "tenants: is {}"),
+        ("tenants: {t: {keys: [}", "not valid YAML"),
+        (
+            entry(sha256=SECRET),
+            "tenants.t.keys[0].sha256: has 38 characters, and is not the 64 hex digits of a SHA-256; never write",
+        ),
+        (entry(sha256=12345), "tenants.t.keys[0].sha256: has 5 characters"),
+        (entry(id=SECRET.upper()), "tenants.t.keys[0].id: has 38 characters that are no id"),
+        (entry(id="others"), "tenants.t.keys[0].id: has 6 characters that are no id"),
+        (tenant(keys=SECRET), "tenants.t.keys: is no list"),
+        (tenant(keys=[SECRET]), "tenants.t.keys: has an entry, number 1, that is no mapping; write {id: NAME, sha256: DIGEST}"),
+        (tenant(keys=[{"id": "k1"}]), "tenants.t.keys[0].sha256: is missing"),
+        (
+            entry(expires="soon"),
+            "tenants.t.keys[0].expires: is 'soon', which is no date; write year, month and day, as 2027-01-31",
+        ),
+        (entry(expires="2027-02-30"), "tenants.t.keys[0].expires: is '2027-02-30', but should be a valid date"),
+        (entry(expires=20270131), "tenants.t.keys[0].expires: is 20270131, which is no date"),
+        (entry(scopes=["infer", "read"]), "tenants.t.keys[0].scopes[1]: is 'read', but should be 'infer' or 'batch'"),
+        (entry(scopes=[]), "tenants.t.keys[0].scopes: is []"),
+        (entry(expired="2027-01-31"), "tenants.t.keys[0].expired: unknown key; did you mean expires?"),
+        (tenant(limits={"max_tokens": "8k"}), "tenants.t.limits.max_tokens: is '8k', but should be a valid integer"),
+        (tenant(limits={"max_tokens": 0}), "tenants.t.limits.max_tokens: is 0, but should be greater than or equal to 1"),
+        (tenant(limits={"requests_per_minute": 5}), "tenants.t.limits.requests_per_minute: unknown key"),
+        (tenant(weight=4), "tenants.t.weight: unknown key"),
+        ("tenants: {Team A: {}}", "tenants[\"Team A\"]: the name 'Team A' is no name of a tenant; use up to 63"),
+        ("tenants: {t: {}, t: {}}", "tenants.t: is given twice, in lines 1 and 1"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place_and_the_way_out(text: str, said: str) -> None:
+    (problem,) = tenants_problems(text)
+    assert said in str(problem)
+    assert SECRET.lower() not in str(problem).lower()
+    with pytest.raises(ConfigError) as refused:
+        parse_tenants(text)
+    assert str(refused.value) == str(problem)
+    assert refused.value.__cause__ is None or SECRET not in str(refused.value.__cause__)
+
+
+def test_ids_and_digests_are_unique_among_all_tenants() -> None:
+    same_id = f"tenants: {{a: {{keys: [{{id: k, sha256: {D1}}}]}}, b: {{keys: [{{id: k, sha256: {D2}}}]}}}}"
+    assert [str(problem) for problem in tenants_problems(same_id)] == [
+        "tenants.b.keys[0].id: is 'k', which a key of the tenant 'a' has already; give each key an id of its own"
+    ]
+    same_digest = f"tenants: {{a: {{keys: [{{id: k, sha256: {D1}}}]}}, b: {{keys: [{{id: l, sha256: {D1.upper()}}}]}}}}"
+    (problem,) = tenants_problems(same_digest)
+    assert str(problem).startswith("tenants.b.keys[0].sha256: is the digest of the key 'k' too: one key would be two clients; ")
+    assert D1 not in str(problem)
+
+
+def settings_with(**ingress: object) -> Settings:
+    chat = {"model": "embedded:smollm2", "aliases": ["gpt"]}
+    return parse_settings({"models": {"chat": chat}, "ingress": ingress})
+
+
+def test_models_are_those_that_the_configuration_serves(tmp_path: Path) -> None:
+    file = tmp_path / "tenants.yaml"
+    file.write_text("tenants: {t: {models: [chat, cat, gpt]}}")
+    assert [str(problem) for problem in tenants_file_problems(file, settings_with(tenants_file=str(file)))] == [
+        f"ingress.tenants_file: {file}: tenants.t.models[1]: is 'cat', no served model; did you mean chat?",
+        f"ingress.tenants_file: {file}: tenants.t.models[2]: is 'gpt', no served model; "
+        "name its model, chat, which includes its aliases, adapters and canary",
+    ]
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tenants.yaml"
+    with pytest.raises(
+        ConfigError, match=f"^ingress.tenants_file: {file} cannot be read: No such file or directory; create it on every"
+    ):
+        read_keyring(settings_with(tenants_file=str(file)))
+
+
+def test_a_file_of_keys_is_tenants_without_limits_named_by_their_digests(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("0123456789abcdef\n0123456789abcdef\n")
+    keyring = read_keyring(settings_with(api_keys_file=str(file), shared_prefix_cache=True))
+    assert len(keyring) == 1
+    tenant, key = keyring.caller(b"0123456789abcdef", 0.0)
+    name = digest("0123456789abcdef")[:12]
+    assert (tenant, key.id) == (Tenant(name, shares_prefix_cache=True), name)
+
+
+def test_the_schema_is_closed_and_described() -> None:
+    schema = tenants_json_schema()
+    for section in (schema, *schema["$defs"].values()):
+        assert section["additionalProperties"] is False
+        assert all("description" in field for field in section["properties"].values())
