@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from serve_app.batch.service import BatchService
 from serve_app.config import BatchSettings, IngressSettings
 from serve_app.ingress.http.listener import Listener
+from serve_app.ingress.http.tenants import Tenants
 from serve_app.ingress.routes.app import AppLimits, IngressApp
 from tests.ingress.fake_fronts import front
 from tests.ingress.tenants import of_keys
@@ -85,13 +86,19 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serving(
-    folder: Path, *, keys: bool = False, model: Model | None = None, max_body_bytes: int = 4000, **limits: Any
+    folder: Path,
+    *,
+    keys: bool = False,
+    tenants: Tenants | None = None,
+    model: Model | None = None,
+    max_body_bytes: int = 4000,
+    **limits: Any,
 ) -> AsyncIterator[Served]:
     model = model or Model()
     (folder / "keys").write_text("\n".join(KEYS))
     storage = {} if "database_file" in limits else {"dir": folder / "store"}
     service = BatchService(BatchSettings(**storage, **limits))
-    known = of_keys(folder / "keys") if keys else None
+    known = of_keys(folder / "keys") if keys else tenants
     app = IngressApp({"tiny": front("tiny", model)}, AppLimits(max_body_bytes), version={}, tenants=known, batches=service)
     settings = IngressSettings(port=free_port())
     listener = Listener(app, settings)
