@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 _BY_RAY = "Ray places and connects engines"
 _BY_LIMITS = "every process of a fleet must have the same limit"
 REMOVED: Mapping[str, str] = {
-    "VLLM_API_KEY": "it would lock some routes and not others; set ingress.api_keys_file",
+    "VLLM_API_KEY": "it would lock some routes and not others; set ingress.tenants_file",
     "VLLM_PORT": "Kubernetes sets it to a URL for a Service named vllm, with which no engine starts",
     "VLLM_DP_RANK": _BY_RAY,
     "VLLM_DP_RANK_LOCAL": _BY_RAY,

@@ -14,7 +14,7 @@ def test_a_variable_that_would_make_the_process_half_work_is_dropped_with_its_re
         clean(environment)
     assert environment == {"VLLM_LOGGING_LEVEL": "DEBUG", "PATH": "/bin"}
     assert "VLLM_API_KEY is in the environment and has no effect" in caplog.text
-    assert "set ingress.api_keys_file" in caplog.text
+    assert "set ingress.tenants_file" in caplog.text
     assert "secret" not in caplog.text
 
 

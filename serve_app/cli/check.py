@@ -78,7 +78,7 @@ def _judged(file: Path, edge_s: Mapping[str, float | None], ignored: frozenset[s
         return CheckResult(wrong)
     settings = parse_settings(values)
     known = timeouts_of(settings, **edge_s)
-    if wrong := [*_unknown_models(settings), *timeout_problems([known], ignored)]:
+    if wrong := [*_unknown_models(settings), *_tenants_problems(settings), *timeout_problems([known], ignored)]:
         return CheckResult(wrong)
     asked = local_checkpoints(settings) if ask_vllm and engine_arg_types() else {}
     if asked:
@@ -115,6 +115,14 @@ def _unknown_models(settings: Settings) -> Iterator[ConfigError]:
             yield ConfigError(path=dotted(("models", model.name, "model")), problem=f"no embedded model {name!r}", hint=hint)
 
 
+def _tenants_problems(settings: Settings) -> list[ConfigError]:
+    """Return what is wrong with the tenants file, if this machine has it and may read it."""
+    from serve_app.config.tenants import tenants_file_problems
+
+    file = settings.ingress.tenants_file
+    return [] if file is None or not os.access(file, os.R_OK) else tenants_file_problems(file, settings)
+
+
 def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
     """Yield what is missing on this machine, though the file is right. vLLM was ``asked`` about these models."""
     from serve_app.checkpoints import CheckpointError, resolve_model
@@ -132,7 +140,7 @@ def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
             if source.startswith("/") and not os.path.exists(source):
                 yield f"{source} does not exist on this machine"
     tls = settings.protocol.tls
-    secrets = (settings.protocol.cluster_token_file, settings.ingress.api_keys_file)
+    secrets = (settings.protocol.cluster_token_file, settings.ingress.api_keys_file, settings.ingress.tenants_file)
     for path in (*secrets, *((tls.cert_file, tls.key_file, tls.ca_file) if tls else ())):
         if path is not None and not os.path.exists(path):
             yield f"{path} does not exist on this machine; the nodes of the cluster need it"

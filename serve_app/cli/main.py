@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from serve_app.cli import autoscale, batch, ledger, model, models
+from serve_app.cli import autoscale, batch, ledger, model, models, tenants
 from serve_app.cli.commands import check, demo, doctor, rollout, top, ui, up
 from serve_app.cli.status import down, status
 from serve_app.environment import clean
@@ -44,6 +44,7 @@ app.add_typer(models.app, name="models")
 app.add_typer(autoscale.app, name="autoscale")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(batch.app, name="batch")
+app.add_typer(tenants.app, name="tenants")
 app.command()(check)
 app.command()(doctor)
 app.command()(up)

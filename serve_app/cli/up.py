@@ -318,7 +318,7 @@ def _say_ready(settings: Settings) -> None:
     url = settings.ingress.local_url
     model = next(iter(settings.models))
     question = '"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0'
-    key = " -H 'authorization: Bearer KEY'" if settings.ingress.api_keys_file else ""
+    key = " -H 'authorization: Bearer KEY'" if settings.ingress.needs_keys else ""
     chat = f'{{"model": "{model}", {question}'
     name = "" if settings.name == "serve-app" else f" {settings.name}"
     pages = "" if settings.ui is None else f"The chat page starts now: http://127.0.0.1:{settings.ui.port}/ in half a minute.\n"

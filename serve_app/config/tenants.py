@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -131,15 +131,17 @@ class TenantsFile(Section):
     """The tenants by name."""
 
     @model_validator(mode="after")
-    def _names_are_unique_and_plain(self) -> "TenantsFile":
-        refuse([*self._bad_names(), *self._duplicates()])
+    def _keys_are_of_one_tenant(self) -> Self:
+        refuse(self._duplicates())
         return self
 
-    def _bad_names(self) -> Iterator[PydanticCustomError]:
-        for name in self.tenants:
-            if not re.fullmatch(TENANT_PATTERN, name) or name in RESERVED_NAMES:
+    @classmethod
+    def _problems_as_written(cls, values: Mapping[Any, Any]) -> Iterator[PydanticCustomError]:
+        tenants = values.get("tenants")
+        for name in tenants if isinstance(tenants, Mapping) else ():
+            if not isinstance(name, str) or not re.fullmatch(TENANT_PATTERN, name) or name in RESERVED_NAMES:
                 hint = "use up to 63 of a-z, 0-9, '.', '_' and '-', as in search-team, and not none or others"
-                yield wrong(dotted(("tenants", name)), f"the name {name[:63]!r} is no name of a tenant", hint)
+                yield wrong(dotted(("tenants", str(name))), f"the name {str(name)[:63]!r} is no name of a tenant", hint)
 
     def _duplicates(self) -> Iterator[PydanticCustomError]:
         ids: dict[str, str] = {}

@@ -64,7 +64,7 @@ _LISTENER_ARGS_THAT_COUNT = frozenset({"enable_flash_late_interaction"})
 _LISTENER_WAY_OUT: Mapping[str, str] = {
     "host": "set ingress.host",
     "port": "set ingress.port",
-    "api_key": "set ingress.api_keys_file",
+    "api_key": "set ingress.tenants_file or ingress.api_keys_file",
 }
 
 

@@ -1,0 +1,227 @@
+"""``serve-app tenants`` makes and changes the file `ingress.tenants_file`: an ingress that reads it follows within a second."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from serve_app.cli.options import AsJson
+
+app = typer.Typer(
+    help="Make and change the file `ingress.tenants_file`. Each change writes the whole file anew, without its comments.",
+    no_args_is_help=True,
+)
+
+File = Annotated[Path, typer.Option("--file", "-f", help="The tenants file.", envvar="SERVE_APP_TENANTS_FILE")]
+Name = Annotated[str, typer.Argument(help="Name of the tenant.", show_default=False)]
+Expires = Annotated[str, typer.Option(help="Last day of the new key (UTC), as 2027-01-31. Default: it does not expire.")]
+Scopes = Annotated[list[str] | None, typer.Option("--scope", help="infer or batch; may be repeated. Default: both.")]
+
+_HEAD = "# The tenants of serve-app: docs/tenants.md. `serve-app tenants` writes this file anew; comments are lost.\n"
+
+
+@app.command()
+def create(
+    name: Name,
+    file: File,
+    model: Annotated[list[str] | None, typer.Option(help="A model that it may ask; may be repeated. Default: all.")] = None,
+    scope: Scopes = None,
+    expires: Expires = "",
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of one answer.", min=1)] = None,
+    max_context: Annotated[int | None, typer.Option(help="Most tokens of a prompt and its answer together.", min=2)] = None,
+) -> None:
+    """Add a tenant with its first key, and print the key: this is the only time that the key is shown."""
+    with _changing(file, may_be_new=True) as tenants:
+        if name in tenants:
+            raise typer.BadParameter(f"{file} has a tenant {name!r} already; `serve-app tenants rotate {name}` makes another key")
+        limits = {"max_tokens": max_tokens, "max_context": max_context}
+        fields = {"models": model, "limits": {key: value for key, value in limits.items() if value is not None}}
+        tenants[name] = {"keys": []} | {key: value for key, value in fields.items() if value}
+        key = _add_key(tenants, name, scope, expires)
+    _show(key, f"{name} may now ask by this key")
+
+
+@app.command()
+def rotate(
+    name: Name,
+    file: File,
+    old_days: Annotated[int, typer.Option(help="Days for which the old keys stay valid beside the new one.", min=0)] = 7,
+    scope: Scopes = None,
+    expires: Expires = "",
+) -> None:
+    """Add a new key to a tenant, print it, and let its valid keys expire soon. The new key has their scopes."""
+    with _changing(file) as tenants:
+        keys, last = _keys(tenants, name, file), str(_today() + timedelta(days=old_days))
+        valid = [key for key in keys if not _ended(key)]
+        scopes = scope or sorted({each for key in valid for each in key.get("scopes", ("infer", "batch"))})
+        for key in valid:
+            key["expires"] = min(str(key.get("expires", last)), last)
+        new = _add_key(tenants, name, scopes, expires)
+    _show(
+        new,
+        f"{name} may now ask by this key; the keys {', '.join(key['id'] for key in valid) or '(none)'} expire on {last} or before",
+    )
+
+
+@app.command()
+def revoke(
+    name: Name,
+    file: File,
+    key: Annotated[list[str] | None, typer.Option(help="Id of a key; may be repeated. Default: all keys of the tenant.")] = None,
+) -> None:
+    """End keys at once. Their clients get 401, which says that the key was revoked; their batches send no new lines."""
+    with _changing(file) as tenants:
+        keys = _keys(tenants, name, file)
+        known = {each["id"]: each for each in keys}
+        if unknown := [each for each in key or () if each not in known]:
+            raise typer.BadParameter(f"the tenant {name!r} has no key {unknown[0]!r}; its keys are {', '.join(known) or 'none'}")
+        for each in key or known:
+            known[each].setdefault("revoked", str(_today()))
+    typer.secho(f"revoked: {', '.join(key or known) or 'no key'}", fg="green", err=True)
+
+
+@app.command("list")
+def list_tenants(file: File, as_json: AsJson = False) -> None:
+    """Show tenants, keys, rights and limits. A key is shown by its id."""
+    tenants = _read(file)
+    if as_json:
+        shown = {
+            name: {**tenant, "keys": [{k: v for k, v in key.items() if k != "sha256"} for key in tenant["keys"]]}
+            for name, tenant in tenants.items()
+        }
+        typer.echo(json.dumps(shown, indent=2))
+        return
+    for name, tenant in tenants.items():
+        limits = ", ".join(f"{limit} {value}" for limit, value in tenant.get("limits", {}).items()) or "no limits"
+        models = "all models" if tenant.get("models") is None else f"models {', '.join(tenant['models']) or 'none'}"
+        typer.echo(f"{name}: {models}, {limits}")
+        for key in tenant["keys"]:
+            scopes = "+".join(key.get("scopes", ("infer", "batch")))
+            typer.echo(f"  {key['id']:<24}{scopes:<14}{_ended(key) or _until(key)}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the tenants file, for editors."""
+    from serve_app.config.tenants import tenants_json_schema
+
+    typer.echo(json.dumps(tenants_json_schema(), indent=2))
+
+
+def _today() -> date:
+    return datetime.now(UTC).date()
+
+
+def _ended(key: dict[str, Any]) -> str:
+    """Return why a key is not valid today, "" if it is."""
+    if key.get("revoked"):
+        return f"revoked on {key['revoked']}"
+    return f"expired on {key['expires']}" if str(key.get("expires") or "9999") < str(_today()) else ""
+
+
+def _until(key: dict[str, Any]) -> str:
+    return f"valid to {key['expires']}" if key.get("expires") else "valid"
+
+
+def _keys(tenants: dict[str, Any], name: str, file: Path) -> list[dict[str, Any]]:
+    from serve_app.config.checks import did_you_mean
+
+    if name not in tenants:
+        raise typer.BadParameter(
+            f"{file} has no tenant {name!r}; {did_you_mean(name, tenants) or 'serve-app tenants list shows all'}"
+        )
+    keys: list[dict[str, Any]] = tenants[name]["keys"]
+    return keys
+
+
+def _add_key(tenants: dict[str, Any], name: str, scopes: list[str] | None, expires: str) -> str:
+    """Add a key to the tenant, and return the key. Its id is the first of NAME-1, NAME-2, ... that no key has."""
+    ids = {key["id"] for tenant in tenants.values() for key in tenant["keys"]}
+    number = next(number for number in range(1, len(ids) + 2) if f"{name[:56]}-{number}" not in ids)
+    key = f"sk-{secrets.token_urlsafe(32)}"
+    entry: dict[str, Any] = {"id": f"{name[:56]}-{number}", "sha256": hashlib.sha256(key.encode()).hexdigest()}
+    tenants[name]["keys"].append(entry | ({"expires": expires} if expires else {}) | ({"scopes": scopes} if scopes else {}))
+    return key
+
+
+def _show(key: str, said: str) -> None:
+    """Print the key alone on standard output, so that a script can take it from there."""
+    typer.echo(key)
+    typer.secho(f"{said}. It is shown only now: the file has its digest.", fg="green", err=True)
+
+
+def _read(file: Path, *, may_be_new: bool = False) -> dict[str, Any]:
+    """Return the file's tenants, checked, each with its ``keys``.
+
+    Raises:
+        ConfigError: The file cannot be read, or is no valid file of tenants.
+    """
+    from serve_app.cli.settings_file import in_file
+    from serve_app.config import read_text
+    from serve_app.config.tenants import parse_tenants
+    from serve_app.errors import ConfigError
+
+    if may_be_new and not file.exists():
+        return {}
+    text = read_text(file)
+    try:
+        found = parse_tenants(text).model_dump(mode="json", exclude_unset=True)["tenants"]
+    except ConfigError as exc:
+        raise in_file(file, exc) from None
+    return {name: {"keys": [], **tenant} for name, tenant in found.items()}
+
+
+@contextlib.contextmanager
+def _changing(file: Path, *, may_be_new: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield the tenants of the file, and write what they have become in the file's place, readable by its owner alone.
+
+    Two commands at once change the file one after the other: both lock the folder. The file is replaced as a whole, so that no ingress
+    reads a half of it.
+
+    Raises:
+        ConfigError: The file cannot be used, or what was asked makes an invalid file; then the file stays as it is.
+        OSError: The folder cannot be written.
+    """
+    import yaml
+
+    from serve_app.cli.settings_file import in_file
+    from serve_app.config.tenants import parse_tenants
+    from serve_app.errors import ConfigError
+
+    file = file.resolve()
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        tenants = _read(file, may_be_new=may_be_new)
+        yield tenants
+        text = _HEAD + yaml.safe_dump({"tenants": tenants}, sort_keys=False, width=1000)
+        try:
+            parse_tenants(text)
+        except ConfigError as exc:
+            raise in_file(file, exc) from None
+        _replace(file, text)
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _replace(file: Path, text: str) -> None:
+    number, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # mode 600
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as new:
+            new.write(text)
+            new.flush()
+            os.fsync(new.fileno())
+        os.replace(name, file)
+    except BaseException:
+        os.unlink(name)
+        raise

@@ -1,0 +1,137 @@
+"""`serve-app tenants` makes keys that the ingress takes, shows each once, and leaves a file that it refuses as it was."""
+
+import json
+import stat
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from serve_app.cli.main import app
+from serve_app.config.tenants import parse_tenants
+from serve_app.core.tenants import Caller, Tenant
+from serve_app.errors import ConfigError, InvalidApiKey
+
+TODAY = datetime.now(UTC).date()
+SHORT = "tenants: {a: {keys: [{id: a-1, sha256: 12}]}}"
+
+
+def run(file: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["tenants", *arguments, "-f", str(file)], env={"COLUMNS": "300"})
+
+
+def made(file: Path, *arguments: str) -> str:
+    """Return the key that the command prints."""
+    result = run(file, *arguments)
+    assert (result.exit_code, result.stdout.count("\n")) == (0, 1), result.output
+    return result.stdout.strip()
+
+
+def caller(file: Path, key: str, day: date = TODAY) -> Caller:
+    now = datetime.combine(day, datetime.min.time(), UTC).timestamp()
+    return parse_tenants(file.read_text()).keyring(shared=False).caller(key.encode(), now)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "tenants.yaml"
+
+
+def test_a_created_tenant_may_ask_by_the_key_that_was_printed_once(file: Path) -> None:
+    options = ["--model", "chat", "--model", "embed", "--scope", "infer", "--max-tokens", "8192", "--max-context", "32768"]
+    key = made(file, "create", "search-team", *options, "--expires", "2099-01-31")
+    tenant, found = caller(file, key)
+    assert tenant == Tenant("search-team", frozenset({"chat", "embed"}), 8192, 32768)
+    assert (found.id, [*found.scopes], found.expires) == ("search-team-1", ["infer"], "2099-01-31")
+    assert key not in file.read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    other = made(file, "create", "other")
+    assert caller(file, other).tenant.models is None
+    assert caller(file, key).tenant == tenant
+    assert [path.name for path in file.parent.iterdir()] == ["tenants.yaml"]
+
+
+def test_a_rotated_key_works_beside_the_new_one_until_it_expires(file: Path) -> None:
+    old = made(file, "create", "team", "--scope", "batch")
+    new = made(file, "rotate", "team", "--old-days", "3")
+    assert (caller(file, new).key.id, [*caller(file, new).key.scopes]) == ("team-2", ["batch"])
+    assert caller(file, old, TODAY + timedelta(days=3)).key.id == "team-1"
+    with pytest.raises(InvalidApiKey, match="the API key team-1 has expired on "):
+        caller(file, old, TODAY + timedelta(days=4))
+    made(file, "rotate", "team", "--old-days", "30")
+    with pytest.raises(InvalidApiKey, match="has expired"):
+        caller(file, old, TODAY + timedelta(days=4))
+
+
+def test_a_revoked_key_is_not_valid_and_says_so(file: Path) -> None:
+    first, second = made(file, "create", "team"), made(file, "rotate", "team")
+    assert run(file, "revoke", "team", "--key", "team-1").exit_code == 0
+    with pytest.raises(InvalidApiKey, match=f"the API key team-1 was revoked on {TODAY}"):
+        caller(file, first)
+    assert caller(file, second).key.id == "team-2"
+    assert run(file, "revoke", "team").exit_code == 0
+    with pytest.raises(InvalidApiKey, match="team-2 was revoked"):
+        caller(file, second)
+
+
+def test_the_list_shows_rights_and_ends_but_no_digest(file: Path) -> None:
+    made(file, "create", "team", "--model", "chat", "--max-tokens", "5")
+    made(file, "rotate", "team", "--old-days", "0", "--expires", "2099-01-31")
+    made(file, "create", "free")
+    run(file, "revoke", "free")
+    assert run(file, "list").stdout.splitlines() == [
+        "team: models chat, max_tokens 5",
+        f"  team-1                  infer+batch   valid to {TODAY}",
+        "  team-2                  batch+infer   valid to 2099-01-31",
+        "free: all models, no limits",
+        f"  free-1                  infer+batch   revoked on {TODAY}",
+    ]
+    shown = json.loads(run(file, "list", "--json").stdout)
+    assert shown["team"]["keys"][0] == {"id": "team-1", "expires": str(TODAY)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["create", "team"], "has a tenant 'team' already"),
+        (["rotate", "tema"], "has no tenant 'tema'; did you mean team?"),
+        (["revoke", "team", "--key", "k"], "has no key 'k'; its keys are team-1"),
+        (["create", "a", "--scope", "read"], "tenants.a.keys[0].scopes[0]: is 'read', but should be 'infer' or 'batch'"),
+        (["create", "a", "--expires", "soon"], "tenants.a.keys[0].expires: is 'soon', which is no date"),
+        (["create", "Team A"], "the name 'Team A' is no name of a tenant"),
+    ],
+)
+def test_what_cannot_be_done_leaves_the_file_as_it_was(file: Path, arguments: list[str], said: str) -> None:
+    made(file, "create", "team")
+    before = file.read_text()
+    result = run(file, *arguments)
+    assert result.exit_code != 0
+    assert said in (str(result.exception) if isinstance(result.exception, ConfigError) else result.output)
+    assert file.read_text() == before
+    assert [path.name for path in file.parent.iterdir()] == ["tenants.yaml"]
+
+
+def test_a_broken_file_is_not_replaced(file: Path) -> None:
+    file.write_text(SHORT)
+    for arguments in (["create", "b"], ["rotate", "a"], ["revoke", "a"], ["list"]):
+        result = run(file, *arguments)
+        assert isinstance(result.exception, ConfigError)
+        assert str(result.exception).startswith(f"{file}: tenants.a.keys[0].sha256: has 2 characters")
+        assert file.read_text() == SHORT
+    assert isinstance(run(file.with_name("none"), "rotate", "a").exception, ConfigError)
+
+
+def test_a_check_of_the_configuration_checks_the_tenants(file: Path, tmp_path: Path) -> None:
+    made(file, "create", "team", "--model", "cat")
+    config = tmp_path / "serve.yaml"
+    config.write_text(
+        yaml.safe_dump({"models": {"chat": {"model": "embedded:smollm2-135m-instruct"}}, "ingress": {"tenants_file": str(file)}})
+    )
+    check = CliRunner().invoke(app, ["check", "--no-vllm", str(config)], env={"COLUMNS": "300"})
+    assert check.exit_code == 1
+    assert "tenants.team.models[0]: is 'cat', no served model; did you mean chat?" in check.output
+    file.unlink()
+    check = CliRunner().invoke(app, ["check", "--no-vllm", str(config)], env={"COLUMNS": "300"})
+    assert (check.exit_code, f"{file} does not exist on this machine" in check.output) == (0, True)
