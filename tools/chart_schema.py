@@ -17,6 +17,7 @@ import yaml
 
 from serve_app.config import settings_json_schema
 from serve_app.config.checks import RESERVED_PORTS
+from serve_app.config.tenants import tenants_json_schema
 from serve_app.config.timeouts import RULES
 
 CHART = Path(__file__).parents[1] / "helm" / "serve-app"
@@ -144,6 +145,7 @@ BY_KEY: dict[str, Schema] = {
     **dict.fromkeys(("tmpSize", "homeSize", "shmSize", "size"), _BYTES),
     **dict.fromkeys(("requests", "limits"), _AMOUNTS),
     "affinity": {"type": "object"},
+    "inline": {"type": "object"},
     "apiServerPorts": {"type": "array", "items": _PORT, "minItems": 1},
     "downloads": {"type": "array", "items": _DOWNLOAD},
     "digest": {"type": "string", "pattern": r"^(sha256:[0-9a-f]{64})?$"},
@@ -188,6 +190,12 @@ def values_schema() -> Schema:
     del config["properties"]["ui"], config["$defs"]["UiSettings"]  # only for `serve-app up`; the chart's own value is `ui`
     del values["config"]
     properties = {key: schema_of(value, (key,), described) for key, value in values.items()}
+    tenants = tenants_json_schema()
+    config["$defs"] |= tenants.pop("$defs")
+    inline = tenants["properties"]["tenants"]
+    properties["tenants"]["properties"]["inline"] |= {
+        key: value for key, value in inline.items() if key not in ("description", "minProperties")
+    }
     for account in properties["serviceAccounts"]["properties"].values():
         account |= {"if": {"properties": {"create": {"const": False}}}, "then": {"properties": {"name": {"minLength": 1}}}}
     pods = properties["modelPods"]["properties"]

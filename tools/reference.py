@@ -1,6 +1,10 @@
-"""This script makes docs/configuration.md from the models of the configuration: `python -m tools.reference`."""
+"""This script makes docs/configuration.md and docs/tenants.schema.json from the models that check the files.
+
+Run as `python -m tools.reference`; tests/docs/test_docs.py fails if a file is outdated.
+"""
 
 import inspect
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +20,12 @@ from serve_app.config.model import CanarySettings, GoldenPrompt, MediaSettings, 
 from serve_app.config.routing import RoutingSettings
 from serve_app.config.schedule import ScheduledBounds
 from serve_app.config.settings import AutoscalingSettings, Settings, TimeoutSettings
+from serve_app.config.tenants import KeySettings, TenantLimits, TenantSettings, TenantsFile, tenants_json_schema
 from serve_app.config.tracing import TracingSettings
 from serve_app.config.ui import UiSettings
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
+TENANTS_SCHEMA = PAGE.with_name("tenants.schema.json")
 SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("The file", "", Settings),
     ("models", "Under each model's name.", ModelSettings),
@@ -35,6 +41,10 @@ SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("ingress: replicas", "", IngressScalingSettings),
     ("ingress: ledger", "", LedgerSettings),
     ("ingress: batch", "", BatchSettings),
+    ("The tenants file", "See docs/tenants.md.", TenantsFile),
+    ("tenants", "Under each tenant's name.", TenantSettings),
+    ("tenants: keys", "A list.", KeySettings),
+    ("tenants: limits", "", TenantLimits),
     ("timeouts", "", TimeoutSettings),
     ("health", "", HealthSettings),
     ("autoscaling", "", AutoscalingSettings),
@@ -61,9 +71,15 @@ def page() -> str:
     return "\n".join([_HEAD, *(line for section in SECTIONS for line in _section(*section))])
 
 
+def tenants_schema() -> str:
+    """Return docs/tenants.schema.json."""
+    return json.dumps(tenants_json_schema(), indent=2) + "\n"
+
+
 def _section(title: str, words: str, model: type[BaseModel]) -> Iterator[str]:
     yield from (f"## {title}", "", f"{words} {inspect.getdoc(model) or ''}".strip().replace("``", "`"), "", *table(model), "")
 
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    TENANTS_SCHEMA.write_text(tenants_schema(), encoding="utf-8")

@@ -1,5 +1,6 @@
 """These rows of test_values.py are about how clients and peers reach the fleet: Services, routes, Secrets and network policies."""
 
+from serve_app.config.tenants import parse_tenants
 from tests.chart.places import (
     ALB,
     INGRESS,
@@ -16,7 +17,14 @@ from tests.chart.places import (
     policy,
     secrets_of,
 )
-from tests.chart.render import at, merged
+from tests.chart.render import Rendered, at, merged
+
+
+def tenants_of(rendered: Rendered) -> list[tuple[str, str, str, int | None]]:
+    """Return tenant, id, last day and context of each key in the Secret that the chart makes, as an ingress reads it."""
+    found = parse_tenants(rendered.of("Secret")["tenants"]["stringData"]["tenants.yaml"]).tenants
+    return [(name, key.id, str(key.expires), each.limits.max_context) for name, each in found.items() for key in each.keys]
+
 
 HOST = merged(INGRESS, at("ingress.hosts", ["h"]))
 
@@ -93,6 +101,20 @@ SECRETS: list[Row] = [
         {},
     ),
     ("apiKeys.existingSecret", "s", lambda r: secrets_of(r, "ingress"), ["demo-cluster-token", "s"], {}),
+    (
+        "tenants.existingSecret",
+        "s",
+        lambda r: (secrets_of(r, "ingress"), r.config["ingress"]["tenants_file"], "api-keys" in r.of("Secret")),
+        (["demo-cluster-token", "s"], "/etc/serve-app/tenants/tenants.yaml", False),
+        {},
+    ),
+    (
+        "tenants.inline",
+        {"red": {"keys": [{"id": "r1", "sha256": "0" * 64, "expires": "2027-01-31"}], "limits": {"max_context": 2_000_000}}},
+        lambda r: (secrets_of(r, "ingress"), tenants_of(r), "api_keys_file" in r.config["ingress"], "api-keys" in r.of("Secret")),
+        (["demo-cluster-token", "demo-tenants"], [("red", "r1", "2027-01-31", 2_000_000)], False, False),
+        {},
+    ),
     (
         "batches.databaseSecret",
         "s",

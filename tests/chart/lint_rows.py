@@ -346,6 +346,30 @@ EFFECT: list[Check] = [
         at("apiKeys.existingSecret", "s"),
     ),
     (
+        "a Secret of tenants that nobody is asked for",
+        merged(NO_KEYS, at("tenants.existingSecret", "s")),
+        ("tenants.existingSecret is s, but apiKeys.enabled is false: ",),
+        at("tenants.existingSecret", "s"),
+    ),
+    (
+        "tenants whose keys nobody is asked for",
+        merged(NO_KEYS, at("tenants.inline", {"blue": {}, "red": {}})),
+        ("tenants.inline is blue, red, but apiKeys.enabled is false: ",),
+        at("tenants.inline", {"blue": {}, "red": {}}),
+    ),
+    (
+        "a Secret of keys beside tenants",
+        merged(at("apiKeys.existingSecret", "k"), at("tenants.existingSecret", "s")),
+        ("apiKeys.existingSecret is k, but there are tenants",),
+        at("tenants.existingSecret", "s"),
+    ),
+    (
+        "tenants twice",
+        at("tenants", {"existingSecret": "s", "inline": {"red": {}}}),
+        ("tenants.existingSecret is s, but tenants.inline has tenants too",),
+        at("tenants.inline", {"red": {}}),
+    ),
+    (
         "source ranges that keep nobody out",
         at("service.loadBalancerSourceRanges", ["10.0.0.0/8"]),
         ("loadBalancerSourceRanges is 10.0.0.0/8, but service.type is ClusterIP",),

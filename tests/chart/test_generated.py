@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from serve_app.config import settings_json_schema
+from serve_app.config.tenants import tenants_json_schema
 from tests.chart.render import CHART, tool
 from tools.chart_schema import chart_rules, descriptions, values_schema
 
@@ -41,7 +42,8 @@ def test_the_schema_has_the_configuration_as_serve_app_defines_it() -> None:
     assert own.pop("pods")["properties"].keys() == made["properties"]["modelPods"]["properties"].keys()
     defined = settings_json_schema()
     assert "UiSettings" in defined["$defs"]  # of `serve-app up`; the chart's own value is `ui`
-    assert made["$defs"] == {name: section for name, section in defined["$defs"].items() if name != "UiSettings"}
+    sections = {name: section for name, section in defined["$defs"].items() if name != "UiSettings"}
+    assert made["$defs"] == sections | tenants_json_schema()["$defs"]
     assert made["properties"]["config"]["properties"].keys() == defined["properties"].keys() - {"ui"}
 
 

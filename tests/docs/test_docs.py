@@ -14,6 +14,7 @@ import yaml
 import loadtest.cli
 from serve_app.cli.main import app
 from serve_app.config import ModelSettings, Settings, problems
+from serve_app.config.tenants import TenantsFile
 from tools import reference, site
 
 ROOT = Path(__file__).parents[2]
@@ -71,12 +72,14 @@ def anchors_of_links(page: Path) -> set[str]:
 
 def test_the_reference_of_the_configuration_is_up_to_date() -> None:
     assert reference.PAGE.read_text() == reference.page(), "run: python -m tools.reference"
+    assert reference.TENANTS_SCHEMA.read_text() == reference.tenants_schema(), "run: python -m tools.reference"
 
 
 def test_the_reference_has_every_section() -> None:
-    """A section is a model that a field of another one holds; `Settings` is the root."""
+    """A section is a model that a field of another one holds; `Settings` and `TenantsFile` are the roots."""
     named = {model.__name__ for _, _, model in reference.SECTIONS}
-    assert set(Settings.model_json_schema()["$defs"]) - named <= reference.LEFT_OUT
+    roots = (Settings, TenantsFile)
+    assert {name for root in roots for name in root.model_json_schema()["$defs"]} - named <= reference.LEFT_OUT
 
 
 CONFIG_KEYS, MODEL_KEYS = set(Settings.model_fields), set(ModelSettings.model_fields)

@@ -1,3 +1,14 @@
+{{- /* Where the keys of clients come from: "tenants", "api-keys", or "" where no key is needed. */}}
+{{- define "serve-app.keysFrom" -}}
+{{- if .Values.apiKeys.enabled -}}
+{{ ternary "tenants" "api-keys" (or (ne .Values.tenants.existingSecret "") (not (empty .Values.tenants.inline))) }}
+{{- end -}}
+{{- end }}
+
+{{- define "serve-app.tenantsSecret" -}}
+{{ .Values.tenants.existingSecret | default (printf "%s-tenants" (include "serve-app.fullname" .)) }}
+{{- end }}
+
 {{- /* The configuration with what the cluster dictates. `serve-app.lint` has refused contradictions. */}}
 {{- define "serve-app.config" -}}
 {{- $config := deepCopy .Values.config -}}
@@ -5,7 +16,10 @@
 {{- $ingress := $config.ingress | default dict -}}
 {{- $_ := set $ingress "host" "0.0.0.0" -}}
 {{- $_ := set $ingress "resources" (dict "serve_app_ingress" 1) -}}
-{{- if .Values.apiKeys.enabled -}}
+{{- $keysFrom := include "serve-app.keysFrom" . -}}
+{{- if eq $keysFrom "tenants" -}}
+{{- $_ := set $ingress "tenants_file" "/etc/serve-app/tenants/tenants.yaml" -}}
+{{- else if eq $keysFrom "api-keys" -}}
 {{- $_ := set $ingress "api_keys_file" "/etc/serve-app/api-keys/keys" -}}
 {{- end -}}
 {{- if .Values.batches.databaseSecret -}}

@@ -82,10 +82,10 @@ maxReplicas: 10000
     "periodSeconds" 2 "timeoutSeconds" 2 "failureThreshold" 2) -}}
 {{- $mounts := include "serve-app.clusterTokenMounts" . | fromYamlArray -}}
 {{- $volumes := include "serve-app.clusterTokenVolumes" . | fromYamlArray -}}
-{{- if .Values.apiKeys.enabled -}}
-{{- $mounts = append $mounts (dict "name" "api-keys" "mountPath" "/etc/serve-app/api-keys" "readOnly" true) -}}
-{{- $volumes = append $volumes (dict "name" "api-keys"
-    "secret" (dict "secretName" (include "serve-app.apiKeysSecret" .) "defaultMode" 288)) -}}
+{{- with include "serve-app.keysFrom" . -}}
+{{- $secret := ternary "serve-app.tenantsSecret" "serve-app.apiKeysSecret" (eq . "tenants") -}}
+{{- $mounts = append $mounts (dict "name" . "mountPath" (printf "/etc/serve-app/%s" .) "readOnly" true) -}}
+{{- $volumes = append $volumes (dict "name" . "secret" (dict "secretName" (include $secret $) "defaultMode" 288)) -}}
 {{- end -}}
 {{- if .Values.batches.databaseSecret -}}
 {{- $mounts = append $mounts (dict "name" "batch-database" "mountPath" "/etc/serve-app/batch-database" "readOnly" true) -}}

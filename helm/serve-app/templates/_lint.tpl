@@ -34,7 +34,7 @@ JSON list. All are reported together, but for those that ignoredRules names; tes
 {{- list "release-name" (printf "%s %q, which has %d characters, KubeRay allows 41: %s" $called $fullname (len $fullname) $way) | toJson | nindent 0 -}}
 {{- end -}}
 {{- $made := include "serve-app.config" . | fromYaml -}}
-{{- range $path := list "name" "ingress.host" "ingress.resources" "ingress.api_keys_file" "protocol.host" "protocol.cluster_token_file" -}}
+{{- range $path := list "name" "ingress.host" "ingress.resources" "ingress.api_keys_file" "ingress.tenants_file" "protocol.host" "protocol.cluster_token_file" -}}
 {{- $keys := splitList "." $path -}}
 {{- $parent := $.Values.config -}}
 {{- $wanted := $made -}}

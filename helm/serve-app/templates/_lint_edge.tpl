@@ -105,6 +105,8 @@ alb.ingress.kubernetes.io/unhealthy-threshold-count: "2"
   (list "gcsFaultTolerance.existingSecret" $redis.existingSecret "gcsFaultTolerance.enabled" $redis.enabled "no Redis would use it")
   (list "gcsFaultTolerance.username" $redis.username "gcsFaultTolerance.address" $redis.address "the chart's own Redis has no users")
   (list "apiKeys.existingSecret" .Values.apiKeys.existingSecret "apiKeys.enabled" .Values.apiKeys.enabled "no client would be asked for a key")
+  (list "tenants.existingSecret" .Values.tenants.existingSecret "apiKeys.enabled" .Values.apiKeys.enabled "no client would be asked for a key")
+  (list "tenants.inline" (keys .Values.tenants.inline | sortAlpha | join ", ") "apiKeys.enabled" .Values.apiKeys.enabled "no client would be asked for a key")
   (list "batches.databaseSecret" .Values.batches.databaseSecret "config.ingress.batch.files"
     (((dig "ingress" "batch" dict .Values.config) | default dict).files | default "") "there would be no place for what the files hold")
   (list "weights.existingClaim" .Values.weights.existingClaim "weights.enabled" .Values.weights.enabled "no pod would mount it")
@@ -115,6 +117,12 @@ alb.ingress.kubernetes.io/unhealthy-threshold-count: "2"
 {{- if and (index . 1) (not (index . 3)) -}}
 {{- list "value-without-effect" (printf "%s is %v, but %s is %s: %s; set the latter, or remove the former" (index . 0) (index . 1) (index . 2) (toString (index . 3) | default "empty") (index . 4)) | toJson | nindent 0 -}}
 {{- end -}}
+{{- end -}}
+{{- if and (eq (include "serve-app.keysFrom" .) "tenants") .Values.apiKeys.existingSecret -}}
+{{- list "value-without-effect" (printf "apiKeys.existingSecret is %s, but there are tenants, whose keys alone count; remove it, or the tenants" .Values.apiKeys.existingSecret) | toJson | nindent 0 -}}
+{{- end -}}
+{{- if and .Values.tenants.existingSecret .Values.tenants.inline -}}
+{{- list "value-without-effect" (printf "tenants.existingSecret is %s, but tenants.inline has tenants too, which nothing would read; remove one of them" .Values.tenants.existingSecret) | toJson | nindent 0 -}}
 {{- end -}}
 {{- if and .Values.service.loadBalancerSourceRanges (ne .Values.service.type "LoadBalancer") -}}
 {{- list "value-without-effect" (printf "service.loadBalancerSourceRanges is %s, but service.type is %s: nothing would be kept out; use networkPolicies.clients, or set type to LoadBalancer" (join ", " .Values.service.loadBalancerSourceRanges) .Values.service.type) | toJson | nindent 0 -}}
