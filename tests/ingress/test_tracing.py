@@ -95,6 +95,7 @@ async def test_a_trace_has_the_phases_of_its_request_and_no_word_of_its_text(
         "gen_ai.usage.output_tokens": 2,
         "serve_app.request_id": "plain",
         "serve_app.api_key": line.key,
+        "serve_app.tenant": line.tenant,
         "serve_app.stream": False,
         "serve_app.outcome": "complete",
         "serve_app.reason": "length",
