@@ -69,7 +69,7 @@ class ModelNotFound(ServingError):
     served: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"the model {self.model[:256]!r} does not exist; served here: {', '.join(self.served)}"
+        return f"the model {self.model[:256]!r} does not exist; served here: {', '.join(self.served) or 'none'}"
 
 
 @dataclass(eq=False)

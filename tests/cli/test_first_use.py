@@ -67,7 +67,7 @@ def test_the_demo_has_its_configuration_whatever_folder_it_is_started_in() -> No
 def test_each_command_that_shows_something_can_print_json() -> None:
     """Those that stream text for people, start or change something, or print a schema have no use for it."""
     streams = {"up", "down", "demo", "ui", "run", "fetch", "tiny", "download", "verify", "wait", "schema", "replay"}
-    streams |= {"load", "unload", "pin", "update"}
+    streams |= {"load", "unload", "pin", "update", "create", "rotate", "revoke"}
     commands: dict[tuple[str, ...], Any] = {(): typer.main.get_command(app)}
     missing = []
     while commands:

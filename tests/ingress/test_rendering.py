@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.types import Message
 from transformers import AutoTokenizer
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers import base
@@ -13,6 +14,9 @@ from vllm.renderers.params import ChatParams, TokenizeParams
 from vllm.tokenizers.hf import maybe_make_thread_pool
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from serve_app.core.tenants import Tenant
+from serve_app.ingress.exchange.exchange import Exchange
+from serve_app.ingress.exchange.held_answer import HeldAnswer, answering
 from serve_app.ingress.shortcuts.rendering import (
     MAX_CHARS_A_TURN,
     MAX_CHARS_HERE,
@@ -22,6 +26,7 @@ from serve_app.ingress.shortcuts.rendering import (
 )
 from serve_app.ingress.shortcuts.thread_batches import Call, ThreadBatches
 from tests.doubles.fleet import in_loop
+from tests.ingress.tenants import caller
 from tests.shortcuts import of_shortcuts
 
 pytestmark = [pytest.mark.engine, of_shortcuts]
@@ -190,6 +195,26 @@ async def test_a_text_is_remembered_unless_its_request_has_a_salt(renderer: Any)
     assert ("", text) not in cache._ids
     await renderer.render_cmpl_async([{"prompt": text}], params)
     assert ("", text) in cache._ids
+
+
+@in_loop
+async def test_a_text_is_remembered_for_its_tenant_alone(renderer: Any) -> None:
+    render_directly(renderer)
+    cache = renderer._tokenize_prompt.__self__._cache
+    params, text = TokenizeParams(max_total_tokens=None, add_special_tokens=False), "<|im_start|>user\n" + "of a tenant " * 60
+    cache._ids.clear()
+
+    async def send(_: Message) -> None: ...
+
+    for tenant in (Tenant("red"), Tenant("blue"), Tenant("red"), Tenant("shared", shares_prefix_cache=True)):
+        held = HeldAnswer(send, Exchange("/v1/completions", caller(tenant)))
+        with answering(held):
+            await renderer.render_cmpl_async([{"prompt": text}], params)
+    assert [space for space, part in cache._ids if part == text] == [
+        Tenant("blue").cache_salt(None),
+        Tenant("red").cache_salt(None),
+        "",
+    ]
 
 
 @in_loop

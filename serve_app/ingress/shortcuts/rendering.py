@@ -134,7 +134,10 @@ class _Direct:
         self._num_chars = 0
 
     def one(self, prompt: Any, params: Any, space: str | None = None) -> Any:
-        """Return vLLM's ``TokensPrompt``, or raise vLLM's error. Called in a thread."""
+        """Return vLLM's ``TokensPrompt``, or raise vLLM's error. Called in a thread.
+
+        vLLM itself gives no ``space``, and its threads do not know the request: such prompts, to embed, are tokenized without the cache.
+        """
         made = self._made(prompt, params, space)
         return self._by_vllm(prompt, params) if made is None else made
 
