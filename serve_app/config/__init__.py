@@ -1,8 +1,8 @@
 """The config room is the configuration: one YAML file, read once at the entry point, then passed down as frozen values.
 
 Units are in the names. `settings.py` has the whole file, and the other modules have the sections. `checks.py` words refusals,
-`vllm_arguments.py` checks vLLM's arguments, and `timeouts.py` checks the order of all timeouts. `tenants.py` has two other files, which are
-read again when they change: tenants, and API keys.
+`vllm_arguments.py` checks vLLM's arguments, and `timeouts.py` checks the order of all timeouts.
+`tenants.py` has two other files, which are read again when they change: tenants, and API keys. It is imported by its own name.
 """
 
 from serve_app.config.adapters import AdapterSettings
@@ -23,7 +23,6 @@ from serve_app.config.settings import (
     read_text,
     settings_json_schema,
 )
-from serve_app.config.tenants import KeySettings, TenantLimits, TenantSettings, TenantsFile
 from serve_app.config.tracing import TracingSettings
 from serve_app.config.ui import UiSettings
 
@@ -34,7 +33,6 @@ __all__ = [
     "HealthSettings",
     "IngressSettings",
     "Int",
-    "KeySettings",
     "LedgerSettings",
     "MembershipSettings",
     "ModelSettings",
@@ -43,9 +41,6 @@ __all__ = [
     "Section",
     "Settings",
     "SimulatedSettings",
-    "TenantLimits",
-    "TenantSettings",
-    "TenantsFile",
     "TlsSettings",
     "TracingSettings",
     "UiSettings",

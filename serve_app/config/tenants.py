@@ -177,36 +177,36 @@ class TenantsFile(Section):
                     yield ConfigError(dotted(("tenants", name, "models", number)), f"is {model[:80]!r}, no served model", hint)
 
 
-def tenants_problems(text: str) -> list[ConfigError]:
-    """Return what is wrong with the text of a tenants file, its YAML included."""
-    try:
-        _parsed(text)
-    except ValidationError as exc:
-        return to_config_errors(exc)
-    except ConfigError as exc:
-        return [exc]
-    return []
-
-
 def parse_tenants(text: str) -> TenantsFile:
     """Return the tenants in the text of a file.
 
     Raises:
         ConfigError: The first problem, with the path of its key in the file.
     """
+    found = _parsed(text)
+    if isinstance(found, TenantsFile):
+        return found
+    raise found[0]
+
+
+def tenants_problems(text: str) -> list[ConfigError]:
+    """Return what is wrong with the text of a tenants file, its YAML included."""
+    found = _parsed(text)
+    return [] if isinstance(found, TenantsFile) else found
+
+
+def _parsed(text: str) -> TenantsFile | list[ConfigError]:
+    """Return the tenants, or all problems, at least one."""
     try:
-        return _parsed(text)
+        values = load_yaml(text)
+        if not isinstance(values, Mapping):
+            problem = "is empty" if values is None else "is no mapping"
+            return [ConfigError("", problem, "start with `tenants:`; docs/tenants.md is complete")]
+        return TenantsFile.model_validate(values)
     except ValidationError as exc:
-        raise to_config_errors(exc)[0] from None  # the cause would quote values
-
-
-def _parsed(text: str) -> TenantsFile:
-    values = load_yaml(text)
-    if not isinstance(values, Mapping):
-        raise ConfigError(
-            "", "is empty" if values is None else "is no mapping", "start with `tenants:`; docs/tenants.md is complete"
-        )
-    return TenantsFile.model_validate(values)
+        return to_config_errors(exc)
+    except ConfigError as exc:
+        return [exc]
 
 
 def read_keyring(settings: Settings) -> Keyring:
@@ -219,22 +219,29 @@ def read_keyring(settings: Settings) -> Keyring:
     if ingress.api_keys_file is not None:
         return read_api_keys(ingress.api_keys_file, shared=ingress.shared_prefix_cache)
     assert ingress.tenants_file is not None
-    problems = tenants_file_problems(ingress.tenants_file, settings)
-    if problems:
-        raise problems[0]
-    return parse_tenants(read_text(ingress.tenants_file)).keyring(shared=ingress.shared_prefix_cache)
+    found = _read_tenants(ingress.tenants_file, settings)
+    if isinstance(found, TenantsFile):
+        return found.keyring(shared=ingress.shared_prefix_cache)
+    raise found[0]
 
 
 def tenants_file_problems(file: Path, settings: Settings) -> list[ConfigError]:
     """Return what is wrong with a tenants file under these settings; each problem names the file and the key in it."""
+    found = _read_tenants(file, settings)
+    return [] if isinstance(found, TenantsFile) else found
+
+
+def _read_tenants(file: Path, settings: Settings) -> TenantsFile | list[ConfigError]:
+    """Return the tenants, or all problems, at least one. The file is read once: it may be replaced at any time."""
     try:
-        text = read_text(file)
+        found = _parsed(read_text(file))
     except ConfigError as exc:
         return [ConfigError(_TENANTS_FILE, exc.problem, "create it on every node of the ingress")]
-    found = tenants_problems(text) or list(parse_tenants(text).unknown_models(settings))
-    return [
-        ConfigError(_TENANTS_FILE, f"{file}: {each.path}{': ' if each.path else ''}{each.problem}", each.hint) for each in found
-    ]
+    problems = list(found.unknown_models(settings)) if isinstance(found, TenantsFile) else found
+    if not problems:
+        return found
+    where = [f"{file}: {each.path}: " if each.path else f"{file} " for each in problems]
+    return [ConfigError(_TENANTS_FILE, at + each.problem, each.hint) for at, each in zip(where, problems, strict=True)]
 
 
 def tenants_json_schema() -> dict[str, Any]:
