@@ -1,5 +1,6 @@
 """An ingress is built from its configuration, with a fake front end, and reports numbers to the autoscaler."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +15,14 @@ from serve_app.config import parse_settings
 from serve_app.core.load import EngineLoad
 from serve_app.core.request import RequestState, Resume
 from serve_app.core.tally import Tally
+from serve_app.errors import ConfigError
 from serve_app.ingress.books import metrics
 from serve_app.ingress.exchange.held_answer import current_exchange
 from serve_app.ingress.runtime import IngressRuntime
 from tests.core.helpers import Output, arrived, fleet_of, outputs, run
 from tests.doubles.fleet import in_loop
 from tests.ingress.fake_fronts import call, echo, front
+from tests.ingress.tenants import digest
 
 
 async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,6 +58,35 @@ async def test_an_ingress_shows_latencies_of_as_many_keys_as_its_configuration_s
         if sample.name == "serve_app_key_ttft_seconds_sum" and sample.labels["model"] == "built"
     }
     assert shown == (False, 2.0)
+
+
+@in_loop
+async def test_an_ingress_follows_the_tenants_file_of_its_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fake_front(*args: Any) -> Any:
+        return front("built", answer)
+
+    def write(key: str, model: str) -> None:
+        tenants = {"team": {"keys": [{"id": "k", "sha256": digest(key)}], "models": [model]}}
+        file.write_text(json.dumps({"tenants": tenants}))
+
+    async def status(key: str) -> int:
+        headers = {"authorization": f"Bearer {key}"}
+        return (await call(built.app, "POST", "/v1/completions", json={"model": "built"}, headers=headers)).status_code
+
+    file = tmp_path / "tenants.yaml"
+    monkeypatch.setattr(IngressRuntime, "_front_end", fake_front)
+    monkeypatch.setattr(metrics, "register", lambda *args: None)
+    settings = parse_settings({"models": {"built": {"model": "/m"}}, "ingress": {"tenants_file": str(file)}})
+    write("first", "bulit")
+    with pytest.raises(ConfigError, match=r"tenants\.team\.models\[0\]: is 'bulit', no served model; did you mean built\?"):
+        await IngressRuntime.build(settings, ingress_id="i", fleet_id="f")
+    write("first", "built")
+    built = await IngressRuntime.build(settings, ingress_id="i", fleet_id="f")
+    assert (await status("first"), await status("second")) == (200, 401)
+    write("second", "bulit")
+    assert (await status("first"), await status("second")) == (200, 401), "the new file has a mistake"
+    write("second", "built")
+    assert (await status("first"), await status("second")) == (401, 200)
 
 
 def test_the_autoscaler_finds_all_that_an_ingress_reports() -> None:
