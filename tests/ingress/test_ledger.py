@@ -16,6 +16,7 @@ from serve_app.books.ledger_check import Report, check
 from serve_app.books.ledger_lines import LedgerLine, ledger_files
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import Settings, parse_settings
+from serve_app.core.tenants import Tenant
 from serve_app.ingress.books.books import Books
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.front_end.front_end import FrontEnd
@@ -144,6 +145,8 @@ async def test_each_request_has_one_line_of_what_became_of_it(
             200,
         ]
         lines, report = await ingress.stop()
+        salts = {Tenant(line.tenant or "").cache_salt(None) for line in lines}
+        assert {request.cache_salt for request in engine.added} == salts, "also by the shortcuts, over real connections"
         assert [(line.id, line.outcome, line.status, line.reason) for line in lines] == [
             ("early", "rejected", 503, "queue_full"),
             ("two-choices", "complete", 200, "length"),
