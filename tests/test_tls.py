@@ -297,7 +297,7 @@ async def test_an_ingress_too_many_gets_the_reason(tmp_path: Path) -> None:
 async def test_a_silent_ingress_that_does_not_read_either_is_gone_as_soon(tmp_path: Path) -> None:
     """A peer that has disappeared would not answer the end of TLS, so the replica does not wait for that."""
     tls = make_tls(tmp_path, "fleet")
-    limits = {"heartbeat_interval_s": 0.01, "heartbeat_timeout_s": 1.0}
+    limits = {"heartbeat_interval_s": 0.01, "ingress_timeout_s": 1.0}
     replica = await start_replica(settings(protocol=limits), "a", tls=replicas(tls))
     probe = await linked(replica, ingresses(tls))
     replica.server.engine = engine = Recorder()

@@ -23,6 +23,7 @@ class BatchClock:
         self._wall, self._monotonic = wall, monotonic
         self._began_at = monotonic()
         self._offset = wall() - self._began_at
+        self._first_s = int(wall())
         self._follows = False
         self._stepped_at: float | None = None
 
@@ -39,7 +40,15 @@ class BatchClock:
 
     def is_settled(self) -> bool:
         """Return whether a clock that was wrong when the machine started would have been mended by now."""
-        return self._follows or self._monotonic() - self._began_at >= SETTLE_S
+        self.time()
+        return self._follows or (self._monotonic() - self._began_at >= SETTLE_S and self._stepped_at is None)
+
+    def has_passed(self, moment: float, *, since: int) -> bool:
+        """Return whether ``moment`` has passed, in seconds since 1970, which was computed at ``since``.
+
+        An earlier process may have computed it by a clock that was right. Then this clock counts only when it is settled.
+        """
+        return self.time() >= moment and (since >= self._first_s or self.is_settled())
 
     def _look_at_wall(self, at: float) -> None:
         step = self._wall() - at - self._offset

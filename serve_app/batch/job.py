@@ -123,7 +123,7 @@ class BatchJob:
         return self.batch.is_open and self.batch.status != "cancelling" and not self._is_over()
 
     def _is_over(self) -> bool:
-        return self._storage.store.clock.time() >= self.batch.expires_at
+        return self._storage.store.clock.has_passed(self.batch.expires_at, since=self.batch.created_at)
 
     def _validate(self) -> None:
         with self._storage.contents.on_disk(self.batch.input_file_id) as path, path.open("rb") as file:

@@ -187,7 +187,8 @@ class Worker:
     def _may_begin(self, batch: Batch) -> bool:
         if batch.id in self._running or self._not_before.get(batch.id, 0.0) > time.monotonic():
             return False
-        if batch.status == "cancelling" or self._storage.store.clock.time() >= batch.expires_at:
+        is_over = self._storage.store.clock.has_passed(batch.expires_at, since=batch.created_at)
+        if batch.status == "cancelling" or is_over:
             return True  # such a batch sends no requests any more
         others = [other for other, _ in self._running.values()]
         if batch.status == "validating":  # one at a time: validation takes the interpreter, which also serves chats

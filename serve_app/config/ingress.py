@@ -140,7 +140,7 @@ class IngressSettings(Section):
     """Most requests per model and ingress that wait for a replica; one more is answered with 503."""
     max_loop_lag_s: Real = Field(default=2.0, ge=0.05, le=60)
     """Seconds by which the event loop of an ingress may be late, twice in a row, before new requests are answered with 503. Streams
-    continue. Set it below protocol.heartbeat_timeout_s: a loop that is later than that has already lost the links to all its replicas."""
+    continue."""
     keep_alive_s: Real = Field(default=65.0, gt=0)
     """Seconds that a connection without a request stays open, rounded up to whole seconds. 65 exceeds the 60 s of many load balancers."""
     stalled_client_s: Real = Field(default=60.0, ge=1, le=86400)

@@ -38,7 +38,10 @@ class ProtocolSettings(Section):
     heartbeat_interval_s: Real = Field(default=1.0, gt=0)
     """Seconds between two heartbeats of a replica."""
     heartbeat_timeout_s: Real = Field(default=5.0, gt=0)
-    """Seconds of silence after which a link counts as lost. Must exceed 2 x heartbeat_interval_s."""
+    """Seconds of a replica's silence after which an ingress takes its link for lost. Must exceed 2 x heartbeat_interval_s."""
+    ingress_timeout_s: Real = Field(default=60.0, gt=0)
+    """Seconds of an ingress's silence after which a replica ends its link and its attempts. Much longer than
+    heartbeat_timeout_s: an ingress whose process stood still continues its streams, and no other ingress could take them over."""
     handshake_timeout_s: Real = Field(default=5.0, gt=0)
     """Seconds that a peer may take from connecting to an open link."""
     max_ingresses: Int = Field(default=64, ge=1, le=MAX_INGRESSES)
@@ -48,7 +51,8 @@ class ProtocolSettings(Section):
     """Most unfinished attempts of one ingress on one replica."""
     send_buffer_bytes: Int = Field(default=64 << 20, ge=1 << 20)
     """Bytes that may wait on a link for its peer to read. While more wait, an ingress sends no new request there.
-    If their number has not shrunk in heartbeat_timeout_s, the link is closed. At least max_frame_bytes."""
+    If their number has not shrunk in heartbeat_timeout_s, or more wait for 12 times as long, the link is closed. At least
+    max_frame_bytes."""
     tls: TlsSettings | None = None
     """TLS of the links. Default: no encryption."""
 

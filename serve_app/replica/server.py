@@ -183,7 +183,13 @@ class ReplicaServer:
         self._unproved[link] = None
 
     def take_slot(self, link: "_Link") -> int:
-        """Return the lowest free slot for a link that has just proved itself, after `check_slots`."""
+        """Return the lowest free slot for a link that has just proved itself, after `check_slots`.
+
+        An earlier link of the same ingress ends: the ingress has given it up, which a network that loses packets may not have told.
+        """
+        for earlier in self._links.values():
+            if earlier.ingress_id == link.ingress_id:
+                earlier.drop()
         slot = next(slot for slot in range(self.settings.max_ingresses) if slot not in self._links)
         del self._unproved[link]
         self._links[slot] = link
@@ -215,6 +221,11 @@ class _Link(asyncio.Protocol):
         self._buffer = SendBuffer(
             limits.send_buffer_bytes, limits.heartbeat_timeout_s, on_room=lambda: None, on_stuck=self._stuck
         )
+
+    @property
+    def ingress_id(self) -> str:
+        assert self._connection.peer is not None, "it has proved itself"
+        return self._connection.peer.ingress_id
 
     def is_open(self) -> bool:
         return self._connection.state is LinkState.OPEN
@@ -261,7 +272,8 @@ class _Link(asyncio.Protocol):
             self._begin()
         for message in messages:
             self._take(message)
-        self._heard()
+        if messages or not was_open:  # a part of a message is no sign of life
+            self._heard()
 
     def _begin(self) -> None:
         """Take a slot, now that the peer has proved itself."""
@@ -311,7 +323,7 @@ class _Link(asyncio.Protocol):
         self._transport.close()
 
     def drop(self) -> None:
-        """Close the connection of a peer that has proved nothing, without a Goodbye, which it might not read, and without a wait."""
+        """Close the connection without a Goodbye, which its peer might not read, and without a wait."""
         self._transport.abort()
 
     def _refuse(self, exc: SlotsExhausted) -> None:
@@ -355,11 +367,11 @@ class _Link(asyncio.Protocol):
     def _heard(self) -> None:
         if self._idle is not None:
             self._idle.cancel()
-        limit_s = self._server.settings.heartbeat_timeout_s
+        limit_s = self._server.settings.ingress_timeout_s
         self._idle = asyncio.get_running_loop().call_later(limit_s, self._peer_is_silent)
 
     def _peer_is_silent(self) -> None:
-        self.say_goodbye("silent_peer", f"nothing heard for {self._server.settings.heartbeat_timeout_s:g} s")
+        self.say_goodbye("silent_peer", f"nothing heard for {self._server.settings.ingress_timeout_s:g} s")
         if self._transport.get_write_buffer_size():
             self._transport.abort()  # the peer does not read either: a close would wait for it, and its attempts would keep running
 

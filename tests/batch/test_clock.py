@@ -60,3 +60,24 @@ def test_a_clock_is_settled_ten_minutes_after_its_process_began(machine: SimpleN
     assert not machine.clock.is_settled()
     machine.at = SETTLE_S
     assert machine.clock.is_settled()
+
+
+@pytest.mark.parametrize(("since", "passed"), [(999, False), (1000, True)])
+def test_a_moment_of_an_earlier_process_has_passed_only_by_a_settled_clock(
+    machine: SimpleNamespace, since: int, passed: bool
+) -> None:
+    machine.at = 10.0
+    assert machine.clock.has_passed(1005.0, since=since) == passed
+    assert not machine.clock.has_passed(1011.0, since=since)
+    machine.at = SETTLE_S
+    assert machine.clock.has_passed(1005.0, since=since)
+
+
+def test_a_clock_that_began_wrong_and_is_mended_is_not_settled_until_the_step_is_believed(machine: SimpleNamespace) -> None:
+    machine.at, machine.wrong_by = SETTLE_S - 1, -40 * DAY_S
+    assert not machine.clock.is_settled()
+    machine.at = SETTLE_S
+    assert not machine.clock.has_passed(1005.0, since=999)
+    machine.at = 2 * SETTLE_S
+    assert machine.clock.is_settled()
+    assert not machine.clock.has_passed(1005.0, since=999)

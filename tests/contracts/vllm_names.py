@@ -138,14 +138,17 @@ USED = {
         "MAX_NUM_LOGIT_BIAS_TOKENS": "",
         "MAX_NUM_STOP_TOKEN_IDS": "",
     },
+    "vllm.entrypoints.anthropic.api_router": {"logger": ""},
+    "vllm.entrypoints.anthropic.serving": {"logger": ""},
     "vllm.entrypoints.launchers.cli_args": {
         "BaseFrontendArgs": "",
         "FrontendArgs": """allowed_origins disable_fastapi_docs disable_uvicorn_access_log enable_log_outputs
             enable_server_load_tracking middleware""",
     },
     "vllm.entrypoints.openai.chat_completion.protocol": {"ChatCompletionRequest": ""},
-    "vllm.entrypoints.openai.chat_completion.serving": {"OpenAIServingChat": "parser_cls"},
+    "vllm.entrypoints.openai.chat_completion.serving": {"OpenAIServingChat": "parser_cls", "logger": ""},
     "vllm.entrypoints.openai.completion.protocol": {"CompletionRequest": ""},
+    "vllm.entrypoints.openai.completion.serving": {"logger": ""},
     "vllm.entrypoints.openai.models.serving": {"OpenAIServingModels": "lora_requests"},
     "vllm.entrypoints.serve.elastic_ep.middleware": {"ScalingMiddleware": ""},
     "vllm.entrypoints.serve.engine.protocol": {"ErrorInfo": "code", "ErrorResponse": "error"},

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, ParamSpec
@@ -18,6 +19,7 @@ from tests.doubles.fake_front_end import FakeFrontEnd
 P = ParamSpec("P")
 MODEL = "tiny"
 _LIMIT_S = 240.0  # only ends a test that hangs
+_numbers = itertools.count(1)
 
 
 def in_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
@@ -171,7 +173,7 @@ class Fleet:
 async def fleet(values: Settings | None = None, *, run: bool = True, tls: LinkTls | None = None) -> AsyncIterator[Fleet]:
     """Run a fleet without replicas. ``run``: the client ticks and pings."""
     values = values or settings()
-    client = FleetClient(values, values.models[MODEL], ingress_id="ingress-1", token=b"", tls=tls)
+    client = FleetClient(values, values.models[MODEL], ingress_id=f"ingress-{next(_numbers)}", token=b"", tls=tls)
     front = FakeFrontEnd(client)
     jobs: list[Awaitable[None]] = [front.run(), *([client.run()] if run else [])]
     tasks = [asyncio.ensure_future(job) for job in jobs]

@@ -1,6 +1,7 @@
 """`Probe` is the ingress's end of one real link, and records all that happens on it."""
 
 import asyncio
+import itertools
 import os
 import ssl
 from typing import Any
@@ -10,6 +11,8 @@ from serve_app.ingress.fleet.link import ReplicaLink, dial
 from serve_app.links.protocol.connection import IngressConnection
 from serve_app.links.protocol.messages import Message
 from tests.doubles.fake_engine import FINGERPRINT, VLLM_VERSION
+
+_numbers = itertools.count()
 
 
 class Probe:
@@ -26,7 +29,7 @@ class Probe:
         self._send_buffer_bytes = send_buffer_bytes
         self._stuck_after_s = stuck_after_s
         self._connection: dict[str, Any] = {
-            "ingress_id": "probe",
+            "ingress_id": f"probe-{next(_numbers)}",
             "model": "tiny",
             "fingerprint": FINGERPRINT,
             "vllm_version": VLLM_VERSION,

@@ -1,7 +1,8 @@
-"""Replicas stop under streams that outlive their budget: scaled down through Serve, and by SIGTERM. Simulated replicas."""
+"""Replicas stop under streams that outlive their budget, and streams move; an ingress stands still, and they stay. Simulated replicas."""
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500)]
 NUM_TOKENS = 600  # 25 s, five budgets
 BUDGET_S = 5.0
 NUM_ROUNDS = 2
+STANDSTILL_S = 8.0
+"""More than `protocol.heartbeat_timeout_s`."""
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +45,26 @@ def test_streams_that_outlive_every_budget_are_the_same_after_scaling_and_sigter
     assert [a.folded() for a in load.answers] == [undisturbed.folded()] * len(load.answers)
     moved = ("serve_app_moved_total", (("model", MODEL),))
     assert churning.ingresses()[0][moved] > 0
+
+
+def test_streams_stay_at_their_replicas_while_their_ingress_stands_still(churning: Fleet) -> None:
+    ask = completion(MODEL, max_tokens=NUM_TOKENS)
+    (undisturbed,) = play(churning.url, [ask])
+    ingress = churning.process(f"ray::ServeReplica:{churning.name}:ingress")
+
+    def stand_still() -> None:
+        ingress.suspend()
+        time.sleep(STANDSTILL_S)
+        ingress.resume()
+
+    resumed, lost = churning.resumptions(), links_lost(churning)
+    answers = play(churning.url, [ask] * 6, stand_still)
+    assert [a.folded() for a in answers] == [undisturbed.folded()] * 6
+    assert (churning.resumptions(), links_lost(churning)) == (resumed, lost)
+
+
+def links_lost(churning: Fleet) -> float:
+    return sum(value for (name, _), value in churning.ingresses()[0].items() if name == "serve_app_links_lost_total")
 
 
 def scale(churning: Fleet, count: int) -> None:

@@ -225,7 +225,7 @@ async def test_the_first_output_is_one_with_tokens_that_goes_to_an_ingress() -> 
 
 @in_loop
 async def test_a_silent_ingress_is_cut_off_and_its_attempts_are_aborted() -> None:
-    limits = {"heartbeat_interval_s": 0.01, "heartbeat_timeout_s": 1.0}
+    limits = {"heartbeat_interval_s": 0.01, "ingress_timeout_s": 1.0}
     replica = await start_replica(settings(protocol=limits), "a")
     with recorded(replica) as received:
         probe = await linked(replica)
@@ -237,8 +237,47 @@ async def test_a_silent_ingress_is_cut_off_and_its_attempts_are_aborted() -> Non
 
 
 @in_loop
+async def test_an_ingress_of_which_only_parts_of_a_message_come_is_cut_off() -> None:
+    replica = await start_replica(settings(protocol={"heartbeat_interval_s": 0.01, "ingress_timeout_s": 1.0}), "a")
+    probe = await linked(replica)
+    one = probe.link.connection.send_add("r@0", [b"x" * 100_000])
+    for at in range(len(one)):
+        if probe.lost:
+            break
+        probe.link.write(one[at : at + 1])
+        await asyncio.sleep(0.01)
+    assert probe.lost == ["the peer closed the link (silent_peer): 'nothing heard for 1 s'"]
+    await replica.close()
+
+
+@in_loop
+async def test_a_new_link_of_an_ingress_ends_its_earlier_one() -> None:
+    replica = await start_replica(settings(), "a")
+    with recorded(replica) as received:
+        earlier, other = await linked(replica, ingress_id="i"), await linked(replica)
+        add(earlier, "r@0")
+        await until(lambda: received)
+        again = await linked(replica, ingress_id="i")
+        await until(lambda: pipe.AbortInEngine(["r@0"]) in received)
+        await until(lambda: earlier.lost)
+        assert again.link.is_open()
+        assert other.link.is_open()
+    await replica.close()
+
+
+@in_loop
+async def test_an_ingress_may_be_silent_for_longer_than_a_replica() -> None:
+    limits = {"heartbeat_interval_s": 0.01, "heartbeat_timeout_s": 0.1}
+    replica = await start_replica(settings(protocol=limits), "a")
+    probe = await linked(replica)
+    await asyncio.sleep(0.5)
+    assert probe.link.is_open()
+    await replica.close()
+
+
+@in_loop
 async def test_a_silent_ingress_that_does_not_read_either_is_gone_as_soon() -> None:
-    limits = {"heartbeat_interval_s": 0.01, "heartbeat_timeout_s": 1.0}
+    limits = {"heartbeat_interval_s": 0.01, "ingress_timeout_s": 1.0}
     replica = await start_replica(settings(protocol=limits), "a")
     with recorded(replica) as received:
         probe = await linked(replica)

@@ -60,14 +60,13 @@ from serve_app.ingress.fleet.load_gauges import LoadGauges
 from serve_app.ingress.fleet.output_path import OutputPath
 from serve_app.ingress.fleet.replica_links import ReplicaLinks
 from serve_app.ingress.fleet.start_times import StartTimes
+from serve_app.ingress.fleet.ticks import next_tick
 from serve_app.ingress.http.error_answers import FleetError
 from serve_app.links.protocol.messages import Heartbeat, Message, Outputs, TrialBegins
 from serve_app.links.tls import LinkTls
 from serve_app.membership import Lease
 
 logger = logging.getLogger(__name__)
-
-_TICK_S = 0.25  # a silent link or an expired wait is noticed this late at most; 1 s would be felt, 0.01 s would cost CPU
 
 
 class FleetClient(EngineCoreClient):
@@ -130,8 +129,7 @@ class FleetClient(EngineCoreClient):
         ping_at = 0.0
         try:
             while True:
-                await asyncio.sleep(_TICK_S)
-                now = time.monotonic()
+                now = await next_tick()
                 self._handle(Ticked())
                 self._show_load()
                 if now >= ping_at:

@@ -115,7 +115,7 @@ class FrontEnd:
             _refuse_what_has_no_handler(app)
             stop_at_first_errors(app)
             for route in (messages_routes, messages, chat, completions):
-                logging.getLogger(route.__name__).addFilter(_leaves_out_refusals)
+                route.logger.addFilter(_leaves_out_refusals)
             await init_app_state(self.engine, app.state, self.args, tasks)
             # vLLM's own method would ask an engine to load each adapter, but replicas load them before they take requests.
             app.state.openai_serving_models.lora_requests.update(self.adapters)
