@@ -65,7 +65,7 @@ def _problem(row: InputRow, endpoint: str, models: Collection[str]) -> LineError
 def _body_problem(row: InputRow, value: dict[str, Any], models: Collection[str]) -> LineError | None:
     model = value["body"].get("model")
     if not isinstance(model, str) or model not in models:
-        said = f"The model {str(model)[:80]!r} does not exist; served here: {', '.join(models)}."
+        said = f"The model {str(model)[:80]!r} does not exist; served here: {', '.join(models) or 'none'}."
         return LineError("model_not_found", said, row.number, "body.model")
     if problem := request_of(row, Defaults("")).problem:
         return LineError("invalid_line", f"The line {problem}.", row.number)

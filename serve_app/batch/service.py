@@ -37,12 +37,17 @@ class BatchService:
         self.batches: Routes = BatchesApi(settings, self._storage.store, disk, self._worker.wake)
 
     def start(
-        self, application: Application, models: Collection[str], problem_of_line: ProblemOfLine, *, knows: Callable[[Owner], bool]
+        self,
+        application: Application,
+        models: Callable[[Owner], Collection[str]],
+        problem_of_line: ProblemOfLine,
+        *,
+        knows: Callable[[Owner], bool],
     ) -> None:
         """Run batches by ``application``, the ingress's own.
 
         Args:
-            models: The names that lines of batches may ask for.
+            models: Returns the names that lines of an owner's batches may ask for.
             knows: Returns whether the API key of an owner is still valid for batches.
         """
         self._worker.start(application, models, problem_of_line, knows=knows)

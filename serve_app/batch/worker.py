@@ -44,7 +44,10 @@ FREE_BYTES = gauge("batch_free_bytes")
 
 
 class Worker:
-    """The worker of one ingress. Call ``start`` in the event loop of ``application``. ``models`` are the names that a line may ask for."""
+    """The worker of one ingress.
+
+    Call ``start`` in the event loop of ``application``. ``models`` returns the names that an owner's lines may ask for.
+    """
 
     def __init__(self, settings: BatchSettings, storage: Storage) -> None:
         self._settings, self._storage = settings, storage
@@ -66,7 +69,7 @@ class Worker:
     def start(
         self,
         application: Application,
-        models: Collection[str],
+        models: Callable[[Owner], Collection[str]],
         problem_of_line: ProblemOfLine = any_line,
         *,
         knows: Callable[[Owner], bool] = lambda _: True,
@@ -103,7 +106,7 @@ class Worker:
     async def _main(
         self,
         application: Application,
-        models: Collection[str],
+        models: Callable[[Owner], Collection[str]],
         problem_of_line: ProblemOfLine,
         ingress: asyncio.AbstractEventLoop,
     ) -> None:
@@ -118,7 +121,13 @@ class Worker:
 
         def job(batch: Batch, claim: Claim) -> BatchJob:
             return BatchJob(
-                batch, self._settings, self._storage, claim, models=models, transport=transport, problem_of_line=problem_of_line
+                batch,
+                self._settings,
+                self._storage,
+                claim,
+                models=models(Owner(batch.owner, batch.key)),
+                transport=transport,
+                problem_of_line=problem_of_line,
             )
 
         try:

@@ -1,4 +1,4 @@
-"""``serve-app tenants`` makes and changes the file `ingress.tenants_file`: an ingress that reads it follows within a second."""
+"""``serve-app tenants`` makes and changes the file `ingress.tenants_file`: an ingress follows it at the next request."""
 
 import contextlib
 import fcntl
@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 import tempfile
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
@@ -62,7 +63,7 @@ def rotate(
     with _changing(file) as tenants:
         keys, last = _keys(tenants, name, file), str(_today() + timedelta(days=old_days))
         valid = [key for key in keys if not _ended(key)]
-        scopes = scope or sorted({each for key in valid for each in key.get("scopes", ("infer", "batch"))})
+        scopes = scope or sorted({each for key in valid or keys for each in key.get("scopes", ("infer", "batch"))})
         for key in valid:
             key["expires"] = min(str(key.get("expires", last)), last)
         new = _add_key(tenants, name, scopes, expires)
@@ -174,7 +175,7 @@ def _read(file: Path, *, may_be_new: bool = False) -> dict[str, Any]:
         return {}
     text = read_text(file)
     try:
-        found = parse_tenants(text).model_dump(mode="json", exclude_unset=True)["tenants"]
+        found = parse_tenants(text).model_dump(mode="json", exclude_unset=True, exclude_none=True)["tenants"]
     except ConfigError as exc:
         raise in_file(file, exc) from None
     return {name: {"keys": [], **tenant} for name, tenant in found.items()}
@@ -182,7 +183,7 @@ def _read(file: Path, *, may_be_new: bool = False) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _changing(file: Path, *, may_be_new: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield the tenants of the file, and write what they have become in the file's place, readable by its owner alone.
+    """Yield the tenants of the file, and write what they have become in the file's place. A new file is readable by its owner alone.
 
     Two commands at once change the file one after the other: both lock the folder. The file is replaced as a whole, so that no ingress
     reads a half of it.
@@ -218,6 +219,10 @@ def _replace(file: Path, text: str) -> None:
     number, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # mode 600
     try:
         with os.fdopen(number, "w", encoding="utf-8") as new:
+            if file.exists():  # an ingress of another user has to read the new file, too
+                was = file.stat()
+                os.fchown(number, was.st_uid, was.st_gid)
+                os.fchmod(number, stat.S_IMODE(was.st_mode))
             new.write(text)
             new.flush()
             os.fsync(new.fileno())

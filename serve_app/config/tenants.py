@@ -30,6 +30,7 @@ _KEY = re.compile(r"[!-~]+")  # what a header can carry without quoting
 _KEYS_FILE, _TENANTS_FILE = "ingress.api_keys_file", "ingress.tenants_file"
 _HINT = "a line is a key, for example of `openssl rand -hex 32`, or sha256: and the 64 hex digits of one"
 _HOW = "`serve-app tenants create` makes a key and its entry"
+_OF_NOTHING = hashlib.sha256(b"").hexdigest()
 
 
 def _day(value: object) -> object:
@@ -51,10 +52,18 @@ def _digest(value: object) -> object:
     if not isinstance(value, str) or not _DIGEST.fullmatch(value):
         problem = f"has {len(str(value))} characters, and is not the 64 hex digits of a SHA-256"
         raise wrong("", problem, f"never write a key itself here: printf %s KEY | sha256sum; {_HOW}")
+    if value.lower() == _OF_NOTHING:
+        raise wrong("", "is the SHA-256 of nothing, so that no key would be needed", _HOW)
     return value.lower()
 
 
-Day = Annotated[date, BeforeValidator(_day)]
+def _has_a_next_day(day: date) -> date:
+    if day == date.max:
+        raise wrong("", f"is {day}, after which there is no day", "leave it out for a key that does not expire")
+    return day
+
+
+Day = Annotated[date, BeforeValidator(_day), AfterValidator(_has_a_next_day)]
 
 
 class KeySettings(Section):
@@ -197,6 +206,7 @@ def tenants_problems(text: str) -> list[ConfigError]:
 
 def _parsed(text: str) -> TenantsFile | list[ConfigError]:
     """Return the tenants, or all problems, at least one."""
+    values: object = None
     try:
         values = load_yaml(text)
         if not isinstance(values, Mapping):
@@ -204,9 +214,30 @@ def _parsed(text: str) -> TenantsFile | list[ConfigError]:
             return [ConfigError("", problem, "start with `tenants:`; docs/tenants.md is complete")]
         return TenantsFile.model_validate(values)
     except ValidationError as exc:
-        return to_config_errors(exc)
+        return [_without_keys(error, values) for error in to_config_errors(exc)]
     except ConfigError as exc:
         return [exc]
+
+
+def _without_keys(error: ConfigError, values: object) -> ConfigError:
+    """Return the error without the texts that may be keys, written where something else belongs. Names of tenants and keys stay."""
+    parts = [error.path, error.problem, error.hint]
+    for text in sorted(set(_texts(values)), key=len, reverse=True):
+        if len(text) >= MIN_KEY_CHARS and not re.fullmatch(TENANT_PATTERN, text):
+            for shown in (text, text[:80], text[:40], text[:20]):  # as errors cut them
+                parts = [part.replace(shown, f"<{len(text)} characters>") for part in parts]
+    return ConfigError(*parts)
+
+
+def _texts(values: object) -> Iterator[str]:
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            yield from (*_texts(key), *_texts(value))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _texts(value)
+    elif isinstance(values, str):
+        yield values
 
 
 def read_keyring(settings: Settings) -> Keyring:

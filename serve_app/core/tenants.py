@@ -34,7 +34,7 @@ class Tenant:
     max_context: int | None = None
     """Most tokens of a prompt and its answer together."""
     shares_prefix_cache: bool = False
-    """Whether its prompts share cached blocks with the other tenants that share."""
+    """Whether its prompts share cached blocks with those of all tenants that have this set."""
 
     def may_ask(self, model: str) -> bool:
         return self.models is None or model in self.models
@@ -142,7 +142,7 @@ class Keyring:
         return len(self._callers)
 
     def caller(self, key: bytes, now: float) -> Caller:
-        """Return whose ``key`` it is. ``now`` is in seconds since 1970.
+        """Return the caller to whom ``key`` belongs. ``now`` is in seconds since 1970.
 
         Raises:
             InvalidApiKey: The key is not known, has expired or was revoked. Only who has the key learns which.

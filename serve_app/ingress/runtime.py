@@ -91,10 +91,8 @@ class IngressRuntime:
     def start(self) -> list[asyncio.Task[Any]]:
         """Start batches, the clients' loops and the watch of the event loop; the caller owns the tasks."""
         if self.batches is not None:
-            others = [name for front in self.front_ends.values() for name in (*front.model.aliases, *front.adapters)]
-            self.batches.start(
-                self.app.answer_line, (*self.front_ends, *others), self.app.problem_of_line, knows=self.app.knows_owner
-            )
+            app = self.app
+            self.batches.start(app.answer_line, app.models_of, app.problem_of_line, knows=app.knows_owner)
         clients = [asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()]
         return [asyncio.create_task(self.app.lag.watch(), name="loop lag"), *clients]
 

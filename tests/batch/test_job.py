@@ -246,7 +246,7 @@ def test_a_job_that_was_cancelled_is_run_again(tmp_path: Path, monkeypatch: pyte
 
     async def work() -> None:
         working = Worker(stored.settings, stored.storage)
-        working.start(answer, ["tiny"])
+        working.start(answer, lambda _: ["tiny"])
         while stored.batch.is_open and runs[0] < 5:
             await asyncio.sleep(0.05)
         await working.stop()
@@ -283,7 +283,7 @@ def test_claims_are_renewed_while_the_house_is_kept_and_all_threads_of_jobs_wait
     monkeypatch.setattr(BatchJob, "run", wait_in_all_threads)
 
     async def work() -> None:
-        working.start(answer, ["tiny"])
+        working.start(answer, lambda _: ["tiny"])
         while renewed[0] < 5:
             await asyncio.sleep(0.02)
         may_end.set()
@@ -316,7 +316,7 @@ def test_a_job_whose_lease_is_lost_is_cancelled_once(tmp_path: Path, monkeypatch
     monkeypatch.setattr(BatchJob, "run", slow_to_end)
 
     async def work() -> None:
-        working.start(answer, ["tiny"])
+        working.start(answer, lambda _: ["tiny"])
         while looks[0] < 6:
             await asyncio.sleep(0.02)
         seen = cancels[0]

@@ -169,7 +169,7 @@ def test_an_error_that_comes_with_each_look_is_logged_once(
 ) -> None:
     async def look() -> None:
         worker = Worker(BatchSettings(dir=folder.root), storage)
-        worker.start(never, ["tiny"])
+        worker.start(never, lambda _: ["tiny"])
         while len(flocked) < 4:
             worker.wake()
             await asyncio.sleep(0.01)

@@ -65,6 +65,17 @@ def test_a_rotated_key_works_beside_the_new_one_until_it_expires(file: Path) -> 
         caller(file, old, TODAY + timedelta(days=4))
 
 
+def test_a_changed_file_keeps_its_mode_and_a_key_with_an_empty_revocation_is_revoked(file: Path) -> None:
+    key = made(file, "create", "team", "--scope", "infer")
+    file.write_text(file.read_text().replace("scopes:", "revoked: null\n      scopes:"))
+    file.chmod(0o640)
+    assert run(file, "revoke", "team").exit_code == 0
+    with pytest.raises(InvalidApiKey, match="was revoked on"):
+        caller(file, key)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert [*caller(file, made(file, "rotate", "team")).key.scopes] == ["infer"]
+
+
 def test_a_revoked_key_is_not_valid_and_says_so(file: Path) -> None:
     first, second = made(file, "create", "team"), made(file, "rotate", "team")
     assert run(file, "revoke", "team", "--key", "team-1").exit_code == 0

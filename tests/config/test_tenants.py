@@ -12,7 +12,7 @@ from serve_app.core.tenants import Tenant
 from serve_app.errors import ConfigError, InvalidApiKey
 from tests.ingress.tenants import digest
 
-SECRET = "sk-a-plain-key-that-no-error-may-quote"
+SECRET = "sk-A-plain-key-that-no-error-may-quote"
 D1, D2 = digest("one"), digest("two")
 WHOLE = f"""
 tenants:
@@ -54,10 +54,33 @@ def tenant(**fields: object) -> str:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        yaml.safe_dump({"tenants": SECRET}),
+        yaml.safe_dump({"tenants": {"t": SECRET}}),
+        yaml.safe_dump({"tenants": {SECRET + "_": {}}}),
+        yaml.safe_dump({SECRET: {}}),
+        *(tenant(**{field: SECRET}) for field in ("keys", "models", "limits", "share_prefix_cache", SECRET)),
+        tenant(keys=[SECRET]),
+        tenant(limits={"max_tokens": SECRET}),
+        *(entry(**{field: SECRET}) for field in ("sha256", "expires", "revoked", "scopes", SECRET)),
+        entry(scopes=[SECRET]),
+        entry(id=SECRET + "_"),
+    ],
+)
+def test_no_error_quotes_a_key_wherever_it_was_written(text: str) -> None:
+    problems = [str(problem) for problem in tenants_problems(text)]
+    assert problems
+    assert not [problem for problem in problems if SECRET[:12] in problem]
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", "is empty; start with `tenants:`"),
         ("[]", "is no mapping"),
+        (entry(sha256=digest("")), "is the SHA-256 of nothing, so that no key would be needed"),
+        (entry(expires="9999-12-31"), "is 9999-12-31, after which there is no day"),
         ("tenants: {}", "tenants: is {}"),
         ("tenants: {t: {keys: [}", "not valid YAML"),
         (

@@ -85,6 +85,9 @@ async def test_lines_have_the_rights_and_limits_of_the_tenant(tmp_path: Path) ->
     async with serving(tmp_path, tenants=tenants) as served:
         batch = await ended(served.client(OLD), await begin(served.client(OLD), jsonl(line(3))))
         assert batch.output_file_id is None
+        assert batch.status == "failed"
+        assert batch.errors is not None
+        assert [each.message for each in batch.errors.data or ()] == ["The model 'tiny' does not exist; served here: none."]
         assert served.model.asked["prompt 3"] == 0
 
 

@@ -1,8 +1,7 @@
 """Log probabilities are made in slices, so that a long answer of them leaves the event loop to others in between.
 
 vLLM converts the log probabilities of a whole prompt in one call, and then makes JSON of the whole answer in another: for 32,000 tokens
-with 20 each, 5 s of the event loop, after which every link of the ingress counts as lost. Here both continue after each slice where the
-event loop is free. The results are vLLM's.
+with 20 each, 5 s of the event loop. Here both continue after each slice where the event loop is free. The results are vLLM's.
 """
 
 import asyncio

@@ -67,6 +67,8 @@ class Tenants:
             self._keys = self._read()
         except ConfigError as exc:
             logger.error("%s; the %d API keys read before stay in force", exc, len(self._keys))
+        except Exception:  # whatever it is, it must be seen: a key may have been revoked
+            logger.exception("%s cannot be used; the %d API keys read before stay in force", self._path, len(self._keys))
         else:
             logger.info("%s has changed: %d API keys are in force", self._path, len(self._keys))
             self._warn_of_invalid()

@@ -75,7 +75,7 @@ VLLM_ROUTES = frozenset(
 """POST routes that vLLM's app answers. vLLM registers many more, but a route that is not listed here does not exist."""
 
 WITHOUT_KEY = frozenset({"/healthz", "/health", "/readyz", "/metrics", PING})
-"""Routes that probes and Prometheus read without a key. They show names, counts, and the first digits of the digests of keys; if
+"""Routes that probes and Prometheus read without a key. They show names, counts, names of tenants, and ids of keys; if
 ``ingress.key_latencies`` is set, also how long the answers to each key took (TTFT, TPOT, E2E). They show nothing about a single request."""
 
 _TOKENIZERS = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
@@ -218,6 +218,13 @@ class IngressApp:
         except InvalidApiKey:
             return False
         return True
+
+    def models_of(self, owner: Owner) -> list[str]:
+        """Return the names that lines of the owner's batches may ask for."""
+        try:
+            return self._models.names(self._caller_of(owner))
+        except InvalidApiKey:
+            return []
 
     def _caller_of(self, owner: Owner) -> Caller | None:
         """Return for whom the batch of an owner runs; None for batches that were made while the ingress asked for no key.

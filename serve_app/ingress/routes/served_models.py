@@ -62,6 +62,11 @@ class ServedModels:
             return self.listed
         return {name: front for name, front in self.listed.items() if caller.tenant.may_ask(name)}
 
+    def names(self, caller: Caller | None) -> list[str]:
+        """Return all names under which the caller may ask, canaries, aliases and adapters included."""
+        fronts = self._by_name | self._others
+        return [name for name, front in fronts.items() if caller is None or caller.tenant.may_ask(_base(front))]
+
     @staticmethod
     def _first_of(allowed: Mapping[str, FrontEnd]) -> FrontEnd:
         for front in allowed.values():
