@@ -97,6 +97,7 @@ CALLED = {
     "vllm.v1.engine.output_processor": """
         OutputProcessor._update_stats_from_output(self, req_state, engine_core_output, engine_core_timestamp, iteration_stats)
         OutputProcessor.abort_requests(self, request_ids, internal)
+        OutputProcessor.add_request(self, request, prompt, parent_req=, request_index=, queue=)
         RequestOutputCollector.put(self, output)""",
     "vllm.v1.executor.abstract": "Executor.get_class(vllm_config)",
     "vllm.v1.executor.multiproc_executor": "MultiprocExecutor._ensure_worker_termination(worker_procs)",

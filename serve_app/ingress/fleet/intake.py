@@ -27,7 +27,7 @@ from serve_app.config import ModelSettings
 from serve_app.core.events import RequestArrived
 from serve_app.core.prefix_index import NO_PREFIX, Prefix, tokens_at
 from serve_app.core.request import Resume
-from serve_app.core.request_limits import MAX_TEXT_CHARS, problem_of
+from serve_app.core.request_limits import problem_of
 from serve_app.core.tenants import Tenant
 from serve_app.errors import BadRequest
 from serve_app.ingress.exchange.exchange import Exchange
@@ -181,9 +181,7 @@ def _bind(request: Any, tenant: Tenant) -> None:
         tenant.check_prompt(prompt_tokens)
     else:
         params.max_tokens = tenant.max_output_tokens(prompt_tokens, params.max_tokens)
-    if (own := request.cache_salt) is not None and len(own) > MAX_TEXT_CHARS:
-        raise BadRequest("cache_salt", f"has {len(own)} characters; at most {MAX_TEXT_CHARS} are possible")
-    request.cache_salt = tenant.cache_salt(own)
+    request.cache_salt = tenant.cache_salt(request.cache_salt)
 
 
 def refusal_of(request: Any, model: ModelSettings, vocab_size: int) -> BadRequest | None:

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import json
 from collections.abc import AsyncGenerator, Iterator
+from functools import partial
 from typing import Any, cast
 
 from fastapi.responses import JSONResponse
@@ -27,13 +28,20 @@ _CHARS = 64 << 10
 _DEPTH = 4
 """Objects inside of each other down to the lists of a choice: the answer, a choice, its log probabilities."""
 
-_processor: Any = LogprobsProcessor
-_convert = _processor._update_prompt_logprobs
+_convert: Any = LogprobsProcessor._update_prompt_logprobs
 
 
 def make_in_slices(engine: Any) -> None:
     """Let ``engine`` convert the log probabilities of long prompts in slices, and vLLM's routes make JSON of answers in slices."""
-    _processor._update_prompt_logprobs = _later
+    add = engine.output_processor.add_request
+
+    def add_in_slices(request: Any, *args: Any, **kwargs: Any) -> None:
+        add(request, *args, **kwargs)
+        if (params := request.sampling_params) is not None and params.prompt_logprobs is not None:
+            processor = engine.output_processor.request_states[request.request_id].logprobs_processor
+            processor._update_prompt_logprobs = partial(_later, processor)
+
+    engine.output_processor.add_request = add_in_slices
     for router in (chats, completions):
         cast("Any", router).JSONResponse = JSONInSlices
     generate = engine.generate
@@ -66,7 +74,7 @@ class Unfilled(list[Any]):
 
 
 def _later(processor: Any, tensors: LogprobsTensors) -> None:
-    """Stand in for vLLM's method that converts ``tensors`` at once."""
+    """Stand in for a processor's method that converts ``tensors`` at once."""
     if tensors.logprobs.numel() <= SLICE or not isinstance(processor.prompt_logprobs, list):
         _convert(processor, tensors)
         return
