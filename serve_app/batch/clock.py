@@ -44,9 +44,9 @@ class BatchClock:
         return self._follows or (self._monotonic() - self._began_at >= SETTLE_S and self._stepped_at is None)
 
     def has_passed(self, moment: float, *, since: int) -> bool:
-        """Return whether ``moment`` has passed, in seconds since 1970, which was computed at ``since``.
+        """Return whether ``moment`` has passed. Both arguments are in seconds since 1970; ``moment`` was computed at ``since``.
 
-        An earlier process may have computed it by a clock that was right. Then this clock counts only when it is settled.
+        If an earlier process computed ``moment``, this clock may be the wrong one of two, and counts only when it is settled.
         """
         return self.time() >= moment and (since >= self._first_s or self.is_settled())
 

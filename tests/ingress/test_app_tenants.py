@@ -1,4 +1,4 @@
-"""Who may ask what: every route, with no key, a wrong one, one that is not valid any more, and one without the right."""
+"""Every route refuses a request without a key, and one with a wrong key, a key that is not valid any more, or a key without the right."""
 
 import asyncio
 from collections.abc import Mapping

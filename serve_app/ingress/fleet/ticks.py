@@ -5,6 +5,7 @@ import time
 
 _TICK_S = 0.25  # a silent link or an expired wait is noticed this late at most; 1 s would be felt, 0.01 s would cost CPU
 _STANDSTILL_S = 1.0
+"""A tick that is later than this follows a standstill of the process, such as a stop signal or a long turn of the loop."""
 
 
 async def next_tick() -> float:
