@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from serve_app.config.base import Int, Section
 from serve_app.config.checks import did_you_mean, dotted, load_yaml, refuse, to_config_errors, wrong
 from serve_app.config.settings import Settings, read_text
-from serve_app.core.tenants import SCOPES, Key, Keyring, Scope, Tenant
+from serve_app.core.tenants import SCOPES, Key, Keyring, Quota, Scope, Tenant
 from serve_app.errors import ConfigError
 
 MIN_KEY_CHARS = 16
@@ -95,12 +95,24 @@ class KeySettings(Section):
 
 
 class TenantLimits(Section):
-    """Limits of each request of a tenant."""
+    """Limits of a tenant: of each request, and its quotas, which all its requests at all ingresses share."""
 
     max_tokens: Int | None = Field(default=None, ge=1)
     """Most tokens of one answer. A request that asks for more is refused; an answer that names no bound ends there. None: no limit."""
     max_context: Int | None = Field(default=None, ge=2)
     """Most tokens of a prompt and its answer together. A longer prompt is refused; an answer ends there. None: the model's own limit."""
+    requests_per_minute: Int | None = Field(default=None, ge=1)
+    """Most requests in any 60 seconds. A request counts when it goes to an engine. None: no limit."""
+    tokens_per_minute: Int | None = Field(default=None, ge=1)
+    """Most tokens of prompts and answers in any 60 seconds. A longer prompt is refused with 400. None: no limit."""
+    tokens_per_day: Int | None = Field(default=None, ge=1)
+    """Most tokens of prompts and answers in a day of UTC. None: no limit."""
+    max_concurrent: Int | None = Field(default=None, ge=1)
+    """Most requests that run at once. None: no limit."""
+
+    def quotas(self) -> dict[Quota, int]:
+        """Return the quotas that are set."""
+        return {name: value for name in get_args(Quota) if (value := getattr(self, name)) is not None}
 
 
 class TenantSettings(Section):
@@ -111,7 +123,7 @@ class TenantSettings(Section):
     models: tuple[str, ...] | None = None
     """Names of the models that it may ask, each with its aliases, adapters and canary. None: all models."""
     limits: TenantLimits = TenantLimits()
-    """Limits of each request."""
+    """Limits of each request, and quotas."""
     share_prefix_cache: bool | None = Field(default=None, strict=True)
     """Whether its prompts share cached blocks with the other tenants that share. None: as `ingress.shared_prefix_cache` says."""
 
@@ -130,7 +142,7 @@ class TenantSettings(Section):
     def tenant(self, name: str, *, shared: bool) -> Tenant:
         models = None if self.models is None else frozenset(self.models)
         shares = shared if self.share_prefix_cache is None else self.share_prefix_cache
-        return Tenant(name, models, self.limits.max_tokens, self.limits.max_context, shares)
+        return Tenant(name, models, self.limits.max_tokens, self.limits.max_context, shares, self.limits.quotas())
 
 
 class TenantsFile(Section):

@@ -18,6 +18,7 @@ from serve_app.ingress.books import metrics
 from serve_app.ingress.books.books import Books
 from serve_app.ingress.books.request_metrics import begin_at_zero
 from serve_app.ingress.fleet.fleet_client import FleetClient
+from serve_app.ingress.fleet.quotas import ExchangeShares, Quotas
 from serve_app.ingress.front_end.front_end import VLLM_VERSION, FrontEnd, Install, build_front_end
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
 from serve_app.ingress.http.listener import Listener
@@ -45,17 +46,29 @@ class IngressRuntime:
     vllm_version: str = VLLM_VERSION
 
     @classmethod
-    async def build(cls, settings: Settings, *, ingress_id: str, fleet_id: str, report: FleetReport | None = None) -> Self:
-        """Build the front end of every model; takes seconds each. `/fleet` answers by ``report``; without it, there is no such route.
+    async def build(
+        cls,
+        settings: Settings,
+        *,
+        ingress_id: str,
+        fleet_id: str,
+        report: FleetReport | None = None,
+        exchange_shares: ExchangeShares | None = None,
+    ) -> Self:
+        """Build the front end of every model; takes seconds each.
 
+        Args:
+            report: The answer to `/fleet`; without it, there is no such route.
+            exchange_shares: Exchanges shares of quotas with other ingresses; None for an ingress that has no other beside it.
         Raises:
             ConfigError: A file that the settings name cannot be used.
         """
         file = settings.ingress.tenants_file or settings.ingress.api_keys_file
         tenants = None if file is None else Tenants(file, partial(read_keyring, settings))
+        quotas = None if settings.ingress.tenants_file is None else Quotas(ingress_id, exchange_shares)
         grammars = GrammarCompiler()
         tls = ingress_tls(settings.protocol.tls)
-        fronts = {m.name: await cls._front_end(settings, m, ingress_id, grammars, tls) for m in settings.models.values()}
+        fronts = {m.name: await cls._front_end(settings, m, ingress_id, grammars, tls, quotas) for m in settings.models.values()}
         batches = None if (storage := settings.ingress.batch) is None else await asyncio.to_thread(BatchService, storage)
         limits = AppLimits(
             settings.ingress.max_body_bytes,
@@ -67,6 +80,7 @@ class IngressRuntime:
             limits,
             version=_version(settings),
             tenants=tenants,
+            quotas=quotas,
             fleet_id=fleet_id,
             books=Books.of(settings, ingress_id),
             sagemaker=settings.ingress.sagemaker_routes,
@@ -82,9 +96,16 @@ class IngressRuntime:
 
     @staticmethod
     async def _front_end(
-        settings: Settings, model: ModelSettings, ingress_id: str, grammars: GrammarCompiler, tls: LinkTls | None
+        settings: Settings,
+        model: ModelSettings,
+        ingress_id: str,
+        grammars: GrammarCompiler,
+        tls: LinkTls | None,
+        quotas: Quotas | None,
     ) -> FrontEnd:
-        client = FleetClient(settings, model, ingress_id=ingress_id, token=cluster_token(settings), tls=tls)
+        token = cluster_token(settings)
+        client = FleetClient(settings, model, ingress_id=ingress_id, token=token, tls=tls)
+        client.intake.quotas = quotas
         path = await asyncio.to_thread(resolve_model, model.model, default_cache_dir())
         return await build_front_end(model, path, client, grammars, installer_of(settings))
 
@@ -94,6 +115,8 @@ class IngressRuntime:
             app = self.app
             self.batches.start(app.answer_line, app.models_of, app.problem_of_line, knows=app.knows_owner)
         clients = [asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()]
+        if self.app.quotas is not None:
+            clients.append(asyncio.create_task(self.app.quotas.run(), name="quotas"))
         return [asyncio.create_task(self.app.lag.watch(), name="loop lag"), *clients]
 
     async def prepare_grammars(self) -> None:
@@ -120,6 +143,8 @@ class IngressRuntime:
             await asyncio.wait([stopping], timeout=LAST_WORDS_S)
         stopping.cancel()
         await asyncio.gather(stopping, return_exceptions=True)
+        if self.app.quotas is not None:
+            await self.app.quotas.leave()
         await giving_up
         await self.grammars.close()
         if self.batches is not None:

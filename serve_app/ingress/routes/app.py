@@ -22,7 +22,6 @@ from serve_app.batch.service import BatchService, Routes
 from serve_app.core.tenants import Caller
 from serve_app.errors import (
     BadRequest,
-    BodyTooSlow,
     IngressOverloaded,
     InvalidApiKey,
     NotSupported,
@@ -37,13 +36,15 @@ from serve_app.ingress.books.metrics import count_http
 from serve_app.ingress.books.receipt import HEADER as RECEIPT
 from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.exchange.held_answer import HeldAnswer, answering
+from serve_app.ingress.fleet.quotas import HEADERS as QUOTA_HEADERS
+from serve_app.ingress.fleet.quotas import Quotas
 from serve_app.ingress.front_end.front_end import FrontEnd, serves
 from serve_app.ingress.http.body_fields import RESPONSES_STATE, check_num_values, check_request_id, parse_fields
 from serve_app.ingress.http.connection import CROWDED, STALLED
 from serve_app.ingress.http.error_answers import answer_of, behind, describe_error, method_not_allowed, not_found
 from serve_app.ingress.http.loop_lag import LoopLag
 from serve_app.ingress.http.tenants import Tenants, shown_key
-from serve_app.ingress.routes.bodies import read_body, replay, tokenizer_bytes
+from serve_app.ingress.routes.bodies import Bodies, replay, tokenizer_bytes
 from serve_app.ingress.routes.canary import SHARED_ROUTES
 from serve_app.ingress.routes.generate import generate_route
 from serve_app.ingress.routes.own_answers import MODELS, FleetReport, OwnAnswers
@@ -108,6 +109,7 @@ class IngressApp:
         *,
         version: Mapping[str, Any],
         tenants: Tenants | None = None,
+        quotas: Quotas | None = None,
         fleet_id: str = "",
         books: Books | None = None,
         sagemaker: bool = False,
@@ -125,8 +127,9 @@ class IngressApp:
         self.front_ends = front_ends
         self.canaries = self._models.canaries
         self._limits = limits
+        self._bodies = Bodies(limits.max_body_bytes, limits.body_timeout_s)
         self.lag = LoopLag(limits.max_loop_lag_s)
-        self._tenants = tenants
+        self._tenants, self.quotas = tenants, quotas
         self._generate = {
             name: generate_route(front.engine, max_logprobs=front.max_logprobs, end=generate_end, adapters=front.adapters)
             for name, front in front_ends.items()
@@ -270,6 +273,8 @@ class IngressApp:
             raise
         finally:
             exchange.stalled = STALLED in scope.get("state", ())
+            if self.quotas is not None:
+                self.quotas.end(exchange)
             self.books.end(exchange)
 
     async def _answer_in_time(self, scope: Scope, receive: Receive, send: Send, held: HeldAnswer) -> None:
@@ -280,6 +285,8 @@ class IngressApp:
                 check_request_id("X-Request-Id", request_id)
                 held.exchange.id = request_id
         self._refuse_if_unable(scope)
+        if self.quotas is not None and (caller := held.exchange.caller) is not None:
+            self.quotas.check(caller.tenant)
         limit = asyncio.timeout(None)
         self._running[limit] = held.exchange
         try:
@@ -305,15 +312,10 @@ class IngressApp:
     async def _read_and_answer(self, scope: Scope, receive: Receive, held: HeldAnswer) -> None:
         path, exchange = scope["path"], held.exchange
         try:
-            async with asyncio.timeout(self._limits.body_timeout_s) as limit:
-                body = await read_body(scope, receive, limit=self._limits.max_body_bytes)
+            body = await self._bodies.read(scope, receive)
         except ClientDisconnect:
             exchange.client_gone()
             return
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise BodyTooSlow(limit_s=self._limits.body_timeout_s) from None
         check_num_values(body, self._models.max_model_len)
         fields = parse_fields(body)
         exchange.asked(fields)
@@ -381,6 +383,6 @@ def _cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp | None:
     """Return the app that answers requests with an `Origin`, preflights included; None if no other origin may ask."""
     if not origins:
         return None
-    shown = ("X-Request-Id", "Retry-After", RECEIPT.decode())
+    shown = ("X-Request-Id", "Retry-After", RECEIPT.decode(), *QUOTA_HEADERS)
     methods = ("GET", "POST", "DELETE")
     return CORSMiddleware(app, allow_origins=origins, allow_methods=methods, allow_headers=("*",), expose_headers=shown)
