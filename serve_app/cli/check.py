@@ -117,7 +117,7 @@ def _unknown_models(settings: Settings) -> Iterator[ConfigError]:
 
 def _tenants_problems(settings: Settings) -> list[ConfigError]:
     """Return what is wrong with the tenants file, if this machine has it and may read it."""
-    from serve_app.config.tenants import tenants_file_problems
+    from serve_app.config.tenants_file import tenants_file_problems
 
     file = settings.ingress.tenants_file
     return [] if file is None or not os.access(file, os.R_OK) else tenants_file_problems(file, settings)

@@ -157,7 +157,7 @@ class Keyring:
             raise InvalidApiKey(problem)
         return found
 
-    def owner(self, tenant: str, key_id: str, now: float) -> Caller | None:
+    def caller_of_batch(self, tenant: str, key_id: str, now: float) -> Caller | None:
         """Return the tenant and key by which a stored batch may continue; None if there is no valid key with the scope `batch`.
 
         Args:

@@ -11,7 +11,7 @@ from serve_app import VERSION
 from serve_app.batch.service import BatchService
 from serve_app.checkpoints import resolve_model
 from serve_app.config import ModelSettings, Settings, cluster_token, default_cache_dir
-from serve_app.config.tenants import read_keyring
+from serve_app.config.tenants_file import read_keyring
 from serve_app.config.timeouts import SHUTDOWN_MARGIN_S
 from serve_app.core.fleet_report import describe, num_lines, num_on_draining
 from serve_app.ingress.books import metrics
@@ -20,8 +20,8 @@ from serve_app.ingress.books.request_metrics import begin_at_zero
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.front_end.front_end import VLLM_VERSION, FrontEnd, Install, build_front_end
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
+from serve_app.ingress.http.callers import Tenants
 from serve_app.ingress.http.listener import Listener
-from serve_app.ingress.http.tenants import Tenants
 from serve_app.ingress.routes.app import AppLimits, IngressApp
 from serve_app.ingress.routes.generate import NEWLINE, NUL
 from serve_app.ingress.routes.own_answers import FleetReport

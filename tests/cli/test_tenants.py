@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from serve_app.cli.main import app
-from serve_app.config.tenants import parse_tenants
+from serve_app.config.tenants_file import parse_tenants
 from serve_app.core.tenants import Caller, Tenant
 from serve_app.errors import ConfigError, InvalidApiKey
 

@@ -69,11 +69,11 @@ def test_a_key_without_the_scope_is_refused_by_name() -> None:
 
 
 def test_a_batch_goes_on_by_its_own_key_or_if_it_has_none_by_any_valid_one() -> None:
-    owner = keyring().owner
-    assert owner("red", "r1", NOW) == owner("red", "", NOW) == Caller(RED, key("r1"))
-    assert owner("red", "", NOW - 1) == Caller(RED, key("r0", expires="1970-01-01", expires_at=NOW))
+    caller_of = keyring().caller_of_batch
+    assert caller_of("red", "r1", NOW) == caller_of("red", "", NOW) == Caller(RED, key("r1"))
+    assert caller_of("red", "", NOW - 1) == Caller(RED, key("r0", expires="1970-01-01", expires_at=NOW))
     gone = [("red", "r0"), ("blue", "b1"), ("blue", "b2"), ("blue", ""), ("blue", "r1"), ("green", ""), ("", "")]
-    assert [owner(*each, NOW) for each in gone] == [None] * len(gone)
+    assert [caller_of(*each, NOW) for each in gone] == [None] * len(gone)
 
 
 salts = st.one_of(st.none(), st.text(max_size=3))

@@ -17,8 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 from serve_app.batch.service import BatchService
 from serve_app.config import BatchSettings, IngressSettings
+from serve_app.ingress.http.callers import Tenants
 from serve_app.ingress.http.listener import Listener
-from serve_app.ingress.http.tenants import Tenants
 from serve_app.ingress.routes.app import AppLimits, IngressApp
 from tests.ingress.fake_fronts import front
 from tests.ingress.tenants import of_keys

@@ -39,10 +39,10 @@ from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.exchange.held_answer import HeldAnswer, answering
 from serve_app.ingress.front_end.front_end import FrontEnd, serves
 from serve_app.ingress.http.body_fields import RESPONSES_STATE, check_num_values, check_request_id, parse_fields
+from serve_app.ingress.http.callers import Tenants, shown_key
 from serve_app.ingress.http.connection import CROWDED, STALLED
 from serve_app.ingress.http.error_answers import answer_of, behind, describe_error, method_not_allowed, not_found
 from serve_app.ingress.http.loop_lag import LoopLag
-from serve_app.ingress.http.tenants import Tenants, shown_key
 from serve_app.ingress.routes.bodies import read_body, replay, tokenizer_bytes
 from serve_app.ingress.routes.canary import SHARED_ROUTES
 from serve_app.ingress.routes.generate import generate_route
@@ -234,7 +234,7 @@ class IngressApp:
         """
         if self._tenants is None or owner == NO_OWNER:
             return None
-        if (caller := self._tenants.owner(*owner)) is None:
+        if (caller := self._tenants.caller_of_batch(*owner)) is None:
             raise InvalidApiKey(f"the API key of this batch of the tenant {owner.tenant!r} is no longer valid for batches")
         return caller
 

@@ -198,12 +198,6 @@ def parse_tenants(text: str) -> TenantsFile:
     raise found[0]
 
 
-def tenants_problems(text: str) -> list[ConfigError]:
-    """Return what is wrong with the text of a tenants file, its YAML included."""
-    found = _parsed(text)
-    return [] if isinstance(found, TenantsFile) else found
-
-
 def _parsed(text: str) -> TenantsFile | list[ConfigError]:
     """Return the tenants, or all problems, at least one."""
     values: object = None

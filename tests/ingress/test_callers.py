@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from serve_app.errors import ConfigError, InvalidApiKey
-from serve_app.ingress.http.tenants import Tenants
+from serve_app.ingress.http.callers import Tenants
 from tests.ingress.tenants import digest, of_file, of_keys
 
 FIRST, SECOND = "first-key-0123456789", "second-key-0123456789"

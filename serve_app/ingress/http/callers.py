@@ -53,10 +53,10 @@ class Tenants:
             raise InvalidApiKey("the Authorization header is not of the scheme Bearer")
         return self._keys.caller(key.strip(), self._clock())
 
-    def owner(self, tenant: str, key_id: str) -> Caller | None:
-        """Return the tenant and the key by which a stored batch may continue; None if it may not. See `Keyring.owner`."""
+    def caller_of_batch(self, tenant: str, key_id: str) -> Caller | None:
+        """Return the tenant and the key by which a stored batch may continue; None if it may not. See `Keyring.caller_of_batch`."""
         self._follow_changes()
-        return self._keys.owner(tenant, key_id, self._clock())
+        return self._keys.caller_of_batch(tenant, key_id, self._clock())
 
     def _follow_changes(self) -> None:
         """Read the file again if it has changed. A file that cannot be used is reported once, and the keys stay as they were."""
