@@ -158,16 +158,20 @@ class Keyring:
         return found
 
     def caller_of_batch(self, tenant: str, key_id: str, now: float) -> Caller | None:
-        """Return the tenant and key by which a stored batch may continue; None if there is no valid key with the scope `batch`.
+        """Return the tenant and key by which a stored batch may continue; None if the key is not known.
 
         Args:
             tenant: Name of the batch's tenant.
             key_id: Id of the key by which it was made; "" for any: a batch of an older release does not have it.
+        Raises:
+            InvalidApiKey: The key is known, and has expired, was revoked or lacks the scope `batch`.
         """
-        for caller in self._callers:
-            is_theirs = caller.tenant.name == tenant and key_id in ("", caller.key.id)
-            if is_theirs and "batch" in caller.key.scopes and not caller.key.why_invalid(now):
+        known = [each for each in self._callers if each.tenant.name == tenant and key_id in ("", each.key.id)]
+        for caller in known:
+            if "batch" in caller.key.scopes and not caller.key.why_invalid(now):
                 return caller
+        if known:
+            raise InvalidApiKey(f"the API key of this batch of the tenant {tenant!r} is no longer valid for batches")
         return None
 
     def invalid(self, now: float) -> Iterator[str]:

@@ -92,7 +92,7 @@ class IngressRuntime:
         """Start batches, the clients' loops and the watch of the event loop; the caller owns the tasks."""
         if self.batches is not None:
             app = self.app
-            self.batches.start(app.answer_line, app.models_of, app.problem_of_line, knows=app.knows_owner)
+            self.batches.start(app.answer_line, app.models_of, app.problem_of_line, state_of_key=app.state_of_key)
         clients = [asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()]
         return [asyncio.create_task(self.app.lag.watch(), name="loop lag"), *clients]
 

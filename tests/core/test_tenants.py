@@ -72,8 +72,11 @@ def test_a_batch_goes_on_by_its_own_key_or_if_it_has_none_by_any_valid_one() -> 
     caller_of = keyring().caller_of_batch
     assert caller_of("red", "r1", NOW) == caller_of("red", "", NOW) == Caller(RED, key("r1"))
     assert caller_of("red", "", NOW - 1) == Caller(RED, key("r0", expires="1970-01-01", expires_at=NOW))
-    gone = [("red", "r0"), ("blue", "b1"), ("blue", "b2"), ("blue", ""), ("blue", "r1"), ("green", ""), ("", "")]
-    assert [caller_of(*each, NOW) for each in gone] == [None] * len(gone)
+    unknown = [("red", "r3"), ("blue", "r1"), ("green", ""), ("", "")]
+    assert [caller_of(*each, NOW) for each in unknown] == [None] * len(unknown)
+    for ended in [("red", "r0"), ("blue", "b1"), ("blue", "b2"), ("blue", "")]:
+        with pytest.raises(InvalidApiKey, match=f"of the tenant '{ended[0]}' is no longer valid for batches"):
+            caller_of(*ended, NOW)
 
 
 salts = st.one_of(st.none(), st.text(max_size=3))

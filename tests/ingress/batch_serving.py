@@ -103,7 +103,7 @@ async def serving(
     settings = IngressSettings(port=free_port())
     listener = Listener(app, settings)
     await listener.start()
-    service.start(app.answer_line, app.models_of, app.problem_of_line, knows=app.knows_owner)
+    service.start(app.answer_line, app.models_of, app.problem_of_line, state_of_key=app.state_of_key)
     served = Served(model, folder / "store", settings.local_url, app, service)
     try:
         yield served

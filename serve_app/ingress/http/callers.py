@@ -54,7 +54,7 @@ class Tenants:
         return self._keys.caller(key.strip(), self._clock())
 
     def caller_of_batch(self, tenant: str, key_id: str) -> Caller | None:
-        """Return the tenant and the key by which a stored batch may continue; None if it may not. See `Keyring.caller_of_batch`."""
+        """Return the tenant and the key by which a stored batch may continue. See `Keyring.caller_of_batch`."""
         self._follow_changes()
         return self._keys.caller_of_batch(tenant, key_id, self._clock())
 

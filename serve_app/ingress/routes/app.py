@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve_app.batch.records import NO_OWNER, Owner
+from serve_app.batch.records import NO_OWNER, KeyState, Owner
 from serve_app.batch.service import BatchService, Routes
 from serve_app.core.tenants import Caller
 from serve_app.errors import (
@@ -211,13 +211,14 @@ class IngressApp:
         except ServingError as exc:
             await answer_of(exc).response()(scope, receive, send)
 
-    def knows_owner(self, owner: Owner) -> bool:
-        """Return whether the API key by which the owner made a batch is still valid, and may run batches."""
+    def state_of_key(self, owner: Owner) -> KeyState:
+        """Return whether the API key by which the owner made a batch may run batches."""
+        if self._tenants is None or owner == NO_OWNER:
+            return "valid"
         try:
-            self._caller_of(owner)
+            return "unknown" if self._tenants.caller_of_batch(*owner) is None else "valid"
         except InvalidApiKey:
-            return False
-        return True
+            return "ended"
 
     def models_of(self, owner: Owner) -> list[str]:
         """Return the names that lines of the owner's batches may ask for."""
@@ -230,12 +231,12 @@ class IngressApp:
         """Return for whom the batch of an owner runs; None for batches that were made while the ingress asked for no key.
 
         Raises:
-            InvalidApiKey: The key is not valid any more, or may not run batches any more.
+            InvalidApiKey: The key is not known, or is not valid any more, or may not run batches any more.
         """
         if self._tenants is None or owner == NO_OWNER:
             return None
         if (caller := self._tenants.caller_of_batch(*owner)) is None:
-            raise InvalidApiKey(f"the API key of this batch of the tenant {owner.tenant!r} is no longer valid for batches")
+            raise InvalidApiKey(f"the API key of this batch of the tenant {owner.tenant!r} is not known")
         return caller
 
     def problem_of_line(self, line: bytes) -> str:
