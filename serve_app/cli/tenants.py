@@ -1,4 +1,4 @@
-"""``serve-app tenants`` makes and changes the file `ingress.tenants_file`: an ingress follows it at the next request."""
+"""``serve-app tenants`` makes and changes the file `ingress.tenants_file`: each ingress follows its changes."""
 
 import contextlib
 import fcntl

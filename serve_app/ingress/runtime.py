@@ -89,12 +89,15 @@ class IngressRuntime:
         return await build_front_end(model, path, client, grammars, installer_of(settings))
 
     def start(self) -> list[asyncio.Task[Any]]:
-        """Start batches, the clients' loops and the watch of the event loop; the caller owns the tasks."""
+        """Start batches, the clients' loops, and the watches of the event loop and of the tenants; the caller owns the tasks."""
         if self.batches is not None:
             app = self.app
             self.batches.start(app.answer_line, app.models_of, app.problem_of_line, state_of_key=app.state_of_key)
         clients = [asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()]
-        return [asyncio.create_task(self.app.lag.watch(), name="loop lag"), *clients]
+        watches = [asyncio.create_task(self.app.lag.watch(), name="loop lag")]
+        if self.app.tenants is not None:
+            watches.append(asyncio.create_task(self.app.tenants.watch(), name="tenants"))
+        return [*watches, *clients]
 
     async def prepare_grammars(self) -> None:
         """Start the processes that check grammars, so that the first request with one need not wait for that."""

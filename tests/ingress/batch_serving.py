@@ -103,11 +103,14 @@ async def serving(
     settings = IngressSettings(port=free_port())
     listener = Listener(app, settings)
     await listener.start()
+    watching = None if known is None else asyncio.create_task(known.watch())
     service.start(app.answer_line, app.models_of, app.problem_of_line, state_of_key=app.state_of_key)
     served = Served(model, folder / "store", settings.local_url, app, service)
     try:
         yield served
     finally:
+        if watching is not None:
+            watching.cancel()
         for client in served.clients.values():
             await client.close()
         await service.stop()

@@ -126,7 +126,7 @@ class IngressApp:
         self.canaries = self._models.canaries
         self._limits = limits
         self.lag = LoopLag(limits.max_loop_lag_s)
-        self._tenants = tenants
+        self.tenants = tenants
         self._generate = {
             name: generate_route(front.engine, max_logprobs=front.max_logprobs, end=generate_end, adapters=front.adapters)
             for name, front in front_ends.items()
@@ -176,8 +176,8 @@ class IngressApp:
         """Answer the request, and return None; or return the answer to a request that no route takes."""
         path, method = scope["path"], scope["method"]
         caller: Caller | None = None
-        if self._tenants is not None and path not in WITHOUT_KEY:
-            caller = self._tenants.check(shown_key(scope["headers"]))
+        if self.tenants is not None and path not in WITHOUT_KEY:
+            caller = self.tenants.check(shown_key(scope["headers"]))
         if (answer := self._get.get(path)) is not None:
             response = await answer() if method in ("GET", "HEAD") else method_not_allowed("GET, HEAD")
             await response(scope, receive, send)
@@ -213,10 +213,10 @@ class IngressApp:
 
     def state_of_key(self, owner: Owner) -> KeyState:
         """Return whether the API key by which the owner made a batch may run batches."""
-        if self._tenants is None or owner == NO_OWNER:
+        if self.tenants is None or owner == NO_OWNER:
             return "valid"
         try:
-            return "unknown" if self._tenants.caller_of_batch(*owner) is None else "valid"
+            return "unknown" if self.tenants.caller_of_batch(*owner) is None else "valid"
         except InvalidApiKey:
             return "ended"
 
@@ -233,9 +233,9 @@ class IngressApp:
         Raises:
             InvalidApiKey: The key is not known, or is not valid any more, or may not run batches any more.
         """
-        if self._tenants is None or owner == NO_OWNER:
+        if self.tenants is None or owner == NO_OWNER:
             return None
-        if (caller := self._tenants.caller_of_batch(*owner)) is None:
+        if (caller := self.tenants.caller_of_batch(*owner)) is None:
             raise InvalidApiKey(f"the API key of this batch of the tenant {owner.tenant!r} is not known")
         return caller
 
