@@ -32,6 +32,7 @@ _KEY = re.compile(r"[!-~]+")  # what a header can carry without quoting
 _KEYS_FILE, _TENANTS_FILE = "ingress.api_keys_file", "ingress.tenants_file"
 _HINT = "a line is a key, for example of `openssl rand -hex 32`, or sha256: and the 64 hex digits of one"
 _HOW = "`serve-app tenants create` makes a key and its entry"
+_WHERE = "create it on every node of the ingress, readable for the ingress's user"
 _FEWER = "remove keys that have expired or were revoked: each request is compared with all keys"
 _OF_NOTHING = hashlib.sha256(b"").hexdigest()
 
@@ -266,7 +267,7 @@ def _read_tenants(file: Path, settings: Settings) -> TenantsFile | list[ConfigEr
     try:
         found = _parsed(read_text(file))
     except ConfigError as exc:
-        return [ConfigError(_TENANTS_FILE, exc.problem, "create it on every node of the ingress")]
+        return [ConfigError(_TENANTS_FILE, exc.problem, _WHERE)]
     problems = list(found.unknown_models(settings)) if isinstance(found, TenantsFile) else found
     if not problems:
         return found
@@ -291,7 +292,7 @@ def read_api_keys(path: Path, *, shared: bool = False) -> Keyring:
     try:
         text = read_text(path)
     except ConfigError as exc:
-        raise ConfigError(_KEYS_FILE, exc.problem, "create it on every node of the ingress") from exc
+        raise ConfigError(_KEYS_FILE, exc.problem, _WHERE) from exc
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)]
     digests = {_digest_of_line(path, number, line): None for number, line in lines if line and not line.startswith("#")}
     if not digests:
