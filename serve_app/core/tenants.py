@@ -65,8 +65,10 @@ class Tenant:
                 raise BadRequest(field, f"is {value}, and the tenant {self.name!r} has max_tokens {limit}; ask for that or less")
             # Each step of a beam search is an engine request of its own with one token, so that only the body bounds the search.
             if body.use_beam_search and (value is not None or field == "max_tokens") and type(value) is not int:
-                problem = f"is no whole number; a beam search of the tenant {self.name!r} gives one of at most {limit}"
-                raise BadRequest(field, problem)
+                # Only chats read max_completion_tokens: on other routes a search with that field alone would have no bound.
+                problem = "is missing, which max_completion_tokens does not replace" if value is None else "is no whole number"
+                way_out = f"a beam search of the tenant {self.name!r} has to give a whole number of at most {limit}"
+                raise BadRequest(field, f"{problem}; {way_out}")
 
     def max_output_tokens(self, prompt_tokens: int, asked: int | None) -> int | None:
         """Return the most tokens that the answer to a prompt may have, at least 1. ``asked`` is the request's own bound, if it has one.

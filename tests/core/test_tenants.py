@@ -124,10 +124,11 @@ def test_a_beam_search_has_to_say_how_long_it_is(value: Any) -> None:
     tenant = Tenant("team", max_tokens=10)
     tenant.check_asked(body(max_tokens=value))
     tenant.check_asked(body(max_tokens=10, use_beam_search=True))
-    with pytest.raises(
-        BadRequest, match="max_tokens: is no whole number; a beam search of the tenant 'team' gives one of at most 10"
-    ):
-        tenant.check_asked(body(max_tokens=value, use_beam_search=True))
+    problem = "is missing, which max_completion_tokens does not replace" if value is None else "is no whole number"
+    said = f"^max_tokens: {problem}; a beam search of the tenant 'team' has to give a whole number of at most 10$"
+    for other in (None, 5):
+        with pytest.raises(BadRequest, match=said):
+            tenant.check_asked(body(max_tokens=value, max_completion_tokens=other, use_beam_search=True))
     with pytest.raises(BadRequest, match="max_completion_tokens: is no whole number"):
         tenant.check_asked(body(max_tokens=1, max_completion_tokens="99", use_beam_search=True))
 
