@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import openai
+import pytest
 from openai.types import Batch
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
@@ -162,6 +163,22 @@ async def answers(client: openai.AsyncOpenAI, batch: Batch) -> list[tuple[str, s
 
 async def errors(client: openai.AsyncOpenAI, batch: Batch) -> list[tuple[str, str]]:
     return [(line["custom_id"], line["error"]["code"]) for line in await lines_of(client, batch.error_file_id)]
+
+
+async def assert_hidden(client: openai.AsyncOpenAI, batch: Batch) -> None:
+    """Check that for the client neither the batch, which has ended, nor its files exist."""
+    assert batch.output_file_id is not None
+    for call in (
+        client.files.retrieve(batch.output_file_id),
+        client.files.content(batch.input_file_id),
+        client.files.delete(batch.input_file_id),
+        client.batches.retrieve(batch.id),
+        client.batches.cancel(batch.id),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            await call
+    assert [batch async for batch in client.batches.list()] == []
+    assert [file async for file in client.files.list()] == []
 
 
 def counts(batch: Batch) -> tuple[int, int, int]:

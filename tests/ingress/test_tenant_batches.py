@@ -20,7 +20,7 @@ from serve_app.batch.claims import FolderClaims
 from serve_app.batch.records import Batch as Record
 from serve_app.batch.records import Owner
 from tests.doubles.fleet import in_loop
-from tests.ingress.batch_serving import Model, Served, answers, begin, ended, errors, jsonl, line, serving
+from tests.ingress.batch_serving import Model, Served, answers, assert_hidden, begin, ended, errors, jsonl, line, serving
 from tests.ingress.tenants import digest, of_file
 
 OLD, NEW, OTHER, CHATS = "sk-the-old-key-of-red", "sk-the-new-key-of-red", "sk-the-key-of-blue", "sk-of-red-for-models-alone"
@@ -47,15 +47,7 @@ async def test_a_new_key_finds_what_the_old_one_has_made_and_another_tenant_does
         batch = await ended(old, await begin(old, jsonl(line(1))))
         assert await answers(new, await new.batches.retrieve(batch.id)) == [("id-1", "PROMPT 1")]
         assert [each.id async for each in new.batches.list()] == [batch.id]
-        assert [each async for each in other.batches.list()] == []
-        assert [each async for each in other.files.list()] == []
-        for call in (
-            other.files.content(batch.input_file_id),
-            other.batches.retrieve(batch.id),
-            other.files.delete(batch.input_file_id),
-        ):
-            with pytest.raises(openai.NotFoundError):
-                await call
+        await assert_hidden(other, batch)
         with pytest.raises(openai.PermissionDeniedError, match="lacks the scope 'batch'"):
             await served.client(CHATS).batches.retrieve(batch.id)
 
