@@ -1,4 +1,4 @@
-"""``serve-app tenants`` makes and changes the file `ingress.tenants_file`: an ingress follows it at the next request."""
+"""``serve-app tenants`` makes and changes the file `ingress.tenants_file`: each ingress follows its changes."""
 
 import contextlib
 import fcntl
@@ -113,7 +113,7 @@ def list_tenants(file: File, as_json: AsJson = False) -> None:
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of the tenants file, for editors."""
-    from serve_app.config.tenants import tenants_json_schema
+    from serve_app.config.tenants_file import tenants_json_schema
 
     typer.echo(json.dumps(tenants_json_schema(), indent=2))
 
@@ -168,7 +168,7 @@ def _read(file: Path, *, may_be_new: bool = False) -> dict[str, Any]:
     """
     from serve_app.cli.settings_file import in_file
     from serve_app.config import read_text
-    from serve_app.config.tenants import parse_tenants
+    from serve_app.config.tenants_file import parse_tenants
     from serve_app.errors import ConfigError
 
     if may_be_new and not file.exists():
@@ -195,7 +195,7 @@ def _changing(file: Path, *, may_be_new: bool = False) -> Iterator[dict[str, Any
     import yaml
 
     from serve_app.cli.settings_file import in_file
-    from serve_app.config.tenants import parse_tenants
+    from serve_app.config.tenants_file import parse_tenants
     from serve_app.errors import ConfigError
 
     file = file.resolve()

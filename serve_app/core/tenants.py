@@ -70,8 +70,10 @@ class Tenant:
                 raise BadRequest(name, f"is {value}, and the tenant {self.name!r} has max_tokens {limit}; ask for that or less")
             # Each step of a beam search is an engine request of its own with one token, so that only the body bounds the search.
             if body.use_beam_search and (value is not None or name == "max_tokens") and type(value) is not int:
-                problem = f"is no whole number; a beam search of the tenant {self.name!r} gives one of at most {limit}"
-                raise BadRequest(name, problem)
+                # Only chats read max_completion_tokens: on other routes a search with that field alone would have no bound.
+                problem = "is missing, which max_completion_tokens does not replace" if value is None else "is no whole number"
+                way_out = f"a beam search of the tenant {self.name!r} has to give a whole number of at most {limit}"
+                raise BadRequest(name, f"{problem}; {way_out}")
 
     def max_output_tokens(self, prompt_tokens: int, asked: int | None) -> int | None:
         """Return the most tokens that the answer to a prompt may have, at least 1. ``asked`` is the request's own bound, if it has one.
@@ -162,17 +164,21 @@ class Keyring:
             raise InvalidApiKey(problem)
         return found
 
-    def owner(self, tenant: str, key_id: str, now: float) -> Caller | None:
-        """Return the tenant and key by which a stored batch may continue; None if there is no valid key with the scope `batch`.
+    def caller_of_batch(self, tenant: str, key_id: str, now: float) -> Caller | None:
+        """Return the tenant and key by which a stored batch may continue; None if the key is not known.
 
         Args:
             tenant: Name of the batch's tenant.
             key_id: Id of the key by which it was made; "" for any: a batch of an older release does not have it.
+        Raises:
+            InvalidApiKey: The key is known, and has expired, was revoked or lacks the scope `batch`.
         """
-        for caller in self._callers:
-            is_theirs = caller.tenant.name == tenant and key_id in ("", caller.key.id)
-            if is_theirs and "batch" in caller.key.scopes and not caller.key.why_invalid(now):
+        known = [each for each in self._callers if each.tenant.name == tenant and key_id in ("", each.key.id)]
+        for caller in known:
+            if "batch" in caller.key.scopes and not caller.key.why_invalid(now):
                 return caller
+        if known:
+            raise InvalidApiKey(f"the API key of this batch of the tenant {tenant!r} is no longer valid for batches")
         return None
 
     def invalid(self, now: float) -> Iterator[str]:

@@ -11,7 +11,7 @@ from serve_app import VERSION
 from serve_app.batch.service import BatchService
 from serve_app.checkpoints import resolve_model
 from serve_app.config import ModelSettings, Settings, cluster_token, default_cache_dir
-from serve_app.config.tenants import read_keyring
+from serve_app.config.tenants_file import read_keyring
 from serve_app.config.timeouts import SHUTDOWN_MARGIN_S
 from serve_app.core.fleet_report import describe, num_lines, num_on_draining
 from serve_app.ingress.books import metrics
@@ -21,8 +21,8 @@ from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.fleet.quotas import ExchangeShares, Quotas
 from serve_app.ingress.front_end.front_end import VLLM_VERSION, FrontEnd, Install, build_front_end
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
+from serve_app.ingress.http.callers import Tenants
 from serve_app.ingress.http.listener import Listener
-from serve_app.ingress.http.tenants import Tenants
 from serve_app.ingress.routes.app import AppLimits, IngressApp
 from serve_app.ingress.routes.generate import NEWLINE, NUL
 from serve_app.ingress.routes.own_answers import FleetReport
@@ -110,14 +110,17 @@ class IngressRuntime:
         return await build_front_end(model, path, client, grammars, installer_of(settings))
 
     def start(self) -> list[asyncio.Task[Any]]:
-        """Start batches, the clients' loops and the watch of the event loop; the caller owns the tasks."""
+        """Start batches, the clients' loops, and the watches of the event loop and of the tenants; the caller owns the tasks."""
         if self.batches is not None:
             app = self.app
-            self.batches.start(app.answer_line, app.models_of, app.problem_of_line, knows=app.knows_owner)
+            self.batches.start(app.answer_line, app.models_of, app.problem_of_line, state_of_key=app.state_of_key)
         clients = [asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()]
+        watches = [asyncio.create_task(self.app.lag.watch(), name="loop lag")]
+        if self.app.tenants is not None:
+            watches.append(asyncio.create_task(self.app.tenants.watch(), name="tenants"))
         if self.app.quotas is not None:
-            clients.append(asyncio.create_task(self.app.quotas.run(), name="quotas"))
-        return [asyncio.create_task(self.app.lag.watch(), name="loop lag"), *clients]
+            watches.append(asyncio.create_task(self.app.quotas.run(), name="quotas"))
+        return [*watches, *clients]
 
     async def prepare_grammars(self) -> None:
         """Start the processes that check grammars, so that the first request with one need not wait for that."""

@@ -11,7 +11,7 @@ import httpx
 from serve_app.config import parse_settings
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
-from serve_app.ingress.http.tenants import Tenants
+from serve_app.ingress.http.callers import Tenants
 from serve_app.ingress.routes.app import AppLimits, IngressApp
 from serve_app.links.fingerprint import model_fingerprint
 from tests.doubles.fake_engine import FakeEngine

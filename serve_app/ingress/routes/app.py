@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve_app.batch.records import NO_OWNER, Owner
+from serve_app.batch.records import NO_OWNER, KeyState, Owner
 from serve_app.batch.service import BatchService, Routes
 from serve_app.core.tenants import Caller
 from serve_app.errors import (
@@ -40,10 +40,10 @@ from serve_app.ingress.fleet.quotas import HEADERS as QUOTA_HEADERS
 from serve_app.ingress.fleet.quotas import Quotas
 from serve_app.ingress.front_end.front_end import FrontEnd, serves
 from serve_app.ingress.http.body_fields import RESPONSES_STATE, check_num_values, check_request_id, parse_fields
+from serve_app.ingress.http.callers import Tenants, shown_key
 from serve_app.ingress.http.connection import CROWDED, STALLED
 from serve_app.ingress.http.error_answers import answer_of, behind, describe_error, method_not_allowed, not_found
 from serve_app.ingress.http.loop_lag import LoopLag
-from serve_app.ingress.http.tenants import Tenants, shown_key
 from serve_app.ingress.routes.bodies import Bodies, replay, tokenizer_bytes
 from serve_app.ingress.routes.canary import SHARED_ROUTES
 from serve_app.ingress.routes.generate import generate_route
@@ -129,7 +129,7 @@ class IngressApp:
         self._limits = limits
         self._bodies = Bodies(limits.max_body_bytes, limits.body_timeout_s)
         self.lag = LoopLag(limits.max_loop_lag_s)
-        self._tenants, self.quotas = tenants, quotas
+        self.tenants, self.quotas = tenants, quotas
         self._generate = {
             name: generate_route(front.engine, max_logprobs=front.max_logprobs, end=generate_end, adapters=front.adapters)
             for name, front in front_ends.items()
@@ -179,8 +179,8 @@ class IngressApp:
         """Answer the request, and return None; or return the answer to a request that no route takes."""
         path, method = scope["path"], scope["method"]
         caller: Caller | None = None
-        if self._tenants is not None and path not in WITHOUT_KEY:
-            caller = self._tenants.check(shown_key(scope["headers"]))
+        if self.tenants is not None and path not in WITHOUT_KEY:
+            caller = self.tenants.check(shown_key(scope["headers"]))
         if (answer := self._get.get(path)) is not None:
             response = await answer() if method in ("GET", "HEAD") else method_not_allowed("GET, HEAD")
             await response(scope, receive, send)
@@ -214,13 +214,14 @@ class IngressApp:
         except ServingError as exc:
             await answer_of(exc).response()(scope, receive, send)
 
-    def knows_owner(self, owner: Owner) -> bool:
-        """Return whether the API key by which the owner made a batch is still valid, and may run batches."""
+    def state_of_key(self, owner: Owner) -> KeyState:
+        """Return whether the API key by which the owner made a batch may run batches."""
+        if self.tenants is None or owner == NO_OWNER:
+            return "valid"
         try:
-            self._caller_of(owner)
+            return "unknown" if self.tenants.caller_of_batch(*owner) is None else "valid"
         except InvalidApiKey:
-            return False
-        return True
+            return "ended"
 
     def models_of(self, owner: Owner) -> list[str]:
         """Return the names that lines of the owner's batches may ask for."""
@@ -233,12 +234,12 @@ class IngressApp:
         """Return for whom the batch of an owner runs; None for batches that were made while the ingress asked for no key.
 
         Raises:
-            InvalidApiKey: The key is not valid any more, or may not run batches any more.
+            InvalidApiKey: The key is not known, or is not valid any more, or may not run batches any more.
         """
-        if self._tenants is None or owner == NO_OWNER:
+        if self.tenants is None or owner == NO_OWNER:
             return None
-        if (caller := self._tenants.owner(*owner)) is None:
-            raise InvalidApiKey(f"the API key of this batch of the tenant {owner.tenant!r} is no longer valid for batches")
+        if (caller := self.tenants.caller_of_batch(*owner)) is None:
+            raise InvalidApiKey(f"the API key of this batch of the tenant {owner.tenant!r} is not known")
         return caller
 
     def problem_of_line(self, line: bytes) -> str:

@@ -22,6 +22,8 @@ from serve_app.errors import ConfigError
 
 MIN_KEY_CHARS = 16
 TENANT_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
+MAX_KEYS = 5_000
+"""Most keys of a file. A request is compared with all of them: 5,000 take XXX ms."""
 RESERVED_NAMES = ("none", "others")
 """Words that series use in place of a name."""
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
@@ -30,6 +32,8 @@ _KEY = re.compile(r"[!-~]+")  # what a header can carry without quoting
 _KEYS_FILE, _TENANTS_FILE = "ingress.api_keys_file", "ingress.tenants_file"
 _HINT = "a line is a key, for example of `openssl rand -hex 32`, or sha256: and the 64 hex digits of one"
 _HOW = "`serve-app tenants create` makes a key and its entry"
+_WHERE = "create it on every node of the ingress, readable for the ingress's user"
+_FEWER = "remove keys that have expired or were revoked: each request is compared with all keys"
 _OF_NOTHING = hashlib.sha256(b"").hexdigest()
 
 
@@ -149,7 +153,7 @@ class TenantsFile(Section):
     """The file `ingress.tenants_file`."""
 
     tenants: dict[str, TenantSettings] = Field(min_length=1, json_schema_extra={"propertyNames": {"pattern": TENANT_PATTERN}})
-    """The tenants by name."""
+    """The tenants by name. All together have up to 5,000 keys."""
 
     @model_validator(mode="after")
     def _keys_are_of_one_tenant(self) -> Self:
@@ -165,6 +169,8 @@ class TenantsFile(Section):
                 yield wrong(dotted(("tenants", str(name))), f"the name {str(name)[:63]!r} is no name of a tenant", hint)
 
     def _duplicates(self) -> Iterator[PydanticCustomError]:
+        if (num_keys := sum(len(tenant.keys) for tenant in self.tenants.values())) > MAX_KEYS:
+            yield wrong("tenants", f"has {num_keys} keys in all, and the limit is {MAX_KEYS}", _FEWER)
         ids: dict[str, str] = {}
         digests: dict[str, str] = {}
         for name, tenant in self.tenants.items():
@@ -208,12 +214,6 @@ def parse_tenants(text: str) -> TenantsFile:
     if isinstance(found, TenantsFile):
         return found
     raise found[0]
-
-
-def tenants_problems(text: str) -> list[ConfigError]:
-    """Return what is wrong with the text of a tenants file, its YAML included."""
-    found = _parsed(text)
-    return [] if isinstance(found, TenantsFile) else found
 
 
 def _parsed(text: str) -> TenantsFile | list[ConfigError]:
@@ -279,7 +279,7 @@ def _read_tenants(file: Path, settings: Settings) -> TenantsFile | list[ConfigEr
     try:
         found = _parsed(read_text(file))
     except ConfigError as exc:
-        return [ConfigError(_TENANTS_FILE, exc.problem, "create it on every node of the ingress")]
+        return [ConfigError(_TENANTS_FILE, exc.problem, _WHERE)]
     problems = list(found.unknown_models(settings)) if isinstance(found, TenantsFile) else found
     if not problems:
         return found
@@ -299,16 +299,18 @@ def read_api_keys(path: Path, *, shared: bool = False) -> Keyring:
     that starts with `#`.
 
     Raises:
-        ConfigError: The file cannot be read, or holds no key, or has a line that is no key.
+        ConfigError: The file cannot be read, or holds no key or more than `MAX_KEYS`, or has a line that is no key.
     """
     try:
         text = read_text(path)
     except ConfigError as exc:
-        raise ConfigError(_KEYS_FILE, exc.problem, "create it on every node of the ingress") from exc
+        raise ConfigError(_KEYS_FILE, exc.problem, _WHERE) from exc
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)]
     digests = {_digest_of_line(path, number, line): None for number, line in lines if line and not line.startswith("#")}
     if not digests:
         raise ConfigError(_KEYS_FILE, f"{path} holds no key", _HINT)
+    if len(digests) > MAX_KEYS:
+        raise ConfigError(_KEYS_FILE, f"{path} holds {len(digests)} keys, and the limit is {MAX_KEYS}", _FEWER)
     names = {digest.hex()[:_NAME_CHARS]: digest for digest in digests}
     return Keyring((Tenant(name, shares_prefix_cache=shared), [Key(name, digest)]) for name, digest in names.items())
 
