@@ -16,6 +16,7 @@ from serve_app.config.timeouts import SHUTDOWN_MARGIN_S
 from serve_app.core.fleet_report import describe, num_lines, num_on_draining
 from serve_app.ingress.books import metrics
 from serve_app.ingress.books.books import Books
+from serve_app.ingress.books.gpu_time import GpuTime
 from serve_app.ingress.books.request_metrics import begin_at_zero
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.front_end.front_end import VLLM_VERSION, FrontEnd, Install, build_front_end
@@ -62,13 +63,14 @@ class IngressRuntime:
             stream_silence_s=settings.timeouts.stream_silence_s,
             max_loop_lag_s=settings.ingress.max_loop_lag_s,
         )
+        gpu_times = {name: GpuTime(front.client.fleet, front.model.gpus_per_replica) for name, front in fronts.items()}
         app = IngressApp(
             fronts,
             limits,
             version=_version(settings),
             tenants=tenants,
             fleet_id=fleet_id,
-            books=Books.of(settings, ingress_id),
+            books=Books.of(settings, ingress_id, gpu_times),
             sagemaker=settings.ingress.sagemaker_routes,
             generate_end=NUL if settings.ingress.generate_delimiter == "nul" else NEWLINE,
             batches=batches,
@@ -129,6 +131,7 @@ class IngressRuntime:
     def set_members(self, leases: Iterable[Lease]) -> None:
         leases = list(leases)
         members = [lease for lease in leases if lease.role == "replica"]
+        self.app.books.learn_step_costs((member.model, member.load.get("step_costs")) for member in members)
         quarantined = [block for lease in leases for block in lease.quarantined]
         condemned = {release: reason for lease in leases for release, reason in lease.condemned}
         for canary in self.app.canaries.values():
