@@ -7,7 +7,7 @@ at one moment, as intervals. Ten million lines take 80 MB of memory, and as much
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -44,6 +44,7 @@ class Report:
     outcomes: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(OUTCOMES, 0)))
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
     attempts: Counter[int] = field(default_factory=Counter)
+    on_line: Callable[[LedgerLine], None] = lambda line: None
     _gaps_s: "array[float]" = field(default_factory=lambda: array("d"))
     _ids: "array[int]" = field(default_factory=lambda: array("q"))
 
@@ -67,6 +68,7 @@ class Report:
         self.prompt_tokens += line.prompt_tokens
         self.output_tokens += line.output_tokens
         self._gaps_s.extend(line.gaps_s)
+        self.on_line(line)
         if line.id:
             self._ids.append(hash(line.id))
 
@@ -206,13 +208,13 @@ def _problems(line: LedgerLine) -> Iterator[str]:
         yield f"lasted {line.total_s} s, and a part of it {max(times_s)} s, or a part has a negative time"
 
 
-def check(files: Iterable[Path]) -> Report:
-    """Return the report about the files.
+def check(files: Iterable[Path], on_line: Callable[[LedgerLine], None] = lambda line: None) -> Report:
+    """Return the report about the files. ``on_line`` is called with each line that counts, which is each request once.
 
     Raises:
         OSError: A file cannot be read.
     """
-    report = Report()
+    report = Report(on_line=on_line)
     heads = sorted(_heads(files, report), key=lambda item: (item[1].started, item[1].ingress, item[1].file))
     for _, group in groupby(heads, key=lambda item: (item[1].started, item[1].ingress)):
         _check_ingress(list(group), report)

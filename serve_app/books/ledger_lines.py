@@ -80,6 +80,8 @@ class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
     """Why each of these attempts ended: a finish reason, an outcome, ``moved``, or how the link to the replica ended."""
     prompt_tokens: int
     """Tokens of each prompt, once for all its choices and beams. For a beam search over a list of prompts: of the first prompt alone."""
+    cached_tokens: int | None = None
+    """How many of these an engine found in its prefix cache. None: no engine reported it, or the line is of an older release."""
     output_tokens: int
     """Tokens from the engines, without those that a replay repeated. If a stop string ends an answer, tokens behind it may count."""
     queued_s: float | None
@@ -88,6 +90,8 @@ class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
     """Time from the head of the request to the first token."""
     total_s: float
     """Time from the head of the request to its end."""
+    gpu_s: float | None = None
+    """GPU-seconds, from the step costs that replicas measured. None: they measured none, or the line is of an older release."""
     gaps_s: list[float]
     """For each change of replica within an answer: the silence between the last token before it and the first new token after it."""
 

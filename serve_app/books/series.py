@@ -45,6 +45,19 @@ TABLE = (
         "HTTP requests by tenant and API key. With ingress.api_keys_file, both labels are the first 12 hex digits of the key's SHA-256.",
     ),
     Series(
+        "tenant_tokens",
+        "counter",
+        ("tenant", "model", "kind"),
+        "Tokens by tenant and kind: prompt, cached (the part of prompt that a prefix cache had), output. An ingress names the first 200 "
+        "tenants that come; all further ones are `others`.",
+    ),
+    Series(
+        "tenant_gpu_seconds",
+        "counter",
+        ("tenant", "model"),
+        "GPU-seconds by tenant, from the step costs that replicas measured (docs/ledger.md). Tenants are named as above.",
+    ),
+    Series(
         "key_ttft_seconds",
         "histogram",
         ("key", "model"),

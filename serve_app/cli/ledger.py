@@ -33,7 +33,7 @@ def verify(
     from serve_app.books.ledger_check import check
 
     try:
-        report = check(_files(paths))
+        report = check(files_of(paths))
     except OSError as exc:
         raise typer.BadParameter(f"{exc.filename} cannot be read: {exc.strerror}") from exc
     if as_json:
@@ -41,16 +41,16 @@ def verify(
         if report.num_findings:
             raise typer.Exit(1)
         return
-    for line in (*_summary(report), *_limited([f"note: {note}" for note in report.notes], report.num_notes)):
+    for line in (*_summary(report), *limited([f"note: {note}" for note in report.notes], report.num_notes)):
         typer.echo(line)
     if report.num_findings:
-        for line in _limited([f"error: {finding}" for finding in report.findings], report.num_findings):
+        for line in limited([f"error: {finding}" for finding in report.findings], report.num_findings):
             typer.secho(line, fg="red", err=True)
         raise typer.Exit(1)
     typer.secho("nothing is wrong", fg="green")
 
 
-def _files(paths: Iterable[Path]) -> Iterator[Path]:
+def files_of(paths: Iterable[Path]) -> Iterator[Path]:
     """Yield the files; the files of a folder come in their order.
 
     Raises:
@@ -77,7 +77,7 @@ def _plain(report: "Report") -> dict[str, Any]:
     return {**counts, **named, "gaps_s": report.gaps(), "findings": report.findings, "notes": report.notes}
 
 
-def _limited(lines: list[str], num: int) -> list[str]:
+def limited(lines: list[str], num: int) -> list[str]:
     return lines[:SHOWN] + ([f"... and {num - SHOWN} more"] if num > SHOWN else [])
 
 

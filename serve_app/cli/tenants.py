@@ -16,11 +16,14 @@ from typing import Annotated, Any
 import typer
 
 from serve_app.cli.options import AsJson
+from serve_app.cli.tenant_usage import usage
 
 app = typer.Typer(
-    help="Make and change the file `ingress.tenants_file`. Each change writes the whole file anew, without its comments.",
+    help="Make and change the file `ingress.tenants_file`, and show who used how much. Each change writes the whole file anew, "
+    "without its comments.",
     no_args_is_help=True,
 )
+app.command()(usage)
 
 File = Annotated[Path, typer.Option("--file", "-f", help="The tenants file.", envvar="SERVE_APP_TENANTS_FILE")]
 Name = Annotated[str, typer.Argument(help="Name of the tenant.", show_default=False)]

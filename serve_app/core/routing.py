@@ -20,6 +20,7 @@ class ReplicaState:
 
     ``outstanding_tokens``: prompt tokens not yet prefilled plus output tokens still allowed, over this ingress's attempts.
     ``queued_chats``: how many requests that are no batch's were in the engine's queue at the last heartbeat.
+    ``own_steps``: steps of the engine since its link opened, each times this ingress's share of the engine's requests.
     ``kv_tokens``: tokens that the replica's KV cache holds, and ``max_model_len`` those of one prompt and answer; 0 if it did not report
     them. ``is_longest``: no replica with these weights that takes new work has a longer context.
     """
@@ -31,12 +32,14 @@ class ReplicaState:
     outstanding_tokens: int = 0
     load: EngineLoad = NO_LOAD
     queued_chats: int = 0
+    own_steps: float = 0.0
     draining: bool = False
     weights: str = ""
     kv_tokens: int = 0
     adapters: frozenset[int] = frozenset()
     max_model_len: int = 0
     is_longest: bool = True
+    _share: float = 1.0
 
     @property
     def kind(self) -> "Kind":
@@ -66,10 +69,17 @@ class ReplicaState:
     def take_heartbeat(self, event: HeartbeatArrived, *, now: float) -> bool:
         """Take over the load that the replica reported; return whether it began or ended to drain."""
         has_turned = self.draining is not event.draining
+        self._count_steps(event.load)
         self.heard_at, self.load, self.draining = now, event.load, event.draining
         # Computed now and not when asked for: by then, lines that were in the queue may have begun.
         self.queued_chats = max(0, event.load.waiting - sum(r.background and not r.emitted_ids for r in self.held.values()))
         return has_turned
+
+    def _count_steps(self, load: EngineLoad) -> None:
+        if num_requests := load.running + load.waiting:  # else the last share holds: the engine has just ended its last request
+            self._share = min(1.0, len(self.held) / num_requests)
+        if self.load is not NO_LOAD:  # the first heartbeat counts the steps before the link
+            self.own_steps += max(0, load.step - self.load.step) * self._share
 
     def queued(self) -> list[RequestState]:
         """Return the requests that probably still wait in the engine's queue: the last ones, as many as this ingress's share of the queue.

@@ -16,6 +16,7 @@ from serve_app.config.timeouts import SHUTDOWN_MARGIN_S
 from serve_app.core.fleet_report import describe, num_lines, num_on_draining
 from serve_app.ingress.books import metrics
 from serve_app.ingress.books.books import Books
+from serve_app.ingress.books.gpu_time import GpuTime
 from serve_app.ingress.books.request_metrics import begin_at_zero
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.fleet.quotas import ExchangeShares, Quotas
@@ -75,6 +76,7 @@ class IngressRuntime:
             stream_silence_s=settings.timeouts.stream_silence_s,
             max_loop_lag_s=settings.ingress.max_loop_lag_s,
         )
+        gpu_times = {name: GpuTime(front.client.fleet, front.model.gpus_per_replica) for name, front in fronts.items()}
         app = IngressApp(
             fronts,
             limits,
@@ -82,7 +84,7 @@ class IngressRuntime:
             tenants=tenants,
             quotas=quotas,
             fleet_id=fleet_id,
-            books=Books.of(settings, ingress_id),
+            books=Books.of(settings, ingress_id, gpu_times),
             sagemaker=settings.ingress.sagemaker_routes,
             generate_end=NUL if settings.ingress.generate_delimiter == "nul" else NEWLINE,
             batches=batches,
@@ -157,6 +159,7 @@ class IngressRuntime:
     def set_members(self, leases: Iterable[Lease]) -> None:
         leases = list(leases)
         members = [lease for lease in leases if lease.role == "replica"]
+        self.app.books.learn_step_costs((member.model, member.load.get("step_costs")) for member in members)
         quarantined = [block for lease in leases for block in lease.quarantined]
         condemned = {release: reason for lease in leases for release, reason in lease.condemned}
         for canary in self.app.canaries.values():

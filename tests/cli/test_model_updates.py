@@ -13,7 +13,6 @@ from serve_app.cli import models, running
 from serve_app.cli.main import app
 from serve_app.cli.model_update import changed, way_back, where_to_look
 from serve_app.cli.running import Running
-from serve_app.config import parse_settings
 from serve_app.errors import ClusterFailed, ConfigError
 from tests.cli.model_fleet import SETTINGS, fleet, report
 

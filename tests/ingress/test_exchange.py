@@ -5,6 +5,7 @@ import contextvars
 
 import pytest
 
+from serve_app.books.ledger_lines import LedgerLine
 from serve_app.core.request import RequestState, Resume
 from serve_app.errors import QueueFull
 from serve_app.ingress.books.ledger import line_of
@@ -66,17 +67,54 @@ def test_each_phase_begins_where_the_one_before_it_ends(requests: list[RequestSt
     assert exchange.phases(10.0) == phases
 
 
-def prompt_tokens_of(*engine_requests: tuple[str, int]) -> int:
+def line_after(*engine_requests: tuple[str, RequestState]) -> LedgerLine:
     exchange = Exchange("/v1/completions")
-    for answer_id, prompt_tokens in engine_requests:
-        exchange.requests.add(RequestState("r", prompt_tokens, 1, Resume.CONTINUE), answer_id)
-    return line_of(exchange, exchange.end(), seq=0).prompt_tokens
+    for answer_id, each in engine_requests:
+        exchange.requests.add(each, answer_id)
+    ending = exchange.end()
+    return line_of(exchange, ending, exchange.requests.totals(ending.outcome), None, seq=0)
+
+
+def prompt_tokens_of(*engine_requests: tuple[str, int]) -> int:
+    states = [(answer_id, RequestState("r", prompt_tokens, 1, Resume.CONTINUE)) for answer_id, prompt_tokens in engine_requests]
+    return line_after(*states).prompt_tokens
 
 
 def test_the_prompt_of_a_beam_search_counts_once_and_each_prompt_of_a_list_does() -> None:
     steps = [(f"cmpl-x-{step:032x}-beam-{beam}", 100 + step) for step in range(3) for beam in range(4 if step else 1)]
     assert prompt_tokens_of(*steps) == 100
     assert prompt_tokens_of(("cmpl-x-0", 100), ("cmpl-x-0", 100), ("cmpl-x-1", 7)) == 107, "n=2, then another prompt"
+
+
+def answered(request_id: str, prompt_tokens: int, cached_tokens: int | None) -> RequestState:
+    state = RequestState(request_id, prompt_tokens, 1, Resume.CONTINUE, emitted_ids=[7])
+    state.trail.cached_tokens = cached_tokens
+    state.trail.finished("length")
+    return state
+
+
+def test_cached_tokens_are_those_of_the_prompts_that_count() -> None:
+    choices = [("cmpl-x-0", answered("a", 100, 16)), ("cmpl-x-0", answered("b", 100, 96)), ("cmpl-x-1", answered("c", 7, 0))]
+    assert line_after(*choices).cached_tokens == 16, "the second choice found the prompt of the first one"
+    beams = [(f"x-{step}-beam-{beam}", answered(f"{step}{beam}", 100 + step, 96)) for step in range(30) for beam in range(4)]
+    assert line_after(*beams).cached_tokens == 96, "of the first step, which has been folded into the totals"
+    assert line_after(("cmpl-x-0", answered("a", 100, None))).cached_tokens is None
+
+
+def test_an_engine_has_computed_what_was_not_cached_of_each_choice_that_it_answered() -> None:
+    exchange = Exchange("/v1/completions")
+    for each in (answered("a", 100, 16), answered("b", 100, 96), RequestState("c", 50, 1, Resume.CONTINUE)):
+        exchange.requests.add(each, "cmpl-x-0")
+    pooled, failed = (RequestState(name, 9, 1, Resume.RESTART) for name in "de")
+    pooled.trail.finished("stop")
+    failed.trail.finished("error")
+    for each in (pooled, failed):
+        exchange.requests.add(each, "embd-x-0")
+    totals = exchange.requests.totals("complete")
+    assert (totals.num_answered, totals.computed_tokens) == (3, 84 + 4 + 9)
+    exchange.begin_again()
+    totals = exchange.requests.totals("complete")
+    assert (totals.num_answered, totals.computed_tokens, totals.cached_tokens) == (0, 0, None)
 
 
 def test_an_engines_clock_that_is_ahead_makes_no_phase_negative() -> None:

@@ -19,6 +19,7 @@ from serve_app.books.ledger_lines import ledger_files
 from serve_app.config import LedgerSettings
 from serve_app.ingress.books import ledger_file
 from serve_app.ingress.books.ledger import Ledger
+from serve_app.ingress.exchange.engine_requests import Totals
 from serve_app.ingress.exchange.exchange import Exchange
 
 num_lost = partial(REGISTRY.get_sample_value, "serve_app_ledger_lost_total")
@@ -35,7 +36,7 @@ def answer(ledger: Ledger, num: int = 1) -> None:
         ledger.begin(exchange)
         exchange.id = f"id-{exchange.number}"
         exchange.status, exchange.answered = 200, True
-        ledger.end(exchange, exchange.end())
+        ledger.end(exchange, exchange.end(), Totals(), None)
 
 
 def until(holds: object) -> None:

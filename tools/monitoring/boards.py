@@ -25,6 +25,7 @@ from tools.monitoring.shared import (
     WAITING,
     latency,
 )
+from tools.monitoring.tenants import TENANTS
 
 MODEL_BOARD = Board(
     "model",
@@ -308,7 +309,7 @@ BATCH = Board(
     ),
 )
 
-BOARDS = (OVERVIEW, MODEL_BOARD, REPLICA, AUTOSCALING, LOADTEST, BATCH)
+BOARDS = (OVERVIEW, MODEL_BOARD, REPLICA, AUTOSCALING, LOADTEST, BATCH, TENANTS)
 
 
 def board_file(board: Board) -> str:

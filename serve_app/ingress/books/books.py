@@ -1,14 +1,19 @@
 """The books of one ingress record every exchange: in metrics, and in the ledger, traces and receipts if they are configured."""
 
-from typing import TYPE_CHECKING, Self
+import time
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Self
 
 from starlette.types import Scope, Send
 
 from serve_app.config import Settings
+from serve_app.ingress.books.gpu_time import GpuTime
 from serve_app.ingress.books.key_latencies import KeyLatencies
 from serve_app.ingress.books.ledger import Ledger, line_of
 from serve_app.ingress.books.receipt import ReceiptSend, asks_for_receipt
 from serve_app.ingress.books.request_metrics import count_request
+from serve_app.ingress.books.tenant_use import TenantUse
 from serve_app.ingress.exchange.exchange import Exchange
 
 if TYPE_CHECKING:  # OpenTelemetry's SDK is loaded only if traces are made
@@ -21,6 +26,7 @@ class Books:
     Args:
         receipts: Whether clients may ask for receipts.
         max_latency_keys: How many API keys get latency series of their own; 0 for none.
+        gpu_times: The GPU time of each model.
     """
 
     def __init__(
@@ -30,14 +36,17 @@ class Books:
         tracer: "Tracer | None" = None,
         receipts: bool = False,
         max_latency_keys: int = 0,
+        gpu_times: Mapping[str, GpuTime] = MappingProxyType({}),
     ) -> None:
         self.ledger = ledger
         self._tracer = tracer
         self._receipts = receipts
         self._latencies = KeyLatencies(max_latency_keys)
+        self._tenant_use = TenantUse()
+        self._gpu_times = gpu_times
 
     @classmethod
-    def of(cls, settings: Settings, ingress_id: str) -> Self:
+    def of(cls, settings: Settings, ingress_id: str, gpu_times: Mapping[str, GpuTime] = MappingProxyType({})) -> Self:
         """Return the books that the settings ask for."""
         ledger = None if (where := settings.ingress.ledger) is None else Ledger(where, ingress_id)
         tracer = None
@@ -46,7 +55,19 @@ class Books:
 
             tracer = Tracer(settings.tracing, service=settings.name, ingress_id=ingress_id)
         ingress = settings.ingress
-        return cls(ledger=ledger, tracer=tracer, receipts=ingress.receipts, max_latency_keys=ingress.key_latencies)
+        return cls(
+            ledger=ledger,
+            tracer=tracer,
+            receipts=ingress.receipts,
+            max_latency_keys=ingress.key_latencies,
+            gpu_times=gpu_times,
+        )
+
+    def learn_step_costs(self, measured: Iterable[tuple[str, Any]]) -> None:
+        """Take in what all replicas measured of themselves: model, and the lease's ``step_costs``, None if there are none."""
+        measured = list(measured)
+        for model, gpu_time in self._gpu_times.items():
+            gpu_time.learn(costs for name, costs in measured if name == model)
 
     def begin(self, exchange: Exchange, scope: Scope, send: Send) -> Send:
         """Note that the exchange begins. Return ``send``, or a `ReceiptSend` around it if the client asks for a receipt."""
@@ -60,11 +81,15 @@ class Books:
         """Count an exchange that has ended, and write its line and its trace."""
         ending = exchange.end()
         count_request(exchange, ending, self._latencies)
-        if self.ledger is None and self._tracer is None:
+        if self.ledger is None and self._tracer is None and exchange.caller is None:
             return
-        line = line_of(exchange, ending, seq=0) if self.ledger is None else self.ledger.end(exchange, ending)
+        totals = exchange.requests.totals(ending.outcome)
+        gpu_time = self._gpu_times.get(exchange.model)
+        gpu_s = None if gpu_time is None else gpu_time.seconds(totals, time.monotonic())
+        self._tenant_use.note(exchange, totals, gpu_s)
+        line = None if self.ledger is None else self.ledger.end(exchange, ending, totals, gpu_s)
         if self._tracer is not None:
-            self._tracer.end(exchange, line)
+            self._tracer.end(exchange, line or line_of(exchange, ending, totals, gpu_s, seq=0))
 
     def close(self) -> None:
         """Write and send the waiting lines and spans, which takes seconds at most."""

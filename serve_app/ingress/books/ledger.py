@@ -11,6 +11,7 @@ import msgspec
 from serve_app.books.ledger_lines import MAX_ATTEMPTS_LISTED, OUTCOMES, Head, Last, LedgerCounts, LedgerLine, file_name
 from serve_app.config import LedgerSettings
 from serve_app.ingress.books.ledger_file import LedgerFiles
+from serve_app.ingress.exchange.engine_requests import Totals
 from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.exchange.outcomes import Ending
 
@@ -35,9 +36,9 @@ class Ledger:
         self._open.add(self._begun)
         self._begun += 1
 
-    def end(self, exchange: Exchange, ending: Ending) -> LedgerLine:
+    def end(self, exchange: Exchange, ending: Ending, totals: Totals, gpu_s: float | None) -> LedgerLine:
         """Write the line of an exchange that has ended, and return the line."""
-        line = line_of(exchange, ending, seq=self._seq)
+        line = line_of(exchange, ending, totals, gpu_s, seq=self._seq)
         data = self._encode(line) + b"\n"
         if self._files.wants_new_file or self._num_bytes + len(data) > self._file_bytes:
             self._begin_file()
@@ -70,9 +71,8 @@ class Ledger:
         return LedgerCounts(seq=self._seq, begun=self._begun, open=sorted(self._open), outcomes=dict(self._outcomes))
 
 
-def line_of(exchange: Exchange, ending: Ending, *, seq: int) -> LedgerLine:
-    """Return the ledger's line of an exchange that has ended."""
-    totals = exchange.requests.totals(ending.outcome)
+def line_of(exchange: Exchange, ending: Ending, totals: Totals, gpu_s: float | None, *, seq: int) -> LedgerLine:
+    """Return the ledger's line of an exchange that has ended. ``totals`` are those of its engine requests."""
     first_at = totals.first_token_at
     return LedgerLine(
         seq=seq,
@@ -92,9 +92,11 @@ def line_of(exchange: Exchange, ending: Ending, *, seq: int) -> LedgerLine:
         replicas=totals.replicas[:MAX_ATTEMPTS_LISTED],
         ends=totals.ends[:MAX_ATTEMPTS_LISTED],
         prompt_tokens=exchange.requests.prompt_tokens,
+        cached_tokens=totals.cached_tokens,
         output_tokens=totals.output_tokens,
         queued_s=None if totals.queued_s is None else round(totals.queued_s, 4),
         first_token_s=None if first_at is None else round(first_at - exchange.arrived_at, 4),
         total_s=round(exchange.ended_at - exchange.arrived_at, 4),
+        gpu_s=None if gpu_s is None else round(gpu_s, 6),
         gaps_s=[round(gap_s, 4) for gap_s in totals.gaps_s[:MAX_ATTEMPTS_LISTED]],
     )

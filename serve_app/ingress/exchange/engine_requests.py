@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from serve_app.books.ledger_lines import MAX_ATTEMPTS_LISTED
 from serve_app.core.request import RequestState
+from serve_app.core.trail import ENGINES_OWN_ENDS
 
 _FOLD_AT = 64
 """The states of so many engine requests are kept to the end; older ones that have ended are kept as totals only. A beam search makes
@@ -33,6 +34,12 @@ class Totals:
 
     num_attempts: int = 0
     output_tokens: int = 0
+    num_answered: int = 0
+    """Engine requests of which an engine has read the whole prompt."""
+    computed_tokens: int = 0
+    """Prompt tokens of these engine requests that were in no prefix cache. Each choice and each beam counts."""
+    cached_tokens: int | None = None
+    """Prompt tokens that were in a prefix cache. Only those engine requests count whose prompt `EngineRequests.prompt_tokens` counts."""
     replicas: list[str] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
@@ -42,9 +49,16 @@ class Totals:
     """The longest wait of an engine request for a replica."""
     first_token_at: float | None = None
 
-    def add(self, request: RequestState, outcome: str) -> None:
+    def add(self, request: RequestState, outcome: str, *, counts_prompt: bool) -> None:
         """Add one engine request. A request that still runs gets the ``outcome`` of the HTTP request as its end."""
         trail = request.trail
+        cached = trail.cached_tokens and min(trail.cached_tokens, request.prompt_tokens)
+        # A pooling request has no tokens; an engine has answered it if the engine's finish reason is its end.
+        if request.emitted_ids or (trail.ends[-1:] == [trail.end] and trail.end not in ENGINES_OWN_ENDS):
+            self.num_answered += 1
+            self.computed_tokens += request.prompt_tokens - (cached or 0)
+        if counts_prompt and cached is not None:
+            self.cached_tokens = (self.cached_tokens or 0) + cached
         self.reason = end = _ENDS.get(trail.end, trail.end) or outcome
         self.num_attempts += len(trail.replicas)
         self.output_tokens += len(request.emitted_ids)
@@ -65,7 +79,7 @@ class Totals:
 class EngineRequests:
     """The engine requests of one HTTP request, in the order in which they arrived."""
 
-    __slots__ = ("_folded", "_folded_ends", "_prompts", "answer_id", "first", "kept", "num", "prompt_tokens")
+    __slots__ = ("_counted", "_folded", "_folded_ends", "_prompts", "answer_id", "first", "kept", "num", "prompt_tokens")
 
     def __init__(self) -> None:
         self.first: RequestState | None = None
@@ -79,15 +93,16 @@ class EngineRequests:
         self.prompt_tokens = 0
         """Tokens of the prompts. The choices of one prompt count it once, and a beam search counts its prompt once."""
         self._prompts: set[str] = set()
+        self._counted: set[str] = set()  # ids of the engine requests whose prompts are in ``prompt_tokens``
         self._folded: Totals | None = None
         self._folded_ends: set[str] = set()
 
     def add(self, request: RequestState, answer_id: str) -> None:
         """Take in a new engine request. ``answer_id`` is vLLM's id of the answer; the choices of one prompt share it."""
-        if _BEAM.search(answer_id):  # its prompt is the prompt of the whole search and the beam's tokens so far
-            self.prompt_tokens = self.prompt_tokens or request.prompt_tokens
-        elif answer_id not in self._prompts:
+        is_beam = _BEAM.search(answer_id)  # its prompt is the prompt of the whole search and the beam's tokens so far
+        if not self.prompt_tokens if is_beam else answer_id not in self._prompts:
             self._prompts.add(answer_id)
+            self._counted.add(request.request_id)
             self.prompt_tokens += request.prompt_tokens
         self.answer_id = self.answer_id or answer_id
         if self.first is None:
@@ -109,10 +124,12 @@ class EngineRequests:
             self._fold(request, "given_up")
         self.kept.clear()
         self._prompts.clear()
+        self._counted.clear()
         self._folded_ends.clear()
         self.prompt_tokens, self.answer_id, self.first = 0, "", None
         if self._folded is not None:
             self._folded.output_tokens, self._folded.reason, self._folded.first_token_at = 0, "", None
+            self._folded.num_answered, self._folded.computed_tokens, self._folded.cached_tokens = 0, 0, None
 
     @property
     def started(self) -> bool:
@@ -127,7 +144,7 @@ class EngineRequests:
         """Return the sums over all engine requests; one that still runs gets ``outcome`` as its end."""
         totals = Totals() if self._folded is None else self._folded.copy()
         for request in self.kept:
-            totals.add(request, outcome)
+            totals.add(request, outcome, counts_prompt=request.request_id in self._counted)
         return totals
 
     def marks(self) -> Iterator[tuple[str, float | None]]:
@@ -155,5 +172,5 @@ class EngineRequests:
     def _fold(self, request: RequestState, outcome: str) -> None:
         if self._folded is None:
             self._folded = Totals()
-        self._folded.add(request, outcome)
+        self._folded.add(request, outcome, counts_prompt=request.request_id in self._counted)
         self._folded_ends.add(request.trail.end)

@@ -1,0 +1,36 @@
+"""Tenant use is the series of tokens and GPU-seconds by tenant and model, counted at the end of each HTTP request."""
+
+from serve_app.books import series
+from serve_app.ingress.exchange.engine_requests import Totals
+from serve_app.ingress.exchange.exchange import Exchange
+
+MAX_TENANTS = 200
+"""How many tenants get series of their own at an ingress: each has four for each model that it asks."""
+OTHERS = "others"
+"""The label of all further tenants."""
+
+_tokens = series.counter("tenant_tokens")
+_gpu_seconds = series.counter("tenant_gpu_seconds")
+
+
+class TenantUse:
+    """The series of all tenants. The first ``max_tenants`` that come get series of their own; the others share one."""
+
+    def __init__(self, max_tenants: int = MAX_TENANTS) -> None:
+        self._max_tenants = max_tenants
+        self._known: set[str] = set()
+
+    def note(self, exchange: Exchange, totals: Totals, gpu_s: float | None) -> None:
+        """Count what a request has used. A request that no engine answered used nothing."""
+        if exchange.tenant is None or not totals.num_answered:
+            return
+        labels = (self._shown(exchange.tenant), exchange.model)
+        _tokens.labels(*labels, "prompt").inc(exchange.requests.prompt_tokens)
+        _tokens.labels(*labels, "cached").inc(totals.cached_tokens or 0)
+        _tokens.labels(*labels, "output").inc(totals.output_tokens)
+        _gpu_seconds.labels(*labels).inc(gpu_s or 0.0)
+
+    def _shown(self, tenant: str) -> str:
+        if tenant not in self._known and len(self._known) < self._max_tenants:
+            self._known.add(tenant)
+        return tenant if tenant in self._known else OTHERS
