@@ -125,7 +125,7 @@ def test_no_error_quotes_a_key_wherever_it_was_written(problems_of: Callable[[st
         (entry(expired="2027-01-31"), "tenants.t.keys[0].expired: unknown key; did you mean expires?"),
         (tenant(limits={"max_tokens": "8k"}), "tenants.t.limits.max_tokens: is '8k', but should be a valid integer"),
         (tenant(limits={"max_tokens": 0}), "tenants.t.limits.max_tokens: is 0, but should be greater than or equal to 1"),
-        (tenant(limits={"requests_per_minute": 5}), "tenants.t.limits.requests_per_minute: unknown key"),
+        (tenant(limits={"requests_per_hour": 5}), "tenants.t.limits.requests_per_hour: unknown key; did you mean"),
         (tenant(weight=4), "tenants.t.weight: unknown key"),
         ("tenants: {Team A: {}}", "tenants[\"Team A\"]: the name 'Team A' is no name of a tenant; use up to 63"),
         ("tenants: {t: {}, t: {}}", "tenants.t: is given twice, in lines 1 and 1"),
