@@ -43,7 +43,9 @@ def create(
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of one answer.", min=1)] = None,
     max_context: Annotated[int | None, typer.Option(help="Most tokens of a prompt and its answer together.", min=2)] = None,
     requests_per_minute: Annotated[int | None, typer.Option(help="Most requests in any 60 seconds.", min=1)] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(help="Most tokens of prompts and answers in any 60 seconds.", min=1)] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(help="Most tokens of prompts and answers in any 60 seconds.", min=1)
+    ] = None,
     tokens_per_day: Annotated[int | None, typer.Option(help="Most tokens of prompts and answers in a day of UTC.", min=1)] = None,
     max_concurrent: Annotated[int | None, typer.Option(help="Most requests that run at once.", min=1)] = None,
 ) -> None:
