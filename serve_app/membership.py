@@ -17,7 +17,9 @@ import ray
 from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 
 from serve_app.config import MembershipSettings
+from serve_app.core.quota_shares import Answer, QuotaShares, Report
 from serve_app.errors import LeaseBoardSilent
+from serve_app.host.steady_clock import steady_clock
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +113,8 @@ class LeaseBoard:
         self._leases: dict[str, tuple[Lease, float]] = {}
         self._notes: deque[ScalingNote] = deque(maxlen=MAX_NOTES)
         self._kept = b""
+        self._clock = steady_clock()
+        self._shares = QuotaShares(expiry_s, self._clock())
         self._version = 1
         self._changed = asyncio.Event()
         # A version of an earlier incarnation, which a caller still has, must never look current.
@@ -144,6 +148,10 @@ class LeaseBoard:
     def kept(self) -> bytes:
         """Return the memory kept last, empty if there is none."""
         return self._kept
+
+    def exchange_shares(self, report: Report) -> Answer | None:
+        """Exchange an ingress's shares of tenants' quotas, without waking the pollers."""
+        return self._shares.exchange(report, self._clock())
 
     def report(self) -> dict[str, Any]:
         """Return members and scaling notes as plain data, for people who watch the fleet. Notes are in order of time."""
@@ -243,6 +251,20 @@ class Membership:
             await self._call("release", member_id, timeout_s=self._settings.renew_s)
         except AWAY as exc:
             logger.info("lease not released: %s", exc)
+
+    async def exchange_shares(self, report: Report) -> Answer | None:
+        """Return `LeaseBoard.exchange_shares`.
+
+        Raises:
+            LeaseBoardSilent: The board does not answer, or is of a release that knows no shares.
+        """
+        try:
+            answer: Answer | None = await self._call("exchange_shares", report, timeout_s=1.0)
+        except (*AWAY, AttributeError) as exc:
+            if not isinstance(exc, TimeoutError):
+                self._board = None
+            raise LeaseBoardSilent(retry_after_s=self._settings.renew_s) from exc
+        return answer
 
     async def report(self) -> dict[str, Any]:
         """Return `LeaseBoard.report`.

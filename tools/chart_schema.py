@@ -17,7 +17,7 @@ import yaml
 
 from serve_app.config import settings_json_schema
 from serve_app.config.checks import RESERVED_PORTS
-from serve_app.config.tenants import tenants_json_schema
+from serve_app.config.tenants_file import tenants_json_schema
 from serve_app.config.timeouts import RULES
 
 CHART = Path(__file__).parents[1] / "helm" / "serve-app"

@@ -20,7 +20,7 @@ from serve_app.config.model import CanarySettings, GoldenPrompt, MediaSettings, 
 from serve_app.config.routing import RoutingSettings
 from serve_app.config.schedule import ScheduledBounds
 from serve_app.config.settings import AutoscalingSettings, Settings, TimeoutSettings
-from serve_app.config.tenants import KeySettings, TenantLimits, TenantSettings, TenantsFile, tenants_json_schema
+from serve_app.config.tenants_file import KeySettings, TenantLimits, TenantSettings, TenantsFile, tenants_json_schema
 from serve_app.config.tracing import TracingSettings
 from serve_app.config.ui import UiSettings
 

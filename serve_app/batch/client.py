@@ -248,7 +248,7 @@ def key_of_environment() -> str:
 
 
 def key_of_file(path: Path) -> str:
-    """Return the first plain-text API key of a file, which may be the ingress's file of keys (`serve_app.config.tenants.read_api_keys`).
+    """Return the first plain-text API key of a file, which may be the ingress's file of keys (`ingress.api_keys_file`).
 
     Raises:
         KeyRefused: The file cannot be read, or all its lines are empty, comments or digests.

@@ -45,6 +45,9 @@ class Owner(NamedTuple):
 
 
 NO_OWNER = Owner("", "")
+KeyState = Literal["valid", "ended", "unknown"]
+"""The state of the key by which a batch was made. An `ended` key has expired, was revoked or lost the scope `batch`. An `unknown` key is
+not in the file of keys: it was removed, or this ingress has not read the file with the new key yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from serve_app.batch.batches_api import BatchesApi
 from serve_app.batch.disk_threads import DiskThreads
 from serve_app.batch.files_api import FilesApi, Handler
 from serve_app.batch.in_process import Application
-from serve_app.batch.records import Owner
+from serve_app.batch.records import KeyState, Owner
 from serve_app.batch.rows import ProblemOfLine
 from serve_app.batch.storage import open_storage
 from serve_app.batch.worker import Worker
@@ -42,15 +42,15 @@ class BatchService:
         models: Callable[[Owner], Collection[str]],
         problem_of_line: ProblemOfLine,
         *,
-        knows: Callable[[Owner], bool],
+        state_of_key: Callable[[Owner], KeyState],
     ) -> None:
         """Run batches by ``application``, the ingress's own.
 
         Args:
             models: Returns the names that lines of an owner's batches may ask for.
-            knows: Returns whether the API key of an owner is still valid for batches.
+            state_of_key: Returns whether the API key of an owner may run batches.
         """
-        self._worker.start(application, models, problem_of_line, knows=knows)
+        self._worker.start(application, models, problem_of_line, state_of_key=state_of_key)
 
     def lines_per_s(self) -> dict[str, float]:
         """Return model -> lines a second that have to be answered, so that all batches of the database end in time."""

@@ -20,12 +20,12 @@ from serve_app.batch.claims import Claim
 from serve_app.batch.deadlines import lines_per_s
 from serve_app.batch.in_process import Application, InProcess
 from serve_app.batch.job import REQUEST_TIMEOUT_S, BatchJob
-from serve_app.batch.records import Batch, Owner
+from serve_app.batch.records import Batch, KeyState, Owner
 from serve_app.batch.rows import ProblemOfLine, any_line
 from serve_app.batch.storage import Storage
 from serve_app.books.series import gauge
 from serve_app.config import BatchSettings
-from serve_app.errors import LeaseLost, StorageAway
+from serve_app.errors import KeyRefused, LeaseLost, StorageAway
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -34,6 +34,9 @@ _LOOK_S = 1.0
 _CLEAN_S = 600.0
 _AGAIN_S = 10.0
 """Seconds until a batch whose job failed is tried again, for example on a full disk."""
+_UNKNOWN_S = 300.0
+"""Seconds for which a batch waits for its unknown key. A kubelet takes up to a minute to write a changed Secret; a file that is copied to
+the nodes by hand takes longer."""
 _MAX_RUNNING = 16
 """Most batches at once, each of another tenant; batches of one tenant follow each other."""
 _STOP_S = 8.0
@@ -62,7 +65,9 @@ class Worker:
         self._logged = ""
         """The error of the last look, "" if it had none."""
         self._stopping = False
-        self._knows: Callable[[Owner], bool] = lambda _: True
+        self._state_of_key: Callable[[Owner], KeyState] = lambda _: "valid"
+        self._unknown_since: dict[Owner, float] = {}
+        """When this process first saw that the key of a batch is unknown, monotonic."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -72,10 +77,10 @@ class Worker:
         models: Callable[[Owner], Collection[str]],
         problem_of_line: ProblemOfLine = any_line,
         *,
-        knows: Callable[[Owner], bool] = lambda _: True,
+        state_of_key: Callable[[Owner], KeyState] = lambda _: "valid",
     ) -> None:
         ingress = asyncio.get_running_loop()
-        self._knows = knows
+        self._state_of_key = state_of_key
 
         def run() -> None:
             asyncio.run(self._main(application, models, problem_of_line, ingress))
@@ -183,15 +188,27 @@ class Worker:
         claims, store = self._storage.claims, self._storage.store
         batches, taken = await self._in_claims_thread(lambda: (store.open_batches(), claims.taken()))
         self._open = batches
+        owners = {Owner(batch.owner, batch.key) for batch in batches}
+        self._unknown_since = {owner: since for owner, since in self._unknown_since.items() if owner in owners}
         for batch in batches:
-            if batch.status != "cancelling" and not self._knows(Owner(batch.owner, batch.key)):
+            key = "valid" if batch.status == "cancelling" else self._key_of(batch, is_taken=batch.id in taken)
+            if key == "ended":
                 logger.warning("%s is cancelled: its API key is no longer valid for batches", batch.id)
                 await self._in_claims_thread(partial(store.change, batch, partial(_cancelled, now=store.clock.time())))
-                continue
-            if batch.id in taken or not self._may_begin(batch):
+            if key != "valid" or batch.id in taken or not self._may_begin(batch):
                 continue
             if (claim := await self._in_claims_thread(partial(claims.take, batch.id))) is not None:
                 self._running[batch.id] = batch, asyncio.create_task(_run(job(batch, claim), claim), name=f"job {batch.id}")
+
+    def _key_of(self, batch: Batch, *, is_taken: bool) -> KeyState:
+        """Return the state of the batch's key. A key that was unknown for `_UNKNOWN_S` has ended, unless a process runs the batch by it."""
+        owner = Owner(batch.owner, batch.key)
+        state = self._state_of_key(owner)
+        if state != "unknown" or is_taken:
+            self._unknown_since.pop(owner, None)
+            return state
+        since = self._unknown_since.setdefault(owner, time.monotonic())
+        return "ended" if time.monotonic() - since >= _UNKNOWN_S else "unknown"
 
     def _may_begin(self, batch: Batch) -> bool:
         if batch.id in self._running or self._not_before.get(batch.id, 0.0) > time.monotonic():
@@ -216,6 +233,8 @@ class Worker:
                 logger.error("%s was cancelled; it is tried again in %g s", batch_id, _AGAIN_S)
             elif isinstance(error := task.exception(), LeaseLost):
                 logger.warning("%s continues in another ingress: %s", batch_id, error)
+            elif isinstance(error, KeyRefused):  # the next look finds out whether the key is unknown or has ended
+                logger.warning("%s stops: %s", batch_id, error.problem)
             elif error is not None:
                 self._not_before[batch_id] = time.monotonic() + _AGAIN_S
                 logger.error("%s could not continue; it is tried again in %g s", batch_id, _AGAIN_S, exc_info=error)

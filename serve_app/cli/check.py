@@ -116,11 +116,11 @@ def _unknown_models(settings: Settings) -> Iterator[ConfigError]:
 
 
 def _tenants_problems(settings: Settings) -> list[ConfigError]:
-    """Return what is wrong with the tenants file, if this machine has it and may read it."""
-    from serve_app.config.tenants import tenants_file_problems
+    """Return what is wrong with the tenants file, if this machine has it."""
+    from serve_app.config.tenants_file import tenants_file_problems
 
     file = settings.ingress.tenants_file
-    return [] if file is None or not os.access(file, os.R_OK) else tenants_file_problems(file, settings)
+    return [] if file is None or not os.path.exists(file) else tenants_file_problems(file, settings)
 
 
 def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""``serve-app tenants`` makes and changes the file `ingress.tenants_file`, which an ingress follows at the next request."""
+"""``serve-app tenants`` makes and changes the file `ingress.tenants_file`: each ingress follows its changes."""
 
 import contextlib
 import fcntl
@@ -116,7 +116,7 @@ def list_tenants(file: File, as_json: AsJson = False) -> None:
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of the tenants file, for editors."""
-    from serve_app.config.tenants import tenants_json_schema
+    from serve_app.config.tenants_file import tenants_json_schema
 
     typer.echo(json.dumps(tenants_json_schema(), indent=2))
 
@@ -171,7 +171,7 @@ def _read(file: Path, *, may_be_new: bool = False) -> dict[str, Any]:
     """
     from serve_app.cli.settings_file import in_file
     from serve_app.config import read_text
-    from serve_app.config.tenants import parse_tenants
+    from serve_app.config.tenants_file import parse_tenants
     from serve_app.errors import ConfigError
 
     if may_be_new and not file.exists():
@@ -198,7 +198,7 @@ def _changing(file: Path, *, may_be_new: bool = False) -> Iterator[dict[str, Any
     import yaml
 
     from serve_app.cli.settings_file import in_file
-    from serve_app.config.tenants import parse_tenants
+    from serve_app.config.tenants_file import parse_tenants
     from serve_app.errors import ConfigError
 
     file = file.resolve()

@@ -2,7 +2,7 @@
 
 Units are in the names. `settings.py` has the whole file, and the other modules have the sections. `checks.py` words refusals,
 `vllm_arguments.py` checks vLLM's arguments, and `timeouts.py` checks the order of all timeouts.
-`tenants.py` has two other files, which are read again when they change: tenants, and API keys. It is imported by its own name.
+`tenants_file.py` has two other files, which are read again when they change: tenants, and API keys. It is imported by its own name.
 """
 
 from serve_app.config.adapters import AdapterSettings

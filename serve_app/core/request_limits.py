@@ -276,11 +276,12 @@ def problem_of_params(params: Any) -> tuple[str, str] | None:
     return _first_problem("SamplingParams" if hasattr(params, "max_tokens") else "PoolingParams", params)
 
 
-def problem_of_size(params: Any, prompt_tokens: int, before: int, vocab_size: int) -> tuple[str, str] | int:
+def problem_of_size(params: Any, max_tokens: int, prompt_tokens: int, before: int, vocab_size: int) -> tuple[str, str] | int:
     """Return what would make the answer too large for the event loop; else the log probabilities of the HTTP request so far.
 
     Args:
         params: vLLM's ``SamplingParams`` for one prompt.
+        max_tokens: Most tokens of one answer, by the request and its tenant; 0 for no bound.
         before: The log probabilities of the HTTP request's earlier prompts.
     """
     if (num := params.n * prompt_tokens) > MAX_CHOICE_TOKENS:
@@ -291,7 +292,7 @@ def problem_of_size(params: Any, prompt_tokens: int, before: int, vocab_size: in
 
     if (num := prompt_tokens * per_token(params.prompt_logprobs)) > MAX_PROMPT_LOGPROBS:
         return "prompt_logprobs", f"asks for {num} log probabilities of a prompt, limit {MAX_PROMPT_LOGPROBS}"
-    num += before + params.n * (params.max_tokens or 0) * per_token(params.logprobs)
+    num += before + params.n * max_tokens * per_token(params.logprobs)
     if (params.n > 1 or before) and num > MAX_LOGPROBS:
         return "logprobs", f"asks for up to {num} log probabilities, limit {MAX_LOGPROBS}; lower max_tokens or divide the request"
     return num

@@ -7,8 +7,8 @@ nothing. Only the key names the tenant: no header and no field of a body does.
 import hashlib
 import hmac
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -17,6 +17,9 @@ from serve_app.errors import BadRequest, InvalidApiKey, MissingScope
 Scope = Literal["infer", "batch"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 """`infer`: all routes that ask a model, its tokenizer included. `batch`: files and batches. Other routes need any valid key."""
+
+Quota = Literal["requests_per_minute", "tokens_per_minute", "tokens_per_day", "max_concurrent"]
+"""What a tenant may take in a time (`quotas.py`)."""
 
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """The fields by which bodies limit an answer: of completions and messages, of chat, of responses."""
@@ -35,6 +38,8 @@ class Tenant:
     """Most tokens of a prompt and its answer together."""
     shares_prefix_cache: bool = False
     """Whether its prompts share cached blocks with those of all tenants that have this set."""
+    quotas: Mapping[Quota, int] = field(default_factory=dict, hash=False)
+    """Each >= 1. A quota that is not named does not limit the tenant."""
 
     def may_ask(self, model: str) -> bool:
         return self.models is None or model in self.models
@@ -59,14 +64,16 @@ class Tenant:
         """
         if (limit := self.max_tokens) is None:
             return
-        for field in _OUTPUT_LIMITS:
-            value = getattr(body, field)
+        for name in _OUTPUT_LIMITS:
+            value = getattr(body, name)
             if isinstance(value, int) and value > limit:
-                raise BadRequest(field, f"is {value}, and the tenant {self.name!r} has max_tokens {limit}; ask for that or less")
+                raise BadRequest(name, f"is {value}, and the tenant {self.name!r} has max_tokens {limit}; ask for that or less")
             # Each step of a beam search is an engine request of its own with one token, so that only the body bounds the search.
-            if body.use_beam_search and (value is not None or field == "max_tokens") and type(value) is not int:
-                problem = f"is no whole number; a beam search of the tenant {self.name!r} gives one of at most {limit}"
-                raise BadRequest(field, problem)
+            if body.use_beam_search and (value is not None or name == "max_tokens") and type(value) is not int:
+                # Only chats read max_completion_tokens: on other routes a search with that field alone would have no bound.
+                problem = "is missing, which max_completion_tokens does not replace" if value is None else "is no whole number"
+                way_out = f"a beam search of the tenant {self.name!r} has to give a whole number of at most {limit}"
+                raise BadRequest(name, f"{problem}; {way_out}")
 
     def max_output_tokens(self, prompt_tokens: int, asked: int | None) -> int | None:
         """Return the most tokens that the answer to a prompt may have, at least 1. ``asked`` is the request's own bound, if it has one.
@@ -157,17 +164,21 @@ class Keyring:
             raise InvalidApiKey(problem)
         return found
 
-    def owner(self, tenant: str, key_id: str, now: float) -> Caller | None:
-        """Return the tenant and key by which a stored batch may continue; None if there is no valid key with the scope `batch`.
+    def caller_of_batch(self, tenant: str, key_id: str, now: float) -> Caller | None:
+        """Return the tenant and key by which a stored batch may continue; None if the key is not known.
 
         Args:
             tenant: Name of the batch's tenant.
             key_id: Id of the key by which it was made; "" for any: a batch of an older release does not have it.
+        Raises:
+            InvalidApiKey: The key is known, and has expired, was revoked or lacks the scope `batch`.
         """
-        for caller in self._callers:
-            is_theirs = caller.tenant.name == tenant and key_id in ("", caller.key.id)
-            if is_theirs and "batch" in caller.key.scopes and not caller.key.why_invalid(now):
+        known = [each for each in self._callers if each.tenant.name == tenant and key_id in ("", each.key.id)]
+        for caller in known:
+            if "batch" in caller.key.scopes and not caller.key.why_invalid(now):
                 return caller
+        if known:
+            raise InvalidApiKey(f"the API key of this batch of the tenant {tenant!r} is no longer valid for batches")
         return None
 
     def invalid(self, now: float) -> Iterator[str]:

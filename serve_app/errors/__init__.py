@@ -15,6 +15,7 @@ and status, so that no code is used twice. Import from the package, not from a t
       RequestTooLarge            413  request_too_large
       BodyTooSlow                408  body_too_slow
       NoReplica                  503  no_replica              there is no capacity now; carries Retry-After
+      QuotaExceeded              429  rate_limit_exceeded     a tenant's requests or tokens a minute or day, or requests at once
       TooManyBatches             429  too_many_batches
       TooManyUploads             429  too_many_uploads
       StorageFailed              500  storage_failed          of files and batches
@@ -99,6 +100,7 @@ from serve_app.errors.limits import (
     NoFreePlace,
     NoReplica,
     QueueFull,
+    QuotaExceeded,
     ServerStopping,
     TooManyBatches,
     TooManyConnections,
@@ -141,6 +143,7 @@ __all__ = [
     "NotStored",
     "NotSupported",
     "QueueFull",
+    "QuotaExceeded",
     "ReplicaLost",
     "RequestQuarantined",
     "RequestTooLarge",

@@ -1,5 +1,6 @@
 """These errors say that there is no room, or no time, for a request now. Each of them carries Retry-After."""
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -56,6 +57,27 @@ class NoFreePlace(ServingError):
         return (
             f"no replica has a free place for a batch ({self.waiting} requests are waiting); retry in {self.retry_after_s:.1f} s"
         )
+
+
+@dataclass(eq=False)
+class QuotaExceeded(ServingError):
+    """A request needs more than is left of its tenant's ``quota``. ``used`` and ``limit`` are of all ingresses together."""
+
+    http_status: ClassVar[int] = 429
+    code: ClassVar[str] = "rate_limit_exceeded"
+    tenant: str
+    quota: str
+    limit: int
+    used: int
+    needed: int
+    retry_after_s: float = field()
+    headers: dict[str, str] = field(default_factory=dict)
+    """What is left of the tenant's quotas, for the head of the answer."""
+
+    def __str__(self) -> str:
+        has = f"the tenant {self.tenant!r} has {self.quota} {self.limit}"
+        needs = f"{self.used} are in use and this request needs {self.needed}"
+        return f"{has}: {needs}; retry in {max(1, math.ceil(self.retry_after_s))} s"
 
 
 @dataclass(eq=False)

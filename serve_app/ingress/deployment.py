@@ -39,8 +39,13 @@ class Ingress:
         self._epoch = time.time_ns()
         own_fleet = fleet_id(self.settings.name, ray.get_runtime_context().gcs_address)
         self._membership = Membership(self.settings.name, self.settings.membership)
-        report = self._membership.report
-        self._runtime = await IngressRuntime.build(self.settings, ingress_id=self.replica_id, fleet_id=own_fleet, report=report)
+        self._runtime = await IngressRuntime.build(
+            self.settings,
+            ingress_id=self.replica_id,
+            fleet_id=own_fleet,
+            report=self._membership.report,
+            exchange_shares=self._membership.exchange_shares,
+        )
         await refuse_another_fleets_port(self.settings.ingress, own_fleet)
         settle()
         await self._runtime.listener.start()

@@ -11,7 +11,7 @@ from serve_app import VERSION
 from serve_app.batch.service import BatchService
 from serve_app.checkpoints import resolve_model
 from serve_app.config import ModelSettings, Settings, cluster_token, default_cache_dir
-from serve_app.config.tenants import read_keyring
+from serve_app.config.tenants_file import read_keyring
 from serve_app.config.timeouts import SHUTDOWN_MARGIN_S
 from serve_app.core.fleet_report import describe, num_lines, num_on_draining
 from serve_app.ingress.books import metrics
@@ -19,10 +19,11 @@ from serve_app.ingress.books.books import Books
 from serve_app.ingress.books.gpu_time import GpuTime
 from serve_app.ingress.books.request_metrics import begin_at_zero
 from serve_app.ingress.fleet.fleet_client import FleetClient
+from serve_app.ingress.fleet.quotas import ExchangeShares, Quotas
 from serve_app.ingress.front_end.front_end import VLLM_VERSION, FrontEnd, Install, build_front_end
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
+from serve_app.ingress.http.callers import Tenants
 from serve_app.ingress.http.listener import Listener
-from serve_app.ingress.http.tenants import Tenants
 from serve_app.ingress.routes.app import AppLimits, IngressApp
 from serve_app.ingress.routes.generate import NEWLINE, NUL
 from serve_app.ingress.routes.own_answers import FleetReport
@@ -46,17 +47,29 @@ class IngressRuntime:
     vllm_version: str = VLLM_VERSION
 
     @classmethod
-    async def build(cls, settings: Settings, *, ingress_id: str, fleet_id: str, report: FleetReport | None = None) -> Self:
-        """Build the front end of every model; takes seconds each. `/fleet` answers by ``report``; without it, there is no such route.
+    async def build(
+        cls,
+        settings: Settings,
+        *,
+        ingress_id: str,
+        fleet_id: str,
+        report: FleetReport | None = None,
+        exchange_shares: ExchangeShares | None = None,
+    ) -> Self:
+        """Build the front end of every model; takes seconds each.
 
+        Args:
+            report: The answer to `/fleet`; without it, there is no such route.
+            exchange_shares: Exchanges shares of quotas with other ingresses; None for an ingress that has no other beside it.
         Raises:
             ConfigError: A file that the settings name cannot be used.
         """
         file = settings.ingress.tenants_file or settings.ingress.api_keys_file
         tenants = None if file is None else Tenants(file, partial(read_keyring, settings))
+        quotas = None if settings.ingress.tenants_file is None else Quotas(ingress_id, exchange_shares)
         grammars = GrammarCompiler()
         tls = ingress_tls(settings.protocol.tls)
-        fronts = {m.name: await cls._front_end(settings, m, ingress_id, grammars, tls) for m in settings.models.values()}
+        fronts = {m.name: await cls._front_end(settings, m, ingress_id, grammars, tls, quotas) for m in settings.models.values()}
         batches = None if (storage := settings.ingress.batch) is None else await asyncio.to_thread(BatchService, storage)
         limits = AppLimits(
             settings.ingress.max_body_bytes,
@@ -69,6 +82,7 @@ class IngressRuntime:
             limits,
             version=_version(settings),
             tenants=tenants,
+            quotas=quotas,
             fleet_id=fleet_id,
             books=Books.of(settings, ingress_id, gpu_times),
             sagemaker=settings.ingress.sagemaker_routes,
@@ -84,19 +98,31 @@ class IngressRuntime:
 
     @staticmethod
     async def _front_end(
-        settings: Settings, model: ModelSettings, ingress_id: str, grammars: GrammarCompiler, tls: LinkTls | None
+        settings: Settings,
+        model: ModelSettings,
+        ingress_id: str,
+        grammars: GrammarCompiler,
+        tls: LinkTls | None,
+        quotas: Quotas | None,
     ) -> FrontEnd:
-        client = FleetClient(settings, model, ingress_id=ingress_id, token=cluster_token(settings), tls=tls)
+        token = cluster_token(settings)
+        client = FleetClient(settings, model, ingress_id=ingress_id, token=token, tls=tls)
+        client.intake.quotas = quotas
         path = await asyncio.to_thread(resolve_model, model.model, default_cache_dir())
         return await build_front_end(model, path, client, grammars, installer_of(settings))
 
     def start(self) -> list[asyncio.Task[Any]]:
-        """Start batches, the clients' loops and the watch of the event loop; the caller owns the tasks."""
+        """Start batches, the clients' loops, and the watches of the event loop and of the tenants; the caller owns the tasks."""
         if self.batches is not None:
             app = self.app
-            self.batches.start(app.answer_line, app.models_of, app.problem_of_line, knows=app.knows_owner)
+            self.batches.start(app.answer_line, app.models_of, app.problem_of_line, state_of_key=app.state_of_key)
         clients = [asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()]
-        return [asyncio.create_task(self.app.lag.watch(), name="loop lag"), *clients]
+        watches = [asyncio.create_task(self.app.lag.watch(), name="loop lag")]
+        if self.app.tenants is not None:
+            watches.append(asyncio.create_task(self.app.tenants.watch(), name="tenants"))
+        if self.app.quotas is not None:
+            watches.append(asyncio.create_task(self.app.quotas.run(), name="quotas"))
+        return [*watches, *clients]
 
     async def prepare_grammars(self) -> None:
         """Start the processes that check grammars, so that the first request with one need not wait for that."""
@@ -122,6 +148,8 @@ class IngressRuntime:
             await asyncio.wait([stopping], timeout=LAST_WORDS_S)
         stopping.cancel()
         await asyncio.gather(stopping, return_exceptions=True)
+        if self.app.quotas is not None:
+            await self.app.quotas.leave()
         await giving_up
         await self.grammars.close()
         if self.batches is not None:

@@ -187,23 +187,27 @@ class ReplicaServer:
 
         An earlier link of the same ingress ends: the ingress has given it up, which a network that loses packets may not have told.
         """
-        for earlier in self._links.values():
+        for earlier in list(self._links.values()):
             if earlier.ingress_id == link.ingress_id:
                 earlier.drop()
+                earlier.leave()  # now, and not when its transport has ended: this may be the only slot
         slot = next(slot for slot in range(self.settings.max_ingresses) if slot not in self._links)
         del self._unproved[link]
         self._links[slot] = link
         return slot
 
-    def check_slots(self) -> None:
-        """Raise SlotsExhausted if there are as many links as allowed."""
-        if len(self._links) >= self.settings.max_ingresses:
+    def check_slots(self, ingress_id: str) -> None:
+        """Raise SlotsExhausted if other ingresses have as many links as allowed. A new link of an ingress replaces its earlier link."""
+        if sum(link.ingress_id != ingress_id for link in self._links.values()) >= self.settings.max_ingresses:
             raise SlotsExhausted(limit=self.settings.max_ingresses)
 
     def leave(self, link: "_Link", slot: int, unfinished: set[str]) -> None:
-        """Forget a link and abort its unfinished attempts, so that their KV blocks are free again."""
+        """Forget a link, once, and abort its unfinished attempts, so that their KV blocks are free again."""
         self._unproved.pop(link, None)
-        if self._links.pop(slot, None) is not None and unfinished:
+        if self._links.get(slot) is not link:
+            return
+        del self._links[slot]
+        if unfinished:
             self.abort(sorted(unfinished))
 
 
@@ -246,6 +250,7 @@ class _Link(asyncio.Protocol):
             credit=settings.credit,
             draining=server.draining,
             capabilities=server.ready.capabilities,
+            admit=server.check_slots,
             max_frame_bytes=settings.max_frame_bytes,
         )
         server.admit(self, transport.get_extra_info("socket").fileno())
@@ -254,12 +259,6 @@ class _Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         was_open = self.is_open()
-        if not was_open:
-            try:
-                self._server.check_slots()  # before the Challenge: an ingress that has it takes the link for open
-            except SlotsExhausted as exc:
-                self._refuse(exc)
-                return
         messages = self._guarded(lambda: self._connection.receive_data(data))
         if was_open and not self.is_open():
             # The connection already counts aborted attempts as gone, so that the link's end would not abort them in the engine.
@@ -294,6 +293,10 @@ class _Link(asyncio.Protocol):
             if timer is not None:
                 timer.cancel()
         self._buffer.lost()
+        self.leave()
+
+    def leave(self) -> None:
+        """Give the slot back, and abort the unfinished attempts."""
         self._server.leave(self, self._slot, set(self._connection.attempts))
 
     def pass_on(self, step: pipe.StepOutputs) -> None:
@@ -326,10 +329,6 @@ class _Link(asyncio.Protocol):
         """Close the connection without a Goodbye, which its peer might not read, and without a wait."""
         self._transport.abort()
 
-    def _refuse(self, exc: SlotsExhausted) -> None:
-        logger.warning("link refused: %s", exc)
-        self.say_goodbye(exc.code, str(exc))
-
     def _take(self, message: Message) -> None:
         match message:
             case Add():
@@ -355,7 +354,7 @@ class _Link(asyncio.Protocol):
         try:
             messages = receive()
         except ProtocolError as exc:
-            level = logging.WARNING if isinstance(exc, AuthenticationFailed) else logging.INFO
+            level = logging.WARNING if isinstance(exc, AuthenticationFailed | SlotsExhausted) else logging.INFO
             logger.log(level, "link %d closed: %s: %s", self._slot, exc.code, exc)
             self._transport.write(self._connection.data_to_send())
             self._transport.close()

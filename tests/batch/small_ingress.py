@@ -55,7 +55,7 @@ async def main(folder: Path, port: int, delay_s: float, given: dict[str, Any]) -
     app = SmallIngress(service, folder / "asked", delay_s)
     listener = Listener(app, IngressSettings(port=port))
     await listener.start()
-    service.start(app.answer, lambda _: ["tiny"], any_line, knows=lambda _: True)
+    service.start(app.answer, lambda _: ["tiny"], any_line, state_of_key=lambda _: "valid")
     while True:
         await asyncio.sleep(1.0)
         listener.check()

@@ -1,6 +1,6 @@
 """These rows of test_values.py are about how clients and peers reach the fleet: Services, routes, Secrets and network policies."""
 
-from serve_app.config.tenants import parse_tenants
+from serve_app.config.tenants_file import parse_tenants
 from tests.chart.places import (
     ALB,
     INGRESS,

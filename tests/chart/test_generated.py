@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from serve_app.config import settings_json_schema
-from serve_app.config.tenants import tenants_json_schema
+from serve_app.config.tenants_file import tenants_json_schema
 from tests.chart.render import CHART, tool
 from tools.chart_schema import chart_rules, descriptions, values_schema
 

@@ -10,7 +10,8 @@ import pytest
 
 from serve_app.config.checks import RESERVED_PORTS
 from tests.chart.folder_rows import FOLDERS
-from tests.chart.lint_rows import EDGE, EFFECT, IMAGES, PODS, SCALING, WEIGHTS, Check
+from tests.chart.lint_edge_rows import EDGE, EFFECT
+from tests.chart.lint_rows import IMAGES, PODS, SCALING, WEIGHTS, Check
 from tests.chart.places import ALB
 from tests.chart.render import Refused, at, merged, models, render
 from tools.chart_schema import rule_names

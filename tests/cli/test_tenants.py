@@ -1,16 +1,19 @@
 """`serve-app tenants` makes keys that the ingress takes, shows each once, and leaves a file that it refuses as it was."""
 
+import errno
 import json
+import os
 import stat
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
 from serve_app.cli.main import app
-from serve_app.config.tenants import parse_tenants
+from serve_app.config.tenants_file import parse_tenants
 from serve_app.core.tenants import Caller, Tenant
 from serve_app.errors import ConfigError, InvalidApiKey
 
@@ -134,15 +137,38 @@ def test_a_broken_file_is_not_replaced(file: Path) -> None:
     assert isinstance(run(file.with_name("none"), "rotate", "a").exception, ConfigError)
 
 
+def check(file: Path, config: Path) -> tuple[int, str]:
+    """Check a configuration that names the tenants file; return exit code and output."""
+    model = {"model": "embedded:smollm2-135m-instruct"}
+    config.write_text(yaml.safe_dump({"models": {"chat": model}, "ingress": {"tenants_file": str(file)}}))
+    result = CliRunner().invoke(app, ["check", "--no-vllm", str(config)], env={"COLUMNS": "300"})
+    return result.exit_code, result.output
+
+
 def test_a_check_of_the_configuration_checks_the_tenants(file: Path, tmp_path: Path) -> None:
     made(file, "create", "team", "--model", "cat")
-    config = tmp_path / "serve.yaml"
-    config.write_text(
-        yaml.safe_dump({"models": {"chat": {"model": "embedded:smollm2-135m-instruct"}}, "ingress": {"tenants_file": str(file)}})
-    )
-    check = CliRunner().invoke(app, ["check", "--no-vllm", str(config)], env={"COLUMNS": "300"})
-    assert check.exit_code == 1
-    assert "tenants.team.models[0]: is 'cat', no served model; did you mean chat?" in check.output
+    code, output = check(file, tmp_path / "serve.yaml")
+    assert code == 1
+    assert "tenants.team.models[0]: is 'cat', no served model; did you mean chat?" in output
     file.unlink()
-    check = CliRunner().invoke(app, ["check", "--no-vllm", str(config)], env={"COLUMNS": "300"})
-    assert (check.exit_code, f"{file} does not exist on this machine" in check.output) == (0, True)
+    code, output = check(file, tmp_path / "serve.yaml")
+    assert (code, f"{file} does not exist on this machine" in output) == (0, True)
+
+
+def test_a_check_of_the_configuration_refuses_a_tenants_file_that_cannot_be_read(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(file, "create", "team")
+    read_text = Path.read_text
+
+    def read(path: Path, **options: Any) -> str:
+        if path == file:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return read_text(path, **options)
+
+    # Not by the file's mode: root may read every file.
+    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(os, "access", lambda path, *_, **__: path != file)
+    code, output = check(file, tmp_path / "serve.yaml")
+    assert code == 1
+    assert f"{file} cannot be read: Permission denied; create it on every node of the ingress, readable for" in output

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from serve_app import config
-from serve_app.config import Settings, checks, cluster_token, load_settings, parse_settings, settings_json_schema, tenants
+from serve_app.config import Settings, checks, cluster_token, load_settings, parse_settings, settings_json_schema, tenants_file
 from serve_app.errors import ConfigError
 from tests.config.helpers import LLAMA, ONE_PER_NODE
 
@@ -132,7 +132,7 @@ def sections(kind: type[BaseModel] = config.Section) -> Iterator[type[BaseModel]
 def test_every_section_and_every_key_is_documented() -> None:
     # Another test may have loaded settings of other modules.
     public = [s for s in sections() if s.__module__.startswith(config.__name__)]
-    assert tenants.TenantsFile in public
+    assert tenants_file.TenantsFile in public
     assert len(public) == 28
     assert [section for section in public if not section.__doc__] == []
     assert [(section, key) for section in public for key, field in section.model_fields.items() if not field.description] == []

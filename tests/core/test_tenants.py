@@ -69,11 +69,14 @@ def test_a_key_without_the_scope_is_refused_by_name() -> None:
 
 
 def test_a_batch_goes_on_by_its_own_key_or_if_it_has_none_by_any_valid_one() -> None:
-    owner = keyring().owner
-    assert owner("red", "r1", NOW) == owner("red", "", NOW) == Caller(RED, key("r1"))
-    assert owner("red", "", NOW - 1) == Caller(RED, key("r0", expires="1970-01-01", expires_at=NOW))
-    gone = [("red", "r0"), ("blue", "b1"), ("blue", "b2"), ("blue", ""), ("blue", "r1"), ("green", ""), ("", "")]
-    assert [owner(*each, NOW) for each in gone] == [None] * len(gone)
+    caller_of = keyring().caller_of_batch
+    assert caller_of("red", "r1", NOW) == caller_of("red", "", NOW) == Caller(RED, key("r1"))
+    assert caller_of("red", "", NOW - 1) == Caller(RED, key("r0", expires="1970-01-01", expires_at=NOW))
+    unknown = [("red", "r3"), ("blue", "r1"), ("green", ""), ("", "")]
+    assert [caller_of(*each, NOW) for each in unknown] == [None] * len(unknown)
+    for ended in [("red", "r0"), ("blue", "b1"), ("blue", "b2"), ("blue", "")]:
+        with pytest.raises(InvalidApiKey, match=f"of the tenant '{ended[0]}' is no longer valid for batches"):
+            caller_of(*ended, NOW)
 
 
 salts = st.one_of(st.none(), st.text(max_size=3))
@@ -121,10 +124,11 @@ def test_a_beam_search_has_to_say_how_long_it_is(value: Any) -> None:
     tenant = Tenant("team", max_tokens=10)
     tenant.check_asked(body(max_tokens=value))
     tenant.check_asked(body(max_tokens=10, use_beam_search=True))
-    with pytest.raises(
-        BadRequest, match="max_tokens: is no whole number; a beam search of the tenant 'team' gives one of at most 10"
-    ):
-        tenant.check_asked(body(max_tokens=value, use_beam_search=True))
+    problem = "is missing, which max_completion_tokens does not replace" if value is None else "is no whole number"
+    said = f"^max_tokens: {problem}; a beam search of the tenant 'team' has to give a whole number of at most 10$"
+    for other in (None, 5):
+        with pytest.raises(BadRequest, match=said):
+            tenant.check_asked(body(max_tokens=value, max_completion_tokens=other, use_beam_search=True))
     with pytest.raises(BadRequest, match="max_completion_tokens: is no whole number"):
         tenant.check_asked(body(max_tokens=1, max_completion_tokens="99", use_beam_search=True))
 

@@ -14,7 +14,7 @@ import yaml
 import loadtest.cli
 from serve_app.cli.main import app
 from serve_app.config import ModelSettings, Settings, problems
-from serve_app.config.tenants import TenantsFile
+from serve_app.config.tenants_file import TenantsFile
 from tools import reference, site
 
 ROOT = Path(__file__).parents[2]

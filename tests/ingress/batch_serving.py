@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import openai
+import pytest
 from openai.types import Batch
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from serve_app.batch.service import BatchService
 from serve_app.config import BatchSettings, IngressSettings
+from serve_app.ingress.http.callers import Tenants
 from serve_app.ingress.http.listener import Listener
-from serve_app.ingress.http.tenants import Tenants
 from serve_app.ingress.routes.app import AppLimits, IngressApp
 from tests.ingress.fake_fronts import front
 from tests.ingress.tenants import of_keys
@@ -103,11 +104,14 @@ async def serving(
     settings = IngressSettings(port=free_port())
     listener = Listener(app, settings)
     await listener.start()
-    service.start(app.answer_line, app.models_of, app.problem_of_line, knows=app.knows_owner)
+    watching = None if known is None else asyncio.create_task(known.watch())
+    service.start(app.answer_line, app.models_of, app.problem_of_line, state_of_key=app.state_of_key)
     served = Served(model, folder / "store", settings.local_url, app, service)
     try:
         yield served
     finally:
+        if watching is not None:
+            watching.cancel()
         for client in served.clients.values():
             await client.close()
         await service.stop()
@@ -159,6 +163,22 @@ async def answers(client: openai.AsyncOpenAI, batch: Batch) -> list[tuple[str, s
 
 async def errors(client: openai.AsyncOpenAI, batch: Batch) -> list[tuple[str, str]]:
     return [(line["custom_id"], line["error"]["code"]) for line in await lines_of(client, batch.error_file_id)]
+
+
+async def assert_hidden(client: openai.AsyncOpenAI, batch: Batch) -> None:
+    """Check that for the client neither the batch, which has ended, nor its files exist."""
+    assert batch.output_file_id is not None
+    for call in (
+        client.files.retrieve(batch.output_file_id),
+        client.files.content(batch.input_file_id),
+        client.files.delete(batch.input_file_id),
+        client.batches.retrieve(batch.id),
+        client.batches.cancel(batch.id),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            await call
+    assert [batch async for batch in client.batches.list()] == []
+    assert [file async for file in client.files.list()] == []
 
 
 def counts(batch: Batch) -> tuple[int, int, int]:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.ingress.fleet.output_path import OutputPath
 from serve_app.ingress.front_end.front_end import FrontEnd, Shortcuts
-from serve_app.ingress.http.tenants import Tenants
+from serve_app.ingress.http.callers import Tenants
 from serve_app.ingress.routes.app import VLLM_ROUTES, AppLimits, IngressApp
 from tests.doubles.fleet import MODEL, settings
 

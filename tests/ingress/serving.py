@@ -10,8 +10,9 @@ import httpx
 
 from serve_app.config import parse_settings
 from serve_app.ingress.fleet.fleet_client import FleetClient
+from serve_app.ingress.fleet.quotas import Quotas
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
-from serve_app.ingress.http.tenants import Tenants
+from serve_app.ingress.http.callers import Tenants
 from serve_app.ingress.routes.app import AppLimits, IngressApp
 from serve_app.links.fingerprint import model_fingerprint
 from tests.doubles.fake_engine import FakeEngine
@@ -82,8 +83,9 @@ async def application(
                 engine.step()
             await asyncio.sleep(0.005)
 
-    tasks = [asyncio.create_task(client.run()), asyncio.create_task(step())]
-    app = IngressApp({MODEL: front}, limits, version={}, tenants=tenants)
+    client.intake.quotas = quotas = Quotas("ingress-1", None)
+    tasks = [asyncio.create_task(client.run()), asyncio.create_task(step()), asyncio.create_task(quotas.run())]
+    app = IngressApp({MODEL: front}, limits, version={}, tenants=tenants, quotas=quotas)
     try:
         yield app, engine, {name: adapter.number(name) for name, adapter in settings.adapters.items()}
     finally:

@@ -5,9 +5,9 @@ from functools import partial
 from pathlib import Path
 
 from serve_app.config import read_text
-from serve_app.config.tenants import parse_tenants, read_api_keys
+from serve_app.config.tenants_file import parse_tenants, read_api_keys
 from serve_app.core.tenants import Caller, Key, Tenant
-from serve_app.ingress.http.tenants import Tenants
+from serve_app.ingress.http.callers import Tenants
 
 
 def of_keys(path: Path) -> Tenants:

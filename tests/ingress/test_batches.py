@@ -18,6 +18,7 @@ from tests.ingress.batch_serving import (
     Line,
     Model,
     answers,
+    assert_hidden,
     begin,
     counts,
     ended,
@@ -69,22 +70,11 @@ async def test_what_is_another_keys_does_not_exist(tmp_path: Path) -> None:
     async with serving(tmp_path, keys=True) as served:
         owner, other = served.client(KEYS[0]), served.client(KEYS[1])
         batch = await ended(owner, await begin(owner, jsonl(line(1))))
-        assert batch.output_file_id is not None
-        for call in (
-            other.files.retrieve(batch.output_file_id),
-            other.files.content(batch.input_file_id),
-            other.files.delete(batch.input_file_id),
-            other.batches.retrieve(batch.id),
-            other.batches.cancel(batch.id),
-        ):
-            with pytest.raises(openai.NotFoundError):
-                await call
+        await assert_hidden(other, batch)
         with pytest.raises(openai.BadRequestError, match="is not a file with the purpose 'batch'"):
             await other.batches.create(input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h")
         with pytest.raises(openai.BadRequestError, match="is not among your batches"):
             await other.batches.list(after=batch.id)
-        assert [batch async for batch in other.batches.list()] == []
-        assert [file async for file in other.files.list()] == []
         with pytest.raises(openai.AuthenticationError):
             await served.client("another key").files.list()
         assert (await owner.batches.retrieve(batch.id)).status == "completed"

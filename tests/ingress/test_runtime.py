@@ -1,6 +1,8 @@
 """An ingress is built from its configuration, with a fake front end, and reports numbers to the autoscaler."""
 
+import asyncio
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,9 +63,13 @@ async def test_an_ingress_shows_latencies_of_as_many_keys_as_its_configuration_s
 
 
 @in_loop
-async def test_an_ingress_follows_the_tenants_file_of_its_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_ingress_follows_the_tenants_file_of_its_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async def fake_front(*args: Any) -> Any:
-        return front("built", answer)
+        built = front("built", answer)
+        cast(Any, built.client).run = asyncio.Event().wait
+        return built
 
     def write(key: str, model: str) -> None:
         tenants = {"team": {"keys": [{"id": "k", "sha256": digest(key)}], "models": [model]}}
@@ -73,6 +79,11 @@ async def test_an_ingress_follows_the_tenants_file_of_its_configuration(tmp_path
         headers = {"authorization": f"Bearer {key}"}
         return (await call(built.app, "POST", "/v1/completions", json={"model": "built"}, headers=headers)).status_code
 
+    async def logged(said: str) -> None:
+        while not any(said in record.getMessage() for record in caplog.records):
+            await asyncio.sleep(0.01)
+
+    caplog.set_level(logging.INFO)
     file = tmp_path / "tenants.yaml"
     monkeypatch.setattr(IngressRuntime, "_front_end", fake_front)
     monkeypatch.setattr(metrics, "register", lambda *args: None)
@@ -83,10 +94,15 @@ async def test_an_ingress_follows_the_tenants_file_of_its_configuration(tmp_path
     write("first", "built")
     built = await IngressRuntime.build(settings, ingress_id="i", fleet_id="f")
     assert (await status("first"), await status("second")) == (200, 401)
+    tasks = built.start()
     write("second", "bulit")
+    await logged("stay in force")
     assert (await status("first"), await status("second")) == (200, 401), "the new file has a mistake"
     write("second", "built")
+    await logged("has changed")
     assert (await status("first"), await status("second")) == (401, 200)
+    for task in tasks:
+        task.cancel()
 
 
 def test_the_autoscaler_finds_all_that_an_ingress_reports() -> None:

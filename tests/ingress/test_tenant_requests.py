@@ -10,6 +10,7 @@ from vllm.pooling_params import PoolingParams
 from vllm.v1.engine import EngineCoreRequest
 
 from serve_app.checkpoints import make_tiny_llama
+from serve_app.core import request_limits
 from serve_app.core.tenants import Tenant
 from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.fleet.intake import bind_or_refuse, prefix_of
@@ -97,6 +98,20 @@ async def test_a_beam_search_is_as_long_as_the_tenant_may_ask(path: str, tmp_pat
             ask = {"model": MODEL, **WAYS[path], "use_beam_search": True, "n": 2, "max_tokens": max_tokens}
             refused = await http.post(path, json=ask, headers=shown("red"))
             assert (refused.status_code, refused.json()["error"]["param"], engine.added) == (400, "max_tokens", [])
+
+
+@in_loop
+async def test_log_probabilities_are_counted_for_the_tokens_that_the_tenant_may_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a bound of its own, a chat asks for all tokens that fit after its prompt."""
+    monkeypatch.setattr(request_limits, "MAX_LOGPROBS", 1000)
+    async with serving(make_tiny_llama(tmp_path / "tiny"), tenants=of_file(tmp_path / "tenants.yaml", FILE)) as (http, _, _):
+        ask = {"model": MODEL, **WAYS["/v1/chat/completions"], "n": 2, "logprobs": True, "top_logprobs": 5}
+        statuses = [
+            (await http.post("/v1/chat/completions", json=ask, headers=shown(name))).status_code for name in ("red", "blue")
+        ]
+    assert statuses == [200, 400]
 
 
 @pytest.mark.parametrize("tenant", [Tenant("a", max_context=3), Tenant("a", max_context=3, max_tokens=1)])

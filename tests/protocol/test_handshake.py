@@ -14,6 +14,7 @@ from serve_app.links.protocol.errors import (
     MalformedMessage,
     PeerClosed,
     ProtocolError,
+    SlotsExhausted,
     UnexpectedMessage,
     VersionMismatch,
     WrongModel,
@@ -180,6 +181,22 @@ def test_a_proof_sent_back_to_its_maker_proves_nothing() -> None:
     [challenge] = frames_in(CHALLENGE)
     assert isinstance(challenge, Challenge)
     assert isinstance(refusal(greeted(), frame(Proof(challenge.proof))), AuthenticationFailed)
+
+
+def test_a_replica_may_refuse_an_ingress_before_its_challenge_and_before_the_link_opens() -> None:
+    asked: list[str] = []
+
+    def refuse(ingress_id: str) -> None:
+        asked.append(ingress_id)
+        raise SlotsExhausted(2)
+
+    assert isinstance(refusal(make_replica(admit=refuse), HELLO), SlotsExhausted)
+    replica = greeted()
+    replica.admit = refuse
+    assert isinstance(refusal(replica, PROOF + frame(Add("a", [b"x"], 0))), SlotsExhausted)
+    assert (replica.peer, replica.attempts, asked) == (None, set(), ["ingress-1", "ingress-1"])
+    assert isinstance(refusal(greeted(admit=asked.append), CHALLENGE), UnexpectedMessage)
+    assert len(asked) == 3, "not asked again without a proof"
 
 
 CHANGES = {

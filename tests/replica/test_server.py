@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
@@ -24,18 +22,7 @@ from serve_app.replica.server import MAX_UNPROVED
 from tests.doubles.fake_engine import answer
 from tests.doubles.fleet import FakeReplica, fleet, in_loop, settings, start_replica, until
 from tests.doubles.probe import Probe
-
-
-async def linked(replica: FakeReplica, **changes: Any) -> Probe:
-    """Return an open link whose first heartbeat has come: the replica knows that it is open."""
-    probe = Probe(**changes)
-    await probe.connect(replica.lease.port)
-    await until(lambda: probe.messages)
-    return probe
-
-
-def add(probe: Probe, attempt_id: str) -> None:
-    probe.link.write(probe.link.connection.send_add(attempt_id, [b"request"]))
+from tests.replica.linked import add, linked, recorded
 
 
 @in_loop
@@ -70,23 +57,6 @@ def test_the_lease_of_a_replica_on_every_address_has_its_nodes_address(
 ) -> None:
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "fd00::1")
     assert reachable_address(host) == address
-
-
-class Recorder:
-    """An engine that keeps the messages that it gets."""
-
-    def __init__(self) -> None:
-        self.received: list[pipe.ToEngine] = []
-
-    def send(self, message: pipe.ToEngine) -> None:
-        self.received.append(message)
-
-
-@contextlib.contextmanager
-def recorded(replica: FakeReplica) -> Iterator[list[pipe.ToEngine]]:
-    recorder = Recorder()
-    replica.server.engine = recorder
-    yield recorder.received
 
 
 def goodbyes(wire: bytes) -> list[Message]:
@@ -220,73 +190,6 @@ async def test_the_first_output_is_one_with_tokens_that_goes_to_an_ingress() -> 
         assert not replica.server.first_output.is_set()
     replica.engine.emit_outputs(0, [b"token"])
     assert replica.server.first_output.is_set()
-    await replica.close()
-
-
-@in_loop
-async def test_a_silent_ingress_is_cut_off_and_its_attempts_are_aborted() -> None:
-    limits = {"heartbeat_interval_s": 0.01, "ingress_timeout_s": 1.0}
-    replica = await start_replica(settings(protocol=limits), "a")
-    with recorded(replica) as received:
-        probe = await linked(replica)
-        add(probe, "r@0")
-        await until(lambda: probe.lost)
-        assert probe.lost == ["the peer closed the link (silent_peer): 'nothing heard for 1 s'"]
-        await until(lambda: pipe.AbortInEngine(["r@0"]) in received)
-    await replica.close()
-
-
-@in_loop
-async def test_an_ingress_of_which_only_parts_of_a_message_come_is_cut_off() -> None:
-    replica = await start_replica(settings(protocol={"heartbeat_interval_s": 0.01, "ingress_timeout_s": 1.0}), "a")
-    probe = await linked(replica)
-    one = probe.link.connection.send_add("r@0", [b"x" * 100_000])
-    for at in range(len(one)):
-        if probe.lost:
-            break
-        probe.link.write(one[at : at + 1])
-        await asyncio.sleep(0.01)
-    assert probe.lost == ["the peer closed the link (silent_peer): 'nothing heard for 1 s'"]
-    await replica.close()
-
-
-@in_loop
-async def test_a_new_link_of_an_ingress_ends_its_earlier_one() -> None:
-    replica = await start_replica(settings(), "a")
-    with recorded(replica) as received:
-        earlier, other = await linked(replica, ingress_id="i"), await linked(replica)
-        add(earlier, "r@0")
-        await until(lambda: received)
-        again = await linked(replica, ingress_id="i")
-        await until(lambda: pipe.AbortInEngine(["r@0"]) in received)
-        await until(lambda: earlier.lost)
-        assert again.link.is_open()
-        assert other.link.is_open()
-    await replica.close()
-
-
-@in_loop
-async def test_an_ingress_may_be_silent_for_longer_than_a_replica() -> None:
-    limits = {"heartbeat_interval_s": 0.01, "heartbeat_timeout_s": 0.1}
-    replica = await start_replica(settings(protocol=limits), "a")
-    probe = await linked(replica)
-    await asyncio.sleep(0.5)
-    assert probe.link.is_open()
-    await replica.close()
-
-
-@in_loop
-async def test_a_silent_ingress_that_does_not_read_either_is_gone_as_soon() -> None:
-    limits = {"heartbeat_interval_s": 0.01, "ingress_timeout_s": 1.0}
-    replica = await start_replica(settings(protocol=limits), "a")
-    with recorded(replica) as received:
-        probe = await linked(replica)
-        add(probe, "r@0")
-        await until(lambda: received)
-        replica.relay.freeze()
-        for _ in range(32):  # more than the buffers of two sockets hold
-            replica.engine.emit_outputs(0, [b"x" * (1 << 20)])
-        await until(lambda: pipe.AbortInEngine(["r@0"]) in received)
     await replica.close()
 
 

@@ -7,7 +7,7 @@ from serve_app.replica import pipe
 from serve_app.replica.trials import Trials
 from tests.doubles.fleet import FakeReplica, in_loop, settings, start_replica, until
 from tests.doubles.probe import Probe
-from tests.replica.test_server import linked, recorded
+from tests.replica.linked import linked, recorded
 
 
 class Line:

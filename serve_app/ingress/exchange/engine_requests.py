@@ -115,6 +115,12 @@ class EngineRequests:
         if len(self.kept) > _FOLD_AT and self.kept[0].trail.end:
             self._fold(self.kept.pop(0), "")
 
+    @property
+    def output_tokens(self) -> int:
+        """Tokens from the engines so far, as in `Totals`."""
+        folded = 0 if self._folded is None else self._folded.output_tokens
+        return folded + sum(len(request.emitted_ids) for request in self.kept)
+
     def give_up(self) -> None:
         """Forget everything but the attempts: they gave no answer, and another front end answers from the start."""
         for request in self.kept:

@@ -47,10 +47,12 @@ class Exchange:
         "background",
         "caller",
         "callers_trace",
+        "choices",
         "ended_at",
         "error",
         "error_status",
         "gone",
+        "headers",
         "id",
         "model",
         "num_logprobs",
@@ -72,6 +74,10 @@ class Exchange:
         self.id = ""
         """The client's id of the request, "" where the client gave none."""
         self.stream = False
+        self.choices = 1
+        """How many answers the client wants to each prompt."""
+        self.headers: list[tuple[bytes, bytes]] = []
+        """What the head of the answer has beside the headers of the route: the rest of the tenant's quotas."""
         self.callers_trace: CallersTrace | None = None
         self.model = ""
         """The model whose front end answers, "" before one is known."""
@@ -98,6 +104,7 @@ class Exchange:
         if fields is None:
             return
         self.stream = fields.stream is True
+        self.choices = fields.n if type(fields.n) is int and fields.n > 0 else 1  # vLLM refuses other values
         given = fields.request_id
         if not self.id and isinstance(given, str) and given.isprintable() and len(given) <= MAX_REQUEST_ID_CHARS:
             self.id = given

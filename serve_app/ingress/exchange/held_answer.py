@@ -259,7 +259,11 @@ class HeldAnswer:
         self._begun = self.exchange.answered = True
         response = answer_of(error, self.exchange.path).response()
         self.exchange.status = response.status_code
-        self.head = {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
+        self.head = {
+            "type": "http.response.start",
+            "status": response.status_code,
+            "headers": [*response.raw_headers, *self.exchange.headers],
+        }
         await self._send(self.head)
         await self._send({"type": "http.response.body", "body": response.body})
 
@@ -273,6 +277,8 @@ class HeldAnswer:
         body = message.get("body")
         if message["type"] == "http.response.start":
             self.exchange.status = message["status"]
+            if self.exchange.headers:
+                message = {**message, "headers": [*message.get("headers", ()), *self.exchange.headers]}
         else:
             if body:
                 self._num_events += 1

@@ -54,7 +54,7 @@ from serve_app.ingress.fleet.attempts import (
     why_unsendable,
 )
 from serve_app.ingress.fleet.from_settings import limits_of, routing_of
-from serve_app.ingress.fleet.intake import Intake, bind_or_refuse
+from serve_app.ingress.fleet.intake import Intake
 from serve_app.ingress.fleet.link import ReplicaLink
 from serve_app.ingress.fleet.load_gauges import LoadGauges
 from serve_app.ingress.fleet.output_path import OutputPath
@@ -81,7 +81,6 @@ class FleetClient(EngineCoreClient):
         self._settings = settings
         self._vllm_config: Any = None
         self._output_processor: Any = None
-        self._vocab_size = 0
         # Unbounded, as vLLM's own queue: no frame may be dropped, and a link that is not read looks silent and is ejected. Each frame
         # holds a token of some request or the counters of an engine step, and vLLM's reader waits for nothing else.
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
@@ -105,7 +104,7 @@ class FleetClient(EngineCoreClient):
         )
         self.output_path: OutputPath = OutputPath(self._outputs.put_nowait, None)
         self._gauges = LoadGauges(self.fleet)
-        self._intake = Intake(model)
+        self.intake = Intake(model)
         self._start_times = StartTimes(model, no_replica_s=settings.timeouts.no_replica_s)
         self._to_do: deque[Instruction] = deque()
         self._carrying_out = False
@@ -113,7 +112,6 @@ class FleetClient(EngineCoreClient):
     def bind(self, *, vllm_config: Any, output_processor: Any, fingerprint: str, vllm_version: str) -> None:
         """Give the client the objects that exist only after ``AsyncLLM`` was built around it."""
         self._vllm_config, self._output_processor = vllm_config, output_processor
-        self._vocab_size = vllm_config.model_config.get_vocab_size()
         self.links.bind(vllm_config=vllm_config, fingerprint=fingerprint, vllm_version=vllm_version)
 
     def use(self, path: type[OutputPath]) -> None:
@@ -332,9 +330,9 @@ class FleetClient(EngineCoreClient):
             FleetError: The request was refused; vLLM's output processor has forgotten it.
         """
         exchange = current_exchange()
-        if (refused := bind_or_refuse(request, exchange, self.model, self._vocab_size)) is not None:
+        if (refused := await self.intake.refusal(request, exchange, self._vllm_config)) is not None:
             self._refuse(request, refused)
-        if self._siblings(request.request_id) and self._intake.is_pause_due(request):
+        if self._siblings(request.request_id) and self.intake.is_pause_due(request):
             await asyncio.sleep(0)  # when it is cancelled here, vLLM aborts all choices of the request
         try:
             arrived = self._arrival(request, background=exchange is not None and exchange.background)
@@ -358,7 +356,7 @@ class FleetClient(EngineCoreClient):
             request.priority = max(request.priority, BACKGROUND_PRIORITY)  # embeddings have no field for it
         self.output_path.prepare(request)
         by_position = self.links.seeds_by_position
-        return self._intake.arrival(request, self._vllm_config, background=background, seeds_by_position=by_position)
+        return self.intake.arrival(request, self._vllm_config, background=background, seeds_by_position=by_position)
 
     def _refuse(self, request: EngineCoreRequest, error: ServingError) -> NoReturn:
         self._output_processor.abort_requests([request.request_id], internal=True)

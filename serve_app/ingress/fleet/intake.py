@@ -1,7 +1,8 @@
 """The intake reads from vLLM's engine request the facts by which ``FleetState`` decides, before the request waits or starts.
 
 The intake finds how many tokens the answer may have, how the answer can resume at another replica, the fingerprint under which equal
-requests are quarantined, the hashes of the prompt for routing, and the LoRA adapter. Pure.
+requests are quarantined, the hashes of the prompt for routing, and the LoRA adapter. Pure, except for `Intake.refusal`: a request may
+wait for its tenant's quota.
 
 The ways to resume are an allow-list: a parameter that `WAYS` does not name came with a newer vLLM, and it is unknown which state the engine
 keeps for it. tests/contracts/test_resume_ways.py compares the table with the installed vLLM and with docs/reliability.md.
@@ -29,8 +30,9 @@ from serve_app.core.prefix_index import NO_PREFIX, Prefix, tokens_at
 from serve_app.core.request import Resume
 from serve_app.core.request_limits import problem_of
 from serve_app.core.tenants import Tenant
-from serve_app.errors import BadRequest
+from serve_app.errors import BadRequest, ServingError
 from serve_app.ingress.exchange.exchange import Exchange
+from serve_app.ingress.fleet.quotas import Quotas
 
 MAX_POINTS = 4096
 """The most points of one prompt that are hashed: the 4096th is after 4 million tokens in blocks of 16."""
@@ -111,10 +113,19 @@ class Intake:
 
     def __init__(self, model: ModelSettings) -> None:
         self._model = model
+        self.quotas: Quotas | None = None
+        """The tenants' quotas; None where there are no tenants."""
         self._ids: list[int] | None = None
         self._rest: tuple[Any, ...] = ()
         self._digest, self._prefix = b"", NO_PREFIX
         self._at_once = 0
+
+    async def refusal(self, request: Any, exchange: Exchange | None, vllm_config: Any) -> ServingError | None:
+        """Return the error if vLLM's ``EngineCoreRequest`` must not run, else None. It gets its tenant's cache salt and limits."""
+        refused = bind_or_refuse(request, exchange, self._model, vllm_config.model_config.get_vocab_size())
+        if refused is not None or self.quotas is None:
+            return refused
+        return await self.quotas.refusal(exchange, *tokens_of(request, vllm_config))
 
     def arrival(self, request: Any, vllm_config: Any, *, background: bool, seeds_by_position: bool | None) -> RequestArrived:
         """Return the event for the arrival of an ``EngineCoreRequest``.
@@ -127,11 +138,11 @@ class Intake:
         if seeds_by_position is None:
             seeds_by_position = model.device == "cuda" or model.simulated is not None
         self._compute_parts(request, vllm_config.cache_config)
-        prompt_tokens = len(request.prompt_token_ids or ())
+        prompt_tokens, max_tokens = tokens_of(request, vllm_config)
         return RequestArrived(
             request.request_id,
             prompt_tokens=prompt_tokens,
-            max_tokens=max_output_tokens(request.sampling_params, prompt_tokens, vllm_config.model_config.max_model_len),
+            max_tokens=max_tokens,
             resume=resume_of(request, replays_seeded=not seeds_by_position),
             fingerprint=fingerprint_of(request, model.name, self._digest),
             prefix=self._prefix,
@@ -196,6 +207,12 @@ def refusal_of(request: Any, model: ModelSettings, vocab_size: int) -> BadReques
     if model.adapters and params is not None and params.prompt_logprobs is not None:
         return BadRequest("prompt_logprobs", "a model with LoRA adapters has none of its prompts; nor has echo with logprobs")
     return None
+
+
+def tokens_of(request: Any, vllm_config: Any) -> tuple[int, int]:
+    """Return the tokens of the prompt of vLLM's ``EngineCoreRequest``, and the most that its answer may have."""
+    prompt_tokens = len(request.prompt_token_ids or ())
+    return prompt_tokens, max_output_tokens(request.sampling_params, prompt_tokens, vllm_config.model_config.max_model_len)
 
 
 def max_output_tokens(params: Any, prompt_tokens: int, max_model_len: int) -> int:

@@ -250,8 +250,13 @@ def _check_parameters(engine: Any) -> None:
 
 
 def _check_size(params: SamplingParams, prompt_tokens: int, vocab_size: int) -> None:
-    exchange = current_exchange()
-    found = problem_of_size(params, prompt_tokens, 0 if exchange is None else exchange.num_logprobs, vocab_size)
+    exchange, max_tokens = current_exchange(), params.max_tokens
+    if exchange is not None and exchange.caller is not None:
+        try:
+            max_tokens = exchange.caller.tenant.max_output_tokens(prompt_tokens, max_tokens)
+        except BadRequest as exc:
+            refuse(exc)
+    found = problem_of_size(params, max_tokens or 0, prompt_tokens, 0 if exchange is None else exchange.num_logprobs, vocab_size)
     if isinstance(found, tuple):
         refuse(BadRequest(*found))
     if exchange is not None:

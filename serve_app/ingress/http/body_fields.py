@@ -37,6 +37,7 @@ class BodyFields(msgspec.Struct):
     max_completion_tokens: Any = None
     max_output_tokens: Any = None
     use_beam_search: Any = None
+    n: Any = None
 
 
 _decoder = msgspec.json.Decoder(BodyFields)

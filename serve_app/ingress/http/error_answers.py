@@ -15,7 +15,7 @@ from starlette.responses import Response
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError, VLLMServerError
 
-from serve_app.errors import BodyTooSlow, InvalidApiKey, ModelNotFound, ServingError
+from serve_app.errors import BodyTooSlow, InvalidApiKey, ModelNotFound, QuotaExceeded, ServingError
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def answer_of(error: ServingError, path: str = "") -> ErrorAnswer:
     param = "model" if isinstance(error, ModelNotFound) else getattr(error, "param", None)
     kind = _TYPES_OF_VLLM.get(error.http_status, error.code)
     body = error_body(str(error), kind, error.http_status, param)
-    headers = {}
+    headers = error.headers.copy() if isinstance(error, QuotaExceeded) else {}
     if error.retry_after_s is not None:
         body["error"]["retry_after_s"] = retry_after_s = max(1, math.ceil(error.retry_after_s))
         headers["Retry-After"] = str(retry_after_s)

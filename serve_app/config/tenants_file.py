@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -17,11 +17,13 @@ from pydantic_core import PydanticCustomError
 from serve_app.config.base import Int, Section
 from serve_app.config.checks import did_you_mean, dotted, load_yaml, refuse, to_config_errors, wrong
 from serve_app.config.settings import Settings, read_text
-from serve_app.core.tenants import SCOPES, Key, Keyring, Scope, Tenant
+from serve_app.core.tenants import SCOPES, Key, Keyring, Quota, Scope, Tenant
 from serve_app.errors import ConfigError
 
 MIN_KEY_CHARS = 16
 TENANT_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
+MAX_KEYS = 5_000
+"""Most keys of a file. A request is compared with all of them: 5,000 take XXX ms."""
 RESERVED_NAMES = ("none", "others")
 """Words that series use in place of a name."""
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
@@ -30,6 +32,8 @@ _KEY = re.compile(r"[!-~]+")  # what a header can carry without quoting
 _KEYS_FILE, _TENANTS_FILE = "ingress.api_keys_file", "ingress.tenants_file"
 _HINT = "a line is a key, for example of `openssl rand -hex 32`, or sha256: and the 64 hex digits of one"
 _HOW = "`serve-app tenants create` makes a key and its entry"
+_WHERE = "create it on every node of the ingress, readable for the ingress's user"
+_FEWER = "remove keys that have expired or were revoked: each request is compared with all keys"
 _OF_NOTHING = hashlib.sha256(b"").hexdigest()
 
 
@@ -95,12 +99,24 @@ class KeySettings(Section):
 
 
 class TenantLimits(Section):
-    """Limits of each request of a tenant."""
+    """Limits of a tenant: of each request, and its quotas, which all its requests at all ingresses share."""
 
     max_tokens: Int | None = Field(default=None, ge=1)
     """Most tokens of one answer. A request that asks for more is refused; an answer that names no bound ends there. None: no limit."""
     max_context: Int | None = Field(default=None, ge=2)
     """Most tokens of a prompt and its answer together. A longer prompt is refused; an answer ends there. None: the model's own limit."""
+    requests_per_minute: Int | None = Field(default=None, ge=1)
+    """Most requests in any 60 seconds. A request counts when it goes to an engine. None: no limit."""
+    tokens_per_minute: Int | None = Field(default=None, ge=1)
+    """Most tokens of prompts and answers in any 60 seconds. A longer prompt is refused with 400. None: no limit."""
+    tokens_per_day: Int | None = Field(default=None, ge=1)
+    """Most tokens of prompts and answers in a day of UTC. None: no limit."""
+    max_concurrent: Int | None = Field(default=None, ge=1)
+    """Most requests that run at once. None: no limit."""
+
+    def quotas(self) -> dict[Quota, int]:
+        """Return the quotas that are set."""
+        return {name: value for name in get_args(Quota) if (value := getattr(self, name)) is not None}
 
 
 class TenantSettings(Section):
@@ -111,7 +127,7 @@ class TenantSettings(Section):
     models: tuple[str, ...] | None = None
     """Names of the models that it may ask, each with its aliases, adapters and canary. None: all models."""
     limits: TenantLimits = TenantLimits()
-    """Limits of each request."""
+    """Limits of each request, and quotas."""
     share_prefix_cache: bool | None = Field(default=None, strict=True)
     """Whether its prompts share cached blocks with the other tenants that share. None: as `ingress.shared_prefix_cache` says."""
 
@@ -130,14 +146,14 @@ class TenantSettings(Section):
     def tenant(self, name: str, *, shared: bool) -> Tenant:
         models = None if self.models is None else frozenset(self.models)
         shares = shared if self.share_prefix_cache is None else self.share_prefix_cache
-        return Tenant(name, models, self.limits.max_tokens, self.limits.max_context, shares)
+        return Tenant(name, models, self.limits.max_tokens, self.limits.max_context, shares, self.limits.quotas())
 
 
 class TenantsFile(Section):
     """The file `ingress.tenants_file`."""
 
     tenants: dict[str, TenantSettings] = Field(min_length=1, json_schema_extra={"propertyNames": {"pattern": TENANT_PATTERN}})
-    """The tenants by name."""
+    """The tenants by name. All together have up to 5,000 keys."""
 
     @model_validator(mode="after")
     def _keys_are_of_one_tenant(self) -> Self:
@@ -153,6 +169,8 @@ class TenantsFile(Section):
                 yield wrong(dotted(("tenants", str(name))), f"the name {str(name)[:63]!r} is no name of a tenant", hint)
 
     def _duplicates(self) -> Iterator[PydanticCustomError]:
+        if (num_keys := sum(len(tenant.keys) for tenant in self.tenants.values())) > MAX_KEYS:
+            yield wrong("tenants", f"has {num_keys} keys in all, and the limit is {MAX_KEYS}", _FEWER)
         ids: dict[str, str] = {}
         digests: dict[str, str] = {}
         for name, tenant in self.tenants.items():
@@ -196,12 +214,6 @@ def parse_tenants(text: str) -> TenantsFile:
     if isinstance(found, TenantsFile):
         return found
     raise found[0]
-
-
-def tenants_problems(text: str) -> list[ConfigError]:
-    """Return what is wrong with the text of a tenants file, its YAML included."""
-    found = _parsed(text)
-    return [] if isinstance(found, TenantsFile) else found
 
 
 def _parsed(text: str) -> TenantsFile | list[ConfigError]:
@@ -267,7 +279,7 @@ def _read_tenants(file: Path, settings: Settings) -> TenantsFile | list[ConfigEr
     try:
         found = _parsed(read_text(file))
     except ConfigError as exc:
-        return [ConfigError(_TENANTS_FILE, exc.problem, "create it on every node of the ingress")]
+        return [ConfigError(_TENANTS_FILE, exc.problem, _WHERE)]
     problems = list(found.unknown_models(settings)) if isinstance(found, TenantsFile) else found
     if not problems:
         return found
@@ -287,16 +299,18 @@ def read_api_keys(path: Path, *, shared: bool = False) -> Keyring:
     that starts with `#`.
 
     Raises:
-        ConfigError: The file cannot be read, or holds no key, or has a line that is no key.
+        ConfigError: The file cannot be read, or holds no key or more than `MAX_KEYS`, or has a line that is no key.
     """
     try:
         text = read_text(path)
     except ConfigError as exc:
-        raise ConfigError(_KEYS_FILE, exc.problem, "create it on every node of the ingress") from exc
+        raise ConfigError(_KEYS_FILE, exc.problem, _WHERE) from exc
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)]
     digests = {_digest_of_line(path, number, line): None for number, line in lines if line and not line.startswith("#")}
     if not digests:
         raise ConfigError(_KEYS_FILE, f"{path} holds no key", _HINT)
+    if len(digests) > MAX_KEYS:
+        raise ConfigError(_KEYS_FILE, f"{path} holds {len(digests)} keys, and the limit is {MAX_KEYS}", _FEWER)
     names = {digest.hex()[:_NAME_CHARS]: digest for digest in digests}
     return Keyring((Tenant(name, shares_prefix_cache=shared), [Key(name, digest)]) for name, digest in names.items())
 

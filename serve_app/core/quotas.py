@@ -1,0 +1,278 @@
+"""Quotas limit what a tenant takes in a time: requests and tokens a minute, tokens a day, requests at once. Pure.
+
+Each ingress may admit up to its *share* of a quota, and the shares of all ingresses together are at most the quota (`quota_shares.py`).
+A request sets tokens aside at its admission: its prompt, which is known, and for its answer as many tokens as nine of ten answers of the
+tenant had. The tokens that come take the place of those set aside; what is left at the end is given back. Tokens beyond those set aside
+count when they come.
+
+Times are seconds since 1970 that never go back: a day is a day of UTC.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from serve_app.core.quota_shares import Granted, Holding
+from serve_app.core.tenants import Quota
+
+SLOT_S = 0.25
+"""Amounts within one slot leave the last minute together, when the last of them may leave: up to this much too late."""
+MINUTE_S, DAY_S = 60.0, 86_400.0
+FIRST_ANSWER_TOKENS = 1000
+"""The most tokens that are set aside for an answer before `_MIN_ANSWERS` answers of the tenant have ended."""
+_MIN_ANSWERS, _MAX_ANSWERS = 20, 200
+_SOON_S = 1.0
+"""When requests run, or another ingress has room, it is not known when there is room here; a client should ask again after this time."""
+
+
+class LastMinute:
+    """Amounts of the last minute, in slots."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._slots: deque[list[int]] = deque()  # [slot, amount], in order of time
+
+    def add(self, amount: int, now: float) -> None:
+        slot = math.floor(now / SLOT_S)
+        if self._slots and self._slots[-1][0] >= slot:
+            self._slots[-1][1] += amount
+        else:
+            self._slots.append([slot, amount])
+        self.total += amount
+
+    def forget_old(self, now: float) -> None:
+        while self._slots and now >= (self._slots[0][0] + 1) * SLOT_S + MINUTE_S:
+            self.total -= self._slots.popleft()[1]
+
+    def frees_in_s(self, amount: int, now: float) -> float:
+        """Return the seconds until ``amount`` of the total has left the last minute; infinity if the total is less."""
+        for slot, part in self._slots:
+            amount -= part
+            if amount <= 0:
+                return max(0.0, (slot + 1) * SLOT_S + MINUTE_S - now)
+        return math.inf
+
+
+@dataclass(slots=True)
+class Share:
+    """What this ingress may take of one quota, and what it needs."""
+
+    quota: int
+    allotted: int = 0
+    """The most that this ingress may have in use."""
+    used_elsewhere: int = 0
+    """What the other ingresses had in use when the shares were last exchanged."""
+    num_ingresses: int = 1
+    is_scarce: bool = False
+    """Whether another ingress got less than it wanted."""
+    taken: int = 0
+    """What requests took since the last exchange."""
+    needed: int = 0
+    """The most that refused or waiting requests lacked since the last exchange."""
+    smallest: int = 0
+    """The least that one of them lacked."""
+
+    def lacks(self, amount: int) -> None:
+        """Note that a request lacked ``amount``, >= 1, of this share."""
+        self.needed += amount
+        self.smallest = min(self.smallest or amount, amount)
+
+    def exchange(self, in_use: int, spent: int) -> Holding:
+        """Give up what is hardly needed before the next exchange, and return what is held and wanted.
+
+        Where nobody lacks anything, each of n ingresses keeps an n-th of half the quota free, so that a first burst need not wait, and
+        twice what it took since the last exchange. Where another lacks something, it keeps 0.9 times what it took.
+        """
+        spare = self.taken * 9 // 10 if self.is_scarce else max(2 * self.taken, self.quota // (2 * self.num_ingresses))
+        if self.num_ingresses == 1:
+            spare = self.quota
+        self.allotted = min(self.allotted, in_use + spare)
+        wanted = max(0, min(in_use + max(spare, self.needed), self.quota) - self.allotted)
+        held = Holding(self.quota, self.allotted, in_use, wanted, self.needed, self.smallest, spent)
+        self.taken = self.needed = self.smallest = 0
+        return held
+
+
+class Lack(NamedTuple):
+    """The quota that a request exceeds."""
+
+    quota: Quota
+    limit: int
+    used: int
+    """What all ingresses together have in use."""
+    wanted: int
+    retry_after_s: float
+    """Seconds after which there may be room."""
+    elsewhere: bool
+    """Whether other ingresses hold enough that is not in use, so that the next exchange may bring it here."""
+
+
+@dataclass(slots=True, eq=False)
+class Charge:
+    """What one running HTTP request has taken of its tenant's quotas."""
+
+    expected: int
+    """Tokens that it will need in all, as far as known."""
+    spent: int = 0
+    """Tokens of its prompts and answers so far."""
+    choices: int = 1
+    """Engine requests for which tokens are set aside."""
+    started: int = 0
+    """Its engine requests so far."""
+
+
+@dataclass(slots=True)
+class Meter:
+    """The quotas of one tenant at one ingress."""
+
+    shares: dict[Quota, Share] = field(default_factory=dict)
+    charges: set[Charge] = field(default_factory=set)
+    """Of the requests that run."""
+    _requests: LastMinute = field(default_factory=LastMinute)
+    _tokens: LastMinute = field(default_factory=LastMinute)
+    _day: int = 0
+    _tokens_of_day: int = 0
+    _reserved: int = 0
+    _spent_since: dict[Quota, int] = field(default_factory=dict)
+    _answers: deque[int] = field(default_factory=lambda: deque(maxlen=_MAX_ANSWERS))
+    _usual: int | None = None
+
+    def limit(self, quotas: Mapping[Quota, int]) -> None:
+        """Follow the quotas of the tenants file. A share begins empty; where a quota shrinks, so does the share."""
+        for name in [name for name in self.shares if name not in quotas]:
+            del self.shares[name]
+        for name, quota in quotas.items():
+            share = self.shares.setdefault(name, Share(quota))
+            share.quota, share.allotted = quota, min(share.allotted, quota)
+
+    def in_use(self, quota: Quota, now: float) -> int:
+        match quota:
+            case "requests_per_minute":
+                self._requests.forget_old(now)
+                return self._requests.total
+            case "tokens_per_minute":
+                self._tokens.forget_old(now)
+                return self._tokens.total + self._reserved
+            case "tokens_per_day":
+                self._begin_day(now)
+                return self._tokens_of_day + self._reserved
+            case "max_concurrent":
+                return len(self.charges)
+
+    def usual_answer(self, max_tokens: int) -> int:
+        """Return the tokens to set aside for an answer of at most ``max_tokens``."""
+        if len(self._answers) < _MIN_ANSWERS:
+            return min(max_tokens, FIRST_ANSWER_TOKENS)
+        if self._usual is None:
+            self._usual = sorted(self._answers)[len(self._answers) * 9 // 10]
+        return min(max_tokens, self._usual)
+
+    def lack(self, tokens: int, now: float) -> Lack | None:
+        """Return the first quota that a request of so many tokens exceeds; None if it may run. The shares note what it lacks."""
+        found: Lack | None = None
+        for name, share in self.shares.items():
+            wanted, used = min(tokens, share.quota) if name.startswith("tokens") else 1, self.in_use(name, now)
+            if (short := used + wanted - share.allotted) <= 0:
+                continue
+            share.lacks(short)
+            if found is None:
+                everywhere = used + share.used_elsewhere
+                elsewhere = everywhere + wanted <= share.quota
+                wait_s = _SOON_S if elsewhere else self._wait_s(name, min(short, everywhere + wanted - share.quota), now)
+                found = Lack(name, share.quota, everywhere, wanted, wait_s, elsewhere)
+        return found
+
+    def admit(self, prompt_tokens: int, answer_tokens: int, choices: int, now: float) -> Charge:
+        """Begin a request: it counts from now on, and its tokens are set aside."""
+        charge = Charge(prompt_tokens + answer_tokens * choices, choices=choices, started=1)
+        self.charges.add(charge)
+        self._requests.add(1, now)
+        self._reserved += charge.expected
+        self._note("requests_per_minute", 1)
+        for name, share in self.shares.items():
+            share.taken += charge.expected if name.startswith("tokens") else 1
+        return charge
+
+    def admit_more(self, charge: Charge, prompt_tokens: int, answer_tokens: int) -> None:
+        """Take in another engine request of an admitted request. It is never refused: what it takes counts against later requests."""
+        charge.started += 1
+        if charge.started > charge.choices:
+            more = prompt_tokens + answer_tokens
+            charge.expected += more
+            self._reserved += more
+
+    def settle(self, charge: Charge, tokens: int, now: float) -> None:
+        """Count the tokens of an admitted request's prompts and answers so far; fewer than last time count as none."""
+        if charge not in self.charges or (new := tokens - charge.spent) <= 0:
+            return
+        before = charge.expected - charge.spent
+        charge.spent = tokens
+        self._reserved -= max(0, before) - max(0, charge.expected - tokens)
+        self._begin_day(now)
+        self._tokens.add(new, now)
+        self._tokens_of_day += new
+        self._note("tokens_per_minute", new)
+
+    def end(self, charge: Charge, answers: int, output_tokens: int) -> None:
+        """Give back what an ended request, settled before, did not need. ``answers``: its number of engine requests."""
+        if charge not in self.charges:
+            return
+        self.charges.remove(charge)
+        self._reserved -= max(0, charge.expected - charge.spent)
+        if answers and output_tokens:
+            self._answers.append(math.ceil(output_tokens / answers))
+            self._usual = None
+
+    def hold(self, now: float) -> Iterator[tuple[Quota, Holding]]:
+        """Begin an exchange of shares: give up what is hardly needed, and yield what this ingress holds of each quota and wants."""
+        for name, share in self.shares.items():
+            in_use, spent = self.in_use(name, now), self._spent_since.pop(name, 0)
+            yield name, share.exchange(in_use, self._tokens_of_day if name == "tokens_per_day" else spent)
+
+    def grant(self, quota: Quota, granted: Granted) -> bool:
+        """Take in the board's answer to the last `hold`. Return whether the quota has become scarce: then `hold` should follow at once."""
+        if (share := self.shares.get(quota)) is None:
+            return False
+        was_scarce = share.is_scarce
+        share.allotted = min(granted.allotted, share.quota)
+        share.used_elsewhere, share.num_ingresses = granted.used_elsewhere, granted.num_ingresses
+        share.is_scarce = granted.is_scarce
+        return share.is_scarce and not was_scarce
+
+    def left(self, quota: Quota, now: float) -> tuple[int, int, float]:
+        """Return a quota of this meter, what is left of it, and the seconds until all of it is."""
+        share, in_use = self.shares[quota], self.in_use(quota, now)
+        left = max(0, share.quota - in_use - share.used_elsewhere)
+        return share.quota, left, self._wait_s(quota, in_use, now) if in_use else 0.0
+
+    def is_idle(self, now: float) -> bool:
+        """Return whether nothing is in use: the meter can be forgotten."""
+        return not self.charges and not any(self.in_use(name, now) or share.needed for name, share in self.shares.items())
+
+    def never_fits(self, prompt_tokens: int) -> tuple[Quota, int] | None:
+        """Return the quota that is smaller than this prompt, and its size; None if the prompt fits in all."""
+        quotas = ((name, share.quota) for name, share in self.shares.items() if name.startswith("tokens"))
+        return next(((name, quota) for name, quota in quotas if prompt_tokens > quota), None)
+
+    def _wait_s(self, quota: Quota, amount: int, now: float) -> float:
+        """Return the seconds until ``amount`` that is in use is free, as far as it is known."""
+        match quota:
+            case "requests_per_minute":
+                wait_s = self._requests.frees_in_s(amount, now)
+            case "tokens_per_minute":
+                wait_s = self._tokens.frees_in_s(amount, now)
+            case "tokens_per_day":
+                return (math.floor(now / DAY_S) + 1) * DAY_S - now
+            case "max_concurrent":
+                return _SOON_S
+        return wait_s if wait_s < math.inf else MINUTE_S
+
+    def _begin_day(self, now: float) -> None:
+        if (day := math.floor(now / DAY_S)) != self._day:
+            self._day, self._tokens_of_day = day, 0
+
+    def _note(self, quota: Quota, amount: int) -> None:
+        if quota in self.shares:
+            self._spent_since[quota] = self._spent_since.get(quota, 0) + amount

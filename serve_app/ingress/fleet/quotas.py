@@ -1,0 +1,179 @@
+"""Quotas of tenants at one ingress: a request that exceeds one is refused with 429, and shares are exchanged with the lease board.
+
+`core/quotas.py` decides. A request waits for the board only where this ingress has no room and others hold some that they do not use, and
+then for `_WAIT_S` at most. While the board is away, no request waits, and the shares stay.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+
+from serve_app.core.quota_shares import Answer, Days, Report, later
+from serve_app.core.quotas import Charge, Lack, Meter
+from serve_app.core.tenants import Quota, Tenant
+from serve_app.errors import BadRequest, LeaseBoardSilent, QuotaExceeded, ServingError
+from serve_app.host.steady_clock import steady_clock
+from serve_app.ingress.exchange.exchange import Exchange
+
+logger = logging.getLogger(__name__)
+
+ExchangeShares = Callable[[Report], Awaitable[Answer | None]]
+"""Sends a report to the lease board and returns its answer. Raises `LeaseBoardSilent` without one."""
+
+EXCHANGE_S = 1.0
+"""Seconds between two exchanges of shares, if no request waits for one."""
+_SOONEST_S = 0.2
+"""The least time between two exchanges."""
+_SETTLE_S = 0.5
+_WAIT_S = 1.5
+"""Within `EXCHANGE_S` every other ingress learns that a request lacks something, and gives up what it does not use."""
+_NAMES: dict[Quota, str] = {"requests_per_minute": "requests", "tokens_per_minute": "tokens"}
+"""OpenAI's names of the quotas that its clients know."""
+HEADERS = tuple(f"x-ratelimit-{part}-{name}" for part in ("limit", "remaining", "reset") for name in _NAMES.values())
+
+
+class Quotas:
+    """The quotas of all tenants at this ingress.
+
+    Args:
+        ingress_id: Name of this ingress at the board.
+        exchange: None for an ingress that is alone and has the whole of each quota.
+        clock: Returns seconds since 1970 that never go back.
+    """
+
+    def __init__(self, ingress_id: str, exchange: ExchangeShares | None, clock: Callable[[], float] | None = None) -> None:
+        self._ingress_id, self._exchange = ingress_id, exchange
+        self._clock = clock or steady_clock()
+        self._meters: dict[str, Meter] = {}
+        self._running: dict[Exchange, tuple[Meter, Charge]] = {}
+        self._days: Days = {}
+        self._number = 0
+        self._lacking = asyncio.Event()
+        self._exchanged = asyncio.Event()
+        self._is_silent = False
+
+    def check(self, tenant: Tenant) -> None:
+        """Refuse a request before it is read, if there is no room even for the smallest one.
+
+        Raises:
+            QuotaExceeded: One of the tenant's quotas is used up at all ingresses.
+        """
+        if tenant.quotas and (lack := self._meter(tenant).lack(1, self._clock())) is not None and not lack.elsewhere:
+            raise self._exceeded(tenant, lack)
+
+    async def refusal(self, exchange: Exchange | None, prompt_tokens: int, max_tokens: int) -> ServingError | None:
+        """Charge an engine request to its HTTP request; return the error if that one is refused. An admitted one is never refused later.
+
+        Args:
+            max_tokens: The most tokens that the answer may have, 0 for a request without one.
+        """
+        if exchange is None or exchange.caller is None or not (tenant := exchange.caller.tenant).quotas:
+            return None
+        if (running := self._running.get(exchange)) is not None:
+            meter, charge = running
+            meter.admit_more(charge, prompt_tokens, meter.usual_answer(max_tokens))
+            return None
+        meter = self._meter(tenant)
+        if (quota := meter.never_fits(prompt_tokens)) is not None:
+            problem = f"has {prompt_tokens} tokens, and the tenant {tenant.name!r} has {quota[0]} {quota[1]}; shorten it"
+            return BadRequest("prompt", problem)
+        answer_tokens = meter.usual_answer(max_tokens)
+        if (lack := await self._lack(meter, prompt_tokens + answer_tokens * exchange.choices)) is not None:
+            return self._exceeded(tenant, lack)
+        charge = meter.admit(prompt_tokens, answer_tokens, exchange.choices, self._clock())
+        self._running[exchange] = meter, charge
+        exchange.headers = [(name.encode(), value.encode()) for name, value in self._headers(meter).items()]
+        return None
+
+    def end(self, exchange: Exchange) -> None:
+        """Settle a request that has ended, whether or not it was charged."""
+        if (running := self._running.pop(exchange, None)) is not None:
+            meter, charge = running
+            self._settle(exchange, meter, charge)
+            meter.end(charge, exchange.requests.num, exchange.requests.output_tokens)
+
+    async def run(self) -> None:
+        """Settle running requests and exchange shares until cancelled."""
+        exchanged_at = -math.inf
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SETTLE_S):
+                    await self._lacking.wait()
+            for exchange, (meter, charge) in self._running.items():
+                self._settle(exchange, meter, charge)
+            since_s = time.monotonic() - exchanged_at
+            if self._lacking.is_set() and since_s < _SOONEST_S:
+                await asyncio.sleep(_SOONEST_S - since_s)
+            if self._lacking.is_set() or since_s >= EXCHANGE_S - _SETTLE_S / 2:
+                exchanged_at = time.monotonic()
+                self._lacking.clear()
+                await self._exchange_shares()
+                self._exchanged.set()
+                self._exchanged = asyncio.Event()
+
+    async def leave(self) -> None:
+        """Give up all shares, when the last request has ended. What was used is reported."""
+        await self._exchange_shares(is_last=True)
+
+    def _meter(self, tenant: Tenant) -> Meter:
+        meter = self._meters.setdefault(tenant.name, Meter())
+        meter.limit(tenant.quotas)
+        if self._exchange is None:
+            for share in meter.shares.values():
+                share.allotted = share.quota
+        return meter
+
+    def _settle(self, exchange: Exchange, meter: Meter, charge: Charge) -> None:
+        meter.settle(charge, exchange.requests.prompt_tokens + exchange.requests.output_tokens, self._clock())
+
+    async def _lack(self, meter: Meter, tokens: int) -> Lack | None:
+        """Return the quota that has no room for a request, after waiting for what other ingresses do not use."""
+        until = time.monotonic() + _WAIT_S
+        while (lack := meter.lack(tokens, self._clock())) is not None and lack.elsewhere and not self._is_silent:
+            if (left_s := until - time.monotonic()) <= 0:
+                break
+            self._lacking.set()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._exchanged.wait()
+        return lack
+
+    async def _exchange_shares(self, *, is_last: bool = False) -> None:
+        if self._exchange is None:
+            return
+        now = self._clock()
+        for name in [name for name, meter in self._meters.items() if meter.is_idle(now)]:
+            del self._meters[name]
+        held = {(tenant, quota): part for tenant, meter in self._meters.items() for quota, part in meter.hold(now)}
+        self._number += 1
+        try:
+            answer = await self._exchange(Report(self._ingress_id, self._number, held, self._days, is_last))
+        except LeaseBoardSilent as exc:
+            if not self._is_silent:
+                logger.warning("quotas of tenants stay divided as they are: %s", exc)
+            self._is_silent = True
+            return
+        self._is_silent = False
+        if answer is not None:
+            self._days = later(self._days, answer.days)
+            for (tenant, quota), granted in answer.granted.items():
+                if (meter := self._meters.get(tenant)) is not None and meter.grant(quota, granted):
+                    self._lacking.set()  # another ingress lacks what is unused here: it is given up at once
+
+    def _exceeded(self, tenant: Tenant, lack: Lack) -> QuotaExceeded:
+        headers = self._headers(self._meters[tenant.name])
+        return QuotaExceeded(tenant.name, lack.quota, lack.limit, lack.used, lack.wanted, lack.retry_after_s, headers)
+
+    def _headers(self, meter: Meter) -> dict[str, str]:
+        """Return what OpenAI's clients read: the quotas of a minute, what is left of them, and when all of it is left."""
+        headers, now = dict[str, str](), self._clock()
+        for quota, name in _NAMES.items():
+            if quota in meter.shares:
+                limit, left, reset_s = meter.left(quota, now)
+                headers[f"x-ratelimit-limit-{name}"] = str(limit)
+                headers[f"x-ratelimit-remaining-{name}"] = str(left)
+                headers[f"x-ratelimit-reset-{name}"] = f"{math.ceil(reset_s)}s"
+        return headers

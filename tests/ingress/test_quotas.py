@@ -1,0 +1,201 @@
+"""Quotas at the ingress: what clients are answered, and how several ingresses share."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_app.checkpoints import make_tiny_llama
+from serve_app.core.quota_shares import Answer, QuotaShares, Report
+from serve_app.core.tenants import Tenant
+from serve_app.errors import BadRequest, LeaseBoardSilent, QuotaExceeded
+from serve_app.ingress.exchange.exchange import Exchange
+from serve_app.ingress.fleet.quotas import EXCHANGE_S, Quotas
+from tests.doubles.fleet import MODEL, in_loop
+from tests.ingress.serving import serving
+from tests.ingress.tenants import caller, digest, of_file
+
+WAYS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 2},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 2},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
+    "/generate": {"prompt": "hi", "max_tokens": 2},
+}
+
+
+def tenants_file(**limits: dict[str, int]) -> str:
+    keys = {name: [{"id": name, "sha256": digest(f"sk-of-the-tenant-{name}")}] for name in limits}
+    return json.dumps({"tenants": {name: {"keys": keys[name], "limits": values} for name, values in limits.items()}})
+
+
+def shown(tenant: str) -> dict[str, str]:
+    return {"authorization": f"Bearer sk-of-the-tenant-{tenant}"}
+
+
+@pytest.mark.parametrize("path", WAYS)
+@in_loop
+async def test_a_request_beyond_the_quota_gets_429_on_each_route_and_other_tenants_do_not(path: str, tmp_path: Path) -> None:
+    tenants = of_file(tmp_path / "tenants.yaml", tenants_file(red={"requests_per_minute": 2}, blue={}))
+    async with serving(make_tiny_llama(tmp_path / "tiny"), tenants=tenants) as (http, engine, _):
+        ask = {"model": MODEL, **WAYS[path]}
+        for left in (1, 0):
+            answer = await http.post(path, json=ask, headers=shown("red"))
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["x-ratelimit-limit-requests"] == "2"
+            assert answer.headers["x-ratelimit-remaining-requests"] == str(left)
+            assert answer.headers["x-ratelimit-reset-requests"] in ("60s", "61s")
+        engine.added.clear()
+        for stream in (False, True):
+            refused = await http.post(path, json={**ask, "stream": stream}, headers=shown("red"))
+            assert refused.status_code == 429
+            assert 55 <= int(refused.headers["retry-after"]) <= 61
+            assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+            error = refused.json()["error"]
+            said = "the tenant 'red' has requests_per_minute 2: 2 are in use and this request needs 1; retry in"
+            assert error["message"].startswith(said)
+            assert error["type"] == ("rate_limit_error" if path == "/v1/messages" else "rate_limit_exceeded")
+        assert engine.added == []
+        answer = await http.post(path, json=ask, headers=shown("blue"))
+        assert answer.status_code == 200
+        assert not [name for name in answer.headers if name.startswith("x-ratelimit")]
+
+
+@in_loop
+async def test_tokens_are_counted_as_the_engines_count_them(tmp_path: Path) -> None:
+    tenants = of_file(tmp_path / "tenants.yaml", tenants_file(red={"tokens_per_minute": 100, "tokens_per_day": 1000}))
+    async with serving(make_tiny_llama(tmp_path / "tiny"), tenants=tenants) as (http, _, _):
+        ask = {"model": MODEL, "prompt": [5] * 20, "max_tokens": 10, "ignore_eos": True}
+        left = []
+        for more in ({}, {"n": 2}):
+            answer = await http.post("/v1/completions", json={**ask, **more}, headers=shown("red"))
+            assert answer.status_code == 200, answer.text
+            left.append(int(answer.headers["x-ratelimit-remaining-tokens"]))
+        assert left == [70, 30], "20 + 10, and 20 + 2 x 10"
+        refused = await http.post("/v1/completions", json={**ask, "n": 3}, headers=shown("red"))
+        assert refused.status_code == 429
+        assert "tokens_per_minute 100: 70 are in use and this request needs 50" in refused.json()["error"]["message"]
+        answer = await http.post("/v1/completions", json=ask, headers=shown("red"))
+        assert (answer.status_code, answer.headers["x-ratelimit-remaining-tokens"]) == (200, "0")
+        long = await http.post("/v1/completions", json={**ask, "prompt": [5] * 101}, headers=shown("red"))
+        assert long.status_code == 429, "before it is read: nothing is left"
+
+
+@in_loop
+async def test_a_prompt_longer_than_the_quota_is_refused_for_good(tmp_path: Path) -> None:
+    tenants = of_file(tmp_path / "tenants.yaml", tenants_file(red={"tokens_per_minute": 100}))
+    async with serving(make_tiny_llama(tmp_path / "tiny"), tenants=tenants) as (http, engine, _):
+        ask = {"model": MODEL, "prompt": [5] * 101, "max_tokens": 10}
+        refused = await http.post("/v1/completions", json=ask, headers=shown("red"))
+        said = "prompt: has 101 tokens, and the tenant 'red' has tokens_per_minute 100; shorten it"
+        assert (refused.status_code, refused.json()["error"]["message"], engine.added) == (400, said, [])
+
+
+@in_loop
+async def test_as_many_requests_run_at_once_as_the_quota_says(tmp_path: Path) -> None:
+    tenants = of_file(tmp_path / "tenants.yaml", tenants_file(red={"max_concurrent": 1}))
+    async with serving(make_tiny_llama(tmp_path / "tiny"), tenants=tenants, stepping=False) as (http, engine, _):
+        ask = {"model": MODEL, "prompt": "hi", "max_tokens": 2, "ignore_eos": True}
+        first = asyncio.create_task(http.post("/v1/completions", json=ask, headers=shown("red")))
+        while not engine.added:
+            await asyncio.sleep(0.01)
+        refused = await http.post("/v1/completions", json=ask, headers=shown("red"))
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        while not first.done():
+            engine.step()
+            await asyncio.sleep(0.01)
+        assert (await first).status_code == 200
+        second = asyncio.create_task(http.post("/v1/completions", json=ask, headers=shown("red")))
+        while not second.done():
+            engine.step()
+            await asyncio.sleep(0.01)
+        assert (await second).status_code == 200
+
+
+@contextlib.asynccontextmanager
+async def sharing(number: int, exchange: Callable[[Report], Any] | None = None) -> AsyncIterator[list[Quotas]]:
+    """Yield the quotas of so many ingresses with one board, which all of them have reported to."""
+    now = 1_800_000_000.0
+    board = QuotaShares(6.0, now - 60)
+    began_at = asyncio.get_running_loop().time()
+
+    def clock() -> float:
+        return now + asyncio.get_running_loop().time() - began_at
+
+    async def ask(report: Report) -> Answer | None:
+        return board.exchange(report, clock())
+
+    found = [Quotas(f"i{each}", exchange or ask, clock) for each in range(number)]
+    tasks = [asyncio.create_task(quotas.run()) for quotas in found]
+    await asyncio.sleep(2 * EXCHANGE_S)
+    try:
+        yield found
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+TEAM = Tenant("team", quotas={"requests_per_minute": 60})
+
+
+def exchange_of(tenant: Tenant = TEAM) -> Exchange:
+    return Exchange("/v1/completions", caller(tenant))
+
+
+@in_loop
+async def test_a_burst_at_one_ingress_gets_the_whole_quota() -> None:
+    async with sharing(3) as (one, two, _):
+        for _ in range(5):
+            assert await two.refusal(exchange_of(), 10, 10) is None
+        refused = [await one.refusal(exchange_of(), 10, 10) for _ in range(60)]
+        assert refused[:55] == [None] * 55
+        error = refused[55]
+        assert isinstance(error, QuotaExceeded)
+        assert (error.used, error.limit, error.headers["x-ratelimit-remaining-requests"]) == (60, 60, "0")
+        with pytest.raises(QuotaExceeded):
+            one.check(TEAM)
+        await asyncio.sleep(EXCHANGE_S * 2.5)
+        with pytest.raises(QuotaExceeded):
+            two.check(TEAM)
+
+
+@in_loop
+async def test_an_ingress_without_the_board_keeps_its_share_and_lets_no_request_wait() -> None:
+    is_away = False
+    board = QuotaShares(6.0, 0.0)
+
+    async def exchange(report: Report) -> Answer | None:
+        if is_away:
+            raise LeaseBoardSilent(retry_after_s=1.0)
+        return board.exchange(report, 1_800_000_000.0)
+
+    async with sharing(2, exchange) as (one, _):
+        assert await one.refusal(exchange_of(), 1, 1) is None
+        is_away = True
+        await asyncio.sleep(EXCHANGE_S * 1.5)
+        began_at = asyncio.get_running_loop().time()
+        refused = [await one.refusal(exchange_of(), 1, 1) for _ in range(20)]
+        assert asyncio.get_running_loop().time() - began_at < EXCHANGE_S
+        admitted = refused.count(None)
+        assert 10 <= admitted < 20, "the share was a half of half the quota, or more"
+
+
+@in_loop
+async def test_an_admitted_request_is_not_refused_later_and_ends_once() -> None:
+    async with sharing(1) as (quotas,):
+        tenant = Tenant("team", quotas={"tokens_per_minute": 100, "max_concurrent": 1})
+        exchange = exchange_of(tenant)
+        assert await quotas.refusal(exchange, 40, 10) is None
+        assert await quotas.refusal(exchange, 80, 10) is None, "another prompt of the same request"
+        assert isinstance(await quotas.refusal(exchange_of(tenant), 1, 1), QuotaExceeded)
+        quotas.end(exchange)
+        quotas.end(exchange)
+        assert await quotas.refusal(exchange_of(tenant), 1, 1) is None
+        assert isinstance(await quotas.refusal(exchange_of(tenant), 101, 1), BadRequest)
+        assert await quotas.refusal(exchange_of(Tenant("free")), 10**6, 1) is None
+        assert await quotas.refusal(None, 10**6, 1) is None
