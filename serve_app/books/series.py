@@ -58,6 +58,12 @@ TABLE = (
         "GPU-seconds by tenant, from the step costs that replicas measured (docs/ledger.md). Tenants are named as above.",
     ),
     Series(
+        "tenant_refusals",
+        "counter",
+        ("tenant", "quota"),
+        "Requests that were answered with 429, by the tenant's quota (docs/tenants.md). Tenants are named as above.",
+    ),
+    Series(
         "key_ttft_seconds",
         "histogram",
         ("key", "model"),

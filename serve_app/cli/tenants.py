@@ -42,12 +42,25 @@ def create(
     expires: Expires = "",
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of one answer.", min=1)] = None,
     max_context: Annotated[int | None, typer.Option(help="Most tokens of a prompt and its answer together.", min=2)] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(help="Most requests in any 60 seconds.", min=1)] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(help="Most tokens of prompts and answers in any 60 seconds.", min=1)
+    ] = None,
+    tokens_per_day: Annotated[int | None, typer.Option(help="Most tokens of prompts and answers in a day of UTC.", min=1)] = None,
+    max_concurrent: Annotated[int | None, typer.Option(help="Most requests that run at once.", min=1)] = None,
 ) -> None:
     """Add a tenant with its first key, and print the key: this is the only time that the key is shown."""
     with _changing(file, may_be_new=True) as tenants:
         if name in tenants:
             raise typer.BadParameter(f"{file} has a tenant {name!r} already; `serve-app tenants rotate {name}` makes another key")
-        limits = {"max_tokens": max_tokens, "max_context": max_context}
+        limits = {
+            "max_tokens": max_tokens,
+            "max_context": max_context,
+            "requests_per_minute": requests_per_minute,
+            "tokens_per_minute": tokens_per_minute,
+            "tokens_per_day": tokens_per_day,
+            "max_concurrent": max_concurrent,
+        }
         fields = {"models": model, "limits": {key: value for key, value in limits.items() if value is not None}}
         tenants[name] = {"keys": []} | {key: value for key, value in fields.items() if value}
         key = _add_key(tenants, name, scope, expires)

@@ -209,7 +209,8 @@ async def test_no_more_requests_than_allowed_run_at_once_whatever_the_number_of_
 
 
 @in_loop
-async def test_a_revoked_key_ends_its_batches_and_no_others(tmp_path: Path) -> None:
+async def test_a_removed_key_ends_its_batches_after_a_time_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_UNKNOWN_S", 0.5)
     model = Model()
     model.held = lambda prompt: prompt != "prompt 0"
     async with serving(tmp_path, keys=True, model=model, concurrency=8) as served:
@@ -218,12 +219,12 @@ async def test_a_revoked_key_ends_its_batches_and_no_others(tmp_path: Path) -> N
             while counts(await served.client(key).batches.retrieve(batch.id))[1] < 1:
                 await asyncio.sleep(0.05)
         (tmp_path / "keys").write_text(KEYS[0])
-        (_, kept), (revoked_key, revoked) = made
+        (_, kept), (removed_key, removed) = made
         store = served.service._storage.store
-        while revoked.id in {batch.id for batch in store.open_batches()}:
+        while removed.id in {batch.id for batch in store.open_batches()}:
             await asyncio.sleep(0.05)
         with pytest.raises(openai.AuthenticationError):
-            await served.client(revoked_key).batches.retrieve(revoked.id)
+            await served.client(removed_key).batches.retrieve(removed.id)
         assert (await served.client().batches.retrieve(kept.id)).status == "in_progress"
 
 

@@ -106,12 +106,12 @@ async def test_log_probabilities_are_counted_for_the_tokens_that_the_tenant_may_
 ) -> None:
     """Without a bound of its own, a chat asks for all tokens that fit after its prompt."""
     monkeypatch.setattr(request_limits, "MAX_LOGPROBS", 1000)
-    async with serving(make_tiny_llama(tmp_path / "tiny"), tenants=of_file(tmp_path / "tenants.yaml", FILE)) as (http, _, _):
+    async with serving(make_tiny_llama(tmp_path / "tiny"), tenants=of_file(tmp_path / "tenants.yaml", FILE)) as (http, engine, _):
         ask = {"model": MODEL, **WAYS["/v1/chat/completions"], "n": 2, "logprobs": True, "top_logprobs": 5}
-        statuses = [
-            (await http.post("/v1/chat/completions", json=ask, headers=shown(name))).status_code for name in ("red", "blue")
-        ]
-    assert statuses == [200, 400]
+        refused = await http.post("/v1/chat/completions", json=ask, headers=shown("blue"))
+        assert (refused.status_code, engine.added, "log probabilities, limit 1000" in refused.text) == (400, [], True)
+        await http.post("/v1/chat/completions", json=ask, headers=shown("red"))  # the fake engine has none for its answer
+        assert [each.sampling_params.max_tokens for each in engine.added] == [4, 4]
 
 
 @pytest.mark.parametrize("tenant", [Tenant("a", max_context=3), Tenant("a", max_context=3, max_tokens=1)])

@@ -82,6 +82,12 @@ TENANTS = Board(
                     "reqps",
                     "By outcome; the overview has them by key.",
                 ),
+                _panel(
+                    "Requests beyond a quota",
+                    {"{{tenant}} {{quota}}": f"topk(20, {rate('serve_app_tenant_refusals_total', 'tenant, quota')} > 0)"},
+                    "reqps",
+                    "Answered with 429, by the quota that had no room. They are no demand to the autoscaler.",
+                ),
             ),
         ),
     ),

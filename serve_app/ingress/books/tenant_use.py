@@ -1,10 +1,11 @@
-"""Tenant use is the series of tokens and GPU-seconds by tenant and model, counted at the end of each HTTP request."""
+"""Tenant use is the series of tokens, GPU-seconds and refusals by tenant, counted at the end of each HTTP request."""
 
 from functools import cache
 
 from prometheus_client import Counter
 
 from serve_app.books import series
+from serve_app.errors import QuotaExceeded
 from serve_app.ingress.exchange.engine_requests import Totals
 from serve_app.ingress.exchange.exchange import Exchange
 
@@ -15,6 +16,7 @@ OTHERS = "others"
 
 _tokens = series.counter("tenant_tokens")
 _gpu_seconds = series.counter("tenant_gpu_seconds")
+_refusals = series.counter("tenant_refusals")
 
 
 @cache
@@ -39,8 +41,12 @@ class TenantUse:
         self._known: set[str] = set()
 
     def note(self, exchange: Exchange, totals: Totals, gpu_s: float | None) -> None:
-        """Count what a request has used. A request that no engine answered used nothing."""
-        if exchange.tenant is None or not totals.num_answered:
+        """Count what a request has used, or that a quota refused it. A request that no engine answered used nothing."""
+        if exchange.tenant is None:
+            return
+        if isinstance(exchange.error, QuotaExceeded):
+            _refusals.labels(self._shown(exchange.tenant), exchange.error.quota).inc()
+        if not totals.num_answered:
             return
         labels = (self._shown(exchange.tenant), exchange.model)
         prompt, cached, output = _of_tokens(*labels)
