@@ -80,7 +80,7 @@ class IngressRuntime:
             stream_silence_s=settings.timeouts.stream_silence_s,
             max_loop_lag_s=settings.ingress.max_loop_lag_s,
         )
-        gpu_times = {name: GpuTime(front.client.fleet, front.model.gpus_per_replica) for name, front in fronts.items()}
+        gpu_times = {name: GpuTime(front.model.gpus_per_replica) for name, front in fronts.items()}
         app = IngressApp(
             fronts,
             limits,
