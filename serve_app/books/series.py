@@ -90,6 +90,12 @@ TABLE = (
         ("model", "outcome"),
         "Engine requests by terminal outcome: each choice of n, each prompt of a list and each step of a beam search is one.",
     ),
+    Series(
+        "tenants_file_in_force",
+        "gauge",
+        (),
+        "Whether the tenants are those of the file: 0 if the file has a mistake, and the ingress keeps the tenants that it read before.",
+    ),
     Series("waiting_requests", "gauge", _MODEL, "Requests without a replica."),
     Series("outstanding_tokens", "gauge", _MODEL, "Tokens that unfinished requests may still take."),
     Series(

@@ -26,7 +26,7 @@ class Use:
     cached_tokens: int = 0
     output_tokens: int = 0
     gpu_s: float | None = None
-    """GPU-seconds of the requests that have them; None if none has."""
+    """GPU-seconds of the answered requests that have them; None if none has."""
 
     def add(self, line: LedgerLine) -> None:
         self.requests += 1
@@ -35,7 +35,7 @@ class Use:
             self.prompt_tokens += line.prompt_tokens
             self.cached_tokens += line.cached_tokens or 0
         self.output_tokens += line.output_tokens
-        if line.gpu_s is not None:
+        if line.gpu_s is not None and was_answered(line):
             self.gpu_s = (self.gpu_s or 0.0) + line.gpu_s
 
 

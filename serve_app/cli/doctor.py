@@ -68,6 +68,7 @@ def examine(file: Path) -> Iterator[Finding]:
     yield findings.shared_memory(shm.free, 0 if run else OBJECT_STORE_BYTES)
     yield findings.memory(_available_bytes(), 0 if run else needed_bytes(settings))
     yield findings.descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE), settings.ingress.replicas.target_streams)
+    yield from _missing_secrets(settings)
     yield from findings.checkpoints({name: _missing(model) for name, model in settings.models.items()})
 
 
@@ -153,6 +154,15 @@ def _taken(host: str, number: int, key: str) -> str:
     except ListenFailed as exc:
         return exc.reason
     return ""
+
+
+def _missing_secrets(settings: Settings) -> Iterator[Finding]:
+    ingress = settings.ingress
+    for key, path in ("ingress.api_keys_file", ingress.api_keys_file), ("ingress.tenants_file", ingress.tenants_file):
+        if path is not None and not path.exists():
+            yield Finding(
+                key, "error", f"{path} does not exist", "create it: an ingress that asks for keys does not start without it"
+            )
 
 
 def _missing(model: ModelSettings) -> str:

@@ -28,8 +28,14 @@ app.command()(usage)
 File = Annotated[Path, typer.Option("--file", "-f", help="The tenants file.", envvar="SERVE_APP_TENANTS_FILE")]
 Name = Annotated[str, typer.Argument(help="Name of the tenant.", show_default=False)]
 Expires = Annotated[str, typer.Option(help="Last day of the new key (UTC), as 2027-01-31. Default: it does not expire.")]
-Scopes = Annotated[list[str] | None, typer.Option("--scope", help="infer or batch; may be repeated. Default: both.")]
+Scopes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--scope", help="infer or batch; may be repeated. Default: those of the tenant's valid keys; both for a new tenant."
+    ),
+]
 
+_SCOPES = ("infer", "batch")
 _HEAD = "# The tenants of serve-app: docs/tenants.md. `serve-app tenants` writes this file anew; comments are lost.\n"
 
 
@@ -71,7 +77,13 @@ def create(
 def rotate(
     name: Name,
     file: File,
-    old_days: Annotated[int, typer.Option(help="Days for which the old keys stay valid beside the new one.", min=0)] = 7,
+    old_days: Annotated[
+        int,
+        typer.Option(
+            help="Days after today (UTC) for which the old keys stay valid beside the new one; `revoke` ends a key at once.",
+            min=0,
+        ),
+    ] = 7,
     scope: Scopes = None,
     expires: Expires = "",
 ) -> None:
@@ -79,7 +91,7 @@ def rotate(
     with _changing(file) as tenants:
         keys, last = _keys(tenants, name, file), str(_today() + timedelta(days=old_days))
         valid = [key for key in keys if not _ended(key)]
-        scopes = scope or sorted({each for key in valid or keys for each in key.get("scopes", ("infer", "batch"))})
+        scopes = scope or sorted({each for key in valid or keys for each in key.get("scopes", _SCOPES)}, key=_SCOPES.index)
         for key in valid:
             key["expires"] = min(str(key.get("expires", last)), last)
         new = _add_key(tenants, name, scopes, expires)
@@ -122,7 +134,7 @@ def list_tenants(file: File, as_json: AsJson = False) -> None:
         models = "all models" if tenant.get("models") is None else f"models {', '.join(tenant['models']) or 'none'}"
         typer.echo(f"{name}: {models}, {limits}")
         for key in tenant["keys"]:
-            scopes = "+".join(key.get("scopes", ("infer", "batch")))
+            scopes = "+".join(sorted(key.get("scopes", _SCOPES), key=_SCOPES.index))
             typer.echo(f"  {key['id']:<24}{scopes:<14}{_ended(key) or _until(key)}")
 
 
@@ -162,6 +174,8 @@ def _keys(tenants: dict[str, Any], name: str, file: Path) -> list[dict[str, Any]
 
 def _add_key(tenants: dict[str, Any], name: str, scopes: list[str] | None, expires: str) -> str:
     """Add a key to the tenant, and return the key. Its id is the first of NAME-1, NAME-2, ... that no key has."""
+    if expires and expires < str(_today()):
+        raise typer.BadParameter(f"{expires} is over: the key would never be valid", param_hint="--expires")
     ids = {key["id"] for tenant in tenants.values() for key in tenant["keys"]}
     number = next(number for number in range(1, len(ids) + 2) if f"{name[:56]}-{number}" not in ids)
     key = f"sk-{secrets.token_urlsafe(32)}"

@@ -5,8 +5,9 @@ SHA-256. No error quotes a key, nor any value in whose place a key may have been
 """
 
 import hashlib
+import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
@@ -20,7 +21,12 @@ from serve_app.config.settings import Settings, read_text
 from serve_app.core.tenants import SCOPES, Key, Keyring, Quota, Scope, Tenant
 from serve_app.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 MIN_KEY_CHARS = 16
+MAX_BYTES = 4 << 20
+"""The largest tenants file. `MAX_KEYS` keys with all their fields have 1 MiB."""
+_MAX_PROBLEMS = 100
 TENANT_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 MAX_KEYS = 5_000
 """Most keys of a file. A request is compared with all of them, which takes 0.3 ms for 5,000; they take 1 s to read."""
@@ -218,27 +224,38 @@ def parse_tenants(text: str) -> TenantsFile:
 
 def _parsed(text: str) -> TenantsFile | list[ConfigError]:
     """Return the tenants, or all problems, at least one."""
-    values: object = None
     try:
-        values = load_yaml(text)
+        values: object = load_yaml(text)
         if not isinstance(values, Mapping):
             problem = "is empty" if values is None else "is no mapping"
             return [ConfigError("", problem, "start with `tenants:`; docs/tenants.md is complete")]
-        return TenantsFile.model_validate(values)
-    except ValidationError as exc:
-        return [_without_keys(error, values) for error in to_config_errors(exc)]
+        return _validated(values)
     except ConfigError as exc:
         return [exc]
+    except RecursionError:
+        return [ConfigError("", "holds an alias of itself, or is nested too deeply", "write each tenant out")]
 
 
-def _without_keys(error: ConfigError, values: object) -> ConfigError:
-    """Return the error without the texts that may be keys, written where something else belongs. Names of tenants and keys stay."""
+def _validated(values: Mapping[Any, Any]) -> TenantsFile | list[ConfigError]:
+    try:
+        return TenantsFile.model_validate(values)
+    except ValidationError as exc:
+        texts = sorted({text for text in _texts(values) if _may_be_a_key(text)}, key=len, reverse=True)
+        return [_without_keys(error, texts) for error in to_config_errors(exc)[:_MAX_PROBLEMS]]
+
+
+def _without_keys(error: ConfigError, texts: Sequence[str]) -> ConfigError:
+    """Return the error without ``texts``, the longest first: they may be keys, written where something else belongs."""
     parts = [error.path, error.problem, error.hint]
-    for text in sorted(set(_texts(values)), key=len, reverse=True):
-        if len(text) >= MIN_KEY_CHARS and not re.fullmatch(TENANT_PATTERN, text):
-            for shown in (text, text[:80], text[:40], text[:20]):  # as errors cut them
-                parts = [part.replace(shown, f"<{len(text)} characters>") for part in parts]
+    for text in texts:
+        for shown in (text, text[:80], text[:40], text[:20]):  # as errors cut them
+            parts = [part.replace(shown, f"<{len(text)} characters>") for part in parts]
     return ConfigError(*parts)
+
+
+def _may_be_a_key(text: str) -> bool:
+    """Return whether the text is no name of a tenant or a key."""
+    return len(text) >= MIN_KEY_CHARS and not re.fullmatch(TENANT_PATTERN, text)
 
 
 def _texts(values: object) -> Iterator[str]:
@@ -262,29 +279,39 @@ def read_keyring(settings: Settings) -> Keyring:
     if ingress.api_keys_file is not None:
         return read_api_keys(ingress.api_keys_file, shared=ingress.shared_prefix_cache)
     assert ingress.tenants_file is not None
-    found = _read_tenants(ingress.tenants_file, settings)
-    if isinstance(found, TenantsFile):
-        return found.keyring(shared=ingress.shared_prefix_cache)
-    raise found[0]
+    found = _read_tenants(ingress.tenants_file)
+    if not isinstance(found, TenantsFile):
+        raise found[0]
+    for problem in _in_file(ingress.tenants_file, found.unknown_models(settings)):  # an error would keep a revoked key in force
+        logger.warning("%s", problem)
+    return found.keyring(shared=ingress.shared_prefix_cache)
 
 
 def tenants_file_problems(file: Path, settings: Settings) -> list[ConfigError]:
     """Return what is wrong with a tenants file under these settings; each problem names the file and the key in it."""
-    found = _read_tenants(file, settings)
-    return [] if isinstance(found, TenantsFile) else found
+    found = _read_tenants(file)
+    return _in_file(file, found.unknown_models(settings)) if isinstance(found, TenantsFile) else found
 
 
-def _read_tenants(file: Path, settings: Settings) -> TenantsFile | list[ConfigError]:
+def _read_tenants(file: Path) -> TenantsFile | list[ConfigError]:
     """Return the tenants, or all problems, at least one. The file is read once: it may be replaced at any time."""
     try:
+        if (num_bytes := file.stat().st_size) > MAX_BYTES:
+            return [
+                ConfigError(_TENANTS_FILE, f"{file} has {num_bytes} bytes, limit {MAX_BYTES}", "put in tenants and keys alone")
+            ]
         found = _parsed(read_text(file))
-    except ConfigError as exc:
-        return [ConfigError(_TENANTS_FILE, exc.problem, _WHERE)]
-    problems = list(found.unknown_models(settings)) if isinstance(found, TenantsFile) else found
-    if not problems:
-        return found
-    where = [f"{file}: {each.path}: " if each.path else f"{file} " for each in problems]
-    return [ConfigError(_TENANTS_FILE, at + each.problem, each.hint) for at, each in zip(where, problems, strict=True)]
+    except (ConfigError, OSError) as exc:
+        problem = exc.problem if isinstance(exc, ConfigError) else f"{file} cannot be read: {exc.strerror}"
+        return [ConfigError(_TENANTS_FILE, problem, _WHERE)]
+    return found if isinstance(found, TenantsFile) else _in_file(file, found)
+
+
+def _in_file(file: Path, problems: Iterable[ConfigError]) -> list[ConfigError]:
+    return [
+        ConfigError(_TENANTS_FILE, (f"{file}: {each.path}: " if each.path else f"{file} ") + each.problem, each.hint)
+        for each in problems
+    ]
 
 
 def tenants_json_schema() -> dict[str, Any]:

@@ -35,7 +35,9 @@ class Holding(NamedTuple):
     smallest: int
     """The least that one of them lacked."""
     spent: int
-    """For quotas of a minute, what it took since its last report; for those of a day, what it took on this day."""
+    """What it has taken in all, so that a lost report does no harm: of quotas of a minute since it began to count, of others on ``day``."""
+    day: int = 0
+    """The day of the report, counted from 1970."""
 
 
 Days = Mapping[str, tuple[int, int]]
@@ -86,7 +88,14 @@ class _Member:
     """What it wanted at its last report and did not get."""
     spends: deque[tuple[float, int]] = field(default_factory=deque)
     """When it reported to have taken how much, in the last minute."""
+    spent: int = 0
     spent_of_day: int = 0
+
+    def count(self, spent: int, now: float) -> None:
+        """Take in what it has taken so far; less than before if it has begun to count again."""
+        if new := spent - self.spent if spent >= self.spent else spent:
+            self.spends.append((now, new))
+        self.spent = spent
 
     def seen_spent(self, now: float) -> int:
         """Return what it reported to have taken and has not given back by the time alone."""
@@ -102,7 +111,13 @@ class _Account:
     members: dict[str, _Member] = field(default_factory=dict)
     day: int = 0
     before: int = 0
-    """Tokens of the day that no member reports as its own: of ingresses that are gone, and from before a restart of the board."""
+    """Tokens of the day of ingresses that are gone."""
+    restored: int = 0
+    """Tokens of the day from before a restart of the board that no member has reported since."""
+
+    @property
+    def gone(self) -> int:
+        return self.before + self.restored
 
 
 class QuotaShares:
@@ -127,10 +142,12 @@ class QuotaShares:
         self._heard[report.ingress] = report.number, now
         self._forget_gone(now)
         for name, account in self._accounts.items():
-            if name not in report.held and (member := account.members.pop(report.ingress, None)) is not None:
-                account.before += member.spent_of_day
+            if name not in report.held and (member := account.members.get(report.ingress)) is not None:
+                member.last, member.lacking = Holding(0, member.spent_of_day, member.spent_of_day, 0, 0, 0, 0), 0
+                if not member.spent_of_day:
+                    del account.members[report.ingress]
         granted = {name: self._grant(name, report, held, now) for name, held in report.held.items()}
-        for name in [name for name, account in self._accounts.items() if not account.members and not account.before]:
+        for name in [name for name, account in self._accounts.items() if not account.members and not account.gone]:
             del self._accounts[name]
         if report.is_last:
             self._heard[report.ingress] = report.number, -math.inf  # as if it had been silent for long
@@ -138,22 +155,23 @@ class QuotaShares:
 
     def days(self) -> dict[str, tuple[int, int]]:
         return {
-            tenant: (account.day, account.before + sum(member.spent_of_day for member in account.members.values()))
+            tenant: (account.day, account.gone + sum(member.spent_of_day for member in account.members.values()))
             for (tenant, quota), account in self._accounts.items()
             if quota == "tokens_per_day"
         }
 
     def _grant(self, name: Name, report: Report, held: Holding, now: float) -> Granted:
         account = self._accounts.setdefault(name, _Account())
+        is_new = report.ingress not in account.members
         member = account.members.setdefault(report.ingress, _Member(held))
         member.last = held
-        if name[1].endswith("_per_minute") and held.spent:
-            member.spends.append((now, held.spent))
+        if name[1].endswith("_per_minute"):
+            member.count(held.spent, now)
         if name[1] == "tokens_per_day":
-            self._count_day(account, member, report.days.get(name[0]), held, now)
+            self._count_day(account, member, report.days.get(name[0]), held, now, is_new=is_new)
         others = [(i, other) for i, other in account.members.items() if i != report.ingress]
-        held_elsewhere = account.before + sum(self._held_by(i, other, now) for i, other in others)
-        used_elsewhere = account.before + sum(min(self._held_by(i, other, now), other.last.in_use) for i, other in others)
+        held_elsewhere = account.gone + sum(self._held_by(i, other, now) for i, other in others)
+        used_elsewhere = account.gone + sum(min(self._held_by(i, other, now), other.last.in_use) for i, other in others)
         free = held.quota - held.allotted - held_elsewhere
         lacking = sum(0 if self._is_silent(i, now) else other.lacking for i, other in others)
         granted = 0
@@ -166,15 +184,22 @@ class QuotaShares:
         num_ingresses = sum(not self._is_silent(i, now) for i in self._heard)
         return Granted(allotted, used_elsewhere, num_ingresses, lacking > 0)
 
-    def _count_day(self, account: _Account, member: _Member, known: tuple[int, int] | None, held: Holding, now: float) -> None:
+    def _count_day(
+        self, account: _Account, member: _Member, known: tuple[int, int] | None, held: Holding, now: float, *, is_new: bool
+    ) -> None:
         if (day := math.floor(now / _DAY_S)) != account.day:
-            account.day, account.before = day, 0
-            account.members = {i: each for i, each in account.members.items() if not self._is_silent(i, now)}
+            account.day, account.before, account.restored = day, 0, 0
+            account.members = {i: each for i, each in account.members.items() if each is member or not self._is_silent(i, now)}
             for each in account.members.values():
                 each.spent_of_day = 0
-        member.spent_of_day = held.spent
+        spent = held.spent if held.day == day else 0  # the clock of the ingress is on another day
+        if is_new:  # what a board before this one knew of it was restored
+            account.restored -= min(account.restored, spent)
+        elif spent < member.spent_of_day:  # it has begun to count again
+            account.before += member.spent_of_day
+        member.spent_of_day = spent
         if known is not None and known[0] == day and now - self._began_at >= self._silence_s:
-            account.before += max(0, known[1] - account.before - sum(each.spent_of_day for each in account.members.values()))
+            account.restored += max(0, known[1] - account.gone - sum(each.spent_of_day for each in account.members.values()))
 
     def _held_by(self, ingress: str, member: _Member, now: float) -> int:
         """Return what another ingress may have in use at most, as far as the board knows."""

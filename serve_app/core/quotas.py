@@ -79,7 +79,7 @@ class Share:
         self.needed += amount
         self.smallest = min(self.smallest or amount, amount)
 
-    def exchange(self, in_use: int, spent: int) -> Holding:
+    def exchange(self, in_use: int, spent: int, day: int) -> Holding:
         """Give up what is hardly needed before the next exchange, and return what is held and wanted.
 
         Where nobody lacks anything, each of n ingresses keeps an n-th of half the quota free, so that a first burst need not wait, and
@@ -88,9 +88,14 @@ class Share:
         spare = self.taken * 9 // 10 if self.is_scarce else max(2 * self.taken, self.quota // (2 * self.num_ingresses))
         if self.num_ingresses == 1:
             spare = self.quota
-        self.allotted = min(self.allotted, in_use + spare)
-        wanted = max(0, min(in_use + max(spare, self.needed), self.quota) - self.allotted)
-        held = Holding(self.quota, self.allotted, in_use, wanted, self.needed, self.smallest, spent)
+        before = self.allotted
+        if self.is_scarce or not self.needed:  # else it is kept until there is enough for the request that waits
+            self.allotted = min(self.allotted, in_use + spare)
+        given_up = before - self.allotted
+        needed, smallest = (self.needed + given_up, self.smallest + given_up) if self.needed else (0, 0)
+        wanted = max(needed, in_use + spare - self.allotted)
+        wanted = max(0, min(wanted, self.quota - self.allotted))
+        held = Holding(self.quota, self.allotted, in_use, wanted, needed, smallest, spent, day)
         self.taken = self.needed = self.smallest = 0
         return held
 
@@ -135,7 +140,8 @@ class Meter:
     _day: int = 0
     _tokens_of_day: int = 0
     _reserved: int = 0
-    _spent_since: dict[Quota, int] = field(default_factory=dict)
+    _spent: dict[Quota, int] = field(default_factory=dict)
+    """Of quotas of a minute: all that was taken so far."""
     _answers: deque[int] = field(default_factory=lambda: deque(maxlen=_MAX_ANSWERS))
     _usual: int | None = None
 
@@ -196,7 +202,10 @@ class Meter:
         return charge
 
     def admit_more(self, charge: Charge, prompt_tokens: int, answer_tokens: int) -> None:
-        """Take in another engine request of an admitted request. It is never refused: what it takes counts against later requests."""
+        """Take in another engine request of an admitted request. It is never refused: what it takes counts against later requests.
+
+        ``prompt_tokens``: 0 for another choice of a prompt, and for another step of a beam search.
+        """
         charge.started += 1
         if charge.started > charge.choices:
             more = prompt_tokens + answer_tokens
@@ -228,8 +237,8 @@ class Meter:
     def hold(self, now: float) -> Iterator[tuple[Quota, Holding]]:
         """Begin an exchange of shares: give up what is hardly needed, and yield what this ingress holds of each quota and wants."""
         for name, share in self.shares.items():
-            in_use, spent = self.in_use(name, now), self._spent_since.pop(name, 0)
-            yield name, share.exchange(in_use, self._tokens_of_day if name == "tokens_per_day" else spent)
+            in_use, spent = self.in_use(name, now), self._spent.get(name, 0)
+            yield name, share.exchange(in_use, self._tokens_of_day if name == "tokens_per_day" else spent, self._day)
 
     def grant(self, quota: Quota, granted: Granted) -> bool:
         """Take in the board's answer to the last `hold`. Return whether the quota has become scarce: then `hold` should follow at once."""
@@ -275,4 +284,4 @@ class Meter:
 
     def _note(self, quota: Quota, amount: int) -> None:
         if quota in self.shares:
-            self._spent_since[quota] = self._spent_since.get(quota, 0) + amount
+            self._spent[quota] = self._spent.get(quota, 0) + amount

@@ -1,6 +1,5 @@
 """These errors say that there is no room, or no time, for a request now. Each of them carries Retry-After."""
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -71,13 +70,14 @@ class QuotaExceeded(ServingError):
     used: int
     needed: int
     retry_after_s: float = field()
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
     """What is left of the tenant's quotas, for the head of the answer."""
 
     def __str__(self) -> str:
         has = f"the tenant {self.tenant!r} has {self.quota} {self.limit}"
-        needs = f"{self.used} are in use and this request needs {self.needed}"
-        return f"{has}: {needs}; retry in {max(1, math.ceil(self.retry_after_s))} s"
+        of_what = " for its prompt and what it may answer (max_tokens)" if self.quota.startswith("tokens") else ""
+        needs = f"{self.used} are in use and this request needs {self.needed}{of_what}"
+        return f"{has}: {needs}; retry in {self.retry_after_s:.1f} s"
 
 
 @dataclass(eq=False)

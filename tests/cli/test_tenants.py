@@ -98,7 +98,7 @@ def test_the_list_shows_rights_and_ends_but_no_digest(file: Path) -> None:
     assert run(file, "list").stdout.splitlines() == [
         "team: models chat, max_tokens 5",
         f"  team-1                  infer+batch   valid to {TODAY}",
-        "  team-2                  batch+infer   valid to 2099-01-31",
+        "  team-2                  infer+batch   valid to 2099-01-31",
         "free: all models, no limits",
         f"  free-1                  infer+batch   revoked on {TODAY}",
     ]

@@ -128,6 +128,7 @@ def test_no_error_quotes_a_key_wherever_it_was_written(problems_of: Callable[[st
         (tenant(limits={"requests_per_hour": 5}), "tenants.t.limits.requests_per_hour: unknown key; did you mean"),
         (tenant(weight=4), "tenants.t.weight: unknown key"),
         ("tenants: {Team A: {}}", "tenants[\"Team A\"]: the name 'Team A' is no name of a tenant; use up to 63"),
+        ("tenants: &a {t: *a}", "holds an alias of itself, or is nested too deeply"),
         ("tenants: {t: {}, t: {}}", "tenants.t: is given twice, in lines 1 and 1"),
     ],
 )

@@ -1,6 +1,6 @@
 import pytest
 
-from serve_app.core.quota_shares import Granted
+from serve_app.core.quota_shares import Granted, Holding
 from serve_app.core.quotas import FIRST_ANSWER_TOKENS, MINUTE_S, SLOT_S, Lack, LastMinute, Meter
 from serve_app.core.tenants import Quota
 
@@ -135,12 +135,12 @@ def test_an_ingress_keeps_some_of_what_it_does_not_use_unless_another_lacks_it()
     meter = alone(requests_per_minute=60)
     meter.grant("requests_per_minute", Granted(60, 0, 3, False))
     ((_, held),) = meter.hold(NOON)
-    assert held == (60, 10, 0, 0, 0, 0, 0), "a third of half the quota"
+    assert held == Holding(60, 10, 0, 0, 0, 0, 0, 0), "a third of half the quota"
     for _ in range(8):
         meter.admit(1, 0, 1, NOON)
     ((_, held),) = meter.hold(NOON)
-    assert held == (60, 10, 8, 14, 0, 0, 8), "twice what it took is wanted beside what is in use"
+    assert held == Holding(60, 10, 8, 14, 0, 0, 8, 0), "twice what it took is wanted beside what is in use"
     assert meter.grant("requests_per_minute", Granted(24, 0, 3, True))
     assert not meter.grant("requests_per_minute", Granted(24, 0, 3, True)), "it was known already"
     ((_, held),) = meter.hold(NOON)
-    assert held == (60, 8, 8, 0, 0, 0, 0), "nothing was taken since, and another ingress lacks something"
+    assert held == Holding(60, 8, 8, 0, 0, 0, 8, 0), "nothing was taken since, and another ingress lacks something"

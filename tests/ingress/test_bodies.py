@@ -73,7 +73,20 @@ async def test_large_bodies_wait_for_room_and_small_ones_do_not() -> None:
     for task in tasks[1:]:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert reader._room == ROOM_BYTES
+    assert reader._taken.total() == 0
+
+
+@in_loop
+async def test_a_tenant_takes_half_of_the_room_and_others_find_the_rest() -> None:
+    reader, piece = Bodies(LIMIT, 5.0), b"x" * (SMALL_BYTES + 1)
+    slow = [asyncio.create_task(reader.read(scope(), sending(piece, more=True), "red")) for _ in range(20)]
+    await asyncio.sleep(0)
+    assert reader._taken["red"] <= ROOM_BYTES // 2
+    assert await reader.read(scope(), sending(piece, b"end"), "blue") == piece + b"end"
+    for task in slow:
+        task.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
+    assert reader._taken.total() == 0
 
 
 @in_loop

@@ -20,9 +20,10 @@ from serve_app.core.tally import Tally
 from serve_app.errors import ConfigError
 from serve_app.ingress.books import metrics
 from serve_app.ingress.exchange.held_answer import current_exchange
+from serve_app.ingress.http.callers import IN_FORCE
 from serve_app.ingress.runtime import IngressRuntime
 from tests.core.helpers import Output, arrived, fleet_of, outputs, run
-from tests.doubles.fleet import in_loop
+from tests.doubles.fleet import in_loop, until
 from tests.ingress.fake_fronts import call, echo, front
 from tests.ingress.tenants import digest
 
@@ -88,19 +89,25 @@ async def test_an_ingress_follows_the_tenants_file_of_its_configuration(
     monkeypatch.setattr(IngressRuntime, "_front_end", fake_front)
     monkeypatch.setattr(metrics, "register", lambda *args: None)
     settings = parse_settings({"models": {"built": {"model": "/m"}}, "ingress": {"tenants_file": str(file)}})
-    write("first", "bulit")
-    with pytest.raises(ConfigError, match=r"tenants\.team\.models\[0\]: is 'bulit', no served model; did you mean built\?"):
+    file.write_text("tenants: {team: {keyz: []}}")
+    with pytest.raises(ConfigError, match=r"tenants\.team\.keyz: unknown key; did you mean keys\?"):
         await IngressRuntime.build(settings, ingress_id="i", fleet_id="f")
     write("first", "built")
     built = await IngressRuntime.build(settings, ingress_id="i", fleet_id="f")
     assert (await status("first"), await status("second")) == (200, 401)
     tasks = built.start()
-    write("second", "bulit")
+    file.write_text("tenants: {team: {keyz: []}}")
     await logged("stay in force")
     assert (await status("first"), await status("second")) == (200, 401), "the new file has a mistake"
-    write("second", "built")
+    assert IN_FORCE._value.get() == 0
+    write("second", "bulit")
+    await logged("tenants.team.models[0]: is 'bulit', no served model; did you mean built?")
     await logged("has changed")
+    assert (await status("first"), await status("second")) == (401, 404), "a wrong name of a model keeps no revoked key in force"
+    write("second", "built")
+    await until(lambda: sum("has changed" in record.getMessage() for record in caplog.records) == 2)
     assert (await status("first"), await status("second")) == (401, 200)
+    assert IN_FORCE._value.get() == 1
     for task in tasks:
         task.cancel()
 

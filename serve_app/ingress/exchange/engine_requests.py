@@ -102,8 +102,7 @@ class EngineRequests:
 
     def add(self, request: RequestState, answer_id: str) -> None:
         """Take in a new engine request. ``answer_id`` is vLLM's id of the answer; the choices of one prompt share it."""
-        is_beam = _BEAM.search(answer_id)  # its prompt is the prompt of the whole search and the beam's tokens so far
-        if not self.prompt_tokens if is_beam else answer_id not in self._prompts:
+        if self.is_new_prompt(answer_id):
             self._prompts.add(answer_id)
             self._counted.add(request.request_id)
             self.prompt_tokens += request.prompt_tokens
@@ -120,6 +119,12 @@ class EngineRequests:
         """Tokens from the engines so far, as in `Totals`."""
         folded = 0 if self._folded is None else self._folded.output_tokens
         return folded + sum(len(request.emitted_ids) for request in self.kept)
+
+    def is_new_prompt(self, answer_id: str) -> bool:
+        """Return whether the next engine request of this answer would have a prompt that no earlier one had."""
+        if _BEAM.search(answer_id):  # its prompt is the prompt of the whole search and the beam's tokens so far
+            return not self.prompt_tokens
+        return answer_id not in self._prompts
 
     def give_up(self) -> None:
         """Forget everything but the attempts: they gave no answer, and another front end answers from the start."""

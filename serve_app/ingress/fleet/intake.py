@@ -125,7 +125,8 @@ class Intake:
         refused = bind_or_refuse(request, exchange, self._model, vllm_config.model_config.get_vocab_size())
         if refused is not None or self.quotas is None:
             return refused
-        return await self.quotas.refusal(exchange, *tokens_of(request, vllm_config))
+        answer_id = request.external_req_id or request.request_id
+        return await self.quotas.refusal(exchange, *tokens_of(request, vllm_config), answer_id)
 
     def arrival(self, request: Any, vllm_config: Any, *, background: bool, seeds_by_position: bool | None) -> RequestArrived:
         """Return the event for the arrival of an ``EngineCoreRequest``.

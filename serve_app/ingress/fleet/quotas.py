@@ -82,23 +82,27 @@ class Quotas:
         if tenant.quotas and (lack := self._meter(tenant).lack(1, self._clock())) is not None and not lack.elsewhere:
             raise self._exceeded(tenant, lack)
 
-    async def refusal(self, exchange: Exchange | None, prompt_tokens: int, max_tokens: int) -> ServingError | None:
+    async def refusal(
+        self, exchange: Exchange | None, prompt_tokens: int, max_tokens: int, answer_id: str = ""
+    ) -> ServingError | None:
         """Charge an engine request to its HTTP request; return the error if that one is refused. An admitted one is never refused later.
 
         Args:
+            answer_id: vLLM's id of the answer, which the choices of one prompt share.
             max_tokens: The most tokens that the answer may have, 0 for a request without one.
         """
         if exchange is None or exchange.caller is None or not (tenant := exchange.caller.tenant).quotas:
             return None
         meter = self._meter(tenant)
         answer_tokens = meter.usual_answer(max_tokens)
-        if self._take_more(exchange, prompt_tokens, answer_tokens):
+        new_tokens = prompt_tokens if exchange.requests.is_new_prompt(answer_id) else 0
+        if self._take_more(exchange, new_tokens, answer_tokens):
             return None
         if (quota := meter.never_fits(prompt_tokens)) is not None:
             problem = f"has {prompt_tokens} tokens, and the tenant {tenant.name!r} has {quota[0]} {quota[1]}; shorten it"
             return BadRequest("prompt", problem)
         lack = await self._lack(meter, prompt_tokens + answer_tokens * exchange.choices)
-        if self._take_more(exchange, prompt_tokens, answer_tokens):  # another prompt of the list was admitted meanwhile
+        if self._take_more(exchange, new_tokens, answer_tokens):  # another prompt of the list was admitted meanwhile
             return None
         if lack is not None:
             return self._exceeded(tenant, lack)

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
+from serve_app.books.series import gauge
 from serve_app.core.tenants import Caller, Keyring
 from serve_app.errors import ConfigError, InvalidApiKey
 
 logger = logging.getLogger(__name__)
+
+IN_FORCE = gauge("tenants_file_in_force")
 
 _LOOK_S = 1.0
 
@@ -41,6 +44,7 @@ class Tenants:
         self._path, self._read, self._clock = path, read, clock
         self._seen = self._stamp()
         self._keys = read()
+        IN_FORCE.set(1)
         self._warn_of_invalid()
 
     def check(self, authorization: bytes | None) -> Caller:
@@ -67,10 +71,11 @@ class Tenants:
             await asyncio.to_thread(self.follow_changes)  # 5,000 keys take 1 s to read, for which requests would stand still
 
     def follow_changes(self) -> None:
-        """Read the file again if it has changed. A file that cannot be used is reported once, and the keys stay as they were."""
+        """Read the file again if it has changed. A file that cannot be used is reported once after each change, and the keys stay."""
         if (stamp := self._stamp()) == self._seen:
             return
         self._seen = stamp
+        IN_FORCE.set(0)
         try:
             self._keys = self._read()
         except ConfigError as exc:
@@ -78,6 +83,7 @@ class Tenants:
         except Exception:  # whatever it is, it must be seen: a key may have been revoked
             logger.exception("%s cannot be used; the %d API keys read before stay in force", self._path, len(self._keys))
         else:
+            IN_FORCE.set(1)
             logger.info("%s has changed: %d API keys are in force", self._path, len(self._keys))
             self._warn_of_invalid()
 

@@ -313,7 +313,7 @@ class IngressApp:
     async def _read_and_answer(self, scope: Scope, receive: Receive, held: HeldAnswer) -> None:
         path, exchange = scope["path"], held.exchange
         try:
-            body = await self._bodies.read(scope, receive)
+            body = await self._bodies.read(scope, receive, exchange.tenant or "")
         except ClientDisconnect:
             exchange.client_gone()
             return

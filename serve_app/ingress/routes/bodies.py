@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
 from starlette.requests import ClientDisconnect
@@ -23,6 +24,8 @@ _TOKENIZED_BYTES = 256 << 10
 class Bodies:
     """Reads bodies. Large ones share `ROOM_BYTES`: where there is no room, a body waits while the connection is not read.
 
+    A tenant gets at most half of the room, so that others find some.
+
     Args:
         limit: The most bytes of a body.
         timeout_s: The longest time from the head of a request to the end of its body.
@@ -31,11 +34,12 @@ class Bodies:
     def __init__(self, limit: int, timeout_s: float) -> None:
         self._limit, self._timeout_s = limit, timeout_s
         self._room = max(ROOM_BYTES, limit)
-        self._turn, self._freed = asyncio.Lock(), asyncio.Event()
+        self._freed = asyncio.Event()
+        self._taken: Counter[str] = Counter()  # by tenant
         self._reading: dict[asyncio.Timeout, float] = {}  # large bodies: when each got its room
 
-    async def read(self, scope: Scope, receive: Receive) -> bytes:
-        """Return the body.
+    async def read(self, scope: Scope, receive: Receive, tenant: str = "") -> bytes:
+        """Return the body. ``tenant``: "" where no key is required.
 
         Raises:
             RequestTooLarge: The body is longer than the limit, or announces that it will be.
@@ -52,7 +56,7 @@ class Bodies:
                 body = bytearray()  # one block of memory: many small pieces would leave holes in the heap
                 try:
                     if not await self._read_to(SMALL_BYTES, body, receive):
-                        async with self._room_for(self._limit if size is None else size, limit):
+                        async with self._room_for(self._limit if size is None else size, tenant, limit):
                             await self._read_to(self._limit, body, receive)
                     return bytes(body)
                 finally:
@@ -76,22 +80,26 @@ class Bodies:
         return False
 
     @contextlib.asynccontextmanager
-    async def _room_for(self, size: int, limit: asyncio.Timeout) -> AsyncIterator[None]:
-        """Wait until there is room for a large body, in the order of arrival, and keep the room during the block."""
+    async def _room_for(self, size: int, tenant: str, limit: asyncio.Timeout) -> AsyncIterator[None]:
+        """Wait until there is room for a tenant's large body, and keep the room during the block."""
         loop = asyncio.get_running_loop()
-        async with self._turn:
-            while self._room < size:
-                self._hurry(loop.time())
-                self._freed.clear()
-                await self._freed.wait()
-            self._room -= size
+        while not self._has_room(size, tenant):
+            self._hurry(loop.time())
+            await self._freed.wait()
+        self._taken[tenant] += size
         self._reading[limit] = loop.time()
         try:
             yield
         finally:
             del self._reading[limit]
-            self._room += size
-            self._freed.set()
+            self._taken[tenant] -= size
+            freed, self._freed = self._freed, asyncio.Event()
+            freed.set()
+
+    def _has_room(self, size: int, tenant: str) -> bool:
+        of_one = self._room // 2 if tenant else self._room
+        fits = self._taken.total() + size <= self._room and (self._taken[tenant] + size <= of_one or not self._taken[tenant])
+        return fits or not self._reading
 
     def _hurry(self, now: float) -> None:
         """Give the bodies that are being read the time of `FAIR_S`, because others wait."""
