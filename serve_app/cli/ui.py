@@ -13,6 +13,7 @@ from rich.console import Console
 from serve_app.cli.startable import refuse_taken_port
 from serve_app.config import Settings
 from serve_app.errors import ConfigError, ListenFailed
+from serve_app.host.core_files import leave_no_core_file
 
 _END_S = 5.0
 _INSTALL = "pip install 'serve-app[ui]'"
@@ -32,6 +33,7 @@ def ui(url: str, host: str, port: int, *, ends_with_input: bool) -> None:
 
     here = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     Console(stderr=True, highlight=False).print(f"chat page {here}/, fleet page {here}/fleet", markup=False)
+    leave_no_core_file()
     run(url, host, port, ends_with_input=ends_with_input)
 
 

@@ -13,6 +13,7 @@ from ray import serve
 from serve_app.config import Settings, parse_settings
 from serve_app.config.timeouts import serve_shutdown_s
 from serve_app.environment import clean
+from serve_app.host.core_files import leave_no_core_file
 from serve_app.host.logs import log_configuration, use_serve_handlers
 from serve_app.host.sigterm import OrderlyEnd
 from serve_app.host.tasks import raise_failure
@@ -32,6 +33,7 @@ class Ingress:
             from serve_app.ingress.runtime import IngressRuntime
 
         use_serve_handlers()
+        leave_no_core_file()
         self.settings: Settings = parse_settings(settings)
         log_configuration(self.settings)
         clean(os.environ)

@@ -17,6 +17,7 @@ from serve_app.config import Settings, cluster_token, parse_settings
 from serve_app.config.timeouts import serve_shutdown_s
 from serve_app.environment import clean
 from serve_app.errors import EngineLost
+from serve_app.host.core_files import leave_no_core_file
 from serve_app.host.logs import log_configuration, use_serve_handlers
 from serve_app.host.sigterm import OrderlyEnd
 from serve_app.host.tasks import raise_failure
@@ -44,6 +45,7 @@ class Replica:
     async def __init__(self, settings: Mapping[str, Any], model_name: str) -> None:  # type: ignore[misc]  # Serve awaits it
         began = time.monotonic()
         use_serve_handlers()
+        leave_no_core_file()
         self.settings: Settings = parse_settings(settings)
         log_configuration(self.settings)
         clean(os.environ)

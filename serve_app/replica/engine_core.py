@@ -6,6 +6,7 @@ encoded once and passed on as they are, and either process ends at once with the
 """
 
 import contextlib
+import logging
 import socket
 import threading
 import time
@@ -38,6 +39,8 @@ from serve_app.replica.own_requests import own_request
 from serve_app.replica.scheduler import bounded
 from serve_app.replica.self_measurement import measure
 from serve_app.replica.weights import weights_id
+
+logger = logging.getLogger(__name__)
 
 _PROBE_ID, _GOLDEN_ID = "probe", "golden"
 
@@ -106,6 +109,15 @@ class PipedEngineCore(EngineCoreProc):
         if stepped or computing:  # otherwise vLLM only checked whether a grammar or a transfer is ready
             self.busy_s += time.monotonic() - began
         return bool(stepped)
+
+    @contextlib.contextmanager
+    def log_error_detail(self, scheduler_output: Any) -> Iterator[None]:
+        """Log which requests were in a step that fails. vLLM would log their parameters, too: stop strings, bad words, schemas."""
+        try:
+            yield
+        except Exception:
+            logger.error("an engine step failed; its tokens of each request: %s", dict(scheduler_output.num_scheduled_tokens))
+            raise
 
     def _runs_only_the_probe(self) -> bool:
         return self.scheduler.requests.keys() == {_PROBE_ID}

@@ -75,6 +75,7 @@ CALLED = {
         EngineCoreProc.add_request(self, request, request_wave=)
         EngineCoreProc.get_supported_tasks(self)
         EngineCoreProc.is_sleeping(self)
+        EngineCoreProc.log_error_detail(self, scheduler_output)
         EngineCoreProc.post_step(self, model_executed)
         EngineCoreProc.preprocess_add_request(self, request)
         EngineCoreProc.process_input_sockets(self, input_addresses, coord_input_address, identity, ready_event)

@@ -58,6 +58,13 @@ def test_each_link_leads_to_a_page_of_the_site_and_to_a_heading_of_it(page: Path
     assert wrong == []
 
 
+def test_each_test_that_a_page_names_exists() -> None:
+    there = [f"/{path.relative_to(ROOT)}" for path in (ROOT / "tests").rglob("test_*.py")]
+    pages = [*PAGES, Path("tests/hostile/advisories.md")]
+    named = {(page, name) for page in pages for name in re.findall(r"[\w/]*test_\w+\.py", (ROOT / page).read_text())}
+    assert {(page, name) for page, name in named if not any(path.endswith(f"/{name}") for path in there)} == set()
+
+
 def test_the_navigation_has_every_page() -> None:
     text = (ROOT / "mkdocs.yml").read_text()
     named = set(map(Path, re.findall(r": (\S+\.md)$", text, re.MULTILINE)))

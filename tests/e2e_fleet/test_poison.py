@@ -51,14 +51,15 @@ def trio(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Iter
         simulated={"profile": "a10g-llama-8b"},
     )
     config["protocol"] = {"heartbeat_timeout_s": 60.0}  # a death is seen by the link's end, not by silence
-    folder = plugin_in(tmp_path_factory.mktemp("plugin"))
+    folder = plugin_in(tmp_path_factory.mktemp("plugin"), PLUGIN)
     config["models"][MODEL]["env"] = {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
     with fleet(config, tmp_path_factory.mktemp("trio")) as running:
         yield running
 
 
-def plugin_in(folder: Path) -> Path:
-    (folder / "fatal_token.py").write_text(PLUGIN)
+def plugin_in(folder: Path, source: str) -> Path:
+    """Make ``folder`` an installed plugin of vLLM's, whose function ``register`` each engine process calls at its start."""
+    (folder / "fatal_token.py").write_text(source)
     about = folder / "fatal_token-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: fatal-token\nVersion: 1.0\n")

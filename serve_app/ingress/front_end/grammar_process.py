@@ -22,6 +22,7 @@ from typing import Any
 
 import xgrammar as xgr
 
+from serve_app.host.core_files import leave_no_core_file
 from serve_app.ingress.front_end.grammar_readers import read, tag_arguments
 
 _LOOK_S = 0.05
@@ -85,7 +86,7 @@ def _limit(cpu_s: int, more_bytes: int) -> None:
         has_bytes = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_AS, (has_bytes + more_bytes,) * 2)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    leave_no_core_file()
 
 
 def _check(compiler: Any, check: Mapping[str, Any], in_loop_s: float) -> dict[str, Any]:
