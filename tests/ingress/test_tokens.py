@@ -124,7 +124,7 @@ def test_a_key_that_is_too_short_is_refused(issuer: Issuer) -> None:
 )
 def test_what_is_no_token_is_refused(issuer: Issuer, token: str) -> None:
     with pytest.raises(
-        InvalidToken, match="^(what was given is no API key of this server, and no token|the token's algorithm 'None')"
+        InvalidToken, match=r"^(what was given is no API key of this server, and no token|the token's algorithm 'None')"
     ):
         rights(issuer, token)
 
