@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.tenants import OIDC, Caller, Key, Keyring, Tenant
+from serve_app.core.tenants import OIDC, SCOPES, Caller, Key, Keyring, Tenant
 from serve_app.core.token_claims import caller_of_batch, rights_of
 from serve_app.errors import MissingScope, NoTenant
 
 RED, BLUE, SEA = Tenant("red"), Tenant("blue"), Tenant("sea")
 KEYS = Keyring([(RED, []), (BLUE, [Key("b1", b"")]), (SEA, [])])
-BOTH = frozenset(["infer", "batch"])
+BOTH = frozenset(SCOPES)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_token_may_have_fewer_scopes(scope: Any, scopes: set[str]) -> None:
         with pytest.raises(
             MissingScope, match=f"^the token of the tenant 'red' lacks the scope '{missing}'; use a token that has"
         ):
-            caller.check_scope(missing)  # type: ignore[arg-type]
+            caller.check_scope(missing)
 
 
 def test_a_batch_of_a_token_continues_as_long_as_its_tenant_is_there() -> None:

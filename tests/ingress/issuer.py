@@ -41,7 +41,11 @@ def ed_key() -> ed25519.Ed25519PrivateKey:
 
 def published(key: Any, kid: str, **more: Any) -> dict[str, Any]:
     """Return the public part of the private key as an issuer publishes it."""
-    kinds = {rsa.RSAPrivateKey: RSAAlgorithm, ec.EllipticCurvePrivateKey: ECAlgorithm, ed25519.Ed25519PrivateKey: OKPAlgorithm}
+    kinds: dict[type, Any] = {
+        rsa.RSAPrivateKey: RSAAlgorithm,
+        ec.EllipticCurvePrivateKey: ECAlgorithm,
+        ed25519.Ed25519PrivateKey: OKPAlgorithm,
+    }
     (kind,) = [made for known, made in kinds.items() if isinstance(key, known)]
     return {**json.loads(kind.to_jwk(key.public_key())), "kid": kid, "use": "sig", **more}
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from serve_app.errors import InvalidToken, IssuerAway
@@ -238,7 +239,7 @@ def test_the_server_of_the_issuer_shows_a_certificate_of_the_given_authority(tmp
     with issuing(context) as issuer:
         assert list(fetch_keys(issuer.settings(ca_file=str(ours.ca_file)))) == ["one"]
         for ca_file in (str(other.ca_file), None):
-            with pytest.raises(issuer_keys.httpx.ConnectError, match="certificate verify failed"):
+            with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
                 fetch_keys(issuer.settings(ca_file=ca_file))
         with pytest.raises(OSError, match="No such file"):
             fetch_keys(issuer.settings(ca_file=str(tmp_path / "none.pem")))

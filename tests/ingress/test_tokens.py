@@ -9,13 +9,14 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from serve_app.core.tenants import SCOPES
 from serve_app.core.token_claims import TokenRights
 from serve_app.errors import InvalidToken, NoTenant
 from serve_app.ingress.http import tokens as module
 from serve_app.ingress.http.tokens import Tokens, is_token
 from tests.ingress.issuer import Issuer, ec_key, ed_key, issuing, part, published, rsa_key
 
-BOTH = frozenset(["infer", "batch"])
+BOTH = frozenset(SCOPES)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Tokens of an OpenID Connect issuer (JWT): signature, time, issuer and audience are checked here, by PyJWT.
 
-A check costs 50 to 150 us. So what a verified token says is kept by the token's SHA-256 until the token expires.
+A check costs 100 to 200 us of the event loop. So what a verified token says is kept by the token's SHA-256 until the token expires; then
+a further request with the token costs 1.5 us.
 """
 
 import hashlib
