@@ -35,6 +35,7 @@ CREATE TABLE IF NOT EXISTS batches (
 );
 CREATE INDEX IF NOT EXISTS batches_of ON batches (owner, number);
 CREATE INDEX IF NOT EXISTS batches_in ON batches (status, number);
+CREATE TABLE IF NOT EXISTS tenant_days (tenant text PRIMARY KEY, day bigint NOT NULL, tokens bigint NOT NULL);
 CREATE TABLE IF NOT EXISTS leases (
   batch text PRIMARY KEY, holder text NOT NULL, fence bigint NOT NULL, ends_at timestamptz NOT NULL
 );

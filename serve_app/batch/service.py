@@ -33,6 +33,7 @@ class BatchService:
         self._storage = open_storage(settings)
         disk = DiskThreads(self._storage.scratch.reserve.free)
         self._worker = Worker(settings, self._storage)
+        self.store = self._storage.store
         self.files: Routes = FilesApi(settings, self._storage, disk)
         self.batches: Routes = BatchesApi(settings, self._storage.store, disk, self._worker.wake)
 

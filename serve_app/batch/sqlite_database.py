@@ -27,6 +27,7 @@ CREATE TABLE IF NOT EXISTS batches (
 ) STRICT;
 CREATE INDEX IF NOT EXISTS batches_of ON batches (owner, number);
 CREATE INDEX IF NOT EXISTS batches_in ON batches (status, number);
+CREATE TABLE IF NOT EXISTS tenant_days (tenant TEXT PRIMARY KEY, day INTEGER NOT NULL, tokens INTEGER NOT NULL) STRICT;
 """
 T = TypeVar("T")
 

@@ -1,10 +1,11 @@
 """`Store` reads and changes the records of files and batches in a database.
 
-`Store` is the whole interface to these records. SQLite and PostgreSQL understand its SQL (`sqlite_database.py`, `postgres.py`). Any thread
-may call it; each call waits for the database. Each change is one transaction, so several processes may use one database.
+`Store` is the whole interface to these records; tenants' tokens of the day are kept beside them. SQLite and PostgreSQL understand its SQL
+(`sqlite_database.py`, `postgres.py`). Any thread may call it; each call waits for the database. Each change is one transaction, so several
+processes may use one database.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -221,6 +222,24 @@ class Store:
     def file_ids(self) -> set[str]:
         """Return the ids of all files, of any owner."""
         return {file_id for (file_id,) in self._db.read("SELECT id FROM files")}
+
+    def tenant_days(self) -> dict[str, tuple[int, int]]:
+        """Return for each tenant the last day on which it was counted, from 1970, and its tokens."""
+        return {tenant: (day, tokens) for tenant, day, tokens in self._db.read("SELECT tenant, day, tokens FROM tenant_days")}
+
+    def keep_tenant_days(self, days: Mapping[str, tuple[int, int]]) -> None:
+        """Keep for each tenant what is later: a day with more tokens, or a new day."""
+
+        def keep(db: Transaction) -> None:
+            for tenant, (day, tokens) in sorted(days.items()):
+                sql = (
+                    "INSERT INTO tenant_days (tenant, day, tokens) VALUES (?, ?, ?) ON CONFLICT (tenant) DO UPDATE SET "
+                    "day = excluded.day, tokens = excluded.tokens WHERE excluded.day > tenant_days.day "
+                    "OR (excluded.day = tenant_days.day AND excluded.tokens > tenant_days.tokens)"
+                )
+                db.execute(sql, (tenant, day, tokens))
+
+        self._db.change(keep)
 
     def _page(
         self,

@@ -160,6 +160,11 @@ class IngressSettings(Section):
         return self.api_keys_file is not None or self.tenants_file is not None
 
     @property
+    def counts_gpu_time(self) -> bool:
+        """Whether the GPU-seconds of requests are recorded, for which replicas measure their engines' steps."""
+        return self.ledger is not None or self.needs_keys
+
+    @property
     def local_url(self) -> str:
         """The URL by which this machine reaches the ingress. If the ingress listens on all addresses, this is the loopback address."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)

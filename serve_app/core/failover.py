@@ -41,6 +41,7 @@ class Failover:
         for request in replica.held.values():
             may_be_cause = end in _BLAMED and request.trial is not Trial.IN_LINE and request.attempt_id not in unsent
             self._quarantine.end_trial(request)
+            replica.settle(request)
             request.replica_id, request.outstanding_tokens = None, 0
             if (error := self._end_of(request, replica.replica_id, end, now, may_be_cause=may_be_cause)) is not None:
                 failed.append(FailRequest(request.request_id, error))

@@ -243,7 +243,7 @@ class FleetState:
         replica = self.replicas.get(event.replica_id)
         if replica is None:
             return []
-        replica.heard_at = now
+        replica.hear(len(event.outputs), now=now)
         self._routing.changed(event.replica_id)
         deliver, swallowed, others = list[EngineOutput](), list[tuple[int, int]](), list[Instruction]()
         freed = False
@@ -267,7 +267,7 @@ class FleetState:
             output.request_id = request.request_id
             if output.new_token_ids:
                 if not request.emitted_ids:
-                    request.weights = replica.weights
+                    replica.begin_answer(request)
                     self.tally.first_token(request, output, late=now - request.arrived_at > self.settings.ttft_s)
                 self._count_emitted(replica, request, output.new_token_ids)
                 request.trail.delivered(output, now)
@@ -394,7 +394,7 @@ class FleetState:
         assert request.replica_id is not None
         self.quarantine.end_trial(request)
         replica = self.replicas[request.replica_id]
-        del replica.held[request.request_id]
+        replica.let_go(request)
         del self._attempts[request.attempt_id]
         replica.outstanding_tokens -= request.outstanding_tokens
         self._routing.changed(replica.replica_id)

@@ -59,6 +59,9 @@ class RequestState:
     ``weights`` is the id of the weights that made them; the answer may continue with these weights only. ``fingerprint`` is equal for
     requests that give the engine the same to compute.
 
+    ``step_part`` is the request's part of the engine's steps, 0.1 for a step in which ten requests got a token; ``ReplicaState`` adds it up
+    for each attempt that had the request's first token, from its ``part_from`` on.
+
     ``Failover`` keeps the fields from ``to_swallow`` on. ``to_swallow`` is how many of ``emitted_ids`` a replay has still to repeat,
     ``deaths`` the number of engines that died while they had the request, ``broken_off`` the replicas whose connection broke off while
     they had it, and ``lost_at`` the time of the first loss after the latest new token. ``suspect_of`` names the replica that the request
@@ -82,6 +85,8 @@ class RequestState:
     arrived_at: float = 0.0
     waiting_since: float = 0.0
     outstanding_tokens: int = 0
+    step_part: float = 0.0
+    part_from: float | None = None
     to_swallow: int = 0
     deaths: int = 0
     broken_off: frozenset[str] = frozenset()

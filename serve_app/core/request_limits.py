@@ -29,7 +29,7 @@ MAX_EXTRA_VALUES, MAX_EXTRA_CHARS = 1000, 65_536
 """Values in ``extra_args``, and their characters together."""
 MAX_CHOICE_TOKENS = 1 << 22
 """Tokens of the prompt times ``n``. vLLM's front end copies the prompt for each choice before it queues the first: 12 ns a token."""
-MAX_PROMPT_LOGPROBS, MAX_LOGPROBS = 1 << 17, 1 << 20
+MAX_PROMPT_LOGPROBS, MAX_LOGPROBS = 1 << 16, 1 << 20
 """Log probabilities of a prompt, and those of all prompts and answers of one HTTP request. A single answer may have more."""
 MAX_TEXT_CHARS = 1024
 """Characters of ``cache_salt`` and ``session_id``."""

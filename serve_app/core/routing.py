@@ -20,7 +20,7 @@ class ReplicaState:
 
     ``outstanding_tokens``: prompt tokens not yet prefilled plus output tokens still allowed, over this ingress's attempts.
     ``queued_chats``: how many requests that are no batch's were in the engine's queue at the last heartbeat.
-    ``own_steps``: steps of the engine since its link opened, each times this ingress's share of the engine's requests.
+    ``step_parts``: the sum over all frames of what one request had of the step: a tenth if ten requests got an output.
     ``kv_tokens``: tokens that the replica's KV cache holds, and ``max_model_len`` those of one prompt and answer; 0 if it did not report
     them. ``is_longest``: no replica with these weights that takes new work has a longer context.
     """
@@ -32,14 +32,15 @@ class ReplicaState:
     outstanding_tokens: int = 0
     load: EngineLoad = NO_LOAD
     queued_chats: int = 0
-    own_steps: float = 0.0
+    step_parts: float = 0.0
     draining: bool = False
     weights: str = ""
     kv_tokens: int = 0
     adapters: frozenset[int] = frozenset()
     max_model_len: int = 0
     is_longest: bool = True
-    _share: float = 1.0
+    _share: float = 1.0  # of the engine's requests: those of this ingress
+    _last_part: float = 0.0
 
     @property
     def kind(self) -> "Kind":
@@ -69,17 +70,34 @@ class ReplicaState:
     def take_heartbeat(self, event: HeartbeatArrived, *, now: float) -> bool:
         """Take over the load that the replica reported; return whether it began or ended to drain."""
         has_turned = self.draining is not event.draining
-        self._count_steps(event.load)
+        if num_requests := event.load.running + event.load.waiting:
+            self._share = min(1.0, len(self.held) / num_requests)
         self.heard_at, self.load, self.draining = now, event.load, event.draining
         # Computed now and not when asked for: by then, lines that were in the queue may have begun.
         self.queued_chats = max(0, event.load.waiting - sum(r.background and not r.emitted_ids for r in self.held.values()))
         return has_turned
 
-    def _count_steps(self, load: EngineLoad) -> None:
-        if num_requests := load.running + load.waiting:  # else the last share holds: the engine has just ended its last request
-            self._share = min(1.0, len(self.held) / num_requests)
-        if self.load is not NO_LOAD:  # the first heartbeat counts the steps before the link
-            self.own_steps += max(0, load.step - self.load.step) * self._share
+    def hear(self, num_outputs: int, *, now: float) -> None:
+        """Take in that a step's outputs have come. Called for each frame, so it does little."""
+        self.heard_at = now
+        if num_outputs:  # none in the middle of a long prompt
+            self._last_part = self._share / num_outputs
+            self.step_parts += self._last_part
+
+    def begin_answer(self, request: RequestState) -> None:
+        """Note that the latest frame has the first token of the request."""
+        request.weights, request.part_from = self.weights, self.step_parts - self._last_part
+
+    def settle(self, request: RequestState) -> None:
+        """Give the request its part of the steps since its first token. After a failover, later attempts have no part."""
+        if request.part_from is not None:
+            request.step_part += self.step_parts - request.part_from
+            request.part_from = None
+
+    def let_go(self, request: RequestState) -> None:
+        """Forget the request, whose attempt is over."""
+        self.settle(request)
+        del self.held[request.request_id]
 
     def queued(self) -> list[RequestState]:
         """Return the requests that probably still wait in the engine's queue: the last ones, as many as this ingress's share of the queue.

@@ -68,17 +68,21 @@ class IngressRuntime:
         file = settings.ingress.tenants_file or settings.ingress.api_keys_file
         tokens = None if (oidc := settings.ingress.oidc) is None else Tokens(oidc)
         tenants = None if file is None else Tenants(file, partial(read_keyring, settings), tokens=tokens)
-        quotas = None if settings.ingress.tenants_file is None else Quotas(ingress_id, exchange_shares)
         grammars = GrammarCompiler()
         tls = ingress_tls(settings.protocol.tls)
-        fronts = {m.name: await cls._front_end(settings, m, ingress_id, grammars, tls, quotas) for m in settings.models.values()}
+        fronts = {m.name: await cls._front_end(settings, m, ingress_id, grammars, tls) for m in settings.models.values()}
         batches = None if (storage := settings.ingress.batch) is None else await asyncio.to_thread(BatchService, storage)
+        quotas = None
+        if settings.ingress.tenants_file is not None:
+            quotas = Quotas(ingress_id, exchange_shares, stored=None if batches is None else batches.store)
+        for front in fronts.values():
+            front.client.intake.quotas = quotas
         limits = AppLimits(
             settings.ingress.max_body_bytes,
             stream_silence_s=settings.timeouts.stream_silence_s,
             max_loop_lag_s=settings.ingress.max_loop_lag_s,
         )
-        gpu_times = {name: GpuTime(front.client.fleet, front.model.gpus_per_replica) for name, front in fronts.items()}
+        gpu_times = {name: GpuTime(front.model.gpus_per_replica) for name, front in fronts.items()}
         app = IngressApp(
             fronts,
             limits,
@@ -105,11 +109,9 @@ class IngressRuntime:
         ingress_id: str,
         grammars: GrammarCompiler,
         tls: LinkTls | None,
-        quotas: Quotas | None,
     ) -> FrontEnd:
         token = cluster_token(settings)
         client = FleetClient(settings, model, ingress_id=ingress_id, token=token, tls=tls)
-        client.intake.quotas = quotas
         path = await asyncio.to_thread(resolve_model, model.model, default_cache_dir())
         return await build_front_end(model, path, client, grammars, installer_of(settings))
 

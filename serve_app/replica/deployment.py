@@ -87,6 +87,7 @@ class Replica:
             environment=inherited_environment(),
             timeout_s=self.settings.timeouts.engine_start_s,
             max_frame_bytes=self.settings.protocol.max_frame_bytes,
+            measures_itself=self.settings.ingress.counts_gpu_time,
         )
 
     def _show_start(self, phases: Mapping[str, float]) -> None:

@@ -86,6 +86,7 @@ class EngineProcess:
         environment: Mapping[str, str],
         timeout_s: float,
         max_frame_bytes: int,
+        measures_itself: bool = False,
     ) -> pipe.EngineReady:
         """Start the process and wait until its engine has made a token and answered the golden prompts.
 
@@ -93,6 +94,7 @@ class EngineProcess:
             model_path: Awaited while the process imports vLLM, which takes as long as many a download. Its errors are passed on.
             timeout_s: Limit for the engine's first token, from when it has the path.
             max_frame_bytes: Limit of the frames of its outputs.
+            measures_itself: Whether the engine core measures the costs of its steps, which it does in any case for the autoscaler.
 
         Raises:
             EngineStartFailed: The process ended, had no token in time, or a golden prompt's answer was wrong or late. It no longer runs.
@@ -101,7 +103,7 @@ class EngineProcess:
         self._ready, self._first_token = loop.create_future(), loop.create_future()
         try:
             await self._spawn(model, environment)
-            self._hand_over(model, await self._unless_it_ends(model_path), max_frame_bytes)
+            self._hand_over(model, await self._unless_it_ends(model_path), max_frame_bytes, measures_itself=measures_itself)
             async with asyncio.timeout(timeout_s):
                 ready = await self._make_first_token(await self._ready)
             await ask_all(model.name, model.golden, self._ask_golden, lambda: self.send(pipe.Ping(probe=False)))
@@ -130,7 +132,7 @@ class EngineProcess:
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_unix_connection(lambda: _PipeProtocol(self._message, self._closed), sock=ours)
 
-    def _hand_over(self, model: ModelSettings, model_path: str, max_frame_bytes: int) -> None:
+    def _hand_over(self, model: ModelSettings, model_path: str, max_frame_bytes: int, *, measures_itself: bool) -> None:
         """Send the process the arguments of its engine."""
         assert self._process is not None
         assert self._process.stdin is not None
@@ -139,8 +141,8 @@ class EngineProcess:
             "device": model.device,
             "max_frame_bytes": max_frame_bytes,
             "supervisor_silence_s": self._health.eject_after_s,
-            # Without scaling, the cost of a step is not needed. A simulated accelerator measures as long as the one that it simulates.
-            "measures_itself": model.replicas.is_scaled,
+            # A simulated accelerator measures as long as the one that it simulates.
+            "measures_itself": measures_itself or model.replicas.is_scaled,
             "measured_as": "cuda" if model.simulated is not None else model.device,
         }
         self._process.stdin.write(msgspec.json.encode(start))

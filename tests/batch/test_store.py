@@ -131,6 +131,15 @@ def test_a_batch_is_changed_as_it_is_now_and_not_as_the_caller_knew_it(store: St
     assert store.change(known, lambda batch: batch).status == "cancelling"
 
 
+def test_of_a_tenants_tokens_of_the_day_the_later_ones_are_kept(store: Store, folder: Folder) -> None:
+    assert store.tenant_days() == {}
+    store.keep_tenant_days({"red": (20_000, 5), "blue": (20_000, 7)})
+    store.keep_tenant_days({"red": (20_000, 4), "blue": (20_001, 1), "green": (20_000, 0)})
+    expected = {"red": (20_000, 5), "blue": (20_001, 1), "green": (20_000, 0)}
+    assert store.tenant_days() == expected
+    assert Store(SqliteDatabase(folder.database)).tenant_days() == expected
+
+
 def test_a_folder_that_cannot_be_used_is_refused_with_its_key(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"^ingress\.batch\.dir: .*file/store cannot be written to: Not a directory"):

@@ -3,7 +3,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.core.events import HeartbeatArrived
 from serve_app.core.load import EngineLoad
 from serve_app.core.request import RequestState, Resume
 from serve_app.core.routing import LeastOutstandingTokens, ReplicaState
@@ -77,12 +76,3 @@ def test_old_ranks_do_not_pile_up() -> None:
         assert picked is not None
         assert picked.replica_id == "a"
     assert sum(map(len, routing._ranks.values())) <= 2 * len(IDS)
-
-
-def test_steps_count_by_the_share_of_the_engines_requests_that_are_this_ingresss() -> None:
-    replica = ReplicaState("a", 8, 0.0, {r.request_id: r for r in HELD[:2]})
-    seen = []
-    for step, running, waiting in [(1000, 2, 0), (1100, 2, 0), (1200, 6, 2), (1300, 0, 0), (1400, 1, 0)]:
-        replica.take_heartbeat(HeartbeatArrived("a", EngineLoad(step, running, waiting), draining=False), now=0.0)
-        seen.append(replica.own_steps)
-    assert seen == [0.0, 100.0, 125.0, 150.0, 250.0]

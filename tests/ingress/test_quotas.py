@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from serve_app.checkpoints import make_tiny_llama
-from serve_app.core.quota_shares import Answer, QuotaShares, Report
+from serve_app.core.quota_shares import Answer, Days, QuotaShares, Report, later
+from serve_app.core.request import RequestState, Resume
 from serve_app.core.tenants import Tenant
-from serve_app.errors import BadRequest, LeaseBoardSilent, QuotaExceeded
+from serve_app.errors import BadRequest, LeaseBoardSilent, QuotaExceeded, StorageAway
 from serve_app.ingress.exchange.exchange import Exchange
+from serve_app.ingress.fleet import quotas as quotas_of_an_ingress
 from serve_app.ingress.fleet.quotas import EXCHANGE_S, Quotas
 from tests.doubles.fleet import MODEL, in_loop
 from tests.ingress.serving import serving
@@ -116,10 +118,15 @@ async def test_as_many_requests_run_at_once_as_the_quota_says(tmp_path: Path) ->
         assert (await second).status_code == 200
 
 
+NOW = 1_800_000_000.0
+
+
 @contextlib.asynccontextmanager
-async def sharing(number: int, exchange: Callable[[Report], Any] | None = None) -> AsyncIterator[list[Quotas]]:
+async def sharing(
+    number: int, exchange: Callable[[Report], Any] | None = None, *, stored: "FakeDays | None" = None
+) -> AsyncIterator[list[Quotas]]:
     """Yield the quotas of so many ingresses with one board, which all of them have reported to."""
-    now = 1_800_000_000.0
+    now = NOW
     board = QuotaShares(6.0, now - 60)
     began_at = asyncio.get_running_loop().time()
 
@@ -129,7 +136,7 @@ async def sharing(number: int, exchange: Callable[[Report], Any] | None = None) 
     async def ask(report: Report) -> Answer | None:
         return board.exchange(report, clock())
 
-    found = [Quotas(f"i{each}", exchange or ask, clock) for each in range(number)]
+    found = [Quotas(f"i{each}", exchange or ask, clock, stored) for each in range(number)]
     tasks = [asyncio.create_task(quotas.run()) for quotas in found]
     await asyncio.sleep(2 * EXCHANGE_S)
     try:
@@ -183,6 +190,58 @@ async def test_an_ingress_without_the_board_keeps_its_share_and_lets_no_request_
         assert asyncio.get_running_loop().time() - began_at < EXCHANGE_S
         admitted = refused.count(None)
         assert 10 <= admitted < 20, "the share was a half of half the quota, or more"
+
+
+@in_loop
+async def test_prompts_of_one_request_that_wait_at_once_are_one_request() -> None:
+    tenant = Tenant("team", quotas={"requests_per_minute": 4, "max_concurrent": 1})
+    async with sharing(2) as (quotas, _):
+        exchange = exchange_of(tenant)
+        waiting = [quotas.refusal(exchange, 5, 5) for _ in range(3)]
+        assert await asyncio.gather(*waiting) == [None] * 3
+        exchange.end()
+        quotas.end(exchange)
+        assert await quotas.refusal(exchange, 5, 5) is None, "too late to count: the client has gone"
+        for _ in range(3):
+            after = exchange_of(tenant)
+            assert await quotas.refusal(after, 5, 5) is None
+            after.end()
+            quotas.end(after)
+        assert isinstance(await quotas.refusal(exchange_of(tenant), 5, 5), QuotaExceeded)
+
+
+class FakeDays:
+    """A store that has the tokens of an earlier fleet, and is away at first."""
+
+    def __init__(self, days: Days) -> None:
+        self.days, self.tries = days, 0
+
+    def tenant_days(self) -> Days:
+        self.tries += 1
+        if self.tries == 1:
+            raise StorageAway(retry_after_s=1.0)
+        return self.days
+
+    def keep_tenant_days(self, days: Days) -> None:
+        self.days = later(self.days, days)
+
+
+@in_loop
+async def test_tokens_of_the_day_are_found_again_after_the_whole_fleet_was_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas_of_an_ingress, "_STORE_S", 0.05)
+    tenant, today = Tenant("team", quotas={"tokens_per_day": 100}), int(NOW // 86_400)
+    stored = FakeDays({"team": (today, 70), "other": (today - 1, 99)})
+    async with sharing(1, stored=stored) as (quotas,):
+        exchange = exchange_of(tenant)
+        assert await quotas.refusal(exchange, 15, 5) is None
+        exchange.requests.add(RequestState("r", 15, 5, Resume.CONTINUE), "r")
+        await asyncio.sleep(EXCHANGE_S * 2)
+        refused = await quotas.refusal(exchange_of(tenant), 20, 5)
+        assert isinstance(refused, QuotaExceeded)
+        assert (refused.used, refused.limit) == (90, 100)
+        quotas.end(exchange)
+        await quotas.leave()
+    assert stored.days == {"team": (today, 85), "other": (today - 1, 99)}
 
 
 @in_loop

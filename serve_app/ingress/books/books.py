@@ -1,6 +1,5 @@
 """The books of one ingress record every exchange: in metrics, and in the ledger, traces and receipts if they are configured."""
 
-import time
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
@@ -85,7 +84,7 @@ class Books:
             return
         totals = exchange.requests.totals(ending.outcome)
         gpu_time = self._gpu_times.get(exchange.model)
-        gpu_s = None if gpu_time is None else gpu_time.seconds(totals, time.monotonic())
+        gpu_s = None if gpu_time is None else gpu_time.seconds(totals)
         self._tenant_use.note(exchange, totals, gpu_s)
         line = None if self.ledger is None else self.ledger.end(exchange, ending, totals, gpu_s)
         if self._tracer is not None:

@@ -1,5 +1,9 @@
 """Tenant use is the series of tokens, GPU-seconds and refusals by tenant, counted at the end of each HTTP request."""
 
+from functools import cache
+
+from prometheus_client import Counter
+
 from serve_app.books import series
 from serve_app.errors import QuotaExceeded
 from serve_app.ingress.exchange.engine_requests import Totals
@@ -13,6 +17,20 @@ OTHERS = "others"
 _tokens = series.counter("tenant_tokens")
 _gpu_seconds = series.counter("tenant_gpu_seconds")
 _refusals = series.counter("tenant_refusals")
+
+
+@cache
+def _of_tokens(tenant: str, model: str) -> tuple[Counter, Counter, Counter]:
+    return (
+        _tokens.labels(tenant, model, "prompt"),
+        _tokens.labels(tenant, model, "cached"),
+        _tokens.labels(tenant, model, "output"),
+    )
+
+
+@cache
+def _of_gpus(tenant: str, model: str) -> Counter:
+    return _gpu_seconds.labels(tenant, model)
 
 
 class TenantUse:
@@ -31,10 +49,12 @@ class TenantUse:
         if not totals.num_answered:
             return
         labels = (self._shown(exchange.tenant), exchange.model)
-        _tokens.labels(*labels, "prompt").inc(exchange.requests.prompt_tokens)
-        _tokens.labels(*labels, "cached").inc(totals.cached_tokens or 0)
-        _tokens.labels(*labels, "output").inc(totals.output_tokens)
-        _gpu_seconds.labels(*labels).inc(gpu_s or 0.0)
+        prompt, cached, output = _of_tokens(*labels)
+        prompt.inc(exchange.requests.prompt_tokens)
+        cached.inc(totals.cached_tokens or 0)
+        output.inc(totals.output_tokens)
+        if gpu_s is not None:
+            _of_gpus(*labels).inc(gpu_s)
 
     def _shown(self, tenant: str) -> str:
         if tenant not in self._known and len(self._known) < self._max_tenants:

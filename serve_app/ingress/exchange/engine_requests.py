@@ -34,6 +34,8 @@ class Totals:
 
     num_attempts: int = 0
     output_tokens: int = 0
+    step_part: float = 0.0
+    """The requests' part of their engines' steps (`RequestState.step_part`)."""
     num_answered: int = 0
     """Engine requests of which an engine has read the whole prompt."""
     computed_tokens: int = 0
@@ -62,6 +64,7 @@ class Totals:
         self.reason = end = _ENDS.get(trail.end, trail.end) or outcome
         self.num_attempts += len(trail.replicas)
         self.output_tokens += len(request.emitted_ids)
+        self.step_part += request.step_part
         if len(self.replicas) < MAX_ATTEMPTS_LISTED:
             self.replicas += trail.replicas
             self.ends += trail.ends if len(trail.ends) == len(trail.replicas) else [*trail.ends, end]
@@ -130,6 +133,7 @@ class EngineRequests:
         if self._folded is not None:
             self._folded.output_tokens, self._folded.reason, self._folded.first_token_at = 0, "", None
             self._folded.num_answered, self._folded.computed_tokens, self._folded.cached_tokens = 0, 0, None
+            self._folded.step_part = 0.0
 
     @property
     def started(self) -> bool:

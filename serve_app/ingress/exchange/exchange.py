@@ -120,6 +120,10 @@ class Exchange:
         return None if self.caller is None else self.caller.tenant.name
 
     @property
+    def is_over(self) -> bool:
+        return self.ended_at > self.arrived_at
+
+    @property
     def sent(self) -> Sent:
         """What the client has been sent so far."""
         return Sent(self.status, self.answered, self.error_status)

@@ -36,8 +36,8 @@ from serve_app.ingress.fleet.quotas import Quotas
 
 MAX_POINTS = 4096
 """The most points of one prompt that are hashed: the 4096th is after 4 million tokens in blocks of 16."""
-TOKENS_AT_ONCE, _REQUEST_TOKENS = 100_000, 500
-"""Tokens of the prompts that are taken in during one turn of the event loop, about 20 ms. A request itself costs as much as 500 tokens."""
+TOKENS_AT_ONCE, _REQUEST_TOKENS = 60_000, 500
+"""Tokens of the prompts that are taken in during one turn of the event loop, about 12 ms. A request itself costs as much as 500 tokens."""
 _GREEDY_BELOW = 1e-5  # vllm.sampling_params: a lower temperature is greedy
 
 

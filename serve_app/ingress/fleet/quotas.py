@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from serve_app.core.quota_shares import Answer, Days, Report, later
 from serve_app.core.quotas import Charge, Lack, Meter
@@ -23,11 +24,21 @@ logger = logging.getLogger(__name__)
 ExchangeShares = Callable[[Report], Awaitable[Answer | None]]
 """Sends a report to the lease board and returns its answer. Raises `LeaseBoardSilent` without one."""
 
+
+class StoredDays(Protocol):
+    """Keeps the tokens of the day on a disk. Any thread may call it."""
+
+    def tenant_days(self) -> Days: ...
+
+    def keep_tenant_days(self, days: Days) -> None: ...
+
+
 EXCHANGE_S = 1.0
 """Seconds between two exchanges of shares, if no request waits for one."""
 _SOONEST_S = 0.2
 """The least time between two exchanges."""
 _SETTLE_S = 0.5
+_STORE_S = 10.0
 _WAIT_S = 1.5
 """Within `EXCHANGE_S` every other ingress learns that a request lacks something, and gives up what it does not use."""
 _NAMES: dict[Quota, str] = {"requests_per_minute": "requests", "tokens_per_minute": "tokens"}
@@ -42,10 +53,17 @@ class Quotas:
         ingress_id: Name of this ingress at the board.
         exchange: None for an ingress that is alone and has the whole of each quota.
         clock: Returns seconds since 1970 that never go back.
+        stored: Where the tokens of the day are kept; None for nowhere but at the board and the ingresses.
     """
 
-    def __init__(self, ingress_id: str, exchange: ExchangeShares | None, clock: Callable[[], float] | None = None) -> None:
-        self._ingress_id, self._exchange = ingress_id, exchange
+    def __init__(
+        self,
+        ingress_id: str,
+        exchange: ExchangeShares | None,
+        clock: Callable[[], float] | None = None,
+        stored: StoredDays | None = None,
+    ) -> None:
+        self._ingress_id, self._exchange, self._stored = ingress_id, exchange, stored
         self._clock = clock or steady_clock()
         self._meters: dict[str, Meter] = {}
         self._running: dict[Exchange, tuple[Meter, Charge]] = {}
@@ -72,21 +90,29 @@ class Quotas:
         """
         if exchange is None or exchange.caller is None or not (tenant := exchange.caller.tenant).quotas:
             return None
-        if (running := self._running.get(exchange)) is not None:
-            meter, charge = running
-            meter.admit_more(charge, prompt_tokens, meter.usual_answer(max_tokens))
-            return None
         meter = self._meter(tenant)
+        answer_tokens = meter.usual_answer(max_tokens)
+        if self._take_more(exchange, prompt_tokens, answer_tokens):
+            return None
         if (quota := meter.never_fits(prompt_tokens)) is not None:
             problem = f"has {prompt_tokens} tokens, and the tenant {tenant.name!r} has {quota[0]} {quota[1]}; shorten it"
             return BadRequest("prompt", problem)
-        answer_tokens = meter.usual_answer(max_tokens)
-        if (lack := await self._lack(meter, prompt_tokens + answer_tokens * exchange.choices)) is not None:
+        lack = await self._lack(meter, prompt_tokens + answer_tokens * exchange.choices)
+        if self._take_more(exchange, prompt_tokens, answer_tokens):  # another prompt of the list was admitted meanwhile
+            return None
+        if lack is not None:
             return self._exceeded(tenant, lack)
         charge = meter.admit(prompt_tokens, answer_tokens, exchange.choices, self._clock())
         self._running[exchange] = meter, charge
         exchange.headers = [(name.encode(), value.encode()) for name, value in self._headers(meter).items()]
         return None
+
+    def _take_more(self, exchange: Exchange, prompt_tokens: int, answer_tokens: int) -> bool:
+        """Charge another engine request of an admitted request; return whether it is admitted, or has ended already."""
+        if (running := self._running.get(exchange)) is not None:
+            meter, charge = running
+            meter.admit_more(charge, prompt_tokens, answer_tokens)
+        return running is not None or exchange.is_over
 
     def end(self, exchange: Exchange) -> None:
         """Settle a request that has ended, whether or not it was charged."""
@@ -96,7 +122,30 @@ class Quotas:
             meter.end(charge, exchange.requests.num, exchange.requests.output_tokens)
 
     async def run(self) -> None:
-        """Settle running requests and exchange shares until cancelled."""
+        """Settle running requests, exchange shares, and keep the tokens of the day, until cancelled."""
+        async with asyncio.TaskGroup() as tg:
+            tg.create_task(self._share(), name="share quotas")
+            if self._stored is not None:
+                tg.create_task(self._keep_days(self._stored), name="keep days")
+
+    async def _keep_days(self, stored: StoredDays) -> None:
+        kept: Days | None = None
+        said = ""
+        while True:
+            try:
+                if kept is None:
+                    self._days = later(self._days, await asyncio.to_thread(stored.tenant_days))
+                if self._days != kept:
+                    days = self._days
+                    await asyncio.to_thread(stored.keep_tenant_days, days)
+                    kept, said = days, ""
+            except Exception as exc:  # whatever SQLite or the file system raises: the next try may succeed
+                if repr(exc) != said:
+                    logger.warning("tenants' tokens of the day cannot be stored: %r", exc)
+                said = repr(exc)
+            await asyncio.sleep(_STORE_S)
+
+    async def _share(self) -> None:
         exchanged_at = -math.inf
         while True:
             with contextlib.suppress(TimeoutError):
@@ -115,8 +164,11 @@ class Quotas:
                 self._exchanged = asyncio.Event()
 
     async def leave(self) -> None:
-        """Give up all shares, when the last request has ended. What was used is reported."""
+        """Give up all shares, when the last request has ended. What was used is reported and stored."""
         await self._exchange_shares(is_last=True)
+        if self._stored is not None:
+            with contextlib.suppress(ServingError, OSError):
+                await asyncio.to_thread(self._stored.keep_tenant_days, self._days)
 
     def _meter(self, tenant: Tenant) -> Meter:
         meter = self._meters.setdefault(tenant.name, Meter())

@@ -21,7 +21,7 @@ errors."""
 MAX_OBJECTS = 10_000
 """The most objects and lists inside of all lists of a body together: messages, their parts, tools, lists in schemas."""
 
-MAX_ITEMS = 2500
+MAX_ITEMS = 1000
 """The most items in the ``input`` of `/v1/responses`, each of which vLLM's model tries as many types: 0.06 ms of the event loop."""
 
 MAX_SEQUENCES = 4096
