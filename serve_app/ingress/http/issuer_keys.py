@@ -100,13 +100,14 @@ class IssuerKeys:
             problem = f"{type(exc).__name__}: {exc}"
         except Exception:  # whatever it is, the next renewal may be right
             problem = "unexpected error"
-            logger.exception("ingress.oidc: the keys of %s cannot be read", self._settings.issuer)
+            if self._problem is None:
+                logger.exception("ingress.oidc: the keys of %s cannot be read", self._settings.issuer)
         else:
-            if any(kid not in fetched or fetched[kid].published != key.published for kid, key in self._known.items()):
-                self.num_withdrawals += 1
-            if fetched.keys() != self._known.keys():
+            before, self._known = self._known, fetched
+            if any(kid not in fetched or fetched[kid].published != key.published for kid, key in before.items()):
+                self.num_withdrawals += 1  # after the change: who reads this number first, and then a key, has no older key
+            if fetched.keys() != before.keys():
                 logger.info("ingress.oidc: %s has %d keys: %s", self._settings.issuer, len(fetched), ", ".join(fetched))
-            self._known = fetched
         if problem is not None and self._problem is None:
             logger.error("ingress.oidc: %s; the %d keys fetched before stay in force", problem, len(self._known))
         elif problem is None and self._problem is not None:

@@ -42,7 +42,7 @@ class _Verified(NamedTuple):
     rights: TokenRights
     ends_at: float
     num_withdrawals: int
-    """`IssuerKeys.num_withdrawals` before the check."""
+    """`IssuerKeys.num_withdrawals` from before the key was looked up."""
 
 
 def is_token(key: bytes) -> bool:
@@ -84,9 +84,9 @@ class Tokens:
         return rights
 
     async def _verify(self, token: bytes) -> tuple[dict[str, Any], int]:
-        """Return the claims of the token, and `num_withdrawals` of the keys by which it was verified."""
-        kid = _key_id(token)
-        key, num_withdrawals = await self.keys.find(kid), self.keys.num_withdrawals
+        """Return the claims of the token, and `num_withdrawals` from before its key was looked up."""
+        kid, num_withdrawals = _key_id(token), self.keys.num_withdrawals
+        key = await self.keys.find(kid)
         try:
             claims = jwt.decode(
                 token,
