@@ -17,6 +17,7 @@ from serve_app.config.ingress import BatchSettings, IngressScalingSettings, Ingr
 from serve_app.config.links import MembershipSettings, ProtocolSettings, TlsSettings
 from serve_app.config.logs import LogSettings
 from serve_app.config.model import CanarySettings, GoldenPrompt, MediaSettings, ModelSettings, ScalingSettings, SimulatedSettings
+from serve_app.config.oidc import OidcSettings
 from serve_app.config.routing import RoutingSettings
 from serve_app.config.schedule import ScheduledBounds
 from serve_app.config.settings import AutoscalingSettings, Settings, TimeoutSettings
@@ -41,6 +42,7 @@ SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("ingress: replicas", "", IngressScalingSettings),
     ("ingress: ledger", "", LedgerSettings),
     ("ingress: batch", "", BatchSettings),
+    ("ingress: oidc", "", OidcSettings),
     ("The tenants file", "See docs/tenants.md.", TenantsFile),
     ("tenants", "Under each tenant's name.", TenantSettings),
     ("tenants: keys", "A list.", KeySettings),

@@ -139,9 +139,9 @@ def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
         else:
             if source.startswith("/") and not os.path.exists(source):
                 yield f"{source} does not exist on this machine"
-    tls = settings.protocol.tls
+    tls, oidc = settings.protocol.tls, settings.ingress.oidc
     secrets = (settings.protocol.cluster_token_file, settings.ingress.api_keys_file, settings.ingress.tenants_file)
-    for path in (*secrets, *((tls.cert_file, tls.key_file, tls.ca_file) if tls else ())):
+    for path in (*secrets, None if oidc is None else oidc.ca_file, *((tls.cert_file, tls.key_file, tls.ca_file) if tls else ())):
         if path is not None and not os.path.exists(path):
             yield f"{path} does not exist on this machine; the nodes of the cluster need it"
 

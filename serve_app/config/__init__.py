@@ -11,6 +11,7 @@ from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import BatchSettings, IngressSettings, LedgerSettings
 from serve_app.config.links import MembershipSettings, ProtocolSettings, TlsSettings
 from serve_app.config.model import GoldenPrompt, ModelSettings, SimulatedSettings
+from serve_app.config.oidc import OidcSettings
 from serve_app.config.settings import (
     Settings,
     cluster_token,
@@ -36,6 +37,7 @@ __all__ = [
     "LedgerSettings",
     "MembershipSettings",
     "ModelSettings",
+    "OidcSettings",
     "ProtocolSettings",
     "Real",
     "Section",

@@ -8,6 +8,7 @@ from serve_app.config.base import AbsolutePath, Int, Real, Section
 from serve_app.config.batch_urls import checked_database, checked_files, read_database_url
 from serve_app.config.checks import checked_origin, checked_resources, refuse, refuse_port_of_ray, wrong
 from serve_app.config.model import Bounds
+from serve_app.config.oidc import OidcSettings
 
 
 class IngressScalingSettings(Bounds):
@@ -115,6 +116,8 @@ class IngressSettings(Section):
     without limits. Without it and tenants_file, clients need no key."""
     tenants_file: AbsolutePath | None = None
     """File with tenants, their keys' digests, rights and limits, in place of api_keys_file; read again when it changes: docs/tenants.md."""
+    oidc: OidcSettings | None = None
+    """Tokens that identify callers beside the keys of tenants_file, which it needs. None: keys alone."""
     shared_prefix_cache: bool = Field(default=False, strict=True)
     """Whether tenants share cached prompt prefixes. By default each has its own, so that none can learn another's prompts from response
     times; a system prompt that all send is then cached once for each tenant."""
@@ -177,6 +180,9 @@ class IngressSettings(Section):
         if self.api_keys_file is not None and self.tenants_file is not None:
             problem = f"is {str(self.tenants_file)!r}, and api_keys_file is {str(self.api_keys_file)!r}: keys come from one file"
             refuse([wrong("tenants_file", problem, "give each key of api_keys_file a tenant, and remove api_keys_file")])
+        if self.oidc is not None and self.tenants_file is None:
+            problem = "is there without tenants_file: a token has to name a tenant"
+            refuse([wrong("oidc", problem, "set ingress.tenants_file, in which a tenant need not have keys")])
         if self.needs_keys:
             return self
         hint = "set ingress.tenants_file or ingress.api_keys_file"

@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from serve_app.config.base import Int, Section
 from serve_app.config.checks import did_you_mean, dotted, load_yaml, refuse, to_config_errors, wrong
 from serve_app.config.settings import Settings, read_text
-from serve_app.core.tenants import SCOPES, Key, Keyring, Quota, Scope, Tenant
+from serve_app.core.tenants import OIDC, SCOPES, Key, Keyring, Quota, Scope, Tenant
 from serve_app.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -52,9 +52,9 @@ def _day(value: object) -> object:
 
 
 def _key_id(text: str) -> str:
-    if not re.fullmatch(TENANT_PATTERN, text) or text in RESERVED_NAMES:
+    if not re.fullmatch(TENANT_PATTERN, text) or text in (*RESERVED_NAMES, OIDC):
         problem = f"has {len(text)} characters that are no id"  # it is not quoted: a key may have been written in its place
-        raise wrong("", problem, "use up to 63 of a-z, 0-9, '.', '_' and '-', as in search-1, and not none or others")
+        raise wrong("", problem, "use up to 63 of a-z, 0-9, '.', '_' and '-', as in search-1, and not none, others or oidc")
     return text
 
 

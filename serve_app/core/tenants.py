@@ -1,7 +1,7 @@
 """A tenant is a group of clients that shares rights and limits; its API keys prove who sends a request. Pure.
 
 A key is compared by its SHA-256 alone. Each request is compared with the digests of all keys, so that the time of the comparison reveals
-nothing. Only the key names the tenant: no header and no field of a body does.
+nothing. Only the key names the tenant: no header and no field of a body does. `token_claims.py` finds the tenant of a token of OIDC.
 """
 
 import hashlib
@@ -20,6 +20,9 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 Quota = Literal["requests_per_minute", "tokens_per_minute", "tokens_per_day", "max_concurrent"]
 """What a tenant may take in a time (`quotas.py`)."""
+
+OIDC = "oidc"
+"""The id that all callers with a token of OIDC have in place of a key's, so that no subject of a token becomes a label."""
 
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """The fields by which bodies limit an answer: of completions and messages, of chat, of responses."""
@@ -133,16 +136,18 @@ class Caller(NamedTuple):
     key: Key
 
     def check_scope(self, scope: Scope) -> None:
-        """Raise `MissingScope` if the key lacks the scope."""
+        """Raise `MissingScope` if the key or token lacks the scope."""
         if scope not in self.key.scopes:
-            raise MissingScope(scope=scope, key=self.key.id, tenant=self.tenant.name)
+            raise MissingScope(scope=scope, key="" if self.key.id == OIDC else self.key.id, tenant=self.tenant.name)
 
 
 class Keyring:
     """All tenants and their keys. The ids of keys, and their digests, are unique."""
 
     def __init__(self, tenants: Iterable[tuple[Tenant, Sequence[Key]]]) -> None:
-        self._callers = [Caller(tenant, key) for tenant, keys in tenants for key in keys]
+        listed = list(tenants)
+        self._tenants = {tenant.name: tenant for tenant, _ in listed}
+        self._callers = [Caller(tenant, key) for tenant, keys in listed for key in keys]
 
     def __len__(self) -> int:
         """Return the number of keys."""
@@ -154,15 +159,26 @@ class Keyring:
         Raises:
             InvalidApiKey: The key is not known, has expired or was revoked. Only who has the key learns which.
         """
-        digest, found = hashlib.sha256(key).digest(), None
-        for caller in self._callers:  # to the end: every digest is compared
-            if hmac.compare_digest(digest, caller.key.digest):
-                found = caller
-        if found is None:
+        if (found := self._find(key)) is None:
             raise InvalidApiKey("the API key is not known")
         if problem := found.key.why_invalid(now):
             raise InvalidApiKey(problem)
         return found
+
+    def knows(self, key: bytes) -> bool:
+        """Return whether ``key`` belongs to a caller, valid or not."""
+        return self._find(key) is not None
+
+    def _find(self, key: bytes) -> Caller | None:
+        digest, found = hashlib.sha256(key).digest(), None
+        for caller in self._callers:  # to the end: every digest is compared
+            if hmac.compare_digest(digest, caller.key.digest):
+                found = caller
+        return found
+
+    def tenant(self, name: str) -> Tenant | None:
+        """Return the tenant of this name, which need not have a key."""
+        return self._tenants.get(name)
 
     def caller_of_batch(self, tenant: str, key_id: str, now: float) -> Caller | None:
         """Return the tenant and key by which a stored batch may continue; None if the key is not known.

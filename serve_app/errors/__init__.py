@@ -8,7 +8,9 @@ and status, so that no code is used twice. Import from the package, not from a t
       BadRequest                 400  bad_request             the client's request
       NotSupported               400  not_supported
       InvalidApiKey              401  invalid_api_key
-      MissingScope               403  missing_scope           the API key has no right to the route
+      InvalidToken               401  invalid_token           a token of OIDC that is expired, forged, or for another server
+      NoTenant                   403  no_tenant               a valid token that does not name one tenant
+      MissingScope               403  missing_scope           the API key or token has no right to the route
       ModelNotFound              404  model_not_found         not served, or not to this tenant
       NotStored                  404  not_stored              a file or a batch that is not there, or another tenant's
       RequestQuarantined         422  request_quarantined     a request like it seems to end engines
@@ -26,6 +28,7 @@ and status, so that no code is used twice. Import from the package, not from a t
       TooManyConnections         503  too_many_connections    an ingress has nearly no file descriptors left
       GrammarsBusy               503  grammars_busy           a grammar was not compiled in time, because the ingress is busy
       IngressOverloaded          503  ingress_overloaded      the event loop of an ingress is far behind
+      IssuerAway                 503  issuer_away             the issuer's keys are not known yet, so that no token can be checked
       LeaseBoardSilent           503  lease_board_silent      the fleet's members are unknown now; requests for models do not need them
       ServerStopping             503  server_stopping         an ingress ends; another ingress, now or soon, takes the request
       ReplicaLost                502  replica_lost            a replica failed while it held the request
@@ -75,8 +78,10 @@ from serve_app.errors.clients import (
     BadRequest,
     BodyTooSlow,
     InvalidApiKey,
+    InvalidToken,
     MissingScope,
     ModelNotFound,
+    NoTenant,
     NotStored,
     NotSupported,
     RequestQuarantined,
@@ -96,6 +101,7 @@ from serve_app.errors.engines import (
 from serve_app.errors.limits import (
     GrammarsBusy,
     IngressOverloaded,
+    IssuerAway,
     LeaseBoardSilent,
     NoFreePlace,
     NoReplica,
@@ -130,6 +136,8 @@ __all__ = [
     "GrammarsBusy",
     "IngressOverloaded",
     "InvalidApiKey",
+    "InvalidToken",
+    "IssuerAway",
     "JournalBroken",
     "KeyRefused",
     "LeaseBoardSilent",
@@ -140,6 +148,7 @@ __all__ = [
     "ModelNotFound",
     "NoFreePlace",
     "NoReplica",
+    "NoTenant",
     "NotStored",
     "NotSupported",
     "QueueFull",

@@ -45,18 +45,44 @@ class InvalidApiKey(ServingError):
 
 
 @dataclass(eq=False)
+class InvalidToken(ServingError):
+    """The request carries a token of OIDC that is not valid, or is not for this server."""
+
+    http_status: ClassVar[int] = 401
+    code: ClassVar[str] = "invalid_token"
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.problem}; ask the issuer for another token, or use an API key"
+
+
+@dataclass(eq=False)
+class NoTenant(ServingError):
+    """The request's token is valid, and its claim does not name one tenant. No name is shown: it may be another client's."""
+
+    http_status: ClassVar[int] = 403
+    code: ClassVar[str] = "no_tenant"
+    claim: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"the token's claim {self.claim!r} {self.problem}; ask the operator of this server which value gives you access"
+
+
+@dataclass(eq=False)
 class MissingScope(ServingError):
-    """The request's API key is valid, but has no right to this route."""
+    """The request's API key or token is valid, but has no right to this route."""
 
     http_status: ClassVar[int] = 403
     code: ClassVar[str] = "missing_scope"
     scope: str
     key: str
-    """The id of the key."""
+    """The id of the key; "" for a token."""
     tenant: str
 
     def __str__(self) -> str:
-        return f"the API key {self.key} of the tenant {self.tenant!r} lacks the scope {self.scope!r}; use a key that has it"
+        shown, other = (f"API key {self.key}", "key") if self.key else ("token", "token")
+        return f"the {shown} of the tenant {self.tenant!r} lacks the scope {self.scope!r}; use a {other} that has it"
 
 
 @dataclass(eq=False)

@@ -173,3 +173,15 @@ class ServerStopping(ServingError):
 
     def __str__(self) -> str:
         return f"this server is stopping and could not finish the answer in time; send the request again in {self.retry_after_s:.1f} s"
+
+
+@dataclass(eq=False)
+class IssuerAway(ServingError):
+    """The issuer of tokens has not answered since the ingress started, so no token can be checked. API keys need no issuer."""
+
+    http_status: ClassVar[int] = 503
+    code: ClassVar[str] = "issuer_away"
+    retry_after_s: float = field()
+
+    def __str__(self) -> str:
+        return f"the issuer's keys are not known yet, so no token can be checked; retry in {self.retry_after_s:g} s"

@@ -24,6 +24,7 @@ from serve_app.ingress.front_end.front_end import VLLM_VERSION, FrontEnd, Instal
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
 from serve_app.ingress.http.callers import Tenants
 from serve_app.ingress.http.listener import Listener
+from serve_app.ingress.http.tokens import Tokens
 from serve_app.ingress.routes.app import AppLimits, IngressApp
 from serve_app.ingress.routes.generate import NEWLINE, NUL
 from serve_app.ingress.routes.own_answers import FleetReport
@@ -65,7 +66,8 @@ class IngressRuntime:
             ConfigError: A file that the settings name cannot be used.
         """
         file = settings.ingress.tenants_file or settings.ingress.api_keys_file
-        tenants = None if file is None else Tenants(file, partial(read_keyring, settings))
+        tokens = None if (oidc := settings.ingress.oidc) is None else Tokens(oidc)
+        tenants = None if file is None else Tenants(file, partial(read_keyring, settings), tokens=tokens)
         grammars = GrammarCompiler()
         tls = ingress_tls(settings.protocol.tls)
         fronts = {m.name: await cls._front_end(settings, m, ingress_id, grammars, tls) for m in settings.models.values()}
@@ -122,6 +124,8 @@ class IngressRuntime:
         watches = [asyncio.create_task(self.app.lag.watch(), name="loop lag")]
         if self.app.tenants is not None:
             watches.append(asyncio.create_task(self.app.tenants.watch(), name="tenants"))
+            if (tokens := self.app.tenants.tokens) is not None:
+                watches.append(asyncio.create_task(tokens.keys.watch(), name="issuer"))
         if self.app.quotas is not None:
             watches.append(asyncio.create_task(self.app.quotas.run(), name="quotas"))
         return [*watches, *clients]

@@ -136,6 +136,17 @@ def test_a_path_that_no_file_system_takes_is_one_that_does_not_exist(tmp_path: P
     assert (code, output.count(f"note: {path} does not exist on this machine")) == (0, 2)
 
 
+def test_missing_authorities_of_the_issuer_are_noted(tmp_path: Path) -> None:
+    file, tenants = tmp_path / "serve.yaml", tmp_path / "tenants.yaml"
+    tenants.write_text("tenants: {team: {}}")
+    oidc = "{issuer: https://login.example.org, audience: serve-app, tenant_claim: groups, ca_file: /none/ca.pem}"
+    file.write_text(
+        f"models: {{a: {{model: embedded:smollm2-135m-instruct}}}}\ningress: {{tenants_file: {tenants}, oidc: {oidc}}}"
+    )
+    code, output = run("check", "--no-vllm", str(file))
+    assert (code, "note: /none/ca.pem does not exist on this machine; the nodes of the cluster need it" in output) == (0, True)
+
+
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.name)
 def test_the_examples_timeouts_are_in_order(file: Path) -> None:
     code, output = run("check", "--no-vllm", str(file))

@@ -14,6 +14,8 @@ from serve_app.config.model import NAME_PATTERN
 from serve_app.errors import ConfigError
 from tests.config.helpers import LLAMA, ONE_PER_NODE, refusal
 
+OIDC = {"issuer": "https://login.example.org", "audience": "serve-app", "tenant_claim": "groups"}
+
 
 @pytest.mark.parametrize(
     ("sections", "said"),
@@ -148,6 +150,27 @@ def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, 
         (
             {"ingress": {"key_latencies": 20}},
             "ingress.key_latencies: is 20, and no request has a key; set ingress.tenants_file or ingress.api_keys_file, or 0",
+        ),
+        (
+            {"ingress": {"oidc": OIDC}},
+            "ingress.oidc: is there without tenants_file: a token has to name a tenant; "
+            "set ingress.tenants_file, in which a tenant need not have keys",
+        ),
+        (
+            {"ingress": {"tenants_file": "/t", "oidc": OIDC | {"issuer": "http://login.example.org"}}},
+            "ingress.oidc.issuer: is 'http://login.example.org', and keys come by HTTPS alone; write https:// and a host, without a user",
+        ),
+        (
+            {"ingress": {"tenants_file": "/t", "oidc": OIDC | {"jwks_url": "file:///keys"}}},
+            "ingress.oidc.jwks_url: is 'file:///keys', and keys come by HTTPS alone; write https:// and a host, without a user",
+        ),
+        (
+            {"ingress": {"tenants_file": "/t", "oidc": OIDC | {"issuer": "https://login.example.org?a=b"}}},
+            "ingress.oidc.issuer: is 'https://login.example.org?a=b', and an issuer has no query; copy the claim iss of a token",
+        ),
+        (
+            {"ingress": {"tenants_file": "/t", "oidc": OIDC | {"audience": ""}}},
+            "ingress.oidc.audience: is '', but should have at least 1 character",
         ),
         ({"ingress": {"ledger": {}}}, "ingress.ledger.dir: is missing; add `dir:`"),
         (

@@ -111,6 +111,7 @@ def test_no_error_quotes_a_key_wherever_it_was_written(problems_of: Callable[[st
         (entry(sha256=12345), "tenants.t.keys[0].sha256: has 5 characters"),
         (entry(id=SECRET.upper()), "tenants.t.keys[0].id: has 38 characters that are no id"),
         (entry(id="others"), "tenants.t.keys[0].id: has 6 characters that are no id"),
+        (entry(id="oidc"), "tenants.t.keys[0].id: has 4 characters that are no id"),
         (tenant(keys=SECRET), "tenants.t.keys: is no list"),
         (tenant(keys=[SECRET]), "tenants.t.keys: has an entry, number 1, that is no mapping; write {id: NAME, sha256: DIGEST}"),
         (tenant(keys=[{"id": "k1"}]), "tenants.t.keys[0].sha256: is missing"),

@@ -1,6 +1,7 @@
 """This module makes a certificate authority for one test."""
 
 import datetime
+import ipaddress
 from pathlib import Path
 
 from cryptography import x509
@@ -12,7 +13,7 @@ from serve_app.config import TlsSettings
 
 
 def make_tls(directory: Path, name: str) -> TlsSettings:
-    """Return settings with a fresh authority and a certificate of it, in ``directory / name``."""
+    """Return settings with a fresh authority and a certificate of it for 127.0.0.1, in ``directory / name``."""
     folder = directory / name
     folder.mkdir()
     authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -45,5 +46,6 @@ def _certificate(
         .not_valid_before(now - day)
         .not_valid_after(now + day)
         .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
         .sign(signed_by, hashes.SHA256())
     )

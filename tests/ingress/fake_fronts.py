@@ -71,7 +71,7 @@ class Front:
 
 def front(name: str, asgi: ASGIApp = echo, *, ready: bool = True, required: bool = True) -> FrontEnd:
     model = settings().models[MODEL].model_copy(update={"name": name, "required": required})
-    client = SimpleNamespace(is_ready=lambda: ready, output_path=OutputPath(lambda _: None, None))
+    client = SimpleNamespace(is_ready=lambda: ready, output_path=OutputPath(lambda _: None, None), intake=SimpleNamespace())
     return cast(FrontEnd, Front(model, client, App(name, asgi)))
 
 

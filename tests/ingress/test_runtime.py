@@ -25,6 +25,7 @@ from serve_app.ingress.runtime import IngressRuntime
 from tests.core.helpers import Output, arrived, fleet_of, outputs, run
 from tests.doubles.fleet import in_loop, until
 from tests.ingress.fake_fronts import call, echo, front
+from tests.ingress.issuer import issuing
 from tests.ingress.tenants import digest
 
 
@@ -110,6 +111,36 @@ async def test_an_ingress_follows_the_tenants_file_of_its_configuration(
     assert IN_FORCE._value.get() == 1
     for task in tasks:
         task.cancel()
+
+
+@in_loop
+async def test_an_ingress_fetches_the_keys_of_the_issuer_of_its_configuration_when_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fake_front(*args: Any) -> Any:
+        built = front("built", answer)
+        cast(Any, built.client).run = asyncio.Event().wait
+        return built
+
+    monkeypatch.setattr(IngressRuntime, "_front_end", fake_front)
+    monkeypatch.setattr(metrics, "register", lambda *args: None)
+    file = tmp_path / "tenants.yaml"
+    file.write_text("tenants: {red: {}}")
+    with issuing() as issuer:
+        oidc = {"issuer": issuer.url, "audience": "serve-app", "tenant_claim": "groups"}
+        values = {"models": {"built": {"model": "/m"}}, "ingress": {"tenants_file": str(file), "oidc": oidc}}
+        built = await IngressRuntime.build(parse_settings(values), ingress_id="i", fleet_id="f")
+        tasks = built.start()
+        while not issuer.num_readings:
+            await asyncio.sleep(0.01)
+        asked: list[tuple[dict[str, Any], int]] = [({}, 200), ({"groups": ["blue"]}, 403), ({"aud": "another"}, 401)]
+        for claims, expected in asked:
+            headers = {"authorization": f"Bearer {issuer.token(**claims)}"}
+            found = await call(built.app, "POST", "/v1/completions", json={"model": "built"}, headers=headers)
+            assert found.status_code == expected
+        assert issuer.num_readings == 1
+        for task in tasks:
+            task.cancel()
 
 
 def test_the_autoscaler_finds_all_that_an_ingress_reports() -> None:

@@ -1,4 +1,4 @@
-"""The ingress's tenants come from a file, which is read again when it changes; a request's API key says whose request it is."""
+"""The ingress's tenants come from a file, which is read again when it changes. A request's API key or token says whose request it is."""
 
 import asyncio
 import logging
@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from serve_app.books.series import gauge
-from serve_app.core.tenants import Caller, Keyring
+from serve_app.core import token_claims
+from serve_app.core.tenants import OIDC, Caller, Keyring
 from serve_app.errors import ConfigError, InvalidApiKey
+from serve_app.ingress.http.tokens import Tokens, is_token
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,20 @@ def shown_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     return bare
 
 
+def _shown(authorization: bytes | None) -> bytes:
+    """Return the key or token in the header.
+
+    Raises:
+        InvalidApiKey: There is none.
+    """
+    if authorization is None:
+        raise InvalidApiKey("no API key was given")
+    scheme, _, key = authorization.partition(b" ")
+    if scheme.lower() != b"bearer":
+        raise InvalidApiKey("the Authorization header is not of the scheme Bearer")
+    return key.strip()
+
+
 class Tenants:
     """The tenants of the file ``path``. Call `watch` to follow its changes. Any thread may ask for a caller.
 
@@ -36,32 +52,49 @@ class Tenants:
         path: The file.
         read: Reads the file; raises `ConfigError` if it cannot be used.
         clock: Returns the seconds since 1970.
+        tokens: Verifies tokens; None: only API keys identify callers.
     Raises:
         ConfigError: The file cannot be used.
     """
 
-    def __init__(self, path: Path, read: Callable[[], Keyring], clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, path: Path, read: Callable[[], Keyring], clock: Callable[[], float] = time.time, tokens: Tokens | None = None
+    ) -> None:
         self._path, self._read, self._clock = path, read, clock
+        self.tokens = tokens
         self._seen = self._stamp()
         self._keys = read()
         IN_FORCE.set(1)
         self._warn_of_invalid()
 
+    async def identify(self, authorization: bytes | None) -> Caller:
+        """Check a request's Authorization header, which carries an API key or a token, and return who sent the request.
+
+        Raises:
+            InvalidApiKey: The header carries neither a valid key nor a token.
+            InvalidToken: The token is not valid.
+            NoTenant: The token does not name one tenant.
+            IssuerAway: The issuer's keys are not known yet.
+        """
+        if self.tokens is not None and is_token(key := _shown(authorization)) and not self._keys.knows(key):
+            return (await self.tokens.rights(key)).caller(self._keys)
+        return self.check(authorization)
+
     def check(self, authorization: bytes | None) -> Caller:
-        """Check a request's Authorization header and return who sent the request.
+        """Check a request's Authorization header, which carries an API key, and return who sent the request.
 
         Raises:
             InvalidApiKey: The header carries no valid key.
         """
-        if authorization is None:
-            raise InvalidApiKey("no API key was given")
-        scheme, _, key = authorization.partition(b" ")
-        if scheme.lower() != b"bearer":
-            raise InvalidApiKey("the Authorization header is not of the scheme Bearer")
-        return self._keys.caller(key.strip(), self._clock())
+        return self._keys.caller(_shown(authorization), self._clock())
 
     def caller_of_batch(self, tenant: str, key_id: str) -> Caller | None:
-        """Return the tenant and the key by which a stored batch may continue. See `Keyring.caller_of_batch`."""
+        """Return the tenant and the key by which a stored batch may continue. See `Keyring.caller_of_batch`.
+
+        A batch that was made with a token continues while tokens are accepted and its tenant is in the file.
+        """
+        if key_id == OIDC:
+            return None if self.tokens is None else token_claims.caller_of_batch(self._keys, tenant)
         return self._keys.caller_of_batch(tenant, key_id, self._clock())
 
     async def watch(self) -> NoReturn:

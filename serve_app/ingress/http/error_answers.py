@@ -15,7 +15,7 @@ from starlette.responses import Response
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError, VLLMServerError
 
-from serve_app.errors import BodyTooSlow, InvalidApiKey, ModelNotFound, QuotaExceeded, ServingError
+from serve_app.errors import BodyTooSlow, InvalidApiKey, InvalidToken, ModelNotFound, QuotaExceeded, ServingError
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +74,8 @@ def answer_of(error: ServingError, path: str = "") -> ErrorAnswer:
         headers["Connection"] = "close"  # or the rest of the body would be read and dropped for as long as it comes
     if isinstance(error, InvalidApiKey):
         headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, InvalidToken):
+        headers["WWW-Authenticate"] = 'Bearer error="invalid_token"'  # RFC 6750
     return ErrorAnswer(error.http_status, headers, in_form_of(path, body))
 
 

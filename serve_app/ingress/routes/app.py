@@ -180,7 +180,7 @@ class IngressApp:
         path, method = scope["path"], scope["method"]
         caller: Caller | None = None
         if self.tenants is not None and path not in WITHOUT_KEY:
-            caller = self.tenants.check(shown_key(scope["headers"]))
+            caller = await self.tenants.identify(shown_key(scope["headers"]))
         if (answer := self._get.get(path)) is not None:
             response = await answer() if method in ("GET", "HEAD") else method_not_allowed("GET, HEAD")
             await response(scope, receive, send)
