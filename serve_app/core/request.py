@@ -81,6 +81,8 @@ class RequestState:
     replica_id: str | None = None
     arrived_at: float = 0.0
     waiting_since: float = 0.0
+    start_by: float | None = None
+    """When its first attempt has to start; None if there is no such limit."""
     outstanding_tokens: int = 0
     to_swallow: int = 0
     deaths: int = 0
