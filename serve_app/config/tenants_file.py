@@ -15,7 +15,7 @@ from typing import Annotated, Any, Self, get_args
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from serve_app.config.base import Int, Section
+from serve_app.config.base import Int, Real, Section
 from serve_app.config.checks import did_you_mean, dotted, load_yaml, refuse, to_config_errors, wrong
 from serve_app.config.settings import Settings, read_text
 from serve_app.core.tenants import OIDC, SCOPES, Key, Keyring, Quota, Scope, Tenant
@@ -125,8 +125,24 @@ class TenantLimits(Section):
         return {name: value for name in get_args(Quota) if (value := getattr(self, name)) is not None}
 
 
+class TenantDeadlines(Section):
+    """How long the requests of a tenant may take, from the end of a request's head."""
+
+    first_token_s: Real | None = Field(default=None, gt=0)
+    """Seconds within which an engine has to get the request. A request that would wait for longer is refused with 503. None: no limit."""
+    total_s: Real | None = Field(default=None, gt=0)
+    """Seconds within which the answer has to be complete. A longer answer ends with the error `deadline_passed`. None: no limit."""
+
+    @model_validator(mode="after")
+    def _first_token_comes_before_the_end(self) -> Self:
+        if self.first_token_s is not None and self.total_s is not None and self.first_token_s >= self.total_s:
+            problem = f"is {self.first_token_s:g}, and total_s is {self.total_s:g}: no time would be left for the answer"
+            raise wrong("first_token_s", problem, "set it below total_s, or remove one of the two")
+        return self
+
+
 class TenantSettings(Section):
-    """The keys, rights and limits of one tenant."""
+    """The keys, rights, limits and deadlines of one tenant."""
 
     keys: tuple[KeySettings, ...] = ()
     """Its API keys: two while one replaces the other."""
@@ -134,6 +150,8 @@ class TenantSettings(Section):
     """Names of the models that it may ask, each with its aliases, adapters and canary. None: all models."""
     limits: TenantLimits = TenantLimits()
     """Limits of each request, and quotas."""
+    deadlines: TenantDeadlines = TenantDeadlines()
+    """How long its requests may wait and take."""
     share_prefix_cache: bool | None = Field(default=None, strict=True)
     """Whether its prompts share cached blocks with the other tenants that share. None: as `ingress.shared_prefix_cache` says."""
 
@@ -152,7 +170,17 @@ class TenantSettings(Section):
     def tenant(self, name: str, *, shared: bool) -> Tenant:
         models = None if self.models is None else frozenset(self.models)
         shares = shared if self.share_prefix_cache is None else self.share_prefix_cache
-        return Tenant(name, models, self.limits.max_tokens, self.limits.max_context, shares, self.limits.quotas())
+        limits, deadlines = self.limits, self.deadlines
+        return Tenant(
+            name,
+            models,
+            limits.max_tokens,
+            limits.max_context,
+            shares,
+            limits.quotas(),
+            first_token_s=deadlines.first_token_s,
+            total_s=deadlines.total_s,
+        )
 
 
 class TenantsFile(Section):

@@ -19,7 +19,8 @@ class RequestArrived:
     """The front end added an engine request. Token counts are >= 0; ``request_id`` is new, ``fingerprint`` as in `RequestState`.
 
     ``prefix`` is empty if the request is not routed by its prompt. ``background``: the request is a batch's, and is refused if it would
-    wait or make others wait. ``adapter``: the number of the LoRA adapter that the request is for, None for the model itself.
+    wait or make others wait. ``adapter``: the number of the LoRA adapter that the request is for, None for the model itself. ``start_by``:
+    the second by which the request has to start, None if there is no such limit; later engine requests of an HTTP request have none.
     """
 
     request_id: str
@@ -30,14 +31,15 @@ class RequestArrived:
     prefix: Prefix = NO_PREFIX
     background: bool = False
     adapter: int | None = None
+    start_by: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestsAborted:
     """The front end ended these requests. Unknown ids are ignored.
 
-    ``outcome`` is "aborted" if the client has gone, "complete" if a stop string has ended the answer, and "failed" if another choice of
-    the same n>1 has failed.
+    ``outcome`` is "aborted" if the client has gone or the tenant's time for the answer is over, "complete" if a stop string has ended the
+    answer, and "failed" if another choice of the same n>1 has failed.
     """
 
     request_ids: Sequence[str]

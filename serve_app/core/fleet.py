@@ -92,7 +92,7 @@ class FleetState:
                 return []
             case BlocksReported():
                 self.quarantine.learn(event.blocks, now=now)
-                return self._end_blocked(now)
+                return self._end_blocked(now) + self._dispatch(now)
             case StartMeasured():
                 self.refusals.cold_starts.add(event.replica_id, event.start_s)
                 return []
@@ -129,10 +129,11 @@ class FleetState:
         self.tally.arrival(event)
         request = RequestState(event.request_id, event.prompt_tokens, event.max_tokens, event.resume, event.fingerprint)
         request.prefix, request.adapter, request.background = event.prefix, event.adapter, event.background
-        request.arrived_at = request.waiting_since = now
-        if len(self.waiting) >= self.settings.max_waiting_requests and self._routing.pick(request, self.replicas) is None:
+        request.arrived_at, request.waiting_since, request.start_by = now, now, event.start_by
+        too_late = self.refusals.of_arrival(request, len(self.waiting), now)
+        if too_late is not None and self._routing.pick(request, self.replicas) is None:
             self._reject(request)
-            return [FailRequest(request.request_id, self.refusals.queue_full(len(self.waiting)))]
+            return [FailRequest(request.request_id, too_late)]
         self.requests[request.request_id] = request
         self.waiting[request.request_id] = request
         return self._dispatch(now)
@@ -159,12 +160,11 @@ class FleetState:
         replica_id, is_new = event.replica_id, event.replica_id not in self.replicas
         failed = self._forget_replica(replica_id, LinkEnd.ENDED_HERE, now=now)
         self.failover.linked_again(replica_id, self.requests.values())
-        replica = ReplicaState(replica_id, event.credit, now, draining=event.draining, weights=event.weights)
-        replica.kv_tokens, replica.adapters, replica.max_model_len = event.kv_tokens, event.adapters, event.max_model_len
-        self.replicas[replica_id] = replica
+        replica = self.replicas[replica_id] = ReplicaState.linked(event, now=now)
         self._routing.changed(replica_id)
         self._replicas_changed()
         taken_back = self._take_back_queued(replica, now) if is_new and not event.draining else []
+        self.refusals.rate.forget()
         return failed + taken_back + self._dispatch(now)
 
     def _replicas_changed(self) -> None:
@@ -297,8 +297,7 @@ class FleetState:
         return [AbortAttempts(replica.replica_id, (attempt_id,)), self._count_failed(FailRequest(request.request_id, error))]
 
     def _eject_silent(self, now: float) -> list[Instruction]:
-        instructions: list[Instruction] = []
-        limit_s = self.settings.heartbeat_timeout_s
+        instructions, limit_s = list[Instruction](), self.settings.heartbeat_timeout_s
         # All silent replicas are forgotten before any request starts again: an attempt on another silent one would be wasted.
         for replica in [r for r in self.replicas.values() if now - r.heard_at > limit_s]:
             reason = f"silent for {now - replica.heard_at:.1f} s, limit {limit_s:g} s"
@@ -309,15 +308,15 @@ class FleetState:
     def _end_long_waits(self, now: float) -> list[Instruction]:
         failed: list[Instruction] = []
         for request in list(self.waiting.values()):
-            if (error := self.refusals.of_long_wait(request, now) or self.failover.of_standstill(request, now)) is None:
-                continue
-            del self.waiting[request.request_id], self.requests[request.request_id]
-            if request.attempt < 0:
-                self._reject(request)
-            else:
-                self.outcomes["failed"] += 1
-            failed.append(FailRequest(request.request_id, error))
-        return failed
+            error = self.refusals.of_long_wait(request, len(self.waiting), now) or self.failover.of_standstill(request, now)
+            if error is not None:
+                del self.waiting[request.request_id], self.requests[request.request_id]
+                if request.attempt < 0:
+                    self._reject(request)
+                else:
+                    self.outcomes["failed"] += 1
+                failed.append(FailRequest(request.request_id, error))
+        return failed + self._dispatch(now)
 
     def _move_off_draining(self, now: float) -> list[Instruction]:
         """End attempts on draining replicas and start the next ones elsewhere, in one instant. Late tokens of the old ones are dropped."""
@@ -337,6 +336,7 @@ class FleetState:
             request, choice = chosen
             del self.waiting[request.request_id]
             started.append(self._start(request, choice, now=now))
+        self.refusals.rate.note(len(started), is_waiting=bool(self.waiting), now=now)
         return started
 
     def _next_start(self) -> tuple[RequestState, Choice] | None:

@@ -84,6 +84,8 @@ class RequestState:
     replica_id: str | None = None
     arrived_at: float = 0.0
     waiting_since: float = 0.0
+    start_by: float | None = None
+    """When its first attempt has to start; None if there is no such limit."""
     outstanding_tokens: int = 0
     step_part: float = 0.0
     part_from: float | None = None

@@ -7,9 +7,9 @@ import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
-from serve_app.core.events import HeartbeatArrived
+from serve_app.core.events import HeartbeatArrived, LinkOpened
 from serve_app.core.load import NO_LOAD, EngineLoad
 from serve_app.core.request import RequestState, Trial
 
@@ -41,6 +41,13 @@ class ReplicaState:
     is_longest: bool = True
     _share: float = 1.0  # of the engine's requests: those of this ingress
     _last_part: float = 0.0
+
+    @classmethod
+    def linked(cls, event: LinkOpened, *, now: float) -> Self:
+        """Return the replica of a link that has opened."""
+        replica = cls(event.replica_id, event.credit, now, draining=event.draining, weights=event.weights)
+        replica.kv_tokens, replica.adapters, replica.max_model_len = event.kv_tokens, event.adapters, event.max_model_len
+        return replica
 
     @property
     def kind(self) -> "Kind":

@@ -43,6 +43,10 @@ class Tenant:
     """Whether its prompts share cached blocks with those of all tenants that have this set."""
     quotas: Mapping[Quota, int] = field(default_factory=dict, hash=False)
     """Each >= 1. A quota that is not named does not limit the tenant."""
+    first_token_s: float | None = None
+    """Seconds from the end of a request's head within which an engine has to get the request."""
+    total_s: float | None = None
+    """Seconds from the end of a request's head within which the answer has to be complete."""
 
     def may_ask(self, model: str) -> bool:
         return self.models is None or model in self.models

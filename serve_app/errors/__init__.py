@@ -24,6 +24,8 @@ and status, so that no code is used twice. Import from the package, not from a t
         StorageAway              503  storage_away            the shared database or object store does not answer now
         StorageFull              507  storage_full
       QueueFull                  503  queue_full
+      CannotStartInTime          503  cannot_start_in_time    the queue is longer than the tenant's first_token_s
+      DeadlinePassed             504  deadline_passed         the answer took longer than the tenant's total_s
       NoFreePlace                503  no_free_place           a batch's request, which only gets places that no other request wants
       TooManyConnections         503  too_many_connections    an ingress has nearly no file descriptors left
       GrammarsBusy               503  grammars_busy           a grammar was not compiled in time, because the ingress is busy
@@ -99,6 +101,8 @@ from serve_app.errors.engines import (
     StepTooLong,
 )
 from serve_app.errors.limits import (
+    CannotStartInTime,
+    DeadlinePassed,
     GrammarsBusy,
     IngressOverloaded,
     IssuerAway,
@@ -120,10 +124,12 @@ __all__ = [
     "BadRequest",
     "BatchError",
     "BodyTooSlow",
+    "CannotStartInTime",
     "CheckpointError",
     "ClusterFailed",
     "ClusterSilent",
     "ConfigError",
+    "DeadlinePassed",
     "DecisionLogError",
     "EngineDied",
     "EngineHung",

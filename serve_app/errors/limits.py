@@ -1,4 +1,4 @@
-"""These errors say that there is no room, or no time, for a request now. Each of them carries Retry-After."""
+"""These errors say that there is no room, or no time, for a request. Each of them but `DeadlinePassed` carries Retry-After."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -41,6 +41,40 @@ class QueueFull(ServingError):
 
     def __str__(self) -> str:
         return f"{self.waiting} requests are waiting, limit {self.limit}; retry in {self.retry_after_s:.1f} s"
+
+
+@dataclass(eq=False)
+class CannotStartInTime(ServingError):
+    """No engine has got the request within its tenant's ``first_token_s``, or none probably would.
+
+    ``waited_s``: how long it has waited, 0 for a request that is refused when it comes. ``expected_s``: how long it would wait from now on
+    behind ``waiting`` others, 0 if that is not known.
+    """
+
+    http_status: ClassVar[int] = 503
+    code: ClassVar[str] = "cannot_start_in_time"
+    waiting: int
+    waited_s: float
+    expected_s: float
+    retry_after_s: float = field()
+
+    def __str__(self) -> str:
+        waited = f"the request has waited {self.waited_s:.1f} s, {self.waiting} others wait"
+        longer = f", and it would start in about {self.expected_s:.1f} s" if self.expected_s else ""
+        return f"{waited}{longer}: too late for its tenant's first_token_s; retry in {self.retry_after_s:.1f} s"
+
+
+@dataclass(eq=False)
+class DeadlinePassed(ServingError):
+    """The answer was not complete at the end of its tenant's ``total_s``."""
+
+    http_status: ClassVar[int] = 504
+    code: ClassVar[str] = "deadline_passed"
+    tenant: str
+    total_s: float
+
+    def __str__(self) -> str:
+        return f"the answer took longer than the {self.total_s:g} s that the tenant {self.tenant!r} has for one (total_s)"
 
 
 @dataclass(eq=False)

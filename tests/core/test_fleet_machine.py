@@ -44,9 +44,17 @@ class FleetMachine(CheckedFleet, RuleBasedStateMachine):
         sendable=st.sampled_from([True] * 7 + [False]),
         like=st.sampled_from([None, None, "f0", "f1"]),
         background=st.sampled_from([False, False, True]),
+        within_s=st.sampled_from([None, None, None, 3.0, 8.0, 30.0]),
     )
     def arrive(
-        self, resume: Resume, max_tokens: int, length: int, sendable: bool, like: str | None, background: bool = False
+        self,
+        resume: Resume,
+        max_tokens: int,
+        length: int,
+        sendable: bool,
+        like: str | None,
+        background: bool = False,
+        within_s: float | None = None,
     ) -> None:
         request_id = f"r{len(self.requests)}"
         prompt: tuple[int, ...] = (len(self.requests),)
@@ -54,9 +62,10 @@ class FleetMachine(CheckedFleet, RuleBasedStateMachine):
         for _ in range(0 if resume is Resume.RESTART else min(length, max_tokens)):
             answer += (next_token(answer),)
         fingerprint = like or request_id
-        self.requests[request_id] = Request(prompt, answer[len(prompt) :], resume, sendable, fingerprint, self.now)
+        start_by = None if within_s is None else self.now + within_s
+        self.requests[request_id] = Request(prompt, answer[len(prompt) :], resume, sendable, fingerprint, self.now, start_by)
         prefix = self._prefix(len(self.requests))
-        arrived = RequestArrived(request_id, 1, max_tokens, resume, fingerprint, prefix, background)
+        arrived = RequestArrived(request_id, 1, max_tokens, resume, fingerprint, prefix, background, start_by=start_by)
         if self.is_blocked(request_id):
             self.handle(arrived)
             assert self.requests[request_id].outcomes == ["RequestQuarantined"]
@@ -70,6 +79,12 @@ class FleetMachine(CheckedFleet, RuleBasedStateMachine):
         if len(self.queue) >= MAX_WAITING and not room:
             self.handle(arrived)
             assert self.requests[request_id].outcomes == ["QueueFull"]
+            return
+        self.look_at_queue(0)
+        expected_s = self.expected_wait_s(len(self.queue))
+        if self.queue and not room and within_s is not None and expected_s is not None and expected_s > 0.9 * within_s:
+            self.handle(arrived)
+            assert self.requests[request_id].outcomes == ["CannotStartInTime"]
             return
         self.queue.append(request_id)
         self.waiting_since[request_id] = self.now
@@ -190,6 +205,8 @@ class FleetMachine(CheckedFleet, RuleBasedStateMachine):
         self.ticks = False
         assert [i.replica_id for i in instructions if isinstance(i, CloseLink)] == silent
         assert all(self.now - self.waiting_since[i] <= NO_REPLICA_S and not self.stands_still(i) for i in self.queue)
+        start_by = [self.requests[i].start_by for i in self.queue if self.never_started(i)]
+        assert all(at is None or self.now < at for at in start_by)
 
     def teardown(self) -> None:
         """Check that with a good replica for each version of the weights every remaining request ends."""

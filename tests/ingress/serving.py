@@ -30,11 +30,13 @@ async def serving(
     adapters: Sequence[str] = ADAPTERS,
     max_model_len: int = 512,
     tenants: Tenants | None = None,
+    credit: int = 256,
 ) -> AsyncIterator[tuple[httpx.AsyncClient, FakeEngine, dict[str, int]]]:
     """Yield a client, the engine behind it, and the numbers of the adapters.
 
     Args:
         stepping: Whether the engine computes; else it does what a test calls.
+        credit: How many requests the replica takes at once.
     """
     async with (
         application(
@@ -44,6 +46,7 @@ async def serving(
             adapters=adapters,
             max_model_len=max_model_len,
             tenants=tenants,
+            credit=credit,
         ) as (app, engine, numbers),
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://ingress") as http,
     ):
@@ -59,6 +62,7 @@ async def application(
     adapters: Sequence[str] = ADAPTERS,
     max_model_len: int = 512,
     tenants: Tenants | None = None,
+    credit: int = 256,
 ) -> AsyncIterator[tuple[IngressApp, FakeEngine, dict[str, int]]]:
     """Yield the application behind the client of `serving`, with these limits, and the rest of what `serving` yields."""
     tiny = {
@@ -67,7 +71,7 @@ async def application(
         "engine_args": {"max_model_len": max_model_len},
         "adapters": {name: {"path": f"/adapters/{name}"} for name in adapters},
     }
-    values = parse_settings({"models": {MODEL: tiny}, "protocol": {"heartbeat_timeout_s": 100.0}})
+    values = parse_settings({"models": {MODEL: tiny}, "protocol": {"heartbeat_timeout_s": 100.0, "credit": credit}})
     settings = values.models[MODEL]
     client = FleetClient(values, settings, ingress_id="ingress-1", token=b"", tls=None)
     grammars = GrammarCompiler()

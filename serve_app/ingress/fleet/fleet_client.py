@@ -24,7 +24,6 @@ from serve_app.core.events import (
     HeartbeatArrived,
     LinkEnd,
     LinkLost,
-    LinkOpened,
     OutputsArrived,
     RequestArrived,
     RequestsAborted,
@@ -163,15 +162,7 @@ class FleetClient(EngineCoreClient):
             self._handle(BlocksReported(blocks))
 
     def _link_opened(self, link: ReplicaLink) -> None:
-        peer = link.connection.peer
-        assert peer is not None
-        offered = peer.capabilities
-        kv_tokens = offered.num_kv_blocks * offered.block_size
-        adapters = self._adapters.get(link.replica_id, frozenset())
-        opened = LinkOpened(
-            link.replica_id, peer.credit, peer.draining, offered.weights, kv_tokens, adapters, offered.max_model_len
-        )
-        self._handle(opened)
+        self._handle(link.opened(self._adapters.get(link.replica_id, frozenset())))
 
     def _link_lost(self, link: ReplicaLink, end: LinkEnd) -> None:
         self._handle(LinkLost(link.replica_id, end, frozenset(link.unsent)))
@@ -321,6 +312,17 @@ class FleetClient(EngineCoreClient):
         if request_ids:
             self._handle(RequestsAborted(request_ids, outcome))
 
+    def end_all_of(self, exchange: Exchange, error: ServingError) -> None:
+        """Abort the engine requests of an HTTP request, and end its generations in vLLM's front end by the error."""
+        request_ids = [request_id for request_id, each in self._exchanges.items() if each is exchange]
+        for request_id in request_ids:
+            self.output_path.write_now(request_id)
+        if request_ids:
+            self._handle(RequestsAborted(request_ids))
+        exchange.fail(error)
+        for request_id in request_ids:
+            self._fail_request(FailRequest(request_id, error))
+
     # AsyncLLM calls the methods below.
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
@@ -335,7 +337,7 @@ class FleetClient(EngineCoreClient):
         if self._siblings(request.request_id) and self.intake.is_pause_due(request):
             await asyncio.sleep(0)  # when it is cancelled here, vLLM aborts all choices of the request
         try:
-            arrived = self._arrival(request, background=exchange is not None and exchange.background)
+            arrived = self._arrival(request, exchange)
         except Exception as exc:  # whatever a value of the client causes: vLLM's output processor has the request already
             error = why_unsendable(request, exc, self._encoder.encode)
             if isinstance(error, SendFailed):  # no value of the client explains the error
@@ -351,12 +353,11 @@ class FleetClient(EngineCoreClient):
             exchange.requests.add(self.fleet.requests[request.request_id], request.external_req_id or request.request_id)
         self._carry_out(instructions)
 
-    def _arrival(self, request: EngineCoreRequest, *, background: bool) -> RequestArrived:
-        if background:
+    def _arrival(self, request: EngineCoreRequest, exchange: Exchange | None) -> RequestArrived:
+        if exchange is not None and exchange.background:
             request.priority = max(request.priority, BACKGROUND_PRIORITY)  # embeddings have no field for it
         self.output_path.prepare(request)
-        by_position = self.links.seeds_by_position
-        return self.intake.arrival(request, self._vllm_config, background=background, seeds_by_position=by_position)
+        return self.intake.arrival(request, exchange, self._vllm_config, seeds_by_position=self.links.seeds_by_position)
 
     def _refuse(self, request: EngineCoreRequest, error: ServingError) -> NoReturn:
         self._output_processor.abort_requests([request.request_id], internal=True)

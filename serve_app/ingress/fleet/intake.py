@@ -122,17 +122,21 @@ class Intake:
 
     async def refusal(self, request: Any, exchange: Exchange | None, vllm_config: Any) -> ServingError | None:
         """Return the error if vLLM's ``EngineCoreRequest`` must not run, else None. It gets its tenant's cache salt and limits."""
+        if exchange is not None and exchange.error is not None:
+            return exchange.error  # the HTTP request is ending: its time is over, or another of its engine requests has failed
         refused = bind_or_refuse(request, exchange, self._model, vllm_config.model_config.get_vocab_size())
         if refused is not None or self.quotas is None:
             return refused
         answer_id = request.external_req_id or request.request_id
         return await self.quotas.refusal(exchange, *tokens_of(request, vllm_config), answer_id)
 
-    def arrival(self, request: Any, vllm_config: Any, *, background: bool, seeds_by_position: bool | None) -> RequestArrived:
+    def arrival(
+        self, request: Any, exchange: Exchange | None, vllm_config: Any, *, seeds_by_position: bool | None
+    ) -> RequestArrived:
         """Return the event for the arrival of an ``EngineCoreRequest``.
 
         Args:
-            background: Whether the request is a line of a batch.
+            exchange: The HTTP request to which it belongs; None outside of one.
             seeds_by_position: What all replicas of the model report; None before the first one joins.
         """
         model = self._model
@@ -147,8 +151,9 @@ class Intake:
             resume=resume_of(request, replays_seeded=not seeds_by_position),
             fingerprint=fingerprint_of(request, model.name, self._digest),
             prefix=self._prefix,
-            background=background,
+            background=exchange is not None and exchange.background,
             adapter=None if request.lora_request is None else request.lora_request.lora_int_id,
+            start_by=start_by_of(exchange),
         )
 
     def _compute_parts(self, request: Any, cache_config: Any) -> None:
@@ -174,6 +179,17 @@ def adapters_of(model: ModelSettings) -> dict[str, LoRARequest]:
         name: LoRARequest(name, adapter.number(name), str(adapter.path), base_model_name=model.name)
         for name, adapter in model.adapters.items()
     }
+
+
+def start_by_of(exchange: Exchange | None) -> float | None:
+    """Return the monotonic second by which the next engine request of an HTTP request has to start; None if there is no such limit.
+
+    Only the first engine request has the limit, so that an HTTP request is judged once. Lines of batches may wait.
+    """
+    if exchange is None or exchange.caller is None or exchange.background or exchange.requests.first is not None:
+        return None
+    limit_s = exchange.caller.tenant.first_token_s
+    return None if limit_s is None else exchange.arrived_at + limit_s
 
 
 def bind_or_refuse(request: Any, exchange: Exchange | None, model: ModelSettings, vocab_size: int) -> BadRequest | None:

@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from serve_app.core.events import LinkEnd
+from serve_app.core.events import LinkEnd, LinkOpened
 from serve_app.core.instructions import StartAttempt
 from serve_app.errors import EngineStopped
 from serve_app.ingress.books.metrics import count_goodbye
@@ -64,6 +64,16 @@ class ReplicaLink(asyncio.Protocol):
         peer = self.connection.peer
         assert peer is not None
         return peer.replica_id
+
+    def opened(self, adapters: frozenset[int]) -> LinkOpened:
+        """Return the event of this link's handshake. ``adapters``: numbers of the LoRA adapters in the replica's lease."""
+        peer = self.connection.peer
+        assert peer is not None
+        offered = peer.capabilities
+        kv_tokens = offered.num_kv_blocks * offered.block_size
+        return LinkOpened(
+            self.replica_id, peer.credit, peer.draining, offered.weights, kv_tokens, adapters, offered.max_model_len
+        )
 
     def is_open(self) -> bool:
         return self.connection.state is LinkState.OPEN

@@ -106,6 +106,8 @@ class Quotas:
             return None
         if lack is not None:
             return self._exceeded(tenant, lack)
+        if exchange.error is not None:
+            return exchange.error  # its time was over while it waited: `end` was called
         charge = meter.admit(prompt_tokens, answer_tokens, exchange.choices, self._clock())
         self._running[exchange] = meter, charge
         exchange.headers = [(name.encode(), value.encode()) for name, value in self._headers(meter).items()]

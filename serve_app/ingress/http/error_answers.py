@@ -15,7 +15,7 @@ from starlette.responses import Response
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError, VLLMServerError
 
-from serve_app.errors import BodyTooSlow, InvalidApiKey, InvalidToken, ModelNotFound, QuotaExceeded, ServingError
+from serve_app.errors import BodyTooSlow, DeadlinePassed, InvalidApiKey, InvalidToken, ModelNotFound, QuotaExceeded, ServingError
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ _TYPES_OF_ANTHROPIC = {
     422: "invalid_request_error",
     429: "rate_limit_error",
     503: "overloaded_error",
+    504: "timeout_error",
 }
 MESSAGES = "/v1/messages"
 """The beginning of the routes of Anthropic's Messages."""
@@ -70,7 +71,7 @@ def answer_of(error: ServingError, path: str = "") -> ErrorAnswer:
     if error.retry_after_s is not None:
         body["error"]["retry_after_s"] = retry_after_s = max(1, math.ceil(error.retry_after_s))
         headers["Retry-After"] = str(retry_after_s)
-    if isinstance(error, BodyTooSlow):
+    if isinstance(error, BodyTooSlow | DeadlinePassed):
         headers["Connection"] = "close"  # or the rest of the body would be read and dropped for as long as it comes
     if isinstance(error, InvalidApiKey):
         headers["WWW-Authenticate"] = "Bearer"

@@ -48,6 +48,7 @@ from serve_app.ingress.routes.bodies import Bodies, replay, tokenizer_bytes
 from serve_app.ingress.routes.canary import SHARED_ROUTES
 from serve_app.ingress.routes.generate import generate_route
 from serve_app.ingress.routes.own_answers import MODELS, FleetReport, OwnAnswers
+from serve_app.ingress.routes.running import RunningRequests
 from serve_app.ingress.routes.sagemaker import INVOCATIONS, PING, route_of
 from serve_app.ingress.routes.served_models import ServedModels
 
@@ -122,7 +123,7 @@ class IngressApp:
         self._cors = _cors(self._answer_errors, cors_origins)
         self.books = books or Books()
         self._stopped = False
-        self._running: dict[asyncio.Timeout, Exchange] = {}
+        self._running = RunningRequests(front_ends)
         self._models = ServedModels(front_ends)
         self.front_ends = front_ends
         self.canaries = self._models.canaries
@@ -153,11 +154,7 @@ class IngressApp:
     def end_all(self) -> None:
         """End every running request with one error, after all text that has arrived for it, and refuse all new requests."""
         self._stopped = True
-        for front in self.front_ends.values():
-            front.client.output_path.write_all()
-        for limit, exchange in self._running.items():
-            exchange.fail(ServerStopping(retry_after_s=_RETRY_AFTER_S))
-            limit.reschedule(0.0)
+        self._running.end_all(ServerStopping(retry_after_s=_RETRY_AFTER_S))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_cross = self._cors is not None and any(name == b"origin" for name, _ in scope["headers"])
@@ -279,7 +276,7 @@ class IngressApp:
             self.books.end(exchange)
 
     async def _answer_in_time(self, scope: Scope, receive: Receive, send: Send, held: HeldAnswer) -> None:
-        """Answer the request until `end_all` ends it."""
+        """Answer the request until it is answered, or its tenant's time is over, or `end_all` ends it."""
         for name, value in scope["headers"]:
             if name == b"x-request-id":
                 request_id = value.decode("latin-1")
@@ -288,18 +285,7 @@ class IngressApp:
         self._refuse_if_unable(scope)
         if self.quotas is not None and (caller := held.exchange.caller) is not None:
             self.quotas.check(caller.tenant)
-        limit = asyncio.timeout(None)
-        self._running[limit] = held.exchange
-        try:
-            async with limit:
-                await self._read_and_answer(scope, receive, held)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-        finally:
-            del self._running[limit]
-        if limit.expired():
-            await held.end()
+        await self._running.answer(held, self._read_and_answer(scope, receive, held))
 
     def _refuse_if_unable(self, scope: Scope) -> None:
         """Refuse the request if the ingress has stopped, is overloaded, or has no file descriptors left for clients."""

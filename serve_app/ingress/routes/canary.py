@@ -15,7 +15,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve_app.config import ModelSettings
 from serve_app.core.canary import CanaryLimits, CanaryState, Criterion, Judge, is_looping
 from serve_app.core.request import Resume
-from serve_app.errors import NoFreePlace, QueueFull, RequestQuarantined, ServerStopping, ServingError
+from serve_app.errors import (
+    CannotStartInTime,
+    DeadlinePassed,
+    NoFreePlace,
+    QueueFull,
+    RequestQuarantined,
+    ServerStopping,
+    ServingError,
+)
 from serve_app.ingress.exchange.engine_requests import EngineRequests
 from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.exchange.held_answer import ERRORS, HeldAnswer, status_of
@@ -76,6 +84,9 @@ class Canary:
             if self.judge.takes_next(is_ready=self.front.client.is_ready()):
                 outcome = await self._try(await app_of(self.front), scope, _Client(replay()), held)
                 if outcome is _Outcome.ANSWERED:
+                    return
+                if isinstance(exchange.error, DeadlinePassed):  # the model has no time left for another answer
+                    await held.end()
                     return
                 exchange.begin_again()
                 await (await app_of(model))(scope, replay(), held)
@@ -262,8 +273,8 @@ def _is_the_servers(error: ServingError) -> bool:
 
 
 def _is_refused(exchange: Exchange) -> bool:
-    """Return whether the fleet had no place for the request. That depends on the number of replicas, not on their quality."""
-    return isinstance(exchange.error, QueueFull | ServerStopping | NoFreePlace)
+    """Return whether the fleet had no place or no time for the request. That depends on the number of replicas, not on their quality."""
+    return isinstance(exchange.error, QueueFull | CannotStartInTime | DeadlinePassed | ServerStopping | NoFreePlace)
 
 
 def _has_failed(exchange: Exchange, *, raised: bool) -> bool | None:

@@ -1,0 +1,66 @@
+"""`QueueRate` measures how fast the fleet's queue moves: starts per second while requests wait, over the last ten seconds. Pure.
+
+Time in which no request waits does not count: starts then follow arrivals and do not show how many requests the replicas can take.
+`FleetState` notes the queue after each of its changes. `Refusals` reads the rate, for deadlines and for Retry-After.
+"""
+
+import math
+import zlib
+from collections import deque
+
+WINDOW_S = 10.0
+_SLOT_S = 0.5
+"""Starts within one slot leave the window together."""
+_MIN_STARTS, _MIN_WAITING_S = 5, 3.0
+"""Fewer starts, or less time, show no rate: answers that began together end together."""
+_JITTER = 0.1
+
+
+class QueueRate:
+    """The rate of one model's queue at one ingress."""
+
+    def __init__(self) -> None:
+        self._slots: deque[tuple[int, int, float]] = deque()  # number of the slot, starts, seconds in which requests waited
+        self._starts, self._waiting_s = 0, 0.0
+        self._noted_at, self._is_waiting = 0.0, False
+
+    def note(self, num_started: int, *, is_waiting: bool, now: float) -> None:
+        """Count the starts since the last note, if requests waited at that note. ``is_waiting``: requests wait from now on."""
+        if self._is_waiting:
+            self._add(num_started, min(now - self._noted_at, WINDOW_S), now)
+        self._noted_at, self._is_waiting = now, is_waiting
+
+    def forget(self) -> None:
+        """Forget the rate so far, because there are new places. The starts up to the next note, which fill them, do not count."""
+        self._slots.clear()
+        self._starts, self._waiting_s, self._is_waiting = 0, 0.0, False
+
+    def per_second(self, now: float) -> float | None:
+        """Return the rate, > 0; None if it is not known. Without a start in the whole window, it counts as one start in that time."""
+        self.note(0, is_waiting=self._is_waiting, now=now)
+        self._forget_old(now)
+        if self._starts >= _MIN_STARTS and self._waiting_s >= _MIN_WAITING_S:
+            return self._starts / self._waiting_s
+        return max(self._starts, 1) / self._waiting_s if self._waiting_s >= WINDOW_S - 2 * _SLOT_S else None
+
+    def _add(self, starts: int, waiting_s: float, now: float) -> None:
+        slot = math.floor(now / _SLOT_S)
+        if self._slots and self._slots[-1][0] == slot:
+            _, before, before_s = self._slots.pop()
+            self._slots.append((slot, before + starts, before_s + waiting_s))
+        else:
+            self._slots.append((slot, starts, waiting_s))
+            self._forget_old(now)
+        self._starts += starts
+        self._waiting_s += waiting_s
+
+    def _forget_old(self, now: float) -> None:
+        while self._slots and self._slots[0][0] * _SLOT_S <= now - WINDOW_S:
+            _, starts, waiting_s = self._slots.popleft()
+            self._starts -= starts
+            self._waiting_s -= waiting_s
+
+
+def jitter(request_id: str) -> float:
+    """Return a factor within 10 % of 1 that a request keeps, so that clients that were refused together do not return together."""
+    return 1 - _JITTER + 2 * _JITTER * zlib.crc32(request_id.encode("utf-8", "backslashreplace")) / 0xFFFFFFFF
