@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
@@ -50,7 +49,7 @@ class Bodies:
         size = int(announced) if announced.isdigit() else None
         if size is not None and size > self._limit:
             raise RequestTooLarge(size_bytes=size, limit_bytes=self._limit)
-        began_at = time.monotonic()
+        began_at = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
                 body = bytearray()  # one block of memory: many small pieces would leave holes in the heap
@@ -64,7 +63,7 @@ class Bodies:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise BodyTooSlow(limit_s=round(time.monotonic() - began_at, 1)) from None
+            raise BodyTooSlow(limit_s=round((limit.when() or began_at) - began_at, 2)) from None
 
     async def _read_to(self, most: int, body: bytearray, receive: Receive) -> bool:
         """Read on until the body is longer than ``most`` bytes, and return whether it is complete before that."""

@@ -13,7 +13,6 @@ from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.exchange.held_answer import HeldAnswer
 from serve_app.ingress.front_end.front_end import FrontEnd
 
-
 _GRACE_S = 1.0
 """How long vLLM's app has to send the error of a request whose time is over, in seconds. A cancelled app leaves tasks behind."""
 
