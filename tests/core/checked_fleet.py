@@ -21,7 +21,16 @@ from serve_app.core.instructions import (
 )
 from serve_app.core.request import Resume
 from serve_app.core.routing import RoutingPolicy
-from serve_app.errors import CannotStartInTime, NoFreePlace, NoReplica, QueueFull, ReplicaLost, RequestQuarantined, RequestTooLarge, ResumeDiverged
+from serve_app.errors import (
+    CannotStartInTime,
+    NoFreePlace,
+    NoReplica,
+    QueueFull,
+    ReplicaLost,
+    RequestQuarantined,
+    RequestTooLarge,
+    ResumeDiverged,
+)
 from tests.core.expected_fleet import (
     MAX_DEATHS,
     MAX_WAITING,
