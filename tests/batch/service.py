@@ -14,7 +14,6 @@ from typing import Any
 
 class Service:
     """Answers a chat with the prompt in capitals, by the model that was asked. ``verdict`` may give another status for a prompt.
-
     Its errors have the type ``error_type``.
 
     ``statuses_of_models`` are those of the next questions for the models. ``asked`` counts the prompts, ``most_at_once`` is the largest
