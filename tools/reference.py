@@ -21,7 +21,14 @@ from serve_app.config.oidc import OidcSettings
 from serve_app.config.routing import RoutingSettings
 from serve_app.config.schedule import ScheduledBounds
 from serve_app.config.settings import AutoscalingSettings, Settings, TimeoutSettings
-from serve_app.config.tenants_file import KeySettings, TenantLimits, TenantSettings, TenantsFile, tenants_json_schema
+from serve_app.config.tenants_file import (
+    KeySettings,
+    TenantDeadlines,
+    TenantLimits,
+    TenantSettings,
+    TenantsFile,
+    tenants_json_schema,
+)
 from serve_app.config.tracing import TracingSettings
 from serve_app.config.ui import UiSettings
 
@@ -47,6 +54,7 @@ SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("tenants", "Under each tenant's name.", TenantSettings),
     ("tenants: keys", "A list.", KeySettings),
     ("tenants: limits", "", TenantLimits),
+    ("tenants: deadlines", "", TenantDeadlines),
     ("timeouts", "", TimeoutSettings),
     ("health", "", HealthSettings),
     ("autoscaling", "", AutoscalingSettings),

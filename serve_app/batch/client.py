@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from serve_app.batch.connections import Connections, Poster
-from serve_app.errors import BatchError, KeyRefused, ServiceAway
+from serve_app.errors import BatchError, DeadlinePassed, KeyRefused, ServiceAway
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ class BatchClient:
                 if status in _REFUSED_KEY:
                     raise KeyRefused(f"the service answers {status}: {said}", _KEY_HINT)
                 tries += 1
-                if status not in _TRIED_AGAIN and status != 200:
+                if (status not in _TRIED_AGAIN and status != 200) or _type(value) == DeadlinePassed.code:
                     tries = self._limits.tries
             if tries >= self._limits.tries:
                 self._refused_since = None
@@ -330,6 +330,12 @@ def _object(response: httpx.Response) -> dict[str, Any] | None:
 
 def _request_id(response: httpx.Response, value: dict[str, Any]) -> str:
     return str(response.headers.get("x-request-id", value.get("id", "")))
+
+
+def _type(value: dict[str, Any] | None) -> str:
+    """Return the type of the service's error, "" if there is none."""
+    error = (value or {}).get("error")
+    return str(error.get("type", "")) if isinstance(error, dict) else ""
 
 
 def _reason(response: httpx.Response, value: dict[str, Any] | None) -> str:

@@ -130,7 +130,8 @@ def list_tenants(file: File, as_json: AsJson = False) -> None:
         typer.echo(json.dumps(shown, indent=2))
         return
     for name, tenant in tenants.items():
-        limits = ", ".join(f"{limit} {value}" for limit, value in tenant.get("limits", {}).items()) or "no limits"
+        values = tenant.get("limits", {}) | tenant.get("deadlines", {})
+        limits = ", ".join(f"{limit} {value}" for limit, value in values.items()) or "no limits"
         models = "all models" if tenant.get("models") is None else f"models {', '.join(tenant['models']) or 'none'}"
         typer.echo(f"{name}: {models}, {limits}")
         for key in tenant["keys"]:

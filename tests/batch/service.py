@@ -14,6 +14,7 @@ from typing import Any
 
 class Service:
     """Answers a chat with the prompt in capitals, by the model that was asked. ``verdict`` may give another status for a prompt.
+    Its errors have the type ``error_type``.
 
     ``statuses_of_models`` are those of the next questions for the models. ``asked`` counts the prompts, ``most_at_once`` is the largest
     number of requests that it held, and ``keys`` are those that it was shown.
@@ -22,6 +23,7 @@ class Service:
     def __init__(self, port: int = 0) -> None:
         self.asked: Counter[str] = Counter()
         self.verdict: Callable[[str], int] = lambda prompt: 200
+        self.error_type = ""
         self.delay_s = 0.0
         self.statuses_of_models: list[int] = []
         self.models = ["tiny"]
@@ -51,7 +53,7 @@ class Service:
                     choice = {"message": {"content": prompt.upper()}, "text": prompt.upper()}
                     self._send(200, {"model": body["model"], "choices": [choice], "usage": usage})
                 else:
-                    self._send(status, {"error": {"message": f"no: {status}"}})
+                    self._send(status, {"error": {"message": f"no: {status}", "type": service.error_type}})
 
             def _send(self, status: int, value: object) -> None:
                 text = json.dumps(value).encode()

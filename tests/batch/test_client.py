@@ -81,6 +81,20 @@ def test_the_model_of_a_full_service_is_waited_for_and_that_of_another_kind_of_s
         only_model(service.url, "", Limits(patience_s=60.0))
 
 
+@pytest.mark.parametrize(("error_type", "num_sent"), [("deadline_passed", 1), ("", 2)])
+def test_a_request_whose_time_is_over_is_not_sent_again(service: Service, error_type: str, num_sent: int) -> None:
+    service.verdict, service.error_type = lambda prompt: 504, error_type
+
+    async def ask() -> Reply | Failure:
+        limits = Limits(tries=2)
+        async with connect(service.url, "", limits) as http:
+            return await BatchClient(http, limits).ask(PATH, body("a"))
+
+    failure = asyncio.run(ask())
+    assert isinstance(failure, Failure)
+    assert (failure.status, service.asked["a"]) == (504, num_sent)
+
+
 def test_a_key_that_no_header_can_have_is_refused_and_not_told() -> None:
     for key in ("schlüssel", "line\nend", "a b"):
         with pytest.raises(

@@ -23,6 +23,7 @@ tenants:
       - {{id: st2, sha256: {D2.upper()}, revoked: 2026-12-01, scopes: [infer]}}
     models: [chat, embed]
     limits: {{max_tokens: 8192, max_context: 32768}}
+    deadlines: {{first_token_s: 10, total_s: 300}}
   free: {{}}
 """
 END_OF_JANUARY = datetime(2027, 2, 1, tzinfo=UTC).timestamp()
@@ -31,7 +32,7 @@ END_OF_JANUARY = datetime(2027, 2, 1, tzinfo=UTC).timestamp()
 def test_a_whole_file_is_read() -> None:
     keyring = parse_tenants(WHOLE).keyring(shared=False)
     tenant, key = keyring.caller(b"one", END_OF_JANUARY - 1)
-    assert tenant == Tenant("search-team", frozenset({"chat", "embed"}), 8192, 32768, False)
+    assert tenant == Tenant("search-team", frozenset({"chat", "embed"}), 8192, 32768, False, first_token_s=10, total_s=300)
     assert (key.id, key.expires, sorted(key.scopes)) == ("st1", "2027-01-31", ["batch", "infer"])
     with pytest.raises(InvalidApiKey, match="the API key st1 has expired on 2027-01-31"):
         keyring.caller(b"one", END_OF_JANUARY)
@@ -81,7 +82,7 @@ def tenant(**fields: object) -> str:
         yaml.safe_dump({"tenants": {"t": SECRET}}),
         yaml.safe_dump({"tenants": {SECRET + "_": {}}}),
         yaml.safe_dump({SECRET: {}}),
-        *(tenant(**{field: SECRET}) for field in ("keys", "models", "limits", "share_prefix_cache", SECRET)),
+        *(tenant(**{field: SECRET}) for field in ("keys", "models", "limits", "deadlines", "share_prefix_cache", SECRET)),
         tenant(keys=[SECRET]),
         tenant(limits={"max_tokens": SECRET}),
         *(entry(**{field: SECRET}) for field in ("sha256", "expires", "revoked", "scopes", SECRET)),
@@ -113,6 +114,12 @@ def test_no_error_quotes_a_key_wherever_it_was_written(problems_of: Callable[[st
         (entry(id="others"), "tenants.t.keys[0].id: has 6 characters that are no id"),
         (entry(id="oidc"), "tenants.t.keys[0].id: has 4 characters that are no id"),
         (tenant(keys=SECRET), "tenants.t.keys: is no list"),
+        (
+            tenant(deadlines={"first_token_s": 30, "total_s": 30}),
+            "tenants.t.deadlines.first_token_s: is 30, and total_s is 30: no time would be left for the answer; set it below total_s",
+        ),
+        (tenant(deadlines={"total_s": 0}), "tenants.t.deadlines.total_s: is 0"),
+        (tenant(deadlines={"total": 3}), "tenants.t.deadlines.total: unknown key"),
         (tenant(keys=[SECRET]), "tenants.t.keys: has an entry, number 1, that is no mapping; write {id: NAME, sha256: DIGEST}"),
         (tenant(keys=[{"id": "k1"}]), "tenants.t.keys[0].sha256: is missing"),
         (

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from starlette.types import Message
 
@@ -38,7 +39,20 @@ BEAMS: dict[str, tuple[str, dict[str, Any], int]] = {
 
 def tenants(folder: Path, **deadlines: float) -> Tenants:
     red = {"keys": [{"id": "red", "sha256": digest("sk-of-the-tenant-red")}], "deadlines": deadlines}
-    return of_file(folder / "tenants.yaml", json.dumps({"tenants": {"red": red}}))
+    free = {"keys": [{"id": "free", "sha256": digest("sk-of-the-tenant-free")}]}
+    return of_file(folder / "tenants.yaml", json.dumps({"tenants": {"red": red, "free": free}}))
+
+
+async def warm_up(http: httpx.AsyncClient, engine: FakeEngine, path: str, ask: dict[str, Any]) -> None:
+    """Answer a request without a deadline: the first request of a route takes long."""
+    short = {name: 1 if "max" in name else value for name, value in ask.items() if name != "use_beam_search"}
+    key = {"authorization": "Bearer sk-of-the-tenant-free"}
+    answer = asyncio.create_task(http.post(path, json={"model": MODEL, **short}, headers=key))
+    while not answer.done():
+        engine.step()
+        await asyncio.sleep(0.01)
+    assert (await answer).status_code == 200
+    engine.added.clear()
 
 
 async def stopped(engine: FakeEngine, num_requests: int) -> None:
@@ -52,14 +66,15 @@ async def stopped(engine: FakeEngine, num_requests: int) -> None:
 @in_loop
 async def test_an_answer_that_is_not_complete_in_time_is_504_and_its_engine_stops(way: str, tmp_path: Path) -> None:
     path, ask, num_requests = (WAYS | BEAMS)[way]
-    of_red = tenants(tmp_path, total_s=0.4)
+    of_red = tenants(tmp_path, total_s=1.0)
     async with serving(make_tiny_llama(tmp_path / "tiny"), tenants=of_red, stepping=False) as (http, engine, _):
+        await warm_up(http, engine, path, ask)
         for number in (1, 2):
             late = await http.post(path, json={"model": MODEL, **ask, "stream": number == 2 and way not in BEAMS}, headers=KEY)
             assert late.status_code == 504
             error = late.json()["error"]
             assert error["type"] == ("timeout_error" if path == "/v1/messages" else "deadline_passed")
-            assert error["message"] == "the answer took longer than the 0.4 s that the tenant 'red' has for one (total_s)"
+            assert error["message"] == "the answer took longer than the 1 s that the tenant 'red' has for one (total_s)"
             assert "retry-after" not in late.headers
             await stopped(engine, number * num_requests)
 
@@ -68,8 +83,9 @@ async def test_an_answer_that_is_not_complete_in_time_is_504_and_its_engine_stop
 @in_loop
 async def test_a_stream_that_is_not_complete_in_time_ends_in_one_error_and_its_engine_stops(way: str, tmp_path: Path) -> None:
     path, ask, num_requests = WAYS[way]
-    of_red = tenants(tmp_path, total_s=1.0)
+    of_red = tenants(tmp_path, total_s=2.0)
     async with serving(make_tiny_llama(tmp_path / "tiny"), tenants=of_red, stepping=False) as (http, engine, _):
+        await warm_up(http, engine, path, ask)
         answer = asyncio.create_task(http.post(path, json={"model": MODEL, **ask, "stream": True}, headers=KEY))
         while len(engine.running) < num_requests:
             await asyncio.sleep(0.01)
@@ -78,8 +94,7 @@ async def test_a_stream_that_is_not_complete_in_time_ends_in_one_error_and_its_e
             await asyncio.sleep(0.02)
         told = await answer
         assert told.status_code == 200
-        last = told.text.strip().splitlines()[-1].removeprefix("data: ")
-        error = json.loads(last)
+        error = json.loads(told.text.strip().splitlines()[-1].removeprefix("data: "))
         error = error.get("error", error)
         assert "(total_s)" in error["message"]
         assert told.text.count("(total_s)") == 1
@@ -100,22 +115,22 @@ async def test_an_answer_in_time_is_whole(tmp_path: Path) -> None:
 @in_loop
 async def test_a_line_of_a_batch_ends_in_time_too_but_may_wait_for_its_start(tmp_path: Path) -> None:
     of_red = tenants(tmp_path, first_token_s=0.1, total_s=1.0)
+    coming: asyncio.Queue[Message] = asyncio.Queue()
     sent: list[Message] = []
-
-    async def receive() -> Message:
-        if not sent:
-            return {"type": "http.request", "body": json.dumps({"model": MODEL, **CHAT}).encode(), "more_body": False}
-        await asyncio.Event().wait()
-        raise AssertionError
+    coming.put_nowait({"type": "http.request", "body": json.dumps({"model": MODEL, **CHAT}).encode(), "more_body": False})
 
     async def send(message: Message) -> None:
         sent.append(message)
 
     model = make_tiny_llama(tmp_path / "tiny")
     async with application(model, AppLimits(10 << 20), tenants=of_red, stepping=False) as (app, engine, _):
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://ingress") as http:
+            await warm_up(http, engine, "/v1/chat/completions", CHAT)
         scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "raw_path": b"/v1/chat/completions"}
         headers = [(b"content-type", b"application/json")]
-        await app.answer_line({**scope, "headers": headers, "query_string": b"", "state": {}}, receive, send, Owner("red", "red"))
+        await app.answer_line(
+            {**scope, "headers": headers, "query_string": b"", "state": {}}, coming.get, send, Owner("red", "red")
+        )
         assert [message["status"] for message in sent if "status" in message] == [504]
         await stopped(engine, 1)
 
@@ -124,16 +139,19 @@ async def test_a_line_of_a_batch_ends_in_time_too_but_may_wait_for_its_start(tmp
 async def test_a_request_that_does_not_start_in_time_is_refused_before_any_prefill(tmp_path: Path) -> None:
     of_red = tenants(tmp_path, first_token_s=1.0)
     async with serving(make_tiny_llama(tmp_path / "tiny"), tenants=of_red, stepping=False, credit=1) as (http, engine, _):
+        for path, ask, _ in WAYS.values():
+            await warm_up(http, engine, path, ask)
         first = asyncio.create_task(http.post("/v1/completions", json={"model": MODEL, **TEXT, "max_tokens": 1}, headers=KEY))
         while not engine.running:
             await asyncio.sleep(0.01)
         for path, ask, _ in WAYS.values():
             refused = await http.post(path, json={"model": MODEL, **ask, "stream": True}, headers=KEY)
-            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+            assert refused.status_code == 503
+            assert 1 <= int(refused.headers["retry-after"]) <= 60
             error = refused.json()["error"]
             assert error["type"] == ("overloaded_error" if path == "/v1/messages" else "cannot_start_in_time")
             assert error["message"].startswith("the request has waited 1.")
-            assert "too late for its tenant's first_token_s; retry in 5.0 s" in error["message"]
+            assert "too late for its tenant's first_token_s; retry in" in error["message"]
         assert len(engine.added) == 1
         engine.step()
         assert (await first).status_code == 200

@@ -81,7 +81,7 @@ CAPACITY = (
         _increase(
             "serve_app_request_errors_total",
             "10m",
-            'reason=~"no_replica|queue_full|too_many_connections|ingress_overloaded"',
+            'reason=~"no_replica|queue_full|cannot_start_in_time|too_many_connections|ingress_overloaded"',
             "job, model, reason",
         )
         + " >= 10",

@@ -3,7 +3,15 @@
 from collections.abc import Iterable
 
 from serve_app.books import series
-from serve_app.errors import IngressOverloaded, NoReplica, QueueFull, ReplicaLost, ServerStopping, TooManyConnections
+from serve_app.errors import (
+    CannotStartInTime,
+    IngressOverloaded,
+    NoReplica,
+    QueueFull,
+    ReplicaLost,
+    ServerStopping,
+    TooManyConnections,
+)
 from serve_app.ingress.books.key_latencies import KeyLatencies
 from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.exchange.outcomes import WORDS, Ending
@@ -20,7 +28,7 @@ _NO_ERROR = ("complete", "aborted")
 """Outcomes that are no error: the client got its answer, or disconnected."""
 
 
-_WATCHED = (NoReplica, QueueFull, TooManyConnections, IngressOverloaded, ReplicaLost, ServerStopping)
+_WATCHED = (NoReplica, QueueFull, CannotStartInTime, TooManyConnections, IngressOverloaded, ReplicaLost, ServerStopping)
 """Errors that alerts read. Their series begin at zero, because Prometheus sees no increase in a series that begins with 1."""
 
 

@@ -14,7 +14,7 @@ from serve_app.ingress.exchange.held_answer import HeldAnswer
 from serve_app.ingress.front_end.front_end import FrontEnd
 
 _GRACE_S = 1.0
-"""How long vLLM's app has to send the error of a request whose time is over, in seconds. A cancelled app leaves tasks behind."""
+"""How long vLLM's app has to answer by the error, in seconds. If it is cancelled while it makes a whole answer, it leaves tasks behind."""
 
 
 class RunningRequests:
@@ -45,6 +45,7 @@ class RunningRequests:
             if (timer := self._timers.pop(exchange, None)) is not None:
                 timer.cancel()
         if limit.expired():
+            self._stop_engines(exchange)
             await held.end()
 
     def end_all(self, error: ServingError) -> None:
@@ -66,12 +67,20 @@ class RunningRequests:
         self._timers[exchange] = asyncio.get_running_loop().call_later(wait_s, end, exchange, error)
 
     def _pass_deadline(self, exchange: Exchange, error: DeadlinePassed) -> None:
-        """End the engine requests by the error, which vLLM's app passes on; end a request whose body has not come yet at once."""
-        if (front := self._front_ends.get(exchange.model)) is None:
-            self._end(exchange, error)
-        elif not exchange.answered:
+        """End a request. A stream, or a body that has not come yet, is cancelled; other answers have a moment to end by the error."""
+        if (front := self._front_ends.get(exchange.model)) is not None and not exchange.stream:
             front.client.end_all_of(exchange, error)
             self._call_later(_GRACE_S, self._end, exchange, error)
+        else:
+            if front is not None:
+                front.client.output_path.write_all()
+            self._end(exchange, error)
+
+    def _stop_engines(self, exchange: Exchange) -> None:
+        """Stop engine requests that tasks of vLLM's app still await, which a cancellation of the app does not reach."""
+        front, error = self._front_ends.get(exchange.model), exchange.error
+        if front is not None and isinstance(error, DeadlinePassed):
+            front.client.end_all_of(exchange, error)
 
     def _end(self, exchange: Exchange, error: ServingError) -> None:
         exchange.fail(error)
