@@ -134,6 +134,16 @@ class FleetMachine(CheckedFleet, RuleBasedStateMachine):
         self.open_link(next(i for i in REPLICAS if i != replica_id), credit, False)
         self.pass_time(left_s / 2 + 1.0)
 
+    @precondition(lambda self: self.queue and self.links)
+    @rule(within_s=st.sampled_from([3.0, 30.0]))
+    def arrive_at_a_queue_that_has_waited_for_long(self, within_s: float) -> None:
+        """Let the queue wait until its rate is known, which chance alone rarely does, and let a request with a deadline come."""
+        for _ in range(3):
+            for replica_id, link in list(self.links.items()):
+                self._beat(replica_id, link.draining, link.waiting, 600.0)
+            self.pass_time(4.0)
+        self.arrive(Resume.CONTINUE, 9, 3, True, None, within_s=within_s)
+
     def _beat(self, replica_id: str, draining: bool, waiting: int, left_s: float) -> None:
         link = self.links[replica_id]
         link.heard_at, link.draining, link.waiting, link.beat_running = self.now, draining, waiting, len(link.running)
