@@ -138,7 +138,8 @@ class IngressSettings(Section):
     batch: BatchSettings | None = None
     """OpenAI's Files and Batches API: its storage and limits. None: the routes do not exist."""
     max_body_bytes: Int = Field(default=10 << 20, ge=1)
-    """Largest accepted request body; a larger body is answered with 413. Also the longest line of a batch's input."""
+    """Largest accepted request body; a larger body is answered with 413. Also the longest line of a batch's input. While they are read,
+    bodies above 256 KiB share 32 MiB of an ingress, or one body's worth; the others wait. One for which others wait gets 10 s."""
     max_waiting_requests: Int = Field(default=1000, ge=0)
     """Most requests per model and ingress that wait for a replica; one more is answered with 503."""
     max_loop_lag_s: Real = Field(default=2.0, ge=0.05, le=60)
