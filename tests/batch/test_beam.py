@@ -145,8 +145,8 @@ def test_failures_beside_answers_are_parted(service: Service, keyed: bool) -> No
         answered, failed = predictions | SplitFailures()
         assert_that(answered | "texts" >> beam.Map(lambda p: text(of_prediction(p))), equal_to(["A", "B"]), "answered")
         expected = [
-            ("bad", Failure("request_failed", "no: 400", 400, 1, {"error": {"message": "no: 400"}})),
-            ("worse", Failure("request_failed", "no: 500", 500, 2, {"error": {"message": "no: 500"}})),
+            ("bad", Failure("request_failed", "no: 400", 400, 1, {"error": {"message": "no: 400", "type": ""}})),
+            ("worse", Failure("request_failed", "no: 500", 500, 2, {"error": {"message": "no: 500", "type": ""}})),
             ("7", Failure("invalid_line", "the prompt is of the type int, not a text, mapping or list of messages")),
             ("{'prompt': b'bytes'}", Failure("invalid_line", "the prompt has neither messages nor a text as 'prompt'")),
         ]

@@ -1,6 +1,6 @@
 """This dashboard shows which tenant uses how much of the GPUs. Its panels are empty where no API keys are required."""
 
-from tools.monitoring.panels import MODEL, Board, Panel, Row, rate
+from tools.monitoring.panels import JOB, MODEL, Board, Panel, Row, rate
 
 _NAME = "{{tenant}}"
 
@@ -84,7 +84,7 @@ TENANTS = Board(
                 ),
                 _panel(
                     "Requests beyond a quota",
-                    {"{{tenant}} {{quota}}": f"topk(20, {rate('serve_app_tenant_refusals_total', 'tenant, quota')} > 0)"},
+                    {"{{tenant}} {{quota}}": f"topk(20, {rate('serve_app_tenant_refusals_total', 'tenant, quota', JOB)} > 0)"},
                     "reqps",
                     "Answered with 429, by the quota that had no room. They are no demand to the autoscaler.",
                 ),
