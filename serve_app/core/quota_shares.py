@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from serve_app.core.tenants import Quota
 
-_MINUTE_S, _DAY_S = 60.0, 86_400.0
+MINUTE_S, DAY_S = 60.0, 86_400.0
 Name = tuple[str, Quota]
 """A tenant's quota."""
 
@@ -99,17 +99,16 @@ class _Member:
 
     def seen_spent(self, now: float) -> int:
         """Return what it reported to have taken and has not given back by the time alone."""
-        while self.spends and now - self.spends[0][0] >= _MINUTE_S:
+        while self.spends and now - self.spends[0][0] >= MINUTE_S:
             self.spends.popleft()
         return sum(amount for _, amount in self.spends) + self.spent_of_day
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Account:
     """One quota of one tenant."""
 
     members: dict[str, _Member] = field(default_factory=dict)
-    day: int = 0
     before: int = 0
     """Tokens of the day of ingresses that are gone."""
     restored: int = 0
@@ -133,6 +132,7 @@ class QuotaShares:
         self._silence_s, self._began_at = silence_s, now
         self._heard: dict[str, tuple[int, float]] = {}
         self._accounts: dict[Name, _Account] = {}
+        self._day = 0
 
     def exchange(self, report: Report, now: float) -> Answer | None:
         """Take in what an ingress holds and return its new shares; None for a report that is older than the last one."""
@@ -140,6 +140,7 @@ class QuotaShares:
         if known is not None and report.number <= known[0]:
             return None
         self._heard[report.ingress] = report.number, now
+        self._begin_day(math.floor(now / DAY_S))
         self._forget_gone(now)
         for name, account in self._accounts.items():
             if name not in report.held and (member := account.members.get(report.ingress)) is not None:
@@ -155,7 +156,7 @@ class QuotaShares:
 
     def days(self) -> dict[str, tuple[int, int]]:
         return {
-            tenant: (account.day, account.gone + sum(member.spent_of_day for member in account.members.values()))
+            tenant: (self._day, account.gone + sum(member.spent_of_day for member in account.members.values()))
             for (tenant, quota), account in self._accounts.items()
             if quota == "tokens_per_day"
         }
@@ -166,6 +167,8 @@ class QuotaShares:
         member = account.members.setdefault(report.ingress, _Member(held))
         member.last = held
         if name[1].endswith("_per_minute"):
+            if is_new:  # what it has spent and does not use any more was in an earlier minute
+                member.spent = held.spent - min(held.spent, held.in_use)
             member.count(held.spent, now)
         if name[1] == "tokens_per_day":
             self._count_day(account, member, report.days.get(name[0]), held, now, is_new=is_new)
@@ -187,19 +190,23 @@ class QuotaShares:
     def _count_day(
         self, account: _Account, member: _Member, known: tuple[int, int] | None, held: Holding, now: float, *, is_new: bool
     ) -> None:
-        if (day := math.floor(now / _DAY_S)) != account.day:
-            account.day, account.before, account.restored = day, 0, 0
-            account.members = {i: each for i, each in account.members.items() if each is member or not self._is_silent(i, now)}
-            for each in account.members.values():
-                each.spent_of_day = 0
-        spent = held.spent if held.day == day else 0  # the clock of the ingress is on another day
+        spent = held.spent if held.day == self._day else 0  # the clock of the ingress is on another day
         if is_new:  # what a board before this one knew of it was restored
             account.restored -= min(account.restored, spent)
         elif spent < member.spent_of_day:  # it has begun to count again
             account.before += member.spent_of_day
         member.spent_of_day = spent
-        if known is not None and known[0] == day and now - self._began_at >= self._silence_s:
+        if known is not None and known[0] == self._day and now - self._began_at >= self._silence_s:
             account.restored += max(0, known[1] - account.gone - sum(each.spent_of_day for each in account.members.values()))
+
+    def _begin_day(self, day: int) -> None:
+        if day == self._day:
+            return
+        self._day = day
+        for account in self._accounts.values():
+            account.before = account.restored = 0
+            for member in account.members.values():
+                member.spent_of_day = 0
 
     def _held_by(self, ingress: str, member: _Member, now: float) -> int:
         """Return what another ingress may have in use at most, as far as the board knows."""
@@ -212,9 +219,8 @@ class QuotaShares:
         """Forget silent ingresses of which nothing counts any more."""
         for ingress in [i for i in self._heard if self._is_silent(i, now)]:
             accounts = [account for account in self._accounts.values() if ingress in account.members]
-            spent = [account for account in accounts if account.members[ingress].seen_spent(now)]
             for account in accounts:
-                if account not in spent:
+                if not account.members[ingress].seen_spent(now):
                     del account.members[ingress]
-            if not spent:
+            if not any(ingress in account.members for account in accounts):
                 del self._heard[ingress]

@@ -14,17 +14,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from serve_app.core.quota_shares import Granted, Holding
+from serve_app.core.quota_shares import DAY_S, MINUTE_S, Granted, Holding
 from serve_app.core.tenants import Quota
 
 SLOT_S = 0.25
 """Amounts within one slot leave the last minute together, when the last of them may leave: up to this much too late."""
-MINUTE_S, DAY_S = 60.0, 86_400.0
 FIRST_ANSWER_TOKENS = 1000
 """The most tokens that are set aside for an answer before `_MIN_ANSWERS` answers of the tenant have ended."""
 _MIN_ANSWERS, _MAX_ANSWERS = 20, 200
 _SOON_S = 1.0
-"""When requests run, or another ingress has room, it is not known when there is room here; a client should ask again after this time."""
+"""Retry-After where the time is not known: when a running request ends, or when another ingress gives room away."""
+_IDLE_S = 600.0
+"""A tenant that used nothing for so long is forgotten. Its next request waits for an exchange of shares, some milliseconds."""
 
 
 class LastMinute:
@@ -35,12 +36,21 @@ class LastMinute:
         self._slots: deque[list[int]] = deque()  # [slot, amount], in order of time
 
     def add(self, amount: int, now: float) -> None:
+        self.forget_old(now)
         slot = math.floor(now / SLOT_S)
         if self._slots and self._slots[-1][0] >= slot:
             self._slots[-1][1] += amount
         else:
             self._slots.append([slot, amount])
         self.total += amount
+
+    def take_back(self, amount: int, at: float) -> None:
+        """Take an amount out again that was added at that time, unless it has left the last minute."""
+        for each in reversed(self._slots):
+            if each[0] <= math.floor(at / SLOT_S):
+                each[1] -= amount
+                self.total -= amount
+                return
 
     def forget_old(self, now: float) -> None:
         while self._slots and now >= (self._slots[0][0] + 1) * SLOT_S + MINUTE_S:
@@ -70,17 +80,17 @@ class Share:
     taken: int = 0
     """What requests took since the last exchange."""
     needed: int = 0
-    """The most that refused or waiting requests lacked since the last exchange."""
+    """What refused and waiting requests lacked since the last exchange, all together."""
     smallest: int = 0
-    """The least that one of them lacked."""
+    """The least that one of these requests lacked."""
 
     def lacks(self, amount: int) -> None:
         """Note that a request lacked ``amount``, >= 1, of this share."""
         self.needed += amount
         self.smallest = min(self.smallest or amount, amount)
 
-    def exchange(self, in_use: int, spent: int, day: int) -> Holding:
-        """Give up what is hardly needed before the next exchange, and return what is held and wanted.
+    def exchange(self, in_use: int, spent: int, day: int, *, keep: bool) -> Holding:
+        """Give up what is hardly needed before the next exchange, unless ``keep``, and return what is held and wanted.
 
         Where nobody lacks anything, each of n ingresses keeps an n-th of half the quota free, so that a first burst need not wait, and
         twice what it took since the last exchange. Where another lacks something, it keeps 0.9 times what it took.
@@ -89,7 +99,7 @@ class Share:
         if self.num_ingresses == 1:
             spare = self.quota
         before = self.allotted
-        if self.is_scarce or not self.needed:  # else it is kept until there is enough for the request that waits
+        if not keep and (self.is_scarce or not self.needed):  # else it is kept until there is enough for the request that waits
             self.allotted = min(self.allotted, in_use + spare)
         given_up = before - self.allotted
         needed, smallest = (self.needed + given_up, self.smallest + given_up) if self.needed else (0, 0)
@@ -120,6 +130,7 @@ class Charge:
 
     expected: int
     """Tokens that it will need in all, as far as known."""
+    admitted_at: float
     spent: int = 0
     """Tokens of its prompts and answers so far."""
     choices: int = 1
@@ -144,6 +155,7 @@ class Meter:
     """Of quotas of a minute: all that was taken so far."""
     _answers: deque[int] = field(default_factory=lambda: deque(maxlen=_MAX_ANSWERS))
     _usual: int | None = None
+    _used_at: float = -math.inf
 
     def limit(self, quotas: Mapping[Quota, int]) -> None:
         """Follow the quotas of the tenants file. A share begins empty; where a quota shrinks, so does the share."""
@@ -175,25 +187,29 @@ class Meter:
             self._usual = sorted(self._answers)[len(self._answers) * 9 // 10]
         return min(max_tokens, self._usual)
 
-    def lack(self, tokens: int, now: float) -> Lack | None:
-        """Return the first quota that a request of so many tokens exceeds; None if it may run. The shares note what it lacks."""
-        found: Lack | None = None
+    def lack(self, tokens: int, now: float, *, note: bool = True) -> Lack | None:
+        """Return the quota that a request of so many tokens exceeds, of several the one with the longest wait; None if it may run.
+
+        ``note``: whether the shares note what it lacks, so that the next exchange asks for that.
+        """
+        found = list[Lack]()
         for name, share in self.shares.items():
             wanted, used = min(tokens, share.quota) if name.startswith("tokens") else 1, self.in_use(name, now)
             if (short := used + wanted - share.allotted) <= 0:
                 continue
-            share.lacks(short)
-            if found is None:
-                everywhere = used + share.used_elsewhere
-                elsewhere = everywhere + wanted <= share.quota
-                wait_s = _SOON_S if elsewhere else self._wait_s(name, min(short, everywhere + wanted - share.quota), now)
-                found = Lack(name, share.quota, everywhere, wanted, wait_s, elsewhere)
-        return found
+            if note:
+                share.lacks(short)
+            everywhere = used + share.used_elsewhere
+            elsewhere = everywhere + wanted <= share.quota
+            wait_s = _SOON_S if elsewhere else self._wait_s(name, min(short, everywhere + wanted - share.quota), now)
+            found.append(Lack(name, share.quota, everywhere, wanted, wait_s, elsewhere))
+        return max(found, key=lambda lack: (not lack.elsewhere, lack.retry_after_s), default=None)
 
     def admit(self, prompt_tokens: int, answer_tokens: int, choices: int, now: float) -> Charge:
         """Begin a request: it counts from now on, and its tokens are set aside."""
-        charge = Charge(prompt_tokens + answer_tokens * choices, choices=choices, started=1)
+        charge = Charge(prompt_tokens + answer_tokens * choices, now, choices=choices, started=1)
         self.charges.add(charge)
+        self._used_at = now
         self._requests.add(1, now)
         self._reserved += charge.expected
         self._note("requests_per_minute", 1)
@@ -206,11 +222,12 @@ class Meter:
 
         ``prompt_tokens``: 0 for another choice of a prompt, and for another step of a beam search.
         """
+        if charge not in self.charges:
+            return
+        before = max(0, charge.expected - charge.spent)
         charge.started += 1
-        if charge.started > charge.choices:
-            more = prompt_tokens + answer_tokens
-            charge.expected += more
-            self._reserved += more
+        charge.expected += prompt_tokens + (answer_tokens if charge.started > charge.choices else 0)
+        self._reserved += max(0, charge.expected - charge.spent) - before
 
     def settle(self, charge: Charge, tokens: int, now: float) -> None:
         """Count the tokens of an admitted request's prompts and answers so far; fewer than last time count as none."""
@@ -224,21 +241,32 @@ class Meter:
         self._tokens_of_day += new
         self._note("tokens_per_minute", new)
 
-    def end(self, charge: Charge, answers: int, output_tokens: int) -> None:
-        """Give back what an ended request, settled before, did not need. ``answers``: its number of engine requests."""
+    def end(self, charge: Charge, *, ran: bool, answer_tokens: int = 0) -> None:
+        """Give back what an ended request, settled before, did not need.
+
+        Args:
+            ran: Whether the fleet took it. Else it does not count as a request.
+            answer_tokens: Tokens of one answer, from which later requests are estimated; 0 for a request that shows nothing.
+        """
         if charge not in self.charges:
             return
         self.charges.remove(charge)
         self._reserved -= max(0, charge.expected - charge.spent)
-        if answers and output_tokens:
-            self._answers.append(math.ceil(output_tokens / answers))
+        if not ran:
+            self._requests.take_back(1, charge.admitted_at)
+        if answer_tokens:
+            self._answers.append(answer_tokens)
             self._usual = None
 
-    def hold(self, now: float) -> Iterator[tuple[Quota, Holding]]:
-        """Begin an exchange of shares: give up what is hardly needed, and yield what this ingress holds of each quota and wants."""
+    def hold(self, now: float, *, keep: bool = False) -> Iterator[tuple[Quota, Holding]]:
+        """Begin an exchange of shares: give up what is hardly needed, and yield what this ingress holds of each quota and wants.
+
+        ``keep``: give up nothing, because the board did not answer last time, and nobody would give it back.
+        """
         for name, share in self.shares.items():
             in_use, spent = self.in_use(name, now), self._spent.get(name, 0)
-            yield name, share.exchange(in_use, self._tokens_of_day if name == "tokens_per_day" else spent, self._day)
+            spent = self._tokens_of_day if name == "tokens_per_day" else spent
+            yield name, share.exchange(in_use, spent, self._day, keep=keep)
 
     def grant(self, quota: Quota, granted: Granted) -> bool:
         """Take in the board's answer to the last `hold`. Return whether the quota has become scarce: then `hold` should follow at once."""
@@ -257,8 +285,9 @@ class Meter:
         return share.quota, left, self._wait_s(quota, in_use, now) if in_use else 0.0
 
     def is_idle(self, now: float) -> bool:
-        """Return whether nothing is in use: the meter can be forgotten."""
-        return not self.charges and not any(self.in_use(name, now) or share.needed for name, share in self.shares.items())
+        """Return whether nothing was in use for a time: the meter can be forgotten."""
+        is_free = not any(self.in_use(name, now) or share.needed for name, share in self.shares.items())
+        return is_free and not self.charges and now - self._used_at > _IDLE_S
 
     def never_fits(self, prompt_tokens: int) -> tuple[Quota, int] | None:
         """Return the quota that is smaller than this prompt, and its size; None if the prompt fits in all."""

@@ -109,7 +109,7 @@ class QuotaExceeded(ServingError):
 
     def __str__(self) -> str:
         has = f"the tenant {self.tenant!r} has {self.quota} {self.limit}"
-        of_what = " for its prompt and what it may answer (max_tokens)" if self.quota.startswith("tokens") else ""
+        of_what = " for its prompt and a usual answer, max_tokens at most" if self.quota.startswith("tokens") else ""
         needs = f"{self.used} are in use and this request needs {self.needed}{of_what}"
         return f"{has}: {needs}; retry in {self.retry_after_s:.1f} s"
 

@@ -97,7 +97,7 @@ class Fleet:
             if self.random.random() < 0.3 or running.tokens == PROMPT + ANSWER:
                 ingress.meter.settle(running.charge, running.tokens, self.now)
             if running.tokens == PROMPT + ANSWER:
-                ingress.meter.end(running.charge, 1, ANSWER)
+                ingress.meter.end(running.charge, ran=True, answer_tokens=ANSWER)
                 ingress.running.remove(running)
         while self.random.random() < ingress.rate * STEP_S / (1 + ingress.rate * STEP_S):
             if (lack := ingress.meter.lack(PROMPT + ANSWER, self.now)) is not None:
@@ -257,7 +257,7 @@ def test_a_request_that_fits_in_what_is_free_is_admitted_however_it_is_shared(nu
 def spend(meter: Meter, tokens: int, now: float) -> None:
     charge = meter.admit(tokens, 0, 1, now)
     meter.settle(charge, tokens, now)
-    meter.end(charge, 1, 0)
+    meter.end(charge, ran=True)
 
 
 def test_tokens_of_yesterday_do_not_count_today() -> None:

@@ -201,10 +201,12 @@ async def test_prompts_of_one_request_that_wait_at_once_are_one_request() -> Non
         assert await asyncio.gather(*waiting) == [None] * 3
         exchange.end()
         quotas.end(exchange)
-        assert await quotas.refusal(exchange, 5, 5) is None, "too late to count: the client has gone"
-        for _ in range(3):
+        assert isinstance(await quotas.refusal(exchange, 5, 5), BadRequest), "no client waits for it"
+        for is_taken in (True, False, True, False, True, True):  # the fleet refuses two: they are no requests
             after = exchange_of(tenant)
             assert await quotas.refusal(after, 5, 5) is None
+            if is_taken:
+                after.requests.add(RequestState("r", 5, 5, Resume.CONTINUE), "r")
             after.end()
             quotas.end(after)
         assert isinstance(await quotas.refusal(exchange_of(tenant), 5, 5), QuotaExceeded)

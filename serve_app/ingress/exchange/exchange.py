@@ -121,6 +121,7 @@ class Exchange:
 
     @property
     def is_over(self) -> bool:
+        """Whether `end` was called."""
         return self.ended_at > self.arrived_at
 
     @property

@@ -71,7 +71,7 @@ class Quotas:
         self._number = 0
         self._lacking = asyncio.Event()
         self._exchanged = asyncio.Event()
-        self._is_silent = False
+        self._is_silent = self._has_left = False
 
     def check(self, tenant: Tenant) -> None:
         """Refuse a request before it is read, if there is no room even for the smallest one.
@@ -79,8 +79,8 @@ class Quotas:
         Raises:
             QuotaExceeded: One of the tenant's quotas is used up at all ingresses.
         """
-        if tenant.quotas and (lack := self._meter(tenant).lack(1, self._clock())) is not None and not lack.elsewhere:
-            raise self._exceeded(tenant, lack)
+        if tenant.quotas and (lack := self._meter(tenant).lack(1, self._clock(), note=False)) is not None and not lack.elsewhere:
+            raise self._exceeded(tenant, self._meter(tenant), lack)
 
     async def refusal(
         self, exchange: Exchange | None, prompt_tokens: int, max_tokens: int, answer_id: str = ""
@@ -102,30 +102,32 @@ class Quotas:
             problem = f"has {prompt_tokens} tokens, and the tenant {tenant.name!r} has {quota[0]} {quota[1]}; shorten it"
             return BadRequest("prompt", problem)
         lack = await self._lack(meter, prompt_tokens + answer_tokens * exchange.choices)
+        if exchange.error is not None or exchange.is_over:  # vLLM may leave a task behind for which no client waits
+            return exchange.error or BadRequest("body", "is of a request that has ended")
         if self._take_more(exchange, new_tokens, answer_tokens):  # another prompt of the list was admitted meanwhile
             return None
         if lack is not None:
-            return self._exceeded(tenant, lack)
-        if exchange.error is not None:
-            return exchange.error  # its time was over while it waited: `end` was called
+            return self._exceeded(tenant, meter, lack)
         charge = meter.admit(prompt_tokens, answer_tokens, exchange.choices, self._clock())
         self._running[exchange] = meter, charge
         exchange.headers = [(name.encode(), value.encode()) for name, value in self._headers(meter).items()]
         return None
 
     def _take_more(self, exchange: Exchange, prompt_tokens: int, answer_tokens: int) -> bool:
-        """Charge another engine request of an admitted request; return whether it is admitted, or has ended already."""
+        """Charge another engine request of an admitted request; return whether the request was admitted before."""
         if (running := self._running.get(exchange)) is not None:
             meter, charge = running
             meter.admit_more(charge, prompt_tokens, answer_tokens)
-        return running is not None or exchange.is_over
+        return running is not None
 
     def end(self, exchange: Exchange) -> None:
         """Settle a request that has ended, whether or not it was charged."""
         if (running := self._running.pop(exchange, None)) is not None:
             meter, charge = running
             self._settle(exchange, meter, charge)
-            meter.end(charge, exchange.requests.num, exchange.requests.output_tokens)
+            requests = exchange.requests
+            answer_tokens = 0 if requests.is_beam_search or not requests.num else math.ceil(requests.output_tokens / requests.num)
+            meter.end(charge, ran=requests.num > 0, answer_tokens=answer_tokens)
 
     async def run(self) -> None:
         """Settle running requests, exchange shares, and keep the tokens of the day, until cancelled."""
@@ -168,13 +170,17 @@ class Quotas:
                 await self._exchange_shares()
                 self._exchanged.set()
                 self._exchanged = asyncio.Event()
+                await asyncio.sleep(0)  # requests that waited look again before the next exchange
 
     async def leave(self) -> None:
         """Give up all shares, when the last request has ended. What was used is reported and stored."""
         await self._exchange_shares(is_last=True)
+        self._has_left = True
         if self._stored is not None:
-            with contextlib.suppress(ServingError, OSError):
+            try:
                 await asyncio.to_thread(self._stored.keep_tenant_days, self._days)
+            except Exception as exc:  # whatever SQLite or the file system raises: the drain goes on
+                logger.warning("tenants' tokens of the day cannot be stored: %r", exc)
 
     def _meter(self, tenant: Tenant) -> Meter:
         meter = self._meters.setdefault(tenant.name, Meter())
@@ -200,12 +206,12 @@ class Quotas:
         return lack
 
     async def _exchange_shares(self, *, is_last: bool = False) -> None:
-        if self._exchange is None:
+        if self._exchange is None or self._has_left:
             return
-        now = self._clock()
-        for name in [name for name, meter in self._meters.items() if meter.is_idle(now)]:
+        now, keep = self._clock(), self._is_silent
+        for name in [name for name, meter in self._meters.items() if not keep and meter.is_idle(now)]:
             del self._meters[name]
-        held = {(tenant, quota): part for tenant, meter in self._meters.items() for quota, part in meter.hold(now)}
+        held = {(tenant, quota): part for tenant, meter in self._meters.items() for quota, part in meter.hold(now, keep=keep)}
         self._number += 1
         try:
             answer = await self._exchange(Report(self._ingress_id, self._number, held, self._days, is_last))
@@ -221,8 +227,8 @@ class Quotas:
                 if (meter := self._meters.get(tenant)) is not None and meter.grant(quota, granted):
                     self._lacking.set()  # another ingress lacks what is unused here: it is given up at once
 
-    def _exceeded(self, tenant: Tenant, lack: Lack) -> QuotaExceeded:
-        headers = self._headers(self._meters[tenant.name])
+    def _exceeded(self, tenant: Tenant, meter: Meter, lack: Lack) -> QuotaExceeded:
+        headers = self._headers(meter)
         return QuotaExceeded(tenant.name, lack.quota, lack.limit, lack.used, lack.wanted, lack.retry_after_s, headers)
 
     def _headers(self, meter: Meter) -> dict[str, str]:

@@ -283,7 +283,7 @@ class IngressApp:
                 check_request_id("X-Request-Id", request_id)
                 held.exchange.id = request_id
         self._refuse_if_unable(scope)
-        if self.quotas is not None and (caller := held.exchange.caller) is not None:
+        if self.quotas is not None and scope["path"] not in _TOKENIZERS and (caller := held.exchange.caller) is not None:
             self.quotas.check(caller.tenant)
         await self._running.answer(held, self._read_and_answer(scope, receive, held))
 
