@@ -70,6 +70,7 @@ async def test_large_bodies_wait_for_room_and_small_ones_do_not() -> None:
     assert not waiting.done()
     tasks[0].cancel()
     assert await waiting == piece + b"end"
+    assert reader._lines == {}
     for task in tasks[1:]:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

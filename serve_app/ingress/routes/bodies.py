@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 
 from starlette.requests import ClientDisconnect
@@ -35,6 +35,7 @@ class Bodies:
         self._room = max(ROOM_BYTES, limit)
         self._freed = asyncio.Event()
         self._taken: Counter[str] = Counter()  # by tenant
+        self._lines: dict[str, deque[asyncio.Timeout]] = {}  # those that wait, by tenant
         self._reading: dict[asyncio.Timeout, float] = {}  # large bodies: when each got its room
 
     async def read(self, scope: Scope, receive: Receive, tenant: str = "") -> bytes:
@@ -80,11 +81,19 @@ class Bodies:
 
     @contextlib.asynccontextmanager
     async def _room_for(self, size: int, tenant: str, limit: asyncio.Timeout) -> AsyncIterator[None]:
-        """Wait until there is room for a tenant's large body, and keep the room during the block."""
+        """Wait until there is room for a tenant's large body, in the order of arrival, and keep the room during the block."""
         loop = asyncio.get_running_loop()
-        while not self._has_room(size, tenant):
-            self._hurry(loop.time())
-            await self._freed.wait()
+        line = self._lines.setdefault(tenant, deque())
+        line.append(limit)
+        try:
+            while line[0] is not limit or not self._has_room(size, tenant):
+                self._hurry(loop.time())
+                await self._freed.wait()
+        finally:
+            line.remove(limit)
+            if not line and self._lines.get(tenant) is line:
+                del self._lines[tenant]
+            self._wake()
         self._taken[tenant] += size
         self._reading[limit] = loop.time()
         try:
@@ -92,8 +101,12 @@ class Bodies:
         finally:
             del self._reading[limit]
             self._taken[tenant] -= size
-            freed, self._freed = self._freed, asyncio.Event()
-            freed.set()
+            self._wake()
+
+    def _wake(self) -> None:
+        """Let all that wait look whether they have room now."""
+        freed, self._freed = self._freed, asyncio.Event()
+        freed.set()
 
     def _has_room(self, size: int, tenant: str) -> bool:
         of_one = self._room // 2 if tenant else self._room
