@@ -85,7 +85,7 @@ class _Member:
 
     last: Holding
     lacking: int = 0
-    """What it wanted at its last report and did not get."""
+    """What its requests lacked at its last report and it was not granted."""
     spends: deque[tuple[float, int]] = field(default_factory=deque)
     """When it reported to have taken how much, in the last minute."""
     spent: int = 0

@@ -1,4 +1,4 @@
-"""How fast the queue moves, what a request that comes then is told, and whether that comes true."""
+"""These tests measure how fast a queue moves, and compare the Retry-After of refused requests with what happens then."""
 
 import heapq
 import random
