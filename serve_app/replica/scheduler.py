@@ -12,8 +12,9 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
+from serve_app.core.fair_order import BACKGROUND_PRIORITY
 from serve_app.core.step_budget import Chats, StepBudget
-from serve_app.engine_args import BACKGROUND_PRIORITY, BATCH_STEP_SHARE
+from serve_app.engine_args import BATCH_STEP_SHARE
 
 _IN_QUEUE = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 """States of queued requests that may start now; in other states they wait for a grammar or for KV from elsewhere."""
