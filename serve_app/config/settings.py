@@ -58,8 +58,12 @@ def _named(models: Any) -> Any:
     return {str(name): {**model, "name": str(name)} if isinstance(model, Mapping) else model for name, model in models.items()}
 
 
-def _yielding(model: Any) -> Any:
-    """Give a model that names no scheduling policy vLLM's priorities, by which engines distinguish batches from chats."""
+_NEEDS_PRIORITIES = ("batch", "tenants_file", "api_keys_file")
+"""Keys of `ingress` with which engines have to tell requests apart: lines of batches from chats, or tenants from each other."""
+
+
+def _with_priorities(model: Any) -> Any:
+    """Give a model that names no scheduling policy vLLM's priorities. Its engine then orders waiting requests by their `priority`."""
     args = model.get("engine_args", {}) if isinstance(model, Mapping) else None
     if not isinstance(args, Mapping) or any(str(name).replace("-", "_").lstrip("_") == "scheduling_policy" for name in args):
         return model
@@ -96,12 +100,15 @@ class Settings(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _chats_come_before_batches(cls, values: Any) -> Any:
-        """If the ingress runs batches, let its models' engines recognize them, or chats would wait behind batches."""
+    def _engines_order_requests(cls, values: Any) -> Any:
+        """Let engines order requests by priority if there are batches or tenants. In order of arrival, chats would wait behind batches,
+        and all tenants behind the one that sends the most."""
         ingress, models = (values.get(key) if isinstance(values, Mapping) else None for key in ("ingress", "models"))
-        if not (isinstance(ingress, Mapping) and ingress.get("batch") and isinstance(models, Mapping)):
+        if not (isinstance(ingress, Mapping) and isinstance(models, Mapping)):
             return values
-        return {**values, "models": {name: _yielding(model) for name, model in models.items()}}
+        if not any(ingress.get(key) for key in _NEEDS_PRIORITIES):
+            return values
+        return {**values, "models": {name: _with_priorities(model) for name, model in models.items()}}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from serve_app.config.base import Int, Real, Section
 from serve_app.config.checks import did_you_mean, dotted, load_yaml, refuse, to_config_errors, wrong
 from serve_app.config.settings import Settings, read_text
-from serve_app.core.tenants import OIDC, SCOPES, Key, Keyring, Quota, Scope, Tenant
+from serve_app.core.tenants import OIDC, SCOPES, Key, Keyring, Priority, Quota, Scope, Tenant
 from serve_app.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class TenantDeadlines(Section):
 
 
 class TenantSettings(Section):
-    """The keys, rights, limits and deadlines of one tenant."""
+    """The keys, rights, limits, deadlines and weight of one tenant."""
 
     keys: tuple[KeySettings, ...] = ()
     """Its API keys: two while one replaces the other."""
@@ -152,6 +152,12 @@ class TenantSettings(Section):
     """Limits of each request, and quotas."""
     deadlines: TenantDeadlines = TenantDeadlines()
     """How long its requests may wait and take."""
+    weight: Real = Field(default=1.0, ge=0.01, le=1000)
+    """The tenant's share of GPU time while the engines are full, relative to the other tenants of its priority whose requests wait. With
+    weights 3 and 1, two tenants get 75 % and 25 %."""
+    priority: Priority = "interactive"
+    """Which requests go first while the engines are full: those of `interactive` tenants go before those of `batch` tenants, and these
+    before those of `background` tenants. Lines of the batch API are background work, whatever the priority of their tenant."""
     share_prefix_cache: bool | None = Field(default=None, strict=True)
     """Whether its prompts share cached blocks with the other tenants that share. None: as `ingress.shared_prefix_cache` says."""
 
@@ -180,6 +186,8 @@ class TenantSettings(Section):
             limits.quotas(),
             first_token_s=deadlines.first_token_s,
             total_s=deadlines.total_s,
+            weight=self.weight,
+            priority=self.priority,
         )
 
 

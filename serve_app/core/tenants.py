@@ -21,6 +21,9 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 Quota = Literal["requests_per_minute", "tokens_per_minute", "tokens_per_day", "max_concurrent"]
 """What a tenant may take in a time (`quotas.py`)."""
 
+Priority = Literal["interactive", "batch", "background"]
+"""The order in which requests of tenants go to full engines: `interactive` first, then `batch`, then `background`."""
+
 OIDC = "oidc"
 """The id that all callers with a token of OIDC have in place of a key's, so that no subject of a token becomes a label."""
 
@@ -47,6 +50,12 @@ class Tenant:
     """Seconds from the end of a request's head within which an engine has to get the request."""
     total_s: float | None = None
     """Seconds from the end of a request's head within which the answer has to be complete."""
+    weight: float = 1.0
+    """The tenant's share, > 0, of the measured GPU time among the tenants of the same priority whose requests wait. With weights 3 and 1,
+    two tenants get 75 % and 25 %."""
+    priority: Priority = "interactive"
+    """Requests of `interactive` tenants go before those of `batch` tenants, and these before those of `background` tenants. Lines of the
+    batch API are background work, whatever the priority of their tenant."""
 
     def may_ask(self, model: str) -> bool:
         return self.models is None or model in self.models

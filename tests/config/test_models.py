@@ -190,21 +190,27 @@ def test_a_refused_api_key_is_not_printed() -> None:
     [
         ({}, "priority"),
         ({"max_model_len": 64}, "priority"),
+        ({"runner": "pooling"}, "priority"),
         ({"scheduling_policy": "fcfs"}, "fcfs"),
         ({"--scheduling-policy": "fcfs"}, "fcfs"),
     ],
 )
-def test_where_there_are_batches_engines_have_priorities_unless_the_file_says_otherwise(
-    engine_args: dict[str, Any], policy: str
+@pytest.mark.parametrize("ingress", [{"batch": {"dir": "/b"}}, {"tenants_file": "/t.yaml"}, {"api_keys_file": "/keys"}])
+def test_where_there_are_batches_or_tenants_engines_have_priorities_unless_the_file_says_otherwise(
+    ingress: dict[str, Any], engine_args: dict[str, Any], policy: str
 ) -> None:
     models = {"llama": LLAMA | {"engine_args": engine_args}}
-    settings = parse_settings({"models": models, "ingress": {"batch": {"dir": "/b"}}})
-    assert settings.models["llama"].engine_args == {
-        **{name: value for name, value in engine_args.items() if name == "max_model_len"},
-        "scheduling_policy": policy,
-    }
-    assert settings.models["llama"].yields_to_chats() == (policy == "priority")
-    assert not parse_settings({"models": {"llama": LLAMA}}).models["llama"].yields_to_chats()
+    model = parse_settings({"models": models, "ingress": ingress}).models["llama"]
+    others = {name: value for name, value in engine_args.items() if "scheduling" not in name}
+    assert model.engine_args == {**others, "scheduling_policy": policy}
+    assert model.yields_to_chats() == (policy == "priority")
+
+
+@pytest.mark.parametrize("ingress", [{}, {"batch": None, "tenants_file": None, "api_keys_file": None}])
+def test_without_batches_and_tenants_engines_keep_the_order_of_arrival(ingress: dict[str, Any]) -> None:
+    model = parse_settings({"models": {"llama": LLAMA}, "ingress": ingress}).models["llama"]
+    assert model.engine_args == {}
+    assert not model.yields_to_chats()
 
 
 def test_dashes_become_underscores() -> None:

@@ -1,5 +1,6 @@
 """A tenants file is checked as a whole; each error names its place and the way out, and none quotes a key."""
 
+import math
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +25,8 @@ tenants:
     models: [chat, embed]
     limits: {{max_tokens: 8192, max_context: 32768}}
     deadlines: {{first_token_s: 10, total_s: 300}}
+    weight: 3
+    priority: batch
   free: {{}}
 """
 END_OF_JANUARY = datetime(2027, 2, 1, tzinfo=UTC).timestamp()
@@ -32,7 +35,17 @@ END_OF_JANUARY = datetime(2027, 2, 1, tzinfo=UTC).timestamp()
 def test_a_whole_file_is_read() -> None:
     keyring = parse_tenants(WHOLE).keyring(shared=False)
     tenant, key = keyring.caller(b"one", END_OF_JANUARY - 1)
-    assert tenant == Tenant("search-team", frozenset({"chat", "embed"}), 8192, 32768, False, first_token_s=10, total_s=300)
+    assert tenant == Tenant(
+        "search-team",
+        models=frozenset({"chat", "embed"}),
+        max_tokens=8192,
+        max_context=32768,
+        first_token_s=10,
+        total_s=300,
+        weight=3,
+        priority="batch",
+    )
+    assert keyring.tenant("free") == Tenant("free", weight=1, priority="interactive")
     assert (key.id, key.expires, sorted(key.scopes)) == ("st1", "2027-01-31", ["batch", "infer"])
     with pytest.raises(InvalidApiKey, match="the API key st1 has expired on 2027-01-31"):
         keyring.caller(b"one", END_OF_JANUARY)
@@ -71,6 +84,9 @@ def entry(**key: object) -> str:
     return yaml.safe_dump({"tenants": {"t": {"keys": [{"id": "k1", "sha256": D1} | key]}}})
 
 
+_FIELDS = ("keys", "models", "limits", "deadlines", "weight", "priority", "share_prefix_cache", SECRET)
+
+
 def tenant(**fields: object) -> str:
     return yaml.safe_dump({"tenants": {"t": fields}})
 
@@ -82,7 +98,7 @@ def tenant(**fields: object) -> str:
         yaml.safe_dump({"tenants": {"t": SECRET}}),
         yaml.safe_dump({"tenants": {SECRET + "_": {}}}),
         yaml.safe_dump({SECRET: {}}),
-        *(tenant(**{field: SECRET}) for field in ("keys", "models", "limits", "deadlines", "share_prefix_cache", SECRET)),
+        *(tenant(**{field: SECRET}) for field in _FIELDS),
         tenant(keys=[SECRET]),
         tenant(limits={"max_tokens": SECRET}),
         *(entry(**{field: SECRET}) for field in ("sha256", "expires", "revoked", "scopes", SECRET)),
@@ -134,7 +150,16 @@ def test_no_error_quotes_a_key_wherever_it_was_written(problems_of: Callable[[st
         (tenant(limits={"max_tokens": "8k"}), "tenants.t.limits.max_tokens: is '8k', but should be a valid integer"),
         (tenant(limits={"max_tokens": 0}), "tenants.t.limits.max_tokens: is 0, but should be greater than or equal to 1"),
         (tenant(limits={"requests_per_hour": 5}), "tenants.t.limits.requests_per_hour: unknown key; did you mean"),
-        (tenant(weight=4), "tenants.t.weight: unknown key"),
+        (tenant(wait=4), "tenants.t.wait: unknown key; did you mean weight?"),
+        (tenant(weight=0), "tenants.t.weight: is 0, but should be greater than or equal to 0.01"),
+        (tenant(weight=-1), "tenants.t.weight: is -1, but should be greater than or equal to 0.01"),
+        (tenant(weight=1000.5), "tenants.t.weight: is 1000.5, but should be less than or equal to 1000"),
+        (tenant(weight=math.nan), "tenants.t.weight: is nan, but should be a finite number"),
+        (tenant(weight=math.inf), "tenants.t.weight: is inf, but should be a finite number"),
+        (tenant(weight="high"), "tenants.t.weight: is 'high', but should be a valid number"),
+        (tenant(weight=True), "tenants.t.weight: is True, but should be a valid number"),
+        (tenant(priority="high"), "tenants.t.priority: is 'high', but should be 'interactive', 'batch' or 'background'"),
+        (tenant(priority=0), "tenants.t.priority: is 0, but should be 'interactive', 'batch' or 'background'"),
         ("tenants: {Team A: {}}", "tenants[\"Team A\"]: the name 'Team A' is no name of a tenant; use up to 63"),
         ("tenants: &a {t: *a}", "holds an alias of itself, or is nested too deeply"),
         ("tenants: {t: {}, t: {}}", "tenants.t: is given twice, in lines 1 and 1"),
