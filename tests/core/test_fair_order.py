@@ -61,6 +61,23 @@ def test_a_tenant_that_comes_anew_starts_level_with_those_that_wait() -> None:
     assert {tuple(sorted(served[i : i + 2])) for i in (0, 2, 4)} == {("a0", "b0"), ("a1", "b1"), ("a2", "b2")}
 
 
+def test_a_tenant_that_comes_anew_starts_level_though_some_request_of_light_tenants_always_waits() -> None:
+    order = FairOrder()
+    backlog = [placed(order, f"a{number}", "a") for number in range(20)]
+    light = placed(order, "light-first", "light")
+    for second in range(1000):
+        following = placed(order, f"light{second}", f"light{second % 3}")
+        for state in (backlog.pop(0), light):
+            state.emitted_ids = [1] * 10
+            order.begin(state, float(second))
+            order.end(state, float(second))
+        light = following
+        backlog.append(placed(order, f"a{second + 20}", "a"))
+    anew = [placed(order, f"b{number}", "b") for number in range(60)]
+    served = order_of_service(*backlog, *anew)
+    assert 15 <= sum(name.startswith("b") for name in served[: served.index(backlog[-1].request_id)]) <= 35
+
+
 def test_a_short_request_does_not_wait_for_a_long_prompt_of_another_tenant() -> None:
     order = FairOrder()
     long = request("long", prompt_tokens=100_000)
