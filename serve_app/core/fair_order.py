@@ -163,9 +163,10 @@ class FairOrder:
         account.num_waiting += 1
         lane.num_waiting += 1
         scale = (1 + account.elsewhere_s / account.waiting_s) / weight
-        if account.num_waiting == 1:  # it comes anew: what it did not ask for earlier is gone
-            account.finish_s, account.tag_s = max(lane.virtual_s, account.finish_s), 0.0
-        account.finish_s += expected_s * scale
+        if account.num_waiting == 1:
+            account.tag_s = 0.0
+        # What it did not ask for earlier is gone. An ingress that has just started learns the virtual time while requests wait.
+        account.finish_s = max(lane.virtual_s, account.finish_s) + expected_s * scale
         account.tag_s = max(account.finish_s, account.tag_s)
         place = _Place(lane, account, account.tag_s - expected_s * scale, expected_s, prompt_s, scale)
         self._places[request.request_id] = place

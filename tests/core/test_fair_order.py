@@ -1,6 +1,7 @@
 """These tests let tenants compete for one engine in simulated time, and measure what each of them gets."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -195,6 +196,15 @@ def test_a_tenant_gains_nothing_from_more_ingresses(seed: int) -> None:
     contest = Contest(clients, seed, num_ingresses=4)
     contest.run(1000.0, counted_from_s=300.0)  # what came before the first exchange was ordered at each ingress alone
     assert contest.shares() == pytest.approx([0.25, 0.25, 0.5], rel=0.05)
+
+
+def test_an_ingress_that_starts_anew_is_level_with_the_others_after_its_first_exchange() -> None:
+    old, new = FairOrder(), FairOrder()
+    elsewhere: Mapping[Priority, tuple[float, Mapping[str, float]]] = {"interactive": (5000.0, {})}
+    old.learn_waits(elsewhere)
+    placed(new, "first", "a")
+    new.learn_waits(elsewhere)
+    assert placed(new, "second", "a").priority == placed(old, "other", "b").priority
 
 
 def test_a_silent_ingress_is_forgotten_by_the_board() -> None:
