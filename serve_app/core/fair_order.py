@@ -110,12 +110,15 @@ class _Lane(_Queue):
     """When virtual time moved last."""
     weights: float = 0.0
     """The sum of the weights of all tenants whose requests wait."""
+    begun_s: float = 0.0
+    """Usual GPU-seconds of a request that has begun, as expected at its arrival."""
     answer_s: float | None = None
     """As in `_Account`, over all tenants: what is expected of a new one."""
 
     def advance(self, begun: _Place, now: float) -> None:
         """Move virtual time towards the start of a place that has its first token. If none waits any more, that start was the last."""
         ahead_s = begun.start_s - self.virtual_s
+        self.begun_s += _USUAL * (begun.expected_s - self.begun_s) if self.begun_s else begun.expected_s
         part = min(1.0, (now - self.moved_at) / _MEAN_S) if self.num_waiting else float(ahead_s > 0)
         self.virtual_s += part * ahead_s
         self.moved_at = now
@@ -216,14 +219,15 @@ class FairOrder:
     def expected_wait_s(self, request: RequestState, now: float) -> float | None:
         """Return after how many seconds the tenant's latest request starts, if engines are full and it is known; else None.
 
-        The tenant has at least its share of the starts, and more where others do not use theirs. No later request of another tenant
-        changes that.
+        The tenant has at least its share of the GPU time that starts take, and more where others do not use theirs. No later request of
+        another tenant changes that. Its share of the starts is not that of its weight: a tenant of long answers starts fewer.
         """
         place = self._places[request.request_id]
         lane, account = place.lane, place.account
         if not self._is_full or (per_second := lane.rate.per_second(now)) is None:
             return None
-        share = per_second * account.weight / lane.weights
+        expected_s = account.waiting_s / account.num_waiting
+        share = per_second * max(lane.begun_s, _LEAST_S) / expected_s * account.weight / lane.weights
         return account.num_waiting / max(share, account.rate.per_second(now) or 0.0)
 
     def num_ahead(self, request: RequestState) -> int:
