@@ -226,6 +226,8 @@ class FairOrder:
         lane, account = place.lane, place.account
         if not self._is_full or (per_second := lane.rate.per_second(now)) is None:
             return None
+        if account.num_waiting == lane.num_waiting:
+            return account.num_waiting / per_second
         expected_s = account.waiting_s / account.num_waiting
         share = per_second * max(lane.begun_s, _LEAST_S) / expected_s * account.weight / lane.weights
         return account.num_waiting / max(share, account.rate.per_second(now) or 0.0)
