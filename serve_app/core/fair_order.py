@@ -5,9 +5,9 @@ finished, if its tenant always had its share. The engines and the ingress's own 
 
     start = max(virtual time, finish of the tenant's request before it);    tag = finish = start + GPU-seconds / weight
 
-Virtual time is the mean start of the requests that had their first token lately. A tenant that asks little starts at the virtual time, so it
-goes before the backlog of one that asks for more than its share, and one that comes anew starts level. GPU-seconds are expected at arrival, from
-the prompt and from the tenant's earlier requests, and corrected at the end. Nothing waits while an engine has room.
+Virtual time is the mean start of the requests that had their first token lately. A tenant that asks little starts at the virtual time, so
+it goes before the backlog of one that asks for more than its share, and one that comes anew starts level. GPU-seconds are expected at
+arrival, from the prompt and from the tenant's earlier requests, and corrected at the end. Nothing waits while an engine has room.
 
 Requests of several ingresses meet in the engines. Once a second the ingresses exchange their virtual times and what each tenant has waiting
 (`OrderBoard`). A tenant whose requests wait at several ingresses moves on at each as if all of them waited there.

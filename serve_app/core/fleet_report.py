@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from serve_app.core.fair_order import FIRST_TAG
 from serve_app.core.fleet import FleetState
 
 
@@ -18,11 +19,11 @@ class LongestWait(NamedTuple):
 
 
 def longest_waits(fleet: FleetState, now: float) -> dict[str, LongestWait]:
-    """Return the wait of each named tenant that has requests without a first token. Lines of batches may wait, so they do not count."""
+    """Return the wait of each named tenant that has requests without a first token. Only interactive ones count: the others may wait."""
     oldest: dict[str, float] = {}
     limits: dict[str, float] = {}
     for request in fleet.requests.values():  # in the order of arrival, so the first one of a tenant is its oldest
-        if request.emitted_ids or request.background or not (tenant := request.tenant):
+        if request.emitted_ids or request.priority >= FIRST_TAG["batch"] or not (tenant := request.tenant):
             continue
         arrived_at = request.arrived_at
         oldest.setdefault(tenant, arrived_at)

@@ -263,7 +263,7 @@ CASES: dict[str, Case] = {
         calm_too=waits("1x56 90x33", "30x90"),
     ),
     "ServeAppTenantIsRefused": Case(
-        asked(rejected="0+3x90", complete="0+1x90", held_back="0+9x90"),
+        asked(rejected="0+1x90", over_quota="0+2x90", complete="0+1x90", held_back="0+9x90"),
         "75% of the requests of team for chat are refused, for an hour.",
         asked(rejected="0+3x90", complete="0+3x90"),
         labels=TEAM,

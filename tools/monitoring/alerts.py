@@ -205,7 +205,7 @@ STUCK = (
     ),
 )
 
-_REFUSED, _ASKED = _of_tenants('outcome="rejected"'), _of_tenants('outcome!="held_back"')
+_REFUSED, _ASKED = _of_tenants('outcome=~"rejected|over_quota"'), _of_tenants('outcome!="held_back"')
 
 TENANTS = (
     Alert(
