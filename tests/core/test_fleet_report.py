@@ -44,3 +44,9 @@ def test_the_limit_is_the_longest_of_those_of_the_tenants_waiting_requests() -> 
     run(fleet, asked("r2", "red", start_by=92.0, expected_by=32.0), now=4.0)  # its head came at 2.0
     run(fleet, asked("b1", "blue", start_by=14.0, expected_by=34.0), now=4.0)
     assert longest_waits(fleet, 9.0) == {"red": LongestWait(8.0, 90.0), "blue": LongestWait(5.0, 30.0)}
+
+
+def test_tenants_of_lower_priorities_may_wait() -> None:
+    fleet = fleet_of("a")
+    run(fleet, replace(asked("r1", "red"), priority="batch"), replace(asked("b1", "blue"), priority="background"), now=1.0)
+    assert longest_waits(fleet, 9.0) == {}
