@@ -41,7 +41,6 @@ from benchmarks.processes import cpu_by_role, server
 from benchmarks.quota_load import at_times, authorization, client, config_of, exact, fleet, key_of, most_in_a_minute
 from tests.doubles.fleet import MODEL
 
-SETUPS = ("litellm-1", "litellm-3", "serve-app-1", "serve-app-3")
 LIMIT = 12_000
 """Tokens per minute of each key."""
 OPEN, NO_LIMIT = "open", 100_000_000
@@ -61,8 +60,28 @@ LIMITS = {limits!r}
 
 
 async def authenticate(request, api_key):
-    return UserAPIKeyAuth(api_key=api_key, tpm_limit=LIMITS[api_key])
+    return UserAPIKeyAuth(api_key=api_key, tpm_limit=LIMITS[api_key], rpm_limit={requests!r})
 """
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What keeps the limits: serve-app's ingresses, or proxies of LiteLLM before one ingress without keys."""
+
+    ingresses: int = 1
+    proxies: int = 0
+    reserves: bool = True
+    """Whether LiteLLM reserves tokens before the answer, as it does by default. If not, its keys also have a limit of requests, which
+    is never reached: issue #24677 was seen so."""
+
+
+SETUPS = {
+    "litellm-1": Setup(proxies=1),
+    "litellm-3": Setup(proxies=3),
+    "litellm-3-unreserved": Setup(proxies=3, reserves=False),
+    "serve-app-1": Setup(ingresses=1),
+    "serve-app-3": Setup(ingresses=3),
+}
 
 
 @dataclass(frozen=True)
@@ -224,36 +243,34 @@ def figures(answers: Sequence[Answer], sizes: Mapping[int, int]) -> dict[str, An
 
 
 @contextlib.contextmanager
-def started(setup: str, port: int, litellm: Path, folder: Path) -> Iterator[Gateway]:
-    """Run a setup for the block."""
-    kind, count = setup.rsplit("-", 1)
-    simulated = {"eos_probability": EOS}
+def started(setup: Setup, port: int, litellm: Path, folder: Path) -> Iterator[Gateway]:
+    """Run a setup for the block. It listens on up to 21 ports from ``port``."""
     limits = {**{key.name: LIMIT for key in KEYS}, OPEN: NO_LIMIT}
-    if kind == "serve-app":
-        tenants = {name: {"tokens_per_minute": limit} for name, limit in limits.items()}
-        config = config_of(folder, port, ingresses=int(count), limits=tenants, simulated=simulated)
-        with fleet(config, folder) as (url, root):
-            yield Gateway([url], root)
-        return
+    tenants = {} if setup.proxies else {name: {"tokens_per_minute": limit} for name, limit in limits.items()}
+    config = config_of(folder, port, ingresses=setup.ingresses, limits=tenants, simulated={"eos_probability": EOS})
     with contextlib.ExitStack() as stack:
-        config = config_of(folder, port, ingresses=1, limits={}, simulated=simulated)
         url, root = stack.enter_context(fleet(config, folder))
-        redis = stack.enter_context(redis_server(port + 20, folder)) if int(count) > 1 else None
-        file = litellm_config(folder, url, limits, port + 20 if redis else None)
-        ports = [port + 1 + i for i in range(int(count))]
-        proxies = [stack.enter_context(proxy(litellm, file, each, folder)) for each in ports]
+        if not setup.proxies:
+            yield Gateway([url], root)
+            return
+        redis = stack.enter_context(redis_server(port + 20, folder)) if setup.proxies > 1 else None
+        file = litellm_config(setup, folder, url, limits, port + 20)
+        ports = [port + 1 + i for i in range(setup.proxies)]
+        proxies = [stack.enter_context(proxy(setup, litellm, file, each, folder)) for each in ports]
         yield Gateway([f"http://127.0.0.1:{each}" for each in ports], root, proxies, redis)
 
 
-def litellm_config(folder: Path, upstream: str, limits: Mapping[str, int], redis_port: int | None) -> Path:
+def litellm_config(setup: Setup, folder: Path, upstream: str, limits: Mapping[str, int], redis_port: int) -> Path:
     """Write LiteLLM's configuration; return its path. Redis shares counters alone: ``default_off`` caches no answer."""
-    (folder / "keys.py").write_text(_AUTHENTICATION.format(limits={key_of(name): limit for name, limit in limits.items()}))
+    by_key = {key_of(name): limit for name, limit in limits.items()}
+    requests = None if setup.reserves else NO_LIMIT
+    (folder / "keys.py").write_text(_AUTHENTICATION.format(limits=by_key, requests=requests))
     target = {"model": f"hosted_vllm/{MODEL}", "api_base": f"{upstream}/v1", "api_key": "none"}
     config: dict[str, Any] = {
         "model_list": [{"model_name": MODEL, "litellm_params": target}],
         "general_settings": {"custom_auth": "keys.authenticate"},
     }
-    if redis_port is not None:
+    if setup.proxies > 1:
         cache = {"type": "redis", "host": "127.0.0.1", "port": redis_port, "mode": "default_off"}
         config["litellm_settings"] = {"cache": True, "cache_params": cache}
     path = folder / "litellm.yaml"
@@ -261,10 +278,13 @@ def litellm_config(folder: Path, upstream: str, limits: Mapping[str, int], redis
     return path
 
 
-def proxy(litellm: Path, config: Path, port: int, folder: Path) -> contextlib.AbstractContextManager[psutil.Process]:
+def proxy(
+    setup: Setup, litellm: Path, config: Path, port: int, folder: Path
+) -> contextlib.AbstractContextManager[psutil.Process]:
     """Run one proxy for the block, with the log level that LiteLLM's documentation gives for production."""
     command = [str(litellm.absolute()), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
     local = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MASTER_KEY": _MASTER_KEY, "LITELLM_LOG": "ERROR"}
+    local["LITELLM_TPM_TOKEN_RESERVATION_ENABLED"] = str(setup.reserves).lower()
     url = f"http://127.0.0.1:{port}/health/liveliness"
     return server(command, url, log=folder / f"litellm-{port}.log", environment=local, start_s=_PROXY_S)
 
@@ -347,7 +367,7 @@ def shown(cpu: Mapping[str, float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--setups", nargs="+", choices=SETUPS, default=SETUPS)
+    parser.add_argument("--setups", nargs="+", choices=SETUPS, default=[name for name, setup in SETUPS.items() if setup.reserves])
     parser.add_argument("--seconds", type=float, default=150.0, help="of the phase with limits")
     parser.add_argument("--port", type=int, default=8095, help="the first of 21 ports")
     parser.add_argument("--litellm", type=Path, default=Path(".venv-litellm/bin/litellm"))
@@ -356,7 +376,10 @@ def main() -> None:
     report = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"setups": {}}
     report["versions"] = versions(arguments.litellm)
     for setup in arguments.setups:
-        with tempfile.TemporaryDirectory() as name, started(setup, arguments.port, arguments.litellm, Path(name)) as gateway:
+        with (
+            tempfile.TemporaryDirectory() as name,
+            started(SETUPS[setup], arguments.port, arguments.litellm, Path(name)) as gateway,
+        ):
             print(f"{setup} is up", flush=True)
             report["setups"][setup] = asyncio.run(play(gateway, arguments.seconds))
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
