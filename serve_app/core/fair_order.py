@@ -5,9 +5,9 @@ finished, if its tenant always had its share. The engines and the ingress's own 
 
     start = max(virtual time, finish of the tenant's request before it);    tag = finish = start + GPU-seconds / weight
 
-Virtual time is the mean start of the requests that had their first token lately. A tenant that asks little starts at the virtual time, so it
-goes before the backlog of one that asks for more than its share, and one that comes anew starts level. GPU-seconds are expected at arrival, from
-the prompt and from the tenant's earlier requests, and corrected at the end. Nothing waits while an engine has room.
+Virtual time is the mean start of the requests that had their first token lately. A tenant that asks little starts at the virtual time, so
+it goes before the backlog of one that asks for more than its share, and one that comes anew starts level. GPU-seconds are expected at
+arrival, from the prompt and from the tenant's earlier requests, and corrected at the end. Nothing waits while an engine has room.
 
 Requests of several ingresses meet in the engines. Once a second the ingresses exchange their virtual times and what each tenant has waiting
 (`OrderBoard`). A tenant whose requests wait at several ingresses moves on at each as if all of them waited there.
@@ -65,6 +65,8 @@ class _Queue:
     num_waiting: int = 0
     rate: QueueRate = field(default_factory=QueueRate)
     """Their starts per second, while engines are full and some of them wait."""
+    begun_s: float | None = None
+    """Usual GPU-seconds of those that began, as expected at their arrival."""
 
 
 @dataclass(slots=True, eq=False)
@@ -216,14 +218,15 @@ class FairOrder:
     def expected_wait_s(self, request: RequestState, now: float) -> float | None:
         """Return after how many seconds the tenant's latest request starts, if engines are full and it is known; else None.
 
-        The tenant has at least its share of the starts, and more where others do not use theirs. No later request of another tenant
-        changes that.
+        The tenant has at least its share of the GPU time that starts take, and more where others do not use theirs. No later request of
+        another tenant changes that. Its share of the starts is not that of its weight: a tenant of long answers starts fewer.
         """
         place = self._places[request.request_id]
         lane, account = place.lane, place.account
         if not self._is_full or (per_second := lane.rate.per_second(now)) is None:
             return None
-        share = per_second * account.weight / lane.weights
+        cost = 1.0 if lane.begun_s is None or account.begun_s is None else account.begun_s / lane.begun_s
+        share = per_second * account.weight / lane.weights / cost
         return account.num_waiting / max(share, account.rate.per_second(now) or 0.0)
 
     def num_ahead(self, request: RequestState) -> int:
@@ -271,6 +274,9 @@ class FairOrder:
         if num_begun:
             lane.advance(place, now)
         for queue in (lane, account):
+            if num_begun:
+                usual_s = place.expected_s if queue.begun_s is None else queue.begun_s
+                queue.begun_s = usual_s + _USUAL * (place.expected_s - usual_s)
             queue.rate.note(num_begun, is_waiting=self._is_full and queue.num_waiting > 0, now=now)
 
     def _expected(self, request: RequestState, account: _Account, lane: _Lane) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """These tests let tenants compete for one engine in simulated time, and measure what each of them gets."""
 
 import random
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -132,6 +133,10 @@ class Contest:
         self.board = OrderBoard(10.0)
         for order in self.orders:
             order.learn(COSTS)
+        for client in self.clients:
+            for ingress in client.ingresses:
+                for _ in range(client.backlog):
+                    self.add(client, ingress)
 
     def add(self, client: Client, ingress: int) -> None:
         client.num += 1
@@ -145,23 +150,23 @@ class Contest:
             elsewhere = self.board.exchange(str(number), {"m": order.waits()}, self.now)
             order.learn_waits(elsewhere["m"])
 
+    def step(self, counted_from_s: float = 0.0) -> None:
+        """Compute one request."""
+        state, client, ingress = min(self.queue.values(), key=lambda each: (each[0].priority, each[0].number))
+        del self.queue[state.request_id]
+        num_tokens = max(1, round(client.output_tokens * self.random.uniform(0.5, 1.5)))
+        self.orders[ingress].begin(state, self.now)
+        state.emitted_ids = [1] * num_tokens
+        cost_s = state.prompt_tokens * COSTS.prompt_token_s + num_tokens * COSTS.output_token_s
+        self.now += cost_s
+        client.served_s += cost_s * (self.now > counted_from_s)
+        self.orders[ingress].end(state, self.now)
+        self.add(client, ingress)
+
     def run(self, seconds: float, *, counted_from_s: float = 0.0) -> None:
-        for client in self.clients:
-            for ingress in client.ingresses:
-                for _ in range(client.backlog):
-                    self.add(client, ingress)
         exchanged = 0.0
         while self.now < seconds:
-            state, client, ingress = min(self.queue.values(), key=lambda each: (each[0].priority, each[0].number))
-            del self.queue[state.request_id]
-            num_tokens = max(1, round(client.output_tokens * self.random.uniform(0.5, 1.5)))
-            self.orders[ingress].begin(state, self.now)
-            state.emitted_ids = [1] * num_tokens
-            cost_s = state.prompt_tokens * COSTS.prompt_token_s + num_tokens * COSTS.output_token_s
-            self.now += cost_s
-            client.served_s += cost_s * (self.now > counted_from_s)
-            self.orders[ingress].end(state, self.now)
-            self.add(client, ingress)
+            self.step(counted_from_s)
             if self.now - exchanged >= 1.0:
                 exchanged = self.now
                 self.exchange()
@@ -205,6 +210,25 @@ def test_an_ingress_that_starts_anew_is_level_with_the_others_after_its_first_ex
     placed(new, "first", "a")
     new.learn_waits(elsewhere)
     assert placed(new, "second", "a").priority == placed(old, "other", "b").priority
+
+
+def test_tenants_of_long_and_of_short_answers_are_told_how_long_they_wait() -> None:
+    contest = Contest([Client("long", 1.0, 1000, 100, 10), Client("short", 1.0, 100, 10, 30)], seed=1)
+    (order,) = contest.orders
+    order.look(1, any_wait=True, now=0.0)
+    told: dict[str, tuple[float, float]] = {}
+    errors: dict[str, list[float]] = {"long": [], "short": []}
+    while contest.now < 300.0:
+        for state, client, _ in contest.queue.values():
+            if state.request_id not in told and (expected_s := order.expected_wait_s(state, contest.now)) is not None:
+                told[state.request_id] = contest.now, expected_s
+        queued = dict(contest.queue)
+        contest.step()
+        (begun,) = queued.keys() - contest.queue.keys()
+        if begun in told and told[begun][0] > 100.0:
+            at, expected_s = told[begun]
+            errors[queued[begun][1].name].append(expected_s / (contest.now - at))
+    assert [statistics.median(each) for each in errors.values()] == pytest.approx([1.0, 1.0], abs=0.25)
 
 
 def test_a_silent_ingress_is_forgotten_by_the_board() -> None:
