@@ -83,8 +83,6 @@ class _Account(_Queue):
     """The latest tag: while requests wait, a later one gets no lower tag."""
     waiting_s: float = 0.0
     """Expected GPU-seconds of its requests without a first token."""
-    elsewhere_s: float = 0.0
-    """The same of other ingresses, as last heard."""
     own_s: float = 0.0
     """When its requests of this ingress would be finished if it had none elsewhere."""
     computed: float = 1.0
@@ -114,6 +112,8 @@ class _Lane(_Queue):
     """The first tag of the next priority."""
     virtual_s: float = 0.0
     accounts: dict[str, _Account] = field(default_factory=dict)
+    elsewhere_s: Mapping[str, float] = field(default_factory=dict)
+    """Tenant -> expected GPU-seconds of what waits at other ingresses, as last heard."""
     active: set[_Account] = field(default_factory=set)
     """Tenants whose requests wait."""
     weights: float = 0.0
@@ -179,7 +179,7 @@ class FairOrder:
         account.waiting_s += expected_s
         account.num_waiting += 1
         lane.num_waiting += 1
-        charged_s = expected_s * (1 + account.elsewhere_s / account.waiting_s) / account.weight
+        charged_s = expected_s * (1 + lane.elsewhere_s.get(tenant, 0.0) / account.waiting_s) / account.weight
         account.own_s += expected_s / account.weight
         account.finish_s += charged_s
         account.tag_s = max(account.finish_s, account.tag_s)
@@ -198,7 +198,7 @@ class FairOrder:
 
         A tenant does not save up what it did not ask for. And when what waited at other ingresses has gone, it must not wait for that.
         """
-        backlog_s = (account.waiting_s + account.elsewhere_s) / account.weight
+        backlog_s = (account.waiting_s + lane.elsewhere_s.get(account.tenant, 0.0)) / account.weight
         account.own_s = max(lane.virtual_s, account.own_s)
         latest_s = max(account.own_s, lane.virtual_s + 2 * backlog_s)
         account.finish_s = min(max(lane.virtual_s, account.finish_s), latest_s)
@@ -279,10 +279,8 @@ class FairOrder:
     def learn_waits(self, elsewhere: Mapping[Priority, tuple[float, Mapping[str, float]]]) -> None:
         """Take in the greatest virtual time of the other ingresses, and what waits there in all."""
         for priority, lane in self._lanes.items():
-            virtual_s, waiting_s = elsewhere.get(priority, (0.0, {}))
+            virtual_s, lane.elsewhere_s = elsewhere.get(priority, (0.0, {}))
             lane.virtual_s = max(lane.virtual_s, virtual_s)
-            for name, account in lane.accounts.items():
-                account.elsewhere_s = waiting_s.get(name, 0.0)
 
     def validate(self, requests: Mapping[str, RequestState]) -> None:
         """Assert the invariants."""

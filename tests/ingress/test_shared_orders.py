@@ -1,0 +1,72 @@
+"""Ingresses share over the lease board how much waits for each tenant."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from serve_app.core.events import RequestArrived, StepCostsMeasured, WaitsReported
+from serve_app.core.fair_order import FIRST_TAG, Waits
+from serve_app.core.quota_shares import Answer, Report
+from serve_app.core.request import Resume
+from serve_app.errors import LeaseBoardSilent
+from serve_app.ingress.fleet import quotas
+from serve_app.ingress.fleet.quotas import Quotas
+from serve_app.membership import LeaseBoard
+from tests.core.helpers import fleet_of, run
+from tests.core.test_fair_order import COSTS
+from tests.doubles.fleet import in_loop
+
+
+class Ingress:
+    """One ingress with one model, whose fleet has no replica."""
+
+    def __init__(self, name: str, board: LeaseBoard) -> None:
+        self.fleet = fleet_of(no_replica_s=1000.0)
+        run(self.fleet, StepCostsMeasured(COSTS))
+        self.board, self.is_away = board, False
+        self.quotas = Quotas(name, self._exchange, orders=self)
+        self.learnt: list[Waits] = []
+
+    async def _exchange(self, report: Report) -> Answer | None:
+        if self.is_away:
+            raise LeaseBoardSilent(retry_after_s=1.0)
+        return self.board.exchange_shares(report)
+
+    def waits(self) -> Waits:
+        return {"chat": self.fleet.order.waits()}
+
+    def learn(self, elsewhere: Waits) -> None:
+        self.learnt.append(elsewhere)
+        run(self.fleet, WaitsReported(elsewhere["chat"]))
+
+    def place(self, request_id: str, tenant: str) -> float:
+        """Let a request come that costs 0.65 GPU-seconds, and return its tag in virtual seconds."""
+        run(self.fleet, RequestArrived(request_id, 10, 1000, Resume.CONTINUE, request_id, tenant=tenant))
+        return (self.fleet.requests[request_id].priority - FIRST_TAG["interactive"]) / 1e6
+
+
+@in_loop
+async def test_a_tenant_that_waits_elsewhere_too_moves_on_as_if_all_of_it_waited_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas, "EXCHANGE_S", 0.02)
+    monkeypatch.setattr(quotas, "_SETTLE_S", 0.01)
+    board = LeaseBoard(10.0)
+    one, other = Ingress("one", board), Ingress("other", board)
+    for number in range(3):
+        other.place(f"other{number}", "red")
+    sharing = asyncio.gather(one.quotas.run(), other.quotas.run())
+    async with asyncio.timeout(10):
+        while one.fleet.order.waits()["interactive"][1] or not any(w["chat"]["interactive"][1] for w in one.learnt if w["chat"]):
+            await asyncio.sleep(0.01)
+    assert one.place("red", "red") == pytest.approx(4 * 0.65)
+    assert one.place("blue", "blue") == pytest.approx(0.65)
+    one.is_away = True
+    async with asyncio.timeout(10):
+        while one.learnt[-1] != {"chat": {}}:
+            await asyncio.sleep(0.01)
+    assert one.place("red-later", "red") == pytest.approx(4 * 0.65), (
+        "only behind its own request: what waited elsewhere may be gone"
+    )
+    sharing.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await sharing
