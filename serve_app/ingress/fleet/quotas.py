@@ -173,6 +173,7 @@ class Quotas:
 
     async def _share(self) -> None:
         exchanged_at = -math.inf
+        self._lacking.set()  # virtual times are needed before the first requests wait
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_SETTLE_S):
