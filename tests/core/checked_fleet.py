@@ -114,10 +114,14 @@ class CheckedFleet(ExpectedFleet):
         self.queue.append(request_id)
         self.waiting_since[request_id] = self.now
 
+    def in_order(self) -> list[str]:
+        """Return the ids of the requests that wait, in the order of service."""
+        return self.queue
+
     def _start(self, start: StartAttempt) -> Event | None:
         request, link = self.requests[start.request_id], self.links[start.replica_id]
         assert start.request_id == next(
-            i for i in self.queue if not self.waits_for_its_like(i) and not self.waits_for_its_weights(i)
+            i for i in self.in_order() if not self.waits_for_its_like(i) and not self.waits_for_its_weights(i)
         )
         assert request.weights in ("", link.weights)
         self.queue.remove(start.request_id)
@@ -176,8 +180,10 @@ class CheckedFleet(ExpectedFleet):
             assert not request.sendable
         elif isinstance(error, RequestQuarantined):
             assert error.blocked_s == self.blocked[request.fingerprint] - self.now > 0
+        elif isinstance(error, QueueFull):
+            assert request_id == [i for i in self.in_order() if self.never_started(i)][-1], "the last one makes room"
         else:
-            assert isinstance(error, QueueFull | NoFreePlace)
+            assert isinstance(error, NoFreePlace)
         self.end(request_id, type(error).__name__)
 
     # What always holds.
@@ -203,7 +209,7 @@ class CheckedFleet(ExpectedFleet):
 
     @invariant()
     def the_queue_is_first_come_first_served(self) -> None:
-        assert list(self.fleet.waiting) == self.queue
+        assert list(self.fleet.waiting) == self.in_order()
 
     @invariant()
     def outcomes_are_counted(self) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -37,6 +38,10 @@ class FleetMachine(CheckedFleet, RuleBasedStateMachine):
     def _prefix(self, number: int) -> Prefix:
         return NO_PREFIX
 
+    def _whose(self, number: int) -> dict[str, Any]:
+        """Return tenant, weight and priority of a request."""
+        return {}
+
     @rule(
         resume=st.sampled_from(Resume),
         max_tokens=st.sampled_from([9, 9, 1]),
@@ -65,7 +70,8 @@ class FleetMachine(CheckedFleet, RuleBasedStateMachine):
         start_by = None if within_s is None else self.now + within_s
         self.requests[request_id] = Request(prompt, answer[len(prompt) :], resume, sendable, fingerprint, self.now, start_by)
         prefix = self._prefix(len(self.requests))
-        arrived = RequestArrived(request_id, 1, max_tokens, resume, fingerprint, prefix, background, start_by=start_by)
+        whose = self._whose(len(self.requests))
+        arrived = RequestArrived(request_id, 1, max_tokens, resume, fingerprint, prefix, background, start_by=start_by, **whose)
         if self.is_blocked(request_id):
             self.handle(arrived)
             assert self.requests[request_id].outcomes == ["RequestQuarantined"]
@@ -76,13 +82,15 @@ class FleetMachine(CheckedFleet, RuleBasedStateMachine):
             assert self.requests[request_id].outcomes == ["NoFreePlace"]
             return
         room = any(len(k.held) < k.credit and not k.draining for k in self.links.values())
-        if len(self.queue) >= MAX_WAITING and not room:
-            self.handle(arrived)
-            assert self.requests[request_id].outcomes == ["QueueFull"]
-            return
+        is_full = len(self.queue) >= MAX_WAITING and not room
+        num_refused = self._num_refused()
         self.queue.append(request_id)
         self.waiting_since[request_id] = self.now
         self.handle(arrived)
+        assert self._num_refused() == num_refused + (is_full and self.requests[request_id].outcomes != ["CannotStartInTime"])
+
+    def _num_refused(self) -> int:
+        return sum(request.outcomes == ["QueueFull"] for request in self.requests.values())
 
     @rule(
         replica_id=st.sampled_from(REPLICAS),
@@ -270,3 +278,36 @@ class PrefixMachine(FleetMachine):
 
 PrefixMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
 TestPrefixFleet = PrefixMachine.TestCase
+
+
+class TenantMachine(FleetMachine):
+    """The same fleet with tenants of several weights and priorities. Their tags are taken from the fleet; what follows from them is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: dict[str, int] = {}
+        place = self.fleet.order.place
+
+        def noting(request: RequestState, *args: Any) -> None:
+            place(request, *args)
+            self.tags[request.request_id] = request.priority
+
+        self.fleet.order.place = noting  # type: ignore[method-assign, assignment]
+
+    def _whose(self, number: int) -> dict[str, Any]:
+        rng = random.Random(number)
+        tenant, weight = rng.choice([("", 1.0), ("red", 1.0), ("blue", 4.0)])
+        return {"tenant": tenant, "weight": weight, "priority": rng.choice(["interactive", "interactive", "batch", "background"])}
+
+    def in_order(self) -> list[str]:
+        arrivals = [*self.requests]
+
+        def rank(request_id: str) -> tuple[bool, int, int]:
+            begun = bool(self.requests[request_id].delivered)
+            return not begun, 0 if begun else self.tags[request_id], arrivals.index(request_id)
+
+        return sorted(self.queue, key=rank)
+
+
+TenantMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestTenantFleet = TenantMachine.TestCase
