@@ -104,7 +104,7 @@ class PrefixAffinity:
     def _affine(self, request: RequestState, least: ReplicaState, replicas: Mapping[str, ReplicaState]) -> Choice:
         prefix = request.prefix
         # A request that was started before goes by load: its replica is lost, drains, or had too much to do.
-        if request.attempt >= 0 or (not prefix.hashes and prefix.session is None):
+        if request.attempt >= 0 or request.spreads or (not prefix.hashes and prefix.session is None):
             return Choice(least, Reason.LOAD)
         count, holders = self.index.deepest(prefix.hashes)
         own_tokens = request.tokens_left()

@@ -7,7 +7,8 @@ finished, if its tenant always had its share. The engines and the ingress's own 
 
 Virtual time is the mean start of the requests that had their first token lately. A tenant that asks little starts at the virtual time, so
 it goes before the backlog of one that asks for more than its share, and one that comes anew starts level. GPU-seconds are expected at
-arrival, from the prompt and from the tenant's earlier requests, and corrected at the end. Nothing waits while an engine has room.
+arrival, from the prompt and from the tenant's earlier requests, and corrected at the end. Nothing waits while an engine has room. A tenant
+that is behind, because its requests wait at few replicas, has further ones spread by load.
 
 Requests of several ingresses meet in the engines. Once a second the ingresses exchange their virtual times and what each tenant has waiting
 (`OrderBoard`). A tenant whose requests wait at several ingresses moves on at each as if all of them waited there.
@@ -39,6 +40,8 @@ _MEAN_S = 2.0
 The lowest start of all that wait would stand still while requests of tenants that ask little wait for a slot, and who came anew would get
 all until virtual time moved. The highest one would follow an engine where only one tenant's requests wait, far ahead of the others.
 """
+_BEHIND = 5
+"""Usual requests by which a tenant may be behind virtual time before its requests leave the replicas that have their prefixes cached."""
 _MAX_ACCOUNTS = 1000
 """With more tenants, those are forgotten that are level and have nothing that waits. Their usual costs are lost."""
 _FIRST_ANSWER_TOKENS = 64
@@ -101,6 +104,8 @@ class _Place:
     prompt_s: float
     charged_s: float
     """Virtual seconds by which the request moved its tenant's finish."""
+    earlier_tag_s: float
+    """The tenant's latest tag before it."""
     waits: bool = True
 
 
@@ -182,10 +187,17 @@ class FairOrder:
         charged_s = expected_s * (1 + lane.elsewhere_s.get(tenant, 0.0) / account.waiting_s) / account.weight
         account.own_s += expected_s / account.weight
         account.finish_s += charged_s
-        account.tag_s = max(account.finish_s, account.tag_s)
-        self._places[request.request_id] = _Place(lane, account, account.tag_s - charged_s, expected_s, prompt_s, charged_s)
+        earlier_s, account.tag_s = account.tag_s, max(account.finish_s, account.tag_s)
+        start_s = account.tag_s - charged_s
+        self._places[request.request_id] = _Place(lane, account, start_s, expected_s, prompt_s, charged_s, earlier_s)
+        request.spreads = self._is_behind(account, lane)
         request.number = self._number = self._number + 1
         request.priority = FIRST_TAG[priority] + round(account.tag_s / _UNIT_S)
+
+    def _is_behind(self, account: _Account, lane: _Lane) -> bool:
+        """Return whether engines start requests of others that are due much later than this tenant's next one."""
+        next_s = account.finish_s - account.waiting_s / account.weight
+        return lane.begun_s is not None and lane.virtual_s - next_s > _BEHIND * lane.begun_s
 
     def _open_account(self, lane: _Lane, tenant: str) -> _Account:
         if len(lane.accounts) >= _MAX_ACCOUNTS:
@@ -218,6 +230,8 @@ class FairOrder:
         else:  # an engine may have computed the prompt of one that was next
             cost_s = place.prompt_s if request.attempt >= 0 and place.start_s <= place.lane.virtual_s else 0.0
             charged_s = place.charged_s
+            if account.tag_s == place.start_s + place.charged_s:
+                account.tag_s = place.earlier_tag_s
         if place.waits:
             self._leave_queue(place, int(is_answered), now)
         account.own_s += (cost_s - place.expected_s) / account.weight

@@ -80,6 +80,8 @@ class RequestState:
     """Name of the tenant that sent the request; "" for a request without a tenant."""
     number: int = 0
     """1 for the first request of the model at this ingress."""
+    spreads: bool = False
+    """Whether it goes by load alone, because its tenant is behind its share where its prefixes are cached."""
     is_first: bool = True
     """Whether it is the first engine request of its HTTP request."""
     priority: int = 0

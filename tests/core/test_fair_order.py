@@ -298,3 +298,28 @@ def test_many_tenants_that_are_gone_are_forgotten() -> None:
     for number in range(5000):
         order.end(placed(order, f"r{number}", f"tenant{number}"), 0.0)
     assert sum(len(lane.accounts) for lane in order._lanes.values()) <= 1001
+
+
+def test_a_large_request_that_is_gone_leaves_no_mark() -> None:
+    order = FairOrder()
+    placed(order, "a0", "a")
+    large = request("large", prompt_tokens=1_000_000)
+    order.place(large, "a", 1.0, "interactive", 0.0)
+    order.end(large, 0.0)
+    assert order_of_service(placed(order, "a1", "a"), *(placed(order, f"b{number}", "b") for number in range(9))).index("a1") < 3
+
+
+def test_a_tenant_whose_requests_wait_at_few_replicas_has_further_ones_spread_by_load() -> None:
+    order = FairOrder()
+    order.learn(COSTS)
+    backlog = [placed(order, f"a{number}", "a", weight=4.0) for number in range(50)]
+    assert not backlog[-1].spreads
+    now = 0.0
+    for number in range(400):  # at another replica, "b" gets much more than "a"
+        state = placed(order, f"b{number}", "b")
+        now += 0.1
+        order.begin(state, now)
+        state.emitted_ids = [1] * 10
+        order.end(state, now)
+    assert placed(order, "a-later", "a", weight=4.0).spreads
+    assert not placed(order, "b-later", "b").spreads
