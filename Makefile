@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run observe preview test-ui test-clients demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live bench-tenants soak hostile bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
+.PHONY: help run observe preview test-ui test-clients demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live bench-tenants bench-fairness soak hostile bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
 
 .PHONY: charts generated chart-files monitoring-files lock-charts
 BIN := .venv/bin
@@ -173,6 +173,13 @@ hostile: .venv ## hostile clients against a fleet of simulated accelerators, and
 
 bench-tenants: .venv ## how exactly three ingresses keep quotas together, while one is killed (7 minutes)
 	$(BIN)/python -m benchmarks.quotas
+
+SEEDS ?= 1 2 3 4 5
+bench-fairness: .venv ## noisy neighbours, shares, weights, three times the load: fair beside first come first served, for each of SEEDS (35 minutes each)
+	for seed in $(SEEDS); do \
+	  for parts in "noisy equal" "weights reference" "overload" "burst storm patient behind"; do \
+	    $(BIN)/python -m benchmarks.fairness --parts $$parts --seed $$seed || exit; done; \
+	  $(BIN)/python -m benchmarks.fairness --parts noisy weights --ingresses 2 --seed $$seed || exit; done
 
 bench-cold-start: .venv ## what the start of a replica costs, phase by phase (5 to 15 minutes)
 	$(BIN)/python -m tools.cold_start --warm

@@ -11,9 +11,7 @@ that ran in any 60 seconds beside the quota, and how much ran in all beside what
 import argparse
 import asyncio
 import contextlib
-import hashlib
 import json
-import sys
 import tempfile
 import time
 from collections import Counter, deque
@@ -24,9 +22,9 @@ from typing import Any
 
 import httpx
 import psutil
-import yaml
 
-from benchmarks.processes import role_of, server
+from benchmarks.processes import fleet, ingresses_of
+from benchmarks.tenant_fleet import key_of, write_tenants
 from serve_app.checkpoints import make_tiny_llama
 from tests.doubles.fleet import MODEL
 
@@ -37,7 +35,6 @@ REQUESTS, TOKENS = 600, 24_000
 EXCESS = 3.0
 """The demand, as a multiple of the quota."""
 KILL_AFTER_S = 120.0
-_START_S = 600.0
 
 
 @dataclass
@@ -121,17 +118,9 @@ async def kill_one(ingresses: list[psutil.Process]) -> None:
     print(f"ingress {ingresses[0].pid} killed", flush=True)
 
 
-def key_of(tenant: str) -> str:
-    return f"sk-of-the-tenant-{tenant}"
-
-
 def config_of(folder: Path, port: int) -> dict[str, Any]:
     limits = {"by-requests": {"requests_per_minute": REQUESTS}, "by-tokens": {"tokens_per_minute": TOKENS}}
-    tenants = {
-        name: {"keys": [{"id": name, "sha256": hashlib.sha256(key_of(name).encode()).hexdigest()}], "limits": limit}
-        for name, limit in limits.items()
-    }
-    (folder / "tenants.yaml").write_text(yaml.safe_dump({"tenants": tenants}))
+    write_tenants(folder / "tenants.yaml", {name: {"limits": limit} for name, limit in limits.items()})
     return {
         "name": f"quotas-{port}",
         "models": {
@@ -180,17 +169,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "fleet.yaml").write_text(yaml.safe_dump(config_of(folder, arguments.port)))
-        command = [sys.executable, "-m", "serve_app.cli.main", "up", "-f", str(folder / "fleet.yaml")]
-        url = f"http://127.0.0.1:{arguments.port}"
-        quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-        with server(command, f"{url}/readyz", log=folder / "up.log", environment=quiet, start_s=_START_S) as root:
-            ingresses: list[psutil.Process] = []
-            while len(ingresses) < INGRESSES:
-                time.sleep(2)
-                ingresses = [process for process in root.children(recursive=True) if role_of(process) == "ingress"]
-            time.sleep(30)  # until all of them listen
-            rows = asyncio.run(play(url, ingresses, 60 * arguments.minutes))
+        with fleet(config_of(folder, arguments.port), folder) as root:
+            rows = asyncio.run(play(f"http://127.0.0.1:{arguments.port}", ingresses_of(root), 60 * arguments.minutes))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(rows, indent=1))
     print("| quota | limit | most in 60 s | error | in all, of an exact count | answers |\n|---|---|---|---|---|---|")
