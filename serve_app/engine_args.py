@@ -9,8 +9,6 @@ from typing import Any
 from serve_app.config import ModelSettings
 
 SIMULATED_EXECUTOR = "serve_app.simulated.executor.SimulatedExecutor"
-BACKGROUND_PRIORITY = 1_000_000
-"""vLLM's `priority` of batches' requests: after all requests of clients, whose priority is 0 unless they set another."""
 BATCH_STEP_SHARE = "serve_app_batch_step_share"
 """Key of `ModelSettings.batch_step_share` in vLLM's ``additional_config``."""
 

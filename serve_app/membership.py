@@ -17,6 +17,7 @@ import ray
 from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 
 from serve_app.config import MembershipSettings
+from serve_app.core.fair_order import OrderBoard
 from serve_app.core.quota_shares import Answer, QuotaShares, Report
 from serve_app.errors import LeaseBoardSilent
 from serve_app.host.steady_clock import steady_clock
@@ -115,6 +116,7 @@ class LeaseBoard:
         self._kept = b""
         self._clock = steady_clock()
         self._shares = QuotaShares(expiry_s, self._clock())
+        self._orders = OrderBoard(expiry_s)
         self._version = 1
         self._changed = asyncio.Event()
         # A version of an earlier incarnation, which a caller still has, must never look current.
@@ -151,7 +153,9 @@ class LeaseBoard:
 
     def exchange_shares(self, report: Report) -> Answer | None:
         """Exchange an ingress's shares of tenants' quotas, without waking the pollers."""
-        return self._shares.exchange(report, self._clock())
+        if (answer := self._shares.exchange(report, self._clock())) is None:
+            return None
+        return answer._replace(waits=self._orders.exchange(report.ingress, report.waits, self._now()))
 
     def report(self) -> dict[str, Any]:
         """Return members and scaling notes as plain data, for people who watch the fleet. Notes are in order of time."""

@@ -57,6 +57,10 @@ class Bounds(Section):
         return self
 
 
+_WAITED_SLOS = 15
+"""Times `ttft_slo_s` that a request may wait by default. Clients that send all their requests at once expect to wait."""
+
+
 class ScalingSettings(Bounds):
     """The number of a model's replicas."""
 
@@ -64,6 +68,9 @@ class ScalingSettings(Bounds):
     """Replicas at the first deployment, between min and max. Default: min."""
     ttft_slo_s: Real = Field(default=2.0, gt=0)
     """The limit that the autoscaler aims at for almost all requests: seconds from a request's arrival to its first token."""
+    refuse_after_s: Real | None = Field(default=None, gt=0)
+    """While the model has `max` replicas: seconds within which an answer has to begin, by what is known when the request comes. Else the
+    request is refused at once with 503, whose Retry-After is measured. None: 15 times ttft_slo_s. A tenant's own deadline goes before."""
     itl_slo_s: Real = Field(default=0.1, gt=0)
     """The limit that the autoscaler aims at for almost all tokens: seconds between two tokens. Lower: smaller batches, more replicas."""
     utilization: Real = Field(default=0.95, gt=0, le=1)
@@ -80,6 +87,10 @@ class ScalingSettings(Bounds):
     """Extra replicas while an update replaces the model's replicas. 1: a new replica is ready before an old one stops, and the update
     waits for room for it. 0: an old replica stops first, so a model with one replica is away during a start. Default: 0 for a model that
     holds GPUs, else 1."""
+
+    def max_wait_s(self) -> float:
+        """Return the seconds within which an answer has to begin, by what is known when the request comes."""
+        return _WAITED_SLOS * self.ttft_slo_s if self.refuse_after_s is None else self.refuse_after_s
 
     @model_validator(mode="after")
     def _initial_is_within_bounds(self) -> Self:

@@ -3,14 +3,16 @@
 Times are the ingress's monotonic seconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
 from serve_app.core.load import EngineLoad
 from serve_app.core.prefix_index import NO_PREFIX, Prefix
-from serve_app.core.request import EngineOutput, Resume
+from serve_app.core.request import EngineOutput, RequestState, Resume
+from serve_app.core.step_costs import MeasuredCosts
+from serve_app.core.tenants import Priority
 from serve_app.errors import ServingError
 
 
@@ -21,6 +23,9 @@ class RequestArrived:
     ``prefix`` is empty if the request is not routed by its prompt. ``background``: the request is a batch's, and is refused if it would
     wait or make others wait. ``adapter``: the number of the LoRA adapter that the request is for, None for the model itself. ``start_by``:
     the second by which the request has to start, None if there is no such limit; later engine requests of an HTTP request have none.
+    ``expected_by`` is such a second that only matters at arrival, while the model has all its replicas.
+
+    ``tenant``, ``weight`` and ``priority``: whose request it is, for `FairOrder`; "" stands for all requests without a tenant.
     """
 
     request_id: str
@@ -32,6 +37,18 @@ class RequestArrived:
     background: bool = False
     adapter: int | None = None
     start_by: float | None = None
+    expected_by: float | None = None
+    tenant: str = ""
+    weight: float = 1.0
+    priority: Priority = "interactive"
+
+    def state(self, now: float) -> RequestState:
+        """Return the request as it is at its arrival."""
+        request = RequestState(self.request_id, self.prompt_tokens, self.max_tokens, self.resume, self.fingerprint)
+        request.prefix, request.adapter, request.background = self.prefix, self.adapter, self.background
+        request.arrived_at, request.waiting_since = now, now
+        request.start_by, request.expected_by = self.start_by, self.expected_by
+        return request
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +155,20 @@ class OutputsArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class StepCostsMeasured:
+    """The model's replicas have reported what steps and tokens cost their engines. Repeats are allowed."""
+
+    costs: MeasuredCosts
+
+
+@dataclass(frozen=True, slots=True)
+class WaitsReported:
+    """The other ingresses reported, for each priority, their greatest virtual time, and each tenant's GPU-seconds that wait there."""
+
+    waits: Mapping[Priority, tuple[float, Mapping[str, float]]]
+
+
+@dataclass(frozen=True, slots=True)
 class StartMeasured:
     """A replica's lease reported how long it took from being scheduled to ready, > 0. Repeats are allowed."""
 
@@ -161,5 +192,7 @@ Event = (
     | AttemptUnsendable
     | OutputsArrived
     | StartMeasured
+    | StepCostsMeasured
+    | WaitsReported
     | Ticked
 )

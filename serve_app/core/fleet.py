@@ -5,7 +5,7 @@ Pure: events in, instructions out, time is a number. The state has one door, ``h
 the front end's own abort. Cost: one dict lookup and one list extend per token; waiting requests cost nothing until something changes.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence, Set
 
 import msgspec
@@ -23,10 +23,13 @@ from serve_app.core.events import (
     RequestArrived,
     RequestsAborted,
     StartMeasured,
+    StepCostsMeasured,
     Ticked,
     TrialBegan,
+    WaitsReported,
 )
 from serve_app.core.failover import Failover
+from serve_app.core.fair_order import FairOrder
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import (
     AbortAttempts,
@@ -40,9 +43,10 @@ from serve_app.core.instructions import (
 from serve_app.core.quarantine import Quarantine
 from serve_app.core.refusals import Refusals
 from serve_app.core.request import EngineOutput, RequestState, Trial
-from serve_app.core.routing import Choice, LeastOutstandingTokens, Reason, ReplicaState, RoutingPolicy, mark_longest
+from serve_app.core.routing import Choice, LeastOutstandingTokens, ReplicaState, RoutingPolicy, mark_longest
 from serve_app.core.tally import Tally
 from serve_app.core.trail import ENGINES_OWN_ENDS, MOVED
+from serve_app.core.waiting_line import WaitingLine
 from serve_app.errors import RequestQuarantined, ResumeDiverged, ServingError
 
 
@@ -53,8 +57,8 @@ class FleetState:
         self.settings = settings
         self.replicas: dict[str, ReplicaState] = {}
         self.requests: dict[str, RequestState] = {}
-        self.waiting: OrderedDict[str, RequestState] = OrderedDict()
-        """In the order of service. Not a deque: a thousand clients may go away at once, each from anywhere in the queue."""
+        self.waiting = WaitingLine()
+        self.order = FairOrder()
         self.outcomes: Counter[str] = Counter()
         """Requests that ended, by how, since the start: feeds the metrics."""
         self.routed: Counter[str] = Counter()
@@ -66,7 +70,7 @@ class FleetState:
         self.failover = Failover(settings, self.quarantine)
         self.drains = Drains()
         self._routing = routing or LeastOutstandingTokens()
-        self.refusals = Refusals(settings, self.replicas.values())
+        self.refusals = Refusals(settings, self.replicas.values(), self.order)
         self._attempts: dict[str, RequestState] = {}
         self._kinds: list[ReplicaState] = []  # a replica of each kind
 
@@ -96,6 +100,12 @@ class FleetState:
             case StartMeasured():
                 self.refusals.cold_starts.add(event.replica_id, event.start_s)
                 return []
+            case StepCostsMeasured():
+                self.order.learn(event.costs)
+                return []
+            case WaitsReported():
+                self.order.learn_waits(event.waits)
+                return []
             case Ticked():
                 self.quarantine.expire(now=now)
                 return self._eject_silent(now) + self._end_long_waits(now) + self._move_off_draining(now)
@@ -115,7 +125,8 @@ class FleetState:
         self.drains.validate(self.replicas)
         self._routing.validate(self.replicas)
         self.quarantine.validate(self.requests.values())
-        assert self._next_start() is None
+        self.order.validate(self.requests)
+        assert self.waiting.next_start(self._kinds, self.replicas, self._routing, self.quarantine) is None
 
     def _on_request_arrived(self, event: RequestArrived, *, now: float) -> list[Instruction]:
         if event.request_id in self.requests:
@@ -127,32 +138,35 @@ class FleetState:
             self.outcomes["held_back"] += 1
             return [FailRequest(event.request_id, no_place)]
         self.tally.arrival(event)
-        request = RequestState(event.request_id, event.prompt_tokens, event.max_tokens, event.resume, event.fingerprint)
-        request.prefix, request.adapter, request.background = event.prefix, event.adapter, event.background
-        request.arrived_at, request.waiting_since, request.start_by = now, now, event.start_by
-        too_late = self.refusals.of_arrival(request, len(self.waiting), now)
-        if too_late is not None and self._routing.pick(request, self.replicas) is None:
-            self._reject(request)
-            return [FailRequest(request.request_id, too_late)]
-        self.requests[request.request_id] = request
-        self.waiting[request.request_id] = request
-        return self._dispatch(now)
+        request = self.requests[event.request_id] = event.state(now)
+        self.order.place(request, event.tenant, event.weight, event.priority, now)
+        if (too_late := self.refusals.of_arrival(request, now)) is not None:
+            return [self._reject(request, too_late, now)]
+        refused: list[Instruction] = []
+        if self.refusals.is_full(len(self.waiting)) and self._routing.pick(request, self.replicas) is None:
+            last = self.waiting.last_behind(request) or request
+            refused = [self._reject(last, self.refusals.of_full_line(last, len(self.waiting), now), now)]
+            if last is request:
+                return refused
+            self.waiting.remove(last)
+        self.waiting.add(request)
+        return refused + self._dispatch(now)
 
     def _on_requests_aborted(self, event: RequestsAborted, *, now: float) -> list[Instruction]:
         by_replica: dict[str, list[str]] = {}
         for request_id in event.request_ids:
-            request = self.requests.pop(request_id, None)
-            if request is None:
+            if (request := self.requests.get(request_id)) is None:
                 continue
             self.outcomes[event.outcome] += 1
             request.trail.end = event.outcome
             if request.emitted_ids and event.outcome != "failed":
                 self.tally.answer(request)
             if request.replica_id is None:
-                del self.waiting[request_id]
+                self.waiting.remove(request)
             else:
                 by_replica.setdefault(request.replica_id, []).append(request.attempt_id)
                 self._release(request)
+            self._forget(request, now)
         aborts: list[Instruction] = [AbortAttempts(r, tuple(ids)) for r, ids in by_replica.items()]
         return aborts + self._dispatch(now)
 
@@ -164,7 +178,7 @@ class FleetState:
         self._routing.changed(replica_id)
         self._replicas_changed()
         taken_back = self._take_back_queued(replica, now) if is_new and not event.draining else []
-        self.refusals.rate.forget()
+        self.order.forget_rates()
         return failed + taken_back + self._dispatch(now)
 
     def _replicas_changed(self) -> None:
@@ -185,13 +199,9 @@ class FleetState:
             back += queued
             waiting = max(0, replica.load.waiting - len(queued))  # the last heartbeat may have reported fewer
             replica.load = msgspec.structs.replace(replica.load, waiting=waiting)
-        self._put_in_front(sorted(back, key=lambda r: r.arrived_at))
+        for request in back:
+            self.waiting.add(request)
         return aborts
-
-    def _put_in_front(self, requests: Sequence[RequestState]) -> None:
-        for request in reversed(requests):
-            self.waiting[request.request_id] = request
-            self.waiting.move_to_end(request.request_id, last=False)
 
     def _on_heartbeat_arrived(self, event: HeartbeatArrived, *, now: float) -> list[Instruction]:
         replica = self.replicas.get(event.replica_id)
@@ -199,16 +209,18 @@ class FleetState:
             return []
         if replica.take_heartbeat(event, now=now):
             self._replicas_changed()
+        self.order.note_queue(event.replica_id, event.load.waiting)
         self.drains.notice(event.replica_id, event.drain_left_s if event.draining else None, now=now)
         self._routing.changed(event.replica_id)
         return self._dispatch(now)
 
     def _forget_replica(self, replica_id: str, end: LinkEnd, unsent: Set[str] = frozenset(), *, now: float) -> list[Instruction]:
-        """Put the replica's requests at the front of the queue, oldest first. A second LinkLost finds nothing."""
+        """Put the replica's requests at the front of the queue. A second LinkLost finds nothing."""
         replica = self.replicas.pop(replica_id, None)
         if replica is None:
             return []
         self.drains.forget(replica_id)
+        self.order.note_queue(replica_id, 0)
         self._routing.forget(replica_id)
         self._replicas_changed()
         for request in replica.held.values():
@@ -216,19 +228,20 @@ class FleetState:
             request.trail.lost(MOVED if request.attempt_id in unsent else end.name.lower())
         continuing, failed = self.failover.take_back(replica, end, unsent, now=now)
         for failure in failed:
-            self._count_failed(failure)
-        self._put_in_front(continuing)
+            self._count_failed(failure, now)
+        for request in continuing:
+            self.waiting.add(request)
         return failed + self._end_blocked(now)
 
     def _end_blocked(self, now: float) -> list[Instruction]:
         """End waiting requests that are like one which has been quarantined meanwhile."""
         refused = self.quarantine.refused(self.waiting.values(), now=now)
         for failure in refused:
-            del self.waiting[failure.request_id]
-        return [self._count_failed(failure) for failure in refused]
+            self.waiting.remove(self.requests[failure.request_id])
+        return [self._count_failed(failure, now) for failure in refused]
 
-    def _count_failed(self, failure: FailRequest) -> FailRequest:
-        del self.requests[failure.request_id]
+    def _count_failed(self, failure: FailRequest, now: float) -> FailRequest:
+        self._forget(self.requests[failure.request_id], now)
         self.outcomes["quarantined" if isinstance(failure.error, RequestQuarantined) else "failed"] += 1
         return failure
 
@@ -237,7 +250,7 @@ class FleetState:
         if request is None or request.replica_id is None:
             return []
         self._release(request)
-        return [self._count_failed(FailRequest(event.request_id, event.error)), *self._dispatch(now)]
+        return [self._count_failed(FailRequest(event.request_id, event.error), now), *self._dispatch(now)]
 
     def _on_outputs_arrived(self, event: OutputsArrived, *, now: float) -> list[Instruction]:
         replica = self.replicas.get(event.replica_id)
@@ -256,7 +269,7 @@ class FleetState:
                 try:
                     count = self.failover.swallow(request, output, now=now)
                 except ResumeDiverged as diverged:
-                    others += self._give_up(replica, request, diverged)
+                    others += self._give_up(replica, request, diverged, now)
                     freed = True
                     continue
                 if count:
@@ -268,11 +281,12 @@ class FleetState:
             if output.new_token_ids:
                 if not request.emitted_ids:
                     replica.begin_answer(request)
+                    self.order.begin(request, now)
                     self.tally.first_token(request, output, late=now - request.arrived_at > self.settings.ttft_s)
                 self._count_emitted(replica, request, output.new_token_ids)
                 request.trail.delivered(output, now)
             if output.finish_reason is not None:
-                self._finish(request, output.finish_reason)
+                self._finish(request, output.finish_reason, now)
                 freed = True
             elif output.new_token_ids and request.trial is not Trial.NONE:
                 self.quarantine.pass_trial(request)
@@ -291,10 +305,10 @@ class FleetState:
         replica.outstanding_tokens += left - request.outstanding_tokens
         request.outstanding_tokens = left
 
-    def _give_up(self, replica: ReplicaState, request: RequestState, error: ServingError) -> list[Instruction]:
+    def _give_up(self, replica: ReplicaState, request: RequestState, error: ServingError, now: float) -> list[Instruction]:
         attempt_id = request.attempt_id
         self._release(request)
-        return [AbortAttempts(replica.replica_id, (attempt_id,)), self._count_failed(FailRequest(request.request_id, error))]
+        return [AbortAttempts(replica.replica_id, (attempt_id,)), self._count_failed(FailRequest(request.request_id, error), now)]
 
     def _eject_silent(self, now: float) -> list[Instruction]:
         instructions, limit_s = list[Instruction](), self.settings.heartbeat_timeout_s
@@ -308,14 +322,11 @@ class FleetState:
     def _end_long_waits(self, now: float) -> list[Instruction]:
         failed: list[Instruction] = []
         for request in list(self.waiting.values()):
-            error = self.refusals.of_long_wait(request, len(self.waiting), now) or self.failover.of_standstill(request, now)
+            error = self.refusals.of_long_wait(request, now) or self.failover.of_standstill(request, now)
             if error is not None:
-                del self.waiting[request.request_id], self.requests[request.request_id]
-                if request.attempt < 0:
-                    self._reject(request)
-                else:
-                    self.outcomes["failed"] += 1
-                failed.append(FailRequest(request.request_id, error))
+                self.waiting.remove(request)
+                failure = FailRequest(request.request_id, error)
+                failed.append(self._reject(request, error, now) if request.attempt < 0 else self._count_failed(failure, now))
         return failed + self._dispatch(now)
 
     def _move_off_draining(self, now: float) -> list[Instruction]:
@@ -330,32 +341,14 @@ class FleetState:
         return instructions
 
     def _dispatch(self, now: float) -> list[Instruction]:
-        """Start waiting requests, first come first served, while some replica has room."""
+        """Start waiting requests, in the order of the line, while some replica has room."""
         started: list[Instruction] = []
-        while (chosen := self._next_start()) is not None:
+        while (chosen := self.waiting.next_start(self._kinds, self.replicas, self._routing, self.quarantine)) is not None:
             request, choice = chosen
-            del self.waiting[request.request_id]
+            self.waiting.remove(request)
             started.append(self._start(request, choice, now=now))
-        self.refusals.rate.note(len(started), is_waiting=bool(self.waiting), now=now)
+        self.order.look(len(self.replicas), any_wait=bool(self.waiting), now=now)
         return started
-
-    def _next_start(self) -> tuple[RequestState, Choice] | None:
-        without_room: set[tuple[bool, ...]] = set()
-        for request in self.waiting.values():
-            if (only := self.quarantine.must_go_to(request)) is not None:
-                if self.replicas[only].takes(request):
-                    return request, Choice(self.replicas[only], Reason.TRIAL)
-                continue
-            needs = tuple([kind.can_run(request) for kind in self._kinds])
-            if needs in without_room:
-                continue
-            choice = self._routing.pick(request, self.replicas)
-            if choice is not None and choice.replica.takes(request):
-                return request, choice
-            if all(needs):
-                return None
-            without_room.add(needs)  # later requests may start where this one does not fit
-        return None
 
     def _start(self, request: RequestState, choice: Choice, *, now: float) -> StartAttempt:
         replica, reason = choice
@@ -376,18 +369,24 @@ class FleetState:
         ids = request.request_id, request.attempt_id, replica.replica_id
         return StartAttempt(*ids, prefix, emitted=len(request.emitted_ids), suspect=suspect)
 
-    def _finish(self, request: RequestState, reason: object) -> None:
+    def _finish(self, request: RequestState, reason: object, now: float) -> None:
         self._release(request)
-        del self.requests[request.request_id]
         request.trail.finished(str(reason))
+        self._forget(request, now)
         outcome = ENGINES_OWN_ENDS.get(str(reason), "complete")
         self.outcomes[outcome] += 1
         if outcome == "complete":
             self.tally.answer(request)
 
-    def _reject(self, request: RequestState) -> None:
+    def _reject(self, request: RequestState, error: ServingError, now: float) -> FailRequest:
+        self._forget(request, now)
         self.outcomes["rejected"] += 1
         self.tally.rejected += not request.background
+        return FailRequest(request.request_id, error)
+
+    def _forget(self, request: RequestState, now: float) -> None:
+        del self.requests[request.request_id]
+        self.order.end(request, now)
 
     def _release(self, request: RequestState) -> None:
         """Take the request off its replica; its credit and outstanding tokens come back."""

@@ -23,3 +23,5 @@ class FleetSettings:
     """Whether engines give their steps to chats first (`ModelSettings.yields_to_chats`)."""
     ttft_s: float = 2.0
     """A first token later than this after the request's arrival is counted as late."""
+    max_replicas: int = 1
+    """With fewer replicas, more may be on their way, and `RequestArrived.expected_by` does not count."""

@@ -1,7 +1,7 @@
-"""`QueueRate` measures how fast the fleet's queue moves: starts per second while requests wait, over the last ten seconds. Pure.
+"""`QueueRate` measures how fast a queue moves: starts per second while requests wait, over the last ten seconds. Pure.
 
 Time in which no request waits does not count: starts then follow arrivals and do not show how many requests the replicas can take.
-`FleetState` notes the queue after each of its changes. `Refusals` reads the rate, for deadlines and for Retry-After.
+`FairOrder` notes each first token, and reads the rate to tell how long a request waits.
 """
 
 import math
@@ -11,13 +11,13 @@ from collections import deque
 WINDOW_S = 10.0
 _SLOT_S = 0.5
 """Starts within one slot leave the window together."""
-_MIN_STARTS, _MIN_WAITING_S = 5, 3.0
-"""Fewer starts, or less time, show no rate: answers that began together end together."""
+_ENOUGH = ((5, 3.0), (50, 1.0))
+"""Starts, and seconds, that show a rate. Fewer do not, because answers that began together end together."""
 _JITTER = 0.1
 
 
 class QueueRate:
-    """The rate of one model's queue at one ingress."""
+    """The rate of one queue."""
 
     def __init__(self) -> None:
         self._slots: deque[tuple[int, int, float]] = deque()  # number of the slot, starts, seconds in which requests waited
@@ -39,7 +39,7 @@ class QueueRate:
         """Return the rate, > 0; None if it is not known. Without a start in the whole window, it counts as one start in that time."""
         self.note(0, is_waiting=self._is_waiting, now=now)
         self._forget_old(now)
-        if self._starts >= _MIN_STARTS and self._waiting_s >= _MIN_WAITING_S:
+        if any(self._starts >= starts and self._waiting_s >= seconds for starts, seconds in _ENOUGH):
             return self._starts / self._waiting_s
         return max(self._starts, 1) / self._waiting_s if self._waiting_s >= WINDOW_S - 2 * _SLOT_S else None
 

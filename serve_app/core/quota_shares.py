@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from serve_app.core.fair_order import NO_WAITS, Waits
 from serve_app.core.tenants import Quota
 
 MINUTE_S, DAY_S = 60.0, 86_400.0
@@ -70,6 +71,8 @@ class Report(NamedTuple):
     """The latest days that the board has sent. A board that was started again learns from them what earlier ingresses used."""
     is_last: bool = False
     """Whether the ingress has stopped."""
+    waits: Waits = NO_WAITS
+    """What waits at the ingress, for `OrderBoard`."""
 
 
 class Answer(NamedTuple):
@@ -77,6 +80,8 @@ class Answer(NamedTuple):
 
     granted: dict[Name, Granted]
     days: Days
+    waits: Waits = NO_WAITS
+    """What waits at all other ingresses."""
 
 
 @dataclass(slots=True)

@@ -3,8 +3,9 @@
 from collections.abc import Collection
 
 from serve_app.core.cold_starts import ColdStarts
+from serve_app.core.fair_order import FairOrder
 from serve_app.core.fleet_settings import FleetSettings
-from serve_app.core.queue_rate import QueueRate, jitter
+from serve_app.core.queue_rate import jitter
 from serve_app.core.request import RequestState
 from serve_app.core.routing import ReplicaState
 from serve_app.errors import CannotStartInTime, NoFreePlace, NoReplica, QueueFull, ReplicaLost
@@ -15,13 +16,13 @@ _MIN_RETRY_AFTER_S, _MAX_RETRY_AFTER_S = 1.0, 600.0
 
 
 class Refusals:
-    """Makes the errors of refused requests, and estimates when they may find a place."""
+    """Makes the errors of refused requests, and tells when they may find a place."""
 
-    def __init__(self, settings: FleetSettings, replicas: Collection[ReplicaState]) -> None:
+    def __init__(self, settings: FleetSettings, replicas: Collection[ReplicaState], order: FairOrder) -> None:
         self.cold_starts = ColdStarts()
-        self.rate = QueueRate()
         self._settings = settings
         self._replicas = replicas
+        self._order = order
 
     def retry_after_s(self) -> float:
         """Return in how many seconds a refused request may find a place. If all replicas drain, a new one has to start first."""
@@ -30,34 +31,44 @@ class Refusals:
             return self._settings.retry_after_s
         return cold_start_s
 
-    def of_arrival(self, request: RequestState, waiting: int, now: float) -> QueueFull | CannotStartInTime | None:
-        """Return why a new request may not wait behind ``waiting`` others; None if it may.
+    def is_full(self, waiting: int) -> bool:
+        """Return whether no further request may wait at this ingress."""
+        return waiting >= self._settings.max_waiting_requests
 
-        A request with a deadline is refused if it would probably start too late. While the queue's rate is not known, it may wait.
+    def of_full_line(self, request: RequestState, waiting: int, now: float) -> QueueFull:
+        """Return the error of a request that may not wait because ``waiting`` others do."""
+        limit = self._settings.max_waiting_requests
+        return QueueFull(waiting=waiting, limit=limit, retry_after_s=self._retry_after_s(request, now))
+
+    def of_arrival(self, request: RequestState, now: float) -> CannotStartInTime | None:
+        """Return why a request is refused that would probably start too late. While it is not known when it starts, it may wait.
+
+        ``start_by`` is the tenant's limit. The model's, ``expected_by``, counts only while no further replica can come.
         """
-        if waiting >= (limit := self._settings.max_waiting_requests):
-            return QueueFull(waiting=waiting, limit=limit, retry_after_s=self._retry_after_s(request, waiting, now))
-        if request.start_by is None or not waiting:
+        if (limit := request.start_by) is None:
+            if len(self._replicas) < self._settings.max_replicas:
+                return None
+            limit = request.expected_by
+        if limit is None:
             return None
-        left_s, expected_s = request.start_by - now, self._expected_wait_s(waiting, now)
+        left_s, expected_s = limit - now, self._expected_wait_s(request, now)
         if left_s > 0 and (expected_s is None or expected_s <= _USED_SHARE * left_s):
             return None
-        return self._too_late(request, waiting, now)
+        return self._too_late(request, now)
 
-    def _too_late(self, request: RequestState, waiting: int, now: float) -> CannotStartInTime:
-        expected_s = self._expected_wait_s(waiting, now) or 0.0
-        retry_after_s = self._retry_after_s(request, waiting, now)
-        return CannotStartInTime(waiting, now - request.arrived_at, expected_s, retry_after_s)
+    def _too_late(self, request: RequestState, now: float) -> CannotStartInTime:
+        expected_s = self._expected_wait_s(request, now) or 0.0
+        waiting = self._order.num_ahead(request)
+        whose = "its model's replicas.refuse_after_s" if request.start_by is None else "its tenant's first_token_s"
+        return CannotStartInTime(waiting, now - request.arrived_at, expected_s, whose, self._retry_after_s(request, now))
 
-    def _expected_wait_s(self, waiting: int, now: float) -> float | None:
-        """Return after how many seconds a request behind ``waiting`` others starts; None if that is not known."""
-        if all(r.draining for r in self._replicas) or (rate := self.rate.per_second(now)) is None:
-            return None
-        return (waiting + 1) / rate
+    def _expected_wait_s(self, request: RequestState, now: float) -> float | None:
+        """Return after how many seconds the request probably starts; None if that is not known."""
+        return None if all(r.draining for r in self._replicas) else self._order.expected_wait_s(request, now)
 
-    def _retry_after_s(self, request: RequestState, waiting: int, now: float) -> float:
-        """Return when all that wait now have probably started, from `jitter` a little earlier or later for each request."""
-        if (expected_s := self._expected_wait_s(waiting, now)) is None:
+    def _retry_after_s(self, request: RequestState, now: float) -> float:
+        """Return when the request would probably have started, from `jitter` a little earlier or later for each request."""
+        if (expected_s := self._expected_wait_s(request, now)) is None:
             return self.retry_after_s()
         return min(max(expected_s * jitter(request.request_id), _MIN_RETRY_AFTER_S), _MAX_RETRY_AFTER_S)
 
@@ -73,10 +84,10 @@ class Refusals:
         )
         return None if free and not waiting else NoFreePlace(waiting=waiting, retry_after_s=1.0)
 
-    def of_long_wait(self, request: RequestState, waiting: int, now: float) -> NoReplica | ReplicaLost | CannotStartInTime | None:
-        """Return the error of a request that has waited for too long; None while it may wait. ``waiting`` requests wait in all."""
+    def of_long_wait(self, request: RequestState, now: float) -> NoReplica | ReplicaLost | CannotStartInTime | None:
+        """Return the error of a request that has waited for too long; None while it may wait."""
         if request.attempt < 0 and request.start_by is not None and now >= request.start_by:
-            return self._too_late(request, waiting - 1, now)
+            return self._too_late(request, now)
         if (waited_s := now - request.waiting_since) <= self._settings.no_replica_s:
             return None
         if request.weights is not None and self._replicas and not any(r.can_run(request) for r in self._replicas):

@@ -76,6 +76,10 @@ class RequestState:
     prefix: Prefix = NO_PREFIX
     background: bool = False
     """Whether the request is a batch's."""
+    number: int = 0
+    """How many requests arrived before it."""
+    priority: int = 0
+    """Its tag in `FairOrder`: among requests that wait, the lowest starts first."""
     emitted_ids: list[int] = field(default_factory=list)
     weights: str | None = None
     adapter: int | None = None
@@ -86,6 +90,8 @@ class RequestState:
     waiting_since: float = 0.0
     start_by: float | None = None
     """When its first attempt has to start; None if there is no such limit."""
+    expected_by: float | None = None
+    """When its first attempt should start, by what is known at its arrival; None if that does not matter."""
     outstanding_tokens: int = 0
     step_part: float = 0.0
     part_from: float | None = None

@@ -22,6 +22,7 @@ Quota = Literal["requests_per_minute", "tokens_per_minute", "tokens_per_day", "m
 """What a tenant may take in a time (`quotas.py`)."""
 
 Priority = Literal["interactive", "batch", "background"]
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 """The order in which requests of tenants go to full engines: `interactive` first, then `batch`, then `background`."""
 
 OIDC = "oidc"

@@ -56,12 +56,13 @@ class CannotStartInTime(ServingError):
     waiting: int
     waited_s: float
     expected_s: float
+    limit: str
     retry_after_s: float = field()
 
     def __str__(self) -> str:
         waited = f"the request has waited {self.waited_s:.1f} s, {self.waiting} others wait"
         longer = f", and it would start in about {self.expected_s:.1f} s" if self.expected_s else ""
-        return f"{waited}{longer}: too late for its tenant's first_token_s; retry in {self.retry_after_s:.1f} s"
+        return f"{waited}{longer}: too late for {self.limit}; retry in {self.retry_after_s:.1f} s"
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Self
@@ -13,6 +13,8 @@ from serve_app.checkpoints import resolve_model
 from serve_app.config import ModelSettings, Settings, cluster_token, default_cache_dir
 from serve_app.config.tenants_file import read_keyring
 from serve_app.config.timeouts import SHUTDOWN_MARGIN_S
+from serve_app.core.events import BlocksReported, StepCostsMeasured, WaitsReported
+from serve_app.core.fair_order import Waits
 from serve_app.core.fleet_report import describe, num_lines, num_on_draining
 from serve_app.ingress.books import metrics
 from serve_app.ingress.books.books import Books
@@ -34,6 +36,20 @@ from serve_app.membership import Lease
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_S = SHUTDOWN_MARGIN_S / 2  # for the errors that end a drain; Serve ends the process after the whole margin
+
+
+class SharedOrders:
+    """The orders of all models' requests."""
+
+    def __init__(self, fronts: Mapping[str, FrontEnd]) -> None:
+        self._fronts = fronts
+
+    def waits(self) -> Waits:
+        return {name: front.client.fleet.order.waits() for name, front in self._fronts.items()}
+
+    def learn(self, elsewhere: Waits) -> None:
+        for name, waits in elsewhere.items():
+            self._fronts[name].client.handle(WaitsReported(waits))
 
 
 @dataclass
@@ -73,8 +89,9 @@ class IngressRuntime:
         fronts = {m.name: await cls._front_end(settings, m, ingress_id, grammars, tls) for m in settings.models.values()}
         batches = None if (storage := settings.ingress.batch) is None else await asyncio.to_thread(BatchService, storage)
         quotas = None
-        if settings.ingress.tenants_file is not None:
-            quotas = Quotas(ingress_id, exchange_shares, stored=None if batches is None else batches.store)
+        if tenants is not None:
+            stored = None if batches is None else batches.store
+            quotas = Quotas(ingress_id, exchange_shares, stored=stored, order=SharedOrders(fronts))
         for front in fronts.values():
             front.client.intake.quotas = quotas
         limits = AppLimits(
@@ -174,7 +191,10 @@ class IngressRuntime:
             # A canary is judged by its own replicas. Those of the release before it, which an update replaces, are not meant.
             release = None if front.model.canary is None else front.model.release()
             front.client.set_members([member for member in members if release in (None, member.release)])
-            front.client.set_quarantined([(fingerprint, left_s) for model, fingerprint, left_s in quarantined if model == name])
+            if blocks := [(fingerprint, left_s) for model, fingerprint, left_s in quarantined if model == name]:
+                front.client.handle(BlocksReported(blocks))
+            if (costs := self.app.books.step_costs(name)) is not None:
+                front.client.handle(StepCostsMeasured(costs))
 
     def quarantined(self) -> tuple[tuple[str, str, float], ...]:
         """Return what the lease reports to other ingresses: model, fingerprint, seconds left."""

@@ -1,8 +1,10 @@
 """Our schedulers are vLLM's, with a bound on how much longer requests of batches make a step while others run (`core/step_budget.py`).
 
 vLLM's priorities decide which request is scheduled first, and then fill the step to the last token: a chat waits for all prompts that are
-in the step. Here each step gets limits before vLLM schedules it, and chats come first. This needs vLLM's order of ``running``, its
-``max_num_scheduled_tokens``, and ``next_decode_eligible_step``, before which a running request gets no token.
+in the step. Here each step gets limits before vLLM schedules it, and chats come first. A begun prompt leaves room for a shorter one whose
+priority is lower, such as another tenant's (`core/fair_order.py`). This needs vLLM's order of ``running``, its
+``max_num_scheduled_tokens`` and ``long_prefill_token_threshold``, and ``next_decode_eligible_step``, before which a running request gets
+no token.
 """
 
 import time
@@ -12,9 +14,12 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
+from serve_app.core.fair_order import BACKGROUND_PRIORITY
 from serve_app.core.step_budget import Chats, StepBudget
-from serve_app.engine_args import BACKGROUND_PRIORITY, BATCH_STEP_SHARE
+from serve_app.engine_args import BATCH_STEP_SHARE
 
+_BEFORE_ALL = -(1 << 63)
+"""Lower than any priority."""
 _IN_QUEUE = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 """States of queued requests that may start now; in other states they wait for a grammar or for KV from elsewhere."""
 
@@ -35,6 +40,8 @@ class YieldingScheduler(Scheduler):
         self._under_way: dict[int, tuple[Chats | None, float]] = {}
         """id of a step's output -> the chats that the step was planned for, None if it had no limit, and when it was scheduled."""
         self._ended_at = 0.0
+        self._offered = ""
+        """Id of the queued request for which a step last had room. If it is still the next one, it lacks a place or KV."""
 
     def add_request(self, request: Any) -> None:
         if is_background(request):
@@ -45,16 +52,21 @@ class YieldingScheduler(Scheduler):
         now = time.monotonic()
         self._background &= self.requests.keys()
         chats = plan = None
+        if self._background or any(map(is_begun, self.running)):
+            self.running.sort(key=_rank)
         if self._background:
-            self.running.sort(key=is_background)
             chats = self._chats()
             if (plan := self._budget.plan(chats, now=now)) is not None:
                 self.max_num_scheduled_tokens = plan.max_tokens
                 self._hold_back(plan.max_answers)
+        longest = self.scheduler_config.long_prefill_token_threshold
+        if (chunk := self._longest_chunk()) is not None:
+            self.scheduler_config.long_prefill_token_threshold = min(chunk, longest or chunk)
         try:
             output = super().schedule(throttle_prefills)
         finally:
             self.max_num_scheduled_tokens = self._most_tokens
+            self.scheduler_config.long_prefill_token_threshold = longest
         if plan is not None and output.total_num_scheduled_tokens >= plan.max_tokens:
             self._queued.clear()  # the step was full: chats that are still in the queue lack neither a place nor KV
         self._under_way[id(output)] = (chats, now)
@@ -75,7 +87,7 @@ class YieldingScheduler(Scheduler):
         for request in self.running:
             if is_background(request):
                 break  # `schedule` has put chats in front
-            if request.num_computed_tokens < request.num_prompt_tokens:
+            if is_begun(request):
                 prompts += _tokens_wanted(request)
             else:
                 answers += _tokens_wanted(request)
@@ -95,6 +107,19 @@ class YieldingScheduler(Scheduler):
         self._queued |= queued.keys()
         return sum(tokens for i, tokens in queued.items() if i not in seen)
 
+    def _longest_chunk(self) -> int | None:
+        """Return the most tokens of the next step for each begun prompt of a client; None for no limit. They keep half of it at least."""
+        if not self.waiting or len(self.running) >= self.max_num_running_reqs:
+            return None
+        begun = [r for r in self.running if is_begun(r) and not is_background(r)]
+        following = self.waiting.peek_request()
+        if not begun or following.request_id == self._offered or following.priority >= max(r.priority for r in begun):
+            return None
+        self._offered = following.request_id
+        answers = len(self.running) - len(begun)
+        left = max(2, self.max_num_scheduled_tokens - answers)
+        return max(1, (left - min(left // 2, _tokens_wanted(following))) // len(begun))
+
     def _hold_back(self, max_answers: int | None) -> None:
         """Leave running requests of batches out of the next step, except ``max_answers`` whose prompts are computed."""
         if max_answers is None:
@@ -102,7 +127,7 @@ class YieldingScheduler(Scheduler):
         for request in self.running:
             if not is_background(request):
                 continue
-            if request.num_computed_tokens >= request.num_prompt_tokens and max_answers > 0:
+            if not is_begun(request) and max_answers > 0:
                 max_answers -= 1
             else:
                 request.next_decode_eligible_step = max(request.next_decode_eligible_step, self.current_step + 2)
@@ -119,6 +144,21 @@ def bounded(scheduler: type) -> type:
 
 def is_background(request: Any) -> bool:
     return bool(request.priority >= BACKGROUND_PRIORITY)
+
+
+def is_begun(request: Any) -> bool:
+    """Return whether a running request still has a part of its prompt to compute."""
+    return bool(request.num_computed_tokens < request.num_prompt_tokens)
+
+
+def _rank(request: Any) -> tuple[bool, int]:
+    """Order running requests: chats, answers before prompts, and prompts as they would begin; then those of batches.
+
+    vLLM has them in the order in which they began: an answer that began while a long prompt was computed would wait for that prompt.
+    """
+    if is_background(request):
+        return True, 0
+    return False, request.priority if is_begun(request) else _BEFORE_ALL
 
 
 def _tokens_wanted(request: Any) -> int:

@@ -190,7 +190,8 @@ USED = {
     },
     "vllm.v1.core.sched.async_scheduler": {"AsyncScheduler": "schedule update_from_output"},
     "vllm.v1.core.sched.scheduler": {
-        "Scheduler": "current_step kv_holding_waiting max_num_scheduled_tokens requests running vllm_config waiting"
+        "Scheduler": "current_step kv_holding_waiting max_num_running_reqs max_num_scheduled_tokens requests running scheduler_config "
+        "vllm_config waiting"
     },
     "vllm.v1.engine": {
         "EngineCoreReadyResponse": "block_size max_model_len num_gpu_blocks vllm_version",

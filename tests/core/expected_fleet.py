@@ -17,7 +17,6 @@ TIMEOUT_S = 5.0
 NO_REPLICA_S = 12.0
 STANDSTILL_S = 20.0
 QUARANTINE_S = 15.0
-RATE_S = 10.0
 BLAMED = (LinkEnd.ENGINE_DIED, LinkEnd.MISUNDERSTOOD, LinkEnd.BROKE_OFF)
 REPLICAS = ("a", "b", "c")
 
@@ -119,28 +118,6 @@ class ExpectedFleet:
         self.stale: list[tuple[str, Output]] = []
         self.start_s: dict[str, float] = {}
         self.blocked: dict[str, float] = {}
-        self.moments: list[tuple[float, int, float]] = []
-        """When the queue was looked at, the starts since the moment before, and the seconds since then in which requests waited."""
-        self.seen_at, self.waited = 0.0, False
-
-    def look_at_queue(self, num_started: int) -> None:
-        """Note a moment. Starts count only if requests waited before them."""
-        if self.waited:
-            self.moments.append((self.now, num_started, min(self.now - self.seen_at, RATE_S)))
-        self.seen_at = self.now
-
-    def queue_rate(self) -> float | None:
-        """Return the starts per second while requests waited, in the last ten seconds."""
-        last = [(starts, seconds) for at, starts, seconds in self.moments if at > self.now - RATE_S]
-        starts, seconds = sum(each[0] for each in last), sum(each[1] for each in last)
-        if starts >= 5 and seconds >= 3:
-            return starts / seconds
-        return max(1, starts) / seconds if seconds >= 9 else None
-
-    def expected_wait_s(self, waiting: int) -> float | None:
-        """Return the time after which a request behind so many others starts, if it is known."""
-        rate = self.queue_rate()
-        return None if rate is None or all(k.draining for k in self.links.values()) else (waiting + 1) / rate
 
     def never_started(self, request_id: str) -> bool:
         """Return whether a request of the queue has had no attempt."""
@@ -210,7 +187,7 @@ class ExpectedFleet:
                 back.append(request_id)
                 self.waiting_since[request_id] = self.now
                 request.lost_at = self.now if request.lost_at is None else request.lost_at
-        self.queue[:0] = back
+        self.put_back(back)
 
     def take_back(self, limit: int) -> None:
         """Take requests that only wait in engines to the front of the queue, in the order of arrival."""
@@ -224,11 +201,15 @@ class ExpectedFleet:
             back += taken
             for request_id in taken:
                 del link.held[request_id]
-        back.sort(key=lambda request_id: self.requests[request_id].arrived_at)
         for request_id in back:
             self.requests[request_id].moves += 1
             self.waiting_since[request_id] = self.now
-        self.queue[:0] = back
+        self.put_back(back)
+
+    def put_back(self, request_ids: list[str]) -> None:
+        """Let requests that had a replica wait before those that had none, in the order of arrival."""
+        arrivals = [*self.requests]
+        self.queue = sorted([*request_ids, *self.queue], key=lambda i: (self.never_started(i), arrivals.index(i)))
 
     def end(self, request_id: str, outcome: str) -> None:
         self.requests[request_id].outcomes.append(outcome)

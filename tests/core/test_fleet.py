@@ -210,7 +210,7 @@ def test_replicas_that_fall_silent_together_do_not_get_each_others_requests() ->
     run(fleet, arrived("r0"), arrived("r1"))
     reason = "silent for 6.0 s, limit 5 s"
     assert run(fleet, Ticked(), now=6.0) == [CloseLink("a", reason), CloseLink("b", reason)]
-    assert run(fleet, LinkOpened("c", 8), now=6.0) == [start("r1", 1, "c"), start("r0", 1, "c")]
+    assert run(fleet, LinkOpened("c", 8), now=6.0) == [start("r0", 1, "c"), start("r1", 1, "c")]
 
 
 def test_outputs_are_a_sign_of_life() -> None:

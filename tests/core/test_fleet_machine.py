@@ -80,12 +80,6 @@ class FleetMachine(CheckedFleet, RuleBasedStateMachine):
             self.handle(arrived)
             assert self.requests[request_id].outcomes == ["QueueFull"]
             return
-        self.look_at_queue(0)
-        expected_s = self.expected_wait_s(len(self.queue))
-        if self.queue and not room and within_s is not None and expected_s is not None and expected_s > 0.9 * within_s:
-            self.handle(arrived)
-            assert self.requests[request_id].outcomes == ["CannotStartInTime"]
-            return
         self.queue.append(request_id)
         self.waiting_since[request_id] = self.now
         self.handle(arrived)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from serve_app.core.events import BlocksReported
 from serve_app.errors import RequestQuarantined
 from serve_app.ingress.fleet.intake import digest_of, fingerprint_of
 from serve_app.ingress.http.error_answers import FleetError
@@ -72,7 +73,7 @@ async def test_a_poison_ends_two_replicas_and_no_other_request_of_either_ingress
 
         with pytest.raises(FleetError, match="refused for another"):
             await one.front.add("again", POISON, max_tokens=TOKENS, seed=7)
-        two.client.set_quarantined(one.client.quarantined())
+        two.client.handle(BlocksReported(one.client.quarantined()))
         with pytest.raises(FleetError) as refused:
             await two.front.add("elsewhere", POISON, max_tokens=TOKENS)
         assert isinstance(refused.value.error, RequestQuarantined)

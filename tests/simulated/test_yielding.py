@@ -9,8 +9,9 @@ import pytest
 
 from benchmarks.batch_lines import Lengths, lines, sizes
 from benchmarks.batch_steps import Engine, Sequence, Way, chats
+from serve_app.core.fair_order import BACKGROUND_PRIORITY
 from serve_app.core.step_budget import FIRST
-from serve_app.engine_args import BACKGROUND_PRIORITY, BATCH_STEP_SHARE
+from serve_app.engine_args import BATCH_STEP_SHARE
 from serve_app.simulated.profiles import PROFILES
 
 pytestmark = pytest.mark.engine
@@ -34,7 +35,7 @@ class Traffic:
 
         core.scheduler.schedule = noting
 
-    def add(self, name: str, *, prompt: int, answer: int, first: int = 20, arrived_at: float = 0.0) -> None:
+    def add(self, name: str, *, prompt: int, answer: int, first: int = 20, arrived_at: float = 0.0, priority: int = 0) -> None:
         """Add a request; names that begin with `line` are a batch's."""
         from vllm import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
@@ -49,7 +50,7 @@ class Traffic:
             lora_request=None,
             cache_salt=None,
             data_parallel_rank=None,
-            priority=BACKGROUND_PRIORITY if name.startswith("line") else 0,
+            priority=BACKGROUND_PRIORITY if name.startswith("line") else priority,
         )
         self.answers[name] = []
         self._core.add_request(*self._core.preprocess_add_request(request))
@@ -110,6 +111,31 @@ def traffic(make_traffic: Callable[..., Traffic]) -> Traffic:
 
 def of_lines(step: dict[str, int]) -> int:
     return sum(count for name, count in step.items() if name.startswith("line"))
+
+
+def test_a_long_prompt_leaves_room_in_its_steps_for_one_that_goes_before_it(make_traffic: Callable[..., Traffic]) -> None:
+    traffic = make_traffic(max_num_batched_tokens=128)
+    traffic.add("long", prompt=480, answer=3, priority=-10)
+    traffic.step()
+    traffic.add("short", prompt=20, answer=5, priority=-20)
+    traffic.add("later", prompt=20, answer=5, priority=-5)
+    traffic.step()
+    assert traffic.steps == [{"long": 128}, {"long": 108, "short": 20}]
+    traffic.add("large", prompt=200, answer=5, priority=-20)
+    traffic.step(2)
+    assert traffic.steps[2:] == [{"short": 1, "long": 64, "large": 63}, {"short": 1, "large": 127}]
+    traffic.finish()
+    assert {name: len(answer) for name, answer in traffic.answers.items()} == {"long": 3, "short": 5, "later": 5, "large": 5}
+
+
+def test_a_prompt_that_finds_no_place_shortens_no_other(make_traffic: Callable[..., Traffic]) -> None:
+    traffic = make_traffic(max_num_seqs=2, max_num_batched_tokens=128)
+    traffic.add("chat", prompt=10, answer=9, priority=-30)
+    traffic.add("long", prompt=480, answer=3, priority=-10)
+    traffic.step()
+    traffic.add("short", prompt=20, answer=5, priority=-20)
+    traffic.step()
+    assert traffic.steps == [{"chat": 10, "long": 118}, {"chat": 1, "long": 127}]
 
 
 def test_lines_alone_fill_their_steps(traffic: Traffic) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 from starlette.types import Scope, Send
 
 from serve_app.config import Settings
+from serve_app.core.step_costs import MeasuredCosts
 from serve_app.ingress.books.gpu_time import GpuTime
 from serve_app.ingress.books.key_latencies import KeyLatencies
 from serve_app.ingress.books.ledger import Ledger, line_of
@@ -67,6 +68,10 @@ class Books:
         measured = list(measured)
         for model, gpu_time in self._gpu_times.items():
             gpu_time.learn(costs for name, costs in measured if name == model)
+
+    def step_costs(self, model: str) -> MeasuredCosts | None:
+        """Return what the replicas of the model have measured; None if no replica has, or the books do not count its GPU time."""
+        return None if (gpu_time := self._gpu_times.get(model)) is None else gpu_time.costs
 
     def begin(self, exchange: Exchange, scope: Scope, send: Send) -> Send:
         """Note that the exchange begins. Return ``send``, or a `ReceiptSend` around it if the client asks for a receipt."""

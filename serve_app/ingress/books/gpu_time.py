@@ -25,18 +25,18 @@ class GpuTime:
 
     def __init__(self, gpus: int) -> None:
         self._gpus = max(1, gpus)
-        self._costs: MeasuredCosts | None = None
+        self.costs: MeasuredCosts | None = None
 
     def learn(self, measured: Iterable[Mapping[str, Any] | None]) -> None:
         """Take in the fields of `MeasuredCosts` from the leases of the model's replicas; without any, the last ones stay valid."""
         found = [costs for values in measured if (costs := _costs_of(values)) is not None]
-        self._costs = combined(found) or self._costs
+        self.costs = combined(found) or self.costs
 
     def seconds(self, totals: Totals) -> float | None:
         """Return the GPU-seconds of a request that has ended; None if no replica has measured its costs."""
         if not totals.num_answered:
             return 0.0
-        if (costs := self._costs) is None:
+        if (costs := self.costs) is None:
             return None
         of_tokens_s = totals.computed_tokens * costs.prompt_token_s + totals.output_tokens * costs.output_token_s
         return self._gpus * (of_tokens_s + totals.step_part * costs.step_s)

@@ -19,7 +19,6 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from serve_app.config import ModelSettings, Settings
 from serve_app.core.events import (
     AttemptUnsendable,
-    BlocksReported,
     Event,
     HeartbeatArrived,
     LinkEnd,
@@ -30,6 +29,7 @@ from serve_app.core.events import (
     Ticked,
     TrialBegan,
 )
+from serve_app.core.fair_order import BACKGROUND_PRIORITY
 from serve_app.core.fleet import FleetState
 from serve_app.core.instructions import (
     AbortAttempts,
@@ -41,7 +41,6 @@ from serve_app.core.instructions import (
     StartAttempt,
 )
 from serve_app.core.load import EngineLoad
-from serve_app.engine_args import BACKGROUND_PRIORITY
 from serve_app.errors import SendFailed, ServingError
 from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.exchange.held_answer import current_exchange, refuse
@@ -127,7 +126,7 @@ class FleetClient(EngineCoreClient):
         try:
             while True:
                 now = await next_tick()
-                self._handle(Ticked())
+                self.handle(Ticked())
                 self._show_load()
                 if now >= ping_at:
                     ping_at = now + self._settings.protocol.heartbeat_interval_s
@@ -150,22 +149,17 @@ class FleetClient(EngineCoreClient):
         self._adapters = {lease.member_id: frozenset(lease.adapters) for lease in mine}
         self.links.set_members(mine)
         for event in self._start_times.events(mine):
-            self._handle(event)
+            self.handle(event)
 
     def quarantined(self) -> list[tuple[str, float]]:
         """Return the fingerprints that this ingress has quarantined, with the seconds that are left of each quarantine."""
         return self.fleet.quarantine.own(now=time.monotonic())
 
-    def set_quarantined(self, blocks: Sequence[tuple[str, float]]) -> None:
-        """Take in the fingerprints that other ingresses have quarantined."""
-        if blocks:
-            self._handle(BlocksReported(blocks))
-
     def _link_opened(self, link: ReplicaLink) -> None:
-        self._handle(link.opened(self._adapters.get(link.replica_id, frozenset())))
+        self.handle(link.opened(self._adapters.get(link.replica_id, frozenset())))
 
     def _link_lost(self, link: ReplicaLink, end: LinkEnd) -> None:
-        self._handle(LinkLost(link.replica_id, end, frozenset(link.unsent)))
+        self.handle(LinkLost(link.replica_id, end, frozenset(link.unsent)))
 
     def _messages(self, link: ReplicaLink, messages: Sequence[Message]) -> None:
         for message in messages:
@@ -180,9 +174,9 @@ class FleetClient(EngineCoreClient):
         match message:
             case Heartbeat():
                 load = EngineLoad(message.step, message.running, message.waiting, message.kv_usage)
-                self._handle(HeartbeatArrived(link.replica_id, load, message.draining, message.drain_left_s))
+                self.handle(HeartbeatArrived(link.replica_id, load, message.draining, message.drain_left_s))
             case TrialBegins():
-                self._handle(TrialBegan(message.attempt_id))
+                self.handle(TrialBegan(message.attempt_id))
 
     def _outputs_arrived(self, link: ReplicaLink, message: Outputs) -> bool:
         """Return whether the frame could be read; if not, the link is closed."""
@@ -228,7 +222,8 @@ class FleetClient(EngineCoreClient):
         state = self._output_processor.request_states.get(request_id)
         return set() if state is None or state.parent_req is None else state.parent_req.child_requests
 
-    def _handle(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
+        """Give the fleet an event, and carry out what follows."""
         self._carry_out(self.fleet.handle(event, now=time.monotonic()))
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
@@ -262,7 +257,7 @@ class FleetClient(EngineCoreClient):
         except Exception as exc:  # for StartAttempt also whatever vLLM's encoder raises for a value of the client
             if isinstance(instruction, StartAttempt):
                 reason = why_unsendable(self._requests[instruction.request_id], exc, self._encoder.encode)
-                self._handle(AttemptUnsendable(instruction.request_id, reason))
+                self.handle(AttemptUnsendable(instruction.request_id, reason))
             else:
                 logger.exception("%s was not carried out", type(instruction).__name__)
 
@@ -310,7 +305,7 @@ class FleetClient(EngineCoreClient):
         for request_id in request_ids:
             self._forget(request_id)
         if request_ids:
-            self._handle(RequestsAborted(request_ids, outcome))
+            self.handle(RequestsAborted(request_ids, outcome))
 
     def end_all_of(self, exchange: Exchange, error: ServingError) -> None:
         """Abort the engine requests of an HTTP request, and end its generations in vLLM's front end by the error."""
@@ -318,7 +313,7 @@ class FleetClient(EngineCoreClient):
         for request_id in request_ids:
             self.output_path.write_now(request_id)
         if request_ids:
-            self._handle(RequestsAborted(request_ids))
+            self.handle(RequestsAborted(request_ids))
         exchange.fail(error)
         for request_id in request_ids:
             self._fail_request(FailRequest(request_id, error))
@@ -344,8 +339,11 @@ class FleetClient(EngineCoreClient):
                 logger.exception("request %s could not be read", request.request_id)
             self._refuse(request, error)
         instructions = self.fleet.handle(arrived, now=time.monotonic())
-        if instructions and isinstance(refusal := instructions[0], FailRequest):
-            self._refuse(request, refusal.error)
+        for refusal in instructions:
+            if isinstance(refusal, FailRequest) and refusal.request_id == request.request_id:
+                self._refuse(request, refusal.error)
+        if arrived.tenant and self.model.yields_to_chats():
+            request.priority = self.fleet.requests[request.request_id].priority
         self._requests[request.request_id] = request
         self.output_path.arrived(request.request_id)
         if exchange is not None:

@@ -16,6 +16,7 @@ def limits_of(settings: Settings, model: ModelSettings) -> FleetSettings:
         quarantine_s=settings.ingress.quarantine_s,
         engines_yield=model.yields_to_chats(),
         ttft_s=model.replicas.ttft_slo_s,
+        max_replicas=model.replicas.max,
     )
 
 

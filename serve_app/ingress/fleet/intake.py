@@ -26,6 +26,7 @@ from vllm.lora.request import LoRARequest
 
 from serve_app.config import ModelSettings
 from serve_app.core.events import RequestArrived
+from serve_app.core.fair_order import BACKGROUND_PRIORITY
 from serve_app.core.prefix_index import NO_PREFIX, Prefix, tokens_at
 from serve_app.core.request import Resume
 from serve_app.core.request_limits import problem_of
@@ -153,8 +154,22 @@ class Intake:
             prefix=self._prefix,
             background=exchange is not None and exchange.background,
             adapter=None if request.lora_request is None else request.lora_request.lora_int_id,
-            start_by=start_by_of(exchange),
+            **self._bounds(exchange),
+            **order_of(exchange, request.priority),
         )
+
+    def _bounds(self, exchange: Exchange | None) -> dict[str, Any]:
+        """Return ``start_by`` and ``expected_by`` of an engine request.
+
+        Only the first engine request of an HTTP request has them, so that an HTTP request is judged once. Lines of batches may wait.
+        """
+        if exchange is None or exchange.background or exchange.requests.first is not None:
+            return {}
+        limit_s = None if exchange.caller is None else exchange.caller.tenant.first_token_s
+        return {
+            "start_by": None if limit_s is None else exchange.arrived_at + limit_s,
+            "expected_by": exchange.arrived_at + self._model.replicas.max_wait_s(),
+        }
 
     def _compute_parts(self, request: Any, cache_config: Any) -> None:
         ids = request.prompt_token_ids
@@ -181,15 +196,13 @@ def adapters_of(model: ModelSettings) -> dict[str, LoRARequest]:
     }
 
 
-def start_by_of(exchange: Exchange | None) -> float | None:
-    """Return the monotonic second by which the next engine request of an HTTP request has to start; None if there is no such limit.
-
-    Only the first engine request has the limit, so that an HTTP request is judged once. Lines of batches may wait.
-    """
-    if exchange is None or exchange.caller is None or exchange.background or exchange.requests.first is not None:
-        return None
-    limit_s = exchange.caller.tenant.first_token_s
-    return None if limit_s is None else exchange.arrived_at + limit_s
+def order_of(exchange: Exchange | None, priority: int) -> dict[str, Any]:
+    """Return ``tenant``, ``weight`` and ``priority`` of an engine request, whose own vLLM ``priority`` can only make it background work."""
+    background = priority >= BACKGROUND_PRIORITY or (exchange is not None and exchange.background)
+    if exchange is None or exchange.caller is None:
+        return {"priority": "background" if background else "interactive"}
+    tenant = exchange.caller.tenant
+    return {"tenant": tenant.name, "weight": tenant.weight, "priority": "background" if background else tenant.priority}
 
 
 def bind_or_refuse(request: Any, exchange: Exchange | None, model: ModelSettings, vocab_size: int) -> BadRequest | None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from serve_app.core.fair_order import Waits
 from serve_app.core.quota_shares import Answer, Days, Report, later
 from serve_app.core.quotas import Charge, Lack, Meter
 from serve_app.core.tenants import Quota, Tenant
@@ -31,6 +32,18 @@ class StoredDays(Protocol):
     def tenant_days(self) -> Days: ...
 
     def keep_tenant_days(self, days: Days) -> None: ...
+
+
+class SharedOrder(Protocol):
+    """The order in which requests start (`core/fair_order.py`), as ingresses share it."""
+
+    def waits(self) -> Waits:
+        """Return what waits here, of each model."""
+        ...
+
+    def learn(self, elsewhere: Waits) -> None:
+        """Take in what waits at all other ingresses."""
+        ...
 
 
 EXCHANGE_S = 1.0
@@ -54,6 +67,7 @@ class Quotas:
         exchange: None for an ingress that is alone and has the whole of each quota.
         clock: Returns seconds since 1970 that never go back.
         stored: Where the tokens of the day are kept; None for nowhere but at the board and the ingresses.
+        order: The order of requests, which is exchanged with the same messages.
     """
 
     def __init__(
@@ -62,8 +76,9 @@ class Quotas:
         exchange: ExchangeShares | None,
         clock: Callable[[], float] | None = None,
         stored: StoredDays | None = None,
+        order: SharedOrder | None = None,
     ) -> None:
-        self._ingress_id, self._exchange, self._stored = ingress_id, exchange, stored
+        self._ingress_id, self._exchange, self._stored, self._order = ingress_id, exchange, stored, order
         self._clock = clock or steady_clock()
         self._meters: dict[str, Meter] = {}
         self._running: dict[Exchange, tuple[Meter, Charge]] = {}
@@ -214,7 +229,8 @@ class Quotas:
         held = {(tenant, quota): part for tenant, meter in self._meters.items() for quota, part in meter.hold(now, keep=keep)}
         self._number += 1
         try:
-            answer = await self._exchange(Report(self._ingress_id, self._number, held, self._days, is_last))
+            waits = {} if self._order is None else self._order.waits()
+            answer = await self._exchange(Report(self._ingress_id, self._number, held, self._days, is_last, waits))
         except LeaseBoardSilent as exc:
             if not self._is_silent:
                 logger.warning("quotas of tenants stay divided as they are: %s", exc)
@@ -223,6 +239,8 @@ class Quotas:
         self._is_silent = False
         if answer is not None:
             self._days = later(self._days, answer.days)
+            if self._order is not None:
+                self._order.learn(answer.waits)
             for (tenant, quota), granted in answer.granted.items():
                 if (meter := self._meters.get(tenant)) is not None and meter.grant(quota, granted):
                     self._lacking.set()  # another ingress lacks what is unused here: it is given up at once

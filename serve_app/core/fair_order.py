@@ -1,0 +1,317 @@
+"""`FairOrder` gives each request of a model its place in the order in which requests start, so that tenants share GPU time. Pure.
+
+Start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) over *GPU time*: a request's tag is the virtual time at which it would be
+finished, if its tenant always had its share. The engines and the ingress's own queue start the request with the lowest tag first:
+
+    start = max(virtual time, finish of the tenant's request before it);    tag = finish = start + GPU-seconds / weight
+
+Virtual time is the lowest start of all requests without a first token. A tenant that asks little starts at the virtual time, so it goes
+before the backlog of one that asks for more than its share, and one that comes anew starts level. GPU-seconds are expected at arrival, from
+the prompt and from the tenant's earlier requests, and corrected at the end. Nothing waits while an engine has room.
+
+Requests of several ingresses meet in the engines. Once a second the ingresses exchange their virtual times and what each tenant has waiting
+(`OrderBoard`). A tenant whose requests wait at several ingresses moves on at each as if all of them waited there.
+"""
+
+import heapq
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from serve_app.core.queue_rate import QueueRate
+from serve_app.core.request import RequestState
+from serve_app.core.step_costs import MeasuredCosts
+from serve_app.core.tenants import PRIORITIES, Priority
+from serve_app.core.trail import ENGINES_OWN_ENDS
+
+_UNIT_S = 1e-6
+"""Virtual time of one step of a tag."""
+BACKGROUND_PRIORITY = 1_000_000
+"""vLLM's `priority` of lines of batches, or a higher number: after all requests of clients, whose priority is 0 if they have no tag."""
+FIRST_TAG: dict[Priority, int] = {"interactive": -(1 << 62), "batch": -(1 << 61), "background": BACKGROUND_PRIORITY}
+"""The lowest tag of each priority, as vLLM's `priority`: a lower number goes first."""
+_USUAL = 1 / 8
+"""Weight of the last request in a tenant's usual costs."""
+_LEAST_S = 1e-6
+"""No request costs less, so that the tags of a tenant are in the order of arrival."""
+_FIRST_ANSWER_TOKENS = 64
+"""Tokens that are expected of the first answers."""
+GUESS = MeasuredCosts(
+    step_s=0.0,
+    output_token_s=1e-3,
+    prompt_token_s=1e-4,
+    step_error_s=1e-3,
+    output_token_error_s=1e-3,
+    prompt_token_error_s=1e-4,
+)
+"""Costs while no replica has measured its own. Only their ratio counts then."""
+
+
+Waits = Mapping[str, Mapping[Priority, tuple[float, Mapping[str, float]]]]
+"""What ingresses exchange: model -> priority -> the virtual time, and for each tenant the expected GPU-seconds of what waits."""
+NO_WAITS: Waits = {}
+
+
+@dataclass(slots=True, eq=False)
+class _Queue:
+    """Requests without a first token."""
+
+    num_waiting: int = 0
+    rate: QueueRate = field(default_factory=QueueRate)
+    """Their starts per second, while engines are full and some of them wait."""
+
+
+@dataclass(slots=True, eq=False)
+class _Account(_Queue):
+    """One tenant in one lane. Finish and tag are virtual times."""
+
+    finish_s: float = 0.0
+    """When its requests so far are finished, by what they cost or are expected to."""
+    tag_s: float = 0.0
+    """The latest tag: while requests wait, a later one gets no lower tag."""
+    waiting_s: float = 0.0
+    """Expected GPU-seconds of its requests without a first token."""
+    elsewhere_s: float = 0.0
+    """The same of other ingresses, as last heard."""
+    answer_s: float | None = None
+    """Usual GPU-seconds of an answer without its prompt."""
+    computed: float = 1.0
+    """Usual part of a prompt that no prefix cache has."""
+    weight: float = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """One request that has not ended. ``start_s`` is a virtual time, ``expected_s`` are GPU-seconds, of which the prompt's are a part."""
+
+    lane: "_Lane"
+    account: _Account
+    start_s: float
+    expected_s: float
+    prompt_s: float
+    scale: float
+    """Virtual seconds of a GPU-second."""
+    waits: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class _Lane(_Queue):
+    """The requests of one priority."""
+
+    virtual_s: float = 0.0
+    accounts: dict[str, _Account] = field(default_factory=dict)
+    waiting: list[tuple[float, int, _Place]] = field(default_factory=list)
+    """A heap of the places by start. Those that do not wait any more are dropped when they come to the top."""
+    weights: float = 0.0
+    """The sum of the weights of all tenants whose requests wait."""
+    answer_s: float | None = None
+    """As in `_Account`, over all tenants: what is expected of a new one."""
+
+    def advance(self, begun: _Place) -> None:
+        """Move virtual time on, given a place that does not wait any more."""
+        while self.waiting and not self.waiting[0][2].waits:
+            heapq.heappop(self.waiting)
+        self.virtual_s = max(self.virtual_s, self.waiting[0][0] if self.waiting else begun.start_s)
+
+
+class FairOrder:
+    """The order of one model's requests at one ingress. A request costs some microseconds in all."""
+
+    def __init__(self) -> None:
+        self.costs = GUESS
+        self._lanes: dict[Priority, _Lane] = {priority: _Lane() for priority in PRIORITIES}
+        self._places: dict[str, _Place] = {}
+        self._number = 0
+        self._is_full = False
+        self._queueing = set[str]()
+        """Replicas in whose engines requests waited at the last heartbeat."""
+
+    def learn(self, measured: MeasuredCosts) -> None:
+        """Take in what the model's replicas have measured."""
+        if self.costs is GUESS:
+            for lane in self._lanes.values():
+                lane.answer_s = None
+                for account in lane.accounts.values():
+                    account.answer_s = None
+        self.costs = measured
+
+    def place(self, request: RequestState, tenant: str, weight: float, priority: Priority, now: float) -> None:
+        """Take in a request that has arrived, and give it its number and its tag: the request with the lowest tag goes first.
+
+        Args:
+            tenant: Name of the tenant, "" for all requests without one.
+            weight: The tenant's share of GPU time among those of its priority, > 0.
+        """
+        lane = self._lanes[priority]
+        account = lane.accounts.setdefault(tenant, _Account())
+        prompt_s, answer_s = self._expected(request, account, lane)
+        expected_s = max(prompt_s + answer_s, _LEAST_S)
+        if not account.num_waiting:
+            lane.weights += weight
+            account.weight = weight
+            account.rate.note(0, is_waiting=self._is_full, now=now)
+        if not lane.num_waiting:
+            lane.rate.note(0, is_waiting=self._is_full, now=now)
+        account.waiting_s += expected_s
+        account.num_waiting += 1
+        lane.num_waiting += 1
+        scale = (1 + account.elsewhere_s / account.waiting_s) / weight
+        if account.num_waiting == 1:  # it comes anew: what it did not ask for earlier is gone
+            account.finish_s, account.tag_s = max(lane.virtual_s, account.finish_s), 0.0
+        account.finish_s += expected_s * scale
+        account.tag_s = max(account.finish_s, account.tag_s)
+        place = _Place(lane, account, account.tag_s - expected_s * scale, expected_s, prompt_s, scale)
+        self._places[request.request_id] = place
+        request.number = self._number = self._number + 1
+        request.priority = FIRST_TAG[priority] + round(account.tag_s / _UNIT_S)
+        heapq.heappush(lane.waiting, (place.start_s, request.number, place))
+
+    def begin(self, request: RequestState, now: float) -> None:
+        """Note that the request has its first token."""
+        if (place := self._places[request.request_id]).waits:
+            self._leave_queue(place, 1, now)
+
+    def end(self, request: RequestState, now: float) -> None:
+        """Correct the tenant's account by what the request cost."""
+        place = self._places.pop(request.request_id)
+        is_answered = bool(request.emitted_ids) or _has_answered_whole(request)
+        if is_answered:
+            cost_s = self._cost(request, place)
+        else:  # an engine may have computed the prompt of one that was next
+            cost_s = place.prompt_s if request.attempt >= 0 and place.start_s <= place.lane.virtual_s else 0.0
+        if place.waits:
+            self._leave_queue(place, int(is_answered), now)
+        place.account.finish_s += (cost_s - place.expected_s) * place.scale
+
+    def note_queue(self, replica_id: str, waiting: int) -> None:
+        """Note how many requests wait in the engine of a replica; 0 for a replica that is gone."""
+        if waiting:
+            self._queueing.add(replica_id)
+        else:
+            self._queueing.discard(replica_id)
+
+    def look(self, num_replicas: int, *, any_wait: bool, now: float) -> None:
+        """Note whether engines are full: ``any_wait`` in this ingress, or in the engines of half of the replicas.
+
+        While they are not, requests start as they come, which says nothing about waits.
+        """
+        is_full = any_wait or (bool(num_replicas) and 2 * len(self._queueing) >= num_replicas)
+        if is_full is not self._is_full:
+            self._is_full = is_full
+            for queue in self._queues():
+                queue.rate.note(0, is_waiting=is_full and queue.num_waiting > 0, now=now)
+
+    def forget_rates(self) -> None:
+        """Forget how fast the queues moved, because there is a new replica."""
+        for queue in self._queues():
+            queue.rate.forget()
+
+    def expected_wait_s(self, request: RequestState, now: float) -> float | None:
+        """Return after how many seconds the tenant's latest request starts, if engines are full and it is known; else None.
+
+        The tenant has at least its share of the starts, and more where others do not use theirs. No later request of another tenant
+        changes that.
+        """
+        place = self._places[request.request_id]
+        lane, account = place.lane, place.account
+        if not self._is_full or (per_second := lane.rate.per_second(now)) is None:
+            return None
+        share = per_second * account.weight / lane.weights
+        return account.num_waiting / max(share, account.rate.per_second(now) or 0.0)
+
+    def num_ahead(self, request: RequestState) -> int:
+        """Return how many other requests of the same tenant and priority have no first token yet."""
+        return self._places[request.request_id].account.num_waiting - 1
+
+    def waits(self) -> dict[Priority, tuple[float, dict[str, float]]]:
+        """Return what other ingresses need to know."""
+        return {
+            priority: (lane.virtual_s, {name: a.waiting_s for name, a in lane.accounts.items() if a.num_waiting})
+            for priority, lane in self._lanes.items()
+        }
+
+    def learn_waits(self, elsewhere: Mapping[Priority, tuple[float, Mapping[str, float]]]) -> None:
+        """Take in the greatest virtual time of the other ingresses, and what waits there in all."""
+        for priority, lane in self._lanes.items():
+            virtual_s, waiting_s = elsewhere.get(priority, (0.0, {}))
+            lane.virtual_s = max(lane.virtual_s, virtual_s)
+            for name, account in lane.accounts.items():
+                account.elsewhere_s = waiting_s.get(name, 0.0)
+
+    def validate(self, requests: Mapping[str, RequestState]) -> None:
+        """Assert the invariants."""
+        assert self._places.keys() == requests.keys()
+        waiting = [place for place in self._places.values() if place.waits]
+        assert all(requests[name].emitted_ids or place.waits for name, place in self._places.items())
+        for lane in self._lanes.values():
+            assert lane.num_waiting == sum(account.num_waiting for account in lane.accounts.values())
+            assert lane.num_waiting == sum(p.lane is lane for p in waiting)
+            assert math.isclose(lane.weights, sum(a.weight for a in lane.accounts.values() if a.num_waiting), abs_tol=1e-6)
+            assert {id(place) for _, _, place in lane.waiting if place.waits} == {id(p) for p in waiting if p.lane is lane}
+
+    def _queues(self) -> Iterator[_Queue]:
+        for lane in self._lanes.values():
+            yield lane
+            yield from lane.accounts.values()
+
+    def _leave_queue(self, place: _Place, num_begun: int, now: float) -> None:
+        account, lane = place.account, place.lane
+        place.waits = False
+        account.num_waiting -= 1
+        lane.num_waiting -= 1
+        account.waiting_s = account.waiting_s - place.expected_s if account.num_waiting else 0.0  # no rest of rounding
+        if not account.num_waiting:
+            lane.weights = lane.weights - account.weight if lane.num_waiting else 0.0
+        lane.advance(place)
+        for queue in (lane, account):
+            queue.rate.note(num_begun, is_waiting=self._is_full and queue.num_waiting > 0, now=now)
+
+    def _expected(self, request: RequestState, account: _Account, lane: _Lane) -> tuple[float, float]:
+        """Return the GPU-seconds that the prompt and the answer will probably cost."""
+        costs = self.costs
+        answer_s = lane.answer_s if account.answer_s is None else account.answer_s
+        if answer_s is None:
+            answer_s = _FIRST_ANSWER_TOKENS * costs.output_token_s
+        longest_s = request.max_tokens * (costs.output_token_s + costs.step_s)
+        return request.prompt_tokens * account.computed * costs.prompt_token_s, min(answer_s, longest_s)
+
+    def _cost(self, request: RequestState, place: _Place) -> float:
+        """Return the GPU-seconds of a request that has ended, and learn from them."""
+        costs, account, lane = self.costs, place.account, place.lane
+        computed = request.prompt_tokens - min(request.trail.cached_tokens or 0, request.prompt_tokens)
+        answer_s = len(request.emitted_ids) * costs.output_token_s + request.step_part * costs.step_s
+        if request.prompt_tokens:
+            account.computed += _USUAL * (computed / request.prompt_tokens - account.computed)
+        account.answer_s = answer_s if account.answer_s is None else account.answer_s + _USUAL * (answer_s - account.answer_s)
+        lane.answer_s = answer_s if lane.answer_s is None else lane.answer_s + _USUAL * (answer_s - lane.answer_s)
+        return computed * costs.prompt_token_s + answer_s
+
+
+def _has_answered_whole(request: RequestState) -> bool:
+    """Return whether an engine has ended the request without a token, as it does for embeddings."""
+    trail = request.trail
+    return bool(trail.end) and trail.ends[-1:] == [trail.end] and trail.end not in ENGINES_OWN_ENDS
+
+
+class OrderBoard:
+    """The lease board's part: it tells each ingress what the others have reported. One that was silent for ``silence_s`` is left out."""
+
+    def __init__(self, silence_s: float) -> None:
+        self._silence_s = silence_s
+        self._heard: dict[str, tuple[float, Waits]] = {}
+
+    def exchange(self, ingress: str, waits: Waits, now: float) -> Waits:
+        """Take in a report, and return the greatest virtual times and the sums of waiting GPU-seconds of all other ingresses."""
+        self._heard[ingress] = now, waits
+        self._heard = {name: each for name, each in self._heard.items() if now - each[0] <= self._silence_s}
+        return {model: self._elsewhere(ingress, model) for model in waits}
+
+    def _elsewhere(self, ingress: str, model: str) -> dict[Priority, tuple[float, dict[str, float]]]:
+        found: dict[Priority, tuple[float, dict[str, float]]] = {}
+        for name, (_, waits) in self._heard.items():
+            for priority, (virtual_s, waiting_s) in waits.get(model, {}).items() if name != ingress else ():
+                latest_s, sums = found.get(priority, (0.0, {}))
+                for tenant, seconds in waiting_s.items():
+                    sums[tenant] = sums.get(tenant, 0.0) + seconds
+                found[priority] = max(latest_s, virtual_s), sums
+        return found

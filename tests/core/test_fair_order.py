@@ -1,0 +1,190 @@
+"""These tests let tenants compete for one engine in simulated time, and measure what each of them gets."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from serve_app.core.fair_order import FIRST_TAG, FairOrder, OrderBoard, Waits
+from serve_app.core.request import RequestState, Resume
+from serve_app.core.step_costs import MeasuredCosts
+from serve_app.core.tenants import Priority
+
+COSTS = MeasuredCosts(
+    step_s=0.0, output_token_s=0.01, prompt_token_s=0.001, step_error_s=1e-6, output_token_error_s=1e-6, prompt_token_error_s=1e-6
+)
+
+
+def request(name: str, *, prompt_tokens: int = 10, max_tokens: int = 10) -> RequestState:
+    return RequestState(name, prompt_tokens, max_tokens, Resume.CONTINUE)
+
+
+def placed(
+    order: FairOrder, name: str, tenant: str = "", weight: float = 1.0, priority: Priority = "interactive"
+) -> RequestState:
+    state = request(name)
+    order.place(state, tenant, weight, priority, 0.0)
+    return state
+
+
+def order_of_service(*states: RequestState) -> list[str]:
+    return [state.request_id for state in sorted(states, key=lambda state: (state.priority, state.number))]
+
+
+def test_a_tenant_with_one_request_goes_before_the_backlog_of_another() -> None:
+    order = FairOrder()
+    backlog = [placed(order, f"a{number}", "a") for number in range(5)]
+    assert order_of_service(*backlog, placed(order, "b0", "b")) == ["a0", "b0", "a1", "a2", "a3", "a4"]
+
+
+def test_requests_of_one_tenant_and_those_without_one_go_in_order_of_arrival_whatever_they_cost() -> None:
+    order = FairOrder()
+    states = [request(f"r{number}", prompt_tokens=1000 - 100 * number) for number in range(9)]
+    for number, state in enumerate(states):
+        order.place(state, "", 1.0, "interactive", float(number))
+        if number % 2:
+            state.attempt, state.emitted_ids = 0, [1]
+            order.begin(state, float(number))
+            order.end(state, float(number))  # it cost less than expected: the account is corrected
+    assert order_of_service(*states) == [state.request_id for state in states]
+
+
+def test_a_tenant_that_comes_anew_starts_level_with_those_that_wait() -> None:
+    order = FairOrder()
+    for number in range(50):  # "a" has had much already
+        state = placed(order, f"old{number}", "a")
+        state.emitted_ids = [1] * 10
+        order.begin(state, 0.0)
+        order.end(state, 0.0)
+    states = [placed(order, f"{tenant}{number}", tenant) for tenant in "ab" for number in range(3)]
+    served = order_of_service(*states)
+    assert {tuple(sorted(served[i : i + 2])) for i in (0, 2, 4)} == {("a0", "b0"), ("a1", "b1"), ("a2", "b2")}
+
+
+def test_a_short_request_does_not_wait_for_a_long_prompt_of_another_tenant() -> None:
+    order = FairOrder()
+    long = request("long", prompt_tokens=100_000)
+    order.place(long, "a", 1.0, "interactive", 0.0)
+    assert order_of_service(long, placed(order, "short", "b")) == ["short", "long"]
+
+
+def test_priorities_come_before_shares() -> None:
+    order = FairOrder()
+    states = [placed(order, priority, priority, priority=priority) for priority in ("background", "batch", "interactive")]
+    assert order_of_service(*states) == ["interactive", "batch", "background"]
+    assert [state.priority >= first for state, first in zip(reversed(states), FIRST_TAG.values(), strict=True)] == [True] * 3
+
+
+def test_who_goes_away_before_a_start_pays_nothing() -> None:
+    order = FairOrder()
+    first = placed(order, "first", "b")
+    for state in [placed(order, f"gone{number}", "a") for number in range(100)]:
+        order.end(state, 0.0)
+    states = [placed(order, "a0", "a"), placed(order, "b0", "b")]
+    assert order_of_service(first, *states) == ["first", "a0", "b0"]
+
+
+@dataclass
+class Client:
+    """A tenant that always has ``backlog`` requests at each of its ingresses."""
+
+    name: str
+    weight: float
+    prompt_tokens: int
+    output_tokens: int
+    backlog: int
+    ingresses: tuple[int, ...] = (0,)
+    served_s: float = 0.0
+    num: int = 0
+
+
+@dataclass
+class Contest:
+    """One engine that computes one request at a time, in the order of their tags, and ingresses that exchange what waits."""
+
+    clients: list[Client]
+    seed: int
+    num_ingresses: int = 1
+    now: float = 0.0
+    queue: dict[str, tuple[RequestState, Client, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.orders = [FairOrder() for _ in range(self.num_ingresses)]
+        self.board = OrderBoard(10.0)
+        for order in self.orders:
+            order.learn(COSTS)
+
+    def add(self, client: Client, ingress: int) -> None:
+        client.num += 1
+        prompt_tokens = max(1, round(client.prompt_tokens * self.random.uniform(0.5, 1.5)))
+        state = request(f"{client.name}{client.num}", prompt_tokens=prompt_tokens, max_tokens=4 * client.output_tokens)
+        self.orders[ingress].place(state, client.name, client.weight, "interactive", self.now)
+        self.queue[state.request_id] = state, client, ingress
+
+    def exchange(self) -> None:
+        for number, order in enumerate(self.orders):
+            elsewhere = self.board.exchange(str(number), {"m": order.waits()}, self.now)
+            order.learn_waits(elsewhere["m"])
+
+    def run(self, seconds: float, *, counted_from_s: float = 0.0) -> None:
+        for client in self.clients:
+            for ingress in client.ingresses:
+                for _ in range(client.backlog):
+                    self.add(client, ingress)
+        exchanged = 0.0
+        while self.now < seconds:
+            state, client, ingress = min(self.queue.values(), key=lambda each: (each[0].priority, each[0].number))
+            del self.queue[state.request_id]
+            num_tokens = max(1, round(client.output_tokens * self.random.uniform(0.5, 1.5)))
+            self.orders[ingress].begin(state, self.now)
+            state.emitted_ids = [1] * num_tokens
+            cost_s = state.prompt_tokens * COSTS.prompt_token_s + num_tokens * COSTS.output_token_s
+            self.now += cost_s
+            client.served_s += cost_s * (self.now > counted_from_s)
+            self.orders[ingress].end(state, self.now)
+            self.add(client, ingress)
+            if self.now - exchanged >= 1.0:
+                exchanged = self.now
+                self.exchange()
+
+    def shares(self) -> list[float]:
+        total_s = sum(client.served_s for client in self.clients)
+        return [client.served_s / total_s for client in self.clients]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_equal_tenants_get_equal_gpu_time_whatever_their_requests_look_like(seed: int) -> None:
+    shapes = [(2000, 10, 20), (100, 100, 5), (10, 300, 10), (500, 50, 1)]
+    contest = Contest([Client(f"t{i}", 1.0, *shape) for i, shape in enumerate(shapes)], seed)
+    contest.run(1000.0, counted_from_s=300.0)  # the first answers were not known
+    assert contest.shares() == pytest.approx([0.25] * 4, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_weights_divide_gpu_time(seed: int) -> None:
+    contest = Contest([Client(f"t{weight}", weight, 300, 30, 20) for weight in (1.0, 2.0, 4.0)], seed)
+    contest.run(1000.0, counted_from_s=300.0)  # the first answers were not known
+    assert contest.shares() == pytest.approx([1 / 7, 2 / 7, 4 / 7], rel=0.03)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tenant_gains_nothing_from_more_ingresses(seed: int) -> None:
+    clients = [
+        Client("everywhere", 1.0, 300, 30, 20, ingresses=(0, 1, 2, 3)),
+        Client("one", 1.0, 300, 30, 20, ingresses=(0,)),
+        Client("double", 2.0, 300, 30, 20, ingresses=(1, 2)),
+    ]
+    contest = Contest(clients, seed, num_ingresses=4)
+    contest.run(1000.0, counted_from_s=300.0)  # what came before the first exchange was ordered at each ingress alone
+    assert contest.shares() == pytest.approx([0.25, 0.25, 0.5], rel=0.05)
+
+
+def test_a_silent_ingress_is_forgotten_by_the_board() -> None:
+    board = OrderBoard(3.0)
+    board.exchange("a", {"m": {"interactive": (5.0, {"red": 2.0})}}, 0.0)
+    board.exchange("b", {"m": {"interactive": (7.0, {"red": 1.0, "blue": 1.0})}}, 1.0)
+    mine: Waits = {"m": {"interactive": (1.0, {"red": 9.0})}}
+    assert board.exchange("c", mine, 2.0) == {"m": {"interactive": (7.0, {"red": 3.0, "blue": 1.0})}}
+    assert board.exchange("c", mine, 3.5) == {"m": {"interactive": (7.0, {"red": 1.0, "blue": 1.0})}}
+    assert board.exchange("c", mine, 9.0) == {"m": {}}
