@@ -17,6 +17,7 @@ import typer
 
 from serve_app.cli.options import AsJson
 from serve_app.cli.tenant_usage import usage
+from serve_app.core.tenants import Priority
 
 app = typer.Typer(
     help="Make and change the file `ingress.tenants_file`, and show who used how much. Each change writes the whole file anew, "
@@ -34,6 +35,27 @@ Scopes = Annotated[
         "--scope", help="infer or batch; may be repeated. Default: those of the tenant's valid keys; both for a new tenant."
     ),
 ]
+Weight = Annotated[
+    float | None,
+    typer.Option(
+        help="Its share of GPU time while the engines are full, from 0.01 to 1000: twice the weight, twice the share. Default: 1."
+    ),
+]
+Rank = Annotated[
+    Priority | None,
+    typer.Option(
+        "--priority",
+        help="Whose requests go first while the engines are full: interactive, then batch, then background. Default: interactive.",
+    ),
+]
+FirstTokenS = Annotated[
+    float | None,
+    typer.Option(
+        help="Seconds within which an engine has to get a request; otherwise the request is refused. Default: no limit."
+    ),
+]
+TotalS = Annotated[float | None, typer.Option(help="Seconds within which an answer has to be complete. Default: no limit.")]
+TokensPerMinute = Annotated[int | None, typer.Option(help="Most tokens of prompts and answers in any 60 seconds.", min=1)]
 
 _SCOPES = ("infer", "batch")
 _HEAD = "# The tenants of serve-app: docs/tenants.md. `serve-app tenants` writes this file anew; comments are lost.\n"
@@ -46,29 +68,31 @@ def create(
     model: Annotated[list[str] | None, typer.Option(help="A model that it may ask; may be repeated. Default: all.")] = None,
     scope: Scopes = None,
     expires: Expires = "",
+    weight: Weight = None,
+    priority: Rank = None,
+    first_token_s: FirstTokenS = None,
+    total_s: TotalS = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of one answer.", min=1)] = None,
     max_context: Annotated[int | None, typer.Option(help="Most tokens of a prompt and its answer together.", min=2)] = None,
     requests_per_minute: Annotated[int | None, typer.Option(help="Most requests in any 60 seconds.", min=1)] = None,
-    tokens_per_minute: Annotated[
-        int | None, typer.Option(help="Most tokens of prompts and answers in any 60 seconds.", min=1)
-    ] = None,
+    tokens_per_minute: TokensPerMinute = None,
     tokens_per_day: Annotated[int | None, typer.Option(help="Most tokens of prompts and answers in a day of UTC.", min=1)] = None,
     max_concurrent: Annotated[int | None, typer.Option(help="Most requests that run at once.", min=1)] = None,
 ) -> None:
     """Add a tenant with its first key, and print the key: this is the only time that the key is shown."""
+    limits = _given(
+        max_tokens=max_tokens,
+        max_context=max_context,
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        tokens_per_day=tokens_per_day,
+        max_concurrent=max_concurrent,
+    )
+    deadlines = _given(first_token_s=first_token_s, total_s=total_s)
     with _changing(file, may_be_new=True) as tenants:
         if name in tenants:
             raise typer.BadParameter(f"{file} has a tenant {name!r} already; `serve-app tenants rotate {name}` makes another key")
-        limits = {
-            "max_tokens": max_tokens,
-            "max_context": max_context,
-            "requests_per_minute": requests_per_minute,
-            "tokens_per_minute": tokens_per_minute,
-            "tokens_per_day": tokens_per_day,
-            "max_concurrent": max_concurrent,
-        }
-        fields = {"models": model, "limits": {key: value for key, value in limits.items() if value is not None}}
-        tenants[name] = {"keys": []} | {key: value for key, value in fields.items() if value}
+        tenants[name] = {"keys": []} | _given(models=model, limits=limits, deadlines=deadlines, weight=weight, priority=priority)
         key = _add_key(tenants, name, scope, expires)
     _show(key, f"{name} may now ask by this key")
 
@@ -120,7 +144,7 @@ def revoke(
 
 @app.command("list")
 def list_tenants(file: File, as_json: AsJson = False) -> None:
-    """Show tenants, keys, rights and limits. A key is shown by its id."""
+    """Show tenants, keys, rights and limits; weight and priority where they are not the default. A key is shown by its id."""
     tenants = _read(file)
     if as_json:
         shown = {
@@ -133,7 +157,7 @@ def list_tenants(file: File, as_json: AsJson = False) -> None:
         values = tenant.get("limits", {}) | tenant.get("deadlines", {})
         limits = ", ".join(f"{limit} {value}" for limit, value in values.items()) or "no limits"
         models = "all models" if tenant.get("models") is None else f"models {', '.join(tenant['models']) or 'none'}"
-        typer.echo(f"{name}: {models}, {limits}")
+        typer.echo(f"{name}: {', '.join([models, *_order(tenant), limits])}")
         for key in tenant["keys"]:
             scopes = "+".join(sorted(key.get("scopes", _SCOPES), key=_SCOPES.index))
             typer.echo(f"  {key['id']:<24}{scopes:<14}{_ended(key) or _until(key)}")
@@ -145,6 +169,19 @@ def schema() -> None:
     from serve_app.config.tenants_file import tenants_json_schema
 
     typer.echo(json.dumps(tenants_json_schema(), indent=2))
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """Return the values that are neither None nor empty. A 0 stays, so that the check of the file refuses it."""
+    return {key: value for key, value in values.items() if value not in (None, [], {})}
+
+
+def _order(tenant: dict[str, Any]) -> Iterator[str]:
+    """Yield what `list` shows of the order in which the tenant's requests start: weight and priority that are not the default."""
+    if (weight := tenant.get("weight", 1)) != 1:
+        yield f"weight {weight:g}"
+    if (priority := tenant.get("priority", "interactive")) != "interactive":
+        yield f"priority {priority}"
 
 
 def _today() -> date:

@@ -56,6 +56,39 @@ def test_a_created_tenant_may_ask_by_the_key_that_was_printed_once(file: Path) -
     assert [path.name for path in file.parent.iterdir()] == ["tenants.yaml"]
 
 
+def test_one_command_writes_a_whole_entry_and_its_values_outlive_further_commands(file: Path) -> None:
+    order = ["--weight", "2.5", "--priority", "batch", "--first-token-s", "10", "--total-s", "300.5"]
+    limits = ["--max-tokens", "8192", "--max-context", "32768", "--requests-per-minute", "600"]
+    quotas = ["--tokens-per-minute", "400000", "--tokens-per-day", "9000000", "--max-concurrent", "16"]
+    key = made(file, "create", "team", "--model", "chat", *order, *limits, *quotas)
+    made(file, "create", "other", "--weight", "1", "--priority", "background")
+    tenant = Tenant(
+        "team",
+        models=frozenset({"chat"}),
+        max_tokens=8192,
+        max_context=32768,
+        quotas={"requests_per_minute": 600, "tokens_per_minute": 400000, "tokens_per_day": 9000000, "max_concurrent": 16},
+        first_token_s=10,
+        total_s=300.5,
+        weight=2.5,
+        priority="batch",
+    )
+    assert caller(file, key).tenant == tenant
+    assert caller(file, made(file, "rotate", "other")).tenant == Tenant("other", priority="background")
+    assert caller(file, key).tenant == tenant
+
+
+def test_the_list_shows_a_weight_and_a_priority_that_are_not_the_default(file: Path) -> None:
+    made(file, "create", "heavy", "--weight", "4")
+    made(file, "create", "nightly", "--weight", "0.25", "--priority", "background", "--max-tokens", "5")
+    made(file, "create", "usual", "--weight", "1", "--priority", "interactive")
+    assert [line for line in run(file, "list").stdout.splitlines() if not line.startswith(" ")] == [
+        "heavy: all models, weight 4, no limits",
+        "nightly: all models, weight 0.25, priority background, max_tokens 5",
+        "usual: all models, no limits",
+    ]
+
+
 def test_a_rotated_key_works_beside_the_new_one_until_it_expires(file: Path) -> None:
     old = made(file, "create", "team", "--scope", "batch")
     new = made(file, "rotate", "team", "--old-days", "3")
@@ -114,6 +147,15 @@ def test_the_list_shows_rights_and_ends_but_no_digest(file: Path) -> None:
         (["revoke", "team", "--key", "k"], "has no key 'k'; its keys are team-1"),
         (["create", "a", "--scope", "read"], "tenants.a.keys[0].scopes[0]: is 'read', but should be 'infer' or 'batch'"),
         (["create", "a", "--expires", "soon"], "tenants.a.keys[0].expires: is 'soon', which is no date"),
+        (["create", "a", "--weight", "0"], "tenants.a.weight: is 0.0, but should be greater than or equal to 0.01"),
+        (["create", "a", "--weight", "nan"], "tenants.a.weight: is nan, but should be a finite number"),
+        (["create", "a", "--weight", "high"], "Invalid value for '--weight'"),
+        (["create", "a", "--priority", "high"], "'high' is not one of 'interactive', 'batch', 'background'"),
+        (["create", "a", "--total-s", "0"], "tenants.a.deadlines.total_s: is 0.0, but should be greater than 0"),
+        (
+            ["create", "a", "--first-token-s", "9", "--total-s", "3"],
+            "first_token_s: is 9, and total_s is 3: no time would be left",
+        ),
         (["create", "Team A"], "the name 'Team A' is no name of a tenant"),
     ],
 )
