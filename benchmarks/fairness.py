@@ -40,7 +40,9 @@ FAIR_SHARE = CAPACITY / (VICTIMS + 1)
 PHASES = "phases"
 WRITERS, READERS = ("writer-1", "writer-2"), ("reader-1", "reader-2")
 DEPTH = 3 * REPLICAS * PLACES // 2
-"""Requests that a tenant that wants all keeps open, queued ones included."""
+"""Requests that a tenant that wants all keeps open, queued ones included. A weight of 4 of 7 has 18 of the 32 places."""
+SETTLED_S = 30.0
+"""Until then the costs of requests are not known yet, and all clients of a tenant began together."""
 _NEVER_REFUSED = {"deadlines": {"first_token_s": 120}}
 TENANTS: Mapping[str, Mapping[str, Any]] = {
     **{f"victim-{number}": {} for number in range(1, VICTIMS + 1)},
@@ -64,13 +66,15 @@ def noisy(player: Player, short: bool) -> Iterator[Phase]:
 
 
 def equal(player: Player, short: bool) -> Iterator[Phase]:
-    loads = [Load(name, shape, depth=DEPTH) for names, shape in ((WRITERS, WRITER), (READERS, READER)) for name in names]
-    yield player.play("equal", "all", loads, 30 if short else 90, warmup_s=15)
+    loads = [
+        Load(name, shape, depth=REPLICAS * PLACES) for names, shape in ((WRITERS, WRITER), (READERS, READER)) for name in names
+    ]
+    yield player.play("equal", "all", loads, 30 if short else 90, warmup_s=SETTLED_S)
 
 
 def weights(player: Player, short: bool) -> Iterator[Phase]:
     loads = [Load(name, CHAT, depth=DEPTH) for name in WEIGHTS]
-    yield player.play("weights", "all", loads, 30 if short else 90, warmup_s=15)
+    yield player.play("weights", "all", loads, 30 if short else 90, warmup_s=SETTLED_S)
 
 
 PARTS: Mapping[str, Callable[[Player, bool], Iterator[Phase]]] = {
