@@ -33,7 +33,6 @@ MAX_PROMPT_LOGPROBS, MAX_LOGPROBS = 1 << 16, 1 << 20
 """Log probabilities of a prompt, and those of all prompts and answers of one HTTP request. A single answer may have more."""
 MAX_TEXT_CHARS = 1024
 """Characters of ``cache_salt`` and ``session_id``."""
-_INT32 = range(-(2**31), 2**31)
 _INT64 = range(-(2**63), 2**63)
 _COUNTS = range(2**30)  # workers add the tokens of the prompt, in 32 bits
 
@@ -236,7 +235,7 @@ LIMITS: dict[str, dict[str, Check | str]] = {
         "prompt_is_token_ids": SIZED,
         "client_index": INTERNAL,
         "current_wave": INTERNAL,
-        "priority": _within(_INT32),
+        "priority": _within(_INT64),
         "trace_headers": "heads of HTTP requests are limited",
         "resumable": _only(False, _FLEETS_OWN),
         "external_req_id": "the protocol of links limits it",

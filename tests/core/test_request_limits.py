@@ -112,7 +112,7 @@ def request(**fields: Any) -> EngineCoreRequest:
     [
         ({"cache_salt": "x" * 1024}, {"cache_salt": "x" * 1025}),
         ({"session_id": "x" * 1024}, {"session_id": "x" * 1025}),
-        ({"priority": -(2**31)}, {"priority": 2**31}),
+        ({"priority": -(2**63)}, {"priority": 2**63}),
         ({"data_parallel_rank": 0}, {"data_parallel_rank": 1}),
         ({"resumable": False}, {"resumable": True}),
         ({"abort_immediately": False}, {"abort_immediately": True}),
