@@ -32,7 +32,7 @@ from benchmarks.tenant_loads import Load, Phase, Player, Shape
 
 CHAT = Shape(shared=256, kinds=4, own=(32, 96), answer=(16, 48))
 WRITER, READER = Shape(own=(16, 48), answer=(96, 160)), Shape(own=(768, 1280), answer=(4, 12))
-CAPACITY = 20.0
+CAPACITY = 26.0
 """Requests of the shape `CHAT` that the replicas of a side answer in a second: the part `capacity` measures it."""
 VICTIMS, EXCESS, USED_SHARE = 5, 10.0, 0.9
 """Tenants within their share, the noisy tenant's demand as a multiple of its share, and what the others send of theirs."""
