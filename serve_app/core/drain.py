@@ -8,6 +8,7 @@ it still holds is queued at once. That is correct too, but all of these requests
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from serve_app.core.quarantine import Quarantine
 from serve_app.core.request import RequestState, Resume, Trial
 from serve_app.core.routing import Choice, Reason, ReplicaState, RoutingPolicy, rank_of
 
@@ -73,10 +74,13 @@ class Drains:
     def forget(self, replica_id: str) -> None:
         self._drains.pop(replica_id, None)
 
-    def due(self, replicas: Mapping[str, ReplicaState], routing: RoutingPolicy, *, now: float) -> Move | None:
+    def due(
+        self, replicas: Mapping[str, ReplicaState], routing: RoutingPolicy, quarantine: Quarantine, *, now: float
+    ) -> Move | None:
         """Return the next move; None while none is due, or no replica takes one of the requests."""
         for replica_id, drain in self._drains.items():
-            left = movable(replicas[replica_id].held.values())
+            held = replicas[replica_id].held.values()  # one that was quarantined while it ran must not reach another replica
+            left = movable(r for r in held if quarantine.refusal(r.fingerprint, now=now) is None)
             if left and now >= (planned_at := drain.next_at(len(left))):
                 limit = MAX_UNANSWERED if now < drain.late_at else MAX_UNANSWERED_LATE
                 for request in _most_urgent(left, replicas):

@@ -5,15 +5,14 @@ finished, if its tenant always had its share. The engines and the ingress's own 
 
     start = max(virtual time, finish of the tenant's request before it);    tag = finish = start + GPU-seconds / weight
 
-Virtual time is the lowest start of all requests without a first token. A tenant that asks little starts at the virtual time, so it goes
-before the backlog of one that asks for more than its share, and one that comes anew starts level. GPU-seconds are expected at arrival, from
+Virtual time is the mean start of the requests that had their first token lately. A tenant that asks little starts at the virtual time, so it
+goes before the backlog of one that asks for more than its share, and one that comes anew starts level. GPU-seconds are expected at arrival, from
 the prompt and from the tenant's earlier requests, and corrected at the end. Nothing waits while an engine has room.
 
 Requests of several ingresses meet in the engines. Once a second the ingresses exchange their virtual times and what each tenant has waiting
 (`OrderBoard`). A tenant whose requests wait at several ingresses moves on at each as if all of them waited there.
 """
 
-import heapq
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +33,13 @@ _USUAL = 1 / 8
 """Weight of the last request in a tenant's usual costs."""
 _LEAST_S = 1e-6
 """No request costs less, so that the tags of a tenant are in the order of arrival."""
+_MEAN_S = 2.0
+"""Virtual time is a mean over the starts of about this time.
+
+It is not the lowest start of all that wait: of the tenants that ask little, some request always waits for a slot, and its start was the
+virtual time. So virtual time stood still, and a tenant that came anew with a backlog got all until it had had as much as the others since
+then. It is not the highest start either, because an engine in whose queue only one tenant's requests wait is far ahead of the others.
+"""
 _FIRST_ANSWER_TOKENS = 64
 """Tokens that are expected of the first answers."""
 GUESS = MeasuredCosts(
@@ -100,18 +106,22 @@ class _Lane(_Queue):
 
     virtual_s: float = 0.0
     accounts: dict[str, _Account] = field(default_factory=dict)
-    waiting: list[tuple[float, int, _Place]] = field(default_factory=list)
-    """A heap of the places by start. Those that do not wait any more are dropped when they come to the top."""
+    moved_at: float = 0.0
+    """When virtual time moved last."""
     weights: float = 0.0
     """The sum of the weights of all tenants whose requests wait."""
+    begun_s: float = 0.0
+    """Usual GPU-seconds of a request that has begun, as expected at its arrival."""
     answer_s: float | None = None
     """As in `_Account`, over all tenants: what is expected of a new one."""
 
-    def advance(self, begun: _Place) -> None:
-        """Move virtual time on, given a place that does not wait any more."""
-        while self.waiting and not self.waiting[0][2].waits:
-            heapq.heappop(self.waiting)
-        self.virtual_s = max(self.virtual_s, self.waiting[0][0] if self.waiting else begun.start_s)
+    def advance(self, begun: _Place, now: float) -> None:
+        """Move virtual time towards the start of a place that has its first token. If none waits any more, that start was the last."""
+        ahead_s = begun.start_s - self.virtual_s
+        self.begun_s += _USUAL * (begun.expected_s - self.begun_s) if self.begun_s else begun.expected_s
+        part = min(1.0, (now - self.moved_at) / _MEAN_S) if self.num_waiting else float(ahead_s > 0)
+        self.virtual_s += part * ahead_s
+        self.moved_at = now
 
 
 class FairOrder:
@@ -156,15 +166,15 @@ class FairOrder:
         account.num_waiting += 1
         lane.num_waiting += 1
         scale = (1 + account.elsewhere_s / account.waiting_s) / weight
-        if account.num_waiting == 1:  # it comes anew: what it did not ask for earlier is gone
-            account.finish_s, account.tag_s = max(lane.virtual_s, account.finish_s), 0.0
-        account.finish_s += expected_s * scale
+        if account.num_waiting == 1:
+            account.tag_s = 0.0
+        # What it did not ask for earlier is gone. An ingress that has just started learns the virtual time while requests wait.
+        account.finish_s = max(lane.virtual_s, account.finish_s) + expected_s * scale
         account.tag_s = max(account.finish_s, account.tag_s)
         place = _Place(lane, account, account.tag_s - expected_s * scale, expected_s, prompt_s, scale)
         self._places[request.request_id] = place
         request.number = self._number = self._number + 1
         request.priority = FIRST_TAG[priority] + round(account.tag_s / _UNIT_S)
-        heapq.heappush(lane.waiting, (place.start_s, request.number, place))
 
     def begin(self, request: RequestState, now: float) -> None:
         """Note that the request has its first token."""
@@ -209,14 +219,15 @@ class FairOrder:
     def expected_wait_s(self, request: RequestState, now: float) -> float | None:
         """Return after how many seconds the tenant's latest request starts, if engines are full and it is known; else None.
 
-        The tenant has at least its share of the starts, and more where others do not use theirs. No later request of another tenant
-        changes that.
+        The tenant has at least its share of the GPU time that starts take, and more where others do not use theirs. No later request of
+        another tenant changes that. Its share of the starts is not that of its weight: a tenant of long answers starts fewer.
         """
         place = self._places[request.request_id]
         lane, account = place.lane, place.account
         if not self._is_full or (per_second := lane.rate.per_second(now)) is None:
             return None
-        share = per_second * account.weight / lane.weights
+        expected_s = account.waiting_s / account.num_waiting
+        share = per_second * max(lane.begun_s, _LEAST_S) / expected_s * account.weight / lane.weights
         return account.num_waiting / max(share, account.rate.per_second(now) or 0.0)
 
     def num_ahead(self, request: RequestState) -> int:
@@ -247,7 +258,6 @@ class FairOrder:
             assert lane.num_waiting == sum(account.num_waiting for account in lane.accounts.values())
             assert lane.num_waiting == sum(p.lane is lane for p in waiting)
             assert math.isclose(lane.weights, sum(a.weight for a in lane.accounts.values() if a.num_waiting), abs_tol=1e-6)
-            assert {id(place) for _, _, place in lane.waiting if place.waits} == {id(p) for p in waiting if p.lane is lane}
 
     def _queues(self) -> Iterator[_Queue]:
         for lane in self._lanes.values():
@@ -262,7 +272,8 @@ class FairOrder:
         account.waiting_s = account.waiting_s - place.expected_s if account.num_waiting else 0.0  # no rest of rounding
         if not account.num_waiting:
             lane.weights = lane.weights - account.weight if lane.num_waiting else 0.0
-        lane.advance(place)
+        if num_begun:
+            lane.advance(place, now)
         for queue in (lane, account):
             queue.rate.note(num_begun, is_waiting=self._is_full and queue.num_waiting > 0, now=now)
 

@@ -47,7 +47,7 @@ from serve_app.core.routing import Choice, LeastOutstandingTokens, ReplicaState,
 from serve_app.core.tally import Tally
 from serve_app.core.trail import ENGINES_OWN_ENDS, MOVED
 from serve_app.core.waiting_line import WaitingLine
-from serve_app.errors import RequestQuarantined, ResumeDiverged, ServingError
+from serve_app.errors import CannotStartInTime, RequestQuarantined, ResumeDiverged, ServingError
 
 
 class FleetState:
@@ -93,22 +93,19 @@ class FleetState:
                 return self._on_attempt_unsendable(event, now=now)
             case TrialBegan():
                 self.quarantine.trial_began(self._attempts.get(event.attempt_id))
-                return []
             case BlocksReported():
                 self.quarantine.learn(event.blocks, now=now)
                 return self._end_blocked(now) + self._dispatch(now)
             case StartMeasured():
                 self.refusals.cold_starts.add(event.replica_id, event.start_s)
-                return []
             case StepCostsMeasured():
                 self.order.learn(event.costs)
-                return []
             case WaitsReported():
                 self.order.learn_waits(event.waits)
-                return []
             case Ticked():
                 self.quarantine.expire(now=now)
                 return self._eject_silent(now) + self._end_long_waits(now) + self._move_off_draining(now)
+        return []
 
     def validate(self) -> None:
         """Assert the invariants; for tests and for readers."""
@@ -142,15 +139,11 @@ class FleetState:
         self.order.place(request, event.tenant, event.weight, event.priority, now)
         if (too_late := self.refusals.of_arrival(request, now)) is not None:
             return [self._reject(request, too_late, now)]
-        refused: list[Instruction] = []
-        if self.refusals.is_full(len(self.waiting)) and self._routing.pick(request, self.replicas) is None:
-            last = self.waiting.last_behind(request) or request
-            refused = [self._reject(last, self.refusals.of_full_line(last, len(self.waiting), now), now)]
-            if last is request:
-                return refused
-            self.waiting.remove(last)
         self.waiting.add(request)
-        return refused + self._dispatch(now)
+        started = self._dispatch(now)
+        if request.replica_id is not None or (full := self.refusals.of_full_line(self.waiting, now)) is None:
+            return started
+        return started + self._give_up(*full, now)
 
     def _on_requests_aborted(self, event: RequestsAborted, *, now: float) -> list[Instruction]:
         by_replica: dict[str, list[str]] = {}
@@ -269,7 +262,7 @@ class FleetState:
                 try:
                     count = self.failover.swallow(request, output, now=now)
                 except ResumeDiverged as diverged:
-                    others += self._give_up(replica, request, diverged, now)
+                    others += self._give_up(request, diverged, now)
                     freed = True
                     continue
                 if count:
@@ -305,10 +298,17 @@ class FleetState:
         replica.outstanding_tokens += left - request.outstanding_tokens
         request.outstanding_tokens = left
 
-    def _give_up(self, replica: ReplicaState, request: RequestState, error: ServingError, now: float) -> list[Instruction]:
-        attempt_id = request.attempt_id
-        self._release(request)
-        return [AbortAttempts(replica.replica_id, (attempt_id,)), self._count_failed(FailRequest(request.request_id, error), now)]
+    def _give_up(self, request: RequestState, error: ServingError, now: float) -> list[Instruction]:
+        """End a request that waits or runs."""
+        aborts: list[Instruction] = []
+        if request.replica_id is None:
+            self.waiting.remove(request)
+        else:
+            aborts.append(AbortAttempts(request.replica_id, (request.attempt_id,)))
+            self._release(request)
+        if request.attempt < 0 or isinstance(error, CannotStartInTime):
+            return [*aborts, self._reject(request, error, now)]
+        return [*aborts, self._count_failed(FailRequest(request.request_id, error), now)]
 
     def _eject_silent(self, now: float) -> list[Instruction]:
         instructions, limit_s = list[Instruction](), self.settings.heartbeat_timeout_s
@@ -320,19 +320,19 @@ class FleetState:
         return instructions + self._dispatch(now) if instructions else []
 
     def _end_long_waits(self, now: float) -> list[Instruction]:
-        failed: list[Instruction] = []
+        ended: list[Instruction] = []
+        for request in self.refusals.overdue(self.requests, now):
+            ended += self._give_up(request, self.refusals.too_late(request, now), now)
         for request in list(self.waiting.values()):
             error = self.refusals.of_long_wait(request, now) or self.failover.of_standstill(request, now)
             if error is not None:
-                self.waiting.remove(request)
-                failure = FailRequest(request.request_id, error)
-                failed.append(self._reject(request, error, now) if request.attempt < 0 else self._count_failed(failure, now))
-        return failed + self._dispatch(now)
+                ended += self._give_up(request, error, now)
+        return ended + self._dispatch(now)
 
     def _move_off_draining(self, now: float) -> list[Instruction]:
         """End attempts on draining replicas and start the next ones elsewhere, in one instant. Late tokens of the old ones are dropped."""
         instructions: list[Instruction] = []
-        while (move := self.drains.due(self.replicas, self._routing, now=now)) is not None:
+        while (move := self.drains.due(self.replicas, self._routing, self.quarantine, now=now)) is not None:
             instructions.append(AbortAttempts(move.replica_id, (move.request.attempt_id,)))
             self._release(move.request)
             self.failover.note_loss(move.request, now=now)

@@ -1,6 +1,7 @@
 """`Refusals` makes the errors of requests that find no place. Pure; only ``FleetState`` calls it."""
 
-from collections.abc import Collection
+import heapq
+from collections.abc import Collection, Iterator, Mapping
 
 from serve_app.core.cold_starts import ColdStarts
 from serve_app.core.fair_order import FairOrder
@@ -8,6 +9,7 @@ from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.queue_rate import jitter
 from serve_app.core.request import RequestState
 from serve_app.core.routing import ReplicaState
+from serve_app.core.waiting_line import WaitingLine
 from serve_app.errors import CannotStartInTime, NoFreePlace, NoReplica, QueueFull, ReplicaLost
 
 _USED_SHARE = 0.9
@@ -23,6 +25,8 @@ class Refusals:
         self._settings = settings
         self._replicas = replicas
         self._order = order
+        self._deadlines: list[tuple[float, int, RequestState]] = []
+        """A heap of deadlines, also of requests that have begun or ended."""
 
     def retry_after_s(self) -> float:
         """Return in how many seconds a refused request may find a place. If all replicas drain, a new one has to start first."""
@@ -31,14 +35,12 @@ class Refusals:
             return self._settings.retry_after_s
         return cold_start_s
 
-    def is_full(self, waiting: int) -> bool:
-        """Return whether no further request may wait at this ingress."""
-        return waiting >= self._settings.max_waiting_requests
-
-    def of_full_line(self, request: RequestState, waiting: int, now: float) -> QueueFull:
-        """Return the error of a request that may not wait because ``waiting`` others do."""
-        limit = self._settings.max_waiting_requests
-        return QueueFull(waiting=waiting, limit=limit, retry_after_s=self._retry_after_s(request, now))
+    def of_full_line(self, line: WaitingLine, now: float) -> tuple[RequestState, QueueFull] | None:
+        """Return the last request of a line that is too long, and its error; None if all may wait."""
+        if len(line) <= (limit := self._settings.max_waiting_requests):
+            return None
+        last = line.last()
+        return last, QueueFull(waiting=len(line) - 1, limit=limit, retry_after_s=self._retry_after_s(last, now))
 
     def of_arrival(self, request: RequestState, now: float) -> CannotStartInTime | None:
         """Return why a request is refused that would probably start too late. While it is not known when it starts, it may wait.
@@ -52,11 +54,21 @@ class Refusals:
         if limit is None:
             return None
         left_s, expected_s = limit - now, self._expected_wait_s(request, now)
-        if left_s > 0 and (expected_s is None or expected_s <= _USED_SHARE * left_s):
-            return None
-        return self._too_late(request, now)
+        if left_s <= 0 or (expected_s is not None and expected_s > _USED_SHARE * left_s):
+            return self.too_late(request, now)
+        if request.start_by is not None:
+            heapq.heappush(self._deadlines, (request.start_by, request.number, request))
+        return None
 
-    def _too_late(self, request: RequestState, now: float) -> CannotStartInTime:
+    def overdue(self, requests: Mapping[str, RequestState], now: float) -> Iterator[RequestState]:
+        """Yield each of the ``requests`` whose deadline has passed without a first token, once."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = heapq.heappop(self._deadlines)[-1]
+            if not request.emitted_ids and requests.get(request.request_id) is request:
+                yield request
+
+    def too_late(self, request: RequestState, now: float) -> CannotStartInTime:
+        """Return the error of a request that starts too late for its limit."""
         expected_s = self._expected_wait_s(request, now) or 0.0
         waiting = self._order.num_ahead(request)
         whose = "its model's replicas.refuse_after_s" if request.start_by is None else "its tenant's first_token_s"
@@ -84,10 +96,8 @@ class Refusals:
         )
         return None if free and not waiting else NoFreePlace(waiting=waiting, retry_after_s=1.0)
 
-    def of_long_wait(self, request: RequestState, now: float) -> NoReplica | ReplicaLost | CannotStartInTime | None:
+    def of_long_wait(self, request: RequestState, now: float) -> NoReplica | ReplicaLost | None:
         """Return the error of a request that has waited for too long; None while it may wait."""
-        if request.attempt < 0 and request.start_by is not None and now >= request.start_by:
-            return self._too_late(request, now)
         if (waited_s := now - request.waiting_since) <= self._settings.no_replica_s:
             return None
         if request.weights is not None and self._replicas and not any(r.can_run(request) for r in self._replicas):

@@ -40,10 +40,8 @@ class WaitingLine(Mapping[str, RequestState]):
         del self._line[bisect_left(self._line, (_key(request), request.request_id))]
         del self._requests[request.request_id]
 
-    def last_behind(self, request: RequestState) -> RequestState | None:
-        """Return the last request of the line if ``request`` would go before it."""
-        if not self._line or self._line[-1][0] <= _key(request):
-            return None
+    def last(self) -> RequestState:
+        """Return the last request of a line that is not empty."""
         return self._requests[self._line[-1][1]]
 
     def next_start(

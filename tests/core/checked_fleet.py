@@ -56,12 +56,16 @@ class CheckedFleet(ExpectedFleet):
         self.fleet = FleetState(of_fleet, self.routing())
         self.ticks = False
         """Whether the event is the clock's: no other moves requests."""
+        self.ending = set[str]()
+        """The requests that an event ends by an error."""
 
     def handle(self, event: Event) -> list[Instruction]:
         first = self._handle_one(event)
         todo = [first]
         while todo:
-            for instruction in todo.pop(0):
+            instructions = todo.pop(0)
+            self.ending = {each.request_id for each in instructions if isinstance(each, FailRequest)}
+            for instruction in instructions:
                 if (unsendable := self._carry_out(instruction)) is not None:
                     todo.append(self._handle_one(unsendable))
         return first
@@ -79,7 +83,7 @@ class CheckedFleet(ExpectedFleet):
                     link.running.pop(attempt_id, None)
                     link.line.pop(attempt_id, None)
                     link.next_trial(attempt_id)
-                    if self.ticks:
+                    if self.ticks and attempt_id.split("@")[0] not in self.ending:
                         self._move(attempt_id, link)
             case PassTrial(replica_id, attempt_id):
                 assert attempt_id in self.links[replica_id].held.values()
@@ -164,7 +168,7 @@ class CheckedFleet(ExpectedFleet):
         elif isinstance(error, NoReplica):
             assert self.now - self.waiting_since[request_id] > NO_REPLICA_S
         elif isinstance(error, CannotStartInTime):
-            assert self.never_started(request_id)
+            assert not request.delivered
             assert request.start_by is not None
             assert error.waited_s == self.now - request.arrived_at
             assert self.now >= request.start_by or error.expected_s > 0.9 * (request.start_by - self.now)

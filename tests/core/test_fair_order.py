@@ -1,6 +1,8 @@
 """These tests let tenants compete for one engine in simulated time, and measure what each of them gets."""
 
 import random
+import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -61,6 +63,23 @@ def test_a_tenant_that_comes_anew_starts_level_with_those_that_wait() -> None:
     assert {tuple(sorted(served[i : i + 2])) for i in (0, 2, 4)} == {("a0", "b0"), ("a1", "b1"), ("a2", "b2")}
 
 
+def test_a_tenant_that_comes_anew_starts_level_though_some_request_of_light_tenants_always_waits() -> None:
+    order = FairOrder()
+    backlog = [placed(order, f"a{number}", "a") for number in range(20)]
+    light = placed(order, "light-first", "light")
+    for second in range(1000):
+        following = placed(order, f"light{second}", f"light{second % 3}")
+        for state in (backlog.pop(0), light):
+            state.emitted_ids = [1] * 10
+            order.begin(state, float(second))
+            order.end(state, float(second))
+        light = following
+        backlog.append(placed(order, f"a{second + 20}", "a"))
+    anew = [placed(order, f"b{number}", "b") for number in range(60)]
+    served = order_of_service(*backlog, *anew)
+    assert 15 <= sum(name.startswith("b") for name in served[: served.index(backlog[-1].request_id)]) <= 35
+
+
 def test_a_short_request_does_not_wait_for_a_long_prompt_of_another_tenant() -> None:
     order = FairOrder()
     long = request("long", prompt_tokens=100_000)
@@ -114,6 +133,10 @@ class Contest:
         self.board = OrderBoard(10.0)
         for order in self.orders:
             order.learn(COSTS)
+        for client in self.clients:
+            for ingress in client.ingresses:
+                for _ in range(client.backlog):
+                    self.add(client, ingress)
 
     def add(self, client: Client, ingress: int) -> None:
         client.num += 1
@@ -127,23 +150,23 @@ class Contest:
             elsewhere = self.board.exchange(str(number), {"m": order.waits()}, self.now)
             order.learn_waits(elsewhere["m"])
 
+    def step(self, counted_from_s: float = 0.0) -> None:
+        """Compute one request."""
+        state, client, ingress = min(self.queue.values(), key=lambda each: (each[0].priority, each[0].number))
+        del self.queue[state.request_id]
+        num_tokens = max(1, round(client.output_tokens * self.random.uniform(0.5, 1.5)))
+        self.orders[ingress].begin(state, self.now)
+        state.emitted_ids = [1] * num_tokens
+        cost_s = state.prompt_tokens * COSTS.prompt_token_s + num_tokens * COSTS.output_token_s
+        self.now += cost_s
+        client.served_s += cost_s * (self.now > counted_from_s)
+        self.orders[ingress].end(state, self.now)
+        self.add(client, ingress)
+
     def run(self, seconds: float, *, counted_from_s: float = 0.0) -> None:
-        for client in self.clients:
-            for ingress in client.ingresses:
-                for _ in range(client.backlog):
-                    self.add(client, ingress)
         exchanged = 0.0
         while self.now < seconds:
-            state, client, ingress = min(self.queue.values(), key=lambda each: (each[0].priority, each[0].number))
-            del self.queue[state.request_id]
-            num_tokens = max(1, round(client.output_tokens * self.random.uniform(0.5, 1.5)))
-            self.orders[ingress].begin(state, self.now)
-            state.emitted_ids = [1] * num_tokens
-            cost_s = state.prompt_tokens * COSTS.prompt_token_s + num_tokens * COSTS.output_token_s
-            self.now += cost_s
-            client.served_s += cost_s * (self.now > counted_from_s)
-            self.orders[ingress].end(state, self.now)
-            self.add(client, ingress)
+            self.step(counted_from_s)
             if self.now - exchanged >= 1.0:
                 exchanged = self.now
                 self.exchange()
@@ -178,6 +201,34 @@ def test_a_tenant_gains_nothing_from_more_ingresses(seed: int) -> None:
     contest = Contest(clients, seed, num_ingresses=4)
     contest.run(1000.0, counted_from_s=300.0)  # what came before the first exchange was ordered at each ingress alone
     assert contest.shares() == pytest.approx([0.25, 0.25, 0.5], rel=0.05)
+
+
+def test_an_ingress_that_starts_anew_is_level_with_the_others_after_its_first_exchange() -> None:
+    old, new = FairOrder(), FairOrder()
+    elsewhere: Mapping[Priority, tuple[float, Mapping[str, float]]] = {"interactive": (5000.0, {})}
+    old.learn_waits(elsewhere)
+    placed(new, "first", "a")
+    new.learn_waits(elsewhere)
+    assert placed(new, "second", "a").priority == placed(old, "other", "b").priority
+
+
+def test_tenants_of_long_and_of_short_answers_are_told_how_long_they_wait() -> None:
+    contest = Contest([Client("long", 1.0, 1000, 100, 10), Client("short", 1.0, 100, 10, 30)], seed=1)
+    (order,) = contest.orders
+    order.look(1, any_wait=True, now=0.0)
+    told: dict[str, tuple[float, float]] = {}
+    errors: dict[str, list[float]] = {"long": [], "short": []}
+    while contest.now < 300.0:
+        for state, client, _ in contest.queue.values():
+            if state.request_id not in told and (expected_s := order.expected_wait_s(state, contest.now)) is not None:
+                told[state.request_id] = contest.now, expected_s
+        queued = dict(contest.queue)
+        contest.step()
+        (begun,) = queued.keys() - contest.queue.keys()
+        if begun in told and told[begun][0] > 100.0:
+            at, expected_s = told[begun]
+            errors[queued[begun][1].name].append(expected_s / (contest.now - at))
+    assert [statistics.median(each) for each in errors.values()] == pytest.approx([1.0, 1.0], abs=0.25)
 
 
 def test_a_silent_ingress_is_forgotten_by_the_board() -> None:

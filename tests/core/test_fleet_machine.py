@@ -209,8 +209,7 @@ class FleetMachine(CheckedFleet, RuleBasedStateMachine):
         self.ticks = False
         assert [i.replica_id for i in instructions if isinstance(i, CloseLink)] == silent
         assert all(self.now - self.waiting_since[i] <= NO_REPLICA_S and not self.stands_still(i) for i in self.queue)
-        start_by = [self.requests[i].start_by for i in self.queue if self.never_started(i)]
-        assert all(at is None or self.now < at for at in start_by)
+        assert all(r.delivered or r.outcomes or r.start_by is None or self.now < r.start_by for r in self.requests.values())
 
     def teardown(self) -> None:
         """Check that with a good replica for each version of the weights every remaining request ends."""

@@ -8,7 +8,7 @@ import pytest
 
 from serve_app.core.events import LinkOpened, RequestArrived, Ticked
 from serve_app.core.fleet import FleetState
-from serve_app.core.instructions import FailRequest, Instruction, StartAttempt
+from serve_app.core.instructions import AbortAttempts, FailRequest, Instruction, StartAttempt
 from serve_app.core.queue_rate import QueueRate, jitter
 from serve_app.core.request import Resume
 from serve_app.errors import CannotStartInTime, QueueFull
@@ -196,3 +196,37 @@ def test_at_three_times_the_load_nine_of_ten_refusals_tell_the_right_time(
     assert sum(abs(error) <= 0.25 for error in errors) >= 0.9 * len(errors)
     assert overloaded.num_started > 0.95 * 32 * 60
     assert overloaded.num_late < 0.02 * overloaded.num_started, "few of the admitted wait for nothing"
+
+
+def test_a_request_in_an_engines_queue_at_its_deadline_is_taken_from_it_and_one_with_a_token_is_not() -> None:
+    fleet = fleet_of("a", credit=8)
+    run(fleet, by("r0", 2.0), by("r1", 2.0), outputs("a", Output("r0@0", [5])))
+    assert run(fleet, Ticked(), now=1.9) == []
+    aborted, refused = run(fleet, Ticked(), now=2.0)
+    assert aborted == AbortAttempts("a", ("r1@0",))
+    assert isinstance(refused, FailRequest)
+    assert isinstance(refused.error, CannotStartInTime)
+    assert (refused.request_id, list(fleet.requests), fleet.outcomes) == ("r1", ["r0"], {"rejected": 1})
+
+
+def test_the_models_limit_counts_only_with_all_replicas_and_only_at_arrival() -> None:
+    late = replace(arrived("late"), expected_by=10.5)
+    assert run(slow_fleet(max_replicas=2), late, now=9.0) == []
+    fleet = slow_fleet()
+    (refusal,) = run(fleet, late, now=9.0)
+    assert isinstance(refusal, FailRequest)
+    assert "replicas.refuse_after_s" in str(refusal.error)
+    run(fleet, replace(arrived("in-time"), expected_by=13.0), now=9.0)
+    assert run(fleet, Ticked(), now=14.0) == []
+
+
+def test_a_full_line_drops_the_request_that_is_last_in_order() -> None:
+    fleet = fleet_of("a", credit=1, max_waiting_requests=2)
+    run(fleet, *(replace(arrived(f"red{number}"), tenant="red") for number in range(3)))
+    (refusal,) = run(fleet, replace(arrived("blue0"), tenant="blue"))
+    assert isinstance(refusal, FailRequest)
+    assert isinstance(refusal.error, QueueFull)
+    assert (refusal.request_id, list(fleet.waiting)) == ("red2", ["blue0", "red1"])
+    (own,) = run(fleet, replace(arrived("red3"), tenant="red"))
+    assert isinstance(own, FailRequest)
+    assert own.request_id == "red3"
