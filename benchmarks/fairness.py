@@ -41,6 +41,8 @@ PHASES = "phases"
 WRITERS, READERS = ("writer-1", "writer-2"), ("reader-1", "reader-2")
 DEPTH = 3 * REPLICAS * PLACES // 2
 """Requests that a tenant that wants all keeps open, queued ones included. A weight of 4 of 7 has 18 of the 32 places."""
+CACHED_S = 15.0
+"""Until then, the engines compute shared prompts that no cache has yet."""
 SETTLED_S = 30.0
 """Until then the costs of requests are not known yet, and all clients of a tenant began together."""
 _NEVER_REFUSED = {"deadlines": {"first_token_s": 120}}
@@ -60,8 +62,8 @@ def capacity(player: Player, short: bool) -> Iterator[Phase]:
 
 def noisy(player: Player, short: bool) -> Iterator[Phase]:
     victims = [Load(f"victim-{number}", CHAT, rate=USED_SHARE * FAIR_SHARE) for number in range(1, VICTIMS + 1)]
-    seconds = 20 if short else 60
-    yield player.play("noisy", "alone", victims, seconds)
+    seconds = 20 if short else 45
+    yield player.play("noisy", "alone", victims, seconds, warmup_s=CACHED_S)
     yield player.play("noisy", "beside", [*victims, Load("noisy", CHAT, rate=EXCESS * FAIR_SHARE)], seconds, warmup_s=10)
 
 
@@ -69,12 +71,12 @@ def equal(player: Player, short: bool) -> Iterator[Phase]:
     loads = [
         Load(name, shape, depth=REPLICAS * PLACES) for names, shape in ((WRITERS, WRITER), (READERS, READER)) for name in names
     ]
-    yield player.play("equal", "all", loads, 30 if short else 90, warmup_s=SETTLED_S)
+    yield player.play("equal", "all", loads, 30 if short else 75, warmup_s=SETTLED_S)
 
 
 def weights(player: Player, short: bool) -> Iterator[Phase]:
     loads = [Load(name, CHAT, depth=DEPTH) for name in WEIGHTS]
-    yield player.play("weights", "all", loads, 30 if short else 90, warmup_s=SETTLED_S)
+    yield player.play("weights", "all", loads, 30 if short else 75, warmup_s=SETTLED_S)
 
 
 PARTS: Mapping[str, Callable[[Player, bool], Iterator[Phase]]] = {

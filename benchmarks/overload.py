@@ -41,7 +41,7 @@ def parts(shape: Shape, capacity: float) -> dict[str, Callable[[Player, bool], I
 def _reference(shape: Shape, share: float, player: Player, short: bool) -> Iterator[Phase]:
     for load in (0.9, 1.0):
         loads = [Load(name, shape, rate=load * share) for name in _IN_TIME]
-        yield player.play("reference", f"{load:.1f}", loads, 20 if short else 40, warmup_s=10)
+        yield player.play("reference", f"{load:.1f}", loads, 20 if short else 30, warmup_s=10)
 
 
 def _overload(shape: Shape, share: float, player: Player, short: bool) -> Iterator[Phase]:
@@ -57,7 +57,7 @@ def _burst(shape: Shape, share: float, player: Player, short: bool) -> Iterator[
 
 def _storm(shape: Shape, share: float, player: Player, short: bool) -> Iterator[Phase]:
     loads = [Load(name, shape, rate=OVERLOAD * share, retries=3) for name in _IN_TIME]
-    yield player.play("storm", "three retries", loads, 20 if short else 40, warmup_s=10)
+    yield player.play("storm", "three retries", loads, 20 if short else 30, warmup_s=10)
 
 
 def _patient(shape: Shape, share: float, player: Player, short: bool) -> Iterator[Phase]:
