@@ -64,6 +64,19 @@ TABLE = (
         "Requests that were answered with 429, by the tenant's quota (docs/tenants.md). Tenants are named as above.",
     ),
     Series(
+        "tenant_longest_wait_seconds",
+        "gauge",
+        ("tenant", "model"),
+        "Age of the tenant's oldest request at this ingress that has no first token yet, without lines of batches. A tenant without such a "
+        "request has no sample. Tenants are named as above.",
+    ),
+    Series(
+        "tenant_wait_limit_seconds",
+        "gauge",
+        ("tenant", "model"),
+        "How long such requests of the tenant may wait: replicas.refuse_after_s of the model, or the tenant's first_token_s if it is more.",
+    ),
+    Series(
         "key_ttft_seconds",
         "histogram",
         ("key", "model"),

@@ -46,6 +46,7 @@ class RequestArrived:
         """Return the request as it is at its arrival."""
         request = RequestState(self.request_id, self.prompt_tokens, self.max_tokens, self.resume, self.fingerprint)
         request.prefix, request.adapter, request.background = self.prefix, self.adapter, self.background
+        request.tenant = self.tenant
         request.arrived_at, request.waiting_since = now, now
         request.start_by, request.expected_by = self.start_by, self.expected_by
         return request

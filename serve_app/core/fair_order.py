@@ -5,9 +5,9 @@ finished, if its tenant always had its share. The engines and the ingress's own 
 
     start = max(virtual time, finish of the tenant's request before it);    tag = finish = start + GPU-seconds / weight
 
-Virtual time is the mean start of the requests that had their first token lately. A tenant that asks little starts at the virtual time, so it
-goes before the backlog of one that asks for more than its share, and one that comes anew starts level. GPU-seconds are expected at arrival, from
-the prompt and from the tenant's earlier requests, and corrected at the end. Nothing waits while an engine has room.
+Virtual time is the mean start of the requests that had their first token lately. A tenant that asks little starts at the virtual time, so
+it goes before the backlog of one that asks for more than its share, and one that comes anew starts level. GPU-seconds are expected at
+arrival, from the prompt and from the tenant's earlier requests, and corrected at the end. Nothing waits while an engine has room.
 
 Requests of several ingresses meet in the engines. Once a second the ingresses exchange their virtual times and what each tenant has waiting
 (`OrderBoard`). A tenant whose requests wait at several ingresses moves on at each as if all of them waited there.
@@ -226,6 +226,8 @@ class FairOrder:
         lane, account = place.lane, place.account
         if not self._is_full or (per_second := lane.rate.per_second(now)) is None:
             return None
+        if account.num_waiting == lane.num_waiting:
+            return account.num_waiting / per_second
         expected_s = account.waiting_s / account.num_waiting
         share = per_second * max(lane.begun_s, _LEAST_S) / expected_s * account.weight / lane.weights
         return account.num_waiting / max(share, account.rate.per_second(now) or 0.0)

@@ -1,8 +1,36 @@
 """This module describes a fleet as plain data, for status, metrics and the autoscaler. Pure."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
+from serve_app.core.fair_order import FIRST_TAG
 from serve_app.core.fleet import FleetState
+
+
+class LongestWait(NamedTuple):
+    """How long a tenant waits for one model at one ingress, in seconds.
+
+    ``waited_s`` is the age of the tenant's oldest request without a first token. ``limit_s`` is the longest time that one of the tenant's
+    requests without a first token was expected to wait when it arrived: its tenant's ``first_token_s`` or its model's ``refuse_after_s``,
+    whichever is longer. It is None if no such request has a limit.
+    """
+
+    waited_s: float
+    limit_s: float | None
+
+
+def longest_waits(fleet: FleetState, now: float) -> dict[str, LongestWait]:
+    """Return the wait of each named tenant that has requests without a first token. Only interactive ones count: the others may wait."""
+    oldest: dict[str, float] = {}
+    limits: dict[str, float] = {}
+    for request in fleet.requests.values():  # in the order of arrival, so the first one of a tenant is its oldest
+        if request.emitted_ids or request.priority >= FIRST_TAG["batch"] or not (tenant := request.tenant):
+            continue
+        arrived_at = request.arrived_at
+        oldest.setdefault(tenant, arrived_at)
+        for limit in (request.start_by, request.expected_by):
+            if limit is not None:
+                limits[tenant] = max(limit - arrived_at, limits.get(tenant, 0.0))
+    return {tenant: LongestWait(now - at, limits.get(tenant)) for tenant, at in oldest.items()}
 
 
 def num_lines(fleet: FleetState) -> tuple[int, int]:

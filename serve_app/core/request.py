@@ -76,6 +76,8 @@ class RequestState:
     prefix: Prefix = NO_PREFIX
     background: bool = False
     """Whether the request is a batch's."""
+    tenant: str = ""
+    """Name of the tenant that sent the request; "" for a request without a tenant."""
     number: int = 0
     """How many requests arrived before it."""
     priority: int = 0

@@ -116,7 +116,8 @@ class IngressRuntime:
         )
         canaries = {canary.front.model.name: canary.describe for canary in app.canaries.values()}
         begin_at_zero(["", *fronts])
-        metrics.register((front.client.fleet for front in fronts.values()), canaries, _configured(settings))
+        fleets = (front.client.fleet for front in fronts.values())
+        metrics.register(fleets, canaries, _configured(settings), app.books.tenant_names)
         return cls(app, Listener(app, settings.ingress), fronts, grammars, batches)
 
     @staticmethod

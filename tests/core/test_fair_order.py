@@ -219,7 +219,7 @@ def test_tenants_of_long_and_of_short_answers_are_told_how_long_they_wait() -> N
     told: dict[str, tuple[float, float]] = {}
     errors: dict[str, list[float]] = {"long": [], "short": []}
     while contest.now < 300.0:
-        for state, client, _ in contest.queue.values():
+        for state, _, _ in contest.queue.values():
             if state.request_id not in told and (expected_s := order.expected_wait_s(state, contest.now)) is not None:
                 told[state.request_id] = contest.now, expected_s
         queued = dict(contest.queue)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve_app.errors import BadRequest, NoFreePlace, QueueFull, ReplicaLost, RequestQuarantined, ServingError
+from serve_app.errors import BadRequest, NoFreePlace, QueueFull, QuotaExceeded, ReplicaLost, RequestQuarantined, ServingError
 from serve_app.ingress.exchange.outcomes import Sent, ending
 
 WHOLE = Sent(200, ended=True, error_status=0)
@@ -27,6 +27,7 @@ QUARANTINED = RequestQuarantined(blocked_s=600.0)
         (NOTHING, BadRequest("model", "name one of a, b"), False, "invalid"),
         (NOTHING, FULL, False, "rejected"),
         (NOTHING, NoFreePlace(waiting=1, retry_after_s=1.0), False, "held_back"),
+        (NOTHING, QuotaExceeded("red", "max_concurrent", 1, 1, 1, 1.0), False, "over_quota"),
         (NOTHING, LOST, True, "failed"),
         (NOTHING, QUARANTINED, True, "quarantined"),
         (NOTHING, QUARANTINED, False, "blocked"),

@@ -1,10 +1,13 @@
-"""The tokens and GPU-seconds of a tenant are counted at the end of each request, for a bounded number of tenants."""
+"""A tenant's tokens and GPU-seconds are counted at the end of each request, its waits at a scrape, for a bounded number of tenants."""
 
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
+from serve_app.core.events import RequestArrived
+from serve_app.core.fleet import FleetState
+from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.request import RequestState, Resume
 from serve_app.core.tenants import Tenant
-from serve_app.ingress.books.tenant_use import OTHERS, TenantUse
+from serve_app.ingress.books.tenant_use import OTHERS, TenantNames, TenantUse, TenantWaits
 from serve_app.ingress.exchange.exchange import Exchange
 from tests.ingress.tenants import caller
 
@@ -25,7 +28,7 @@ def used(tenant: str, model: str) -> list[float | None]:
 
 
 def test_a_tenant_has_its_tokens_and_gpu_seconds_by_model() -> None:
-    use = TenantUse()
+    use = TenantUse(TenantNames())
     note(use, "team", "use-1")
     note(use, "team", "use-1", output_tokens=5, gpu_s=None)
     note(use, "team", "use-2")
@@ -34,14 +37,51 @@ def test_a_tenant_has_its_tokens_and_gpu_seconds_by_model() -> None:
 
 
 def test_who_has_no_tenant_or_was_not_answered_has_no_series() -> None:
-    use = TenantUse()
+    use = TenantUse(TenantNames())
     note(use, None, "use-3")
     note(use, "refused", "use-3", output_tokens=0)
     assert not [s for metric in REGISTRY.collect() for s in metric.samples if s.labels.get("model") == "use-3"]
 
 
 def test_further_tenants_share_the_series_of_the_others() -> None:
-    use = TenantUse(max_tenants=2)
+    use = TenantUse(TenantNames(max_tenants=2))
     for tenant in ("a", "b", "c", "d", "a"):
         note(use, tenant, "use-4")
     assert [used(tenant, "use-4")[0] for tenant in ("a", "b", "c", "d", OTHERS)] == [20.0, 10.0, None, None, 20.0]
+
+
+def waiting_fleet(model: str, **arrived_at: float) -> FleetState:
+    """Return a fleet without a replica in which a request of each of these tenants waits, for 30 s at most."""
+    fleet = FleetState(FleetSettings(model=model))
+    for tenant, at in arrived_at.items():
+        event = RequestArrived(f"of {tenant}", 10, 5, Resume.CONTINUE, tenant, tenant=tenant, expected_by=at + 30.0)
+        fleet.handle(event, now=at)
+    return fleet
+
+
+def scraped(*fleets: FleetState, names: TenantNames, now: float) -> list[str]:
+    registry = CollectorRegistry()
+    registry.register(TenantWaits(fleets, names, lambda: now))
+    return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+
+
+def test_a_scrape_shows_each_tenants_longest_wait_for_each_model_and_its_limit() -> None:
+    fleets = waiting_fleet("chat", red=1.0, blue=4.0), waiting_fleet("embed", red=6.0), waiting_fleet("idle")
+    assert scraped(*fleets, names=TenantNames(), now=9.0) == [
+        'serve_app_tenant_longest_wait_seconds{model="chat",tenant="red"} 8.0',
+        'serve_app_tenant_longest_wait_seconds{model="chat",tenant="blue"} 5.0',
+        'serve_app_tenant_longest_wait_seconds{model="embed",tenant="red"} 3.0',
+        'serve_app_tenant_wait_limit_seconds{model="chat",tenant="red"} 30.0',
+        'serve_app_tenant_wait_limit_seconds{model="chat",tenant="blue"} 30.0',
+        'serve_app_tenant_wait_limit_seconds{model="embed",tenant="red"} 30.0',
+    ]
+
+
+def test_tenants_that_share_a_name_show_the_longest_of_their_waits() -> None:
+    names = TenantNames(max_tenants=1)
+    assert names.shown("first") == "first"
+    shown = scraped(waiting_fleet("chat", b=2.0, c=3.0, first=4.0), names=names, now=9.0)
+    assert shown[:2] == [
+        'serve_app_tenant_longest_wait_seconds{model="chat",tenant="others"} 7.0',
+        'serve_app_tenant_longest_wait_seconds{model="chat",tenant="first"} 5.0',
+    ]

@@ -11,6 +11,8 @@ JOB = 'job="local/serve-app-ingress"'
 M = f'{JOB},model="chat"'
 MODEL = {"model": "chat"}
 R = f'{M},replica="a"'
+T = f'{M},tenant="team"'
+TEAM = MODEL | {"tenant": "team"}
 VLLM = f'{JOB},model_name="chat"'
 Series = Mapping[str, str]
 
@@ -66,6 +68,24 @@ def desired(values: str, *, controller: str = "running") -> Series:
 
 def waiting(values: str) -> Series:
     return {f"serve_app_waiting_requests{{{M}}}": values}
+
+
+def waits(longest: str, limit: str) -> Series:
+    """Return the waits of a tenant for a model."""
+    return {
+        f'serve_app_tenant_longest_wait_seconds{{{T},instance="a"}}': longest,
+        f'serve_app_tenant_longest_wait_seconds{{{T},instance="b"}}': "1x90",
+        f'serve_app_tenant_wait_limit_seconds{{{T},instance="a"}}': limit,
+    }
+
+
+def asked(**outcomes: str) -> Series:
+    """Return the counters of a tenant's requests, which it sends with two keys."""
+    return {
+        f'serve_app_key_requests_total{{{T},key="{key}",outcome="{outcome}"}}': values
+        for key in ("k1", "k2")
+        for outcome, values in outcomes.items()
+    }
 
 
 def gpu(field: str, values: str, *, of: str = "serve-app") -> Series:
@@ -233,6 +253,22 @@ CASES: dict[str, Case] = {
         "The ingress i could not write 30 lines of its ledger in 15 minutes.",
         {f'serve_app_ledger_lost_total{{{JOB},instance="i"}}': "30x90"},
         labels={"instance": "i"},
+    ),
+    "ServeAppTenantIsStarved": Case(
+        waits("61x90", "30x90"),
+        "The oldest request of team for chat has waited for 1m 1s, over twice its limit.",
+        waits("60x90", "30x90"),
+        labels=TEAM,
+        # For three minutes.
+        calm_too=waits("1x56 90x33", "30x90"),
+    ),
+    "ServeAppTenantIsRefused": Case(
+        asked(rejected="0+1x90", over_quota="0+2x90", complete="0+1x90", held_back="0+9x90"),
+        "75% of the requests of team for chat are refused, for an hour.",
+        asked(rejected="0+3x90", complete="0+3x90"),
+        labels=TEAM,
+        # Few requests.
+        calm_too=asked(rejected="0+0.3x90"),
     ),
     "ServeAppGpuFails": Case(
         gpu("XID_ERRORS", "0x50 79x40"),

@@ -22,6 +22,17 @@ def _increase(series: str, window: str, labels: str = "", by: str = "job, model"
     return f"{over} by ({by}) (increase({series}{{{selector}}}[{window}]))"
 
 
+_TENANT = "job, tenant, model"
+
+
+def _longest(series: str) -> str:
+    return f"max by ({_TENANT}) ({series}{{{IN_JOB}}})"
+
+
+def _of_tenants(labels: str) -> str:
+    return _increase("serve_app_key_requests_total", "30m", labels, _TENANT)
+
+
 AVAILABILITY = (
     Alert(
         "ServeAppDown",
@@ -194,4 +205,28 @@ STUCK = (
     ),
 )
 
-ALERTS = (*AVAILABILITY, *burns(), *CAPACITY, *STUCK, *GPU_ALERTS)
+_REFUSED, _ASKED = _of_tenants('outcome=~"rejected|over_quota"'), _of_tenants('outcome!="held_back"')
+
+TENANTS = (
+    Alert(
+        "ServeAppTenantIsStarved",
+        "warning",
+        "5m",
+        # A model refuses who would wait longer than the limit, by an estimate that may be too low by a quarter when all tenants wait.
+        # Twice the limit is reached only by requests that others pass again and again, or that wait for a first replica.
+        f"{_longest('serve_app_tenant_longest_wait_seconds')} > 2 * {_longest('serve_app_tenant_wait_limit_seconds')}",
+        "The oldest request of {{ $labels.tenant }} for {{ $labels.model }} has waited for {{ $value | humanizeDuration }}, "
+        "over twice its limit.",
+        "tenants",
+    ),
+    Alert(
+        "ServeAppTenantIsRefused",
+        "warning",
+        "30m",
+        f"{_REFUSED} / {_ASKED} > 0.5 and {_REFUSED} >= 20",
+        "{{ $value | humanizePercentage }} of the requests of {{ $labels.tenant }} for {{ $labels.model }} are refused, for an hour.",
+        "tenants",
+    ),
+)
+
+ALERTS = (*AVAILABILITY, *burns(), *CAPACITY, *STUCK, *TENANTS, *GPU_ALERTS)

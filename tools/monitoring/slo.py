@@ -15,8 +15,9 @@ FAST = ((14.4, "1h", "5m"), (6.0, "6h", "30m"))
 SLOW = ((3.0, "1d", "2h"), (1.0, "3d", "6h"))
 """10 % of the budget in a day or in three days. This can wait until the morning."""
 
-COUNTED = 'model!="",outcome!~"invalid|held_back"'
-"""Requests that count, without clients' mistakes, and without lines of a batch that are tried again because a chat had the place."""
+COUNTED = 'model!="",outcome!~"invalid|held_back|over_quota"'
+"""Requests that count, without clients' mistakes, without what a tenant's own quota refuses, and without lines of a batch that are tried
+again because a chat had the place."""
 BAD = 'model!="",outcome=~"failed|rejected"'
 
 

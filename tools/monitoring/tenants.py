@@ -1,4 +1,7 @@
-"""This dashboard shows which tenant uses how much of the GPUs. Its panels are empty where no API keys are required."""
+"""This dashboard shows which tenant uses how much of the GPUs, who waits and who is refused.
+
+Its panels are empty where no API keys are required.
+"""
 
 from tools.monitoring.panels import JOB, MODEL, Board, Panel, Row, rate
 
@@ -60,6 +63,30 @@ TENANTS = Board(
                     {_NAME: f"{_tokens('cached')} / {_tokens('prompt')}"},
                     "percentunit",
                     "Share of the prompt tokens. A tenant far below the others may put what changes at the beginning of its prompts.",
+                ),
+            ),
+        ),
+        Row(
+            "Who waits?",
+            (
+                _panel(
+                    "Longest wait for a first token",
+                    {
+                        "{{tenant}} {{model}}": f"topk(20, max by (tenant, model) (serve_app_tenant_longest_wait_seconds{{{MODEL}}}))"
+                    },
+                    "s",
+                    "Age of the oldest request without a first token, without lines of batches. The 20 longest.",
+                    width=12,
+                ),
+                _panel(
+                    "Longest wait by its limit",
+                    {
+                        "{{tenant}} {{model}}": f"topk(20, max by (tenant, model) (serve_app_tenant_longest_wait_seconds{{{MODEL}}})"
+                        f" / max by (tenant, model) (serve_app_tenant_wait_limit_seconds{{{MODEL}}}))"
+                    },
+                    "percentunit",
+                    "The limit is the model's refuse_after_s, or the tenant's first_token_s if that is more. An alert fires above 200 %.",
+                    width=12,
                 ),
             ),
         ),

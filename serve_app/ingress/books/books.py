@@ -13,7 +13,7 @@ from serve_app.ingress.books.key_latencies import KeyLatencies
 from serve_app.ingress.books.ledger import Ledger, line_of
 from serve_app.ingress.books.receipt import ReceiptSend, asks_for_receipt
 from serve_app.ingress.books.request_metrics import count_request
-from serve_app.ingress.books.tenant_use import TenantUse
+from serve_app.ingress.books.tenant_use import TenantNames, TenantUse
 from serve_app.ingress.exchange.exchange import Exchange
 
 if TYPE_CHECKING:  # OpenTelemetry's SDK is loaded only if traces are made
@@ -42,7 +42,8 @@ class Books:
         self._tracer = tracer
         self._receipts = receipts
         self._latencies = KeyLatencies(max_latency_keys)
-        self._tenant_use = TenantUse()
+        self.tenant_names = TenantNames()
+        self._tenant_use = TenantUse(self.tenant_names)
         self._gpu_times = gpu_times
 
     @classmethod

@@ -20,6 +20,7 @@ from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_report import describe
 from serve_app.core.gaps import BOUNDS_S, Gaps
 from serve_app.host.surroundings import ClockSteps, free_threads
+from serve_app.ingress.books.tenant_use import TenantNames, TenantWaits
 from serve_app.links.protocol.messages import ENGINE_LOST
 
 # vLLM's own HTTP series are made here, before any vLLM app, so that the middleware of an app finds them and counts nothing.
@@ -191,9 +192,10 @@ class CanaryCollector(Collector):
 def register(
     fleets: Iterable[FleetState],
     canaries: Mapping[str, Callable[[], Mapping[str, Any]]],
-    models: Mapping[str, Configured] = MappingProxyType({}),
+    models: Mapping[str, Configured],
+    tenants: TenantNames,
 ) -> None:
-    """Register collectors of the fleets, with the configuration of their models, and of the canaries by name.
+    """Register collectors of the fleets, with the configuration of their models, of the canaries by name, and of what tenants wait.
 
     The counters of lost engines and links begin at zero, because Prometheus sees no increase in a series that begins with 1.
     """
@@ -205,3 +207,4 @@ def register(
             _links_lost.labels(fleet.settings.model, end.name.lower())
     REGISTRY.register(FleetCollector(fleets, models))
     REGISTRY.register(CanaryCollector(canaries))
+    REGISTRY.register(TenantWaits(fleets, tenants))

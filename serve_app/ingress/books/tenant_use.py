@@ -1,16 +1,22 @@
-"""Tenant use is the series of tokens, GPU-seconds and refusals by tenant, counted at the end of each HTTP request."""
+"""Tenant use is the series by tenant: tokens, GPU-seconds and refusals, counted at the end of each HTTP request, and the longest waits."""
 
+import time
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 
 from prometheus_client import Counter
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from serve_app.books import series
+from serve_app.core.fleet import FleetState
+from serve_app.core.fleet_report import LongestWait, longest_waits
 from serve_app.errors import QuotaExceeded
 from serve_app.ingress.exchange.engine_requests import Totals
 from serve_app.ingress.exchange.exchange import Exchange
 
 MAX_TENANTS = 200
-"""How many tenants get series of their own at an ingress: each has four for each model that it asks."""
+"""How many tenants get series of their own at an ingress: each has six for each model that it asks."""
 OTHERS = "others"
 """The label of all further tenants."""
 
@@ -33,22 +39,35 @@ def _of_gpus(tenant: str, model: str) -> Counter:
     return _gpu_seconds.labels(tenant, model)
 
 
-class TenantUse:
-    """The series of all tenants. The first ``max_tenants`` that come get series of their own; the others share one."""
+class TenantNames:
+    """The names of tenants in series: the first ``max_tenants`` that come are named, and all others share the name `OTHERS`."""
 
     def __init__(self, max_tenants: int = MAX_TENANTS) -> None:
         self._max_tenants = max_tenants
         self._known: set[str] = set()
+
+    def shown(self, tenant: str) -> str:
+        """Return the label of the tenant."""
+        if tenant not in self._known and len(self._known) < self._max_tenants:
+            self._known.add(tenant)
+        return tenant if tenant in self._known else OTHERS
+
+
+class TenantUse:
+    """The counters of all tenants."""
+
+    def __init__(self, names: TenantNames) -> None:
+        self._names = names
 
     def note(self, exchange: Exchange, totals: Totals, gpu_s: float | None) -> None:
         """Count what a request has used, or that a quota refused it. A request that no engine answered used nothing."""
         if exchange.tenant is None:
             return
         if isinstance(exchange.error, QuotaExceeded):
-            _refusals.labels(self._shown(exchange.tenant), exchange.error.quota).inc()
+            _refusals.labels(self._names.shown(exchange.tenant), exchange.error.quota).inc()
         if not totals.num_answered:
             return
-        labels = (self._shown(exchange.tenant), exchange.model)
+        labels = (self._names.shown(exchange.tenant), exchange.model)
         prompt, cached, output = _of_tokens(*labels)
         prompt.inc(exchange.requests.prompt_tokens)
         cached.inc(totals.cached_tokens or 0)
@@ -56,7 +75,33 @@ class TenantUse:
         if gpu_s is not None:
             _of_gpus(*labels).inc(gpu_s)
 
-    def _shown(self, tenant: str) -> str:
-        if tenant not in self._known and len(self._known) < self._max_tenants:
-            self._known.add(tenant)
-        return tenant if tenant in self._known else OTHERS
+
+class TenantWaits(Collector):
+    """A collector that finds each tenant's longest wait when it is scraped, so tokens pay nothing for it.
+
+    Args:
+        clock: The clock of the fleets' events.
+    """
+
+    def __init__(self, fleets: Iterable[FleetState], names: TenantNames, clock: Callable[[], float] = time.monotonic) -> None:
+        self._fleets = list(fleets)
+        self._names = names
+        self._clock = clock
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield both series with a sample for each model and each tenant that waits for it."""
+        waited, limits = series.gauge_family("tenant_longest_wait_seconds"), series.gauge_family("tenant_wait_limit_seconds")
+        for fleet in self._fleets:
+            for tenant, wait in self._shown(longest_waits(fleet, self._clock())).items():
+                waited.add_metric([tenant, fleet.settings.model], wait.waited_s)
+                if wait.limit_s is not None:
+                    limits.add_metric([tenant, fleet.settings.model], wait.limit_s)
+        yield from (waited, limits)
+
+    def _shown(self, waits: dict[str, LongestWait]) -> dict[str, LongestWait]:
+        """Return the waits by shown name. All tenants without a name of their own have the longest of their waits, with its limit."""
+        shown: dict[str, LongestWait] = {}
+        for tenant, wait in waits.items():
+            name = self._names.shown(tenant)
+            shown[name] = max(wait, shown.get(name, wait), key=lambda each: each.waited_s)
+        return shown

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from serve_app.books.ledger_lines import Outcome
 from serve_app.errors import NoFreePlace, QuotaExceeded, RequestQuarantined, ServingError
 
-WORDS = ("complete", "aborted", "failed", "rejected", "invalid", "blocked", "quarantined", "held_back")
+WORDS = ("complete", "aborted", "failed", "rejected", "invalid", "blocked", "quarantined", "held_back", "over_quota")
 """All words that `Ending.word` returns."""
 
 
@@ -32,7 +32,9 @@ class Ending(NamedTuple):
             return "quarantined" if self.outcome == "failed" else "blocked"
         if self.reason == NoFreePlace.code:
             return "held_back"
-        is_clients_fault = self.outcome == "rejected" and 400 <= self.status < 500 and self.reason != QuotaExceeded.code
+        if self.reason == QuotaExceeded.code:
+            return "over_quota"
+        is_clients_fault = self.outcome == "rejected" and 400 <= self.status < 500
         return "invalid" if is_clients_fault else self.outcome
 
 
