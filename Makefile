@@ -175,11 +175,11 @@ bench-tenants: .venv ## how exactly three ingresses keep quotas together, while 
 	$(BIN)/python -m benchmarks.quotas
 
 SEEDS ?= 1 2 3 4 5
-bench-fairness: .venv ## noisy neighbours, shares, weights, three times the load: fair beside first come first served, for each of SEEDS (35 minutes each)
+bench-fairness: .venv ## noisy neighbours, shares, weights, three times the load: fair beside first come first served, for each of SEEDS (50 minutes each)
 	for seed in $(SEEDS); do \
-	  for parts in "noisy equal" "weights reference" "overload" "burst storm patient behind"; do \
+	  for parts in "capacity noisy" nearly equal weights "reference burst" "storm patient behind" overload; do \
 	    $(BIN)/python -m benchmarks.fairness --parts $$parts --seed $$seed || exit; done; \
-	  $(BIN)/python -m benchmarks.fairness --parts noisy weights --ingresses 2 --seed $$seed || exit; done
+	  for parts in noisy weights; do $(BIN)/python -m benchmarks.fairness --parts $$parts --ingresses 2 --seed $$seed || exit; done; done
 
 bench-cold-start: .venv ## what the start of a replica costs, phase by phase (5 to 15 minutes)
 	$(BIN)/python -m tools.cold_start --warm

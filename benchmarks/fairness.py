@@ -5,7 +5,8 @@
 
 A run starts one fleet (`benchmarks/tenant_fleet.py`) and plays each part on each side. ``make bench-fairness`` plays all parts:
 
-    noisy     five tenants at 0.9 of their share, alone and then beside a sixth that sends ten times its share
+    noisy     five tenants at half of their share, alone and then beside a sixth that sends ten times its share
+    nearly    the same at 0.9 of their share, where each waits for its own earlier requests even if the sixth took no more than its share
     equal     four equal tenants, two with short prompts and long answers, two with long prompts and short answers, want all they can get
     weights   three tenants of weights 1, 2 and 4 want all that they can get
     reference, overload, burst, storm, patient, behind    `benchmarks/overload.py`
@@ -18,6 +19,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +36,8 @@ CHAT = Shape(shared=256, kinds=4, own=(32, 96), answer=(16, 48))
 WRITER, READER = Shape(own=(16, 48), answer=(96, 160)), Shape(own=(768, 1280), answer=(4, 12))
 CAPACITY = 26.0
 """Requests of the shape `CHAT` that the replicas of a side answer in a second: the part `capacity` measures it."""
-VICTIMS, EXCESS, USED_SHARE = 5, 10.0, 0.9
-"""Tenants within their share, the noisy tenant's demand as a multiple of its share, and what the others send of theirs."""
+VICTIMS, EXCESS = 5, 10.0
+"""Tenants within their share, and the noisy tenant's demand as a multiple of its share."""
 FAIR_SHARE = CAPACITY / (VICTIMS + 1)
 PHASES = "phases"
 WRITERS, READERS = ("writer-1", "writer-2"), ("reader-1", "reader-2")
@@ -60,11 +62,12 @@ def capacity(player: Player, short: bool) -> Iterator[Phase]:
     yield player.play("capacity", "closed loop", loads, 15 if short else 40, warmup_s=8)
 
 
-def noisy(player: Player, short: bool) -> Iterator[Phase]:
-    victims = [Load(f"victim-{number}", CHAT, rate=USED_SHARE * FAIR_SHARE) for number in range(1, VICTIMS + 1)]
+def noisy(part: str, used: float, player: Player, short: bool) -> Iterator[Phase]:
+    """Play the victims alone and beside the noisy tenant; they send ``used`` of their share."""
+    victims = [Load(f"victim-{number}", CHAT, rate=used * FAIR_SHARE) for number in range(1, VICTIMS + 1)]
     seconds = 20 if short else 45
-    yield player.play("noisy", "alone", victims, seconds, warmup_s=CACHED_S)
-    yield player.play("noisy", "beside", [*victims, Load("noisy", CHAT, rate=EXCESS * FAIR_SHARE)], seconds, warmup_s=10)
+    yield player.play(part, "alone", victims, seconds, warmup_s=CACHED_S)
+    yield player.play(part, "beside", [*victims, Load("noisy", CHAT, rate=EXCESS * FAIR_SHARE)], seconds, warmup_s=10)
 
 
 def equal(player: Player, short: bool) -> Iterator[Phase]:
@@ -81,7 +84,8 @@ def weights(player: Player, short: bool) -> Iterator[Phase]:
 
 PARTS: Mapping[str, Callable[[Player, bool], Iterator[Phase]]] = {
     "capacity": capacity,
-    "noisy": noisy,
+    "noisy": partial(noisy, "noisy", 0.5),
+    "nearly": partial(noisy, "nearly", 0.9),
     "equal": equal,
     "weights": weights,
     **overload.parts(CHAT, CAPACITY),

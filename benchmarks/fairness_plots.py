@@ -23,11 +23,12 @@ def draw(folder: Path, groups: Groups) -> None:
     style: Any = STYLE  # matplotlib's type lists the keys
     with mpl.rc_context(style):
         for ingresses in sorted({key[3] for key in groups}):
-            if any(key[0] == "noisy" and key[3] == ingresses for key in groups):
-                figure, axes = _figure(2)
-                for ax, side in zip(axes, SIDES, strict=True):
-                    plot_victims(ax, groups, side, ingresses)
-                _save(figure, folder / f"noisy-{ingresses}.png")
+            for part in ("noisy", "nearly"):
+                if any(key[0] == part and key[3] == ingresses for key in groups):
+                    figure, axes = _figure(2)
+                    for ax, side in zip(axes, SIDES, strict=True):
+                        plot_victims(ax, groups, part, side, ingresses)
+                    _save(figure, folder / f"{part}-{ingresses}.png")
             if any(key[0] in ("equal", "weights") and key[3] == ingresses for key in groups):
                 figure, axes = _figure(2)
                 for ax, (part, weights) in zip(axes, (("equal", EQUAL), ("weights", WEIGHTS)), strict=True):
@@ -55,10 +56,10 @@ def _sample(label: str, phases: Sequence[Phase], prefix: str) -> Sample:
     return Sample(label, found.values_s[np.isfinite(found.values_s)], found.refused + found.failed)
 
 
-def plot_victims(ax: Axes, groups: Groups, side: str, ingresses: int) -> None:
+def plot_victims(ax: Axes, groups: Groups, part: str, side: str, ingresses: int) -> None:
     """Draw the distributions of the victims' times to the first token, alone and beside the noisy tenant."""
     for color, name in enumerate(("alone", "beside")):
-        if phases := groups.get(("noisy", name, side, ingresses)):
+        if phases := groups.get((part, name, side, ingresses)):
             plot_cdf(ax, _sample(f"{side}, {name}", phases, "victim"), color=color)
     ax.set(xlabel="time to the first token of the five tenants within their shares", xlim=(0.03, 100))
 

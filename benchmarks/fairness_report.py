@@ -83,13 +83,15 @@ def noisy_table(groups: Groups) -> Table:
         return ttft(window(phase, "victim")).quantile(0.99)
 
     rows = []
-    for side, ingresses, beside in _kinds(groups, "noisy", "beside"):
-        pairs = _pairs(groups, ("noisy", "beside", side, ingresses), ("noisy", "alone", side, ingresses))
-        fcfs = _pairs(groups, ("noisy", "beside", side, ingresses), ("noisy", "beside", FCFS, ingresses))
+    kinds = [(part, *kind) for part in ("noisy", "nearly") for kind in _kinds(groups, part, "beside")]
+    for part, side, ingresses, beside in kinds:
+        pairs = _pairs(groups, (part, "beside", side, ingresses), (part, "alone", side, ingresses))
+        fcfs = _pairs(groups, (part, "beside", side, ingresses), (part, "beside", FCFS, ingresses))
         victims = [ttft(window(phase, "victim")) for phase in beside]
         noisy = [of.ends(window(phase, "noisy")) for phase in beside]
         rows.append(
             [
+                part,
                 side,
                 str(ingresses),
                 str(len(beside)),
@@ -105,7 +107,17 @@ def noisy_table(groups: Groups) -> Table:
                 several((100 * (of.hit_share(own) - of.hit_share(other)) for own, other in fcfs), "+.1f"),
             ]
         )
-    head = ["side", "ingresses", "seeds", "victims' p99 alone s", "beside s", "ratio", "p50 beside s", "victims cut, refused"]
+    head = [
+        "part",
+        "side",
+        "ingresses",
+        "seeds",
+        "victims' p99 alone s",
+        "beside s",
+        "ratio",
+        "p50 beside s",
+        "victims cut, refused",
+    ]
     head += ["noisy tenant's requests", "tokens/s beside", "of fcfs", "prefix hits %", "less fcfs"]
     return Table("noisy", head, rows)
 
@@ -292,7 +304,7 @@ def _cores(phases: Sequence[Phase]) -> str:
 
 
 _REPORTS: Sequence[tuple[str, Collection[str], Sequence[Callable[[Groups], Table]]]] = (
-    ("fairness", ("capacity", "noisy", "equal", "weights"), (noisy_table, shares_table, capacity_table)),
+    ("fairness", ("capacity", "noisy", "nearly", "equal", "weights"), (noisy_table, shares_table, capacity_table)),
     (
         "overload",
         ("reference", "overload", "burst", "storm", "patient", "behind"),
