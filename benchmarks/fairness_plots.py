@@ -15,7 +15,7 @@ from benchmarks.fairness_figures import EQUAL, WEIGHTS, Groups
 from benchmarks.overload import FIRST_TOKEN_S
 from benchmarks.tenant_fleet import FAIR, FCFS, SIDES
 from benchmarks.tenant_loads import Phase
-from loadtest.report.plots import SERIES, STYLE, Sample, plot_cdf
+from loadtest.report.plots import SERIES, STYLE, Sample, plot_cdf, seconds_axis
 
 
 def draw(folder: Path, groups: Groups) -> None:
@@ -104,5 +104,6 @@ def plot_admitted(ax: Axes, groups: Groups, ingresses: int) -> None:
                 [row.due_s for row in rows], times, ".", markersize=2.5, color=SERIES[color], label=f"{side}, seed {phase.seed}"
             )
     ax.axhline(FIRST_TOKEN_S, linestyle="--", linewidth=1, color="0.4")
-    ax.set(xlabel="seconds of three times the capacity", ylabel="time to the first token s", yscale="log")
+    ax.set(xlabel="seconds of three times the capacity", ylabel="time to the first token", yscale="log")
+    seconds_axis(ax.yaxis)
     ax.legend()
