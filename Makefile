@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run observe preview test-ui test-clients demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live bench-tenants bench-fairness soak hostile bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
+.PHONY: help run observe preview test-ui test-clients demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live bench-tenants bench-tenants-litellm bench-fairness bench-fairness-at-scale soak hostile bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
 
 .PHONY: charts generated chart-files monitoring-files lock-charts
 BIN := .venv/bin
@@ -26,6 +26,8 @@ WORKERS := -n 3 --dist loadgroup --no-loadscope-reorder
 TWICE := $(BIN)/python -m tests.second_try
 # Tests that compute on vLLM's CPU engine, which its CUDA build lacks.
 ON_CPU_ENGINES := ingress/test_generate.py ingress/test_generate_disconnect.py replica/test_tensor_parallel.py
+# The newest whose packages for the proxy are all on PyPI.
+LITELLM := litellm[proxy]==1.108.7
 CONFIG ?= examples/cpu.yaml
 CHAOS ?= build/chaos
 TARGET ?= 127.0.0.1:8010
@@ -174,6 +176,15 @@ hostile: .venv ## hostile clients against a fleet of simulated accelerators, and
 bench-tenants: .venv ## how exactly three ingresses keep quotas together, while one is killed (7 minutes)
 	$(BIN)/python -m benchmarks.quotas
 
+bench-tenants-litellm: .venv ## tokens per minute and CPU per request beside LiteLLM's proxy, which it fetches (750 MB) into .venv-litellm; wants redis-server (20 minutes)
+	@command -v redis-server >/dev/null || { echo "error: no redis-server on the PATH; on Debian and Ubuntu: apt install redis-server" >&2; exit 2; }
+	@[ -x .venv-litellm/bin/python ] || $(BIN)/python -m venv .venv-litellm
+	.venv-litellm/bin/pip install -q "$(LITELLM)"
+	$(BIN)/python -m benchmarks.quotas_litellm
+
+bench-fairness-at-scale: .venv ## shares of 200 tenants on 1,000 simulated engines behind 20 ingresses, and what a decision costs (5 CPU minutes)
+	$(BIN)/python -m benchmarks.fairness_at_scale
+
 SEEDS ?= 1 2 3 4 5
 bench-fairness: .venv ## noisy neighbours, shares, weights, three times the load: fair beside first come first served, for each of SEEDS (50 minutes each)
 	for seed in $(SEEDS); do \
@@ -299,7 +310,7 @@ manifests: ## render the chart into k8s/manifests; needs helm
 	mv build/serve-app.yaml k8s/manifests/serve-app.yaml
 
 clean: ## remove .venv and caches; fetched models stay
-	rm -rf .venv .venv-charts .venv-cuda .venv-docs .venv-sbom .venv-clients build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-charts .venv-cuda .venv-docs .venv-sbom .venv-clients .venv-litellm build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find serve_app loadtest tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: .venv

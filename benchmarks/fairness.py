@@ -119,13 +119,11 @@ def measure(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         config = config_of(folder, arguments.port, sides=arguments.sides, ingresses=arguments.ingresses, tenants=TENANTS)
-        with fleet(config, folder) as root:
+        with fleet(config, folder) as (url, root):
             time.sleep(5)  # until the start's last work is done
             for part in arguments.parts:
                 for side in arguments.sides:
-                    player = Player(
-                        f"http://127.0.0.1:{arguments.port}", root, side, ingresses=arguments.ingresses, seed=arguments.seed
-                    )
+                    player = Player(url, root, side, ingresses=arguments.ingresses, seed=arguments.seed)
                     for phase in PARTS[part](player, arguments.short):
                         _keep(phase, folder / "ledger", arguments.out)
 

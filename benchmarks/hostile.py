@@ -242,9 +242,9 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with fleet(config_of(folder, arguments.port), folder) as root:
+        with fleet(config_of(folder, arguments.port), folder) as (url, root):
             (ingress,) = ingresses_of(root)
-            run = Run(f"http://127.0.0.1:{arguments.port}", root, ingress)
+            run = Run(url, root, ingress)
             measured = asyncio.run(play(run, cases=arguments.cases, clients=arguments.clients))
     found = problems(measured)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

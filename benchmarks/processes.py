@@ -58,21 +58,21 @@ def server(command: list[str], url: str, *, log: Path, environment: dict[str, st
 
 
 @contextlib.contextmanager
-def fleet(config: Mapping[str, Any], folder: Path, *, start_s: float = 600.0) -> Iterator[psutil.Process]:
-    """Run ``serve-app up`` with the configuration for the block; yield its process when all ingresses of the configuration listen."""
+def fleet(config: Mapping[str, Any], folder: Path, *, start_s: float = 600.0) -> Iterator[tuple[str, psutil.Process]]:
+    """Run ``serve-app up`` for the block; yield its URL and its process when all ingresses of the configuration listen."""
     (folder / "fleet.yaml").write_text(yaml.safe_dump(dict(config)))
     command = [sys.executable, "-m", "serve_app.cli.main", "up", "-f", str(folder / "fleet.yaml")]
     port = config["ingress"]["port"]
     num_ingresses = config["ingress"].get("replicas", {"min": 1})["min"]
     quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    url = f"http://127.0.0.1:{port}/readyz"
-    with server(command, url, log=folder / "up.log", environment=quiet, start_s=start_s) as root:
+    url = f"http://127.0.0.1:{port}"
+    with server(command, f"{url}/readyz", log=folder / "up.log", environment=quiet, start_s=start_s) as root:
         until = time.monotonic() + start_s
         while (num := sum(_listens(ingress, port) for ingress in ingresses_of(root))) < num_ingresses:
             if time.monotonic() > until:
                 raise RuntimeError(f"{num} of {num_ingresses} ingresses listen")
             time.sleep(1)
-        yield root
+        yield url, root
 
 
 def ingresses_of(root: psutil.Process) -> list[psutil.Process]:

@@ -14,8 +14,7 @@ import contextlib
 import json
 import tempfile
 import time
-from collections import Counter, deque
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,7 @@ import httpx
 import psutil
 
 from benchmarks.processes import fleet, ingresses_of
-from benchmarks.tenant_fleet import key_of, write_tenants
-from serve_app.checkpoints import make_tiny_llama
+from benchmarks.quota_load import at_times, authorization, client, config_of, exact, most_in_a_minute
 from tests.doubles.fleet import MODEL
 
 INGRESSES = 3
@@ -48,52 +46,20 @@ class Side:
     """When how much of the quota was used."""
     statuses: Counter[str] = field(default_factory=Counter)
 
-    def most_in_a_minute(self) -> int:
-        window: deque[tuple[float, int]] = deque()
-        most = total = 0
-        for at, amount in sorted(self.amounts):
-            window.append((at, amount))
-            total += amount
-            while window[0][0] <= at - 60:
-                total -= window.popleft()[1]
-            most = max(most, total)
-        return most
-
     def total(self) -> int:
         return sum(amount for _, amount in self.amounts)
 
 
-def exact(demand: Iterable[float], amount: int, limit: int) -> int:
-    """Return how much of the quota a demand gets from one exact count: requests at these times, each of this amount."""
-    window: deque[float] = deque()
-    total = 0
-    for at in demand:
-        while window and window[0] <= at - 60:
-            window.popleft()
-        if (len(window) + 1) * amount <= limit:
-            window.append(at)
-            total += amount
-    return total
-
-
-async def ask(http_url: str, side: Side) -> None:
-    """Send a request on a connection of its own, and note what it used."""
+async def ask(http: httpx.AsyncClient, url: str, side: Side) -> None:
+    """Send a request and note what it used."""
     body = {"model": MODEL, "prompt": [5] * PROMPT, "max_tokens": ANSWER, "ignore_eos": True, "stream": True}
     sent_at = time.monotonic()
     try:
-        async with (
-            httpx.AsyncClient(
-                base_url=http_url, timeout=60, verify=False, headers={"authorization": f"Bearer {key_of(side.name)}"}
-            ) as http,
-            http.stream("POST", "/v1/completions", json=body) as answer,
-        ):
+        async with http.stream("POST", f"{url}/v1/completions", json=body, headers=authorization(side.name)) as answer:
             side.statuses[str(answer.status_code)] += 1
             if answer.status_code != 200:
                 return
-            if side.quota == "requests_per_minute":
-                side.amounts.append((sent_at, 1))
-            else:
-                side.amounts.append((sent_at, PROMPT))
+            side.amounts.append((sent_at, 1 if side.quota == "requests_per_minute" else PROMPT))
             async for line in answer.aiter_lines():
                 if line.startswith("data: {") and side.quota == "tokens_per_minute":
                     side.amounts.append((time.monotonic(), 1))
@@ -103,42 +69,14 @@ async def ask(http_url: str, side: Side) -> None:
 
 async def load(url: str, side: Side, rate: float, seconds: float) -> list[float]:
     """Send requests at the rate; return when each was sent."""
-    began_at, sent = time.monotonic(), list[float]()
-    async with asyncio.TaskGroup() as tg:
-        while (now := time.monotonic()) < began_at + seconds:
-            tg.create_task(ask(url, side))
-            sent.append(now)
-            await asyncio.sleep(max(0.0, began_at + len(sent) / rate - time.monotonic()))
-    return sent
+    async with client() as http:
+        return await at_times([i / rate for i in range(int(seconds * rate))], lambda _: ask(http, url, side))
 
 
 async def kill_one(ingresses: list[psutil.Process]) -> None:
     await asyncio.sleep(KILL_AFTER_S)
     ingresses[0].kill()
     print(f"ingress {ingresses[0].pid} killed", flush=True)
-
-
-def config_of(folder: Path, port: int) -> dict[str, Any]:
-    limits = {"by-requests": {"requests_per_minute": REQUESTS}, "by-tokens": {"tokens_per_minute": TOKENS}}
-    write_tenants(folder / "tenants.yaml", {name: {"limits": limit} for name, limit in limits.items()})
-    return {
-        "name": f"quotas-{port}",
-        "models": {
-            MODEL: {
-                "model": str(make_tiny_llama(folder / "text")),
-                "num_cpus": 0.1,
-                "simulated": {"profile": "a10g-llama-8b"},
-                "replicas": {"min": 2, "max": 2},
-                "engine_args": {"max_model_len": 512},
-            }
-        },
-        "ingress": {
-            "port": port,
-            "num_cpus": 0.1,
-            "replicas": {"min": INGRESSES, "max": INGRESSES},
-            "tenants_file": str(folder / "tenants.yaml"),
-        },
-    }
 
 
 async def play(url: str, ingresses: list[psutil.Process], seconds: float) -> dict[str, Any]:
@@ -150,12 +88,12 @@ async def play(url: str, ingresses: list[psutil.Process], seconds: float) -> dic
         await killing
     rows = {}
     for side, demand in zip(sides, demands, strict=True):
-        ideal = exact(demand, 1 if side.quota == "requests_per_minute" else PROMPT + ANSWER, side.limit)
+        amount = 1 if side.quota == "requests_per_minute" else PROMPT + ANSWER
         rows[side.quota] = {
             "limit": side.limit,
-            "most_in_60_s": side.most_in_a_minute(),
+            "most_in_60_s": most_in_a_minute(side.amounts),
             "total": side.total(),
-            "total_of_an_exact_count": ideal,
+            "total_of_an_exact_count": exact([(at, amount) for at in demand], side.limit),
             "answers": dict(side.statuses),
         }
     return rows
@@ -169,8 +107,10 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with fleet(config_of(folder, arguments.port), folder) as root:
-            rows = asyncio.run(play(f"http://127.0.0.1:{arguments.port}", ingresses_of(root), 60 * arguments.minutes))
+        limits = {"by-requests": {"requests_per_minute": REQUESTS}, "by-tokens": {"tokens_per_minute": TOKENS}}
+        config = config_of(folder, arguments.port, ingresses=INGRESSES, limits=limits)
+        with fleet(config, folder) as (url, root):
+            rows = asyncio.run(play(url, ingresses_of(root), 60 * arguments.minutes))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(rows, indent=1))
     print("| quota | limit | most in 60 s | error | in all, of an exact count | answers |\n|---|---|---|---|---|---|")

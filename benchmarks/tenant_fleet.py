@@ -31,6 +31,8 @@ class Served(msgspec.Struct):
     prompt: int = 0
     cached: int = 0
     requests: int = 0
+    replicas: dict[str, float] = {}
+    """GPU-seconds by replica."""
 
 
 def key_of(tenant: str) -> str:
@@ -93,7 +95,10 @@ def served(lines: Iterable[LedgerLine], model: str, begin: float, end: float) ->
             continue
         first, last = line.time + line.first_token_s, line.time + line.total_s
         sums = found.setdefault(line.tenant or "", Served())
-        sums.gpu_s += (line.gpu_s if line.gpu_s is not None else math.nan) * _part(first, last, begin, end)
+        gpu_s = (line.gpu_s if line.gpu_s is not None else math.nan) * _part(first, last, begin, end)
+        sums.gpu_s += gpu_s
+        for replica in line.replicas[-1:]:
+            sums.replicas[replica] = sums.replicas.get(replica, 0.0) + gpu_s
         if begin <= first < end:
             sums.prompt += line.prompt_tokens
             sums.cached += line.cached_tokens or 0

@@ -67,7 +67,7 @@ TABLE = (
         "tenant_longest_wait_seconds",
         "gauge",
         ("tenant", "model"),
-        "Age of the tenant's oldest request at this ingress that has no first token yet, without lines of batches. A tenant without such a "
+        "Age of the tenant's oldest request at this ingress without a first token, if the tenant is interactive. A tenant without such a "
         "request has no sample. Tenants are named as above.",
     ),
     Series(

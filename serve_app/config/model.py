@@ -69,8 +69,8 @@ class ScalingSettings(Bounds):
     ttft_slo_s: Real = Field(default=2.0, gt=0)
     """The limit that the autoscaler aims at for almost all requests: seconds from a request's arrival to its first token."""
     refuse_after_s: Real | None = Field(default=None, gt=0)
-    """While the model has `max` replicas: seconds within which an answer has to begin, by what is known when the request comes. Else the
-    request is refused at once with 503, whose Retry-After is measured. None: 15 times ttft_slo_s. A tenant's own deadline goes before."""
+    """A request is refused with 503 at its arrival if its first token is expected later than so many seconds. This applies only while the
+    model has `max` replicas, and not to tenants with `first_token_s`. None: 15 times ttft_slo_s."""
     itl_slo_s: Real = Field(default=0.1, gt=0)
     """The limit that the autoscaler aims at for almost all tokens: seconds between two tokens. Lower: smaller batches, more replicas."""
     utilization: Real = Field(default=0.95, gt=0, le=1)

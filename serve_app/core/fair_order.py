@@ -14,7 +14,7 @@ Requests of several ingresses meet in the engines. Once a second the ingresses e
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from serve_app.core.queue_rate import QueueRate
@@ -36,10 +36,11 @@ _LEAST_S = 1e-6
 _MEAN_S = 2.0
 """Virtual time is a mean over the starts of about this time.
 
-It is not the lowest start of all that wait: of the tenants that ask little, some request always waits for a slot, and its start was the
-virtual time. So virtual time stood still, and a tenant that came anew with a backlog got all until it had had as much as the others since
-then. It is not the highest start either, because an engine in whose queue only one tenant's requests wait is far ahead of the others.
+The lowest start of all that wait would stand still while requests of tenants that ask little wait for a slot, and who came anew would get
+all until virtual time moved. The highest one would follow an engine where only one tenant's requests wait, far ahead of the others.
 """
+_MAX_ACCOUNTS = 1000
+"""With more tenants, those are forgotten that are level and have nothing that waits. Their usual costs are lost."""
 _FIRST_ANSWER_TOKENS = 64
 """Tokens that are expected of the first answers."""
 GUESS = MeasuredCosts(
@@ -65,12 +66,17 @@ class _Queue:
     num_waiting: int = 0
     rate: QueueRate = field(default_factory=QueueRate)
     """Their starts per second, while engines are full and some of them wait."""
+    begun_s: float | None = None
+    """Usual GPU-seconds of those that began, as expected at their arrival."""
+    answer_s: float | None = None
+    """Usual GPU-seconds of an answer without its prompt. Of a new tenant, those of all tenants are expected."""
 
 
 @dataclass(slots=True, eq=False)
 class _Account(_Queue):
     """One tenant in one lane. Finish and tag are virtual times."""
 
+    tenant: str = ""
     finish_s: float = 0.0
     """When its requests so far are finished, by what they cost or are expected to."""
     tag_s: float = 0.0
@@ -79,8 +85,8 @@ class _Account(_Queue):
     """Expected GPU-seconds of its requests without a first token."""
     elsewhere_s: float = 0.0
     """The same of other ingresses, as last heard."""
-    answer_s: float | None = None
-    """Usual GPU-seconds of an answer without its prompt."""
+    own_s: float = 0.0
+    """When its requests of this ingress would be finished if it had none elsewhere."""
     computed: float = 1.0
     """Usual part of a prompt that no prefix cache has."""
     weight: float = 1.0
@@ -95,8 +101,8 @@ class _Place:
     start_s: float
     expected_s: float
     prompt_s: float
-    scale: float
-    """Virtual seconds of a GPU-second."""
+    charged_s: float
+    """Virtual seconds by which the request moved its tenant's finish."""
     waits: bool = True
 
 
@@ -104,24 +110,33 @@ class _Place:
 class _Lane(_Queue):
     """The requests of one priority."""
 
+    end: float = math.inf
+    """The first tag of the next priority."""
     virtual_s: float = 0.0
     accounts: dict[str, _Account] = field(default_factory=dict)
+    active: set[_Account] = field(default_factory=set)
+    """Tenants whose requests wait."""
+    weights: float = 0.0
+    """The sum of their weights."""
+    queueing: set[str] = field(default_factory=set)
+    """Replicas in whose engines requests of this priority, or of one before it, waited at the last heartbeat."""
+    is_full: bool = False
     moved_at: float = 0.0
     """When virtual time moved last."""
-    weights: float = 0.0
-    """The sum of the weights of all tenants whose requests wait."""
-    begun_s: float = 0.0
-    """Usual GPU-seconds of a request that has begun, as expected at its arrival."""
-    answer_s: float | None = None
-    """As in `_Account`, over all tenants: what is expected of a new one."""
+    starts_s: list[float] = field(default_factory=list)
+    """The starts since then. All first tokens of a frame come at the same time."""
 
     def advance(self, begun: _Place, now: float) -> None:
         """Move virtual time towards the start of a place that has its first token. If none waits any more, that start was the last."""
-        ahead_s = begun.start_s - self.virtual_s
-        self.begun_s += _USUAL * (begun.expected_s - self.begun_s) if self.begun_s else begun.expected_s
-        part = min(1.0, (now - self.moved_at) / _MEAN_S) if self.num_waiting else float(ahead_s > 0)
-        self.virtual_s += part * ahead_s
-        self.moved_at = now
+        if not self.num_waiting:
+            self.virtual_s = max(self.virtual_s, min(begun.start_s, begun.account.own_s))
+            return
+        self.starts_s.append(begun.start_s)
+        if now > self.moved_at:
+            mean_s = sum(self.starts_s) / len(self.starts_s)
+            self.virtual_s += min(1.0, (now - self.moved_at) / _MEAN_S) * (mean_s - self.virtual_s)
+            self.moved_at = now
+            self.starts_s.clear()
 
 
 class FairOrder:
@@ -129,20 +144,17 @@ class FairOrder:
 
     def __init__(self) -> None:
         self.costs = GUESS
-        self._lanes: dict[Priority, _Lane] = {priority: _Lane() for priority in PRIORITIES}
+        ends = (*[FIRST_TAG[priority] for priority in PRIORITIES[1:]], math.inf)
+        self._lanes = {priority: _Lane(end=end) for priority, end in zip(PRIORITIES, ends, strict=True)}
         self._places: dict[str, _Place] = {}
         self._number = 0
-        self._is_full = False
-        self._queueing = set[str]()
-        """Replicas in whose engines requests waited at the last heartbeat."""
 
     def learn(self, measured: MeasuredCosts) -> None:
         """Take in what the model's replicas have measured."""
         if self.costs is GUESS:
             for lane in self._lanes.values():
-                lane.answer_s = None
-                for account in lane.accounts.values():
-                    account.answer_s = None
+                for queue in (lane, *lane.accounts.values()):
+                    queue.answer_s = queue.begun_s = None
         self.costs = measured
 
     def place(self, request: RequestState, tenant: str, weight: float, priority: Priority, now: float) -> None:
@@ -153,28 +165,43 @@ class FairOrder:
             weight: The tenant's share of GPU time among those of its priority, > 0.
         """
         lane = self._lanes[priority]
-        account = lane.accounts.setdefault(tenant, _Account())
+        account = lane.accounts.get(tenant) or self._open_account(lane, tenant)
+        if not account.num_waiting:
+            account.weight, account.tag_s = weight, 0.0
+            account.rate.note(0, is_waiting=lane.is_full, now=now)
+            lane.active.add(account)
+            lane.weights += weight
+        if not lane.num_waiting:
+            lane.rate.note(0, is_waiting=lane.is_full, now=now)
         prompt_s, answer_s = self._expected(request, account, lane)
         expected_s = max(prompt_s + answer_s, _LEAST_S)
-        if not account.num_waiting:
-            lane.weights += weight
-            account.weight = weight
-            account.rate.note(0, is_waiting=self._is_full, now=now)
-        if not lane.num_waiting:
-            lane.rate.note(0, is_waiting=self._is_full, now=now)
+        self._bound(account, lane)
         account.waiting_s += expected_s
         account.num_waiting += 1
         lane.num_waiting += 1
-        scale = (1 + account.elsewhere_s / account.waiting_s) / weight
-        if account.num_waiting == 1:
-            account.tag_s = 0.0
-        # What it did not ask for earlier is gone. An ingress that has just started learns the virtual time while requests wait.
-        account.finish_s = max(lane.virtual_s, account.finish_s) + expected_s * scale
+        charged_s = expected_s * (1 + account.elsewhere_s / account.waiting_s) / account.weight
+        account.own_s += expected_s / account.weight
+        account.finish_s += charged_s
         account.tag_s = max(account.finish_s, account.tag_s)
-        place = _Place(lane, account, account.tag_s - expected_s * scale, expected_s, prompt_s, scale)
-        self._places[request.request_id] = place
+        self._places[request.request_id] = _Place(lane, account, account.tag_s - charged_s, expected_s, prompt_s, charged_s)
         request.number = self._number = self._number + 1
         request.priority = FIRST_TAG[priority] + round(account.tag_s / _UNIT_S)
+
+    def _open_account(self, lane: _Lane, tenant: str) -> _Account:
+        if len(lane.accounts) >= _MAX_ACCOUNTS:
+            lane.accounts = {n: a for n, a in lane.accounts.items() if a.num_waiting or a.finish_s > lane.virtual_s}
+        account = lane.accounts[tenant] = _Account(tenant=tenant)
+        return account
+
+    def _bound(self, account: _Account, lane: _Lane) -> None:
+        """Keep the finish of a tenant's requests within what is due to it before its next request comes.
+
+        A tenant does not save up what it did not ask for. And when what waited at other ingresses has gone, it must not wait for that.
+        """
+        backlog_s = (account.waiting_s + account.elsewhere_s) / account.weight
+        account.own_s = max(lane.virtual_s, account.own_s)
+        latest_s = max(account.own_s, lane.virtual_s + 2 * backlog_s)
+        account.finish_s = min(max(lane.virtual_s, account.finish_s), latest_s)
 
     def begin(self, request: RequestState, now: float) -> None:
         """Note that the request has its first token."""
@@ -184,37 +211,45 @@ class FairOrder:
     def end(self, request: RequestState, now: float) -> None:
         """Correct the tenant's account by what the request cost."""
         place = self._places.pop(request.request_id)
+        account = place.account
         is_answered = bool(request.emitted_ids) or _has_answered_whole(request)
         if is_answered:
-            cost_s = self._cost(request, place)
+            cost_s, charged_s = self._cost(request, place), place.expected_s / account.weight
         else:  # an engine may have computed the prompt of one that was next
             cost_s = place.prompt_s if request.attempt >= 0 and place.start_s <= place.lane.virtual_s else 0.0
+            charged_s = place.charged_s
         if place.waits:
             self._leave_queue(place, int(is_answered), now)
-        place.account.finish_s += (cost_s - place.expected_s) * place.scale
+        account.own_s += (cost_s - place.expected_s) / account.weight
+        account.finish_s += cost_s / account.weight - charged_s
 
-    def note_queue(self, replica_id: str, waiting: int) -> None:
-        """Note how many requests wait in the engine of a replica; 0 for a replica that is gone."""
-        if waiting:
-            self._queueing.add(replica_id)
-        else:
-            self._queueing.discard(replica_id)
+    def note_queue(self, replica_id: str, waiting: int, held: Iterable[RequestState] = ()) -> None:
+        """Note how many requests wait in the engine of a replica, and the requests that it has of this ingress."""
+        unstarted = [request.priority for request in held if not request.emitted_ids] if waiting else []
+        for lane in self._lanes.values():
+            if waiting > sum(priority >= lane.end for priority in unstarted):
+                lane.queueing.add(replica_id)
+            else:
+                lane.queueing.discard(replica_id)
 
-    def look(self, num_replicas: int, *, any_wait: bool, now: float) -> None:
-        """Note whether engines are full: ``any_wait`` in this ingress, or in the engines of half of the replicas.
+    def note_fullness(self, num_replicas: int, first: RequestState | None, now: float) -> None:
+        """Note for which priorities engines are full: ``first``, the first request that waits at this ingress, is of it or of one before
+        it, or such requests wait in the engines of half of the replicas.
 
-        While they are not, requests start as they come, which says nothing about waits.
+        While engines are not full, requests start as they come, which says nothing about waits.
         """
-        is_full = any_wait or (bool(num_replicas) and 2 * len(self._queueing) >= num_replicas)
-        if is_full is not self._is_full:
-            self._is_full = is_full
-            for queue in self._queues():
-                queue.rate.note(0, is_waiting=is_full and queue.num_waiting > 0, now=now)
+        for lane in self._lanes.values():
+            is_full = (first is not None and first.priority < lane.end) or 2 * len(lane.queueing) >= max(1, num_replicas)
+            if is_full is not lane.is_full:
+                lane.is_full = is_full
+                for queue in (lane, *lane.active):
+                    queue.rate.note(0, is_waiting=is_full and queue.num_waiting > 0, now=now)
 
     def forget_rates(self) -> None:
         """Forget how fast the queues moved, because there is a new replica."""
-        for queue in self._queues():
-            queue.rate.forget()
+        for lane in self._lanes.values():
+            for queue in (lane, *lane.accounts.values()):
+                queue.rate.forget()
 
     def expected_wait_s(self, request: RequestState, now: float) -> float | None:
         """Return after how many seconds the tenant's latest request starts, if engines are full and it is known; else None.
@@ -224,12 +259,10 @@ class FairOrder:
         """
         place = self._places[request.request_id]
         lane, account = place.lane, place.account
-        if not self._is_full or (per_second := lane.rate.per_second(now)) is None:
+        if not lane.is_full or (per_second := lane.rate.per_second(now)) is None:
             return None
-        if account.num_waiting == lane.num_waiting:
-            return account.num_waiting / per_second
-        expected_s = account.waiting_s / account.num_waiting
-        share = per_second * max(lane.begun_s, _LEAST_S) / expected_s * account.weight / lane.weights
+        cost = 1.0 if lane.begun_s is None or account.begun_s is None else account.begun_s / lane.begun_s
+        share = per_second * account.weight / lane.weights / cost
         return account.num_waiting / max(share, account.rate.per_second(now) or 0.0)
 
     def num_ahead(self, request: RequestState) -> int:
@@ -237,9 +270,9 @@ class FairOrder:
         return self._places[request.request_id].account.num_waiting - 1
 
     def waits(self) -> dict[Priority, tuple[float, dict[str, float]]]:
-        """Return what other ingresses need to know."""
+        """Return virtual time and each tenant's waiting GPU-seconds, by priority."""
         return {
-            priority: (lane.virtual_s, {name: a.waiting_s for name, a in lane.accounts.items() if a.num_waiting})
+            priority: (lane.virtual_s, {account.tenant: account.waiting_s for account in lane.active})
             for priority, lane in self._lanes.items()
         }
 
@@ -259,12 +292,8 @@ class FairOrder:
         for lane in self._lanes.values():
             assert lane.num_waiting == sum(account.num_waiting for account in lane.accounts.values())
             assert lane.num_waiting == sum(p.lane is lane for p in waiting)
-            assert math.isclose(lane.weights, sum(a.weight for a in lane.accounts.values() if a.num_waiting), abs_tol=1e-6)
-
-    def _queues(self) -> Iterator[_Queue]:
-        for lane in self._lanes.values():
-            yield lane
-            yield from lane.accounts.values()
+            assert lane.active == {account for account in lane.accounts.values() if account.num_waiting}
+            assert math.isclose(lane.weights, sum(account.weight for account in lane.active), abs_tol=1e-6)
 
     def _leave_queue(self, place: _Place, num_begun: int, now: float) -> None:
         account, lane = place.account, place.lane
@@ -273,11 +302,15 @@ class FairOrder:
         lane.num_waiting -= 1
         account.waiting_s = account.waiting_s - place.expected_s if account.num_waiting else 0.0  # no rest of rounding
         if not account.num_waiting:
+            lane.active.remove(account)
             lane.weights = lane.weights - account.weight if lane.num_waiting else 0.0
         if num_begun:
             lane.advance(place, now)
         for queue in (lane, account):
-            queue.rate.note(num_begun, is_waiting=self._is_full and queue.num_waiting > 0, now=now)
+            if num_begun:
+                usual_s = place.expected_s if queue.begun_s is None else queue.begun_s
+                queue.begun_s = usual_s + _USUAL * (place.expected_s - usual_s)
+            queue.rate.note(num_begun, is_waiting=lane.is_full and queue.num_waiting > 0, now=now)
 
     def _expected(self, request: RequestState, account: _Account, lane: _Lane) -> tuple[float, float]:
         """Return the GPU-seconds that the prompt and the answer will probably cost."""
@@ -307,7 +340,7 @@ def _has_answered_whole(request: RequestState) -> bool:
 
 
 class OrderBoard:
-    """The lease board's part: it tells each ingress what the others have reported. One that was silent for ``silence_s`` is left out."""
+    """The lease board's part: each ingress gets what the others have reported. One that was silent for ``silence_s`` is left out."""
 
     def __init__(self, silence_s: float) -> None:
         self._silence_s = silence_s

@@ -141,7 +141,7 @@ class FleetState:
             return [self._reject(request, too_late, now)]
         self.waiting.add(request)
         started = self._dispatch(now)
-        if request.replica_id is not None or (full := self.refusals.of_full_line(self.waiting, now)) is None:
+        if request.replica_id is not None or (full := self.refusals.of_full_line(self.waiting, request, now)) is None:
             return started
         return started + self._give_up(*full, now)
 
@@ -202,7 +202,7 @@ class FleetState:
             return []
         if replica.take_heartbeat(event, now=now):
             self._replicas_changed()
-        self.order.note_queue(event.replica_id, event.load.waiting)
+        self.order.note_queue(event.replica_id, event.load.waiting, replica.held.values())
         self.drains.notice(event.replica_id, event.drain_left_s if event.draining else None, now=now)
         self._routing.changed(event.replica_id)
         return self._dispatch(now)
@@ -347,7 +347,7 @@ class FleetState:
             request, choice = chosen
             self.waiting.remove(request)
             started.append(self._start(request, choice, now=now))
-        self.order.look(len(self.replicas), any_wait=bool(self.waiting), now=now)
+        self.order.note_fullness(len(self.replicas), self.waiting.first(), now)
         return started
 
     def _start(self, request: RequestState, choice: Choice, *, now: float) -> StartAttempt:

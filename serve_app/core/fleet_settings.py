@@ -24,4 +24,4 @@ class FleetSettings:
     ttft_s: float = 2.0
     """A first token later than this after the request's arrival is counted as late."""
     max_replicas: int = 1
-    """With fewer replicas, more may be on their way, and `RequestArrived.expected_by` does not count."""
+    """With fewer replicas, more may be on their way, and `RequestArrived.max_wait_s` does not count."""

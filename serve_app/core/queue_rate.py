@@ -1,7 +1,7 @@
 """`QueueRate` measures how fast a queue moves: starts per second while requests wait, over the last ten seconds. Pure.
 
 Time in which no request waits does not count: starts then follow arrivals and do not show how many requests the replicas can take.
-`FairOrder` notes each first token, and reads the rate to tell how long a request waits.
+`FairOrder` notes each first token, and reads the rate to estimate how long a request waits.
 """
 
 import math

@@ -18,15 +18,15 @@ _MIN_RETRY_AFTER_S, _MAX_RETRY_AFTER_S = 1.0, 600.0
 
 
 class Refusals:
-    """Makes the errors of refused requests, and tells when they may find a place."""
+    """Makes the errors of refused requests, and estimates when they may find a place."""
 
     def __init__(self, settings: FleetSettings, replicas: Collection[ReplicaState], order: FairOrder) -> None:
         self.cold_starts = ColdStarts()
         self._settings = settings
         self._replicas = replicas
         self._order = order
-        self._deadlines: list[tuple[float, int, RequestState]] = []
-        """A heap of deadlines, also of requests that have begun or ended."""
+        self._deadlines: list[tuple[float, int, str]] = []
+        """A heap of deadlines with numbers and ids of requests, some of which have begun or ended."""
 
     def retry_after_s(self) -> float:
         """Return in how many seconds a refused request may find a place. If all replicas drain, a new one has to start first."""
@@ -35,11 +35,14 @@ class Refusals:
             return self._settings.retry_after_s
         return cold_start_s
 
-    def of_full_line(self, line: WaitingLine, now: float) -> tuple[RequestState, QueueFull] | None:
-        """Return the last request of a line that is too long, and its error; None if all may wait."""
+    def of_full_line(self, line: WaitingLine, came: RequestState, now: float) -> tuple[RequestState, QueueFull] | None:
+        """Return the request that a line is too long for, and its error; None if all may wait.
+
+        This is the last one, but for requests that had an attempt, and for later engine requests of an HTTP request that has begun.
+        """
         if len(line) <= (limit := self._settings.max_waiting_requests):
             return None
-        last = line.last()
+        last = next(r for r in reversed(line) if r is came or (r.attempt < 0 and r.is_first))
         return last, QueueFull(waiting=len(line) - 1, limit=limit, retry_after_s=self._retry_after_s(last, now))
 
     def of_arrival(self, request: RequestState, now: float) -> CannotStartInTime | None:
@@ -57,14 +60,14 @@ class Refusals:
         if left_s <= 0 or (expected_s is not None and expected_s > _USED_SHARE * left_s):
             return self.too_late(request, now)
         if request.start_by is not None:
-            heapq.heappush(self._deadlines, (request.start_by, request.number, request))
+            heapq.heappush(self._deadlines, (request.start_by, request.number, request.request_id))
         return None
 
     def overdue(self, requests: Mapping[str, RequestState], now: float) -> Iterator[RequestState]:
         """Yield each of the ``requests`` whose deadline has passed without a first token, once."""
         while self._deadlines and self._deadlines[0][0] <= now:
-            request = heapq.heappop(self._deadlines)[-1]
-            if not request.emitted_ids and requests.get(request.request_id) is request:
+            _, number, request_id = heapq.heappop(self._deadlines)
+            if (request := requests.get(request_id)) is not None and request.number == number and not request.emitted_ids:
                 yield request
 
     def too_late(self, request: RequestState, now: float) -> CannotStartInTime:

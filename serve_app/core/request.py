@@ -79,7 +79,9 @@ class RequestState:
     tenant: str = ""
     """Name of the tenant that sent the request; "" for a request without a tenant."""
     number: int = 0
-    """How many requests arrived before it."""
+    """1 for the first request of the model at this ingress."""
+    is_first: bool = True
+    """Whether it is the first engine request of its HTTP request."""
     priority: int = 0
     """Its tag in `FairOrder`: among requests that wait, the lowest starts first."""
     emitted_ids: list[int] = field(default_factory=list)
@@ -91,9 +93,9 @@ class RequestState:
     arrived_at: float = 0.0
     waiting_since: float = 0.0
     start_by: float | None = None
-    """When its first attempt has to start; None if there is no such limit."""
+    """When its first token has to come; None if there is no such limit."""
     expected_by: float | None = None
-    """When its first attempt should start, by what is known at its arrival; None if that does not matter."""
+    """When its first token should come, by what is known at its arrival; None if that does not matter."""
     outstanding_tokens: int = 0
     step_part: float = 0.0
     part_from: float | None = None

@@ -48,7 +48,7 @@ class Tenant:
     quotas: Mapping[Quota, int] = field(default_factory=dict, hash=False)
     """Each >= 1. A quota that is not named does not limit the tenant."""
     first_token_s: float | None = None
-    """Seconds from the end of a request's head within which an engine has to get the request."""
+    """Seconds from the end of a request's head within which its first token has to come; an embedding has to be complete."""
     total_s: float | None = None
     """Seconds from the end of a request's head within which the answer has to be complete."""
     weight: float = 1.0

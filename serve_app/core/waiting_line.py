@@ -1,6 +1,6 @@
 """`WaitingLine` holds the requests of one model that wait at one ingress, in the order in which they start. Pure.
 
-Requests that had an attempt before come first, in the order of arrival: their clients have waited already. The others follow by priority
+Answers that have begun come first, in the order of arrival: their clients wait for the next token. The others follow by priority
 (`fair_order.py`), and for equal priorities by arrival. A thousand clients may go away at once, each from anywhere in the line.
 """
 
@@ -40,9 +40,13 @@ class WaitingLine(Mapping[str, RequestState]):
         del self._line[bisect_left(self._line, (_key(request), request.request_id))]
         del self._requests[request.request_id]
 
-    def last(self) -> RequestState:
-        """Return the last request of a line that is not empty."""
-        return self._requests[self._line[-1][1]]
+    def first(self) -> RequestState | None:
+        """Return the first request; None if none waits."""
+        return self._requests[self._line[0][1]] if self._line else None
+
+    def __reversed__(self) -> Iterator[RequestState]:
+        """Return the requests, the last one first."""
+        return (self._requests[request_id] for _, request_id in reversed(self._line))
 
     def next_start(
         self,
@@ -71,4 +75,4 @@ class WaitingLine(Mapping[str, RequestState]):
 
 
 def _key(request: RequestState) -> _Key:
-    return (True, request.priority, request.number) if request.attempt < 0 else (False, 0, request.number)
+    return (False, 0, request.number) if request.emitted_ids else (True, request.priority, request.number)

@@ -24,7 +24,7 @@ and status, so that no code is used twice. Import from the package, not from a t
         StorageAway              503  storage_away            the shared database or object store does not answer now
         StorageFull              507  storage_full
       QueueFull                  503  queue_full
-      CannotStartInTime          503  cannot_start_in_time    the queue is longer than the tenant's first_token_s
+      CannotStartInTime          503  cannot_start_in_time    the first token comes too late for its tenant or model
       DeadlinePassed             504  deadline_passed         the answer took longer than the tenant's total_s
       NoFreePlace                503  no_free_place           a batch's request, which only gets places that no other request wants
       TooManyConnections         503  too_many_connections    an ingress has nearly no file descriptors left

@@ -45,7 +45,7 @@ class QueueFull(ServingError):
 
 @dataclass(eq=False)
 class CannotStartInTime(ServingError):
-    """No engine has got the request within its tenant's ``first_token_s``, or none probably would.
+    """The first token has not come within the ``limit`` of the request's tenant or model, or probably would not.
 
     ``waited_s``: how long it has waited, 0 for a request that is refused when it comes. ``expected_s``: how long it would wait from now on
     behind ``waiting`` others, 0 if that is not known.

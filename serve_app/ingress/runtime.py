@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 LAST_WORDS_S = SHUTDOWN_MARGIN_S / 2  # for the errors that end a drain; Serve ends the process after the whole margin
 
 
-class SharedOrders:
-    """The orders of all models' requests."""
+class FleetOrders:
+    """The orders of all models' requests, which `Quotas` exchanges with other ingresses."""
 
     def __init__(self, fronts: Mapping[str, FrontEnd]) -> None:
         self._fronts = fronts
@@ -91,7 +91,7 @@ class IngressRuntime:
         quotas = None
         if tenants is not None:
             stored = None if batches is None else batches.store
-            quotas = Quotas(ingress_id, exchange_shares, stored=stored, order=SharedOrders(fronts))
+            quotas = Quotas(ingress_id, exchange_shares, stored=stored, orders=FleetOrders(fronts))
         for front in fronts.values():
             front.client.intake.quotas = quotas
         limits = AppLimits(

@@ -1,8 +1,8 @@
 """Our schedulers are vLLM's, with a bound on how much longer requests of batches make a step while others run (`core/step_budget.py`).
 
 vLLM's priorities decide which request is scheduled first, and then fill the step to the last token: a chat waits for all prompts that are
-in the step. Here each step gets limits before vLLM schedules it, and chats come first. A begun prompt leaves room for a shorter one whose
-priority is lower, such as another tenant's (`core/fair_order.py`). This needs vLLM's order of ``running``, its
+in the step. Here each step gets limits before vLLM schedules it, and chats come first. A begun prompt leaves room for one that goes before
+it by its priority, such as another tenant's (`core/fair_order.py`). This needs vLLM's order of ``running``, its
 ``max_num_scheduled_tokens`` and ``long_prefill_token_threshold``, and ``next_decode_eligible_step``, before which a running request gets
 no token.
 """

@@ -28,8 +28,8 @@ def refused(due_s: float, *, text: str, end_s: float | None = None, tenant: str 
 
 
 def phase(*requests: Sent, **changes: Any) -> Phase:
-    plain = {"part": "noisy", "name": "beside", "side": FAIR, "ingresses": 1, "seed": 1, "warmup_s": 5.0, "until_s": 15.0}
-    healthy = {"health": [HealthSample(1.0, 0, 0.1, 0.0, 0.0, 0, 0, 0)], "machine": [0.4], "cores": {}, "memory_mib": {}}
+    plain: dict[str, Any] = {"part": "noisy", "name": "beside", "side": FAIR, "ingresses": 1, "seed": 1, "warmup_s": 5.0, "until_s": 15.0}
+    healthy: dict[str, Any] = {"health": [HealthSample(1.0, 0, 0.1, 0.0, 0.0, 0, 0, 0)], "machine": [0.4], "cores": {}, "memory_mib": {}}
     return Phase(**plain | healthy | {"epoch_unix_s": 0.0, "sent": list(requests)} | changes)
 
 
@@ -37,7 +37,7 @@ def line(**changes: Any) -> LedgerLine:
     plain: dict[str, Any] = {
         "seq": 0, "number": 0, "time": 100.0, "id": "", "key": "a", "tenant": "a", "model": FAIR, "path": "/v1/completions",
         "stream": True, "outcome": "complete", "status": 200, "reason": "length", "engine_requests": 1, "attempts": 1,
-        "replicas": [], "ends": [], "prompt_tokens": 10, "cached_tokens": 4, "output_tokens": 5, "queued_s": 0.0,
+        "replicas": ["r"], "ends": [], "prompt_tokens": 10, "cached_tokens": 4, "output_tokens": 5, "queued_s": 0.0,
         "first_token_s": 1.0, "total_s": 3.0, "gpu_s": 2.0, "gaps_s": [],
     }  # fmt: skip
     return LedgerLine(**plain | changes)
@@ -60,8 +60,11 @@ def test_tokens_count_when_they_come() -> None:
 
 def test_a_request_that_was_answered_half_within_the_window_has_half_of_its_gpu_seconds() -> None:
     lines = [line(), line(model=FCFS), line(outcome="aborted", first_token_s=None), line(tenant="b", time=90.0)]
-    assert served(lines, FAIR, 102.0, 110.0) == {"a": Served(1.0), "b": Served(0.0)}
-    assert served(lines, FAIR, 100.0, 102.0) == {"a": Served(1.0, prompt=10, cached=4, requests=1), "b": Served(0.0)}
+    assert served(lines, FAIR, 102.0, 110.0) == {"a": Served(1.0, replicas={"r": 1.0}), "b": Served(0.0, replicas={"r": 0.0})}
+    assert served(lines, FAIR, 100.0, 102.0) == {
+        "a": Served(1.0, prompt=10, cached=4, requests=1, replicas={"r": 1.0}),
+        "b": Served(0.0, replicas={"r": 0.0}),
+    }
 
 
 def test_shares_and_indices() -> None:

@@ -207,9 +207,9 @@ class ExpectedFleet:
         self.put_back(back)
 
     def put_back(self, request_ids: list[str]) -> None:
-        """Let requests that had a replica wait before those that had none, in the order of arrival."""
+        """Let answers that have begun wait before the other requests, in the order of arrival."""
         arrivals = [*self.requests]
-        self.queue = sorted([*request_ids, *self.queue], key=lambda i: (self.never_started(i), arrivals.index(i)))
+        self.queue = sorted([*request_ids, *self.queue], key=lambda i: (not self.requests[i].delivered, arrivals.index(i)))
 
     def end(self, request_id: str, outcome: str) -> None:
         self.requests[request_id].outcomes.append(outcome)

@@ -215,7 +215,8 @@ def test_an_ingress_that_starts_anew_is_level_with_the_others_after_its_first_ex
 def test_tenants_of_long_and_of_short_answers_are_told_how_long_they_wait() -> None:
     contest = Contest([Client("long", 1.0, 1000, 100, 10), Client("short", 1.0, 100, 10, 30)], seed=1)
     (order,) = contest.orders
-    order.look(1, any_wait=True, now=0.0)
+    order.note_queue("engine", 1)
+    order.note_fullness(1, None, 0.0)
     told: dict[str, tuple[float, float]] = {}
     errors: dict[str, list[float]] = {"long": [], "short": []}
     while contest.now < 300.0:
@@ -239,3 +240,61 @@ def test_a_silent_ingress_is_forgotten_by_the_board() -> None:
     assert board.exchange("c", mine, 2.0) == {"m": {"interactive": (7.0, {"red": 3.0, "blue": 1.0})}}
     assert board.exchange("c", mine, 3.5) == {"m": {"interactive": (7.0, {"red": 1.0, "blue": 1.0})}}
     assert board.exchange("c", mine, 9.0) == {"m": {}}
+
+
+def order_with_a_flood_elsewhere(waiting_s: float) -> FairOrder:
+    """Return the order at one ingress, of whose tenant "a" so much waits at other ingresses."""
+    order = FairOrder()
+    order.learn(COSTS)
+    order.end(placed(order, "known", "a"), 0.0)
+    order.learn_waits({"interactive": (0.0, {"a": waiting_s})})
+    return order
+
+
+def test_what_waits_elsewhere_counts_only_while_it_waits() -> None:
+    order = order_with_a_flood_elsewhere(500.0)
+    state = placed(order, "a0", "a")
+    state.emitted_ids = [1] * 1000  # a hundred times what was expected
+    order.begin(state, 0.0)
+    order.end(state, 0.0)
+    order.learn_waits({"interactive": (0.0, {})})
+    # "a" pays for the long answer, 10 GPU-seconds, and for no part of the flood.
+    others = [placed(order, f"b{number}", "b") for number in range(1000)]
+    served = order_of_service(placed(order, "a1", "a"), *others)
+    assert 50 < served.index("a1") < 150
+
+
+def test_a_tenant_is_never_ahead_by_more_than_three_times_what_waits_in_all() -> None:
+    order = order_with_a_flood_elsewhere(500.0)
+    for number in range(50):
+        state = placed(order, f"a{number}", "a")
+        order.begin(state, 0.0)
+        state.emitted_ids = [1]
+        order.end(state, 0.0)
+    assert placed(order, "last", "a").priority - FIRST_TAG["interactive"] < 1510e6
+
+
+def test_lines_of_batches_in_engines_make_them_full_for_lines_alone() -> None:
+    order = FairOrder()
+    lines = [placed(order, f"line{number}", "a", priority="background") for number in range(5)]
+    order.note_queue("engine", 5, lines)
+    order.note_fullness(1, None, 0.0)
+    chat = placed(order, "chat", "a")
+    for number in range(30):
+        state = placed(order, f"chat{number}", "a")
+        order.begin(state, 0.5 * number)
+    for line in lines[:-1]:
+        order.begin(line, 11.0)
+    assert order.expected_wait_s(chat, 12.0) is None
+    assert order.expected_wait_s(lines[-1], 12.0) is not None
+    order.note_queue("engine", 6, lines)
+    order.note_fullness(1, None, 12.0)
+    order.begin(chat, 22.0)
+    assert order.expected_wait_s(placed(order, "later", "a"), 23.0) is not None
+
+
+def test_many_tenants_that_are_gone_are_forgotten() -> None:
+    order = FairOrder()
+    for number in range(5000):
+        order.end(placed(order, f"r{number}", f"tenant{number}"), 0.0)
+    assert sum(len(lane.accounts) for lane in order._lanes.values()) <= 1001

@@ -384,7 +384,7 @@ def test_every_request_has_one_outcome_every_token_comes_once_and_nothing_is_kep
         assert not ingress.fleet.requests, "a request without an outcome"
         assert not ingress.fleet.waiting
         assert num_kept(ingress.fleet) <= KEPT
-    assert sum(i.fleet.drains.num_moved for i in world.ingresses) > 2
+    assert any(i.fleet.drains.num_moved for i in world.ingresses)
     assert not any(c.running for r in world.replicas for c in r.links), "an engine works for no client"
     assert sum(world.ended.values()) == sum(i.num_clients for i in world.ingresses)
     assert world.ended.keys() <= {"complete", "aborted", "queue_full", "no_replica", "replica_lost", "request_quarantined"}

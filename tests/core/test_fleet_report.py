@@ -7,8 +7,8 @@ from serve_app.core.fleet_report import LongestWait, longest_waits
 from tests.core.helpers import Output, arrived, fleet_of, outputs, run
 
 
-def asked(request_id: str, tenant: str, *, start_by: float | None = None, expected_by: float | None = None) -> RequestArrived:
-    return replace(arrived(request_id), tenant=tenant, start_by=start_by, expected_by=expected_by)
+def asked(request_id: str, tenant: str, *, start_by: float | None = None, max_wait_s: float | None = None) -> RequestArrived:
+    return replace(arrived(request_id), tenant=tenant, start_by=start_by, max_wait_s=max_wait_s)
 
 
 def test_each_tenant_waits_as_long_as_its_oldest_request_without_a_first_token() -> None:
@@ -40,9 +40,9 @@ def test_the_limit_is_the_longest_of_those_of_the_tenants_waiting_requests() -> 
     """The tenant's own limit is above the model's for red, and below for blue. Further prompts of an HTTP request have none."""
     fleet = fleet_of("a")
     run(fleet, asked("r0", "red"), now=1.0)
-    run(fleet, asked("r1", "red", start_by=92.0, expected_by=32.0), now=2.0)
-    run(fleet, asked("r2", "red", start_by=92.0, expected_by=32.0), now=4.0)  # its head came at 2.0
-    run(fleet, asked("b1", "blue", start_by=14.0, expected_by=34.0), now=4.0)
+    run(fleet, asked("r1", "red", start_by=92.0, max_wait_s=30.0), now=2.0)
+    run(fleet, asked("r2", "red", start_by=92.0, max_wait_s=30.0), now=4.0)  # its head came at 2.0
+    run(fleet, asked("b1", "blue", start_by=14.0, max_wait_s=30.0), now=4.0)
     assert longest_waits(fleet, 9.0) == {"red": LongestWait(8.0, 90.0), "blue": LongestWait(5.0, 30.0)}
 
 

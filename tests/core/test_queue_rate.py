@@ -210,13 +210,13 @@ def test_a_request_in_an_engines_queue_at_its_deadline_is_taken_from_it_and_one_
 
 
 def test_the_models_limit_counts_only_with_all_replicas_and_only_at_arrival() -> None:
-    late = replace(arrived("late"), expected_by=10.5)
+    late = replace(arrived("late"), max_wait_s=1.5)
     assert run(slow_fleet(max_replicas=2), late, now=9.0) == []
     fleet = slow_fleet()
     (refusal,) = run(fleet, late, now=9.0)
     assert isinstance(refusal, FailRequest)
     assert "replicas.refuse_after_s" in str(refusal.error)
-    run(fleet, replace(arrived("in-time"), expected_by=13.0), now=9.0)
+    run(fleet, replace(arrived("in-time"), max_wait_s=4.0), now=9.0)
     assert run(fleet, Ticked(), now=14.0) == []
 
 

@@ -54,7 +54,7 @@ def waiting_fleet(model: str, **arrived_at: float) -> FleetState:
     """Return a fleet without a replica in which a request of each of these tenants waits, for 30 s at most."""
     fleet = FleetState(FleetSettings(model=model))
     for tenant, at in arrived_at.items():
-        event = RequestArrived(f"of {tenant}", 10, 5, Resume.CONTINUE, tenant, tenant=tenant, expected_by=at + 30.0)
+        event = RequestArrived(f"of {tenant}", 10, 5, Resume.CONTINUE, tenant, tenant=tenant, max_wait_s=30.0)
         fleet.handle(event, now=at)
     return fleet
 

@@ -80,9 +80,10 @@ def waits(longest: str, limit: str) -> Series:
 
 
 def asked(**outcomes: str) -> Series:
-    """Return the counters of a tenant's requests, which it sends with two keys."""
+    """Return the counters of a tenant's requests, which it sends with two keys. A quota refuses them before their model is known."""
+    without_model = T.replace('"chat"', '""')
     return {
-        f'serve_app_key_requests_total{{{T},key="{key}",outcome="{outcome}"}}': values
+        f'serve_app_key_requests_total{{{without_model if outcome == "over_quota" else T},key="{key}",outcome="{outcome}"}}': values
         for key in ("k1", "k2")
         for outcome, values in outcomes.items()
     }
@@ -264,9 +265,9 @@ CASES: dict[str, Case] = {
     ),
     "ServeAppTenantIsRefused": Case(
         asked(rejected="0+1x90", over_quota="0+2x90", complete="0+1x90", held_back="0+9x90"),
-        "75% of the requests of team for chat are refused, for an hour.",
+        "75% of the requests of team are refused, for an hour.",
         asked(rejected="0+3x90", complete="0+3x90"),
-        labels=TEAM,
+        labels={"tenant": "team"},
         # Few requests.
         calm_too=asked(rejected="0+0.3x90"),
     ),

@@ -30,7 +30,8 @@ def _longest(series: str) -> str:
 
 
 def _of_tenants(labels: str) -> str:
-    return _increase("serve_app_key_requests_total", "30m", labels, _TENANT)
+    """Return a tenant's requests. What is refused before its body is read has no model, so they are of all models together."""
+    return _increase("serve_app_key_requests_total", "30m", labels, "job, tenant")
 
 
 AVAILABILITY = (
@@ -224,8 +225,9 @@ TENANTS = (
         "warning",
         "30m",
         f"{_REFUSED} / {_ASKED} > 0.5 and {_REFUSED} >= 20",
-        "{{ $value | humanizePercentage }} of the requests of {{ $labels.tenant }} for {{ $labels.model }} are refused, for an hour.",
+        "{{ $value | humanizePercentage }} of the requests of {{ $labels.tenant }} are refused, for an hour.",
         "tenants",
+        model=False,
     ),
 )
 

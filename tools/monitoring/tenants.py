@@ -75,7 +75,7 @@ TENANTS = Board(
                         "{{tenant}} {{model}}": f"topk(20, max by (tenant, model) (serve_app_tenant_longest_wait_seconds{{{MODEL}}}))"
                     },
                     "s",
-                    "Age of the oldest request without a first token, without lines of batches. The 20 longest.",
+                    "Age of the oldest request of an interactive tenant without a first token. The 20 longest.",
                     width=12,
                 ),
                 _panel(

@@ -30,7 +30,7 @@ from serve_app.core.fair_order import BACKGROUND_PRIORITY
 from serve_app.core.prefix_index import NO_PREFIX, Prefix, tokens_at
 from serve_app.core.request import Resume
 from serve_app.core.request_limits import problem_of
-from serve_app.core.tenants import Tenant
+from serve_app.core.tenants import Priority, Tenant
 from serve_app.errors import BadRequest, ServingError
 from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.fleet.quotas import Quotas
@@ -145,6 +145,8 @@ class Intake:
             seeds_by_position = model.device == "cuda" or model.simulated is not None
         self._compute_parts(request, vllm_config.cache_config)
         prompt_tokens, max_tokens = tokens_of(request, vllm_config)
+        tenant = None if exchange is None or exchange.caller is None else exchange.caller.tenant
+        start_by, max_wait_s = self._bounds(exchange)
         return RequestArrived(
             request.request_id,
             prompt_tokens=prompt_tokens,
@@ -154,22 +156,23 @@ class Intake:
             prefix=self._prefix,
             background=exchange is not None and exchange.background,
             adapter=None if request.lora_request is None else request.lora_request.lora_int_id,
-            **self._bounds(exchange),
-            **order_of(exchange, request.priority),
+            start_by=start_by,
+            max_wait_s=max_wait_s,
+            is_first=exchange is None or exchange.requests.first is None,
+            tenant="" if tenant is None else tenant.name,
+            weight=1.0 if tenant is None else tenant.weight,
+            priority=priority_of(exchange, request.priority),
         )
 
-    def _bounds(self, exchange: Exchange | None) -> dict[str, Any]:
-        """Return ``start_by`` and ``expected_by`` of an engine request.
+    def _bounds(self, exchange: Exchange | None) -> tuple[float | None, float | None]:
+        """Return ``start_by`` and ``max_wait_s`` of an engine request.
 
         Only the first engine request of an HTTP request has them, so that an HTTP request is judged once. Lines of batches may wait.
         """
         if exchange is None or exchange.background or exchange.requests.first is not None:
-            return {}
+            return None, None
         limit_s = None if exchange.caller is None else exchange.caller.tenant.first_token_s
-        return {
-            "start_by": None if limit_s is None else exchange.arrived_at + limit_s,
-            "expected_by": exchange.arrived_at + self._model.replicas.max_wait_s(),
-        }
+        return None if limit_s is None else exchange.arrived_at + limit_s, self._model.replicas.max_wait_s()
 
     def _compute_parts(self, request: Any, cache_config: Any) -> None:
         ids = request.prompt_token_ids
@@ -196,13 +199,11 @@ def adapters_of(model: ModelSettings) -> dict[str, LoRARequest]:
     }
 
 
-def order_of(exchange: Exchange | None, priority: int) -> dict[str, Any]:
-    """Return ``tenant``, ``weight`` and ``priority`` of an engine request, whose own vLLM ``priority`` can only make it background work."""
-    background = priority >= BACKGROUND_PRIORITY or (exchange is not None and exchange.background)
-    if exchange is None or exchange.caller is None:
-        return {"priority": "background" if background else "interactive"}
-    tenant = exchange.caller.tenant
-    return {"tenant": tenant.name, "weight": tenant.weight, "priority": "background" if background else tenant.priority}
+def priority_of(exchange: Exchange | None, priority: int) -> Priority:
+    """Return the priority of an engine request. Its own vLLM ``priority`` can only make it background work."""
+    if priority >= BACKGROUND_PRIORITY or (exchange is not None and exchange.background):
+        return "background"
+    return "interactive" if exchange is None or exchange.caller is None else exchange.caller.tenant.priority
 
 
 def bind_or_refuse(request: Any, exchange: Exchange | None, model: ModelSettings, vocab_size: int) -> BadRequest | None:

@@ -34,8 +34,8 @@ class StoredDays(Protocol):
     def keep_tenant_days(self, days: Days) -> None: ...
 
 
-class SharedOrder(Protocol):
-    """The order in which requests start (`core/fair_order.py`), as ingresses share it."""
+class Orders(Protocol):
+    """The orders in which requests start (`core/fair_order.py`), as ingresses share them."""
 
     def waits(self) -> Waits:
         """Return what waits here, of each model."""
@@ -52,6 +52,8 @@ _SOONEST_S = 0.2
 """The least time between two exchanges."""
 _SETTLE_S = 0.5
 _STORE_S = 10.0
+_FORGET_WAITS = 3
+"""After so many reports without an answer, what waited at other ingresses may be gone."""
 _WAIT_S = 1.5
 """Within `EXCHANGE_S` every other ingress learns that a request lacks something, and gives up what it does not use."""
 _NAMES: dict[Quota, str] = {"requests_per_minute": "requests", "tokens_per_minute": "tokens"}
@@ -67,7 +69,7 @@ class Quotas:
         exchange: None for an ingress that is alone and has the whole of each quota.
         clock: Returns seconds since 1970 that never go back.
         stored: Where the tokens of the day are kept; None for nowhere but at the board and the ingresses.
-        order: The order of requests, which is exchanged with the same messages.
+        orders: The order of each model's requests, which is exchanged with the same messages.
     """
 
     def __init__(
@@ -76,9 +78,9 @@ class Quotas:
         exchange: ExchangeShares | None,
         clock: Callable[[], float] | None = None,
         stored: StoredDays | None = None,
-        order: SharedOrder | None = None,
+        orders: Orders | None = None,
     ) -> None:
-        self._ingress_id, self._exchange, self._stored, self._order = ingress_id, exchange, stored, order
+        self._ingress_id, self._exchange, self._stored, self._orders = ingress_id, exchange, stored, orders
         self._clock = clock or steady_clock()
         self._meters: dict[str, Meter] = {}
         self._running: dict[Exchange, tuple[Meter, Charge]] = {}
@@ -87,6 +89,7 @@ class Quotas:
         self._lacking = asyncio.Event()
         self._exchanged = asyncio.Event()
         self._is_silent = self._has_left = False
+        self._num_unanswered = 0
 
     def check(self, tenant: Tenant) -> None:
         """Refuse a request before it is read, if there is no room even for the smallest one.
@@ -228,19 +231,22 @@ class Quotas:
             del self._meters[name]
         held = {(tenant, quota): part for tenant, meter in self._meters.items() for quota, part in meter.hold(now, keep=keep)}
         self._number += 1
+        waits: Waits = {} if self._orders is None else self._orders.waits()
         try:
-            waits = {} if self._order is None else self._order.waits()
             answer = await self._exchange(Report(self._ingress_id, self._number, held, self._days, is_last, waits))
         except LeaseBoardSilent as exc:
             if not self._is_silent:
                 logger.warning("quotas of tenants stay divided as they are: %s", exc)
             self._is_silent = True
+            self._num_unanswered += 1
+            if self._orders is not None and self._num_unanswered == _FORGET_WAITS:
+                self._orders.learn({model: {} for model in waits})
             return
-        self._is_silent = False
+        self._is_silent, self._num_unanswered = False, 0
         if answer is not None:
             self._days = later(self._days, answer.days)
-            if self._order is not None:
-                self._order.learn(answer.waits)
+            if self._orders is not None:
+                self._orders.learn(answer.waits)
             for (tenant, quota), granted in answer.granted.items():
                 if (meter := self._meters.get(tenant)) is not None and meter.grant(quota, granted):
                     self._lacking.set()  # another ingress lacks what is unused here: it is given up at once
