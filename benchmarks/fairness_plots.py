@@ -76,7 +76,8 @@ def plot_shares(ax: Axes, groups: Groups, part: str, weights: Mapping[str, float
         ax.hlines(100 * weight / total, place - 0.45, place + 0.45, colors="0.2", linestyles="--", linewidth=1)
     ax.set_xticks(range(len(weights)), list(weights))
     ax.set(ylabel="share of GPU-seconds %", ylim=(0, None))
-    ax.legend(loc="upper left")
+    if ax.containers:
+        ax.legend(loc="upper left")
 
 
 def plot_goodput(ax: Axes, groups: Groups, ingresses: int) -> None:
