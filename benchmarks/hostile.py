@@ -23,10 +23,9 @@ from typing import Any
 
 import httpx
 import psutil
-import yaml
 
 from benchmarks.hostile_attacks import VECTORS
-from benchmarks.processes import role_of, server
+from benchmarks.processes import fleet, ingresses_of, role_of
 from serve_app.checkpoints import make_tiny_embedding, make_tiny_llama
 from tests.doubles.fleet import MODEL
 
@@ -41,7 +40,6 @@ SAMPLE_S = 1.0
 REST_S = 15.0
 """Time after the last attack until the memory that stays is read."""
 LASTING = ("ingress", "supervisor", "engine core")
-_START_S = 600.0
 
 
 @dataclass
@@ -244,13 +242,10 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "fleet.yaml").write_text(yaml.safe_dump(config_of(folder, arguments.port)))
-        command = [sys.executable, "-m", "serve_app.cli.main", "up", "-f", str(folder / "fleet.yaml")]
-        url = f"http://127.0.0.1:{arguments.port}"
-        quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-        with server(command, f"{url}/readyz", log=folder / "up.log", environment=quiet, start_s=_START_S) as root:
-            (ingress,) = (process for process in root.children(recursive=True) if role_of(process) == "ingress")
-            measured = asyncio.run(play(Run(url, root, ingress), cases=arguments.cases, clients=arguments.clients))
+        with fleet(config_of(folder, arguments.port), folder) as (url, root):
+            (ingress,) = ingresses_of(root)
+            run = Run(url, root, ingress)
+            measured = asyncio.run(play(run, cases=arguments.cases, clients=arguments.clients))
     found = problems(measured)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps({**measured, "problems": found}))

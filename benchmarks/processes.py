@@ -4,12 +4,15 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
+import yaml
 
 _ROLES = (
     ("VLLM::", "engine core"),
@@ -52,6 +55,35 @@ def server(command: list[str], url: str, *, log: Path, environment: dict[str, st
                 left.kill()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def fleet(config: Mapping[str, Any], folder: Path, *, start_s: float = 600.0) -> Iterator[tuple[str, psutil.Process]]:
+    """Run ``serve-app up`` for the block; yield its URL and its process when all ingresses of the configuration listen."""
+    (folder / "fleet.yaml").write_text(yaml.safe_dump(dict(config)))
+    command = [sys.executable, "-m", "serve_app.cli.main", "up", "-f", str(folder / "fleet.yaml")]
+    port = config["ingress"]["port"]
+    num_ingresses = config["ingress"].get("replicas", {"min": 1})["min"]
+    quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    url = f"http://127.0.0.1:{port}"
+    with server(command, f"{url}/readyz", log=folder / "up.log", environment=quiet, start_s=start_s) as root:
+        until = time.monotonic() + start_s
+        while (num := sum(_listens(ingress, port) for ingress in ingresses_of(root))) < num_ingresses:
+            if time.monotonic() > until:
+                raise RuntimeError(f"{num} of {num_ingresses} ingresses listen")
+            time.sleep(1)
+        yield url, root
+
+
+def ingresses_of(root: psutil.Process) -> list[psutil.Process]:
+    """Return the processes of the fleet's ingresses."""
+    return [process for process in root.children(recursive=True) if role_of(process) == "ingress"]
+
+
+def _listens(process: psutil.Process, port: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in process.net_connections("tcp"))
+    return False
 
 
 def _below(pid: int) -> list[psutil.Process]:

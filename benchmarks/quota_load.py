@@ -1,26 +1,17 @@
 """This module has what the benchmarks of quotas share: fleets with tenants, requests at given times, and figures of what was admitted."""
 
 import asyncio
-import contextlib
-import hashlib
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
-import yaml
 
-from benchmarks.processes import role_of, server
+from benchmarks.tenant_fleet import key_of, write_tenants
 from serve_app.checkpoints import make_tiny_llama
 from tests.doubles.fleet import MODEL
-
-_START_S = 600.0
-_LISTEN_S = 30.0
-"""Time after the first ingress answers until all of them listen."""
 
 
 def most_in_a_minute(amounts: Iterable[tuple[float, int]]) -> int:
@@ -71,10 +62,6 @@ def client(seconds: float = 60.0) -> httpx.AsyncClient:
     return httpx.AsyncClient(timeout=seconds, limits=limits, trust_env=False)
 
 
-def key_of(tenant: str) -> str:
-    return f"sk-of-the-tenant-{tenant}"
-
-
 def authorization(tenant: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key_of(tenant)}"}
 
@@ -93,13 +80,9 @@ def config_of(
         limits: The limits of each tenant by its name; without a tenant the fleet asks for no keys.
         simulated: Further settings of the simulated accelerators.
     """
-    tenants = {
-        name: {"keys": [{"id": name, "sha256": hashlib.sha256(key_of(name).encode()).hexdigest()}], "limits": dict(limit)}
-        for name, limit in limits.items()
-    }
     ingress: dict[str, Any] = {"port": port, "num_cpus": 0.1, "replicas": {"min": ingresses, "max": ingresses}}
-    if tenants:
-        (folder / "tenants.yaml").write_text(yaml.safe_dump({"tenants": tenants}))
+    if limits:
+        write_tenants(folder / "tenants.yaml", {name: {"limits": dict(limit)} for name, limit in limits.items()})
         ingress["tenants_file"] = str(folder / "tenants.yaml")
     return {
         "name": f"quotas-{port}",
@@ -114,23 +97,3 @@ def config_of(
         },
         "ingress": ingress,
     }
-
-
-@contextlib.contextmanager
-def fleet(config: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """Run a fleet for the block; yield its URL and its root process when all its ingresses listen."""
-    path = folder / "fleet.yaml"
-    path.write_text(yaml.safe_dump(dict(config)))
-    url = f"http://127.0.0.1:{config['ingress']['port']}"
-    command = [sys.executable, "-m", "serve_app.cli.main", "up", "-f", str(path)]
-    quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    with server(command, f"{url}/readyz", log=folder / "up.log", environment=quiet, start_s=_START_S) as root:
-        wanted = config["ingress"]["replicas"]["min"]
-        while len(ingresses_of(root)) < wanted:
-            time.sleep(2)
-        time.sleep(_LISTEN_S if wanted > 1 else 5.0)
-        yield url, root
-
-
-def ingresses_of(root: psutil.Process) -> list[psutil.Process]:
-    return [process for process in root.children(recursive=True) if role_of(process) == "ingress"]

@@ -22,7 +22,8 @@ from typing import Any
 import httpx
 import psutil
 
-from benchmarks.quota_load import at_times, authorization, client, config_of, exact, fleet, ingresses_of, most_in_a_minute
+from benchmarks.processes import fleet, ingresses_of
+from benchmarks.quota_load import at_times, authorization, client, config_of, exact, most_in_a_minute
 from tests.doubles.fleet import MODEL
 
 INGRESSES = 3

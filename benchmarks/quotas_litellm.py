@@ -37,8 +37,9 @@ import httpx
 import psutil
 import yaml
 
-from benchmarks.processes import cpu_by_role, server
-from benchmarks.quota_load import at_times, authorization, client, config_of, exact, fleet, key_of, most_in_a_minute
+from benchmarks.processes import cpu_by_role, fleet, server
+from benchmarks.quota_load import at_times, authorization, client, config_of, exact, most_in_a_minute
+from benchmarks.tenant_fleet import key_of
 from tests.doubles.fleet import MODEL
 
 LIMIT = 12_000
