@@ -28,8 +28,21 @@ def refused(due_s: float, *, text: str, end_s: float | None = None, tenant: str 
 
 
 def phase(*requests: Sent, **changes: Any) -> Phase:
-    plain: dict[str, Any] = {"part": "noisy", "name": "beside", "side": FAIR, "ingresses": 1, "seed": 1, "warmup_s": 5.0, "until_s": 15.0}
-    healthy: dict[str, Any] = {"health": [HealthSample(1.0, 0, 0.1, 0.0, 0.0, 0, 0, 0)], "machine": [0.4], "cores": {}, "memory_mib": {}}
+    plain: dict[str, Any] = {
+        "part": "noisy",
+        "name": "beside",
+        "side": FAIR,
+        "ingresses": 1,
+        "seed": 1,
+        "warmup_s": 5.0,
+        "until_s": 15.0,
+    }
+    healthy: dict[str, Any] = {
+        "health": [HealthSample(1.0, 0, 0.1, 0.0, 0.0, 0, 0, 0)],
+        "machine": [0.4],
+        "cores": {},
+        "memory_mib": {},
+    }
     return Phase(**plain | healthy | {"epoch_unix_s": 0.0, "sent": list(requests)} | changes)
 
 
