@@ -151,3 +151,15 @@ def test_missing_authorities_of_the_issuer_are_noted(tmp_path: Path) -> None:
 def test_the_examples_timeouts_are_in_order(file: Path) -> None:
     code, output = run("check", "--no-vllm", str(file))
     assert code == 0, output
+
+
+@pytest.mark.parametrize(("args", "is_noted"), [("{}", False), ("{scheduling_policy: fcfs}", True)])
+def test_an_engine_that_starts_tenants_in_the_order_of_arrival_is_noted(args: str, is_noted: bool, tmp_path: Path) -> None:
+    file, tenants = tmp_path / "serve.yaml", tmp_path / "tenants.yaml"
+    tenants.write_text("tenants: {team: {}}")
+    file.write_text(
+        f"models: {{a: {{model: embedded:smollm2-135m-instruct, engine_args: {args}}}}}\ningress: {{tenants_file: {tenants}}}"
+    )
+    code, output = run("check", "--no-vllm", str(file))
+    said = "note: models.a.engine_args.scheduling_policy is not priority: tenants' requests start in the order of arrival"
+    assert (code, said in " ".join(output.split())) == (0, is_noted)
