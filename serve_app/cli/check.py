@@ -139,7 +139,7 @@ def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
         else:
             if source.startswith("/") and not os.path.exists(source):
                 yield f"{source} does not exist on this machine"
-    if settings.ingress.tenants_file is not None:
+    if settings.ingress.tenants_file is not None or settings.ingress.api_keys_file is not None:
         for name in [name for name, model in settings.models.items() if not model.yields_to_chats()]:
             key = f"models.{name}.engine_args.scheduling_policy"
             yield f"{key} is not priority: tenants' requests start in the order of arrival; remove it, and their shares count"

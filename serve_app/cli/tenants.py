@@ -153,7 +153,7 @@ def list_tenants(file: File, as_json: AsJson = False) -> None:
         return
     for name, tenant in tenants.items():
         values = tenant.get("limits", {}) | tenant.get("deadlines", {})
-        limits = ", ".join(f"{limit} {value}" for limit, value in values.items()) or "no limits"
+        limits = ", ".join(f"{limit} {value}" for limit, value in values.items()) or "no limits of its own"
         models = "all models" if tenant.get("models") is None else f"models {', '.join(tenant['models']) or 'none'}"
         typer.echo(f"{name}: {', '.join([models, *_order(tenant), limits])}")
         for key in tenant["keys"]:

@@ -113,7 +113,7 @@ class IngressSettings(Section):
     """Custom Ray resources of one ingress replica, which bind it to nodes that offer them, with one replica on a node."""
     api_keys_file: AbsolutePath | None = None
     """File with the clients' keys, one a line, plain or `sha256:<hex>`; read again when it changes. Each key is a tenant of its own
-    without limits. Without it and tenants_file, clients need no key."""
+    with weight 1 and no quotas. Without it and tenants_file, clients need no key."""
     tenants_file: AbsolutePath | None = None
     """File with tenants, their keys' digests, rights and limits, in place of api_keys_file; read again when it changes: docs/tenants.md."""
     oidc: OidcSettings | None = None
@@ -141,7 +141,7 @@ class IngressSettings(Section):
     """Largest accepted request body; a larger body is answered with 413. Also the longest line of a batch's input. While they are read,
     bodies above 256 KiB share 32 MiB of an ingress, or one body's worth; the others wait. One for which others wait gets 10 s."""
     max_waiting_requests: Int = Field(default=1000, ge=0)
-    """Most requests per model and ingress that wait for a replica; one more is answered with 503."""
+    """Most requests per model and ingress that wait for a place at a replica; if one more comes, the last in order gets 503."""
     max_loop_lag_s: Real = Field(default=2.0, ge=0.05, le=60)
     """Seconds by which the event loop of an ingress may be late, twice in a row, before new requests are answered with 503. Streams
     continue."""

@@ -83,9 +83,9 @@ def test_the_list_shows_a_weight_and_a_priority_that_are_not_the_default(file: P
     made(file, "create", "nightly", "--weight", "0.25", "--priority", "background", "--max-tokens", "5")
     made(file, "create", "usual", "--weight", "1", "--priority", "interactive")
     assert [line for line in run(file, "list").stdout.splitlines() if not line.startswith(" ")] == [
-        "heavy: all models, weight 4, no limits",
+        "heavy: all models, weight 4, no limits of its own",
         "nightly: all models, weight 0.25, priority background, max_tokens 5",
-        "usual: all models, no limits",
+        "usual: all models, no limits of its own",
     ]
 
 
@@ -132,7 +132,7 @@ def test_the_list_shows_rights_and_ends_but_no_digest(file: Path) -> None:
         "team: models chat, max_tokens 5",
         f"  team-1                  infer+batch   valid to {TODAY}",
         "  team-2                  infer+batch   valid to 2099-01-31",
-        "free: all models, no limits",
+        "free: all models, no limits of its own",
         f"  free-1                  infer+batch   revoked on {TODAY}",
     ]
     shown = json.loads(run(file, "list", "--json").stdout)

@@ -11,13 +11,17 @@ from starlette.types import Message
 
 from serve_app.batch.records import Owner
 from serve_app.checkpoints import make_tiny_llama
+from serve_app.config import ModelSettings
 from serve_app.core.queue_rate import QueueRate
+from serve_app.core.tenants import Tenant
+from serve_app.ingress.exchange.exchange import Exchange
+from serve_app.ingress.fleet.intake import Intake
 from serve_app.ingress.http.callers import Tenants
 from serve_app.ingress.routes.app import AppLimits
 from tests.doubles.fake_engine import FakeEngine
 from tests.doubles.fleet import MODEL, in_loop
 from tests.ingress.serving import application, serving
-from tests.ingress.tenants import digest, of_file
+from tests.ingress.tenants import caller, digest, of_file
 
 KEY = {"authorization": "Bearer sk-of-the-tenant-red"}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 400, "ignore_eos": True}
@@ -194,3 +198,23 @@ async def test_a_request_behind_a_queue_that_is_too_slow_for_it_is_refused_at_on
             engine.step()
             await asyncio.sleep(0.01)
         assert [each.result().status_code for each in running] == [200, 200]
+
+
+@pytest.mark.parametrize(
+    ("tenant", "start_in_s", "max_wait_s"),
+    [
+        (None, None, 30.0),
+        (Tenant("red"), None, 30.0),
+        (Tenant("red", first_token_s=5.0), 5.0, 30.0),
+        (Tenant("red", priority="background"), None, None),
+        (Tenant("red", priority="batch", first_token_s=90.0), 90.0, None),
+    ],
+)
+def test_tenants_that_may_wait_have_no_limit_but_their_own(
+    tenant: Tenant | None, start_in_s: float | None, max_wait_s: float | None
+) -> None:
+    intake = Intake(ModelSettings(name=MODEL, model="/weights"))
+    exchange = Exchange("/v1/completions", None if tenant is None else caller(tenant))
+    start_by, found_s = intake._bounds(exchange)
+    assert (start_by, found_s) == (None if start_in_s is None else exchange.arrived_at + start_in_s, max_wait_s)
+    assert intake._bounds(Exchange("/v1/completions", background=True)) == (None, None)

@@ -167,12 +167,16 @@ class Intake:
     def _bounds(self, exchange: Exchange | None) -> tuple[float | None, float | None]:
         """Return ``start_by`` and ``max_wait_s`` of an engine request.
 
-        Only the first engine request of an HTTP request has them, so that an HTTP request is judged once. Lines of batches may wait.
+        Only the first engine request of an HTTP request has them, so that an HTTP request is judged once. Lines of batches may wait, and
+        tenants of lower priorities have no limit but their own.
         """
         if exchange is None or exchange.background or exchange.requests.first is not None:
             return None, None
-        limit_s = None if exchange.caller is None else exchange.caller.tenant.first_token_s
-        return None if limit_s is None else exchange.arrived_at + limit_s, self._model.replicas.max_wait_s()
+        if exchange.caller is None:
+            return None, self._model.replicas.max_wait_s()
+        tenant = exchange.caller.tenant
+        start_by = None if tenant.first_token_s is None else exchange.arrived_at + tenant.first_token_s
+        return start_by, self._model.replicas.max_wait_s() if tenant.priority == "interactive" else None
 
     def _compute_parts(self, request: Any, cache_config: Any) -> None:
         ids = request.prompt_token_ids
