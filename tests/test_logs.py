@@ -25,7 +25,7 @@ def test_the_configuration_is_logged_with_its_defaults_and_without_its_secrets(c
     assert "hf_secret" not in line
     model = logged["models"]["big"]
     assert model["env"] == {"HF_TOKEN": "***", "OMP_NUM_THREADS": "***"}
-    assert model["engine_args"] == {"max_num_batched_tokens": 2048, "tokenizer": "org/words"}
+    assert model["engine_args"] == {"max_num_batched_tokens": 2048, "tokenizer": "org/words", "scheduling_policy": "priority"}
     assert logged["ingress"]["api_keys_file"] == "/run/keys"
     assert (logged["timeouts"]["drain_s"], logged["tracing"]) == (600.0, None)
 
