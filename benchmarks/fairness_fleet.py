@@ -23,11 +23,11 @@ from serve_app.core.events import (
     StepCostsMeasured,
     WaitsReported,
 )
-from serve_app.core.fair_order import OrderBoard, Waits
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import Instruction, StartAttempt
 from serve_app.core.load import EngineLoad
+from serve_app.core.order_board import OrderBoard, Waits
 from serve_app.core.prefix_index import Prefix
 from serve_app.core.request import Resume
 from serve_app.core.routing import ReplicaState

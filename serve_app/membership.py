@@ -17,7 +17,7 @@ import ray
 from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 
 from serve_app.config import MembershipSettings
-from serve_app.core.fair_order import OrderBoard
+from serve_app.core.order_board import OrderBoard
 from serve_app.core.quota_shares import Answer, QuotaShares, Report
 from serve_app.errors import LeaseBoardSilent
 from serve_app.host.steady_clock import steady_clock

@@ -129,7 +129,8 @@ class TenantDeadlines(Section):
     """How long the requests of a tenant may take, from the end of a request's head."""
 
     first_token_s: Real | None = Field(default=None, gt=0)
-    """Seconds within which the first token has to come, or an embedding. A request that waits longer or would gets 503. None: the model's limit."""
+    """Seconds within which the first token has to come, or an embedding; else the request gets 503, at once if that is known. None: the
+    model's limit."""
     total_s: Real | None = Field(default=None, gt=0)
     """Seconds within which the answer has to be complete. A longer answer ends with the error `deadline_passed`. None: no limit."""
 

@@ -11,7 +11,7 @@ arrival, from the prompt and from the tenant's earlier requests, and corrected a
 that is behind, because its requests wait at few replicas, has further ones spread by load.
 
 Requests of several ingresses meet in the engines. Once a second the ingresses exchange their virtual times and what each tenant has waiting
-(`OrderBoard`). A tenant whose requests wait at several ingresses moves on at each as if all of them waited there.
+(`order_board.py`). A tenant whose requests wait at several ingresses moves on at each as if all of them waited there.
 """
 
 import math
@@ -42,6 +42,10 @@ all until virtual time moved. The highest one would follow an engine where only 
 """
 _BEHIND = 5
 """Usual requests by which a tenant may be behind virtual time before its requests leave the replicas that have their prefixes cached."""
+_BACK = 2
+"""Usual requests by which virtual time may go back at once."""
+_LEAST_COMPUTED = 0.25
+"""The least part of a prompt that is expected to be in no cache: a tenant must not make its next prompts seem to cost nothing."""
 _MAX_ACCOUNTS = 1000
 """With more tenants, those are forgotten that are level and have nothing that waits. Their usual costs are lost."""
 _FIRST_ANSWER_TOKENS = 64
@@ -55,11 +59,6 @@ GUESS = MeasuredCosts(
     prompt_token_error_s=1e-4,
 )
 """Costs while no replica has measured its own. Only their ratio counts then."""
-
-
-Waits = Mapping[str, Mapping[Priority, tuple[float, Mapping[str, float]]]]
-"""What ingresses exchange: model -> priority -> the virtual time, and for each tenant the expected GPU-seconds of what waits."""
-NO_WAITS: Waits = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -135,11 +134,15 @@ class _Lane(_Queue):
         """Move virtual time towards the start of a place that has its first token. If none waits any more, that start was the last."""
         if not self.num_waiting:
             self.virtual_s = max(self.virtual_s, min(begun.start_s, begun.account.own_s))
+            self.moved_at = now
+            self.starts_s.clear()
             return
         self.starts_s.append(begun.start_s)
         if now > self.moved_at:
-            mean_s = sum(self.starts_s) / len(self.starts_s)
-            self.virtual_s += min(1.0, (now - self.moved_at) / _MEAN_S) * (mean_s - self.virtual_s)
+            ahead_s = sum(self.starts_s) / len(self.starts_s) - self.virtual_s
+            # A long prompt that waited for long began its wait long ago, which says nothing about the others.
+            ahead_s = max(ahead_s, -_BACK * (self.begun_s or 0.0))
+            self.virtual_s += min(1.0, (now - self.moved_at) / _MEAN_S) * ahead_s
             self.moved_at = now
             self.starts_s.clear()
 
@@ -171,8 +174,10 @@ class FairOrder:
         """
         lane = self._lanes[priority]
         account = lane.accounts.get(tenant) or self._open_account(lane, tenant)
+        if weight != account.weight:
+            self._change_weight(account, lane, weight)
         if not account.num_waiting:
-            account.weight, account.tag_s = weight, 0.0
+            account.tag_s = 0.0
             account.rate.note(0, is_waiting=lane.is_full, now=now)
             lane.active.add(account)
             lane.weights += weight
@@ -193,6 +198,15 @@ class FairOrder:
         request.spreads = self._is_behind(account, lane)
         request.number = self._number = self._number + 1
         request.priority = FIRST_TAG[priority] + round(account.tag_s / _UNIT_S)
+
+    def _change_weight(self, account: _Account, lane: _Lane, weight: float) -> None:
+        """Give the tenant a new weight. What it is ahead by counts with the new one, too."""
+        if account.num_waiting:
+            lane.weights += weight - account.weight
+        part = account.weight / weight
+        account.finish_s = lane.virtual_s + (account.finish_s - lane.virtual_s) * part
+        account.own_s = lane.virtual_s + (account.own_s - lane.virtual_s) * part
+        account.weight = weight
 
     def _is_behind(self, account: _Account, lane: _Lane) -> bool:
         """Return whether engines start requests of others that are due much later than this tenant's next one."""
@@ -220,22 +234,28 @@ class FairOrder:
         if (place := self._places[request.request_id]).waits:
             self._leave_queue(place, 1, now)
 
-    def end(self, request: RequestState, now: float) -> None:
-        """Correct the tenant's account by what the request cost."""
+    def end(self, request: RequestState, now: float, *, was_next: bool = False) -> None:
+        """Correct the tenant's account by what the request cost.
+
+        Args:
+            was_next: Its engine may have computed the prompt, though no token has come. Who gives up then has to pay.
+        """
         place = self._places.pop(request.request_id)
         account = place.account
         is_answered = bool(request.emitted_ids) or _has_answered_whole(request)
         if is_answered:
             cost_s, charged_s = self._cost(request, place), place.expected_s / account.weight
-        else:  # an engine may have computed the prompt of one that was next
-            cost_s = place.prompt_s if request.attempt >= 0 and place.start_s <= place.lane.virtual_s else 0.0
-            charged_s = place.charged_s
+        else:
+            cost_s, charged_s = place.prompt_s if was_next else 0.0, place.charged_s
             if account.tag_s == place.start_s + place.charged_s:
                 account.tag_s = place.earlier_tag_s
         if place.waits:
             self._leave_queue(place, int(is_answered), now)
         account.own_s += (cost_s - place.expected_s) / account.weight
         account.finish_s += cost_s / account.weight - charged_s
+        lane = place.lane
+        if not (lane.num_waiting or lane.is_full or lane.elsewhere_s):  # nobody waited for what it had
+            lane.virtual_s = max(lane.virtual_s, account.own_s)
 
     def note_queue(self, replica_id: str, waiting: int, held: Iterable[RequestState] = ()) -> None:
         """Note how many requests wait in the engine of a replica, and the requests that it has of this ingress."""
@@ -275,9 +295,13 @@ class FairOrder:
         lane, account = place.lane, place.account
         if not lane.is_full or (per_second := lane.rate.per_second(now)) is None:
             return None
-        cost = 1.0 if lane.begun_s is None or account.begun_s is None else account.begun_s / lane.begun_s
-        share = per_second * account.weight / lane.weights / cost
-        return account.num_waiting / max(share, account.rate.per_second(now) or 0.0)
+        if account.num_waiting == lane.num_waiting:
+            return account.num_waiting / per_second
+        if lane.begun_s is None:
+            return None
+        by_share_s = account.waiting_s / (per_second * lane.begun_s * account.weight / lane.weights)
+        own = account.rate.per_second(now)
+        return by_share_s if own is None else min(by_share_s, account.num_waiting / own)
 
     def num_ahead(self, request: RequestState) -> int:
         """Return how many other requests of the same tenant and priority have no first token yet."""
@@ -293,8 +317,10 @@ class FairOrder:
     def learn_waits(self, elsewhere: Mapping[Priority, tuple[float, Mapping[str, float]]]) -> None:
         """Take in the greatest virtual time of the other ingresses, and what waits there in all."""
         for priority, lane in self._lanes.items():
-            virtual_s, lane.elsewhere_s = elsewhere.get(priority, (0.0, {}))
-            lane.virtual_s = max(lane.virtual_s, virtual_s)
+            virtual_s, waiting_s = elsewhere.get(priority, (0.0, {}))
+            lane.elsewhere_s = {tenant: seconds for tenant, seconds in waiting_s.items() if 0.0 <= seconds < math.inf}
+            if lane.virtual_s < virtual_s < math.inf:
+                lane.virtual_s = virtual_s
 
     def validate(self, requests: Mapping[str, RequestState]) -> None:
         """Assert the invariants."""
@@ -331,7 +357,8 @@ class FairOrder:
         if answer_s is None:
             answer_s = _FIRST_ANSWER_TOKENS * costs.output_token_s
         longest_s = request.max_tokens * (costs.output_token_s + costs.step_s)
-        return request.prompt_tokens * account.computed * costs.prompt_token_s, min(answer_s, longest_s)
+        computed = max(_LEAST_COMPUTED, account.computed)
+        return request.prompt_tokens * computed * costs.prompt_token_s, min(answer_s, longest_s)
 
     def _cost(self, request: RequestState, place: _Place) -> float:
         """Return the GPU-seconds of a request that has ended, and learn from them."""
@@ -349,27 +376,3 @@ def _has_answered_whole(request: RequestState) -> bool:
     """Return whether an engine has ended the request without a token, as it does for embeddings."""
     trail = request.trail
     return bool(trail.end) and trail.ends[-1:] == [trail.end] and trail.end not in ENGINES_OWN_ENDS
-
-
-class OrderBoard:
-    """The lease board's part: each ingress gets what the others have reported. One that was silent for ``silence_s`` is left out."""
-
-    def __init__(self, silence_s: float) -> None:
-        self._silence_s = silence_s
-        self._heard: dict[str, tuple[float, Waits]] = {}
-
-    def exchange(self, ingress: str, waits: Waits, now: float) -> Waits:
-        """Take in a report, and return the greatest virtual times and the sums of waiting GPU-seconds of all other ingresses."""
-        self._heard[ingress] = now, waits
-        self._heard = {name: each for name, each in self._heard.items() if now - each[0] <= self._silence_s}
-        return {model: self._elsewhere(ingress, model) for model in waits}
-
-    def _elsewhere(self, ingress: str, model: str) -> dict[Priority, tuple[float, dict[str, float]]]:
-        found: dict[Priority, tuple[float, dict[str, float]]] = {}
-        for name, (_, waits) in self._heard.items():
-            for priority, (virtual_s, waiting_s) in waits.get(model, {}).items() if name != ingress else ():
-                latest_s, sums = found.get(priority, (0.0, {}))
-                for tenant, seconds in waiting_s.items():
-                    sums[tenant] = sums.get(tenant, 0.0) + seconds
-                found[priority] = max(latest_s, virtual_s), sums
-        return found

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from serve_app.core.fair_order import NO_WAITS, Waits
+from serve_app.core.order_board import NO_WAITS, Waits
 from serve_app.core.tenants import Quota
 
 MINUTE_S, DAY_S = 60.0, 86_400.0

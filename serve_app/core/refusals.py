@@ -38,11 +38,11 @@ class Refusals:
     def of_full_line(self, line: WaitingLine, came: RequestState, now: float) -> tuple[RequestState, QueueFull] | None:
         """Return the request that a line is too long for, and its error; None if all may wait.
 
-        This is the last one, but for requests that had an attempt, and for later engine requests of an HTTP request that has begun.
+        This is the last one, but for requests that had an attempt, and for later engine requests of the HTTP requests of the same tenant.
         """
         if len(line) <= (limit := self._settings.max_waiting_requests):
             return None
-        last = next(r for r in reversed(line) if r is came or (r.attempt < 0 and r.is_first))
+        last = next(r for r in reversed(line) if r is came or (r.attempt < 0 and (r.is_first or r.tenant != came.tenant)))
         return last, QueueFull(waiting=len(line) - 1, limit=limit, retry_after_s=self._retry_after_s(last, now))
 
     def of_arrival(self, request: RequestState, now: float) -> CannotStartInTime | None:
@@ -65,6 +65,9 @@ class Refusals:
 
     def overdue(self, requests: Mapping[str, RequestState], now: float) -> Iterator[RequestState]:
         """Yield each of the ``requests`` whose deadline has passed without a first token, once."""
+        if len(self._deadlines) > 2 * len(requests) + 1000:  # most of these have ended
+            self._deadlines = [each for each in self._deadlines if each[-1] in requests]
+            heapq.heapify(self._deadlines)
         while self._deadlines and self._deadlines[0][0] <= now:
             _, number, request_id = heapq.heappop(self._deadlines)
             if (request := requests.get(request_id)) is not None and request.number == number and not request.emitted_ids:

@@ -7,11 +7,15 @@ import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, Self
 
 from serve_app.core.events import HeartbeatArrived, LinkOpened
 from serve_app.core.load import NO_LOAD, EngineLoad
 from serve_app.core.request import RequestState, Trial
+
+_BEGUN_AT_ONCE = 4
+"""Prompts that an engine probably computes at the same time."""
 
 
 @dataclass(slots=True)
@@ -105,6 +109,11 @@ class ReplicaState:
         """Forget the request, whose attempt is over."""
         self.settle(request)
         del self.held[request.request_id]
+
+    def may_compute(self, request: RequestState) -> bool:
+        """Return whether the engine probably has begun to compute the request, which has no token yet: few others go before it."""
+        before = (1 for r in self.held.values() if not r.emitted_ids and r.priority < request.priority)
+        return len(list(islice(before, _BEGUN_AT_ONCE))) < _BEGUN_AT_ONCE
 
     def queued(self) -> list[RequestState]:
         """Return the requests that probably still wait in the engine's queue: the last ones, as many as this ingress's share of the queue.

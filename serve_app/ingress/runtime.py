@@ -14,8 +14,8 @@ from serve_app.config import ModelSettings, Settings, cluster_token, default_cac
 from serve_app.config.tenants_file import read_keyring
 from serve_app.config.timeouts import SHUTDOWN_MARGIN_S
 from serve_app.core.events import BlocksReported, StepCostsMeasured, WaitsReported
-from serve_app.core.fair_order import Waits
 from serve_app.core.fleet_report import describe, num_lines, num_on_draining
+from serve_app.core.order_board import Waits
 from serve_app.ingress.books import metrics
 from serve_app.ingress.books.books import Books
 from serve_app.ingress.books.gpu_time import GpuTime

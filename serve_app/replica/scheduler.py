@@ -108,17 +108,20 @@ class YieldingScheduler(Scheduler):
         return sum(tokens for i, tokens in queued.items() if i not in seen)
 
     def _longest_chunk(self) -> int | None:
-        """Return the most tokens of the next step for each begun prompt of a client; None for no limit. They keep half of it at least."""
+        """Return the most tokens of the next step for a begun prompt of a client; None for no limit. It keeps half of the step at least.
+
+        With several begun prompts there is no limit: the rest of the step is not theirs alone, and shorter ones make room soon.
+        """
         if not self.waiting or len(self.running) >= self.max_num_running_reqs:
             return None
         begun = [r for r in self.running if is_begun(r) and not is_background(r)]
         following = self.waiting.peek_request()
-        if not begun or following.request_id == self._offered or following.priority >= max(r.priority for r in begun):
+        if len(begun) != 1 or following.request_id == self._offered or following.priority >= begun[0].priority:
             return None
         self._offered = following.request_id
-        answers = len(self.running) - len(begun)
+        answers = len(self.running) - 1
         left = max(2, self.max_num_scheduled_tokens - answers)
-        return max(1, (left - min(left // 2, _tokens_wanted(following))) // len(begun))
+        return left - min(left // 2, _tokens_wanted(following))
 
     def _hold_back(self, max_answers: int | None) -> None:
         """Leave running requests of batches out of the next step, except ``max_answers`` whose prompts are computed."""

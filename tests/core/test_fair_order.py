@@ -1,5 +1,6 @@
 """These tests let tenants compete for one engine in simulated time, and measure what each of them gets."""
 
+import math
 import random
 import statistics
 from collections.abc import Mapping
@@ -7,7 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from serve_app.core.fair_order import FIRST_TAG, FairOrder, OrderBoard, Waits
+from serve_app.core.fair_order import FIRST_TAG, FairOrder
+from serve_app.core.order_board import OrderBoard, Waits
 from serve_app.core.request import RequestState, Resume
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.core.tenants import Priority
@@ -323,3 +325,78 @@ def test_a_tenant_whose_requests_wait_at_few_replicas_has_further_ones_spread_by
         order.end(state, now)
     assert placed(order, "a-later", "a", weight=4.0).spreads
     assert not placed(order, "b-later", "b").spreads
+
+
+def test_virtual_time_does_not_fall_back_after_a_tenant_was_alone() -> None:
+    order = FairOrder()
+    order.learn(COSTS)
+    first = [placed(order, f"a{number}", "a") for number in range(4)]
+    for state in first[:3]:
+        order.begin(state, 1.0)  # one frame
+    for number in range(1000):  # alone
+        state = placed(order, f"alone{number}", "a")
+        order.begin(first.pop() if first[3:] else state, 2.0 + number)
+        state.emitted_ids = [1] * 10
+        order.begin(state, 2.0 + number)
+        order.end(state, 3.0 + number)
+    mine = [placed(order, "a-one", "a"), placed(order, "a-two", "a")]
+    order.begin(mine[0], 5000.0)
+    newcomers = [placed(order, f"b{number}", "b") for number in range(50)]
+    assert order_of_service(placed(order, "a-next", "a"), *newcomers).index("a-next") < 10
+
+
+def test_a_long_prompt_that_waited_for_long_does_not_take_virtual_time_with_it() -> None:
+    order = FairOrder()
+    order.learn(COSTS)
+    long = request("long", prompt_tokens=1_000_000)
+    order.place(long, "slow", 1.0, "interactive", 0.0)
+    for number in range(500):
+        state = placed(order, f"a{number}", "a")
+        order.begin(state, float(number))
+        state.emitted_ids = [1] * 10
+        order.end(state, float(number))
+    waiting = [placed(order, f"b{number}", "b") for number in range(20)]
+    order.begin(long, 600.0)
+    newcomers = [placed(order, f"c{number}", "c") for number in range(50)]
+    assert order_of_service(waiting[0], *newcomers).index("b0") < 5
+
+
+def test_work_for_which_nobody_waited_is_no_debt() -> None:
+    order = FairOrder()
+    order.learn(COSTS)
+    for number in range(200):  # each costs ten times what is expected of the first answers
+        state = placed(order, f"a{number}", "a")
+        order.begin(state, float(number))
+        state.emitted_ids = [1] * 1000
+        order.end(state, float(number))
+    others = [placed(order, f"b{number}", "b") for number in range(50)]
+    assert order_of_service(placed(order, "a-next", "a"), *others).index("a-next") < 30
+
+
+def test_a_new_weight_counts_for_the_next_request_though_others_wait() -> None:
+    order = FairOrder()
+    flood = [placed(order, f"a{number}", "a", weight=100.0) for number in range(5)]
+    late = placed(order, "late", "a", weight=0.1)
+    others = [placed(order, f"b{number}", "b") for number in range(9)]
+    assert order_of_service(late, *others, *flood)[-1] == "late"
+    order.validate({state.request_id: state for state in (late, *others, *flood)})
+
+
+@pytest.mark.parametrize(("was_next", "position"), [(False, 1), (True, 9)])
+def test_who_gives_up_while_the_prompt_is_computed_pays_for_it(was_next: bool, position: int) -> None:
+    order = FairOrder()
+    order.learn(COSTS)
+    others = [placed(order, f"b{number}", "b") for number in range(9)]
+    for number in range(20):
+        given_up = request(f"a{number}", prompt_tokens=1000)
+        order.place(given_up, "a", 1.0, "interactive", 0.0)
+        order.end(given_up, 0.0, was_next=was_next)
+    assert order_of_service(placed(order, "a-next", "a"), *others).index("a-next") == position
+
+
+def test_nonsense_from_other_ingresses_changes_nothing() -> None:
+    order = FairOrder()
+    state = placed(order, "a0", "a")
+    order.learn_waits({"interactive": (math.nan, {"a": math.inf, "b": math.nan, "c": -1.0})})
+    order.learn_waits({"interactive": (math.inf, {})})
+    assert order_of_service(state, placed(order, "a1", "a"), placed(order, "b0", "b")) == ["a0", "b0", "a1"]

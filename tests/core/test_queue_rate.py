@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.core.events import LinkOpened, RequestArrived, Ticked
+from serve_app.core.events import LinkOpened, RequestArrived, RequestsAborted, Ticked
 from serve_app.core.fleet import FleetState
 from serve_app.core.instructions import AbortAttempts, FailRequest, Instruction, StartAttempt
 from serve_app.core.queue_rate import QueueRate, jitter
@@ -230,3 +230,38 @@ def test_a_full_line_drops_the_request_that_is_last_in_order() -> None:
     (own,) = run(fleet, replace(arrived("red3"), tenant="red"))
     assert isinstance(own, FailRequest)
     assert own.request_id == "red3"
+
+
+def test_a_tenant_that_aborts_prompts_in_the_engine_pays_for_them() -> None:
+    """An engine that computes one prompt at a time; "bad" gives up each of its prompts just before its first token."""
+    fleet = fleet_of("a", credit=100, heartbeat_timeout_s=1e9)
+    served, now, number = {"good": 0, "bad": 0}, 0.0, 0
+    for _ in range(10):
+        run(fleet, replace(arrived(f"good{number}", prompt_tokens=80), tenant="good"), now=now)
+        number += 1
+    run(fleet, replace(arrived(f"bad{number}", prompt_tokens=10), tenant="bad"), now=now)
+    for _ in range(300):
+        request = min((r for r in fleet.requests.values() if not r.emitted_ids), key=lambda r: r.priority)
+        now += request.prompt_tokens / 10
+        served[request.tenant] += request.prompt_tokens
+        if request.tenant == "good":
+            run(fleet, outputs("a", Output(request.attempt_id, [5], finish_reason="stop")), now=now)
+        else:
+            run(fleet, RequestsAborted([request.request_id]), now=now)
+        number += 1
+        run(
+            fleet,
+            replace(arrived(f"{request.tenant}{number}", prompt_tokens=request.prompt_tokens), tenant=request.tenant),
+            now=now,
+        )
+    assert served["good"] == pytest.approx(served["bad"], rel=0.2)
+
+
+def test_choices_of_one_tenant_do_not_close_the_line_for_another() -> None:
+    fleet = fleet_of("a", credit=1, max_waiting_requests=3)
+    many = [replace(arrived(f"red{number}"), tenant="red", priority="background", is_first=not number) for number in range(4)]
+    run(fleet, *many)
+    (refusal,) = run(fleet, replace(arrived("blue"), tenant="blue"))
+    assert isinstance(refusal, FailRequest)
+    assert refusal.request_id == "red3"
+    assert "blue" in fleet.waiting

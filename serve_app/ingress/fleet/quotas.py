@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from serve_app.core.fair_order import Waits
+from serve_app.core.order_board import Waits
 from serve_app.core.quota_shares import Answer, Days, Report, later
 from serve_app.core.quotas import Charge, Lack, Meter
 from serve_app.core.tenants import Quota, Tenant
@@ -240,17 +240,24 @@ class Quotas:
                 logger.warning("quotas of tenants stay divided as they are: %s", exc)
             self._is_silent = True
             self._num_unanswered += 1
-            if self._orders is not None and self._num_unanswered == _FORGET_WAITS:
-                self._orders.learn({model: {} for model in waits})
+            if self._num_unanswered == _FORGET_WAITS:
+                self._learn({model: {} for model in waits})
             return
         self._is_silent, self._num_unanswered = False, 0
         if answer is not None:
             self._days = later(self._days, answer.days)
-            if self._orders is not None:
-                self._orders.learn(answer.waits)
+            self._learn(answer.waits)
             for (tenant, quota), granted in answer.granted.items():
                 if (meter := self._meters.get(tenant)) is not None and meter.grant(quota, granted):
                     self._lacking.set()  # another ingress lacks what is unused here: it is given up at once
+
+    def _learn(self, elsewhere: Waits) -> None:
+        """Take in what waits elsewhere. Whatever another ingress has reported, the exchange of shares goes on."""
+        if self._orders is not None:
+            try:
+                self._orders.learn(elsewhere)
+            except Exception:  # of a report in another form
+                logger.exception("what waits at other ingresses could not be read")
 
     def _exceeded(self, tenant: Tenant, meter: Meter, lack: Lack) -> QuotaExceeded:
         headers = self._headers(meter)
