@@ -83,6 +83,8 @@ class _Account(_Queue):
     """When its requests so far are finished, by what they cost or are expected to."""
     tag_s: float = 0.0
     """The latest tag: while requests wait, a later one gets no lower tag."""
+    latest: "_Place | None" = None
+    """Its latest request."""
     waiting_s: float = 0.0
     """Expected GPU-seconds of its requests without a first token."""
     own_s: float = 0.0
@@ -194,7 +196,8 @@ class FairOrder:
         account.finish_s += charged_s
         earlier_s, account.tag_s = account.tag_s, max(account.finish_s, account.tag_s)
         start_s = account.tag_s - charged_s
-        self._places[request.request_id] = _Place(lane, account, start_s, expected_s, prompt_s, charged_s, earlier_s)
+        place = _Place(lane, account, start_s, expected_s, prompt_s, charged_s, earlier_s)
+        self._places[request.request_id] = account.latest = place
         request.spreads = self._is_behind(account, lane)
         request.number = self._number = self._number + 1
         request.priority = FIRST_TAG[priority] + round(account.tag_s / _UNIT_S)
@@ -247,7 +250,7 @@ class FairOrder:
             cost_s, charged_s = self._cost(request, place), place.expected_s / account.weight
         else:
             cost_s, charged_s = place.prompt_s if was_next else 0.0, place.charged_s
-            if account.tag_s == place.start_s + place.charged_s:
+            if account.latest is place:
                 account.tag_s = place.earlier_tag_s
         if place.waits:
             self._leave_queue(place, int(is_answered), now)
