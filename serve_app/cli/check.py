@@ -140,9 +140,10 @@ def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
             if source.startswith("/") and not os.path.exists(source):
                 yield f"{source} does not exist on this machine"
     if settings.ingress.tenants_file is not None or settings.ingress.api_keys_file is not None:
-        for name in [name for name, model in settings.models.items() if not model.yields_to_chats()]:
-            key = f"models.{name}.engine_args.scheduling_policy"
-            yield f"{key} is not priority: tenants' requests start in the order of arrival; remove it, and their shares count"
+        for name, model in settings.models.items():
+            if not model.yields_to_chats():
+                key = f"models.{name}.engine_args.scheduling_policy"
+                yield f"{key} is not priority: tenants' requests start in the order of arrival; remove it, and their shares count"
     tls, oidc = settings.protocol.tls, settings.ingress.oidc
     secrets = (settings.protocol.cluster_token_file, settings.ingress.api_keys_file, settings.ingress.tenants_file)
     for path in (*secrets, None if oidc is None else oidc.ca_file, *((tls.cert_file, tls.key_file, tls.ca_file) if tls else ())):

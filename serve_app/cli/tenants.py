@@ -50,7 +50,9 @@ Rank = Annotated[
 ]
 FirstTokenS = Annotated[
     float | None,
-    typer.Option(help="Seconds within which the first token has to come; otherwise the request is refused. Default: no limit."),
+    typer.Option(
+        help="Seconds within which the first token has to come; otherwise the request is refused. Default: the model's limit."
+    ),
 ]
 TotalS = Annotated[float | None, typer.Option(help="Seconds within which an answer has to be complete. Default: no limit.")]
 TokensPerMinute = Annotated[int | None, typer.Option(help="Most tokens of prompts and answers in any 60 seconds.", min=1)]

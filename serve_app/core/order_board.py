@@ -10,7 +10,7 @@ NO_WAITS: Waits = {}
 
 
 class OrderBoard:
-    """The lease board's part: each ingress gets what the others have reported. One that was silent for ``silence_s`` is left out."""
+    """Tells each ingress what the others have reported. An ingress that was silent for ``silence_s`` is left out."""
 
     def __init__(self, silence_s: float) -> None:
         self._silence_s = silence_s

@@ -16,7 +16,7 @@ from serve_app.ingress.fleet.quotas import Quotas
 from serve_app.membership import LeaseBoard
 from tests.core.helpers import fleet_of, run
 from tests.core.test_fair_order import COSTS
-from tests.doubles.fleet import in_loop
+from tests.doubles.fleet import in_loop, until
 
 
 class Ingress:
@@ -56,15 +56,11 @@ async def test_a_tenant_that_waits_elsewhere_too_moves_on_as_if_all_of_it_waited
     for number in range(3):
         other.place(f"other{number}", "red")
     sharing = asyncio.gather(one.quotas.run(), other.quotas.run())
-    async with asyncio.timeout(10):
-        while one.fleet.order.waits()["interactive"][1] or not any(w["chat"]["interactive"][1] for w in one.learnt if w["chat"]):
-            await asyncio.sleep(0.01)
+    await until(lambda: any(waits["chat"]["interactive"][1] for waits in one.learnt if waits["chat"]))
     assert one.place("red", "red") == pytest.approx(4 * 0.65)
     assert one.place("blue", "blue") == pytest.approx(0.65)
     one.is_away = True
-    async with asyncio.timeout(10):
-        while one.learnt[-1] != {"chat": {}}:
-            await asyncio.sleep(0.01)
+    await until(lambda: one.learnt[-1] == {"chat": {}})
     assert one.place("red-later", "red") == pytest.approx(4 * 0.65), (
         "only behind its own request: what waited elsewhere may be gone"
     )
