@@ -359,20 +359,20 @@ class FairOrder:
         answer_s = lane.answer_s if account.answer_s is None else account.answer_s
         if answer_s is None:
             answer_s = _FIRST_ANSWER_TOKENS * costs.output_token_s
-        longest_s = request.max_tokens * (costs.output_token_s + costs.step_s)
+        longest_s = costs.seconds(output_tokens=request.max_tokens, step_part=request.max_tokens)
         computed = max(_LEAST_COMPUTED, account.computed)
-        return request.prompt_tokens * computed * costs.prompt_token_s, min(answer_s, longest_s)
+        return costs.seconds(computed_tokens=request.prompt_tokens * computed), min(answer_s, longest_s)
 
     def _cost(self, request: RequestState, place: _Place) -> float:
         """Return the GPU-seconds of a request that has ended, and learn from them."""
         costs, account, lane = self.costs, place.account, place.lane
         computed = request.prompt_tokens - min(request.trail.cached_tokens or 0, request.prompt_tokens)
-        answer_s = len(request.emitted_ids) * costs.output_token_s + request.step_part * costs.step_s
+        answer_s = costs.seconds(output_tokens=len(request.emitted_ids), step_part=request.step_part)
         if request.prompt_tokens:
             account.computed += _USUAL * (computed / request.prompt_tokens - account.computed)
         account.answer_s = answer_s if account.answer_s is None else account.answer_s + _USUAL * (answer_s - account.answer_s)
         lane.answer_s = answer_s if lane.answer_s is None else lane.answer_s + _USUAL * (answer_s - lane.answer_s)
-        return computed * costs.prompt_token_s + answer_s
+        return costs.seconds(computed_tokens=computed) + answer_s
 
 
 def _has_answered_whole(request: RequestState) -> bool:

@@ -38,6 +38,11 @@ class MeasuredCosts:
     output_token_error_s: float
     prompt_token_error_s: float
 
+    def seconds(self, *, computed_tokens: float = 0, output_tokens: float = 0, step_part: float = 0.0) -> float:
+        """Return the seconds of a request: of its prompt tokens that no cache had, of its answer, and of its part of the steps."""
+        of_tokens_s = computed_tokens * self.prompt_token_s + output_tokens * self.output_token_s
+        return of_tokens_s + step_part * self.step_s
+
     def report(self) -> dict[str, float]:
         """Return the numbers under their names among a replica's statistics for the autoscaler."""
         return {f"{REPORT_PREFIX}{name}": value for name, value in asdict(self).items()}

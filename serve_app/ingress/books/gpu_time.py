@@ -38,8 +38,9 @@ class GpuTime:
             return 0.0
         if (costs := self.costs) is None:
             return None
-        of_tokens_s = totals.computed_tokens * costs.prompt_token_s + totals.output_tokens * costs.output_token_s
-        return self._gpus * (of_tokens_s + totals.step_part * costs.step_s)
+        return self._gpus * costs.seconds(
+            computed_tokens=totals.computed_tokens, output_tokens=totals.output_tokens, step_part=totals.step_part
+        )
 
 
 def _costs_of(values: Mapping[str, Any] | None) -> MeasuredCosts | None:
