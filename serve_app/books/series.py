@@ -95,6 +95,14 @@ TABLE = (
         "By API key: time from the arrival of an HTTP request's first engine request to the end of its whole answer.",
     ),
     Series(
+        "ttft_seconds",
+        "histogram",
+        ("model", "priority"),
+        "Time to first token of an HTTP request's first answer, from the arrival of the engine request; counted at the end of the HTTP "
+        "request. By priority of the tenant: interactive, batch or background. Lines of batches are background, and without API keys "
+        "all else is interactive.",
+    ),
+    Series(
         "queue_seconds", "histogram", _MODEL, "Wait for a replica, from the arrival of an HTTP request's first engine request."
     ),
     Series(
@@ -110,6 +118,13 @@ TABLE = (
         "Whether the tenants are those of the file: 0 if the file has a mistake, and the ingress keeps the tenants that it read before.",
     ),
     Series("waiting_requests", "gauge", _MODEL, "Requests without a replica."),
+    Series(
+        "low_priority_waiting",
+        "gauge",
+        ("model", "at"),
+        "Requests of this ingress without a first token whose priority is batch or background, lines of batches included: they may wait. "
+        "At is ingress for those without a replica, and replica for the others.",
+    ),
     Series("outstanding_tokens", "gauge", _MODEL, "Tokens that unfinished requests may still take."),
     Series(
         "quarantined_fingerprints",
@@ -229,6 +244,9 @@ _BY_NAME = {series.name: series for series in TABLE}
 
 WAIT_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Upper ends of buckets for waits: zero in an idle fleet, and as long as a cold start in a fleet that scales from zero."""
+
+TTFT_BOUNDS_S = (0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
+"""Upper ends of buckets for the time to first token. vLLM's histogram has them too, so that both show equal quantiles."""
 
 LAG_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Upper ends of buckets for the event loop's delay, which every token of every stream waits."""

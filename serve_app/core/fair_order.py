@@ -61,6 +61,11 @@ GUESS = MeasuredCosts(
 """Costs while no replica has measured its own. Only their ratio counts then."""
 
 
+def priority_of_tag(tag: int) -> Priority:
+    """Return the priority to whose range of tags a tag belongs."""
+    return next(priority for priority in reversed(PRIORITIES) if tag >= FIRST_TAG[priority])
+
+
 @dataclass(slots=True, eq=False)
 class _Queue:
     """Requests without a first token."""

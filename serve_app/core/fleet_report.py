@@ -33,6 +33,14 @@ def longest_waits(fleet: FleetState, now: float) -> dict[str, LongestWait]:
     return {tenant: LongestWait(now - at, limits.get(tenant)) for tenant, at in oldest.items()}
 
 
+def low_priority_waiting(fleet: FleetState) -> tuple[int, int]:
+    """Return how many requests of the priorities `batch` and `background` have no first token: without a replica, and at replicas."""
+    first = FIRST_TAG["batch"]
+    waiting = [request for request in fleet.requests.values() if not request.emitted_ids and request.priority >= first]
+    at_ingress = sum(request.replica_id is None for request in waiting)
+    return at_ingress, len(waiting) - at_ingress
+
+
 def num_lines(fleet: FleetState) -> tuple[int, int]:
     """Return how many lines of batches replicas have, and how many of these wait in the queues of engines."""
     num_held = num_queued = 0

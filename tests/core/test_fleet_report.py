@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from serve_app.core.events import LinkEnd, LinkLost, RequestArrived, RequestsAborted
-from serve_app.core.fleet_report import LongestWait, longest_waits
+from serve_app.core.fleet_report import LongestWait, longest_waits, low_priority_waiting
 from tests.core.helpers import Output, arrived, fleet_of, outputs, run
 
 
@@ -50,3 +50,13 @@ def test_tenants_of_lower_priorities_may_wait() -> None:
     fleet = fleet_of("a")
     run(fleet, replace(asked("r1", "red"), priority="batch"), replace(asked("b1", "blue"), priority="background"), now=1.0)
     assert longest_waits(fleet, 9.0) == {}
+
+
+def test_requests_of_lower_priorities_wait_until_their_first_token_here_or_at_a_replica() -> None:
+    fleet = fleet_of("a", credit=3)
+    run(fleet, asked("i1", "red"), replace(asked("b1", "red"), priority="batch"), now=1.0)
+    run(fleet, replace(asked("l1", "red"), background=True, priority="background"), now=1.0)
+    run(fleet, asked("i2", "red"), replace(asked("b2", "red"), priority="background"), now=2.0)
+    assert low_priority_waiting(fleet) == (1, 2)
+    run(fleet, outputs("a", Output("b1@0", [7])), now=3.0)
+    assert low_priority_waiting(fleet) == (1, 1)

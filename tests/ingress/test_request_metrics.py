@@ -7,8 +7,9 @@ from typing import Any
 from prometheus_client import REGISTRY
 
 from serve_app.books.series import TABLE
+from serve_app.core.fair_order import FIRST_TAG
 from serve_app.core.request import RequestState, Resume
-from serve_app.core.tenants import Tenant
+from serve_app.core.tenants import Priority, Tenant
 from serve_app.ingress.books.key_latencies import KeyLatencies
 from serve_app.ingress.books.request_metrics import begin_at_zero, count_request
 from serve_app.ingress.exchange.exchange import Exchange
@@ -52,6 +53,27 @@ def test_an_answer_is_no_error_and_shows_how_long_it_waited() -> None:
     assert [s for s in errors if s.labels["model"] == "m2"] == []
     assert value("queue_seconds_sum", model="m2") == 2.0
     assert [value("queue_seconds_bucket", model="m2", le=le) for le in ("0.001", "1.0", "2.5", "+Inf")] == [1.0, 1.0, 2.0, 2.0]
+
+
+def test_the_time_to_the_first_token_is_shown_by_the_priority_of_the_request() -> None:
+    begin_at_zero(["m6"])
+    ended: list[tuple[Priority, float | None]] = [
+        ("interactive", 12.0),
+        ("batch", 40.0),
+        ("background", 90.0),
+        ("interactive", None),
+    ]
+    for priority, first_at in ended:
+        exchange = exchange_of("m6", arrived_at=10.0)
+        assert exchange.requests.first is not None
+        exchange.requests.first.priority = FIRST_TAG[priority] + 7
+        exchange.requests.first.trail.first_token_at = first_at
+        count_request(exchange, Ending("complete", 200, ""), KeyLatencies(0))
+    counted = {
+        p: (value("ttft_seconds_count", model="m6", priority=p), value("ttft_seconds_sum", model="m6", priority=p))
+        for p in FIRST_TAG
+    }
+    assert counted == {"interactive": (1.0, 2.0), "batch": (1.0, 30.0), "background": (1.0, 80.0)}
 
 
 def test_the_tasks_of_the_loop_are_counted_when_asked() -> None:

@@ -40,14 +40,19 @@ def requests(bad: str, good: str) -> Series:
     }
 
 
-def latencies(series: str, within: str, all_of_them: str, limit: str) -> Series:
+def latencies(series: str, within: str, all_of_them: str, limit: str, labels: str = VLLM) -> Series:
     """Return a histogram with one bucket below infinity, and requests enough for an objective to count."""
-    name = f"vllm:{series}"
     return {
-        f'{name}_bucket{{{VLLM},le="{limit}"}}': within,
-        f"{name}_count{{{VLLM}}}": all_of_them,
+        f'{series}_bucket{{{labels},le="{limit}"}}': within,
+        f"{series}_count{{{labels}}}": all_of_them,
         **requests("0x300", "0+10x300"),
     }
+
+
+def first_tokens(within: str, all_of_them: str) -> Series:
+    """Return the times to first token of interactive requests, of which so many are within the limit. All others are late."""
+    late = [latencies(TTFT, "0x300", "0+90x300", "2.5", f'{M},priority="{priority}"') for priority in ("batch", "background")]
+    return {**late[0], **late[1], **latencies(TTFT, within, all_of_them, "2.5", f'{M},priority="interactive"')}
 
 
 def replica(series: str, values: str) -> Series:
@@ -66,8 +71,13 @@ def desired(values: str, *, controller: str = "running") -> Series:
     return {f'ray_serve_app_autoscaling_desired{{job="local/serve-app-ray",model="chat",WorkerId="{controller}"}}': values}
 
 
-def waiting(values: str) -> Series:
-    return {f"serve_app_waiting_requests{{{M}}}": values}
+def waiting(values: str, *, low: str = "0x90", low_at_replicas: str = "0x90") -> Series:
+    """Return the requests without a replica. ``low``: how many of them are of lower priorities, and how many such replicas have."""
+    return {
+        f"serve_app_waiting_requests{{{M}}}": values,
+        f'serve_app_low_priority_waiting{{{M},at="ingress"}}': low,
+        f'serve_app_low_priority_waiting{{{M},at="replica"}}': low_at_replicas,
+    }
 
 
 def waits(longest: str, limit: str) -> Series:
@@ -99,7 +109,7 @@ def gpu(field: str, values: str, *, of: str = "serve-app") -> Series:
 
 
 GPU = {"job": "local/serve-app-ray", "Hostname": "n1", "gpu": "0"}
-TTFT, ITL = "time_to_first_token_seconds", "inter_token_latency_seconds"
+TTFT, ITL = "serve_app_ttft_seconds", "vllm:inter_token_latency_seconds"
 
 CASES: dict[str, Case] = {
     "ServeAppDown": Case({}, "No ingress of serve-app answers Prometheus.", {f"up{{{JOB}}}": "1x90"}, labels={}),
@@ -131,14 +141,14 @@ CASES: dict[str, Case] = {
         slow=True,
     ),
     "ServeAppFirstTokensAreLate": Case(
-        latencies(TTFT, "0+2x90", "0+10x90", "2.5"),
-        "80% of the answers of chat begin later than 2.5 s after the request; the objective is 95% that do not.",
-        latencies(TTFT, "0+8x90", "0+10x90", "2.5"),
+        first_tokens("0+2x90", "0+10x90"),
+        "80% of the interactive answers of chat begin later than 2.5 s after the request; the objective is 95% that do not.",
+        first_tokens("0+8x90", "0+10x90"),
     ),
     "ServeAppFirstTokensAreLateSlowly": Case(
-        latencies(TTFT, "0+8x300", "0+10x300", "2.5"),
-        "20% of the answers of chat begin later than 2.5 s after the request, for hours; the objective is 95% that do not.",
-        latencies(TTFT, "0+97x300", "0+100x300", "2.5"),
+        first_tokens("0+8x300", "0+10x300"),
+        "20% of the interactive answers of chat begin later than 2.5 s after the request, for hours; the objective is 95% that do not.",
+        first_tokens("0+97x300", "0+100x300"),
         at=2 * 24 * 60,
         slow=True,
     ),
@@ -155,17 +165,27 @@ CASES: dict[str, Case] = {
         slow=True,
     ),
     "ServeAppRequestsWait": Case(
-        waiting("51x90"), "51 requests for chat wait for a replica; replicas.max may be too low.", waiting("50x90")
+        waiting("53x90", low="2x90"),
+        "51 interactive requests for chat wait for a replica; replicas.max may be too low.",
+        waiting("50x90"),
+        calm_too=waiting("90x90", low="40x90"),
     ),
     "ServeAppQueueGrows": Case(
         waiting("1+2x90"),
-        "The queue of chat grew by 20 requests in 10 minutes, and was never empty.",
+        "The queue of chat grew by 20 interactive requests in 10 minutes, and was never empty.",
         waiting(" ".join(["0 9"] * 45)),
+        calm_too=waiting("1+2x90", low="0+2x90"),
     ),
     "ServeAppAtMaxReplicas": Case(
-        {**waiting("0x90"), **bound(1, 1), **replica("draining", "0x90"), **replica("waiting", "3x90")},
-        "All 1 replicas that chat may have are running, and requests still wait.",
+        {**waiting("0x90", low_at_replicas="2x90"), **bound(1, 1), **replica("draining", "0x90"), **replica("waiting", "3x90")},
+        "All 1 replicas that chat may have are running, and interactive requests still wait.",
         {**waiting("1x90"), **bound(1, 2), **replica("draining", "0x90"), **replica("waiting", "3x90")},
+        calm_too={
+            **waiting("1x90", low="1x90", low_at_replicas="4x90"),
+            **bound(1, 1),
+            **replica("draining", "0x90"),
+            **replica("waiting", "3x90"),
+        },
     ),
     "ServeAppRequestsAreRejected": Case(
         {f'serve_app_request_errors_total{{{M},reason="queue_full"}}': "0+2x90"},

@@ -8,9 +8,16 @@ from tools.monitoring.gpus import GPU_ALERTS
 from tools.monitoring.rule import IN_JOB, Alert
 from tools.monitoring.slo import burns
 
-_WAITING = f"sum by (job, model) (serve_app_waiting_requests{{{IN_JOB}}})"
+
+def _but_for(waiting: str, low: str) -> str:
+    """Return how many of the requests that wait are interactive: the others wait by design."""
+    return f"sum by (job, model) ({waiting}) - sum by (job, model) (serve_app_low_priority_waiting{{{low}}})"
+
+
+_WAITING = _but_for(f"serve_app_waiting_requests{{{IN_JOB}}}", f'{IN_JOB},at="ingress"')
 _TAKING = f"count by (job, model) (max by (job, model, replica) (serve_app_replica_draining{{{IN_JOB}}}) == 0)"
-_QUEUED = f"sum by (job, model) (max by (job, model, replica) (serve_app_replica_waiting{{{IN_JOB}}}))"
+# Requests of lower priorities whose prompts an engine computes have left its queue and are subtracted all the same: a few too many.
+_QUEUED = _but_for(f"max by (job, model, replica) (serve_app_replica_waiting{{{IN_JOB}}})", f'{IN_JOB},at="replica"')
 
 
 def _bound(which: str) -> str:
@@ -67,7 +74,7 @@ CAPACITY = (
         "warning",
         "5m",
         f"{_WAITING} > ${{waiting}}",
-        "{{ $value }} requests for {{ $labels.model }} wait for a replica; replicas.max may be too low.",
+        "{{ $value }} interactive requests for {{ $labels.model }} wait for a replica; replicas.max may be too low.",
         "autoscaling",
     ),
     Alert(
@@ -75,7 +82,7 @@ CAPACITY = (
         "warning",
         "5m",
         f"deriv(({_WAITING})[10m:30s]) * 600 > 10 and on (job, model) min_over_time(({_WAITING})[10m:30s]) > 0",
-        "The queue of {{ $labels.model }} grew by {{ $value | humanize }} requests in 10 minutes, and was never empty.",
+        "The queue of {{ $labels.model }} grew by {{ $value | humanize }} interactive requests in 10 minutes, and was never empty.",
         "autoscaling",
     ),
     Alert(
@@ -83,7 +90,7 @@ CAPACITY = (
         "warning",
         "10m",
         f"{_TAKING} >= {_bound('max')} and on (job, model) ({_WAITING} + {_QUEUED}) > 0",
-        "All {{ $value }} replicas that {{ $labels.model }} may have are running, and requests still wait.",
+        "All {{ $value }} replicas that {{ $labels.model }} may have are running, and interactive requests still wait.",
         "autoscaling",
     ),
     Alert(

@@ -17,8 +17,8 @@ def _stat(
     return Panel(title, shown, unit, text, kind="stat", limits=limits, quiet=quiet, width=4, height=4)
 
 
-def _worst(series: str, q: float) -> str:
-    return f"max(histogram_quantile({q}, sum by (le, model_name) (rate(vllm:{series}_bucket{{{VLLM}}}[5m]))))"
+def _worst(series: str, q: float, model: str = "model", selector: str = MODEL) -> str:
+    return f"max(histogram_quantile({q}, sum by (le, {model}) (rate({series}_bucket{{{selector}}}[5m]))))"
 
 
 OVERVIEW = Board(
@@ -51,14 +51,14 @@ OVERVIEW = Board(
                 ),
                 _stat(
                     "First token, p95",
-                    {"": _worst("time_to_first_token_seconds", 0.95)},
+                    {"": _worst("serve_app_ttft_seconds", 0.95, selector=f'{MODEL},priority="interactive"')},
                     "s",
-                    "The worst model over 5 minutes. Red begins at the objective's limit.",
+                    "Of interactive requests: the worst model over 5 minutes. Red begins at the objective's limit.",
                     ("${ttft_s}", "${ttft_s}"),
                 ),
                 _stat(
                     "Between tokens, p99",
-                    {"": _worst("inter_token_latency_seconds", 0.99)},
+                    {"": _worst("vllm:inter_token_latency_seconds", 0.99, "model_name", VLLM)},
                     "s",
                     "The worst model over 5 minutes. Red begins at the objective's limit.",
                     ("${itl_s}", "${itl_s}"),

@@ -19,7 +19,7 @@ def latency(title: str, series: str, text: str, width: int = 8) -> Panel:
 TTFT = latency(
     "Time to first token",
     "time_to_first_token_seconds",
-    "From the arrival at the ingress to the first token, including the queue.",
+    "From the arrival at the ingress to the first token, including the queue. Of all requests; the objective leaves lower priorities out.",
 )
 ITL = latency("Time between tokens", "inter_token_latency_seconds", "Every gap between two tokens of an answer.")
 E2E = latency("Whole answer", "e2e_request_latency_seconds", "From the arrival at the ingress to the last token.")
@@ -45,7 +45,7 @@ WAITING = Panel(
     "Requests without a replica",
     {"{{model}}": f"sum by (model) (serve_app_waiting_requests{{{MODEL}}})"},
     "short",
-    "The queues of all ingresses.",
+    "The queues of all ingresses. Alerts leave out what tenants of lower priorities have in them.",
     limits=("${waiting}", "${waiting}"),
 )
 LOOP_LAG = Panel(

@@ -40,14 +40,23 @@ def _requests(which: str) -> str:
     return f"sum by (job, model) (rate(serve_app_requests_total{{{IN_JOB},{which}}}[WINDOW]))"
 
 
-def _late(series: str, limit: str) -> str:
-    """Return the share above a limit in a histogram of vLLM, whose label model_name becomes model.
+def _late(series: str, limit: str, selector: str = IN_JOB, model: str = "model") -> str:
+    """Return the share above a limit in a histogram whose label with the name of the model is ``model``.
 
     The Python client writes the end of a bucket as 1.0, other clients as 1.
     """
-    bucket = f'sum by (job, model_name) (rate(vllm:{series}_bucket{{{IN_JOB},le=~"{limit}([.]0)?"}}[WINDOW]))'
-    count = f"sum by (job, model_name) (rate(vllm:{series}_count{{{IN_JOB}}}[WINDOW]))"
-    return f'sum by (job, model) (label_replace(1 - {bucket} / {count}, "model", "$1", "model_name", "(.*)"))'
+    bucket = f'sum by (job, {model}) (rate({series}_bucket{{{selector},le=~"{limit}([.]0)?"}}[WINDOW]))'
+    return f"1 - {bucket} / sum by (job, {model}) (rate({series}_count{{{selector}}}[WINDOW]))"
+
+
+def _late_of_vllm(series: str, limit: str) -> str:
+    """Return the share above a limit in a histogram of vLLM, whose label model_name becomes model."""
+    late = _late(f"vllm:{series}", limit, model="model_name")
+    return f'sum by (job, model) (label_replace({late}, "model", "$1", "model_name", "(.*)"))'
+
+
+_INTERACTIVE = f'{IN_JOB},model!="",priority="interactive"'
+"""Tenants of lower priorities, and lines of batches, wait by design while others fill the engines."""
 
 
 SLOS = (
@@ -62,15 +71,15 @@ SLOS = (
     Slo(
         "ttft",
         "${ttft_objective}",
-        _late("time_to_first_token_seconds", "${ttft_s}"),
+        _late("serve_app_ttft_seconds", "${ttft_s}", _INTERACTIVE),
         "ServeAppFirstTokensAreLate",
-        "of the answers of {{ $labels.model }} begin later than ${ttft_s} s after the request",
+        "of the interactive answers of {{ $labels.model }} begin later than ${ttft_s} s after the request",
         "model",
     ),
     Slo(
         "itl",
         "${itl_objective}",
-        _late("inter_token_latency_seconds", "${itl_s}"),
+        _late_of_vllm("inter_token_latency_seconds", "${itl_s}"),
         "ServeAppTokensAreLate",
         "of the tokens of {{ $labels.model }} come later than ${itl_s} s after the previous token",
         "model",

@@ -17,7 +17,7 @@ from serve_app.books import series
 from serve_app.core.canary import CanaryState
 from serve_app.core.events import LinkEnd
 from serve_app.core.fleet import FleetState
-from serve_app.core.fleet_report import describe
+from serve_app.core.fleet_report import describe, low_priority_waiting
 from serve_app.core.gaps import BOUNDS_S, Gaps
 from serve_app.host.surroundings import ClockSteps, free_threads
 from serve_app.ingress.books.tenant_use import TenantNames, TenantWaits
@@ -110,6 +110,11 @@ class FleetCollector(Collector):
         """Yield each series with a sample for every fleet."""
         described = [(fleet, fleet.settings.model, describe(fleet)) for fleet in self._fleets]
         yield from _counts(described)
+        low = series.gauge_family("low_priority_waiting")
+        for fleet, model, _ in described:
+            for at, count in zip(("ingress", "replica"), low_priority_waiting(fleet), strict=True):
+                low.add_metric([model, at], count)
+        yield low
         gaps = series.histogram_family("resume_gap_seconds")
         for fleet, model, _ in described:
             _add_gaps(gaps, model, fleet.failover.gaps)

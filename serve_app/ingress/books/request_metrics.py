@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from serve_app.books import series
+from serve_app.core.fair_order import priority_of_tag
 from serve_app.errors import (
     CannotStartInTime,
     IngressOverloaded,
@@ -20,6 +21,7 @@ _requests = series.counter("requests")
 _errors = series.counter("request_errors")
 _by_key = series.counter("key_requests")
 _queue = series.histogram("queue_seconds", series.WAIT_BOUNDS_S)
+_ttft = series.histogram("ttft_seconds", series.TTFT_BOUNDS_S)
 TRACED = series.counter("traced_requests")
 SPANS = series.counter("spans")
 """Both series have no samples if no traces are made."""
@@ -33,12 +35,13 @@ _WATCHED = (NoReplica, QueueFull, CannotStartInTime, TooManyConnections, Ingress
 
 
 def begin_at_zero(models: Iterable[str]) -> None:
-    """Make the series of every outcome, and of the errors that alerts read, before the first request."""
+    """Make the series of every outcome, and of the errors and times that alerts read, before the first request."""
     for model in models:
         for word in WORDS:
             _requests.labels(model, word)
         for error in _WATCHED:
             _errors.labels(model, error.code)
+        _ttft.labels(model, "interactive")
 
 
 def count_request(exchange: Exchange, ending: Ending, latencies: KeyLatencies) -> None:
@@ -52,3 +55,5 @@ def count_request(exchange: Exchange, ending: Ending, latencies: KeyLatencies) -
         latencies.note(exchange, caller.key.id, outcome)
     if first is not None and (started_at := first.trail.started_at) is not None:
         _queue.labels(model).observe(started_at - first.arrived_at)
+    if first is not None and (first_at := first.trail.first_token_at) is not None:
+        _ttft.labels(model, priority_of_tag(first.priority)).observe(first_at - first.arrived_at)
