@@ -60,8 +60,9 @@ TABLE = (
     Series(
         "tenant_refusals",
         "counter",
-        ("tenant", "quota"),
-        "Requests that were answered with 429, by the tenant's quota (docs/tenants.md). Tenants are named as above.",
+        ("tenant", "reason"),
+        "Requests that were refused with 429 or 503, by reason: the tenant's quota; first_token_s, the tenant's limit, or refuse_after_s, "
+        "the model's, for those that would start too late; else the error's code, such as queue_full. Tenants are named as above.",
     ),
     Series(
         "tenant_longest_wait_seconds",

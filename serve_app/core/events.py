@@ -23,8 +23,8 @@ class RequestArrived:
     ``prefix`` is empty if the request is not routed by its prompt. ``background``: the request is a batch's, and is refused if it would
     wait or make others wait. ``adapter``: the number of the LoRA adapter that the request is for, None for the model itself. ``start_by``:
     the second by which its first token has to come, None if there is no such limit; later engine requests of an HTTP request have none.
-    ``max_wait_s`` is such a limit from now on, which only counts at arrival, while the model has all its replicas. ``is_first``: it is
-    the first engine request of its HTTP request.
+    ``first_token_s`` is the tenant's limit from which ``start_by`` was computed, 0 without one. ``max_wait_s`` is a limit from now on,
+    which only counts at arrival, while the model has all its replicas. ``is_first``: it is the first engine request of its HTTP request.
 
     ``tenant``, ``weight`` and ``priority``: whose request it is, for `FairOrder`; "" stands for all requests without a tenant.
     """
@@ -38,6 +38,7 @@ class RequestArrived:
     background: bool = False
     adapter: int | None = None
     start_by: float | None = None
+    first_token_s: float = 0.0
     max_wait_s: float | None = None
     is_first: bool = True
     tenant: str = ""
@@ -50,7 +51,7 @@ class RequestArrived:
         request.prefix, request.adapter, request.background = self.prefix, self.adapter, self.background
         request.tenant = self.tenant
         request.arrived_at, request.waiting_since = now, now
-        request.start_by, request.is_first = self.start_by, self.is_first
+        request.start_by, request.first_token_s, request.is_first = self.start_by, self.first_token_s, self.is_first
         request.expected_by = None if self.max_wait_s is None else now + self.max_wait_s
         return request
 

@@ -77,8 +77,12 @@ class Refusals:
         """Return the error of a request that starts too late for its limit."""
         expected_s = self._expected_wait_s(request, now) or 0.0
         waiting = self._order.num_ahead(request)
-        whose = "its model's replicas.refuse_after_s" if request.start_by is None else "its tenant's first_token_s"
-        return CannotStartInTime(waiting, now - request.arrived_at, expected_s, whose, self._retry_after_s(request, now))
+        waited_s, retry_after_s = now - request.arrived_at, self._retry_after_s(request, now)
+        if request.start_by is not None:
+            return CannotStartInTime(waiting, waited_s, expected_s, "first_token_s", request.first_token_s, retry_after_s)
+        assert request.expected_by is not None  # else nothing limits its wait
+        limit_s = request.expected_by - request.arrived_at
+        return CannotStartInTime(waiting, waited_s, expected_s, "refuse_after_s", limit_s, retry_after_s)
 
     def _expected_wait_s(self, request: RequestState, now: float) -> float | None:
         """Return after how many seconds the request probably starts; None if that is not known."""

@@ -96,6 +96,8 @@ class RequestState:
     waiting_since: float = 0.0
     start_by: float | None = None
     """When its first token has to come; None if there is no such limit."""
+    first_token_s: float = 0.0
+    """The limit of its tenant from which ``start_by`` was computed, in seconds; 0 without one."""
     expected_by: float | None = None
     """When its first token should come, by what is known at its arrival; None if that does not matter."""
     outstanding_tokens: int = 0

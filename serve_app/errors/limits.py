@@ -1,7 +1,7 @@
 """These errors say that there is no room, or no time, for a request. Each of them but `DeadlinePassed` carries Retry-After."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from serve_app.errors.base import ServingError
 
@@ -40,14 +40,16 @@ class QueueFull(ServingError):
     retry_after_s: float = field()
 
     def __str__(self) -> str:
-        return f"{self.waiting} requests are waiting, limit {self.limit}; retry in {self.retry_after_s:.1f} s"
+        limit = f"limit {self.limit} (ingress.max_waiting_requests)"
+        return f"{self.waiting} requests are waiting, {limit}; retry in {self.retry_after_s:.1f} s"
 
 
 @dataclass(eq=False)
 class CannotStartInTime(ServingError):
-    """The first token has not come within the ``limit`` of the request's tenant or model, or probably would not.
+    """The first token has not come within the limit of the request's tenant or model, or probably would not.
 
-    ``waited_s``: how long it has waited, 0 for a request that is refused when it comes. ``expected_s``: how long it would wait from now on
+    ``limit``: ``first_token_s`` for the tenant's limit, ``refuse_after_s`` for the model's; ``limit_s`` is its value. ``waited_s``: how
+    long the request has waited, 0 for a request that is refused when it comes. ``expected_s``: how long the request would wait from now on
     behind ``waiting`` others, 0 if that is not known.
     """
 
@@ -56,13 +58,15 @@ class CannotStartInTime(ServingError):
     waiting: int
     waited_s: float
     expected_s: float
-    limit: str
+    limit: Literal["first_token_s", "refuse_after_s"]
+    limit_s: float
     retry_after_s: float = field()
 
     def __str__(self) -> str:
         waited = f"the request has waited {self.waited_s:.1f} s, {self.waiting} others wait"
         longer = f", and it would start in about {self.expected_s:.1f} s" if self.expected_s else ""
-        return f"{waited}{longer}: too late for {self.limit}; retry in {self.retry_after_s:.1f} s"
+        limit = f"its tenant's {self.limit}" if self.limit == "first_token_s" else f"its model's replicas.{self.limit}"
+        return f"{waited}{longer}: too late for {limit}: {self.limit_s:g}; retry in {self.retry_after_s:.1f} s"
 
 
 @dataclass(eq=False)
@@ -95,7 +99,10 @@ class NoFreePlace(ServingError):
 
 @dataclass(eq=False)
 class QuotaExceeded(ServingError):
-    """A request needs more than is left of its tenant's ``quota``. ``used`` and ``limit`` are of all ingresses together."""
+    """A request needs more than is left of its tenant's ``quota``. ``used`` and ``limit`` are of all ingresses together.
+
+    ``needed`` is 0 for a request that was not read, because nothing is left.
+    """
 
     http_status: ClassVar[int] = 429
     code: ClassVar[str] = "rate_limit_exceeded"
@@ -111,7 +118,8 @@ class QuotaExceeded(ServingError):
     def __str__(self) -> str:
         has = f"the tenant {self.tenant!r} has {self.quota} {self.limit}"
         of_what = " for its prompt and a usual answer, max_tokens at most" if self.quota.startswith("tokens") else ""
-        needs = f"{self.used} are in use and this request needs {self.needed}{of_what}"
+        needs = f"this request needs {self.needed}{of_what}" if self.needed else "none is left for another request"
+        needs = f"{self.used} are in use and {needs}"
         return f"{has}: {needs}; retry in {self.retry_after_s:.1f} s"
 
 

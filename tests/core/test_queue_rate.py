@@ -215,7 +215,7 @@ def test_the_models_limit_counts_only_with_all_replicas_and_only_at_arrival() ->
     fleet = slow_fleet()
     (refusal,) = run(fleet, late, now=9.0)
     assert isinstance(refusal, FailRequest)
-    assert "replicas.refuse_after_s" in str(refusal.error)
+    assert "too late for its model's replicas.refuse_after_s: 1.5; retry in" in str(refusal.error)
     run(fleet, replace(arrived("in-time"), max_wait_s=4.0), now=9.0)
     assert run(fleet, Ticked(), now=14.0) == []
 

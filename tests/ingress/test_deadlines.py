@@ -156,7 +156,7 @@ async def test_a_request_that_does_not_start_in_time_is_refused_before_any_prefi
             error = refused.json()["error"]
             assert error["type"] == ("overloaded_error" if path == "/v1/messages" else "cannot_start_in_time")
             assert error["message"].startswith("the request has waited 1.")
-            assert "too late for its tenant's first_token_s; retry in" in error["message"]
+            assert "too late for its tenant's first_token_s: 1; retry in" in error["message"]
         assert len(engine.added) == 1
         engine.step()
         assert (await first).status_code == 200
@@ -192,7 +192,8 @@ async def test_a_request_behind_a_queue_that_is_too_slow_for_it_is_refused_at_on
         assert asyncio.get_running_loop().time() - began_at < 1.0
         assert refused.status_code == 503
         assert 27 <= int(refused.headers["retry-after"]) <= 33
-        said = "the request has waited 0.0 s, 2 others wait, and it would start in about 30.0 s: too late for its tenant's"
+        late = "the request has waited 0.0 s, 2 others wait, and it would start in about 30.0 s"
+        said = f"{late}: too late for its tenant's first_token_s: 15; retry in"
         assert refused.json()["error"]["message"].startswith(said)
         while not all(each.done() for each in running):
             engine.step()

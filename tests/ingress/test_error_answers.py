@@ -42,7 +42,12 @@ def body(message: str, kind: str, code: int, param: str | None = None, **more: o
             (
                 503,
                 {"Retry-After": "2"},
-                body("8 requests are waiting, limit 8; retry in 1.2 s", "queue_full", 503, retry_after_s=2),
+                body(
+                    "8 requests are waiting, limit 8 (ingress.max_waiting_requests); retry in 1.2 s",
+                    "queue_full",
+                    503,
+                    retry_after_s=2,
+                ),
             ),
         ),
         (

@@ -11,7 +11,9 @@ from serve_app.ingress.http.error_answers import FleetError
 from tests.ingress.fake_fronts import error, front, ingress, post
 
 FULL = QueueFull(waiting=3, limit=3, retry_after_s=4.6)
-FULL_BODY = error("3 requests are waiting, limit 3; retry in 4.6 s", "queue_full", 503, retry_after_s=5)
+FULL_BODY = error(
+    "3 requests are waiting, limit 3 (ingress.max_waiting_requests); retry in 4.6 s", "queue_full", 503, retry_after_s=5
+)
 OF_VLLM = b'data: {"error": {"message": "full", "type": "Service Unavailable", "param": null, "code": 503}}\n\n'
 DONE = b"data: [DONE]\n\n"
 CREATED = b'event: response.created\ndata: {"sequence_number": 0}\n\n'

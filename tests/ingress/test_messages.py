@@ -58,7 +58,7 @@ async def test_a_refusal_has_the_form_of_anthropics_errors_and_no_traceback(
 def test_a_full_fleet_is_overloaded_in_anthropics_words() -> None:
     answer = answer_of(QueueFull(waiting=5, limit=5, retry_after_s=2.0), "/v1/messages")
     assert (answer.status, answer.headers["Retry-After"]) == (503, "2")
-    message = "5 requests are waiting, limit 5; retry in 2.0 s"
+    message = "5 requests are waiting, limit 5 (ingress.max_waiting_requests); retry in 2.0 s"
     assert answer.body == {"type": "error", "error": {"type": "overloaded_error", "message": message, "retry_after_s": 2}}
 
 

@@ -58,7 +58,7 @@ async def test_a_request_beyond_the_quota_gets_429_on_each_route_and_other_tenan
             assert 55 <= int(refused.headers["retry-after"]) <= 61
             assert refused.headers["x-ratelimit-remaining-requests"] == "0"
             error = refused.json()["error"]
-            said = "the tenant 'red' has requests_per_minute 2: 2 are in use and this request needs 1; retry in"
+            said = "the tenant 'red' has requests_per_minute 2: 2 are in use and none is left for another request; retry in"
             assert error["message"].startswith(said)
             assert error["type"] == ("rate_limit_error" if path == "/v1/messages" else "rate_limit_exceeded")
         assert engine.added == []
@@ -84,7 +84,8 @@ async def test_tokens_are_counted_as_the_engines_count_them(tmp_path: Path) -> N
         answer = await http.post("/v1/completions", json=ask, headers=shown("red"))
         assert (answer.status_code, answer.headers["x-ratelimit-remaining-tokens"]) == (200, "0")
         long = await http.post("/v1/completions", json={**ask, "prompt": [5] * 101}, headers=shown("red"))
-        assert long.status_code == 429, "before it is read: nothing is left"
+        said = "the tenant 'red' has tokens_per_minute 100: 100 are in use and none is left for another request; retry in"
+        assert (long.status_code, long.json()["error"]["message"][: len(said)]) == (429, said), "before it is read"
 
 
 @in_loop

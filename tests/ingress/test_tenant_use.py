@@ -7,6 +7,7 @@ from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.request import RequestState, Resume
 from serve_app.core.tenants import Tenant
+from serve_app.errors import BadRequest, CannotStartInTime, NoFreePlace, QueueFull, QuotaExceeded, ServingError
 from serve_app.ingress.books.tenant_use import OTHERS, TenantNames, TenantUse, TenantWaits
 from serve_app.ingress.exchange.exchange import Exchange
 from tests.ingress.tenants import caller
@@ -41,6 +42,34 @@ def test_who_has_no_tenant_or_was_not_answered_has_no_series() -> None:
     note(use, None, "use-3")
     note(use, "refused", "use-3", output_tokens=0)
     assert not [s for metric in REGISTRY.collect() for s in metric.samples if s.labels.get("model") == "use-3"]
+
+
+def refused(tenant: str, error: ServingError) -> None:
+    exchange = Exchange("/v1/completions", caller(Tenant(tenant)))
+    exchange.fail(error)
+    TenantUse(TenantNames()).note(exchange, exchange.requests.totals("rejected"), None)
+
+
+def test_refusals_are_counted_by_the_limit_that_refused() -> None:
+    for error in (
+        QuotaExceeded("lim", "max_concurrent", 1, 1, 1, 1.0),
+        QuotaExceeded("lim", "tokens_per_day", 9, 9, 1, 1.0),
+        CannotStartInTime(1, 0.0, 9.0, "first_token_s", 2.0, 1.0),
+        CannotStartInTime(1, 9.0, 0.0, "refuse_after_s", 8.0, 1.0),
+        CannotStartInTime(1, 0.0, 9.0, "refuse_after_s", 8.0, 1.0),
+        QueueFull(waiting=1, limit=1, retry_after_s=5.0),
+        NoFreePlace(waiting=1, retry_after_s=1.0),
+        BadRequest("prompt", "is long"),
+    ):
+        refused("lim", error)
+    samples = [sample for metric in REGISTRY.collect() for sample in metric.samples]
+    counted = {
+        s.labels["reason"]: s.value
+        for s in samples
+        if s.name == "serve_app_tenant_refusals_total" and s.labels["tenant"] == "lim"
+    }
+    wanted = {"max_concurrent": 1.0, "tokens_per_day": 1.0, "first_token_s": 1.0, "refuse_after_s": 2.0, "queue_full": 1.0}
+    assert counted == wanted
 
 
 def test_further_tenants_share_the_series_of_the_others() -> None:

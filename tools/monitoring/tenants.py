@@ -110,10 +110,10 @@ TENANTS = Board(
                     "By outcome; the overview has them by key.",
                 ),
                 _panel(
-                    "Requests beyond a quota",
-                    {"{{tenant}} {{quota}}": f"topk(20, {rate('serve_app_tenant_refusals_total', 'tenant, quota', JOB)} > 0)"},
+                    "Why requests were refused",
+                    {"{{tenant}} {{reason}}": f"topk(20, {rate('serve_app_tenant_refusals_total', 'tenant, reason', JOB)} > 0)"},
                     "reqps",
-                    "Answered with 429, by the quota that had no room. They are no demand to the autoscaler.",
+                    "With 429, by the quota that had no room, or with 503: first_token_s and refuse_after_s are limits of the wait.",
                 ),
             ),
         ),

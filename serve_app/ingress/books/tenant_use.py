@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from serve_app.books import series
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_report import LongestWait, longest_waits
-from serve_app.errors import QuotaExceeded
+from serve_app.errors import CannotStartInTime, NoFreePlace, QuotaExceeded, ServingError
 from serve_app.ingress.exchange.engine_requests import Totals
 from serve_app.ingress.exchange.exchange import Exchange
 
@@ -39,6 +39,18 @@ def _of_gpus(tenant: str, model: str) -> Counter:
     return _gpu_seconds.labels(tenant, model)
 
 
+def _reason(error: ServingError) -> str | None:
+    """Return by which limit a request was refused; None for an error that refuses nothing, and for a line that is tried again."""
+    match error:
+        case QuotaExceeded():
+            return error.quota
+        case CannotStartInTime():
+            return error.limit
+        case NoFreePlace():
+            return None
+    return error.code if error.http_status in (429, 503) else None
+
+
 class TenantNames:
     """The names of tenants in series: the first ``max_tenants`` that come are named, and all others share the name `OTHERS`."""
 
@@ -60,11 +72,11 @@ class TenantUse:
         self._names = names
 
     def note(self, exchange: Exchange, totals: Totals, gpu_s: float | None) -> None:
-        """Count what a request has used, or that a quota refused it. A request that no engine answered used nothing."""
+        """Count what a request has used, or why it was refused. A request that no engine answered used nothing."""
         if exchange.tenant is None:
             return
-        if isinstance(exchange.error, QuotaExceeded):
-            _refusals.labels(self._names.shown(exchange.tenant), exchange.error.quota).inc()
+        if exchange.error is not None and (reason := _reason(exchange.error)) is not None:
+            _refusals.labels(self._names.shown(exchange.tenant), reason).inc()
         if not totals.num_answered:
             return
         labels = (self._names.shown(exchange.tenant), exchange.model)

@@ -157,6 +157,7 @@ class Intake:
             background=exchange is not None and exchange.background,
             adapter=None if request.lora_request is None else request.lora_request.lora_int_id,
             start_by=start_by,
+            first_token_s=0.0 if start_by is None or tenant is None else tenant.first_token_s or 0.0,
             max_wait_s=max_wait_s,
             is_first=exchange is None or exchange.requests.first is None,
             tenant="" if tenant is None else tenant.name,

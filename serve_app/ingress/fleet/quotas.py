@@ -98,7 +98,7 @@ class Quotas:
             QuotaExceeded: One of the tenant's quotas is used up at all ingresses.
         """
         if tenant.quotas and (lack := self._meter(tenant).lack(1, self._clock(), note=False)) is not None and not lack.elsewhere:
-            raise self._exceeded(tenant, self._meter(tenant), lack)
+            raise self._exceeded(tenant, self._meter(tenant), lack._replace(wanted=0))
 
     async def refusal(
         self, exchange: Exchange | None, prompt_tokens: int, max_tokens: int, answer_id: str = ""
