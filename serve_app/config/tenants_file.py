@@ -1,7 +1,6 @@
-"""The files of API keys: tenants with rights and limits (`ingress.tenants_file`), or one key a line (`ingress.api_keys_file`).
+"""The file of tenants with keys, rights and limits (`ingress.tenants_file`), which becomes a `Keyring`.
 
-Both become the same `Keyring`. In a file of keys, each key is a tenant of its own without limits, named by the first 12 hex digits of its
-SHA-256. No error quotes a key, nor any value in whose place a key may have been written.
+No error quotes a key, nor any value in whose place a key may have been written.
 """
 
 import hashlib
@@ -15,6 +14,7 @@ from typing import Annotated, Any, Self, get_args
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from serve_app.config.api_keys_file import DIGEST, FEWER, MAX_KEYS, MIN_KEY_CHARS, WHERE, read_api_keys
 from serve_app.config.base import Int, Real, Section
 from serve_app.config.checks import did_you_mean, dotted, load_yaml, refuse, to_config_errors, wrong
 from serve_app.config.settings import Settings, read_text
@@ -23,23 +23,14 @@ from serve_app.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-MIN_KEY_CHARS = 16
 MAX_BYTES = 4 << 20
 """The largest tenants file. `MAX_KEYS` keys with all their fields have 1 MiB."""
 _MAX_PROBLEMS = 100
 TENANT_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
-MAX_KEYS = 5_000
-"""Most keys of a file. A request is compared with all of them, which takes 0.3 ms for 5,000; they take 1 s to read."""
 RESERVED_NAMES = ("none", "others")
 """Words that series use in place of a name."""
-_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
-_NAME_CHARS = 12  # enough to tell keys apart, too little to look one up by
-_KEY = re.compile(r"[!-~]+")  # what a header can carry without quoting
-_KEYS_FILE, _TENANTS_FILE = "ingress.api_keys_file", "ingress.tenants_file"
-_HINT = "a line is a key, for example of `openssl rand -hex 32`, or sha256: and the 64 hex digits of one"
+_TENANTS_FILE = "ingress.tenants_file"
 _HOW = "`serve-app tenants create` makes a key and its entry"
-_WHERE = "create it on every node of the ingress, readable for the ingress's user"
-_FEWER = "remove keys that have expired or were revoked: each request is compared with all keys"
 _OF_NOTHING = hashlib.sha256(b"").hexdigest()
 
 
@@ -59,7 +50,7 @@ def _key_id(text: str) -> str:
 
 
 def _digest(value: object) -> object:
-    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+    if not isinstance(value, str) or not DIGEST.fullmatch(value):
         problem = f"has {len(str(value))} characters, and is not the 64 hex digits of a SHA-256"
         raise wrong("", problem, f"never write a key itself here: printf %s KEY | sha256sum; {_HOW}")
     if value.lower() == _OF_NOTHING:
@@ -76,12 +67,21 @@ def _has_a_next_day(day: date) -> date:
 Day = Annotated[date, BeforeValidator(_day), AfterValidator(_has_a_next_day)]
 
 
-class KeySettings(Section):
+class Part(Section):
+    """A part of a tenants file."""
+
+    @classmethod
+    def _hint_for(cls, key: str) -> str:
+        place = next((place for place, part in _PLACES.items() if key in part.model_fields), "")
+        return f"it belongs {place}" if place else super()._hint_for(key)
+
+
+class KeySettings(Part):
     """One API key, of which the file holds only the digest."""
 
     id: Annotated[str, AfterValidator(_key_id)]
     """Name of the key in errors, logs, series, ledger and traces. Unique in the file."""
-    sha256: Annotated[str, BeforeValidator(_digest)] = Field(json_schema_extra={"pattern": f"^{_DIGEST.pattern}$"})
+    sha256: Annotated[str, BeforeValidator(_digest)] = Field(json_schema_extra={"pattern": f"^{DIGEST.pattern}$"})
     """The SHA-256 of the key, as 64 hex digits. Unique in the file."""
     expires: Day | None = None
     """Last day (UTC) on which the key is valid. None: it does not expire."""
@@ -104,7 +104,7 @@ class KeySettings(Section):
         )
 
 
-class TenantLimits(Section):
+class TenantLimits(Part):
     """Limits of a tenant: of each request, and its quotas, which all its requests at all ingresses share."""
 
     max_tokens: Int | None = Field(default=None, ge=1)
@@ -125,7 +125,7 @@ class TenantLimits(Section):
         return {name: value for name in get_args(Quota) if (value := getattr(self, name)) is not None}
 
 
-class TenantDeadlines(Section):
+class TenantDeadlines(Part):
     """How long the requests of a tenant may take, from the end of a request's head."""
 
     first_token_s: Real | None = Field(default=None, gt=0)
@@ -142,7 +142,7 @@ class TenantDeadlines(Section):
         return self
 
 
-class TenantSettings(Section):
+class TenantSettings(Part):
     """The keys, rights, limits, deadlines and weight of one tenant."""
 
     keys: tuple[KeySettings, ...] = ()
@@ -192,7 +192,16 @@ class TenantSettings(Section):
         )
 
 
-class TenantsFile(Section):
+_PLACES: dict[str, type[Part]] = {
+    "in an entry of `keys`": KeySettings,
+    "under `limits`": TenantLimits,
+    "under `deadlines`": TenantDeadlines,
+    "to the tenant itself": TenantSettings,
+}
+"""Where in the file the keys of each part belong, as hints say it."""
+
+
+class TenantsFile(Part):
     """The file `ingress.tenants_file`."""
 
     tenants: dict[str, TenantSettings] = Field(min_length=1, json_schema_extra={"propertyNames": {"pattern": TENANT_PATTERN}})
@@ -213,7 +222,7 @@ class TenantsFile(Section):
 
     def _duplicates(self) -> Iterator[PydanticCustomError]:
         if (num_keys := sum(len(tenant.keys) for tenant in self.tenants.values())) > MAX_KEYS:
-            yield wrong("tenants", f"has {num_keys} keys in all, and the limit is {MAX_KEYS}", _FEWER)
+            yield wrong("tenants", f"has {num_keys} keys in all, and the limit is {MAX_KEYS}", FEWER)
         ids: dict[str, str] = {}
         digests: dict[str, str] = {}
         for name, tenant in self.tenants.items():
@@ -340,7 +349,7 @@ def _read_tenants(file: Path) -> TenantsFile | list[ConfigError]:
         found = _parsed(read_text(file))
     except (ConfigError, OSError) as exc:
         problem = exc.problem if isinstance(exc, ConfigError) else f"{file} cannot be read: {exc.strerror}"
-        return [ConfigError(_TENANTS_FILE, problem, _WHERE)]
+        return [ConfigError(_TENANTS_FILE, problem, WHERE)]
     return found if isinstance(found, TenantsFile) else _in_file(file, found)
 
 
@@ -354,37 +363,3 @@ def _in_file(file: Path, problems: Iterable[ConfigError]) -> list[ConfigError]:
 def tenants_json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a tenants file, for editors."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **TenantsFile.model_json_schema()}
-
-
-def read_api_keys(path: Path, *, shared: bool = False) -> Keyring:
-    """Return the keys of a file with a key a line. Each is a tenant of its own.
-
-    A line is a key of at least `MIN_KEY_CHARS` characters, or `sha256:` and the 64 hex digits of a key's SHA-256, or empty, or a comment
-    that starts with `#`.
-
-    Raises:
-        ConfigError: The file cannot be read, or holds no key or more than `MAX_KEYS`, or has a line that is no key.
-    """
-    try:
-        text = read_text(path)
-    except ConfigError as exc:
-        raise ConfigError(_KEYS_FILE, exc.problem, _WHERE) from exc
-    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)]
-    digests = {_digest_of_line(path, number, line): None for number, line in lines if line and not line.startswith("#")}
-    if not digests:
-        raise ConfigError(_KEYS_FILE, f"{path} holds no key", _HINT)
-    if len(digests) > MAX_KEYS:
-        raise ConfigError(_KEYS_FILE, f"{path} holds {len(digests)} keys, and the limit is {MAX_KEYS}", _FEWER)
-    names = {digest.hex()[:_NAME_CHARS]: digest for digest in digests}
-    return Keyring((Tenant(name, shares_prefix_cache=shared), [Key(name, digest)]) for name, digest in names.items())
-
-
-def _digest_of_line(path: Path, number: int, line: str) -> bytes:
-    if line.startswith("sha256:"):
-        if not _DIGEST.fullmatch(digest := line.removeprefix("sha256:")):
-            raise ConfigError(_KEYS_FILE, f"line {number} of {path} is no SHA-256", _HINT)
-        return bytes.fromhex(digest)
-    if len(line) < MIN_KEY_CHARS or not _KEY.fullmatch(line):
-        problem = f"line {number} of {path} has {len(line)} characters; {MIN_KEY_CHARS} or more without spaces are needed"
-        raise ConfigError(_KEYS_FILE, problem, _HINT)
-    return hashlib.sha256(line.encode()).digest()

@@ -5,7 +5,8 @@ from functools import partial
 from pathlib import Path
 
 from serve_app.config import read_text
-from serve_app.config.tenants_file import parse_tenants, read_api_keys
+from serve_app.config.api_keys_file import read_api_keys
+from serve_app.config.tenants_file import parse_tenants
 from serve_app.core.tenants import Caller, Key, Tenant
 from serve_app.ingress.http.callers import Tenants
 

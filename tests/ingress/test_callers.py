@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.config import tenants_file
+from serve_app.config import api_keys_file, tenants_file
 from serve_app.core.tenants import Key, Keyring, Tenant
 from serve_app.errors import ConfigError, InvalidApiKey
 from serve_app.ingress.http import callers
@@ -144,7 +144,8 @@ async def test_requests_are_answered_by_the_old_keys_while_a_changed_file_is_rea
 def test_a_file_of_too_many_keys_is_refused_with_their_number(
     num_more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tenants_file, "MAX_KEYS", 10)
+    for module in (tenants_file, api_keys_file):
+        monkeypatch.setattr(module, "MAX_KEYS", 10)
     num_keys = 10 + num_more
     entries = [{"id": f"k{number}", "sha256": digest(str(number))} for number in range(num_keys)]
     half = num_keys // 2
