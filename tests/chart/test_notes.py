@@ -54,6 +54,23 @@ def test_a_model_on_cpu_stays_through_an_update() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "keys", "said"),
+    [
+        ({"engine_args": {"scheduling_policy": "fcfs"}}, {"enabled": True}, True),
+        ({"engine_args": {"scheduling_policy": "fcfs"}}, {"enabled": False}, False),
+        ({"engine_args": {"scheduling_policy": "priority"}}, {"enabled": True}, False),
+        ({"engine_args": {"max_num_seqs": 8}}, {"enabled": True}, False),
+        ({}, {"enabled": True}, False),
+    ],
+)
+def test_a_model_whose_engines_know_no_weights_is_announced_where_there_are_tenants(
+    model: dict[str, Any], keys: dict[str, Any], said: bool
+) -> None:
+    printed = notes(merged(models({"name": "m", "model": "/opt/m", **model}), at("apiKeys", keys)))
+    assert ("The engines of model m start requests in the order of arrival" in printed) is said
+
+
+@pytest.mark.parametrize(
     ("ingress", "said"),
     [
         ({}, ["no TLS", "buffering"]),
