@@ -35,6 +35,7 @@ class Contest:
     clients: list[Client]
     seed: int
     num_ingresses: int = 1
+    priority: Priority = "interactive"
     now: float = 0.0
     queue: dict[str, tuple[RequestState, Client, int]] = field(default_factory=dict)
 
@@ -53,7 +54,7 @@ class Contest:
         client.num += 1
         prompt_tokens = max(1, round(client.prompt_tokens * self.random.uniform(0.5, 1.5)))
         state = request(f"{client.name}{client.num}", prompt_tokens=prompt_tokens, max_tokens=4 * client.output_tokens)
-        self.orders[ingress].place(state, client.name, client.weight, "interactive", self.now)
+        self.orders[ingress].place(state, client.name, client.weight, self.priority, self.now)
         self.queue[state.request_id] = state, client, ingress
 
     def exchange(self) -> None:
@@ -95,9 +96,10 @@ def test_equal_tenants_get_equal_gpu_time_whatever_their_requests_look_like(seed
     assert contest.shares() == pytest.approx([0.25] * 4, rel=0.05)
 
 
+@pytest.mark.parametrize("priority", ["interactive", "background"])  # lines of batches are background work
 @pytest.mark.parametrize("seed", range(3))
-def test_weights_divide_gpu_time(seed: int) -> None:
-    contest = Contest([Client(f"t{weight}", weight, 300, 30, 20) for weight in (1.0, 2.0, 4.0)], seed)
+def test_weights_divide_gpu_time(seed: int, priority: Priority) -> None:
+    contest = Contest([Client(f"t{weight}", weight, 300, 30, 20) for weight in (1.0, 2.0, 4.0)], seed, priority=priority)
     contest.run(1000.0, counted_from_s=300.0)  # the first answers were not known
     assert contest.shares() == pytest.approx([1 / 7, 2 / 7, 4 / 7], rel=0.03)
 
