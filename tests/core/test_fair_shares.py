@@ -16,7 +16,7 @@ from tests.core.test_fair_order import COSTS, placed, request
 
 @dataclass
 class Client:
-    """A tenant that always has ``backlog`` requests at each of its ingresses."""
+    """A tenant that always has ``backlog`` requests at each of its ingresses. ``cached`` is the part of its prompts that the engine has."""
 
     name: str
     weight: float
@@ -24,6 +24,7 @@ class Client:
     output_tokens: int
     backlog: int
     ingresses: tuple[int, ...] = (0,)
+    cached: float = 0.0
     served_s: float = 0.0
     num: int = 0
 
@@ -69,7 +70,8 @@ class Contest:
         num_tokens = max(1, round(client.output_tokens * self.random.uniform(0.5, 1.5)))
         self.orders[ingress].begin(state, self.now)
         state.emitted_ids = [1] * num_tokens
-        cost_s = state.prompt_tokens * COSTS.prompt_token_s + num_tokens * COSTS.output_token_s
+        state.trail.cached_tokens = round(client.cached * state.prompt_tokens)
+        cost_s = (state.prompt_tokens - state.trail.cached_tokens) * COSTS.prompt_token_s + num_tokens * COSTS.output_token_s
         self.now += cost_s
         client.served_s += cost_s * (self.now > counted_from_s)
         self.orders[ingress].end(state, self.now)
@@ -102,6 +104,19 @@ def test_weights_divide_gpu_time(seed: int, priority: Priority) -> None:
     contest = Contest([Client(f"t{weight}", weight, 300, 30, 20) for weight in (1.0, 2.0, 4.0)], seed, priority=priority)
     contest.run(1000.0, counted_from_s=300.0)  # the first answers were not known
     assert contest.shares() == pytest.approx([1 / 7, 2 / 7, 4 / 7], rel=0.03)
+
+
+@pytest.mark.parametrize(("cheap", "costly"), [((1, 0.0), (200, 0.0)), ((30, 1.0), (30, 0.0)), ((1, 1.0), (200, 0.0))])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tenant_gains_nothing_from_cheap_requests_after_which_its_costly_ones_seem_cheap(
+    seed: int, cheap: tuple[int, float], costly: tuple[int, float]
+) -> None:
+    trainer, honest = Client("trainer", 1.0, 300, 30, 20), Client("honest", 1.0, 300, 30, 20)
+    contest = Contest([trainer, honest], seed)
+    while contest.now < 1000.0:
+        trainer.output_tokens, trainer.cached = cheap if trainer.num % 100 < 80 else costly
+        contest.step(300.0)
+    assert contest.shares()[0] < 0.51
 
 
 @pytest.mark.parametrize("seed", range(3))
