@@ -183,6 +183,7 @@ WAYS = (
     Way(name="`batch_step_share: 0.1`", share=0.1),
     Way(name="priority alone, 256 lines", lines=256),
     *(Way(name=f"`batch_step_share: {share:g}`, 256 lines", lines=256, share=share) for share in (0.02, 0.05, 0.1, 0.2, 0.5)),
+    Way(name="`batch_step_share: 0.1`, 512 lines", lines=512, share=0.1),
 )
 
 

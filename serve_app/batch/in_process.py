@@ -28,8 +28,7 @@ _GOODBYE_S = 5.0
 class InProcess(httpx.AsyncBaseTransport):
     """A transport to ``application``, which runs in ``loop``.
 
-    ``places`` bounds the requests of all batches together. ``own`` bounds the requests of this transport, so that no batch queues more of
-    them than another. ``timeout_s`` is the time limit of one request, without its wait for a place.
+    ``concurrency`` is the most requests at once. ``timeout_s`` is the time limit of one request, without its wait for a place.
     """
 
     def __init__(
@@ -38,16 +37,15 @@ class InProcess(httpx.AsyncBaseTransport):
         loop: asyncio.AbstractEventLoop,
         *,
         owner: Owner,
-        places: asyncio.Semaphore,
-        own: asyncio.Semaphore,
+        concurrency: int,
         timeout_s: float,
     ) -> None:
         self._application, self._loop = application, loop
-        self._owner, self._places, self._own, self._timeout_s = owner, places, own, timeout_s
+        self._owner, self._places, self._timeout_s = owner, asyncio.Semaphore(concurrency), timeout_s
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = await request.aread()
-        async with self._own, self._places:
+        async with self._places:
             asked = asyncio.run_coroutine_threadsafe(self._ask(request.url.path, body), self._loop)
             try:
                 async with asyncio.timeout(self._timeout_s) as limit:

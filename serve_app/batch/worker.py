@@ -117,12 +117,10 @@ class Worker:
     ) -> None:
         self._woken = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        concurrency = self._settings.concurrency
-        places = asyncio.Semaphore(concurrency)
 
         def transport(owner: Owner) -> httpx.AsyncBaseTransport:
-            own = asyncio.Semaphore(concurrency)  # a batch of several models has a runner for each
-            return InProcess(application, ingress, owner=owner, places=places, own=own, timeout_s=REQUEST_TIMEOUT_S)
+            concurrency = self._settings.concurrency  # of the whole batch: one of several models has a runner for each
+            return InProcess(application, ingress, owner=owner, concurrency=concurrency, timeout_s=REQUEST_TIMEOUT_S)
 
         def job(batch: Batch, claim: Claim) -> BatchJob:
             return BatchJob(

@@ -65,7 +65,8 @@ class BatchSettings(Section):
     max_open_batches: Int = Field(default=100, ge=1)
     """Most batches of one tenant that have not ended; one more is answered with 429."""
     concurrency: Int = Field(default=32, ge=1, le=4096)
-    """Most requests at once of all batches together. Keep it well below an engine's max_num_seqs, so that chats find a place."""
+    """Most requests at once of one batch. An ingress runs one batch of each tenant at once, of 16 tenants at most. Keep the requests of all
+    batches well below an engine's max_num_seqs, so that chats find a place."""
     max_window_s: Real = Field(default=7 * 86400.0, ge=1, le=3660 * 86400.0)
     """Longest `completion_window` that a batch may ask for, in seconds."""
     keep_s: Real = Field(default=30 * 86400.0, ge=3600, le=3660 * 86400.0)

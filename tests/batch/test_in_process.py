@@ -1,4 +1,4 @@
-"""Requests of batches share the places of an ingress."""
+"""A batch asks the ingress by its own transport."""
 
 import asyncio
 
@@ -12,27 +12,19 @@ from tests.doubles.fleet import in_loop
 
 
 @in_loop
-async def test_a_batch_that_asks_for_much_at_once_queues_no_more_than_another() -> None:
-    """Two places. One batch has eight requests, of which two may queue at once; the other batch's two come later, and are not last."""
-    served: list[str] = []
+async def test_a_batch_asks_no_more_at_once_than_its_concurrency() -> None:
+    num_running, at_once = 0, list[int]()
 
     async def answer(scope: Scope, receive: Receive, send: Send, owner: Owner) -> None:
+        nonlocal num_running
+        num_running += 1
+        at_once.append(num_running)
         await asyncio.sleep(0)
-        served.append(owner.tenant)
+        num_running -= 1
         await JSONResponse({})(scope, receive, send)
 
-    places, loop = asyncio.Semaphore(2), asyncio.get_running_loop()
-
-    def client(tenant: str) -> httpx.AsyncClient:
-        own = asyncio.Semaphore(2)
-        transport = InProcess(answer, loop, owner=Owner(tenant, "key"), places=places, own=own, timeout_s=60.0)
-        return httpx.AsyncClient(transport=transport, base_url="http://ingress")
-
-    async with client("large") as large, client("small") as small, asyncio.TaskGroup() as tasks:
+    transport = InProcess(answer, asyncio.get_running_loop(), owner=Owner("red", "key"), concurrency=2, timeout_s=60.0)
+    async with httpx.AsyncClient(transport=transport, base_url="http://ingress") as client, asyncio.TaskGroup() as tasks:
         for _ in range(8):
-            tasks.create_task(large.post("/v1/completions", json={}))
-        await asyncio.sleep(0)
-        for _ in range(2):
-            tasks.create_task(small.post("/v1/completions", json={}))
-    assert len(served) == 10
-    assert max(index for index, owner in enumerate(served) if owner == "small") < 7
+            tasks.create_task(client.post("/v1/completions", json={}))
+    assert (len(at_once), max(at_once)) == (8, 2)

@@ -261,6 +261,37 @@ def test_who_gives_up_while_the_prompt_is_computed_pays_for_it(was_next: bool, p
     assert order_of_service(placed(order, "a-next", "a"), *others).index("a-next") == position
 
 
+def test_who_aborts_an_answer_pays_for_its_tokens_so_far() -> None:
+    order = FairOrder()
+    order.learn(COSTS)
+    others = [placed(order, f"b{number}", "b") for number in range(9)]
+    aborted = request("a0", max_tokens=1000)
+    order.place(aborted, "a", 1.0, "interactive", 0.0)
+    order.begin(aborted, 0.0)
+    aborted.emitted_ids, aborted.trail.end = [1] * 500, "aborted"  # 5 s, and the requests of "b" cost 1 s
+    order.end(aborted, 0.0)
+    assert order_of_service(placed(order, "a1", "a"), *others)[-1] == "a1"
+
+
+def test_a_prompt_is_expected_to_cost_at_least_a_quarter_however_much_of_earlier_ones_was_cached() -> None:
+    order = FairOrder()
+    order.learn(COSTS)
+
+    def large(name: str, tenant: str) -> RequestState:
+        state = request(name, prompt_tokens=1000, max_tokens=1)
+        order.place(state, tenant, 1.0, "interactive", 0.0)
+        return state
+
+    for number in range(50):
+        cached = large(f"cached{number}", "a")
+        cached.emitted_ids, cached.trail.cached_tokens = [1], 1000
+        order.begin(cached, 0.0)
+        order.end(cached, 0.0)
+    burst = [large(f"a{number}", "a") for number in range(8)]
+    # Seconds: 0.26, 0.52, 0.78 for the first three of "a", and 1.01 for the first of "b".
+    assert order_of_service(*burst, large("b0", "b")).index("b0") == 3
+
+
 def test_nonsense_from_other_ingresses_changes_nothing() -> None:
     order = FairOrder()
     state = placed(order, "a0", "a")

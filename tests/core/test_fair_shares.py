@@ -16,7 +16,7 @@ from tests.core.test_fair_order import COSTS, placed, request
 
 @dataclass
 class Client:
-    """A tenant that always has ``backlog`` requests at each of its ingresses."""
+    """A tenant that always has ``backlog`` requests at each of its ingresses. ``cached`` is the part of its prompts that the engine has."""
 
     name: str
     weight: float
@@ -24,6 +24,7 @@ class Client:
     output_tokens: int
     backlog: int
     ingresses: tuple[int, ...] = (0,)
+    cached: float = 0.0
     served_s: float = 0.0
     num: int = 0
 
@@ -35,6 +36,7 @@ class Contest:
     clients: list[Client]
     seed: int
     num_ingresses: int = 1
+    priority: Priority = "interactive"
     now: float = 0.0
     queue: dict[str, tuple[RequestState, Client, int]] = field(default_factory=dict)
 
@@ -53,7 +55,7 @@ class Contest:
         client.num += 1
         prompt_tokens = max(1, round(client.prompt_tokens * self.random.uniform(0.5, 1.5)))
         state = request(f"{client.name}{client.num}", prompt_tokens=prompt_tokens, max_tokens=4 * client.output_tokens)
-        self.orders[ingress].place(state, client.name, client.weight, "interactive", self.now)
+        self.orders[ingress].place(state, client.name, client.weight, self.priority, self.now)
         self.queue[state.request_id] = state, client, ingress
 
     def exchange(self) -> None:
@@ -68,7 +70,8 @@ class Contest:
         num_tokens = max(1, round(client.output_tokens * self.random.uniform(0.5, 1.5)))
         self.orders[ingress].begin(state, self.now)
         state.emitted_ids = [1] * num_tokens
-        cost_s = state.prompt_tokens * COSTS.prompt_token_s + num_tokens * COSTS.output_token_s
+        state.trail.cached_tokens = round(client.cached * state.prompt_tokens)
+        cost_s = (state.prompt_tokens - state.trail.cached_tokens) * COSTS.prompt_token_s + num_tokens * COSTS.output_token_s
         self.now += cost_s
         client.served_s += cost_s * (self.now > counted_from_s)
         self.orders[ingress].end(state, self.now)
@@ -95,11 +98,25 @@ def test_equal_tenants_get_equal_gpu_time_whatever_their_requests_look_like(seed
     assert contest.shares() == pytest.approx([0.25] * 4, rel=0.05)
 
 
+@pytest.mark.parametrize("priority", ["interactive", "background"])  # lines of batches are background work
 @pytest.mark.parametrize("seed", range(3))
-def test_weights_divide_gpu_time(seed: int) -> None:
-    contest = Contest([Client(f"t{weight}", weight, 300, 30, 20) for weight in (1.0, 2.0, 4.0)], seed)
+def test_weights_divide_gpu_time(seed: int, priority: Priority) -> None:
+    contest = Contest([Client(f"t{weight}", weight, 300, 30, 20) for weight in (1.0, 2.0, 4.0)], seed, priority=priority)
     contest.run(1000.0, counted_from_s=300.0)  # the first answers were not known
     assert contest.shares() == pytest.approx([1 / 7, 2 / 7, 4 / 7], rel=0.03)
+
+
+@pytest.mark.parametrize(("cheap", "costly"), [((1, 0.0), (200, 0.0)), ((30, 1.0), (30, 0.0)), ((1, 1.0), (200, 0.0))])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tenant_gains_nothing_from_cheap_requests_after_which_its_costly_ones_seem_cheap(
+    seed: int, cheap: tuple[int, float], costly: tuple[int, float]
+) -> None:
+    trainer, honest = Client("trainer", 1.0, 300, 30, 20), Client("honest", 1.0, 300, 30, 20)
+    contest = Contest([trainer, honest], seed)
+    while contest.now < 1000.0:
+        trainer.output_tokens, trainer.cached = cheap if trainer.num % 100 < 80 else costly
+        contest.step(300.0)
+    assert contest.shares()[0] < 0.51
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -6,6 +6,7 @@ A test sleeps between two questions by HTTP for the state of a batch, as clients
 import asyncio
 import contextlib
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from serve_app.core.fair_order import BACKGROUND_PRIORITY
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.front_end.front_end import FrontEnd
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
+from serve_app.ingress.http.callers import Tenants
 from serve_app.ingress.http.listener import Listener
 from serve_app.ingress.routes.app import AppLimits, IngressApp
 from serve_app.ingress.runtime import IngressRuntime
@@ -29,6 +31,7 @@ from serve_app.links.fingerprint import model_fingerprint
 from tests.doubles.fake_engine import FakeEngine
 from tests.doubles.fleet import MODEL, FakeReplica, in_loop, start_replica, until
 from tests.ingress.fronts import front_end
+from tests.ingress.tenants import digest, of_file
 from tests.ports import free_port
 
 pytestmark = pytest.mark.engine
@@ -48,12 +51,13 @@ class Ingress:
     engine: FakeEngine
     client: openai.AsyncOpenAI
 
-    async def begin(self, num_lines: int) -> str:
-        """Begin a batch and return its id."""
-        lines = [{"custom_id": f"id-{i}", "method": "POST", "url": CHAT, "body": body(f"line {i}")} for i in range(num_lines)]
+    async def begin(self, num_lines: int, *, key: str = "none") -> str:
+        """Begin a batch and return its id. Its lines are equally long, if there are at most 100."""
+        lines = [{"custom_id": f"id-{i}", "method": "POST", "url": CHAT, "body": body(f"line {i:02}")} for i in range(num_lines)]
         content = "\n".join(map(json.dumps, lines)).encode()
-        file = await self.client.files.create(file=content, purpose="batch")
-        return (await self.client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")).id
+        client = self.client.with_options(api_key=key)
+        file = await client.files.create(file=content, purpose="batch")
+        return (await client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")).id
 
     async def ended(self, batch_id: str) -> Any:
         while (batch := await self.client.batches.retrieve(batch_id)).status in (
@@ -74,15 +78,18 @@ def body(prompt: str) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def serving(model: Path, folder: Path, *, credit: int = 100) -> AsyncIterator[Ingress]:
-    tiny = {"model": str(model), "simulated": {"profile": "a10g-llama-8b"}, "engine_args": {"max_model_len": 512}}
+async def serving(
+    model: Path, folder: Path, *, credit: int = 100, concurrency: int = 32, tenants: Tenants | None = None
+) -> AsyncIterator[Ingress]:
+    engine_args = {"max_model_len": 512, "scheduling_policy": "priority"}
+    tiny = {"model": str(model), "simulated": {"profile": "a10g-llama-8b"}, "engine_args": engine_args}
     sections: dict[str, Any] = {"ingress": {"port": free_port()}, "protocol": {"credit": credit}}
     values = parse_settings({"models": {MODEL: tiny}, **sections})
     client = FleetClient(values, values.models[MODEL], ingress_id="ingress-1", token=b"", tls=None)
     grammars = GrammarCompiler()
     front = await front_end(values.models[MODEL], str(model), client, grammars)
-    service = BatchService(BatchSettings(dir=folder / "store"))
-    app = IngressApp({MODEL: front}, AppLimits(2000), version={}, batches=service)
+    service = BatchService(BatchSettings(dir=folder / "store", concurrency=concurrency))
+    app = IngressApp({MODEL: front}, AppLimits(2000), version={}, tenants=tenants, batches=service)
     runtime = IngressRuntime(app, Listener(app, values.ingress), {MODEL: front}, grammars, service)
     await runtime.listener.start()
     tasks = runtime.start()
@@ -116,6 +123,23 @@ async def test_lines_are_answered_behind_chats_in_the_engine(model: Path, tmp_pa
         assert batch.status == "completed"
         output = (await ingress.client.files.content(batch.output_file_id)).text.splitlines()
         assert [json.loads(line)["response"]["body"]["usage"]["completion_tokens"] for line in output] == [4, 4, 4]
+
+
+@in_loop
+async def test_an_engine_with_less_room_than_lines_begins_those_of_two_tenants_by_weight(model: Path, tmp_path: Path) -> None:
+    weights = {"red": 3, "blue": 1}
+    named = {name: {"keys": [{"id": name, "sha256": digest(name)}], "weight": weight} for name, weight in weights.items()}
+    tenants = of_file(tmp_path / "tenants.yaml", json.dumps({"tenants": named}))
+    async with serving(model, tmp_path, concurrency=12, tenants=tenants) as ingress, asyncio.timeout(60.0):
+        for name in weights:
+            await ingress.begin(12, key=name)
+        await until(lambda: len(ingress.engine.running) == 24)
+        requests = ingress.front.client.fleet.requests.values()
+        first = sorted(requests, key=lambda request: request.priority)[:16]
+        assert Counter(request.tenant for request in first) == {"red": 12, "blue": 4}
+        in_engine = sorted(request.priority for request in ingress.engine.added)
+        assert in_engine == sorted(request.priority for request in requests)
+        assert in_engine[0] >= BACKGROUND_PRIORITY
 
 
 @in_loop
