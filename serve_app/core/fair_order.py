@@ -7,7 +7,7 @@ finished, if its tenant always had its share. The engines and the ingress's own 
 
 Virtual time is the mean start of the requests that had their first token lately. A tenant that asks little starts at the virtual time, so
 it goes before the backlog of one that asks for more than its share, and one that comes anew starts level. GPU-seconds are expected at
-arrival, from the prompt and from the tenant's earlier requests, and corrected at the end. Nothing waits while an engine has room. A tenant
+arrival, from the prompt and from the tenant's earlier requests, corrected upwards while the answer comes, and at the end. Nothing waits while an engine has room. A tenant
 that is behind, because its requests wait at few replicas, has further ones spread by load.
 
 Requests of several ingresses meet in the engines. Once a second the ingresses exchange their virtual times and what each tenant has waiting
@@ -23,6 +23,7 @@ from serve_app.core.request import RequestState
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.core.tenants import PRIORITIES, Priority
 from serve_app.core.trail import ENGINES_OWN_ENDS
+from serve_app.core.usual_costs import GUESS, LATEST, RUNNING, UsualCosts, answer_cost_s
 
 _UNIT_S = 1e-6
 """Virtual time of one step of a tag."""
@@ -30,8 +31,6 @@ BACKGROUND_PRIORITY = 1_000_000
 """vLLM's `priority` of lines of batches, or a higher number: after all requests of clients, whose priority is 0 if they have no tag."""
 FIRST_TAG: dict[Priority, int] = {"interactive": -(1 << 62), "batch": -(1 << 61), "background": BACKGROUND_PRIORITY}
 """The lowest tag of each priority, as vLLM's `priority`: a lower number goes first."""
-_USUAL = 1 / 8
-"""Weight of the last request in a tenant's usual costs."""
 _LEAST_S = 1e-6
 """No request costs less, so that the tags of a tenant are in the order of arrival."""
 _MEAN_S = 2.0
@@ -44,21 +43,8 @@ _BEHIND = 5
 """Usual requests by which a tenant may be behind virtual time before its requests leave the replicas that have their prefixes cached."""
 _BACK = 2
 """Usual requests by which virtual time may go back at once."""
-_LEAST_COMPUTED = 0.25
-"""The least part of a prompt that is expected to be in no cache: a tenant must not make its next prompts seem to cost nothing."""
 _MAX_ACCOUNTS = 1000
 """With more tenants, those are forgotten that are level and have nothing that waits. Their usual costs are lost."""
-_FIRST_ANSWER_TOKENS = 64
-"""Tokens that are expected of the first answers."""
-GUESS = MeasuredCosts(
-    step_s=0.0,
-    output_token_s=1e-3,
-    prompt_token_s=1e-4,
-    step_error_s=1e-3,
-    output_token_error_s=1e-3,
-    prompt_token_error_s=1e-4,
-)
-"""Costs while no replica has measured its own. Only their ratio counts then."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,8 +56,8 @@ class _Queue:
     """Their starts per second, while engines are full and some of them wait."""
     begun_s: float | None = None
     """Usual GPU-seconds of those that began, as expected at their arrival."""
-    answer_s: float | None = None
-    """Usual GPU-seconds of an answer without its prompt. Of a new tenant, those of all tenants are expected."""
+    usual: UsualCosts = field(default_factory=UsualCosts)
+    """Of a new tenant, the usual answers of all tenants are expected."""
 
 
 @dataclass(slots=True, eq=False)
@@ -89,8 +75,6 @@ class _Account(_Queue):
     """Expected GPU-seconds of its requests without a first token."""
     own_s: float = 0.0
     """When its requests of this ingress would be finished if it had none elsewhere."""
-    computed: float = 1.0
-    """Usual part of a prompt that no prefix cache has."""
     weight: float = 1.0
 
 
@@ -164,7 +148,7 @@ class FairOrder:
         if self.costs is GUESS:
             for lane in self._lanes.values():
                 for queue in (lane, *lane.accounts.values()):
-                    queue.answer_s = queue.begun_s = None
+                    queue.usual.answer_s = queue.begun_s = None
         self.costs = measured
 
     def place(self, request: RequestState, tenant: str, weight: float, priority: Priority, now: float) -> None:
@@ -236,6 +220,26 @@ class FairOrder:
         """Note that the request has its first token."""
         if (place := self._places[request.request_id]).waits:
             self._leave_queue(place, 1, now)
+
+    def charge(self, request: RequestState) -> None:
+        """Charge a request whose answer runs on for twice what it has cost, if that is more than was expected. `end` corrects it.
+
+        The tenant's next requests are expected to cost more, too: with the first ends alone, a tenant whose earlier answers were short
+        would have many long ones started before the first of them ends. Once the answer is twice as long, it is charged again.
+        """
+        place = self._places[request.request_id]
+        account, num_tokens = place.account, len(request.emitted_ids)
+        request.charge_at = 2 * num_tokens
+        answer_s = answer_cost_s(request, self.costs)
+        usual_s = place.expected_s - place.prompt_s if account.usual.answer_s is None else account.usual.answer_s
+        if answer_s > usual_s:
+            account.usual.answer_s = usual_s
+            account.usual.learn_answer(answer_s, RUNNING)
+        more_s = place.prompt_s + answer_s * (1 + min(1.0, request.max_tokens / num_tokens)) - place.expected_s
+        if more_s > 0.0:
+            place.expected_s += more_s
+            account.own_s += more_s / account.weight
+            account.finish_s += more_s / account.weight
 
     def end(self, request: RequestState, now: float, *, was_next: bool = False) -> None:
         """Correct the tenant's account by what the request cost.
@@ -350,29 +354,22 @@ class FairOrder:
         for queue in (lane, account):
             if num_begun:
                 usual_s = place.expected_s if queue.begun_s is None else queue.begun_s
-                queue.begun_s = usual_s + _USUAL * (place.expected_s - usual_s)
+                queue.begun_s = usual_s + LATEST * (place.expected_s - usual_s)
             queue.rate.note(num_begun, is_waiting=lane.is_full and queue.num_waiting > 0, now=now)
 
     def _expected(self, request: RequestState, account: _Account, lane: _Lane) -> tuple[float, float]:
         """Return the GPU-seconds that the prompt and the answer will probably cost."""
-        costs = self.costs
-        answer_s = lane.answer_s if account.answer_s is None else account.answer_s
-        if answer_s is None:
-            answer_s = _FIRST_ANSWER_TOKENS * costs.output_token_s
-        longest_s = costs.seconds(output_tokens=request.max_tokens, step_part=request.max_tokens)
-        computed = max(_LEAST_COMPUTED, account.computed)
-        return costs.seconds(computed_tokens=request.prompt_tokens * computed), min(answer_s, longest_s)
+        return account.usual.expected(request, lane.usual, self.costs)
 
     def _cost(self, request: RequestState, place: _Place) -> float:
         """Return the GPU-seconds of a request that has ended, and learn from them."""
-        costs, account, lane = self.costs, place.account, place.lane
         computed = request.prompt_tokens - min(request.trail.cached_tokens or 0, request.prompt_tokens)
-        answer_s = costs.seconds(output_tokens=len(request.emitted_ids), step_part=request.step_part)
+        answer_s = answer_cost_s(request, self.costs)
         if request.prompt_tokens:
-            account.computed += _USUAL * (computed / request.prompt_tokens - account.computed)
-        account.answer_s = answer_s if account.answer_s is None else account.answer_s + _USUAL * (answer_s - account.answer_s)
-        lane.answer_s = answer_s if lane.answer_s is None else lane.answer_s + _USUAL * (answer_s - lane.answer_s)
-        return costs.seconds(computed_tokens=computed) + answer_s
+            place.account.usual.learn_prompt(computed / request.prompt_tokens)
+        for queue in (place.account, place.lane):
+            queue.usual.learn_answer(answer_s)
+        return self.costs.seconds(computed_tokens=computed) + answer_s
 
 
 def _has_answered_whole(request: RequestState) -> bool:

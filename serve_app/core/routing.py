@@ -99,11 +99,16 @@ class ReplicaState:
         """Note that the latest frame has the first token of the request."""
         request.weights, request.part_from = self.weights, self.step_parts - self._last_part
 
-    def settle(self, request: RequestState) -> None:
+    def count_part(self, request: RequestState) -> None:
         """Give the request its part of the steps since its first token. After a failover, later attempts have no part."""
         if request.part_from is not None:
             request.step_part += self.step_parts - request.part_from
-            request.part_from = None
+            request.part_from = self.step_parts
+
+    def settle(self, request: RequestState) -> None:
+        """Give the request the last part of its steps: its attempt is over."""
+        self.count_part(request)
+        request.part_from = None
 
     def let_go(self, request: RequestState) -> None:
         """Forget the request, whose attempt is over."""

@@ -267,3 +267,25 @@ def test_nonsense_from_other_ingresses_changes_nothing() -> None:
     order.learn_waits({"interactive": (math.nan, {"a": math.inf, "b": math.nan, "c": -1.0})})
     order.learn_waits({"interactive": (math.inf, {})})
     assert order_of_service(state, placed(order, "a1", "a"), placed(order, "b0", "b")) == ["a0", "b0", "a1"]
+
+
+@pytest.mark.parametrize(("max_tokens", "charged_s"), [(1000, 12.81), (16, 6.57)])
+def test_an_answer_that_runs_on_is_charged_for_twice_its_length_and_at_its_end_corrected(
+    max_tokens: int, charged_s: float
+) -> None:
+    order = FairOrder()
+    order.learn(COSTS)
+    others = [placed(order, f"b{number}", "b") for number in range(9)]
+    long = request("long", max_tokens=max_tokens)
+    order.place(long, "a", 1.0, "interactive", 0.0)
+    order.begin(long, 0.0)
+    long.emitted_ids = [1] * 640
+    before_s = order.waits()
+    assert long.charge_at == 16
+    order.charge(long)
+    assert (long.charge_at, order.waits()) == (1280, before_s)
+    account = order._places["long"].account
+    assert account.finish_s == pytest.approx(charged_s)
+    order.end(long, 0.0)
+    assert account.finish_s == pytest.approx(6.41)
+    order.validate({state.request_id: state for state in others})
