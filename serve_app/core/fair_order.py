@@ -7,8 +7,9 @@ finished, if its tenant always had its share. The engines and the ingress's own 
 
 Virtual time is the mean start of the requests that had their first token lately. A tenant that asks little starts at the virtual time, so
 it goes before the backlog of one that asks for more than its share, and one that comes anew starts level. GPU-seconds are expected at
-arrival, from the prompt and from the tenant's earlier requests, corrected upwards while the answer comes, and at the end. Nothing waits while an engine has room. A tenant
-that is behind, because its requests wait at few replicas, has further ones spread by load.
+arrival, from the prompt and from the tenant's earlier requests. They are raised while an answer is longer than expected, and corrected at
+its end. Nothing waits while an engine has room. A tenant that is behind, because its requests wait at few replicas, has further ones
+spread by load.
 
 Requests of several ingresses meet in the engines. Once a second the ingresses exchange their virtual times and what each tenant has waiting
 (`order_board.py`). A tenant whose requests wait at several ingresses moves on at each as if all of them waited there.
@@ -233,7 +234,6 @@ class FairOrder:
         answer_s = answer_cost_s(request, self.costs)
         usual_s = place.expected_s - place.prompt_s if account.usual.answer_s is None else account.usual.answer_s
         if answer_s > usual_s:
-            account.usual.answer_s = usual_s
             account.usual.learn_answer(answer_s, RUNNING)
         more_s = place.prompt_s + answer_s * (1 + min(1.0, request.max_tokens / num_tokens)) - place.expected_s
         if more_s > 0.0:
