@@ -142,7 +142,7 @@ class FairOrder:
         ends = (*[FIRST_TAG[priority] for priority in PRIORITIES[1:]], math.inf)
         self._lanes = {priority: _Lane(end=end) for priority, end in zip(PRIORITIES, ends, strict=True)}
         self._places: dict[str, _Place] = {}
-        self._number = 0
+        self._number = self._num_replicas = 0
 
     def learn(self, measured: MeasuredCosts) -> None:
         """Take in what the model's replicas have measured."""
@@ -279,6 +279,7 @@ class FairOrder:
 
         While engines are not full, requests start as they come, which says nothing about waits.
         """
+        self._num_replicas = num_replicas
         for lane in self._lanes.values():
             is_full = (first is not None and first.priority < lane.end) or 2 * len(lane.queueing) >= max(1, num_replicas)
             if is_full is not lane.is_full:
@@ -300,8 +301,10 @@ class FairOrder:
         """
         place = self._places[request.request_id]
         lane, account = place.lane, place.account
-        if not lane.is_full or (per_second := lane.rate.per_second(now)) is None:
+        if not lane.is_full:
             return None
+        if (per_second := lane.rate.per_second(now)) is None:
+            return self._wait_by_costs_s(lane, account)
         if account.num_waiting == lane.num_waiting:
             return account.num_waiting / per_second
         if lane.begun_s is None:
@@ -309,6 +312,14 @@ class FairOrder:
         by_share_s = account.waiting_s / (per_second * lane.begun_s * account.weight / lane.weights)
         own = account.rate.per_second(now)
         return by_share_s if own is None else min(by_share_s, account.num_waiting / own)
+
+    def _wait_by_costs_s(self, lane: _Lane, account: _Account) -> float | None:
+        """Return how long the tenant's requests wait if each replica computes a GPU-second in a second; None while costs are unknown."""
+        if self.costs is GUESS or lane.usual.answer_s is None:
+            return None
+        mine_s = account.waiting_s + lane.elsewhere_s.get(account.tenant, 0.0)
+        all_s = sum(each.waiting_s for each in lane.active) + sum(lane.elsewhere_s.values())
+        return min(mine_s * lane.weights / account.weight, all_s) / max(1, self._num_replicas)
 
     def num_ahead(self, request: RequestState) -> int:
         """Return how many other requests of the same tenant and priority have no first token yet."""
