@@ -7,8 +7,9 @@ finished, if its tenant always had its share. The engines and the ingress's own 
 
 Virtual time is the mean start of the requests that had their first token lately. A tenant that asks little starts at the virtual time, so
 it goes before the backlog of one that asks for more than its share, and one that comes anew starts level. GPU-seconds are expected at
-arrival, from the prompt and from the tenant's earlier requests, and corrected at the end. Nothing waits while an engine has room. A tenant
-that is behind, because its requests wait at few replicas, has further ones spread by load.
+arrival, from the prompt and from the tenant's earlier requests. They are raised while an answer is longer than expected, and corrected at
+its end. Nothing waits while an engine has room. A tenant that is behind, because its requests wait at few replicas, has further ones
+spread by load.
 
 Requests of several ingresses meet in the engines. Once a second the ingresses exchange their virtual times and what each tenant has waiting
 (`order_board.py`). A tenant whose requests wait at several ingresses moves on at each as if all of them waited there.
@@ -23,6 +24,7 @@ from serve_app.core.request import RequestState
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.core.tenants import PRIORITIES, Priority
 from serve_app.core.trail import ENGINES_OWN_ENDS
+from serve_app.core.usual_costs import GUESS, LATEST, RUNNING, UsualCosts, answer_cost_s
 
 _UNIT_S = 1e-6
 """Virtual time of one step of a tag."""
@@ -30,8 +32,6 @@ BACKGROUND_PRIORITY = 1_000_000
 """vLLM's `priority` of lines of batches, or a higher number: after all requests of clients, whose priority is 0 if they have no tag."""
 FIRST_TAG: dict[Priority, int] = {"interactive": -(1 << 62), "batch": -(1 << 61), "background": BACKGROUND_PRIORITY}
 """The lowest tag of each priority, as vLLM's `priority`: a lower number goes first."""
-_USUAL = 1 / 8
-"""Weight of the last request in a tenant's usual costs."""
 _LEAST_S = 1e-6
 """No request costs less, so that the tags of a tenant are in the order of arrival."""
 _MEAN_S = 2.0
@@ -44,21 +44,8 @@ _BEHIND = 5
 """Usual requests by which a tenant may be behind virtual time before its requests leave the replicas that have their prefixes cached."""
 _BACK = 2
 """Usual requests by which virtual time may go back at once."""
-_LEAST_COMPUTED = 0.25
-"""The least part of a prompt that is expected to be in no cache: a tenant must not make its next prompts seem to cost nothing."""
 _MAX_ACCOUNTS = 1000
 """With more tenants, those are forgotten that are level and have nothing that waits. Their usual costs are lost."""
-_FIRST_ANSWER_TOKENS = 64
-"""Tokens that are expected of the first answers."""
-GUESS = MeasuredCosts(
-    step_s=0.0,
-    output_token_s=1e-3,
-    prompt_token_s=1e-4,
-    step_error_s=1e-3,
-    output_token_error_s=1e-3,
-    prompt_token_error_s=1e-4,
-)
-"""Costs while no replica has measured its own. Only their ratio counts then."""
 
 
 def priority_of_tag(tag: int) -> Priority:
@@ -75,8 +62,8 @@ class _Queue:
     """Their starts per second, while engines are full and some of them wait."""
     begun_s: float | None = None
     """Usual GPU-seconds of those that began, as expected at their arrival."""
-    answer_s: float | None = None
-    """Usual GPU-seconds of an answer without its prompt. Of a new tenant, those of all tenants are expected."""
+    usual: UsualCosts = field(default_factory=UsualCosts)
+    """Of a new tenant, the usual answers of all tenants are expected."""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,8 +81,6 @@ class _Account(_Queue):
     """Expected GPU-seconds of its requests without a first token."""
     own_s: float = 0.0
     """When its requests of this ingress would be finished if it had none elsewhere."""
-    computed: float = 1.0
-    """Usual part of a prompt that no prefix cache has."""
     weight: float = 1.0
 
 
@@ -162,14 +147,14 @@ class FairOrder:
         ends = (*[FIRST_TAG[priority] for priority in PRIORITIES[1:]], math.inf)
         self._lanes = {priority: _Lane(end=end) for priority, end in zip(PRIORITIES, ends, strict=True)}
         self._places: dict[str, _Place] = {}
-        self._number = 0
+        self._number = self._num_replicas = 0
 
     def learn(self, measured: MeasuredCosts) -> None:
         """Take in what the model's replicas have measured."""
         if self.costs is GUESS:
             for lane in self._lanes.values():
                 for queue in (lane, *lane.accounts.values()):
-                    queue.answer_s = queue.begun_s = None
+                    queue.usual.answer_s = queue.begun_s = None
         self.costs = measured
 
     def place(self, request: RequestState, tenant: str, weight: float, priority: Priority, now: float) -> None:
@@ -242,6 +227,25 @@ class FairOrder:
         if (place := self._places[request.request_id]).waits:
             self._leave_queue(place, 1, now)
 
+    def charge(self, request: RequestState) -> None:
+        """Charge a request whose answer runs on for twice what it has cost, if that is more than was expected. `end` corrects it.
+
+        The tenant's next requests are expected to cost more, too: with the first ends alone, a tenant whose earlier answers were short
+        would have many long ones started before the first of them ends. Once the answer is twice as long, it is charged again.
+        """
+        place = self._places[request.request_id]
+        account, num_tokens = place.account, len(request.emitted_ids)
+        request.charge_at = 2 * num_tokens
+        answer_s = answer_cost_s(request, self.costs)
+        usual_s = place.expected_s - place.prompt_s if account.usual.answer_s is None else account.usual.answer_s
+        if answer_s > usual_s:
+            account.usual.learn_answer(answer_s, RUNNING)
+        more_s = place.prompt_s + answer_s * (1 + min(1.0, request.max_tokens / num_tokens)) - place.expected_s
+        if more_s > 0.0:
+            place.expected_s += more_s
+            account.own_s += more_s / account.weight
+            account.finish_s += more_s / account.weight
+
     def end(self, request: RequestState, now: float, *, was_next: bool = False) -> None:
         """Correct the tenant's account by what the request cost.
 
@@ -280,6 +284,7 @@ class FairOrder:
 
         While engines are not full, requests start as they come, which says nothing about waits.
         """
+        self._num_replicas = num_replicas
         for lane in self._lanes.values():
             is_full = (first is not None and first.priority < lane.end) or 2 * len(lane.queueing) >= max(1, num_replicas)
             if is_full is not lane.is_full:
@@ -301,8 +306,10 @@ class FairOrder:
         """
         place = self._places[request.request_id]
         lane, account = place.lane, place.account
-        if not lane.is_full or (per_second := lane.rate.per_second(now)) is None:
+        if not lane.is_full:
             return None
+        if (per_second := lane.rate.per_second(now)) is None:
+            return self._wait_by_costs_s(lane, account)
         if account.num_waiting == lane.num_waiting:
             return account.num_waiting / per_second
         if lane.begun_s is None:
@@ -310,6 +317,14 @@ class FairOrder:
         by_share_s = account.waiting_s / (per_second * lane.begun_s * account.weight / lane.weights)
         own = account.rate.per_second(now)
         return by_share_s if own is None else min(by_share_s, account.num_waiting / own)
+
+    def _wait_by_costs_s(self, lane: _Lane, account: _Account) -> float | None:
+        """Return how long the tenant's requests wait if each replica computes a GPU-second in a second; None while costs are unknown."""
+        if self.costs is GUESS or lane.usual.answer_s is None:
+            return None
+        mine_s = account.waiting_s + lane.elsewhere_s.get(account.tenant, 0.0)
+        all_s = sum(each.waiting_s for each in lane.active) + sum(lane.elsewhere_s.values())
+        return min(mine_s * lane.weights / account.weight, all_s) / max(1, self._num_replicas)
 
     def num_ahead(self, request: RequestState) -> int:
         """Return how many other requests of the same tenant and priority have no first token yet."""
@@ -355,29 +370,22 @@ class FairOrder:
         for queue in (lane, account):
             if num_begun:
                 usual_s = place.expected_s if queue.begun_s is None else queue.begun_s
-                queue.begun_s = usual_s + _USUAL * (place.expected_s - usual_s)
+                queue.begun_s = usual_s + LATEST * (place.expected_s - usual_s)
             queue.rate.note(num_begun, is_waiting=lane.is_full and queue.num_waiting > 0, now=now)
 
     def _expected(self, request: RequestState, account: _Account, lane: _Lane) -> tuple[float, float]:
         """Return the GPU-seconds that the prompt and the answer will probably cost."""
-        costs = self.costs
-        answer_s = lane.answer_s if account.answer_s is None else account.answer_s
-        if answer_s is None:
-            answer_s = _FIRST_ANSWER_TOKENS * costs.output_token_s
-        longest_s = costs.seconds(output_tokens=request.max_tokens, step_part=request.max_tokens)
-        computed = max(_LEAST_COMPUTED, account.computed)
-        return costs.seconds(computed_tokens=request.prompt_tokens * computed), min(answer_s, longest_s)
+        return account.usual.expected(request, lane.usual, self.costs)
 
     def _cost(self, request: RequestState, place: _Place) -> float:
         """Return the GPU-seconds of a request that has ended, and learn from them."""
-        costs, account, lane = self.costs, place.account, place.lane
         computed = request.prompt_tokens - min(request.trail.cached_tokens or 0, request.prompt_tokens)
-        answer_s = costs.seconds(output_tokens=len(request.emitted_ids), step_part=request.step_part)
+        answer_s = answer_cost_s(request, self.costs)
         if request.prompt_tokens:
-            account.computed += _USUAL * (computed / request.prompt_tokens - account.computed)
-        account.answer_s = answer_s if account.answer_s is None else account.answer_s + _USUAL * (answer_s - account.answer_s)
-        lane.answer_s = answer_s if lane.answer_s is None else lane.answer_s + _USUAL * (answer_s - lane.answer_s)
-        return costs.seconds(computed_tokens=computed) + answer_s
+            place.account.usual.learn_prompt(computed / request.prompt_tokens)
+        for queue in (place.account, place.lane):
+            queue.usual.learn_answer(answer_s)
+        return self.costs.seconds(computed_tokens=computed) + answer_s
 
 
 def _has_answered_whole(request: RequestState) -> bool:

@@ -197,8 +197,7 @@ class FleetState:
         return aborts
 
     def _on_heartbeat_arrived(self, event: HeartbeatArrived, *, now: float) -> list[Instruction]:
-        replica = self.replicas.get(event.replica_id)
-        if replica is None:
+        if (replica := self.replicas.get(event.replica_id)) is None:
             return []
         if replica.take_heartbeat(event, now=now):
             self._replicas_changed()
@@ -209,8 +208,7 @@ class FleetState:
 
     def _forget_replica(self, replica_id: str, end: LinkEnd, unsent: Set[str] = frozenset(), *, now: float) -> list[Instruction]:
         """Put the replica's requests at the front of the queue. A second LinkLost finds nothing."""
-        replica = self.replicas.pop(replica_id, None)
-        if replica is None:
+        if (replica := self.replicas.pop(replica_id, None)) is None:
             return []
         self.drains.forget(replica_id)
         self.order.note_queue(replica_id, 0)
@@ -246,8 +244,7 @@ class FleetState:
         return [self._count_failed(FailRequest(event.request_id, event.error), now), *self._dispatch(now)]
 
     def _on_outputs_arrived(self, event: OutputsArrived, *, now: float) -> list[Instruction]:
-        replica = self.replicas.get(event.replica_id)
-        if replica is None:
+        if (replica := self.replicas.get(event.replica_id)) is None:
             return []
         replica.hear(len(event.outputs), now=now)
         self._routing.changed(event.replica_id)
@@ -297,6 +294,9 @@ class FleetState:
         left = request.to_swallow + (request.max_tokens if request.max_tokens > 0 else 0)
         replica.outstanding_tokens += left - request.outstanding_tokens
         request.outstanding_tokens = left
+        if len(request.emitted_ids) >= request.charge_at:
+            replica.count_part(request)
+            self.order.charge(request)
 
     def _give_up(self, request: RequestState, error: ServingError, now: float) -> list[Instruction]:
         """End a request that waits or runs."""
@@ -387,7 +387,7 @@ class FleetState:
     def _forget(self, request: RequestState, now: float) -> None:
         del self.requests[request.request_id]
         replica = None if request.emitted_ids else self.replicas.get(request.replica_id or "")
-        self.order.end(request, now, was_next=replica is not None and replica.may_compute(request))
+        self.order.end(request, now, was_next=replica is not None and replica.computed_in_vain(request))
 
     def _release(self, request: RequestState) -> None:
         """Take the request off its replica; its credit and outstanding tokens come back."""

@@ -7,15 +7,14 @@ import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import islice
 from typing import Any, NamedTuple, Protocol, Self
 
 from serve_app.core.events import HeartbeatArrived, LinkOpened
 from serve_app.core.load import NO_LOAD, EngineLoad
 from serve_app.core.request import RequestState, Trial
 
-_BEGUN_AT_ONCE = 4
-"""Prompts that an engine probably computes at the same time."""
+_STEP_TOKENS = 8192
+"""Prompt tokens that an engine probably computes at the same time: vLLM's default for a step of an accelerator that serves clients."""
 
 
 @dataclass(slots=True)
@@ -45,6 +44,7 @@ class ReplicaState:
     is_longest: bool = True
     _share: float = 1.0  # of the engine's requests: those of this ingress
     _last_part: float = 0.0
+    _vain_tokens: int = 0  # prompt tokens of requests that were given up since the last frame while the engine computed them
 
     @classmethod
     def linked(cls, event: LinkOpened, *, now: float) -> Self:
@@ -90,7 +90,7 @@ class ReplicaState:
 
     def hear(self, num_outputs: int, *, now: float) -> None:
         """Take in that a step's outputs have come. Called for each frame, so it does little."""
-        self.heard_at = now
+        self.heard_at, self._vain_tokens = now, 0
         if num_outputs:  # none in the middle of a long prompt
             self._last_part = self._share / num_outputs
             self.step_parts += self._last_part
@@ -99,21 +99,38 @@ class ReplicaState:
         """Note that the latest frame has the first token of the request."""
         request.weights, request.part_from = self.weights, self.step_parts - self._last_part
 
-    def settle(self, request: RequestState) -> None:
+    def count_part(self, request: RequestState) -> None:
         """Give the request its part of the steps since its first token. After a failover, later attempts have no part."""
         if request.part_from is not None:
             request.step_part += self.step_parts - request.part_from
-            request.part_from = None
+            request.part_from = self.step_parts
+
+    def settle(self, request: RequestState) -> None:
+        """Give the request the last part of its steps: its attempt is over."""
+        self.count_part(request)
+        request.part_from = None
 
     def let_go(self, request: RequestState) -> None:
         """Forget the request, whose attempt is over."""
         self.settle(request)
         del self.held[request.request_id]
 
-    def may_compute(self, request: RequestState) -> bool:
-        """Return whether the engine probably has begun to compute the request, which has no token yet: few others go before it."""
-        before = (1 for r in self.held.values() if not r.emitted_ids and r.priority < request.priority)
-        return len(list(islice(before, _BEGUN_AT_ONCE))) < _BEGUN_AT_ONCE
+    def computed_in_vain(self, request: RequestState) -> bool:
+        """Return whether the engine probably has begun to compute the request, which was given up without a token.
+
+        No more tokens go before it than a step has. Those given up since the last step count, too: of 100 prompts that are given up at
+        once, in whatever order, the engine was computing a few.
+        """
+        before = self._vain_tokens
+        for other in self.held.values():
+            if before >= _STEP_TOKENS:
+                return False
+            if not other.emitted_ids and other.priority < request.priority:
+                before += other.prompt_tokens
+        if before >= _STEP_TOKENS:
+            return False
+        self._vain_tokens += request.prompt_tokens
+        return True
 
     def queued(self) -> list[RequestState]:
         """Return the requests that probably still wait in the engine's queue: the last ones, as many as this ingress's share of the queue.

@@ -298,3 +298,49 @@ def test_nonsense_from_other_ingresses_changes_nothing() -> None:
     order.learn_waits({"interactive": (math.nan, {"a": math.inf, "b": math.nan, "c": -1.0})})
     order.learn_waits({"interactive": (math.inf, {})})
     assert order_of_service(state, placed(order, "a1", "a"), placed(order, "b0", "b")) == ["a0", "b0", "a1"]
+
+
+@pytest.mark.parametrize(("max_tokens", "charged_s"), [(1000, 12.81), (16, 6.57)])
+def test_an_answer_that_runs_on_is_charged_for_twice_its_length_and_at_its_end_corrected(
+    max_tokens: int, charged_s: float
+) -> None:
+    order = FairOrder()
+    order.learn(COSTS)
+    others = [placed(order, f"b{number}", "b") for number in range(9)]
+    long = request("long", max_tokens=max_tokens)
+    order.place(long, "a", 1.0, "interactive", 0.0)
+    order.begin(long, 0.0)
+    long.emitted_ids = [1] * 640
+    before_s = order.waits()
+    assert long.charge_at == 16
+    order.charge(long)
+    assert (long.charge_at, order.waits()) == (1280, before_s)
+    account = order._places["long"].account
+    assert account.finish_s == pytest.approx(charged_s)
+    order.end(long, 0.0)
+    assert account.finish_s == pytest.approx(6.41)
+    order.validate({state.request_id: state for state in others})
+
+
+def test_while_no_rate_is_known_a_wait_is_what_waits_in_gpu_seconds_over_the_replicas() -> None:
+    order = FairOrder()
+    order.learn(COSTS)
+    order.note_queue("engine", 9)
+    order.note_fullness(2, None, 0.0)
+    first = placed(order, "first", "a")  # expected, and computed: 10 ms for the prompt, 100 ms for the answer
+    assert order.expected_wait_s(first, 0.0) is None  # no answer has ended: its costs are a guess
+    order.begin(first, 0.0)
+    first.emitted_ids = [1] * 10
+    order.end(first, 0.0)
+    mine = [placed(order, f"a{number}", "a") for number in range(10)]
+    assert order.expected_wait_s(mine[-1], 0.0) == pytest.approx(10 * 0.11 / 2)
+    placed(order, "b", "b", weight=4.0)  # asks for less than its share
+    assert order.expected_wait_s(mine[-1], 0.0) == pytest.approx(11 * 0.11 / 2)
+    for number in range(200):
+        placed(order, f"b{number}", "b", weight=4.0)
+    assert order.expected_wait_s(mine[-1], 0.0) == pytest.approx(10 * 0.11 * 5 / 2)
+    order.learn_waits({"interactive": (0.0, {"a": 1.1})})
+    assert order.expected_wait_s(mine[-1], 0.0) == pytest.approx(20 * 0.11 * 5 / 2)
+    order.note_queue("engine", 0)
+    order.note_fullness(2, None, 0.0)
+    assert order.expected_wait_s(mine[-1], 0.0) is None

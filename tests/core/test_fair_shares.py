@@ -3,14 +3,16 @@
 import random
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
+from serve_app.core.events import StepCostsMeasured
 from serve_app.core.fair_order import FairOrder
 from serve_app.core.order_board import OrderBoard
 from serve_app.core.request import RequestState
 from serve_app.core.tenants import Priority
+from tests.core.helpers import Output, arrived, fleet_of, outputs
 from tests.core.test_fair_order import COSTS, placed, request
 
 
@@ -158,3 +160,55 @@ def test_tenants_of_long_and_of_short_answers_are_told_how_long_they_wait() -> N
             at, expected_s = told[begun]
             errors[queued[begun][1].name].append(expected_s / (contest.now - at))
     assert [statistics.median(each) for each in errors.values()] == pytest.approx([1.0, 1.0], abs=0.25)
+
+
+class Batching:
+    """A fleet whose one engine computes 32 answers at a time, ten tokens of each in a step. The tenant "good" always has 64 requests."""
+
+    def __init__(self) -> None:
+        self.fleet = fleet_of("a", credit=32, heartbeat_timeout_s=1e9, no_replica_s=1e9, max_waiting_requests=10_000)
+        self.fleet.handle(StepCostsMeasured(COSTS), now=0.0)
+        self.now, self.number = 0.0, 0
+        self.left: dict[str, int] = {}
+        self.served_s = {"good": 0.0, "bad": 0.0}
+        for _ in range(64):
+            self.send("good", 100)
+
+    def send(self, tenant: str, tokens: int) -> None:
+        self.number += 1
+        self.left[f"r{self.number}"] = tokens
+        self.fleet.handle(replace(arrived(f"r{self.number}", max_tokens=4000), tenant=tenant), now=self.now)
+
+    def step(self) -> int:
+        """Compute a step; return how many answers of "bad" have ended."""
+        running, items, ended = list(self.fleet.replicas["a"].held.values()), list[Output](), list[str]()
+        for state in running:
+            num_tokens = min(10, self.left[state.request_id])
+            self.left[state.request_id] -= num_tokens
+            self.now += num_tokens * COSTS.output_token_s
+            self.served_s[state.tenant] += num_tokens * COSTS.output_token_s
+            is_last = not self.left[state.request_id]
+            ended += [state.tenant] if is_last else []
+            items.append(Output(state.attempt_id, [5] * num_tokens, finish_reason="stop" if is_last else None))
+        self.fleet.handle(outputs("a", *items), now=self.now)
+        for _ in range(ended.count("good")):
+            self.send("good", 100)
+        return ended.count("bad")
+
+
+def test_a_tenant_of_short_answers_that_turns_to_long_ones_is_charged_for_them_before_they_end() -> None:
+    engine = Batching()
+    for _ in range(100):
+        engine.send("bad", 1)
+        while not engine.step():
+            pass
+    begun_at = next_at = engine.now
+    engine.served_s = {"good": 0.0, "bad": 0.0}
+    while engine.now < begun_at + 600.0:
+        engine.step()
+        while next_at <= engine.now:
+            engine.send("bad", 1000)  # 10 GPU-seconds every five seconds: four times its share
+            next_at += 5.0
+    # 0.84 if answers are charged only at their ends: none of the first 20 has ended before the engine is full of them.
+    assert engine.served_s["bad"] / sum(engine.served_s.values()) < 0.62
+    engine.fleet.validate()

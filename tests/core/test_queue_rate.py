@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.core.events import LinkOpened, RequestArrived, RequestsAborted, Ticked
+from serve_app.core.events import LinkOpened, RequestArrived, RequestsAborted, StepCostsMeasured, Ticked
 from serve_app.core.fleet import FleetState
 from serve_app.core.instructions import AbortAttempts, FailRequest, Instruction, StartAttempt
 from serve_app.core.queue_rate import QueueRate, jitter
 from serve_app.core.request import Resume
 from serve_app.errors import CannotStartInTime, QueueFull
 from tests.core.helpers import Output, arrived, fleet_of, outputs, run
+from tests.core.test_fair_order import COSTS
 
 
 def rate_of(*notes: tuple[float, int], waits: bool = True) -> QueueRate:
@@ -142,20 +143,23 @@ class Overloaded:
         self.within_s = within_s
         self.now = 0.0
         self.ends: list[tuple[float, str]] = []
-        self.num_started = self.num_late = 0
+        self.num_arrived = self.num_started = self.num_late = 0
+        self.counted_from_s = 10.0  # before, the rate was not known
         self.open: list[tuple[int, float, float]] = []
         """Refusals: the number of starts after which those before it have started, when it was refused, and what it was told."""
         self.errors: list[float] = []
 
     def run(self, seconds: float, arrivals_per_s: float) -> None:
-        next_arrival, next_tick, number = 0.0, 0.0, 0
-        while self.now < seconds:
-            next_end = self.ends[0][0] if self.ends else seconds
+        next_arrival = next_tick = self.now
+        until = self.now + seconds
+        while self.now < until:
+            next_end = self.ends[0][0] if self.ends else until
             self.now = min(next_arrival, next_tick, next_end)
             if self.now == next_arrival:
                 start_by = None if self.within_s is None else self.now + self.within_s
-                request = RequestArrived(f"r{number}", 10, 10, Resume.CONTINUE, f"r{number}", start_by=start_by)
-                number += 1
+                name = f"r{self.num_arrived}"
+                request = RequestArrived(name, 10, 10, Resume.CONTINUE, name, start_by=start_by)
+                self.num_arrived += 1
                 next_arrival += self.random.expovariate(arrivals_per_s)
                 self.take(self.fleet.handle(request, now=self.now))
             elif self.now == next_tick:
@@ -178,8 +182,8 @@ class Overloaded:
                 error = instruction.error
                 assert isinstance(error, CannotStartInTime | QueueFull)
                 if isinstance(error, CannotStartInTime) and error.waited_s:
-                    self.num_late += self.now > 10.0  # before, the rate was not known when they came
-                elif self.now > 10.0:
+                    self.num_late += self.now > self.counted_from_s
+                elif self.now > self.counted_from_s:
                     assert error.retry_after_s is not None
                     self.open.append((self.num_started + error.waiting + 1, self.now, error.retry_after_s))
 
@@ -196,6 +200,19 @@ def test_at_three_times_the_load_nine_of_ten_refusals_tell_the_right_time(
     assert sum(abs(error) <= 0.25 for error in errors) >= 0.9 * len(errors)
     assert overloaded.num_started > 0.95 * 32 * 60
     assert overloaded.num_late < 0.02 * overloaded.num_started, "few of the admitted wait for nothing"
+
+
+@pytest.mark.parametrize("error", [2 / 3, 1.0, 1.5])
+def test_an_overload_that_begins_at_once_is_refused_by_measured_costs_until_a_rate_is_known(error: float) -> None:
+    """64 answers at a time take two seconds each: 1/32 GPU-second, of which a replica has measured ``error`` times as much."""
+    overloaded = Overloaded(1, within_s=5.0, max_waiting=100_000)
+    costs = replace(COSTS, output_token_s=error / 32 / 2, prompt_token_s=0.0)  # an answer has two tokens
+    overloaded.fleet.handle(StepCostsMeasured(costs), now=0.0)
+    overloaded.run(10.0, arrivals_per_s=16.0)
+    assert overloaded.num_started == overloaded.num_arrived
+    overloaded.run(20.0, arrivals_per_s=640.0)
+    assert overloaded.num_late < 100  # over 1,000 without the costs
+    assert overloaded.num_started > 0.95 * (10 * 16 + 20 * 32), "engines are never idle for it"
 
 
 def test_a_request_in_an_engines_queue_at_its_deadline_is_taken_from_it_and_one_with_a_token_is_not() -> None:

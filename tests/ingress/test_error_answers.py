@@ -1,10 +1,13 @@
 """Errors of vLLM's front end, and of ours, become answers with a status, headers and a body."""
 
 import json
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
+import httpx
 import pytest
+from openai import OpenAI
 from vllm.exceptions import GenerationError, GracefulHTTPError, RetryableRequestError, VLLMValidationError
 from vllm.v1.engine.exceptions import EngineGenerateError
 
@@ -41,12 +44,12 @@ def body(message: str, kind: str, code: int, param: str | None = None, **more: o
             FULL,
             (
                 503,
-                {"Retry-After": "2"},
+                {"Retry-After": "1", "Retry-After-Ms": "1250"},
                 body(
                     "8 requests are waiting, limit 8 (ingress.max_waiting_requests); retry in 1.2 s",
                     "queue_full",
                     503,
-                    retry_after_s=2,
+                    retry_after_s=1,
                 ),
             ),
         ),
@@ -62,11 +65,23 @@ def test_an_error_of_ours_has_vllms_word_where_it_has_one_and_by_its_code_elsewh
     assert answer_of(error) == describe_error(error) == describe_error(FleetError(error)) == answer
 
 
-@pytest.mark.parametrize(("retry_after_s", "told"), [(0.0, 1), (0.2, 1), (1.0, 1), (4.01, 5)])
-def test_no_client_is_asked_to_retry_before_a_retry_may_help(retry_after_s: float, told: int) -> None:
+@pytest.mark.parametrize(
+    ("retry_after_s", "told", "told_ms"), [(0.0, 1, 1), (0.2, 1, 200), (1.0, 1, 1000), (4.01, 5, 4010), (4.0001, 5, 4001)]
+)
+def test_no_client_is_asked_to_retry_before_a_retry_may_help(retry_after_s: float, told: int, told_ms: int) -> None:
     answer = answer_of(NoReplica(model="tiny", waited_s=30.0, retry_after_s=retry_after_s))
-    assert answer.headers == {"Retry-After": str(told)}
+    assert answer.headers == {"Retry-After": str(told), "Retry-After-Ms": str(told_ms)}
     assert answer.body["error"]["retry_after_s"] == told
+
+
+@pytest.mark.parametrize(("retry_after_s", "told"), [(0.4, "1"), (1.4, "1"), (1.6, "2"), (2.4, "2"), (30.7, "31")])
+def test_an_estimated_wait_is_told_in_the_nearest_whole_seconds_and_at_least_one(retry_after_s: float, told: str) -> None:
+    assert answer_of(replace(FULL, retry_after_s=retry_after_s)).headers["Retry-After"] == told
+
+
+def test_openais_client_waits_for_the_milliseconds() -> None:
+    headers = answer_of(FULL).headers
+    assert OpenAI(api_key="key")._parse_retry_after_header(httpx.Headers(headers)) == 1.25  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

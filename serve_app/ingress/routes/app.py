@@ -370,6 +370,6 @@ def _cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp | None:
     """Return the app that answers requests with an `Origin`, preflights included; None if no other origin may ask."""
     if not origins:
         return None
-    shown = ("X-Request-Id", "Retry-After", RECEIPT.decode(), *QUOTA_HEADERS)
+    shown = ("X-Request-Id", "Retry-After", "Retry-After-Ms", RECEIPT.decode(), *QUOTA_HEADERS)
     methods = ("GET", "POST", "DELETE")
     return CORSMiddleware(app, allow_origins=origins, allow_methods=methods, allow_headers=("*",), expose_headers=shown)

@@ -1,0 +1,53 @@
+"""`UsualCosts` has what requests of one tenant usually cost, from which `FairOrder` expects what the next one will cost. Pure."""
+
+from dataclasses import dataclass
+
+from serve_app.core.request import RequestState
+from serve_app.core.step_costs import MeasuredCosts
+
+LATEST, RUNNING = 1 / 8, 1 / 16
+"""Weights in the usual costs: of the last request, and of an answer that runs on and is longer than usual. The second one counts
+each time such an answer has doubled. With 1/4, a tenant of which one answer in 100 is long would wait too long for its short ones."""
+_LEAST_COMPUTED = 0.25
+"""The least part of a prompt that is expected to be in no cache: a tenant must not make its next prompts seem to cost nothing."""
+_FIRST_ANSWER_TOKENS = 64
+"""Tokens that are expected of the first answers."""
+GUESS = MeasuredCosts(
+    step_s=0.0,
+    output_token_s=1e-3,
+    prompt_token_s=1e-4,
+    step_error_s=1e-3,
+    output_token_error_s=1e-3,
+    prompt_token_error_s=1e-4,
+)
+"""Costs while no replica has measured its own. Only their ratio counts then."""
+
+
+@dataclass(slots=True, eq=False)
+class UsualCosts:
+    """Moving means over requests."""
+
+    answer_s: float | None = None
+    """GPU-seconds of an answer without its prompt; None before the first one."""
+    computed: float = 1.0
+    """Part of a prompt that no prefix cache has."""
+
+    def learn_answer(self, answer_s: float, weight: float = LATEST) -> None:
+        self.answer_s = answer_s if self.answer_s is None else self.answer_s + weight * (answer_s - self.answer_s)
+
+    def learn_prompt(self, computed: float) -> None:
+        self.computed += LATEST * (computed - self.computed)
+
+    def expected(self, request: RequestState, others: "UsualCosts", costs: MeasuredCosts) -> tuple[float, float]:
+        """Return the GPU-seconds that the prompt and the answer will probably cost. ``others`` count while no answer is known."""
+        answer_s = others.answer_s if self.answer_s is None else self.answer_s
+        if answer_s is None:
+            answer_s = _FIRST_ANSWER_TOKENS * costs.output_token_s
+        longest_s = costs.seconds(output_tokens=request.max_tokens, step_part=request.max_tokens)
+        computed = max(_LEAST_COMPUTED, self.computed)
+        return costs.seconds(computed_tokens=request.prompt_tokens * computed), min(answer_s, longest_s)
+
+
+def answer_cost_s(request: RequestState, costs: MeasuredCosts) -> float:
+    """Return the GPU-seconds of the answer so far."""
+    return costs.seconds(output_tokens=len(request.emitted_ids), step_part=request.step_part)
