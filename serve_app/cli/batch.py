@@ -68,7 +68,7 @@ def run(
     from serve_app.batch.client import Limits, key_of_environment, key_of_file
     from serve_app.batch.requests import Defaults
     from serve_app.batch.rows import checked_format, format_of
-    from serve_app.core.fair_order import BACKGROUND_PRIORITY
+    from serve_app.core.fair_tags import BACKGROUND_PRIORITY
 
     parameters = ({"priority": BACKGROUND_PRIORITY} if priority == "background" else {}) | _parameters(
         parameter or [], schema, chat=chat

@@ -17,126 +17,23 @@ Requests of several ingresses meet in the engines. Once a second the ingresses e
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
-from serve_app.core.queue_rate import QueueRate
+from serve_app.core.fair_lanes import Account, Lane, Place
+from serve_app.core.fair_tags import FIRST_TAG, tag_of
 from serve_app.core.request import RequestState
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.core.tenants import PRIORITIES, Priority
 from serve_app.core.trail import ENGINES_OWN_ENDS
-from serve_app.core.usual_costs import GUESS, LATEST, RUNNING, UsualCosts, answer_cost_s
+from serve_app.core.usual_costs import GUESS, LATEST, RUNNING, answer_cost_s
 
-_UNIT_S = 1e-6
-"""Virtual time of one step of a tag."""
-BACKGROUND_PRIORITY = 1_000_000
-"""vLLM's `priority` of lines of batches, or a higher number: after all requests of clients, whose priority is 0 if they have no tag."""
-FIRST_TAG: dict[Priority, int] = {"interactive": -(1 << 62), "batch": -(1 << 61), "background": BACKGROUND_PRIORITY}
-"""The lowest tag of each priority, as vLLM's `priority`: a lower number goes first."""
 _LEAST_S = 1e-6
 """No request costs less, so that the tags of a tenant are in the order of arrival."""
-_MEAN_S = 2.0
-"""Virtual time is a mean over the starts of about this time.
-
-The lowest start of all that wait would stand still while requests of tenants that ask little wait for a slot, and who came anew would get
-all until virtual time moved. The highest one would follow an engine where only one tenant's requests wait, far ahead of the others.
-"""
 _BEHIND = 5
 """Usual requests by which a tenant may be behind virtual time before its requests leave the replicas that have their prefixes cached."""
-_BACK = 2
-"""Usual requests by which virtual time may go back at once."""
+_AHEAD = 8
+"""Usual requests by which a tenant may be ahead of virtual time before its requests give way to those of others: a small burst."""
 _MAX_ACCOUNTS = 1000
 """With more tenants, those are forgotten that are level and have nothing that waits. Their usual costs are lost."""
-
-
-def priority_of_tag(tag: int) -> Priority:
-    """Return the priority to whose range of tags a tag belongs."""
-    return next(priority for priority in reversed(PRIORITIES) if tag >= FIRST_TAG[priority])
-
-
-@dataclass(slots=True, eq=False)
-class _Queue:
-    """Requests without a first token."""
-
-    num_waiting: int = 0
-    rate: QueueRate = field(default_factory=QueueRate)
-    """Their starts per second, while engines are full and some of them wait."""
-    begun_s: float | None = None
-    """Usual GPU-seconds of those that began, as expected at their arrival."""
-    usual: UsualCosts = field(default_factory=UsualCosts)
-    """Of a new tenant, the usual answers of all tenants are expected."""
-
-
-@dataclass(slots=True, eq=False)
-class _Account(_Queue):
-    """One tenant in one lane. Finish and tag are virtual times."""
-
-    tenant: str = ""
-    finish_s: float = 0.0
-    """When its requests so far are finished, by what they cost or are expected to."""
-    tag_s: float = 0.0
-    """The latest tag: while requests wait, a later one gets no lower tag."""
-    latest: "_Place | None" = None
-    """Its latest request."""
-    waiting_s: float = 0.0
-    """Expected GPU-seconds of its requests without a first token."""
-    own_s: float = 0.0
-    """When its requests of this ingress would be finished if it had none elsewhere."""
-    weight: float = 1.0
-
-
-@dataclass(slots=True, eq=False)
-class _Place:
-    """One request that has not ended. ``start_s`` is a virtual time, ``expected_s`` are GPU-seconds, of which the prompt's are a part."""
-
-    lane: "_Lane"
-    account: _Account
-    start_s: float
-    expected_s: float
-    prompt_s: float
-    charged_s: float
-    """Virtual seconds by which the request moved its tenant's finish."""
-    earlier_tag_s: float
-    """The tenant's latest tag before it."""
-    waits: bool = True
-
-
-@dataclass(slots=True, eq=False)
-class _Lane(_Queue):
-    """The requests of one priority."""
-
-    end: float = math.inf
-    """The first tag of the next priority."""
-    virtual_s: float = 0.0
-    accounts: dict[str, _Account] = field(default_factory=dict)
-    elsewhere_s: Mapping[str, float] = field(default_factory=dict)
-    """Tenant -> expected GPU-seconds of what waits at other ingresses, as last heard."""
-    active: set[_Account] = field(default_factory=set)
-    """Tenants whose requests wait."""
-    weights: float = 0.0
-    """The sum of their weights."""
-    queueing: set[str] = field(default_factory=set)
-    """Replicas in whose engines requests of this priority, or of one before it, waited at the last heartbeat."""
-    is_full: bool = False
-    moved_at: float = 0.0
-    """When virtual time moved last."""
-    starts_s: list[float] = field(default_factory=list)
-    """The starts since then. All first tokens of a frame come at the same time."""
-
-    def advance(self, begun: _Place, now: float) -> None:
-        """Move virtual time towards the start of a place that has its first token. If none waits any more, that start was the last."""
-        if not self.num_waiting:
-            self.virtual_s = max(self.virtual_s, min(begun.start_s, begun.account.own_s))
-            self.moved_at = now
-            self.starts_s.clear()
-            return
-        self.starts_s.append(begun.start_s)
-        if now > self.moved_at:
-            ahead_s = sum(self.starts_s) / len(self.starts_s) - self.virtual_s
-            # A long prompt that waited for long began its wait long ago, which says nothing about the others.
-            ahead_s = max(ahead_s, -_BACK * (self.begun_s or 0.0))
-            self.virtual_s += min(1.0, (now - self.moved_at) / _MEAN_S) * ahead_s
-            self.moved_at = now
-            self.starts_s.clear()
 
 
 class FairOrder:
@@ -145,8 +42,8 @@ class FairOrder:
     def __init__(self) -> None:
         self.costs = GUESS
         ends = (*[FIRST_TAG[priority] for priority in PRIORITIES[1:]], math.inf)
-        self._lanes = {priority: _Lane(end=end) for priority, end in zip(PRIORITIES, ends, strict=True)}
-        self._places: dict[str, _Place] = {}
+        self._lanes = {priority: Lane(end=end) for priority, end in zip(PRIORITIES, ends, strict=True)}
+        self._places: dict[str, Place] = {}
         self._number = self._num_replicas = 0
 
     def learn(self, measured: MeasuredCosts) -> None:
@@ -185,14 +82,15 @@ class FairOrder:
         account.own_s += expected_s / account.weight
         account.finish_s += charged_s
         earlier_s, account.tag_s = account.tag_s, max(account.finish_s, account.tag_s)
-        start_s = account.tag_s - charged_s
-        place = _Place(lane, account, start_s, expected_s, prompt_s, charged_s, earlier_s)
+        start_s, usual_s = account.tag_s - charged_s, lane.begun_s or 0.0
+        ahead = start_s - lane.virtual_s > _AHEAD * usual_s > 0.0
+        request.priority = tag_of(priority, account.tag_s, is_ahead=ahead)
+        place = Place(lane, account, start_s, expected_s, prompt_s, charged_s, earlier_s)
         self._places[request.request_id] = account.latest = place
         request.spreads = self._is_behind(account, lane)
         request.number = self._number = self._number + 1
-        request.priority = FIRST_TAG[priority] + round(account.tag_s / _UNIT_S)
 
-    def _change_weight(self, account: _Account, lane: _Lane, weight: float) -> None:
+    def _change_weight(self, account: Account, lane: Lane, weight: float) -> None:
         """Give the tenant a new weight. What it is ahead by counts with the new one, too."""
         if account.num_waiting:
             lane.weights += weight - account.weight
@@ -201,18 +99,18 @@ class FairOrder:
         account.own_s = lane.virtual_s + (account.own_s - lane.virtual_s) * part
         account.weight = weight
 
-    def _is_behind(self, account: _Account, lane: _Lane) -> bool:
+    def _is_behind(self, account: Account, lane: Lane) -> bool:
         """Return whether engines start requests of others that are due much later than this tenant's next one."""
         next_s = account.finish_s - account.waiting_s / account.weight
         return lane.begun_s is not None and lane.virtual_s - next_s > _BEHIND * lane.begun_s
 
-    def _open_account(self, lane: _Lane, tenant: str) -> _Account:
+    def _open_account(self, lane: Lane, tenant: str) -> Account:
         if len(lane.accounts) >= _MAX_ACCOUNTS:
             lane.accounts = {n: a for n, a in lane.accounts.items() if a.num_waiting or a.finish_s > lane.virtual_s}
-        account = lane.accounts[tenant] = _Account(tenant=tenant)
+        account = lane.accounts[tenant] = Account(tenant=tenant)
         return account
 
-    def _bound(self, account: _Account, lane: _Lane) -> None:
+    def _bound(self, account: Account, lane: Lane) -> None:
         """Keep the finish of a tenant's requests within what is due to it before its next request comes.
 
         A tenant does not save up what it did not ask for. And when what waited at other ingresses has gone, it must not wait for that.
@@ -318,7 +216,7 @@ class FairOrder:
         own = account.rate.per_second(now)
         return by_share_s if own is None else min(by_share_s, account.num_waiting / own)
 
-    def _wait_by_costs_s(self, lane: _Lane, account: _Account) -> float | None:
+    def _wait_by_costs_s(self, lane: Lane, account: Account) -> float | None:
         """Return how long the tenant's requests wait if each replica computes a GPU-second in a second; None while costs are unknown."""
         if self.costs is GUESS or lane.usual.answer_s is None:
             return None
@@ -356,7 +254,7 @@ class FairOrder:
             assert lane.active == {account for account in lane.accounts.values() if account.num_waiting}
             assert math.isclose(lane.weights, sum(account.weight for account in lane.active), abs_tol=1e-6)
 
-    def _leave_queue(self, place: _Place, num_begun: int, now: float) -> None:
+    def _leave_queue(self, place: Place, num_begun: int, now: float) -> None:
         account, lane = place.account, place.lane
         place.waits = False
         account.num_waiting -= 1
@@ -373,11 +271,11 @@ class FairOrder:
                 queue.begun_s = usual_s + LATEST * (place.expected_s - usual_s)
             queue.rate.note(num_begun, is_waiting=lane.is_full and queue.num_waiting > 0, now=now)
 
-    def _expected(self, request: RequestState, account: _Account, lane: _Lane) -> tuple[float, float]:
+    def _expected(self, request: RequestState, account: Account, lane: Lane) -> tuple[float, float]:
         """Return the GPU-seconds that the prompt and the answer will probably cost."""
         return account.usual.expected(request, lane.usual, self.costs)
 
-    def _cost(self, request: RequestState, place: _Place) -> float:
+    def _cost(self, request: RequestState, place: Place) -> float:
         """Return the GPU-seconds of a request that has ended, and learn from them."""
         computed = request.prompt_tokens - min(request.trail.cached_tokens or 0, request.prompt_tokens)
         answer_s = answer_cost_s(request, self.costs)

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from serve_app.core.fair_order import FIRST_TAG
+from serve_app.core.fair_tags import FIRST_TAG
 from serve_app.core.fleet import FleetState
 
 

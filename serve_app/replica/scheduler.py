@@ -11,15 +11,20 @@ import time
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from serve_app.core.fair_order import BACKGROUND_PRIORITY
+from serve_app.core.fair_tags import BACKGROUND_PRIORITY, FIRST_TAG, can_give_way, gives_way, is_ahead
 from serve_app.core.step_budget import Chats, StepBudget
 from serve_app.engine_args import BATCH_STEP_SHARE
 
 _BEFORE_ALL = -(1 << 63)
 """Lower than any priority."""
+_MOST_PREEMPTED = 4
+"""Requests that give way before one step."""
+_GIVES_WAY = 2
+"""How often a request gives way: it must make progress, however many come that go before it."""
 _IN_QUEUE = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 """States of queued requests that may start now; in other states they wait for a grammar or for KV from elsewhere."""
 
@@ -40,17 +45,27 @@ class YieldingScheduler(Scheduler):
         self._under_way: dict[int, tuple[Chats | None, float]] = {}
         """id of a step's output -> the chats that the step was planned for, None if it had no limit, and when it was scheduled."""
         self._ended_at = 0.0
+        self._level = set[str]()
+        """Ids of clients' requests whose tenants are not ahead of their shares; may hold some that have begun or ended."""
+        self._lacks_kv = ""
+        """Id of the first queued request if it had a place and room in the last step and did not begin."""
+        self._can_resume = (
+            self.policy is SchedulingPolicy.PRIORITY and self.cache_config.enable_prefix_caching and not self.has_mamba_layers
+        )
         self._offered = ""
         """Id of the queued request for which a step last had room. If it is still the next one, it lacks a place or KV."""
 
     def add_request(self, request: Any) -> None:
         if is_background(request):
             self._background.add(request.request_id)
+        elif self._can_resume and not is_ahead(request.priority):
+            self._level.add(request.request_id)
         super().add_request(request)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         now = time.monotonic()
         self._background &= self.requests.keys()
+        self._make_way(now)
         chats = plan = None
         if self._background or any(map(is_begun, self.running)):
             self.running.sort(key=_rank)
@@ -70,6 +85,8 @@ class YieldingScheduler(Scheduler):
         if plan is not None and output.total_num_scheduled_tokens >= plan.max_tokens:
             self._queued.clear()  # the step was full: chats that are still in the queue lack neither a place nor KV
         self._under_way[id(output)] = (chats, now)
+        has_room = len(self.running) < self.max_num_active_reqs and output.total_num_scheduled_tokens < self._most_tokens
+        self._lacks_kv = self.waiting.peek_request().request_id if self.waiting and has_room and plan is None else ""
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -81,6 +98,52 @@ class YieldingScheduler(Scheduler):
             self._budget.learn(chats, background, now - max(self._ended_at, scheduled_at))
         self._ended_at = now
         return super().update_from_output(scheduler_output, model_runner_output)
+
+    def _make_way(self, now: float) -> None:
+        """Preempt running requests that give way to queued ones, if these lack a place or KV.
+
+        Full blocks of a preempted request stay in the prefix cache. By its tag it is one of the first to continue.
+        """
+        self._level &= self.requests.keys()
+        if not self._level or not self.waiting:
+            return
+        if len(self.running) < self.max_num_active_reqs and self.waiting.peek_request().request_id != self._lacks_kv:
+            return
+        giving = [r for r in self.running if can_give_way(r.priority) and r.num_preemptions < _GIVES_WAY]
+        giving.sort(key=lambda r: (r.priority >= FIRST_TAG["batch"], r.priority >= BACKGROUND_PRIORITY, -self._computed_again(r)))
+        queued = [r for i in self._level if (r := self.requests[i]).status in _IN_QUEUE] if giving else []
+        queued.sort(key=lambda r: r.priority)
+        for following in queued[:_MOST_PREEMPTED]:
+            while giving and not gives_way(giving[-1].priority, following.priority):
+                giving.pop()
+            if not giving:
+                return
+            if self._may_start(following) and self._request_blocks_can_be_freed(giving[-1]):
+                self._preempt(giving.pop(), now)
+                self._put_first(following)
+
+    def _preempt(self, request: Any, now: float) -> None:
+        self.running.remove(request)
+        self._preempt_request(request, now, drop_stale_output=self.requires_kv_delivery)
+        self.prev_step_scheduled_req_ids.discard(request.request_id)
+
+    def _put_first(self, request: Any) -> None:
+        """Put a queued request before all others of the queue."""
+        self.waiting.remove_request(request)
+        if self.waiting:
+            request.priority = min(request.priority, self.waiting.peek_request().priority - 1)
+        self.waiting.add_request(request)
+
+    def _computed_again(self, request: Any) -> int:
+        """Return how many tokens a running request would compute again if it were preempted: those of blocks that are not full."""
+        return int(request.num_computed_tokens - request.num_output_placeholders) % self.block_size
+
+    def _may_start(self, request: Any) -> bool:
+        """Return whether a queued request needs only a place and KV to begin."""
+        if request.lora_request is None or self.lora_config is None:
+            return True
+        used = {r.lora_request.lora_int_id for r in self.running if r.lora_request is not None}
+        return request.lora_request.lora_int_id in used or len(used) < self.lora_config.max_loras
 
     def _chats(self) -> Chats:
         answers = prompts = 0

@@ -7,7 +7,7 @@ import pytest
 
 from serve_app.batch.runner import Progress
 from serve_app.cli.batch import _Files, _left, _share_read
-from serve_app.core.fair_order import BACKGROUND_PRIORITY
+from serve_app.core.fair_tags import BACKGROUND_PRIORITY
 from serve_app.errors import BatchError
 from tests.batch.service import Service
 from tests.batch.test_batch import Batch, prompts

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from serve_app.core.fair_order import FIRST_TAG, FairOrder
+from serve_app.core.fair_order import FairOrder
+from serve_app.core.fair_tags import FIRST_TAG
 from serve_app.core.order_board import OrderBoard, Waits
 from serve_app.core.request import RequestState, Resume
 from serve_app.core.step_costs import MeasuredCosts

@@ -19,7 +19,7 @@ import pytest
 from serve_app.batch.service import BatchService
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import BatchSettings, parse_settings
-from serve_app.core.fair_order import BACKGROUND_PRIORITY
+from serve_app.core.fair_tags import BACKGROUND_PRIORITY
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.front_end.front_end import FrontEnd
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler

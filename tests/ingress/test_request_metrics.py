@@ -7,7 +7,7 @@ from typing import Any
 from prometheus_client import REGISTRY
 
 from serve_app.books.series import TABLE
-from serve_app.core.fair_order import FIRST_TAG
+from serve_app.core.fair_tags import FIRST_TAG
 from serve_app.core.request import RequestState, Resume
 from serve_app.core.tenants import Priority, Tenant
 from serve_app.ingress.books.key_latencies import KeyLatencies

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from serve_app.core.events import RequestArrived, StepCostsMeasured, WaitsReported
-from serve_app.core.fair_order import FIRST_TAG
+from serve_app.core.fair_tags import FIRST_TAG
 from serve_app.core.order_board import Waits
 from serve_app.core.quota_shares import Answer, Report
 from serve_app.core.request import Resume

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.batch_lines import Lengths, lines, sizes
 from benchmarks.batch_steps import Engine, Sequence, Way, chats
-from serve_app.core.fair_order import BACKGROUND_PRIORITY
+from serve_app.core.fair_tags import BACKGROUND_PRIORITY
 from serve_app.core.step_budget import FIRST
 from serve_app.engine_args import BATCH_STEP_SHARE
 from serve_app.simulated.profiles import PROFILES

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from serve_app.books import series
-from serve_app.core.fair_order import priority_of_tag
+from serve_app.core.fair_tags import priority_of_tag
 from serve_app.errors import (
     CannotStartInTime,
     IngressOverloaded,

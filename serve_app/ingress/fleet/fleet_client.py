@@ -29,7 +29,7 @@ from serve_app.core.events import (
     Ticked,
     TrialBegan,
 )
-from serve_app.core.fair_order import BACKGROUND_PRIORITY
+from serve_app.core.fair_tags import BACKGROUND_PRIORITY
 from serve_app.core.fleet import FleetState
 from serve_app.core.instructions import (
     AbortAttempts,

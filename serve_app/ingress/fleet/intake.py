@@ -26,7 +26,7 @@ from vllm.lora.request import LoRARequest
 
 from serve_app.config import ModelSettings
 from serve_app.core.events import RequestArrived
-from serve_app.core.fair_order import BACKGROUND_PRIORITY
+from serve_app.core.fair_tags import BACKGROUND_PRIORITY
 from serve_app.core.prefix_index import NO_PREFIX, Prefix, tokens_at
 from serve_app.core.request import Resume
 from serve_app.core.request_limits import problem_of

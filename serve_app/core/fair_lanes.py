@@ -1,0 +1,103 @@
+"""What `FairOrder` knows of each priority, of its tenants and of their requests, and the virtual time of a priority. Pure."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from serve_app.core.queue_rate import QueueRate
+from serve_app.core.usual_costs import UsualCosts
+
+_MEAN_S = 2.0
+"""Virtual time is a mean over the starts of about this time.
+
+The lowest start of all that wait would stand still while requests of tenants that ask little wait for a slot, and who came anew would get
+all until virtual time moved. The highest one would follow an engine where only one tenant's requests wait, far ahead of the others.
+"""
+_BACK = 2
+"""Usual requests by which virtual time may go back at once."""
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """Requests without a first token."""
+
+    num_waiting: int = 0
+    rate: QueueRate = field(default_factory=QueueRate)
+    """Their starts per second, while engines are full and some of them wait."""
+    begun_s: float | None = None
+    """Usual GPU-seconds of those that began, as expected at their arrival."""
+    usual: UsualCosts = field(default_factory=UsualCosts)
+    """Of a new tenant, the usual answers of all tenants are expected."""
+
+
+@dataclass(slots=True, eq=False)
+class Account(Queue):
+    """One tenant in one lane. Finish and tag are virtual times."""
+
+    tenant: str = ""
+    finish_s: float = 0.0
+    """When its requests so far are finished, by what they cost or are expected to."""
+    tag_s: float = 0.0
+    """The latest tag: while requests wait, a later one gets no lower tag."""
+    latest: "Place | None" = None
+    """Its latest request."""
+    waiting_s: float = 0.0
+    """Expected GPU-seconds of its requests without a first token."""
+    own_s: float = 0.0
+    """When its requests of this ingress would be finished if it had none elsewhere."""
+    weight: float = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """One request that has not ended. ``start_s`` is a virtual time, ``expected_s`` are GPU-seconds, of which the prompt's are a part."""
+
+    lane: "Lane"
+    account: Account
+    start_s: float
+    expected_s: float
+    prompt_s: float
+    charged_s: float
+    """Virtual seconds by which the request moved its tenant's finish."""
+    earlier_tag_s: float
+    """The tenant's latest tag before it."""
+    waits: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Lane(Queue):
+    """The requests of one priority."""
+
+    end: float = math.inf
+    """The first tag of the next priority."""
+    virtual_s: float = 0.0
+    accounts: dict[str, Account] = field(default_factory=dict)
+    elsewhere_s: Mapping[str, float] = field(default_factory=dict)
+    """Tenant -> expected GPU-seconds of what waits at other ingresses, as last heard."""
+    active: set[Account] = field(default_factory=set)
+    """Tenants whose requests wait."""
+    weights: float = 0.0
+    """The sum of their weights."""
+    queueing: set[str] = field(default_factory=set)
+    """Replicas in whose engines requests of this priority, or of one before it, waited at the last heartbeat."""
+    is_full: bool = False
+    moved_at: float = 0.0
+    """When virtual time moved last."""
+    starts_s: list[float] = field(default_factory=list)
+    """The starts since then. All first tokens of a frame come at the same time."""
+
+    def advance(self, begun: Place, now: float) -> None:
+        """Move virtual time towards the start of a place that has its first token. If none waits any more, that start was the last."""
+        if not self.num_waiting:
+            self.virtual_s = max(self.virtual_s, min(begun.start_s, begun.account.own_s))
+            self.moved_at = now
+            self.starts_s.clear()
+            return
+        self.starts_s.append(begun.start_s)
+        if now > self.moved_at:
+            ahead_s = sum(self.starts_s) / len(self.starts_s) - self.virtual_s
+            # A long prompt that waited for long began its wait long ago, which says nothing about the others.
+            ahead_s = max(ahead_s, -_BACK * (self.begun_s or 0.0))
+            self.virtual_s += min(1.0, (now - self.moved_at) / _MEAN_S) * ahead_s
+            self.moved_at = now
+            self.starts_s.clear()
