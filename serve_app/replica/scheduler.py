@@ -3,7 +3,7 @@
 vLLM's priorities decide which request is scheduled first, and then fill the step to the last token: a chat waits for all prompts that are
 in the step. Here each step gets limits before vLLM schedules it, and chats come first. A begun prompt leaves room for one that goes before
 it by its priority, such as another tenant's (`core/fair_order.py`). This needs vLLM's order of ``running``, its
-``max_num_scheduled_tokens`` and ``long_prefill_token_threshold``, and ``next_decode_eligible_step``, before which a running request gets
+``max_num_scheduled_tokens``, ``max_num_active_reqs`` and ``long_prefill_token_threshold``, and ``next_decode_eligible_step``, before which a running request gets
 no token.
 """
 
@@ -33,6 +33,7 @@ class YieldingScheduler(Scheduler):
     """vLLM's scheduler with bounded steps."""
 
     max_num_scheduled_tokens: int
+    max_num_active_reqs: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -65,7 +66,9 @@ class YieldingScheduler(Scheduler):
     def schedule(self, throttle_prefills: bool = False) -> Any:
         now = time.monotonic()
         self._background &= self.requests.keys()
-        self._make_way(now)
+        most_active = self.max_num_active_reqs
+        if num_first := self._make_way(now):
+            self.max_num_active_reqs = min(most_active, len(self.running) + num_first)
         chats = plan = None
         if self._background or any(map(is_begun, self.running)):
             self.running.sort(key=_rank)
@@ -80,12 +83,12 @@ class YieldingScheduler(Scheduler):
         try:
             output = super().schedule(throttle_prefills)
         finally:
-            self.max_num_scheduled_tokens = self._most_tokens
+            self.max_num_scheduled_tokens, self.max_num_active_reqs = self._most_tokens, most_active
             self.scheduler_config.long_prefill_token_threshold = longest
         if plan is not None and output.total_num_scheduled_tokens >= plan.max_tokens:
             self._queued.clear()  # the step was full: chats that are still in the queue lack neither a place nor KV
         self._under_way[id(output)] = (chats, now)
-        has_room = len(self.running) < self.max_num_active_reqs and output.total_num_scheduled_tokens < self._most_tokens
+        has_room = not num_first and len(self.running) < most_active and output.total_num_scheduled_tokens < self._most_tokens
         self._lacks_kv = self.waiting.peek_request().request_id if self.waiting and has_room and plan is None else ""
         return output
 
@@ -99,28 +102,35 @@ class YieldingScheduler(Scheduler):
         self._ended_at = now
         return super().update_from_output(scheduler_output, model_runner_output)
 
-    def _make_way(self, now: float) -> None:
-        """Preempt running requests that give way to queued ones, if these lack a place or KV.
+    def _make_way(self, now: float) -> int:
+        """Put queued requests first that others give way to, and preempt running ones that give way, if places or KV lack.
 
         Full blocks of a preempted request stay in the prefix cache. By its tag it is one of the first to continue.
+
+        Returns:
+            The number of requests put first. Others that give way to them are not to begin in the same step, which would be longer.
         """
         self._level &= self.requests.keys()
         if not self._level or not self.waiting:
-            return
-        if len(self.running) < self.max_num_active_reqs and self.waiting.peek_request().request_id != self._lacks_kv:
-            return
+            return 0
+        first = self.waiting.peek_request()
         giving = [r for r in self.running if can_give_way(r.priority) and r.num_preemptions < _GIVES_WAY]
+        if not (giving or can_give_way(first.priority)):
+            return 0
         giving.sort(key=lambda r: (r.priority >= FIRST_TAG["batch"], r.priority >= BACKGROUND_PRIORITY, -self._computed_again(r)))
-        queued = [r for i in self._level if (r := self.requests[i]).status in _IN_QUEUE] if giving else []
+        queued = [r for i in self._level if (r := self.requests[i]).status in _IN_QUEUE and self._may_start(r)]
         queued.sort(key=lambda r: r.priority)
-        for following in queued[:_MOST_PREEMPTED]:
-            while giving and not gives_way(giving[-1].priority, following.priority):
+        free = 0 if first.request_id == self._lacks_kv else self.max_num_active_reqs - len(self.running)
+        following = queued[:free]
+        for request in queued[free : free + _MOST_PREEMPTED]:
+            while giving and not gives_way(giving[-1].priority, request.priority):
                 giving.pop()
-            if not giving:
-                return
-            if self._may_start(following) and self._request_blocks_can_be_freed(giving[-1]):
+            if giving and self._request_blocks_can_be_freed(giving[-1]):
                 self._preempt(giving.pop(), now)
-                self._put_first(following)
+                following.append(request)
+        for request in reversed(following):
+            self._put_first(request)
+        return len(following)
 
     def _preempt(self, request: Any, now: float) -> None:
         self.running.remove(request)
