@@ -141,7 +141,8 @@ class YieldingScheduler(Scheduler):
         """Put a queued request before all others of the queue."""
         self.waiting.remove_request(request)
         if self.waiting:
-            request.priority = min(request.priority, self.waiting.peek_request().priority - 1)
+            before = self.waiting.peek_request().priority - 1
+            request.priority = min(request.priority, before - is_ahead(before))
         self.waiting.add_request(request)
 
     def _computed_again(self, request: Any) -> int:
