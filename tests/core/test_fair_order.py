@@ -5,7 +5,7 @@ import math
 import pytest
 
 from serve_app.core.fair_order import FairOrder
-from serve_app.core.fair_tags import FIRST_TAG
+from serve_app.core.fair_tags import FIRST_TAG, tag_of
 from serve_app.core.order_board import OrderBoard, Waits
 from serve_app.core.request import RequestState, Resume
 from serve_app.core.step_costs import MeasuredCosts
@@ -141,7 +141,7 @@ def test_a_tenant_is_never_ahead_by_more_than_three_times_what_waits_in_all() ->
         order.begin(state, 0.0)
         state.emitted_ids = [1]
         order.end(state, 0.0)
-    assert placed(order, "last", "a").priority - FIRST_TAG["interactive"] < 1510e6
+    assert placed(order, "last", "a").priority < tag_of("interactive", 1510.0, is_ahead=True)
 
 
 def test_lines_of_batches_in_engines_make_them_full_for_lines_alone() -> None:

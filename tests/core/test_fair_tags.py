@@ -1,0 +1,56 @@
+import pytest
+
+from serve_app.core.fair_tags import BACKGROUND_PRIORITY, FIRST_TAG, can_give_way, gives_way, is_ahead, priority_of_tag, tag_of
+from serve_app.core.tenants import PRIORITIES, Priority
+
+YEAR_S = 365 * 86400.0
+LEVEL, AHEAD = (tag_of("interactive", 5.0, is_ahead=ahead) for ahead in (False, True))
+BATCH, BATCH_AHEAD = (tag_of("batch", 5.0, is_ahead=ahead) for ahead in (False, True))
+LINE = tag_of("background", 5.0, is_ahead=False)
+CHOSEN = (-7, 0, 7)
+"""Numbers that clients choose where there are no tenants."""
+
+
+@pytest.mark.parametrize("priority", PRIORITIES)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_tag_tells_its_priority_and_whether_the_tenant_is_ahead_for_years(priority: Priority, *, ahead: bool) -> None:
+    tags = [tag_of(priority, seconds, is_ahead=ahead) for seconds in (0.0, 1e-6, 1.0, 10 * YEAR_S)]
+    assert tags == sorted(set(tags))
+    assert {priority_of_tag(tag) for tag in tags} == {priority}
+    assert {is_ahead(tag) for tag in tags} == {ahead and priority != "background"}
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting"),
+    [
+        (AHEAD, LEVEL),
+        (BATCH, LEVEL),
+        (BATCH, AHEAD),
+        (BATCH_AHEAD, BATCH),
+        (LINE, LEVEL),
+        (LINE, AHEAD),
+        (LINE, BATCH),
+        (LINE, 0),
+    ],
+)
+def test_a_later_priority_and_a_tenant_that_is_ahead_give_way(running: int, waiting: int) -> None:
+    assert gives_way(running, waiting)
+    assert can_give_way(running)
+    assert not gives_way(waiting, running)
+
+
+@pytest.mark.parametrize("tag", [LEVEL, AHEAD, BATCH, LINE, *CHOSEN, BACKGROUND_PRIORITY])
+def test_equals_do_not_give_way(tag: int) -> None:
+    assert not gives_way(tag, tag)
+
+
+@pytest.mark.parametrize("chosen", CHOSEN)
+@pytest.mark.parametrize("waiting", [LEVEL, BATCH, *CHOSEN, LINE])
+def test_a_number_that_a_client_chose_gives_way_to_none(chosen: int, waiting: int) -> None:
+    assert not gives_way(chosen, waiting)
+    assert not can_give_way(chosen)
+    assert not is_ahead(chosen)
+
+
+def test_tags_are_in_the_order_of_priorities() -> None:
+    assert sorted(FIRST_TAG.values()) == [FIRST_TAG[priority] for priority in PRIORITIES]
