@@ -2,9 +2,11 @@
 
 vLLM's priorities decide which request is scheduled first, and then fill the step to the last token: a chat waits for all prompts that are
 in the step. Here each step gets limits before vLLM schedules it, and chats come first. A begun prompt leaves room for one that goes before
-it by its priority, such as another tenant's (`core/fair_order.py`). This needs vLLM's order of ``running``, its
-``max_num_scheduled_tokens``, ``max_num_active_reqs`` and ``long_prefill_token_threshold``, and ``next_decode_eligible_step``, before which a running request gets
-no token.
+it by its priority, such as another tenant's (`core/fair_order.py`). In a full engine, requests give their places to others
+(`core/fair_tags.py`).
+
+This needs vLLM's ``running``, ``waiting`` and `_preempt_request`, its ``max_num_scheduled_tokens``, ``max_num_active_reqs`` and
+``long_prefill_token_threshold``, and ``next_decode_eligible_step``, before which a running request gets no token.
 """
 
 import time

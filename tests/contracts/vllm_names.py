@@ -189,9 +189,11 @@ USED = {
         "scheduled_new_reqs total_num_scheduled_tokens",
     },
     "vllm.v1.core.sched.async_scheduler": {"AsyncScheduler": "schedule update_from_output"},
+    "vllm.v1.core.sched.request_queue": {"SchedulingPolicy": "PRIORITY"},
     "vllm.v1.core.sched.scheduler": {
-        "Scheduler": "current_step kv_holding_waiting max_num_running_reqs max_num_scheduled_tokens requests running scheduler_config "
-        "vllm_config waiting"
+        "Scheduler": """_preempt_request _request_blocks_can_be_freed block_size cache_config current_step has_mamba_layers
+            kv_holding_waiting lora_config max_num_active_reqs max_num_running_reqs max_num_scheduled_tokens policy
+            prev_step_scheduled_req_ids requests requires_kv_delivery running scheduler_config vllm_config waiting"""
     },
     "vllm.v1.engine": {
         "EngineCoreReadyResponse": "block_size max_model_len num_gpu_blocks vllm_version",
@@ -220,8 +222,8 @@ USED = {
         "Executor": "cache_config lora_config model_config parallel_config scheduler_config speculative_config vllm_config"
     },
     "vllm.v1.request": {
-        "Request": """next_decode_eligible_step num_computed_tokens num_output_placeholders num_prompt_tokens num_tokens_with_spec
-            priority prompt_token_ids request_id sampling_params status structured_output_request""",
+        "Request": """lora_request next_decode_eligible_step num_computed_tokens num_output_placeholders num_preemptions
+            num_prompt_tokens num_tokens_with_spec priority prompt_token_ids request_id sampling_params status structured_output_request""",
         "RequestStatus": "PREEMPTED WAITING",
     },
     "vllm.v1.structured_output": {"StructuredOutputManager": "executor"},

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from benchmarks.batch_lines import Lengths, lines, sizes
 from benchmarks.batch_steps import Engine, Sequence, Way, chats
-from serve_app.core.fair_tags import BACKGROUND_PRIORITY
+from serve_app.core.fair_tags import BACKGROUND_PRIORITY, tag_of
 from serve_app.core.step_budget import FIRST
 from serve_app.engine_args import BATCH_STEP_SHARE
 from serve_app.simulated.profiles import PROFILES
@@ -17,6 +18,9 @@ from serve_app.simulated.profiles import PROFILES
 pytestmark = pytest.mark.engine
 
 SHARE = 0.1
+AHEAD, LEVEL = (tag_of("interactive", 1.0, is_ahead=ahead) for ahead in (True, False))
+"""Tags of a tenant that is ahead of its share and of one that is not."""
+BLOCK = 16
 
 
 class Traffic:
@@ -136,6 +140,63 @@ def test_a_prompt_that_finds_no_place_shortens_no_other(make_traffic: Callable[.
     traffic.add("short", prompt=20, answer=5, priority=-20)
     traffic.step()
     assert traffic.steps == [{"chat": 10, "long": 118}, {"chat": 1, "long": 127}]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_tenant_ahead_of_its_share_gives_its_place_and_computes_less_than_a_block_again(
+    make_traffic: Callable[..., Traffic], *, is_async: bool
+) -> None:
+    traffic = make_traffic(is_async=is_async, max_num_seqs=2, enable_prefix_caching=True)
+    for number in range(2):
+        traffic.add(f"ahead{number}", prompt=40 + number, answer=20, first=20 + 300 * number, priority=AHEAD)
+    traffic.step(6)
+    traffic.add("later", prompt=30, answer=3, first=800, priority=AHEAD + 4)
+    traffic.add("level", prompt=30, answer=3, first=620, priority=LEVEL + 2)
+    before = len(traffic.steps)
+    traffic.step()
+    (begun,) = traffic.steps[before:]
+    assert begun["level"] == 30, "though `later` was there first, and an earlier one of its tenant runs"
+    (stays,) = begun.keys() - {"level"}
+    traffic.finish()
+    gave = "ahead1" if stays == "ahead0" else "ahead0"
+    again = next(step[gave] for step in traffic.steps[before:] if gave in step)
+    assert 1 <= again <= BLOCK + 1
+    assert {name: len(answer) for name, answer in traffic.answers.items()} == {"ahead0": 20, "ahead1": 20, "later": 3, "level": 3}
+
+
+def test_a_request_gives_way_twice_at_most(make_traffic: Callable[..., Traffic]) -> None:
+    traffic = make_traffic(max_num_seqs=1, enable_prefix_caching=True)
+    traffic.add("ahead", prompt=20, answer=30, priority=AHEAD)
+    traffic.step()
+    for number in range(4):
+        traffic.add(f"level{number}", prompt=20, answer=2, first=100 * number, priority=LEVEL + 2 * number)
+        traffic.step(3)
+    traffic.finish()
+    steps = [name for step in traffic.steps for name in step]
+    pauses = sum(name != "ahead" and before == "ahead" for before, name in pairwise(steps))
+    assert pauses == 3, "two, and one at its end"
+    assert {name: len(answer) for name, answer in traffic.answers.items()} == {"ahead": 30} | {f"level{n}": 2 for n in range(4)}
+
+
+def test_a_chat_takes_the_place_of_a_line(make_traffic: Callable[..., Traffic]) -> None:
+    traffic = make_traffic(max_num_seqs=2, enable_prefix_caching=True)
+    for number in range(3):
+        traffic.add(f"line{number}", prompt=40, answer=20, first=20 + 300 * number)
+    traffic.step(3)
+    traffic.add("chat", prompt=30, answer=3, first=950)
+    traffic.step()
+    assert traffic.steps[-1]["chat"] == 30
+    traffic.finish()
+    assert {name: len(answer) for name, answer in traffic.answers.items()} == {"line0": 20, "line1": 20, "line2": 20, "chat": 3}
+
+
+def test_where_what_is_computed_would_be_lost_none_gives_way(traffic: Traffic) -> None:
+    for number in range(64):
+        traffic.add(f"ahead{number}", prompt=5, answer=3, priority=AHEAD)
+    traffic.step()
+    traffic.add("level", prompt=5, answer=3, priority=LEVEL)
+    traffic.step()
+    assert "level" not in traffic.steps[-1]
 
 
 def test_lines_alone_fill_their_steps(traffic: Traffic) -> None:
