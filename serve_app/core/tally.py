@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve_app.core.events import RequestArrived
+from serve_app.core.fair_tags import priority_of_tag
 from serve_app.core.request import RequestState
 
 
@@ -33,8 +34,9 @@ class Tally:
     finished_tokens_squared: int = 0
     """Sum over ``finished`` of the squared number of output tokens: the variance of the lengths follows from it."""
     first_tokens: int = 0
+    """Of interactive requests."""
     late_first_tokens: int = 0
-    """First tokens that came later after their arrival than the SLO allows."""
+    """First tokens of interactive requests that came later after their arrival than the SLO allows."""
     lines: int = 0
     """Lines of batches whose prompts engines have read."""
     line_prompt_tokens: int = 0
@@ -62,7 +64,7 @@ class Tally:
         cached = 0 if stats is None else min(request.prompt_tokens, stats.num_cached_tokens)
         self.cached_tokens += cached
         self._prefilled(request, request.prompt_tokens - cached)
-        if not request.background:
+        if not request.background and priority_of_tag(request.priority) == "interactive":  # others may wait
             self.first_tokens += 1
             self.late_first_tokens += late
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from serve_app.core.events import LinkEnd, LinkLost, RequestArrived, RequestsAborted
 from serve_app.core.fleet_report import LongestWait, longest_waits, low_priority_waiting
+from serve_app.core.tenants import PRIORITIES
 from tests.core.helpers import Output, arrived, fleet_of, outputs, run
 
 
@@ -60,3 +61,10 @@ def test_requests_of_lower_priorities_wait_until_their_first_token_here_or_at_a_
     assert low_priority_waiting(fleet) == (1, 2)
     run(fleet, outputs("a", Output("b1@0", [7])), now=3.0)
     assert low_priority_waiting(fleet) == (1, 1)
+
+
+def test_a_first_token_of_a_lower_priority_is_not_late() -> None:
+    fleet = fleet_of("a", ttft_s=2.0)
+    run(fleet, *(replace(arrived(priority), tenant="red", priority=priority) for priority in PRIORITIES))
+    run(fleet, outputs("a", *(Output(f"{priority}@0", [1]) for priority in PRIORITIES)), now=9.0)
+    assert (fleet.tally.first_tokens, fleet.tally.late_first_tokens) == (1, 1)

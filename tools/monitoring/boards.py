@@ -51,7 +51,7 @@ MODEL_BOARD = Board(
                     "Preemptions",
                     {"{{model_name}}": rate("vllm:num_preemptions_total", "model_name", VLLM)},
                     "ops",
-                    "Requests that an engine interrupted because its KV cache was full, or for a tenant within its share. They continue later.",
+                    "Requests that engines interrupted: KV was full, or a tenant within its share needed the place. They continue.",
                 ),
                 Panel(
                     "Gap of streams that continued elsewhere",
