@@ -61,8 +61,8 @@ TABLE = (
         "tenant_refusals",
         "counter",
         ("tenant", "reason"),
-        "Requests that were refused with 429 or 503, by reason: the tenant's quota; first_token_s, the tenant's limit, or refuse_after_s, "
-        "the model's, for those that would start too late; else the error's code, such as queue_full. Tenants are named as above.",
+        "Requests that were refused with 429 or 503, by reason: the name of the quota; for those that would start too late, first_token_s "
+        "(the tenant's limit) or refuse_after_s (the model's); else the error's code, such as queue_full. Tenants are named as above.",
     ),
     Series(
         "tenant_longest_wait_seconds",
@@ -123,8 +123,8 @@ TABLE = (
         "low_priority_waiting",
         "gauge",
         ("model", "at"),
-        "Requests of this ingress without a first token whose priority is batch or background, lines of batches included: they may wait. "
-        "At is ingress for those without a replica, and replica for the others.",
+        "Requests of this ingress without a first token whose priority is batch or background, lines of batches included. Alerts subtract "
+        "them from the waiting requests. At is ingress for those without a replica, and replica for the others.",
     ),
     Series("outstanding_tokens", "gauge", _MODEL, "Tokens that unfinished requests may still take."),
     Series(

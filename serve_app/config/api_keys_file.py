@@ -14,10 +14,10 @@ from serve_app.errors import ConfigError
 MIN_KEY_CHARS = 16
 MAX_KEYS = 5_000
 """Most keys of a file. A request is compared with all of them, which takes 0.3 ms for 5,000; they take 1 s to read."""
-DIGEST = re.compile(r"[0-9a-fA-F]{64}")
-WHERE = "create it on every node of the ingress, readable for the ingress's user"
-FEWER = "remove keys that have expired or were revoked: each request is compared with all keys"
-"""Hints for this file, and for the tenants file."""
+SHA256_DIGITS = re.compile(r"[0-9a-fA-F]{64}")
+CREATE_FILE_HINT = "create it on every node of the ingress, readable for the ingress's user"
+FEWER_KEYS_HINT = "remove keys that have expired or were revoked: each request is compared with all keys"
+"""Ways out in errors of this file and of the tenants file."""
 _NAME_CHARS = 12  # enough to tell keys apart, too little to look one up by
 _KEY = re.compile(r"[!-~]+")  # what a header can carry without quoting
 _KEYS_FILE = "ingress.api_keys_file"
@@ -36,20 +36,20 @@ def read_api_keys(path: Path, *, shared: bool = False) -> Keyring:
     try:
         text = read_text(path)
     except ConfigError as exc:
-        raise ConfigError(_KEYS_FILE, exc.problem, WHERE) from exc
+        raise ConfigError(_KEYS_FILE, exc.problem, CREATE_FILE_HINT) from exc
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)]
     digests = {_digest_of_line(path, number, line): None for number, line in lines if line and not line.startswith("#")}
     if not digests:
         raise ConfigError(_KEYS_FILE, f"{path} holds no key", _HINT)
     if len(digests) > MAX_KEYS:
-        raise ConfigError(_KEYS_FILE, f"{path} holds {len(digests)} keys, and the limit is {MAX_KEYS}", FEWER)
+        raise ConfigError(_KEYS_FILE, f"{path} holds {len(digests)} keys, and the limit is {MAX_KEYS}", FEWER_KEYS_HINT)
     names = {digest.hex()[:_NAME_CHARS]: digest for digest in digests}
     return Keyring((Tenant(name, shares_prefix_cache=shared), [Key(name, digest)]) for name, digest in names.items())
 
 
 def _digest_of_line(path: Path, number: int, line: str) -> bytes:
     if line.startswith("sha256:"):
-        if not DIGEST.fullmatch(digest := line.removeprefix("sha256:")):
+        if not SHA256_DIGITS.fullmatch(digest := line.removeprefix("sha256:")):
             raise ConfigError(_KEYS_FILE, f"line {number} of {path} is no SHA-256", _HINT)
         return bytes.fromhex(digest)
     if len(line) < MIN_KEY_CHARS or not _KEY.fullmatch(line):

@@ -14,7 +14,14 @@ from typing import Annotated, Any, Self, get_args
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from serve_app.config.api_keys_file import DIGEST, FEWER, MAX_KEYS, MIN_KEY_CHARS, WHERE, read_api_keys
+from serve_app.config.api_keys_file import (
+    CREATE_FILE_HINT,
+    FEWER_KEYS_HINT,
+    MAX_KEYS,
+    MIN_KEY_CHARS,
+    SHA256_DIGITS,
+    read_api_keys,
+)
 from serve_app.config.base import Int, Real, Section
 from serve_app.config.checks import did_you_mean, dotted, load_yaml, refuse, to_config_errors, wrong
 from serve_app.config.settings import Settings, read_text
@@ -50,7 +57,7 @@ def _key_id(text: str) -> str:
 
 
 def _digest(value: object) -> object:
-    if not isinstance(value, str) or not DIGEST.fullmatch(value):
+    if not isinstance(value, str) or not SHA256_DIGITS.fullmatch(value):
         problem = f"has {len(str(value))} characters, and is not the 64 hex digits of a SHA-256"
         raise wrong("", problem, f"never write a key itself here: printf %s KEY | sha256sum; {_HOW}")
     if value.lower() == _OF_NOTHING:
@@ -68,7 +75,7 @@ Day = Annotated[date, BeforeValidator(_day), AfterValidator(_has_a_next_day)]
 
 
 class Part(Section):
-    """A part of a tenants file."""
+    """A part of a tenants file. The error for a key that belongs in another part says where."""
 
     @classmethod
     def _hint_for(cls, key: str) -> str:
@@ -81,7 +88,7 @@ class KeySettings(Part):
 
     id: Annotated[str, AfterValidator(_key_id)]
     """Name of the key in errors, logs, series, ledger and traces. Unique in the file."""
-    sha256: Annotated[str, BeforeValidator(_digest)] = Field(json_schema_extra={"pattern": f"^{DIGEST.pattern}$"})
+    sha256: Annotated[str, BeforeValidator(_digest)] = Field(json_schema_extra={"pattern": f"^{SHA256_DIGITS.pattern}$"})
     """The SHA-256 of the key, as 64 hex digits. Unique in the file."""
     expires: Day | None = None
     """Last day (UTC) on which the key is valid. None: it does not expire."""
@@ -198,7 +205,7 @@ _PLACES: dict[str, type[Part]] = {
     "under `deadlines`": TenantDeadlines,
     "to the tenant itself": TenantSettings,
 }
-"""Where in the file the keys of each part belong, as hints say it."""
+"""Words of errors for the place of each part in the file."""
 
 
 class TenantsFile(Part):
@@ -222,7 +229,7 @@ class TenantsFile(Part):
 
     def _duplicates(self) -> Iterator[PydanticCustomError]:
         if (num_keys := sum(len(tenant.keys) for tenant in self.tenants.values())) > MAX_KEYS:
-            yield wrong("tenants", f"has {num_keys} keys in all, and the limit is {MAX_KEYS}", FEWER)
+            yield wrong("tenants", f"has {num_keys} keys in all, and the limit is {MAX_KEYS}", FEWER_KEYS_HINT)
         ids: dict[str, str] = {}
         digests: dict[str, str] = {}
         for name, tenant in self.tenants.items():
@@ -349,7 +356,7 @@ def _read_tenants(file: Path) -> TenantsFile | list[ConfigError]:
         found = _parsed(read_text(file))
     except (ConfigError, OSError) as exc:
         problem = exc.problem if isinstance(exc, ConfigError) else f"{file} cannot be read: {exc.strerror}"
-        return [ConfigError(_TENANTS_FILE, problem, WHERE)]
+        return [ConfigError(_TENANTS_FILE, problem, CREATE_FILE_HINT)]
     return found if isinstance(found, TenantsFile) else _in_file(file, found)
 
 

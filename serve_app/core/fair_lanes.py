@@ -1,4 +1,7 @@
-"""What `FairOrder` knows of each priority, of its tenants and of their requests, and the virtual time of a priority. Pure."""
+"""The state of `FairOrder` is a `Lane` for each priority, with an `Account` for each tenant and a `Place` for each request. Pure.
+
+A lane also moves its virtual time.
+"""
 
 import math
 from collections.abc import Mapping
@@ -8,13 +11,14 @@ from serve_app.core.queue_rate import QueueRate
 from serve_app.core.usual_costs import UsualCosts
 
 _MEAN_S = 2.0
-"""Virtual time is a mean over the starts of about this time.
+"""Virtual time is a moving mean, over about this time, of the starts of requests that have their first token.
 
-The lowest start of all that wait would stand still while requests of tenants that ask little wait for a slot, and who came anew would get
-all until virtual time moved. The highest one would follow an engine where only one tenant's requests wait, far ahead of the others.
+The lowest start of the waiting requests was rejected: it stands still while requests of tenants that ask little wait for a place, and a
+new tenant would get everything until it moved. So was the highest start: it follows an engine where only one tenant's requests wait, far
+ahead of the others.
 """
-_BACK = 2
-"""Usual requests by which virtual time may go back at once."""
+_MAX_BACK = 2
+"""Usual requests by whose cost one frame may move virtual time back at most."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,9 +29,9 @@ class Queue:
     rate: QueueRate = field(default_factory=QueueRate)
     """Their starts per second, while engines are full and some of them wait."""
     begun_s: float | None = None
-    """Usual GPU-seconds of those that began, as expected at their arrival."""
+    """Moving mean of the expected GPU-seconds of those that began; None before the first."""
     usual: UsualCosts = field(default_factory=UsualCosts)
-    """Of a new tenant, the usual answers of all tenants are expected."""
+    """Costs of those that ended. Until a tenant's first answer, those of its lane are expected."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +40,7 @@ class Account(Queue):
 
     tenant: str = ""
     finish_s: float = 0.0
-    """When its requests so far are finished, by what they cost or are expected to."""
+    """When its requests so far are finished, by what they cost or are expected to cost."""
     tag_s: float = 0.0
     """The latest tag: while requests wait, a later one gets no lower tag."""
     latest: "Place | None" = None
@@ -75,19 +79,19 @@ class Lane(Queue):
     elsewhere_s: Mapping[str, float] = field(default_factory=dict)
     """Tenant -> expected GPU-seconds of what waits at other ingresses, as last heard."""
     active: set[Account] = field(default_factory=set)
-    """Tenants whose requests wait."""
+    """Tenants with waiting requests."""
     weights: float = 0.0
-    """The sum of their weights."""
+    """The sum of the weights of ``active``."""
     queueing: set[str] = field(default_factory=set)
     """Replicas in whose engines requests of this priority, or of one before it, waited at the last heartbeat."""
     is_full: bool = False
     moved_at: float = 0.0
     """When virtual time moved last."""
     starts_s: list[float] = field(default_factory=list)
-    """The starts since then. All first tokens of a frame come at the same time."""
+    """The starts since ``moved_at``. All first tokens of a frame come at the same time."""
 
     def advance(self, begun: Place, now: float) -> None:
-        """Move virtual time towards the start of a place that has its first token. If none waits any more, that start was the last."""
+        """Move virtual time towards the start of a place that has its first token, or up to it if no request of the lane waits any more."""
         if not self.num_waiting:
             self.virtual_s = max(self.virtual_s, min(begun.start_s, begun.account.own_s))
             self.moved_at = now
@@ -97,7 +101,7 @@ class Lane(Queue):
         if now > self.moved_at:
             ahead_s = sum(self.starts_s) / len(self.starts_s) - self.virtual_s
             # A long prompt that waited for long began its wait long ago, which says nothing about the others.
-            ahead_s = max(ahead_s, -_BACK * (self.begun_s or 0.0))
+            ahead_s = max(ahead_s, -_MAX_BACK * (self.begun_s or 0.0))
             self.virtual_s += min(1.0, (now - self.moved_at) / _MEAN_S) * ahead_s
             self.moved_at = now
             self.starts_s.clear()

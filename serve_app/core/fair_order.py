@@ -8,8 +8,8 @@ finished, if its tenant always had its share. The engines and the ingress's own 
 Virtual time is the mean start of the requests that had their first token lately. A tenant that asks little starts at the virtual time, so
 it goes before the backlog of one that asks for more than its share, and one that comes anew starts level. GPU-seconds are expected at
 arrival, from the prompt and from the tenant's earlier requests. They are raised while an answer is longer than expected, and corrected at
-its end. Nothing waits while an engine has room. A tenant that is behind, because its requests wait at few replicas, has further ones
-spread by load.
+its end. Nothing waits while an engine has room. Requests of a tenant that is far ahead of its share have tags that make them give way in
+the engines (`fair_tags.py`). A tenant that is behind, because its requests wait at few replicas, has further ones spread by load.
 
 Requests of several ingresses meet in the engines. Once a second the ingresses exchange their virtual times and what each tenant has waiting
 (`order_board.py`). A tenant whose requests wait at several ingresses moves on at each as if all of them waited there.
@@ -47,7 +47,7 @@ class FairOrder:
         self._number = self._num_replicas = 0
 
     def learn(self, measured: MeasuredCosts) -> None:
-        """Take in what the model's replicas have measured."""
+        """Take in what the model's replicas have measured. Usual costs that were computed from the guess are forgotten."""
         if self.costs is GUESS:
             for lane in self._lanes.values():
                 for queue in (lane, *lane.accounts.values()):
@@ -72,7 +72,7 @@ class FairOrder:
             lane.weights += weight
         if not lane.num_waiting:
             lane.rate.note(0, is_waiting=lane.is_full, now=now)
-        prompt_s, answer_s = self._expected(request, account, lane)
+        prompt_s, answer_s = account.usual.expected(request, lane.usual, self.costs)
         expected_s = max(prompt_s + answer_s, _LEAST_S)
         self._bound(account, lane)
         account.waiting_s += expected_s
@@ -111,9 +111,10 @@ class FairOrder:
         return account
 
     def _bound(self, account: Account, lane: Lane) -> None:
-        """Keep the finish of a tenant's requests within what is due to it before its next request comes.
+        """Keep the tenant's finish between virtual time and what its waiting requests justify, before its next request comes.
 
-        A tenant does not save up what it did not ask for. And when what waited at other ingresses has gone, it must not wait for that.
+        Below, the tenant would have saved up time that it did not ask for. Above, it would wait for requests at other ingresses that have
+        gone.
         """
         backlog_s = (account.waiting_s + lane.elsewhere_s.get(account.tenant, 0.0)) / account.weight
         account.own_s = max(lane.virtual_s, account.own_s)
@@ -126,10 +127,11 @@ class FairOrder:
             self._leave_queue(place, 1, now)
 
     def charge(self, request: RequestState) -> None:
-        """Charge a request whose answer runs on for twice what it has cost, if that is more than was expected. `end` corrects it.
+        """Charge a running answer as if it were to become twice as long, ``max_tokens`` at most, if that costs more than was charged.
 
-        The tenant's next requests are expected to cost more, too: with the first ends alone, a tenant whose earlier answers were short
-        would have many long ones started before the first of them ends. Once the answer is twice as long, it is charged again.
+        `end` corrects this, and the answer is charged again once it is twice as long. The tenant's next requests are expected to cost
+        more, too: if only ended answers counted, a tenant of short answers that turns to long ones would have many of them started before
+        the first one ends.
         """
         place = self._places[request.request_id]
         account, num_tokens = place.account, len(request.emitted_ids)
@@ -148,7 +150,7 @@ class FairOrder:
         """Correct the tenant's account by what the request cost.
 
         Args:
-            was_next: Its engine may have computed the prompt, though no token has come. Who gives up then has to pay.
+            was_next: The engine had probably begun to compute the prompt, though no token has come. Then the tenant pays for the prompt.
         """
         place = self._places.pop(request.request_id)
         account = place.account
@@ -164,7 +166,7 @@ class FairOrder:
         account.own_s += (cost_s - place.expected_s) / account.weight
         account.finish_s += cost_s / account.weight - charged_s
         lane = place.lane
-        if not (lane.num_waiting or lane.is_full or lane.elsewhere_s):  # nobody waited for what it had
+        if not (lane.num_waiting or lane.is_full or lane.elsewhere_s):  # no request waited for what it had
             lane.virtual_s = max(lane.virtual_s, account.own_s)
 
     def note_queue(self, replica_id: str, waiting: int, held: Iterable[RequestState] = ()) -> None:
@@ -177,9 +179,10 @@ class FairOrder:
                 lane.queueing.discard(replica_id)
 
     def note_fullness(self, num_replicas: int, first: RequestState | None, now: float) -> None:
-        """Note for which priorities engines are full: ``first``, the first request that waits at this ingress, is of it or of one before
-        it, or such requests wait in the engines of half of the replicas.
+        """Note for which priorities engines are full.
 
+        They are if ``first``, the first request that waits at this ingress, has this priority or an earlier one, or if such requests wait
+        in the engines of half of the replicas.
         While engines are not full, requests start as they come, which says nothing about waits.
         """
         self._num_replicas = num_replicas
@@ -270,10 +273,6 @@ class FairOrder:
                 usual_s = place.expected_s if queue.begun_s is None else queue.begun_s
                 queue.begun_s = usual_s + LATEST * (place.expected_s - usual_s)
             queue.rate.note(num_begun, is_waiting=lane.is_full and queue.num_waiting > 0, now=now)
-
-    def _expected(self, request: RequestState, account: Account, lane: Lane) -> tuple[float, float]:
-        """Return the GPU-seconds that the prompt and the answer will probably cost."""
-        return account.usual.expected(request, lane.usual, self.costs)
 
     def _cost(self, request: RequestState, place: Place) -> float:
         """Return the GPU-seconds of a request that has ended, and learn from them."""

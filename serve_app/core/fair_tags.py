@@ -1,18 +1,20 @@
-"""Tags: places in the order of `FairOrder`, as values of vLLM's `priority`. The request with the lowest one goes first. Pure.
+"""A tag is a request's place in the order of `FairOrder`, as a value of vLLM's `priority`: the lowest starts first. Pure.
 
-An odd tag is that of a request whose tenant is ahead of its share: it gives way to others, even when it runs.
+The tag is odd if the request's tenant is ahead of its share. Such an interactive or batch request gives its place in an engine to others,
+even while it runs.
 """
 
 from serve_app.core.tenants import PRIORITIES, Priority
 
 _STEP_S = 1e-6
-"""Virtual seconds by which a tag and the next one of the same kind differ."""
+"""Resolution of tags, in virtual seconds. Each step has an even and an odd tag."""
 BACKGROUND_PRIORITY = 1_000_000
-"""vLLM's `priority` of lines of batches, or a higher number: after all requests of clients, whose priority is 0 if they have no tag."""
+"""Requests with this value of vLLM's `priority` or a higher one are background work, such as lines of batches: they start after all
+others. Others without a tag have 0, or the value that the client chose."""
 FIRST_TAG: dict[Priority, int] = {"interactive": -(1 << 62), "batch": -(1 << 61), "background": BACKGROUND_PRIORITY}
 """The lowest tag of each priority."""
-_LAST_TAG = FIRST_TAG["batch"] // 2
-"""No tag of requests of clients is higher; a higher number was chosen by the client."""
+_END_OF_TAGS = FIRST_TAG["batch"] // 2
+"""Tags of interactive and batch requests are lower. Values from here to `BACKGROUND_PRIORITY` are no tags."""
 
 
 def tag_of(priority: Priority, tag_s: float, *, is_ahead: bool) -> int:
@@ -20,29 +22,32 @@ def tag_of(priority: Priority, tag_s: float, *, is_ahead: bool) -> int:
     return FIRST_TAG[priority] + 2 * round(max(0.0, tag_s) / _STEP_S) + is_ahead
 
 
-def is_ahead(priority: int) -> bool:
-    """Return whether the request's tenant is ahead of its share. Arguments of this and the others are values of vLLM's `priority`."""
-    return priority < _LAST_TAG and priority % 2 == 1
-
-
-def can_give_way(running: int) -> bool:
-    """Return whether a request that runs gives its place to some that may wait."""
-    return running >= BACKGROUND_PRIORITY or FIRST_TAG["batch"] <= running < _LAST_TAG or is_ahead(running)
-
-
 def priority_of_tag(tag: int) -> Priority:
-    """Return the priority to whose range of tags a tag belongs."""
+    """Return the priority to whose range the tag belongs."""
     return next(priority for priority in reversed(PRIORITIES) if tag >= FIRST_TAG[priority])
 
 
-def gives_way(running: int, waiting: int) -> bool:
-    """Return whether a request that runs gives its place to one that waits.
+def is_ahead(value: int) -> bool:
+    """Return whether a value of vLLM's `priority` is the tag of an interactive or batch request whose tenant is ahead of its share."""
+    return value < _END_OF_TAGS and value % 2 == 1
 
-    It does if its priority is a later one. Within a priority, a tenant that is ahead of its share gives way to one that is not.
+
+def can_give_way(running: int) -> bool:
+    """Return whether there are values of vLLM's `priority` for which `gives_way` is true."""
+    return running >= BACKGROUND_PRIORITY or FIRST_TAG["batch"] <= running < _END_OF_TAGS or is_ahead(running)
+
+
+def gives_way(running: int, waiting: int) -> bool:
+    """Return whether a running request gives its place to a waiting one. The arguments are their values of vLLM's `priority`.
+
+    Background work gives way to all else, and batch requests to interactive ones. Among requests of one of these two priorities, those of
+    a tenant that is ahead of its share give way to those of a tenant that is not.
     """
     if running >= BACKGROUND_PRIORITY:
         return waiting < BACKGROUND_PRIORITY
-    if max(running, waiting) >= _LAST_TAG:
+    if max(running, waiting) >= _END_OF_TAGS:
         return False
-    is_later = [priority >= FIRST_TAG["batch"] for priority in (running, waiting)]
-    return is_later == [True, False] or (is_later[0] == is_later[1] and is_ahead(running) and not is_ahead(waiting))
+    is_later, other_is_later = running >= FIRST_TAG["batch"], waiting >= FIRST_TAG["batch"]
+    if is_later != other_is_later:
+        return is_later
+    return is_ahead(running) and not is_ahead(waiting)

@@ -102,7 +102,7 @@ class RequestState:
     """When its first token should come, by what is known at its arrival; None if that does not matter."""
     outstanding_tokens: int = 0
     charge_at: int = 16
-    """Emitted tokens at which its tenant is charged for the answer so far."""
+    """Number of emitted tokens at which the tenant is charged for the running answer; then `FairOrder.charge` doubles it."""
     step_part: float = 0.0
     part_from: float | None = None
     to_swallow: int = 0

@@ -7,6 +7,7 @@ import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, Self
 
 from serve_app.core.events import HeartbeatArrived, LinkOpened
@@ -44,7 +45,7 @@ class ReplicaState:
     is_longest: bool = True
     _share: float = 1.0  # of the engine's requests: those of this ingress
     _last_part: float = 0.0
-    _vain_tokens: int = 0  # prompt tokens of requests that were given up since the last frame while the engine computed them
+    _vain_tokens: int = 0  # since the last frame: tokens of prompts that were given up while the engine computed them
 
     @classmethod
     def linked(cls, event: LinkOpened, *, now: float) -> Self:
@@ -106,7 +107,7 @@ class ReplicaState:
             request.part_from = self.step_parts
 
     def settle(self, request: RequestState) -> None:
-        """Give the request the last part of its steps: its attempt is over."""
+        """Give the request its last part of the steps: its attempt is over."""
         self.count_part(request)
         request.part_from = None
 
@@ -115,22 +116,17 @@ class ReplicaState:
         self.settle(request)
         del self.held[request.request_id]
 
-    def computed_in_vain(self, request: RequestState) -> bool:
-        """Return whether the engine probably has begun to compute the request, which was given up without a token.
+    def note_given_up(self, request: RequestState) -> bool:
+        """Note that a request was given up without a token, and return whether the engine had probably begun to compute its prompt.
 
-        No more tokens go before it than a step has. Those given up since the last step count, too: of 100 prompts that are given up at
-        once, in whatever order, the engine was computing a few.
+        It had if the prompts before this one have fewer tokens than a step. Prompts that were given up since the last frame count as
+        before it: of 100 prompts that are given up at once, in whatever order, the engine was computing a few.
         """
-        before = self._vain_tokens
-        for other in self.held.values():
-            if before >= _STEP_TOKENS:
-                return False
-            if not other.emitted_ids and other.priority < request.priority:
-                before += other.prompt_tokens
-        if before >= _STEP_TOKENS:
-            return False
-        self._vain_tokens += request.prompt_tokens
-        return True
+        before = (r.prompt_tokens for r in self.held.values() if not r.emitted_ids and r.priority < request.priority)
+        has_begun = all(tokens < _STEP_TOKENS for tokens in accumulate(before, initial=self._vain_tokens))
+        if has_begun:
+            self._vain_tokens += request.prompt_tokens
+        return has_begun
 
     def queued(self) -> list[RequestState]:
         """Return the requests that probably still wait in the engine's queue: the last ones, as many as this ingress's share of the queue.

@@ -1,4 +1,4 @@
-"""`UsualCosts` has what requests of one tenant usually cost, from which `FairOrder` expects what the next one will cost. Pure."""
+"""`UsualCosts` learns what requests of a tenant usually cost; `FairOrder` expects the same of the tenant's next request. Pure."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,12 @@ from serve_app.core.request import RequestState
 from serve_app.core.step_costs import MeasuredCosts
 
 LATEST, RUNNING = 1 / 8, 1 / 16
-"""Weights in the usual costs: of the last request, and of an answer that runs on and is longer than usual. The second one counts
-each time such an answer has doubled. With 1/4, a tenant of which one answer in 100 is long would wait too long for its short ones."""
+"""Weights in the moving means: of a request that ended, and of a running answer that costs more than usual, each time that its length has
+doubled. With 1/4 for the latter, a tenant with one long answer in 100 would wait too long for its short ones."""
 _LEAST_COMPUTED = 0.25
-"""The least part of a prompt that is expected to be in no cache: a tenant must not make its next prompts seem to cost nothing."""
+"""At least this part of a prompt is expected to be in no cache: a tenant must not make its next prompts seem to cost nothing."""
 _FIRST_ANSWER_TOKENS = 64
-"""Tokens that are expected of the first answers."""
+"""Expected length of an answer while none has ended."""
 GUESS = MeasuredCosts(
     step_s=0.0,
     output_token_s=1e-3,
@@ -20,7 +20,7 @@ GUESS = MeasuredCosts(
     output_token_error_s=1e-3,
     prompt_token_error_s=1e-4,
 )
-"""Costs while no replica has measured its own. Only their ratio counts then."""
+"""Costs until a replica has measured its own. Only their ratio matters."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +30,7 @@ class UsualCosts:
     answer_s: float | None = None
     """GPU-seconds of an answer without its prompt; None before the first one."""
     computed: float = 1.0
-    """Part of a prompt that no prefix cache has."""
+    """Part of a prompt that was in no prefix cache, from 0 to 1."""
 
     def learn_answer(self, answer_s: float, weight: float = LATEST) -> None:
         self.answer_s = answer_s if self.answer_s is None else self.answer_s + weight * (answer_s - self.answer_s)
@@ -39,7 +39,7 @@ class UsualCosts:
         self.computed += LATEST * (computed - self.computed)
 
     def expected(self, request: RequestState, others: "UsualCosts", costs: MeasuredCosts) -> tuple[float, float]:
-        """Return the GPU-seconds that the prompt and the answer will probably cost. ``others`` count while no answer is known."""
+        """Return the GPU-seconds that the prompt and the answer will probably cost. ``others`` count until an answer is known here."""
         answer_s = others.answer_s if self.answer_s is None else self.answer_s
         if answer_s is None:
             answer_s = _FIRST_ANSWER_TOKENS * costs.output_token_s

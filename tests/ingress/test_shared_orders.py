@@ -44,7 +44,7 @@ class Ingress:
     def place(self, request_id: str, tenant: str) -> float:
         """Let a request come that costs 0.65 GPU-seconds, and return its tag in virtual seconds."""
         run(self.fleet, RequestArrived(request_id, 10, 1000, Resume.CONTINUE, request_id, tenant=tenant))
-        return (self.fleet.requests[request_id].priority - FIRST_TAG["interactive"]) / 2e6
+        return (self.fleet.requests[request_id].priority - FIRST_TAG["interactive"]) / 2e6  # two tags a microsecond
 
 
 @in_loop

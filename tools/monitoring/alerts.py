@@ -9,15 +9,15 @@ from tools.monitoring.rule import IN_JOB, Alert
 from tools.monitoring.slo import burns
 
 
-def _but_for(waiting: str, low: str) -> str:
-    """Return how many of the requests that wait are interactive: the others wait by design."""
+def _interactive(waiting: str, low: str) -> str:
+    """Return how many waiting requests are interactive: requests of lower priorities wait by design."""
     return f"sum by (job, model) ({waiting}) - sum by (job, model) (serve_app_low_priority_waiting{{{low}}})"
 
 
-_WAITING = _but_for(f"serve_app_waiting_requests{{{IN_JOB}}}", f'{IN_JOB},at="ingress"')
+_WAITING = _interactive(f"serve_app_waiting_requests{{{IN_JOB}}}", f'{IN_JOB},at="ingress"')
 _TAKING = f"count by (job, model) (max by (job, model, replica) (serve_app_replica_draining{{{IN_JOB}}}) == 0)"
-# Requests of lower priorities whose prompts an engine computes have left its queue and are subtracted all the same: a few too many.
-_QUEUED = _but_for(f"max by (job, model, replica) (serve_app_replica_waiting{{{IN_JOB}}})", f'{IN_JOB},at="replica"')
+# This is a few too low: requests of lower priorities that have left an engine's queue are subtracted until their first token.
+_QUEUED = _interactive(f"max by (job, model, replica) (serve_app_replica_waiting{{{IN_JOB}}})", f'{IN_JOB},at="replica"')
 
 
 def _bound(which: str) -> str:

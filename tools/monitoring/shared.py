@@ -45,7 +45,7 @@ WAITING = Panel(
     "Requests without a replica",
     {"{{model}}": f"sum by (model) (serve_app_waiting_requests{{{MODEL}}})"},
     "short",
-    "The queues of all ingresses. Alerts leave out what tenants of lower priorities have in them.",
+    "The queues of all ingresses. Alerts leave out requests of lower priorities.",
     limits=("${waiting}", "${waiting}"),
 )
 LOOP_LAG = Panel(
