@@ -4,6 +4,8 @@ The tag is odd if the request's tenant is ahead of its share. Such an interactiv
 even while it runs.
 """
 
+from bisect import bisect_right
+
 from serve_app.core.tenants import PRIORITIES, Priority
 
 _STEP_S = 1e-6
@@ -15,6 +17,8 @@ FIRST_TAG: dict[Priority, int] = {"interactive": -(1 << 62), "batch": -(1 << 61)
 """The lowest tag of each priority."""
 _END_OF_TAGS = FIRST_TAG["batch"] // 2
 """Tags of interactive and batch requests are lower. Values from here to `BACKGROUND_PRIORITY` are no tags."""
+_RANGES = (FIRST_TAG["batch"], _END_OF_TAGS, BACKGROUND_PRIORITY)
+"""The first values of all ranges but the first one: interactive, batch, no tag, background."""
 
 
 def tag_of(priority: Priority, tag_s: float, *, is_ahead: bool) -> int:
@@ -35,6 +39,11 @@ def is_ahead(value: int) -> bool:
 def can_give_way(running: int) -> bool:
     """Return whether there are values of vLLM's `priority` for which `gives_way` is true."""
     return running >= BACKGROUND_PRIORITY or FIRST_TAG["batch"] <= running < _END_OF_TAGS or is_ahead(running)
+
+
+def is_in_same_range(value: int, other: int) -> bool:
+    """Return whether two values of vLLM's `priority` are tags of the same priority, or both no tags."""
+    return bisect_right(_RANGES, value) == bisect_right(_RANGES, other)
 
 
 def gives_way(running: int, waiting: int) -> bool:

@@ -10,22 +10,24 @@ This needs vLLM's ``running``, ``waiting`` and `_preempt_request`, its ``max_num
 """
 
 import time
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from serve_app.core.fair_tags import BACKGROUND_PRIORITY, FIRST_TAG, can_give_way, gives_way, is_ahead
+from serve_app.core.fair_tags import BACKGROUND_PRIORITY, FIRST_TAG, can_give_way, gives_way, is_ahead, is_in_same_range
 from serve_app.core.step_budget import Chats, StepBudget
 from serve_app.engine_args import BATCH_STEP_SHARE
 
 _BEFORE_ALL = -(1 << 63)
 """Lower than any priority."""
-_MOST_PREEMPTED = 4
+_MAX_PREEMPTED_A_STEP = 4
 """Requests that give way before one step."""
-_GIVES_WAY = 2
+_MAX_PREEMPTIONS = 2
 """How often a request gives way: it must make progress, however many come that go before it."""
 _IN_QUEUE = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 """States of queued requests that may start now; in other states they wait for a grammar or for KV from elsewhere."""
@@ -48,11 +50,13 @@ class YieldingScheduler(Scheduler):
         self._under_way: dict[int, tuple[Chats | None, float]] = {}
         """id of a step's output -> the chats that the step was planned for, None if it had no limit, and when it was scheduled."""
         self._ended_at = 0.0
-        self._level = set[str]()
+        self._not_ahead = set[str]()
         """Ids of clients' requests whose tenants are not ahead of their shares; may hold some that have begun or ended."""
-        self._lacks_kv = ""
+        self._is_alone = False
+        """Whether the last step had no place for requests that give way, but for those that run."""
+        self._short_of_kv_id = ""
         """Id of the first queued request if it had a place and room in the last step and did not begin."""
-        self._can_resume = (
+        self._can_preempt = (
             self.policy is SchedulingPolicy.PRIORITY and self.cache_config.enable_prefix_caching and not self.has_mamba_layers
         )
         self._offered = ""
@@ -61,16 +65,20 @@ class YieldingScheduler(Scheduler):
     def add_request(self, request: Any) -> None:
         if is_background(request):
             self._background.add(request.request_id)
-        elif self._can_resume and not is_ahead(request.priority):
-            self._level.add(request.request_id)
+        elif self._can_preempt and not is_ahead(request.priority):
+            self._not_ahead.add(request.request_id)
         super().add_request(request)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         now = time.monotonic()
         self._background &= self.requests.keys()
         most_active = self.max_num_active_reqs
-        if num_first := self._make_way(now):
-            self.max_num_active_reqs = min(most_active, len(self.running) + num_first)
+        is_open = self._pause_state is PauseState.UNPAUSED and (self.prefill_capacity_bound or not throttle_prefills)
+        num_first = self._make_way(now) if is_open else 0
+        self._is_alone = num_first > 0 and not self._is_alone  # not twice in succession: places must not stay free
+        if self._is_alone:
+            self.max_num_active_reqs = min(most_active, self._num_places_taken() + num_first)
+        places = self.max_num_active_reqs
         chats = plan = None
         if self._background or any(map(is_begun, self.running)):
             self.running.sort(key=_rank)
@@ -90,8 +98,8 @@ class YieldingScheduler(Scheduler):
         if plan is not None and output.total_num_scheduled_tokens >= plan.max_tokens:
             self._queued.clear()  # the step was full: chats that are still in the queue lack neither a place nor KV
         self._under_way[id(output)] = (chats, now)
-        has_room = not num_first and len(self.running) < most_active and output.total_num_scheduled_tokens < self._most_tokens
-        self._lacks_kv = self.waiting.peek_request().request_id if self.waiting and has_room and plan is None else ""
+        has_room = self._num_places_taken() < places and output.total_num_scheduled_tokens < self._most_tokens
+        self._short_of_kv_id = self._startable_first() if is_open and has_room and plan is None else ""
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -112,51 +120,73 @@ class YieldingScheduler(Scheduler):
         Returns:
             The number of requests put first. Others that give way to them are not to begin in the same step, which would be longer.
         """
-        self._level &= self.requests.keys()
-        if not self._level or not self.waiting:
+        self._not_ahead &= self.requests.keys()
+        if not self._not_ahead or not self.waiting:
             return 0
         first = self.waiting.peek_request()
-        giving = [r for r in self.running if can_give_way(r.priority) and r.num_preemptions < _GIVES_WAY]
+        giving = [r for r in self.running if can_give_way(r.priority) and r.num_preemptions < _MAX_PREEMPTIONS]
         if not (giving or can_give_way(first.priority)):
             return 0
         giving.sort(key=lambda r: (r.priority >= FIRST_TAG["batch"], r.priority >= BACKGROUND_PRIORITY, -self._computed_again(r)))
-        queued = [r for i in self._level if (r := self.requests[i]).status in _IN_QUEUE and self._may_start(r)]
-        queued.sort(key=lambda r: r.priority)
-        free = 0 if first.request_id == self._lacks_kv else self.max_num_active_reqs - len(self.running)
-        following = queued[:free]
-        for request in queued[free : free + _MOST_PREEMPTED]:
+        adapters = self._adapters(self.running)
+        queued = [r for i in self._not_ahead if self._may_start(r := self.requests[i], adapters)]
+        queued = sorted((r for r in queued if is_in_same_range(r.priority, first.priority)), key=lambda r: r.priority)
+        free = 0 if first.request_id == self._short_of_kv_id else max(0, self.max_num_active_reqs - self._num_places_taken())
+        put_first = queued[:free]
+        for request in queued[free : free + _MAX_PREEMPTED_A_STEP]:
             while giving and not gives_way(giving[-1].priority, request.priority):
                 giving.pop()
             if giving and self._request_blocks_can_be_freed(giving[-1]):
                 self._preempt(giving.pop(), now)
-                following.append(request)
-        for request in reversed(following):
-            self._put_first(request)
-        return len(following)
+                put_first.append(request)
+        self._put_first(put_first)
+        return len(put_first)
 
     def _preempt(self, request: Any, now: float) -> None:
         self.running.remove(request)
         self._preempt_request(request, now, drop_stale_output=self.requires_kv_delivery)
         self.prev_step_scheduled_req_ids.discard(request.request_id)
 
-    def _put_first(self, request: Any) -> None:
-        """Put a queued request before all others of the queue."""
-        self.waiting.remove_request(request)
-        if self.waiting:
-            before = self.waiting.peek_request().priority - 1
-            request.priority = min(request.priority, before - is_ahead(before))
-        self.waiting.add_request(request)
+    def _put_first(self, requests: list[Any]) -> None:
+        """Put queued requests before all others of the queue, in their order."""
+        if not requests:
+            return
+        self.waiting.remove_requests(set(requests))
+        for request in reversed(requests):
+            if self.waiting:
+                before = self.waiting.peek_request().priority - 1
+                request.priority = min(request.priority, before - is_ahead(before))
+            self.waiting.add_request(request)
 
     def _computed_again(self, request: Any) -> int:
         """Return how many tokens a running request would compute again if it were preempted: those of blocks that are not full."""
         return int(request.num_computed_tokens - request.num_output_placeholders) % self.block_size
 
-    def _may_start(self, request: Any) -> bool:
-        """Return whether a queued request needs only a place and KV to begin."""
+    def _may_start(self, request: Any, adapters: Collection[int]) -> bool:
+        """Return whether a request is queued and needs only a place and KV to begin. ``adapters`` are the ones that run."""
+        if request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+            grammar = request.structured_output_request.grammar  # vLLM changes the state only once there is a place
+            is_ready = grammar is not None and not isinstance(grammar, Exception)
+        else:
+            is_ready = request.status in _IN_QUEUE
+        if not is_ready or self._holds_kv_blocks(request) or request.num_stale_output_tokens:
+            return False
         if request.lora_request is None or self.lora_config is None:
             return True
-        used = {r.lora_request.lora_int_id for r in self.running if r.lora_request is not None}
-        return request.lora_request.lora_int_id in used or len(used) < self.lora_config.max_loras
+        return request.lora_request.lora_int_id in adapters or len(adapters) < self.lora_config.max_loras
+
+    def _startable_first(self) -> str:
+        """Return the id of the first queued request if it needs only a place and KV to begin, else ""."""
+        first = self.waiting.peek_request() if self.waiting else None
+        return first.request_id if first is not None and self._may_start(first, self._adapters(self.running)) else ""
+
+    def _num_places_taken(self) -> int:
+        return len(self.running) + self.num_waiting_for_streaming_input
+
+    def _adapters(self, requests: Iterable[Any]) -> set[int]:
+        if self.lora_config is None:
+            return set()
+        return {r.lora_request.lora_int_id for r in requests if r.lora_request is not None}
 
     def _chats(self) -> Chats:
         answers = prompts = 0
@@ -200,11 +230,16 @@ class YieldingScheduler(Scheduler):
         return left - min(left // 2, _tokens_wanted(following))
 
     def _hold_back(self, max_answers: int | None) -> None:
-        """Leave running requests of batches out of the next step, except ``max_answers`` whose prompts are computed."""
+        """Leave running requests of batches out of the next step, except ``max_answers`` whose prompts are computed.
+
+        vLLM counts only the adapters of a step. If the adapters of all requests are more than it may have, requests with one stay in the
+        step: another adapter would begin in their place, and the step after it would have too many, which ends the engine.
+        """
         if max_answers is None:
             return
+        may_swap = self.lora_config is not None and len(self._adapters(self.requests.values())) > self.lora_config.max_loras
         for request in self.running:
-            if not is_background(request):
+            if not is_background(request) or (may_swap and request.lora_request is not None):
                 continue
             if not is_begun(request) and max_answers > 0:
                 max_answers -= 1

@@ -189,11 +189,13 @@ USED = {
         "scheduled_new_reqs total_num_scheduled_tokens",
     },
     "vllm.v1.core.sched.async_scheduler": {"AsyncScheduler": "schedule update_from_output"},
+    "vllm.v1.core.sched.interface": {"PauseState": "UNPAUSED"},
     "vllm.v1.core.sched.request_queue": {"SchedulingPolicy": "PRIORITY"},
     "vllm.v1.core.sched.scheduler": {
-        "Scheduler": """_preempt_request _request_blocks_can_be_freed block_size cache_config current_step has_mamba_layers
-            kv_holding_waiting lora_config max_num_active_reqs max_num_running_reqs max_num_scheduled_tokens policy
-            prev_step_scheduled_req_ids requests requires_kv_delivery running scheduler_config vllm_config waiting"""
+        "Scheduler": """_holds_kv_blocks _pause_state _preempt_request _request_blocks_can_be_freed block_size cache_config current_step
+            has_mamba_layers kv_holding_waiting lora_config max_num_active_reqs max_num_running_reqs max_num_scheduled_tokens
+            num_waiting_for_streaming_input policy prefill_capacity_bound prev_step_scheduled_req_ids requests requires_kv_delivery
+            running scheduler_config vllm_config waiting"""
     },
     "vllm.v1.engine": {
         "EngineCoreReadyResponse": "block_size max_model_len num_gpu_blocks vllm_version",
@@ -223,8 +225,9 @@ USED = {
     },
     "vllm.v1.request": {
         "Request": """lora_request next_decode_eligible_step num_computed_tokens num_output_placeholders num_preemptions
-            num_prompt_tokens num_tokens_with_spec priority prompt_token_ids request_id sampling_params status structured_output_request""",
-        "RequestStatus": "PREEMPTED WAITING",
+            num_prompt_tokens num_stale_output_tokens num_tokens_with_spec priority prompt_token_ids request_id sampling_params status
+            structured_output_request""",
+        "RequestStatus": "PREEMPTED WAITING WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR",
     },
     "vllm.v1.structured_output": {"StructuredOutputManager": "executor"},
     "vllm.v1.structured_output.request": {"StructuredOutputRequest": "_grammar grammar reasoning_ended reasoning_parser_kwargs"},

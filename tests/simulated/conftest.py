@@ -1,12 +1,15 @@
 """These fixtures make a tiny checkpoint and real vLLM engines on it whose forward pass is simulated, all in the test's own process."""
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serve_app.checkpoints import make_tiny_llama
+from serve_app.engine_args import BATCH_STEP_SHARE
+from tests.simulated.engine_traffic import SHARE, Traffic
 
 FAST = {"profile": "h100-llama-8b"}
 
@@ -56,6 +59,48 @@ def make_config(tiny_llama: Path, vllm_environment: None) -> Callable[..., Any]:
         return engine_config({**arguments, **_SMALL, **engine_args})
 
     return make
+
+
+@pytest.fixture(scope="module")
+def make_traffic(make_config: Callable[..., Any]) -> Callable[..., Traffic]:
+    """Return a function that makes an engine core with our scheduler, or with ``is_bounded=False`` vLLM's own."""
+    from vllm.v1.engine.core import EngineCore
+
+    from serve_app.replica.scheduler import bounded
+    from serve_app.simulated.executor import SimulatedExecutor
+
+    class EarlyExecutor(SimulatedExecutor):
+        """Takes the next step while one runs, and gives a step's tokens by `sample_tokens`, as executors of GPUs do."""
+
+        def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
+            self._made = super().execute_model(scheduler_output)
+            return _done(None if scheduler_output.num_scheduled_tokens else self._made)
+
+        def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+            return _done(self._made)
+
+    fixed: dict[str, Any] = {"max_num_batched_tokens": 512, "max_num_seqs": 64, "enable_prefix_caching": False}
+
+    def make(*, is_async: bool = False, is_bounded: bool = True, **engine_args: Any) -> Traffic:
+        config = make_config(more={BATCH_STEP_SHARE: SHARE}, scheduling_policy="priority", **fixed | engine_args)
+        scheduling = config.scheduler_config
+        scheduling.async_scheduling = is_async  # vLLM's CPU build switches it off; a GPU's has it on
+        if is_bounded:
+            scheduling.scheduler_cls = bounded(scheduling.get_scheduler_cls())
+        return Traffic(EngineCore(config, EarlyExecutor if is_async else SimulatedExecutor, log_stats=False))
+
+    return make
+
+
+@pytest.fixture
+def traffic(make_traffic: Callable[..., Traffic]) -> Traffic:
+    return make_traffic()
+
+
+def _done(value: Any) -> Future[Any]:
+    made: Future[Any] = Future()
+    made.set_result(value)
+    return made
 
 
 _SMALL = {"max_model_len": 512, "block_size": 16, "enforce_eager": True}

@@ -1,8 +1,6 @@
 """Our scheduler runs in a real vLLM engine: it bounds the batches' part of a step beside chats, and changes no answer."""
 
 from collections.abc import Callable
-from concurrent.futures import Future
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,107 +8,12 @@ import pytest
 
 from benchmarks.batch_lines import Lengths, lines, sizes
 from benchmarks.batch_steps import Engine, Sequence, Way, chats
-from serve_app.core.fair_tags import BACKGROUND_PRIORITY, tag_of
 from serve_app.core.step_budget import FIRST
 from serve_app.engine_args import BATCH_STEP_SHARE
 from serve_app.simulated.profiles import PROFILES
+from tests.simulated.engine_traffic import SHARE, Traffic
 
 pytestmark = pytest.mark.engine
-
-SHARE = 0.1
-AHEAD, LEVEL = (tag_of("interactive", 1.0, is_ahead=ahead) for ahead in (True, False))
-"""Tags of a tenant that is ahead of its share and of one that is not."""
-BLOCK = 16
-
-
-class Traffic:
-    """Runs requests on one engine core, step by step. ``steps`` has the tokens of each step by request."""
-
-    def __init__(self, core: Any) -> None:
-        self._core = core
-        self.steps: list[dict[str, int]] = []
-        self.answers: dict[str, list[int]] = {}
-        schedule = core.scheduler.schedule
-
-        def noting(*args: Any) -> Any:
-            output = schedule(*args)
-            self.steps.append(dict(output.num_scheduled_tokens))
-            return output
-
-        core.scheduler.schedule = noting
-
-    def add(self, name: str, *, prompt: int, answer: int, first: int = 20, arrived_at: float = 0.0, priority: int = 0) -> None:
-        """Add a request; names that begin with `line` are a batch's."""
-        from vllm import SamplingParams
-        from vllm.v1.engine import EngineCoreRequest
-
-        request = EngineCoreRequest(
-            request_id=name,
-            prompt_token_ids=[first + (7 * i) % 900 for i in range(prompt)],
-            mm_features=None,
-            sampling_params=SamplingParams(temperature=0.0, max_tokens=answer, detokenize=False),
-            pooling_params=None,
-            arrival_time=arrived_at or float(len(self.answers)),
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-            priority=BACKGROUND_PRIORITY if name.startswith("line") else priority,
-        )
-        self.answers[name] = []
-        self._core.add_request(*self._core.preprocess_add_request(request))
-
-    def step(self, count: int = 1) -> None:
-        for _ in range(count):
-            outputs, executed = self._core.step_fn()
-            self._core.post_step(executed)
-            for frame in (outputs or {}).values():
-                for output in frame.outputs:
-                    self.answers[output.request_id] += output.new_token_ids
-
-    def finish(self) -> None:
-        while self._core.scheduler.has_requests() or self._core.batch_queue:
-            self.step()
-
-
-def _done(value: Any) -> Future[Any]:
-    made: Future[Any] = Future()
-    made.set_result(value)
-    return made
-
-
-@pytest.fixture(scope="module")
-def make_traffic(make_config: Callable[..., Any]) -> Callable[..., Traffic]:
-    from vllm.v1.engine.core import EngineCore
-
-    from serve_app.replica.scheduler import bounded
-    from serve_app.simulated.executor import SimulatedExecutor
-
-    class EarlyExecutor(SimulatedExecutor):
-        """Takes the next step while one runs, and gives a step's tokens by `sample_tokens`, as executors of GPUs do."""
-
-        def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
-            self._made = super().execute_model(scheduler_output)
-            return _done(None if scheduler_output.num_scheduled_tokens else self._made)
-
-        def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-            return _done(self._made)
-
-    fixed: dict[str, Any] = {"max_num_batched_tokens": 512, "max_num_seqs": 64, "enable_prefix_caching": False}
-
-    def make(*, is_async: bool = False, is_bounded: bool = True, **engine_args: Any) -> Traffic:
-        config = make_config(more={BATCH_STEP_SHARE: SHARE}, scheduling_policy="priority", **fixed | engine_args)
-        scheduling = config.scheduler_config
-        scheduling.async_scheduling = is_async  # vLLM's CPU build switches it off; a GPU's has it on
-        if is_bounded:
-            scheduling.scheduler_cls = bounded(scheduling.get_scheduler_cls())
-        return Traffic(EngineCore(config, EarlyExecutor if is_async else SimulatedExecutor, log_stats=False))
-
-    return make
-
-
-@pytest.fixture
-def traffic(make_traffic: Callable[..., Traffic]) -> Traffic:
-    return make_traffic()
 
 
 def of_lines(step: dict[str, int]) -> int:
@@ -140,63 +43,6 @@ def test_a_prompt_that_finds_no_place_shortens_no_other(make_traffic: Callable[.
     traffic.add("short", prompt=20, answer=5, priority=-20)
     traffic.step()
     assert traffic.steps == [{"chat": 10, "long": 118}, {"chat": 1, "long": 127}]
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_tenant_ahead_of_its_share_gives_its_place_and_computes_less_than_a_block_again(
-    make_traffic: Callable[..., Traffic], *, is_async: bool
-) -> None:
-    traffic = make_traffic(is_async=is_async, max_num_seqs=2, enable_prefix_caching=True)
-    for number in range(2):
-        traffic.add(f"ahead{number}", prompt=40 + number, answer=20, first=20 + 300 * number, priority=AHEAD)
-    traffic.step(6)
-    traffic.add("later", prompt=30, answer=3, first=800, priority=AHEAD + 4)
-    traffic.add("level", prompt=30, answer=3, first=620, priority=LEVEL + 2)
-    before = len(traffic.steps)
-    traffic.step()
-    (begun,) = traffic.steps[before:]
-    assert begun["level"] == 30, "though `later` was there first, and an earlier one of its tenant runs"
-    (stays,) = begun.keys() - {"level"}
-    traffic.finish()
-    gave = "ahead1" if stays == "ahead0" else "ahead0"
-    again = next(step[gave] for step in traffic.steps[before:] if gave in step)
-    assert 1 <= again <= BLOCK + 1
-    assert {name: len(answer) for name, answer in traffic.answers.items()} == {"ahead0": 20, "ahead1": 20, "later": 3, "level": 3}
-
-
-def test_a_request_gives_way_twice_at_most(make_traffic: Callable[..., Traffic]) -> None:
-    traffic = make_traffic(max_num_seqs=1, enable_prefix_caching=True)
-    traffic.add("ahead", prompt=20, answer=30, priority=AHEAD)
-    traffic.step()
-    for number in range(4):
-        traffic.add(f"level{number}", prompt=20, answer=2, first=100 * number, priority=LEVEL + 2 * number)
-        traffic.step(3)
-    traffic.finish()
-    steps = [name for step in traffic.steps for name in step]
-    pauses = sum(name != "ahead" and before == "ahead" for before, name in pairwise(steps))
-    assert pauses == 3, "two, and one at its end"
-    assert {name: len(answer) for name, answer in traffic.answers.items()} == {"ahead": 30} | {f"level{n}": 2 for n in range(4)}
-
-
-def test_a_chat_takes_the_place_of_a_line(make_traffic: Callable[..., Traffic]) -> None:
-    traffic = make_traffic(max_num_seqs=2, enable_prefix_caching=True)
-    for number in range(3):
-        traffic.add(f"line{number}", prompt=40, answer=20, first=20 + 300 * number)
-    traffic.step(3)
-    traffic.add("chat", prompt=30, answer=3, first=950)
-    traffic.step()
-    assert traffic.steps[-1]["chat"] == 30
-    traffic.finish()
-    assert {name: len(answer) for name, answer in traffic.answers.items()} == {"line0": 20, "line1": 20, "line2": 20, "chat": 3}
-
-
-def test_where_what_is_computed_would_be_lost_none_gives_way(traffic: Traffic) -> None:
-    for number in range(64):
-        traffic.add(f"ahead{number}", prompt=5, answer=3, priority=AHEAD)
-    traffic.step()
-    traffic.add("level", prompt=5, answer=3, priority=LEVEL)
-    traffic.step()
-    assert "level" not in traffic.steps[-1]
 
 
 def test_lines_alone_fill_their_steps(traffic: Traffic) -> None:
