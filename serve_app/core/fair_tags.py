@@ -10,6 +10,8 @@ from serve_app.core.tenants import PRIORITIES, Priority
 
 _STEP_S = 1e-6
 """Resolution of tags, in virtual seconds. Each step has an even and an odd tag."""
+_MAX_S = 5e11
+"""Later virtual times have the tag of this one, so that no tag leaves its range: 16,000 years of one GPU for a tenant of weight 1."""
 BACKGROUND_PRIORITY = 1_000_000
 """Requests with this value of vLLM's `priority` or a higher one are background work, such as lines of batches: they start after all
 others. Others without a tag have 0, or the value that the client chose."""
@@ -23,7 +25,7 @@ _RANGES = (FIRST_TAG["batch"], _END_OF_TAGS, BACKGROUND_PRIORITY)
 
 def tag_of(priority: Priority, tag_s: float, *, is_ahead: bool) -> int:
     """Return the tag of a virtual time, >= 0 seconds."""
-    return FIRST_TAG[priority] + 2 * round(max(0.0, tag_s) / _STEP_S) + is_ahead
+    return FIRST_TAG[priority] + 2 * round(min(max(0.0, tag_s), _MAX_S) / _STEP_S) + is_ahead
 
 
 def priority_of_tag(tag: int) -> Priority:
@@ -34,11 +36,6 @@ def priority_of_tag(tag: int) -> Priority:
 def is_ahead(value: int) -> bool:
     """Return whether a value of vLLM's `priority` is the tag of an interactive or batch request whose tenant is ahead of its share."""
     return value < _END_OF_TAGS and value % 2 == 1
-
-
-def can_give_way(running: int) -> bool:
-    """Return whether there are values of vLLM's `priority` for which `gives_way` is true."""
-    return running >= BACKGROUND_PRIORITY or FIRST_TAG["batch"] <= running < _END_OF_TAGS or is_ahead(running)
 
 
 def is_in_same_range(value: int, other: int) -> bool:

@@ -19,7 +19,7 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from serve_app.core.fair_tags import BACKGROUND_PRIORITY, FIRST_TAG, can_give_way, gives_way, is_ahead, is_in_same_range
+from serve_app.core.fair_tags import BACKGROUND_PRIORITY, FIRST_TAG, gives_way, is_ahead, is_in_same_range
 from serve_app.core.step_budget import Chats, StepBudget
 from serve_app.engine_args import BATCH_STEP_SHARE
 
@@ -124,18 +124,17 @@ class YieldingScheduler(Scheduler):
         if not self._not_ahead or not self.waiting:
             return 0
         first = self.waiting.peek_request()
-        giving = [r for r in self.running if can_give_way(r.priority) and r.num_preemptions < _MAX_PREEMPTIONS]
-        if not (giving or can_give_way(first.priority)):
+        level = first.priority - is_ahead(first.priority)
+        giving = [r for r in self.running if r.num_preemptions < _MAX_PREEMPTIONS and gives_way(r.priority, level)]
+        free = 0 if first.request_id == self._short_of_kv_id else max(0, self.max_num_active_reqs - self._num_places_taken())
+        if not (giving or (free and level != first.priority)):
             return 0
         giving.sort(key=lambda r: (r.priority >= FIRST_TAG["batch"], r.priority >= BACKGROUND_PRIORITY, -self._computed_again(r)))
         adapters = self._adapters(self.running)
         queued = [r for i in self._not_ahead if self._may_start(r := self.requests[i], adapters)]
-        queued = sorted((r for r in queued if is_in_same_range(r.priority, first.priority)), key=lambda r: r.priority)
-        free = 0 if first.request_id == self._short_of_kv_id else max(0, self.max_num_active_reqs - self._num_places_taken())
+        queued = sorted((r for r in queued if is_in_same_range(r.priority, level)), key=lambda r: r.priority)
         put_first = queued[:free]
         for request in queued[free : free + _MAX_PREEMPTED_A_STEP]:
-            while giving and not gives_way(giving[-1].priority, request.priority):
-                giving.pop()
             if giving and self._request_blocks_can_be_freed(giving[-1]):
                 self._preempt(giving.pop(), now)
                 put_first.append(request)

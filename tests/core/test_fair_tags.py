@@ -1,6 +1,16 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from serve_app.core.fair_tags import BACKGROUND_PRIORITY, FIRST_TAG, can_give_way, gives_way, is_ahead, priority_of_tag, tag_of
+from serve_app.core.fair_tags import (
+    BACKGROUND_PRIORITY,
+    FIRST_TAG,
+    gives_way,
+    is_ahead,
+    is_in_same_range,
+    priority_of_tag,
+    tag_of,
+)
 from serve_app.core.tenants import PRIORITIES, Priority
 
 YEAR_S = 365 * 86400.0
@@ -9,6 +19,24 @@ BATCH, BATCH_AHEAD = (tag_of("batch", 5.0, is_ahead=ahead) for ahead in (False, 
 LINE = tag_of("background", 5.0, is_ahead=False)
 CHOSEN = (-7, 0, 7)
 """Numbers that clients choose where there are no tenants."""
+EDGES = [-(1 << 63), *FIRST_TAG.values(), -(1 << 60), 0, (1 << 63) - 1]
+NUMBERS = st.sampled_from([edge + more for edge in EDGES for more in (-2, -1, 0, 1, 2)]) | st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+@given(priority=st.sampled_from(PRIORITIES), tag_s=st.floats(), ahead=st.booleans())
+def test_a_tag_is_in_the_range_of_its_priority_whatever_the_virtual_time(
+    priority: Priority, tag_s: float, *, ahead: bool
+) -> None:
+    tag = tag_of(priority, tag_s, is_ahead=ahead)
+    assert priority_of_tag(tag) == priority
+    assert is_in_same_range(tag, FIRST_TAG[priority])
+    assert tag < 1 << 63, "an engine gets it as a 64-bit number"
+    assert tag % 2 == ahead
+
+
+@given(one=NUMBERS, other=NUMBERS)
+def test_of_two_requests_at_most_one_gives_way(one: int, other: int) -> None:
+    assert not (gives_way(one, other) and gives_way(other, one))
 
 
 @pytest.mark.parametrize("priority", PRIORITIES)
@@ -35,7 +63,6 @@ def test_a_tag_tells_its_priority_and_whether_the_tenant_is_ahead_for_years(prio
 )
 def test_a_later_priority_and_a_tenant_that_is_ahead_give_way(running: int, waiting: int) -> None:
     assert gives_way(running, waiting)
-    assert can_give_way(running)
     assert not gives_way(waiting, running)
 
 
@@ -48,7 +75,6 @@ def test_equals_do_not_give_way(tag: int) -> None:
 @pytest.mark.parametrize("waiting", [LEVEL, BATCH, *CHOSEN, LINE])
 def test_a_number_that_a_client_chose_gives_way_to_none(chosen: int, waiting: int) -> None:
     assert not gives_way(chosen, waiting)
-    assert not can_give_way(chosen)
     assert not is_ahead(chosen)
 
 
