@@ -121,7 +121,7 @@ class YieldingScheduler(Scheduler):
             The number of requests put first. Others that give way to them are not to begin in the same step, which would be longer.
         """
         self._not_ahead &= self.requests.keys()
-        if not self._not_ahead or not self.waiting:
+        if not (self.waiting and self._can_preempt):
             return 0
         first = self.waiting.peek_request()
         level = first.priority - is_ahead(first.priority)
@@ -133,6 +133,10 @@ class YieldingScheduler(Scheduler):
         adapters = self._adapters(self.running)
         queued = [r for i in self._not_ahead if self._may_start(r := self.requests[i], adapters)]
         queued = sorted((r for r in queued if is_in_same_range(r.priority, level)), key=lambda r: r.priority)
+        if (
+            not queued and not free and self._may_start(first, adapters)
+        ):  # one of a tenant that is ahead: only later priorities give way
+            queued, giving = [first], [r for r in giving if gives_way(r.priority, first.priority)]
         put_first = queued[:free]
         for request in queued[free : free + _MAX_PREEMPTED_A_STEP]:
             if giving and self._request_blocks_can_be_freed(giving[-1]):

@@ -54,12 +54,13 @@ def test_a_request_gives_way_twice_at_most(make_traffic: Callable[..., Traffic])
     assert {name: len(answer) for name, answer in traffic.answers.items()} == {"ahead": 30} | {f"level{n}": 2 for n in range(4)}
 
 
-def test_a_chat_takes_the_place_of_a_line(make_traffic: Callable[..., Traffic]) -> None:
+@pytest.mark.parametrize("priority", [0, LEVEL, AHEAD])
+def test_a_chat_takes_the_place_of_a_line(make_traffic: Callable[..., Traffic], priority: int) -> None:
     traffic = make_traffic(max_num_seqs=2, enable_prefix_caching=True)
     for number in range(3):
         traffic.add(f"line{number}", prompt=40, answer=20, first=20 + 300 * number)
     traffic.step(3)
-    traffic.add("chat", prompt=30, answer=3, first=950)
+    traffic.add("chat", prompt=30, answer=3, first=950, priority=priority)
     traffic.step()
     assert traffic.steps[-1]["chat"] == 30
     traffic.finish()
