@@ -146,11 +146,11 @@ class FairOrder:
             account.own_s += more_s / account.weight
             account.finish_s += more_s / account.weight
 
-    def end(self, request: RequestState, now: float, *, was_next: bool = False) -> None:
+    def end(self, request: RequestState, now: float, *, prompt_begun: bool = False) -> None:
         """Correct the tenant's account by what the request cost.
 
         Args:
-            was_next: The engine had probably begun to compute the prompt, though no token has come. Then the tenant pays for the prompt.
+            prompt_begun: The engine had probably begun to compute the prompt, though no token has come. Then the tenant pays for the prompt.
         """
         place = self._places.pop(request.request_id)
         account = place.account
@@ -158,7 +158,7 @@ class FairOrder:
         if is_answered:
             cost_s, charged_s = self._cost(request, place), place.expected_s / account.weight
         else:
-            cost_s, charged_s = place.prompt_s if was_next else 0.0, place.charged_s
+            cost_s, charged_s = place.prompt_s if prompt_begun else 0.0, place.charged_s
             if account.latest is place:
                 account.tag_s = place.earlier_tag_s
         if place.waits:

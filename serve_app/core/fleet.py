@@ -387,7 +387,7 @@ class FleetState:
     def _forget(self, request: RequestState, now: float) -> None:
         del self.requests[request.request_id]
         replica = None if request.emitted_ids else self.replicas.get(request.replica_id or "")
-        self.order.end(request, now, was_next=replica is not None and replica.note_given_up(request))
+        self.order.end(request, now, prompt_begun=replica is not None and replica.note_given_up(request))
 
     def _release(self, request: RequestState) -> None:
         """Take the request off its replica; its credit and outstanding tokens come back."""

@@ -34,7 +34,7 @@ _IN_QUEUE = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
 class YieldingScheduler(Scheduler):
-    """vLLM's scheduler with bounded steps."""
+    """vLLM's scheduler with bounded steps, in which running requests give way to others."""
 
     max_num_scheduled_tokens: int
     max_num_active_reqs: int
@@ -142,7 +142,8 @@ class YieldingScheduler(Scheduler):
             if giving and self._request_blocks_can_be_freed(giving[-1]):
                 self._preempt(giving.pop(), now)
                 put_first.append(request)
-        self._put_first(put_first)
+        if put_first != [first]:
+            self._put_first(put_first)
         return len(put_first)
 
     def _preempt(self, request: Any, now: float) -> None:
@@ -158,7 +159,7 @@ class YieldingScheduler(Scheduler):
         for request in reversed(requests):
             if self.waiting:
                 before = self.waiting.peek_request().priority - 1
-                request.priority = min(request.priority, before - is_ahead(before))
+                request.priority = min(request.priority, before - is_ahead(before))  # even: its tenant is not ahead
             self.waiting.add_request(request)
 
     def _computed_again(self, request: Any) -> int:
