@@ -2,7 +2,7 @@ import pickle
 import re
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 
@@ -25,7 +25,8 @@ def example(kind: type[ServingError]) -> ServingError:
     """Return an error with a value of the right type in each field, passed by name."""
     if "__dataclass_fields__" not in vars(kind):
         return kind()
-    return kind(**{item.name: VALUES[item.type] for item in fields(cast(Any, kind))})
+    values = {item.name: VALUES[item.type] if item.type in VALUES else get_args(item.type)[0] for item in fields(cast(Any, kind))}
+    return kind(**values)
 
 
 def test_the_header_of_the_package_prints_the_tree() -> None:

@@ -150,7 +150,7 @@ class FairOrder:
         """Correct the tenant's account by what the request cost.
 
         Args:
-            prompt_begun: The engine had probably begun to compute the prompt, though no token has come. Then the tenant pays for the prompt.
+            prompt_begun: The engine had probably begun to compute the prompt, though no token has come. Then the tenant pays for it.
         """
         place = self._places.pop(request.request_id)
         account = place.account
