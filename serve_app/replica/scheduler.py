@@ -142,8 +142,7 @@ class YieldingScheduler(Scheduler):
             if giving and self._request_blocks_can_be_freed(giving[-1]):
                 self._preempt(giving.pop(), now)
                 put_first.append(request)
-        if put_first != [first]:
-            self._put_first(put_first)
+        self._put_first([request for request in put_first if not is_ahead(request.priority)])
         return len(put_first)
 
     def _preempt(self, request: Any, now: float) -> None:
