@@ -53,7 +53,7 @@ class YieldingScheduler(Scheduler):
         self._not_ahead = set[str]()
         """Ids of clients' requests whose tenants are not ahead of their shares; may hold some that have begun or ended."""
         self._is_alone = False
-        """Whether the last step had no place for requests that give way, but for those that run."""
+        """Whether in the last step only requests that had been put first could begin."""
         self._short_of_kv_id = ""
         """Id of the first queued request if it had a place and room in the last step and did not begin."""
         self._can_preempt = (
@@ -113,12 +113,12 @@ class YieldingScheduler(Scheduler):
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _make_way(self, now: float) -> int:
-        """Put queued requests first that others give way to, and preempt running ones that give way, if places or KV lack.
+        """Preempt running requests that give way to queued ones, if these lack a place or KV, and put these first in the queue.
 
         Full blocks of a preempted request stay in the prefix cache. By its tag it is one of the first to continue.
 
         Returns:
-            The number of requests put first. Others that give way to them are not to begin in the same step, which would be longer.
+            The number of requests put first. No other is to begin in the same step: its prompt would make the step longer.
         """
         self._not_ahead &= self.requests.keys()
         if not (self.waiting and self._can_preempt):

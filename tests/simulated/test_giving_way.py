@@ -1,7 +1,7 @@
 """In a full engine, requests give their places to others: our scheduler in a real vLLM engine."""
 
-import time
 from collections.abc import Callable
+from concurrent.futures import wait
 from itertools import pairwise
 from typing import Any
 
@@ -143,9 +143,7 @@ def test_a_request_gives_way_to_one_whose_grammar_is_ready(make_traffic: Callabl
     traffic.add("ahead", prompt=20, answer=9, priority=AHEAD)
     traffic.step()
     traffic.add("level", prompt=20, answer=3, first=30, regex="[0-9]*", priority=LEVEL)
-    grammar = traffic.scheduler.requests["level"].structured_output_request
-    while not grammar.is_grammar_ready:
-        time.sleep(0.01)
+    wait([traffic.scheduler.requests["level"].structured_output_request._grammar], timeout=60)
     traffic.step()
     assert traffic.steps[-1] == {"level": 20}
 
