@@ -4,6 +4,7 @@ A lane also moves its virtual time.
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ The lowest start of the waiting requests was rejected: it stands still while req
 new tenant would get everything until it moved. So was the highest start: it follows an engine where only one tenant's requests wait, far
 ahead of the others.
 """
+_LOOK_EACH_S = 0.1
 _MAX_BACK = 2
 """Usual requests by whose cost one frame may move virtual time back at most."""
 
@@ -45,6 +47,8 @@ class Account(Queue):
     """The latest tag: while requests wait, a later one gets no lower tag."""
     latest: "Place | None" = None
     """Its latest request."""
+    waiting: "OrderedDict[Place, None]" = field(default_factory=OrderedDict)
+    """Its requests without a first token, in the order of arrival."""
     waiting_s: float = 0.0
     """Expected GPU-seconds of its requests without a first token."""
     own_s: float = 0.0
@@ -89,6 +93,17 @@ class Lane(Queue):
     """When virtual time moved last."""
     starts_s: list[float] = field(default_factory=list)
     """The starts since ``moved_at``. All first tokens of a frame come at the same time."""
+
+    behind_s: float = math.inf
+    """The least start of a waiting request, as last computed."""
+    looked_at: float = -math.inf
+    """When `behind_s` was computed."""
+
+    def look_behind(self, now: float) -> None:
+        """Find the tenant that is furthest behind, at most each `_LOOK_EACH_S`: it takes a step for each tenant."""
+        if now - self.looked_at >= _LOOK_EACH_S:
+            self.looked_at = now
+            self.behind_s = min((next(iter(account.waiting)).start_s for account in self.active), default=math.inf)
 
     def advance(self, begun: Place, now: float) -> None:
         """Move virtual time towards the start of a place that has its first token, or up to it if no request of the lane waits any more."""

@@ -83,10 +83,11 @@ class FairOrder:
         account.finish_s += charged_s
         earlier_s, account.tag_s = account.tag_s, max(account.finish_s, account.tag_s)
         start_s, usual_s = account.tag_s - charged_s, lane.begun_s or 0.0
-        ahead = start_s - lane.virtual_s > _AHEAD * usual_s > 0.0
+        ahead = start_s - min(lane.virtual_s, lane.behind_s) > _AHEAD * usual_s > 0.0
         request.priority = tag_of(priority, account.tag_s, is_ahead=ahead)
         place = Place(lane, account, start_s, expected_s, prompt_s, charged_s, earlier_s)
         self._places[request.request_id] = account.latest = place
+        account.waiting[place] = None
         request.spreads = self._is_behind(account, lane)
         request.number = self._number = self._number + 1
 
@@ -187,6 +188,7 @@ class FairOrder:
         """
         self._num_replicas = num_replicas
         for lane in self._lanes.values():
+            lane.look_behind(now)
             is_full = (first is not None and first.priority < lane.end) or 2 * len(lane.queueing) >= max(1, num_replicas)
             if is_full is not lane.is_full:
                 lane.is_full = is_full
@@ -260,6 +262,7 @@ class FairOrder:
     def _leave_queue(self, place: Place, num_begun: int, now: float) -> None:
         account, lane = place.account, place.lane
         place.waits = False
+        del account.waiting[place]
         account.num_waiting -= 1
         lane.num_waiting -= 1
         account.waiting_s = account.waiting_s - place.expected_s if account.num_waiting else 0.0  # no rest of rounding

@@ -9,6 +9,7 @@ This needs vLLM's ``running``, ``waiting`` and `_preempt_request`, its ``max_num
 ``long_prefill_token_threshold``, and ``next_decode_eligible_step``, before which a running request gets no token.
 """
 
+import math
 import time
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -20,7 +21,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from serve_app.core.fair_tags import BACKGROUND_PRIORITY, FIRST_TAG, gives_way, is_ahead, is_in_same_range
-from serve_app.core.step_budget import Chats, StepBudget
+from serve_app.core.step_budget import HOLD_S, Chats, StepBudget
 from serve_app.engine_args import BATCH_STEP_SHARE
 
 _BEFORE_ALL = -(1 << 63)
@@ -47,11 +48,17 @@ class YieldingScheduler(Scheduler):
         """Ids of batches' requests; may hold some that have ended."""
         self._queued = set[str]()
         """Ids of chats that were in the queue before the last step."""
-        self._under_way: dict[int, tuple[Chats | None, float]] = {}
-        """id of a step's output -> the chats that the step was planned for, None if it had no limit, and when it was scheduled."""
+        self._under_way: dict[int, tuple[Chats, int, float]] = {}
+        """id of a planned step's output -> the chats that it was planned for, its limited tokens, and when it was scheduled."""
         self._ended_at = 0.0
         self._not_ahead = set[str]()
-        """Ids of clients' requests whose tenants are not ahead of their shares; may hold some that have begun or ended."""
+        """Ids of clients' requests whose tenants are not ahead of their shares; may hold some that have ended."""
+        self._ahead = set[str]()
+        """Ids of the requests of tenants that are ahead; may hold some that have ended."""
+        self._not_ahead_until = -math.inf
+        """Until then, prompts of tenants that are ahead are limited like batches' requests: a tenant that is not may send the next one."""
+        self._limited = set[str]()
+        """Ids of requests of which the next step may hold few tokens."""
         self._is_alone = False
         """Whether in the last step only requests that had been put first could begin."""
         self._short_of_kv_id = ""
@@ -65,13 +72,17 @@ class YieldingScheduler(Scheduler):
     def add_request(self, request: Any) -> None:
         if is_background(request):
             self._background.add(request.request_id)
-        elif self._can_preempt and not is_ahead(request.priority):
-            self._not_ahead.add(request.request_id)
+        else:
+            (self._ahead if is_ahead(request.priority) else self._not_ahead).add(request.request_id)
         super().add_request(request)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         now = time.monotonic()
         self._background &= self.requests.keys()
+        self._not_ahead &= self.requests.keys()
+        self._ahead &= self.requests.keys()
+        if self._not_ahead:
+            self._not_ahead_until = now + HOLD_S
         most_active = self.max_num_active_reqs
         is_open = self._pause_state is PauseState.UNPAUSED and (self.prefill_capacity_bound or not throttle_prefills)
         num_first = self._make_way(now) if is_open else 0
@@ -80,9 +91,12 @@ class YieldingScheduler(Scheduler):
             self.max_num_active_reqs = min(most_active, self._num_places_taken() + num_first)
         places = self.max_num_active_reqs
         chats = plan = None
+        self._limited = self._background
+        if self._ahead and now < self._not_ahead_until:
+            self._limited = self._limited | (self._ahead - {r.request_id for r in self.running if not is_begun(r)})
         if self._background or any(map(is_begun, self.running)):
-            self.running.sort(key=_rank)
-        if self._background:
+            self.running.sort(key=self._rank)
+        if self._limited:
             chats = self._chats()
             if (plan := self._budget.plan(chats, now=now)) is not None:
                 self.max_num_scheduled_tokens = plan.max_tokens
@@ -97,18 +111,20 @@ class YieldingScheduler(Scheduler):
             self.scheduler_config.long_prefill_token_threshold = longest
         if plan is not None and output.total_num_scheduled_tokens >= plan.max_tokens:
             self._queued.clear()  # the step was full: chats that are still in the queue lack neither a place nor KV
-        self._under_way[id(output)] = (chats, now)
-        has_room = self._num_places_taken() < places and output.total_num_scheduled_tokens < self._most_tokens
-        self._short_of_kv_id = self._startable_first() if is_open and has_room and plan is None else ""
+        if chats is not None:
+            limited = sum(count for i, count in output.num_scheduled_tokens.items() if i in self._limited)
+            self._under_way[id(output)] = chats, limited, now
+        most_tokens = self._most_tokens if plan is None else plan.max_tokens
+        has_room = self._num_places_taken() < places and output.total_num_scheduled_tokens < most_tokens
+        self._short_of_kv_id = self._startable_first() if is_open and has_room else ""
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         now = time.monotonic()
-        chats, scheduled_at = self._under_way.pop(id(scheduler_output), (None, now))
-        tokens = scheduler_output.num_scheduled_tokens
-        if chats is not None and tokens:
-            background = sum(count for request_id, count in tokens.items() if request_id in self._background)
-            self._budget.learn(chats, background, now - max(self._ended_at, scheduled_at))
+        planned = self._under_way.pop(id(scheduler_output), None)
+        if planned is not None and scheduler_output.num_scheduled_tokens:
+            chats, limited, scheduled_at = planned
+            self._budget.learn(chats, limited, now - max(self._ended_at, scheduled_at))
         self._ended_at = now
         return super().update_from_output(scheduler_output, model_runner_output)
 
@@ -120,7 +136,6 @@ class YieldingScheduler(Scheduler):
         Returns:
             The number of requests put first. No other is to begin in the same step: its prompt would make the step longer.
         """
-        self._not_ahead &= self.requests.keys()
         if not (self.waiting and self._can_preempt):
             return 0
         first = self.waiting.peek_request()
@@ -191,11 +206,22 @@ class YieldingScheduler(Scheduler):
             return set()
         return {r.lora_request.lora_int_id for r in requests if r.lora_request is not None}
 
+    def _rank(self, request: Any) -> tuple[bool, bool, int]:
+        """Order running requests: chats, answers before prompts, and prompts as they would begin; then those of batches.
+
+        vLLM has them in the order in which they began: an answer that began while a long prompt was computed would wait for that prompt.
+        """
+        if is_background(request):
+            return True, True, 0
+        return False, request.request_id in self._limited, request.priority if is_begun(request) else _BEFORE_ALL
+
     def _chats(self) -> Chats:
         answers = prompts = 0
         for request in self.running:
             if is_background(request):
                 break  # `schedule` has put chats in front
+            if request.request_id in self._limited:
+                continue
             if is_begun(request):
                 prompts += _tokens_wanted(request)
             else:
@@ -212,7 +238,7 @@ class YieldingScheduler(Scheduler):
         seen, self._queued = self._queued, set()
         if not (self.waiting or self.kv_holding_waiting):
             return 0
-        queued = {i: _tokens_wanted(r) for i, r in self.requests.items() if r.status in _IN_QUEUE and not is_background(r)}
+        queued = {i: _tokens_wanted(r) for i, r in self.requests.items() if r.status in _IN_QUEUE and i not in self._limited}
         self._queued |= queued.keys()
         return sum(tokens for i, tokens in queued.items() if i not in seen)
 
@@ -233,7 +259,7 @@ class YieldingScheduler(Scheduler):
         return left - min(left // 2, _tokens_wanted(following))
 
     def _hold_back(self, max_answers: int | None) -> None:
-        """Leave running requests of batches out of the next step, except ``max_answers`` whose prompts are computed.
+        """Leave limited requests that run out of the next step, except ``max_answers`` whose prompts are computed.
 
         vLLM counts only the adapters of a step. If the adapters of all requests are more than it may have, requests with one stay in the
         step: another adapter would begin in their place, and the step after it would have too many, which ends the engine.
@@ -242,7 +268,7 @@ class YieldingScheduler(Scheduler):
             return
         may_swap = self.lora_config is not None and len(self._adapters(self.requests.values())) > self.lora_config.max_loras
         for request in self.running:
-            if not is_background(request) or (may_swap and request.lora_request is not None):
+            if request.request_id not in self._limited or (may_swap and request.lora_request is not None):
                 continue
             if not is_begun(request) and max_answers > 0:
                 max_answers -= 1
@@ -266,16 +292,6 @@ def is_background(request: Any) -> bool:
 def is_begun(request: Any) -> bool:
     """Return whether a running request still has a part of its prompt to compute."""
     return bool(request.num_computed_tokens < request.num_prompt_tokens)
-
-
-def _rank(request: Any) -> tuple[bool, int]:
-    """Order running requests: chats, answers before prompts, and prompts as they would begin; then those of batches.
-
-    vLLM has them in the order in which they began: an answer that began while a long prompt was computed would wait for that prompt.
-    """
-    if is_background(request):
-        return True, 0
-    return False, request.priority if is_begun(request) else _BEFORE_ALL
 
 
 def _tokens_wanted(request: Any) -> int:
