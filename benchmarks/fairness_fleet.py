@@ -293,7 +293,7 @@ class FairFleet:
 
     def _on_report(self, ingress: int) -> None:
         self._put(self.now + EXCHANGE_S, "report", ingress)
-        self._send(ingress, "board", (ingress, {"m": self.fleets[ingress].order.waits()}))
+        self._send(ingress, "board", (ingress, {"m": self.fleets[ingress].order.report()}))
 
     def _on_board(self, what: tuple[int, Waits]) -> None:
         ingress, waits = what

@@ -3,12 +3,13 @@
 Times are the ingress's monotonic seconds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
 from serve_app.core.load import EngineLoad
+from serve_app.core.order_board import LaneWaits
 from serve_app.core.prefix_index import NO_PREFIX, Prefix
 from serve_app.core.request import EngineOutput, RequestState, Resume
 from serve_app.core.step_costs import MeasuredCosts
@@ -168,9 +169,9 @@ class StepCostsMeasured:
 
 @dataclass(frozen=True, slots=True)
 class WaitsReported:
-    """The other ingresses reported, for each priority, their greatest virtual time, and each tenant's GPU-seconds that wait there."""
+    """The other ingresses reported their greatest virtual time, what waits there for each tenant, and what they have charged it."""
 
-    waits: Mapping[Priority, tuple[float, Mapping[str, float]]]
+    waits: LaneWaits
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,9 +51,14 @@ class Account(Queue):
     """Its requests without a first token, in the order of arrival."""
     waiting_s: float = 0.0
     """Expected GPU-seconds of its requests without a first token."""
-    own_s: float = 0.0
-    """When its requests of this ingress would be finished if it had none elsewhere."""
     weight: float = 1.0
+    unreported_s: float = 0.0
+    """GPU-seconds charged since the last report to the lease board."""
+
+    def charge(self, seconds: float) -> None:
+        """Charge the tenant for GPU-seconds. A negative number gives some back."""
+        self.finish_s += seconds / self.weight
+        self.unreported_s += seconds
 
 
 @dataclass(slots=True, eq=False)
@@ -65,8 +70,6 @@ class Place:
     start_s: float
     expected_s: float
     prompt_s: float
-    charged_s: float
-    """Virtual seconds by which the request moved its tenant's finish."""
     earlier_tag_s: float
     """The tenant's latest tag before it."""
     waits: bool = True
@@ -106,9 +109,9 @@ class Lane(Queue):
             self.behind_s = min((next(iter(account.waiting)).start_s for account in self.active), default=math.inf)
 
     def advance(self, begun: Place, now: float) -> None:
-        """Move virtual time towards the start of a place that has its first token, or up to it if no request of the lane waits any more."""
-        if not self.num_waiting:
-            self.virtual_s = max(self.virtual_s, min(begun.start_s, begun.account.own_s))
+        """Move virtual time towards the start of a place that has its first token, or up to it if no request of the lane waits anywhere."""
+        if not (self.num_waiting or self.elsewhere_s):
+            self.virtual_s = max(self.virtual_s, begun.start_s)
             self.moved_at = now
             self.starts_s.clear()
             return

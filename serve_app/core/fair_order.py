@@ -11,8 +11,8 @@ arrival, from the prompt and from the tenant's earlier requests. They are raised
 its end. Nothing waits while an engine has room. Requests of a tenant that is far ahead of its share have tags that make them give way in
 the engines (`fair_tags.py`). A tenant that is behind, because its requests wait at few replicas, has further ones spread by load.
 
-Requests of several ingresses meet in the engines. Once a second the ingresses exchange their virtual times and what each tenant has waiting
-(`order_board.py`). A tenant whose requests wait at several ingresses moves on at each as if all of them waited there.
+Requests of several ingresses meet in the engines. Once a second the ingresses exchange their virtual times, what they have charged each
+tenant since, and what waits for it (`order_board.py`). A charge moves the tenant's finish at all ingresses.
 """
 
 import math
@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 
 from serve_app.core.fair_lanes import Account, Lane, Place
 from serve_app.core.fair_tags import FIRST_TAG, tag_of
+from serve_app.core.order_board import LaneWaits, Use
 from serve_app.core.request import RequestState
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.core.tenants import PRIORITIES, Priority
@@ -74,18 +75,16 @@ class FairOrder:
             lane.rate.note(0, is_waiting=lane.is_full, now=now)
         prompt_s, answer_s = account.usual.expected(request, lane.usual, self.costs)
         expected_s = max(prompt_s + answer_s, _LEAST_S)
-        self._bound(account, lane)
         account.waiting_s += expected_s
         account.num_waiting += 1
         lane.num_waiting += 1
-        charged_s = expected_s * (1 + lane.elsewhere_s.get(tenant, 0.0) / account.waiting_s) / account.weight
-        account.own_s += expected_s / account.weight
-        account.finish_s += charged_s
+        account.finish_s = max(lane.virtual_s, account.finish_s)  # time for which the tenant did not ask is not saved up
+        account.charge(expected_s)
         earlier_s, account.tag_s = account.tag_s, max(account.finish_s, account.tag_s)
-        start_s, usual_s = account.tag_s - charged_s, lane.begun_s or 0.0
+        start_s, usual_s = account.tag_s - expected_s / account.weight, lane.begun_s or 0.0
         ahead = start_s - min(lane.virtual_s, lane.behind_s) > _AHEAD * usual_s > 0.0
         request.priority = tag_of(priority, account.tag_s, is_ahead=ahead)
-        place = Place(lane, account, start_s, expected_s, prompt_s, charged_s, earlier_s)
+        place = Place(lane, account, start_s, expected_s, prompt_s, earlier_s)
         self._places[request.request_id] = account.latest = place
         account.waiting[place] = None
         request.spreads = self._is_behind(account, lane)
@@ -97,12 +96,12 @@ class FairOrder:
             lane.weights += weight - account.weight
         part = account.weight / weight
         account.finish_s = lane.virtual_s + (account.finish_s - lane.virtual_s) * part
-        account.own_s = lane.virtual_s + (account.own_s - lane.virtual_s) * part
         account.weight = weight
 
     def _is_behind(self, account: Account, lane: Lane) -> bool:
         """Return whether engines start requests of others that are due much later than this tenant's next one."""
-        next_s = account.finish_s - account.waiting_s / account.weight
+        waiting_s = account.waiting_s + lane.elsewhere_s.get(account.tenant, 0.0)
+        next_s = account.finish_s - waiting_s / account.weight
         return lane.begun_s is not None and lane.virtual_s - next_s > _BEHIND * lane.begun_s
 
     def _open_account(self, lane: Lane, tenant: str) -> Account:
@@ -110,17 +109,6 @@ class FairOrder:
             lane.accounts = {n: a for n, a in lane.accounts.items() if a.num_waiting or a.finish_s > lane.virtual_s}
         account = lane.accounts[tenant] = Account(tenant=tenant)
         return account
-
-    def _bound(self, account: Account, lane: Lane) -> None:
-        """Keep the tenant's finish between virtual time and what its waiting requests justify, before its next request comes.
-
-        Below, the tenant would have saved up time that it did not ask for. Above, it would wait for requests at other ingresses that have
-        gone.
-        """
-        backlog_s = (account.waiting_s + lane.elsewhere_s.get(account.tenant, 0.0)) / account.weight
-        account.own_s = max(lane.virtual_s, account.own_s)
-        latest_s = max(account.own_s, lane.virtual_s + 2 * backlog_s)
-        account.finish_s = min(max(lane.virtual_s, account.finish_s), latest_s)
 
     def begin(self, request: RequestState, now: float) -> None:
         """Note that the request has its first token."""
@@ -144,8 +132,7 @@ class FairOrder:
         more_s = place.prompt_s + answer_s * (1 + min(1.0, request.max_tokens / num_tokens)) - place.expected_s
         if more_s > 0.0:
             place.expected_s += more_s
-            account.own_s += more_s / account.weight
-            account.finish_s += more_s / account.weight
+            account.charge(more_s)
 
     def end(self, request: RequestState, now: float, *, prompt_begun: bool = False) -> None:
         """Correct the tenant's account by what the request cost.
@@ -157,18 +144,17 @@ class FairOrder:
         account = place.account
         is_answered = bool(request.emitted_ids) or _has_answered_whole(request)
         if is_answered:
-            cost_s, charged_s = self._cost(request, place), place.expected_s / account.weight
+            cost_s = self._cost(request, place)
         else:
-            cost_s, charged_s = place.prompt_s if prompt_begun else 0.0, place.charged_s
+            cost_s = place.prompt_s if prompt_begun else 0.0
             if account.latest is place:
                 account.tag_s = place.earlier_tag_s
         if place.waits:
             self._leave_queue(place, int(is_answered), now)
-        account.own_s += (cost_s - place.expected_s) / account.weight
-        account.finish_s += cost_s / account.weight - charged_s
+        account.charge(cost_s - place.expected_s)
         lane = place.lane
         if not (lane.num_waiting or lane.is_full or lane.elsewhere_s):  # no request waited for what it had
-            lane.virtual_s = max(lane.virtual_s, account.own_s)
+            lane.virtual_s = max(lane.virtual_s, account.finish_s)
 
     def note_queue(self, replica_id: str, waiting: int, held: Iterable[RequestState] = ()) -> None:
         """Note how many requests wait in the engine of a replica, and the requests that it has of this ingress."""
@@ -233,20 +219,27 @@ class FairOrder:
         """Return how many other requests of the same tenant and priority have no first token yet."""
         return self._places[request.request_id].account.num_waiting - 1
 
-    def waits(self) -> dict[Priority, tuple[float, dict[str, float]]]:
-        """Return virtual time and each tenant's waiting GPU-seconds, by priority."""
-        return {
-            priority: (lane.virtual_s, {account.tenant: account.waiting_s for account in lane.active})
-            for priority, lane in self._lanes.items()
-        }
-
-    def learn_waits(self, elsewhere: Mapping[Priority, tuple[float, Mapping[str, float]]]) -> None:
-        """Take in the greatest virtual time of the other ingresses, and what waits there in all."""
+    def report(self) -> LaneWaits:
+        """Return virtual time, what waits for each tenant, and what it was charged since the last report, by priority."""
+        found: dict[Priority, tuple[float, dict[str, Use]]] = {}
         for priority, lane in self._lanes.items():
-            virtual_s, waiting_s = elsewhere.get(priority, (0.0, {}))
-            lane.elsewhere_s = {tenant: seconds for tenant, seconds in waiting_s.items() if 0.0 <= seconds < math.inf}
+            uses = {a.tenant: Use(a.waiting_s, a.unreported_s) for a in lane.accounts.values() if a.num_waiting or a.unreported_s}
+            found[priority] = lane.virtual_s, uses
+            for tenant in uses:
+                lane.accounts[tenant].unreported_s = 0.0
+        return found
+
+    def learn_waits(self, elsewhere: LaneWaits) -> None:
+        """Take in the greatest virtual time of the other ingresses, what waits there in all, and what they have charged."""
+        for priority, lane in self._lanes.items():
+            virtual_s, uses = elsewhere.get(priority, (0.0, {}))
+            lane.elsewhere_s = {tenant: use.waiting_s for tenant, use in uses.items() if 0.0 < use.waiting_s < math.inf}
             if lane.virtual_s < virtual_s < math.inf:
                 lane.virtual_s = virtual_s
+            for tenant, use in uses.items():
+                if use.charged_s and math.isfinite(use.charged_s):
+                    account = lane.accounts.get(tenant) or self._open_account(lane, tenant)
+                    account.finish_s = max(lane.virtual_s, account.finish_s) + use.charged_s / account.weight
 
     def validate(self, requests: Mapping[str, RequestState]) -> None:
         """Assert the invariants."""

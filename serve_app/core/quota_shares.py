@@ -72,7 +72,7 @@ class Report(NamedTuple):
     is_last: bool = False
     """Whether the ingress has stopped."""
     waits: Waits = NO_WAITS
-    """What waits at the ingress, for `OrderBoard`."""
+    """What waits at the ingress and what it has charged, for `OrderBoard`."""
 
 
 class Answer(NamedTuple):
@@ -81,7 +81,7 @@ class Answer(NamedTuple):
     granted: dict[Name, Granted]
     days: Days
     waits: Waits = NO_WAITS
-    """What waits at all other ingresses."""
+    """What waits at all other ingresses, and what they have charged."""
 
 
 @dataclass(slots=True)

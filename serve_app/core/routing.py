@@ -43,7 +43,7 @@ class ReplicaState:
     adapters: frozenset[int] = frozenset()
     max_model_len: int = 0
     is_longest: bool = True
-    _share: float = 1.0  # of the engine's requests: those of this ingress
+    _others: int = 0  # requests of other ingresses that ran at the last heartbeat
     _last_part: float = 0.0
     _vain_tokens: int = 0  # since the last frame: tokens of prompts that were given up while the engine computed them
 
@@ -82,8 +82,9 @@ class ReplicaState:
     def take_heartbeat(self, event: HeartbeatArrived, *, now: float) -> bool:
         """Take over the load that the replica reported; return whether it began or ended to drain."""
         has_turned = self.draining is not event.draining
-        if num_requests := event.load.running + event.load.waiting:
-            self._share = min(1.0, len(self.held) / num_requests)
+        begun = sum(bool(r.emitted_ids) for r in self.held.values())
+        # The second limit: a prompt of this ingress that is being computed runs, and has not begun to be answered.
+        self._others = max(0, min(event.load.running - begun, event.load.running + event.load.waiting - len(self.held)))
         self.heard_at, self.load, self.draining = now, event.load, event.draining
         # Computed now and not when asked for: by then, lines that were in the queue may have begun.
         self.queued_chats = max(0, event.load.waiting - sum(r.background and not r.emitted_ids for r in self.held.values()))
@@ -93,7 +94,7 @@ class ReplicaState:
         """Take in that a step's outputs have come. Called for each frame, so it does little."""
         self.heard_at, self._vain_tokens = now, 0
         if num_outputs:  # none in the middle of a long prompt
-            self._last_part = self._share / num_outputs
+            self._last_part = 1 / (num_outputs + self._others)
             self.step_parts += self._last_part
 
     def begin_answer(self, request: RequestState) -> None:

@@ -44,8 +44,8 @@ class FleetOrders:
     def __init__(self, fronts: Mapping[str, FrontEnd]) -> None:
         self._fronts = fronts
 
-    def waits(self) -> Waits:
-        return {name: front.client.fleet.order.waits() for name, front in self._fronts.items()}
+    def report(self) -> Waits:
+        return {name: front.client.fleet.order.report() for name, front in self._fronts.items()}
 
     def learn(self, elsewhere: Waits) -> None:
         for name, waits in elsewhere.items():

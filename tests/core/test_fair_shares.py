@@ -2,14 +2,13 @@
 
 import random
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from serve_app.core.events import StepCostsMeasured
 from serve_app.core.fair_order import FairOrder
-from serve_app.core.order_board import OrderBoard
+from serve_app.core.order_board import LaneWaits, OrderBoard
 from serve_app.core.request import RequestState
 from serve_app.core.tenants import Priority
 from tests.core.helpers import Output, arrived, fleet_of, outputs
@@ -62,7 +61,7 @@ class Contest:
 
     def exchange(self) -> None:
         for number, order in enumerate(self.orders):
-            elsewhere = self.board.exchange(str(number), {"m": order.waits()}, self.now)
+            elsewhere = self.board.exchange(str(number), {"m": order.report()}, self.now)
             order.learn_waits(elsewhere["m"])
 
     def step(self, counted_from_s: float = 0.0) -> None:
@@ -135,7 +134,7 @@ def test_a_tenant_gains_nothing_from_more_ingresses(seed: int) -> None:
 
 def test_an_ingress_that_starts_anew_is_level_with_the_others_after_its_first_exchange() -> None:
     old, new = FairOrder(), FairOrder()
-    elsewhere: Mapping[Priority, tuple[float, Mapping[str, float]]] = {"interactive": (5000.0, {})}
+    elsewhere: LaneWaits = {"interactive": (5000.0, {})}
     old.learn_waits(elsewhere)
     placed(new, "first", "a")
     new.learn_waits(elsewhere)

@@ -117,6 +117,17 @@ def test_two_ingresses_share_the_steps_by_their_requests() -> None:
     assert one.paid_s["a"] == one.paid_s["b"] == pytest.approx(5 * (STEP_S / 8 + OUTPUT_S) + 10 * PROMPT_S)
 
 
+def test_requests_of_another_ingress_that_only_wait_have_no_part_of_the_steps() -> None:
+    one = Engine()
+    for name in ("a", "b"):
+        one.ask(name, prompt_tokens=10, max_tokens=5)
+    one.step(others=6)
+    one.fleet.handle(HeartbeatArrived("a", EngineLoad(1, running=8, waiting=20), draining=False), now=0.0)
+    for _ in range(4):
+        one.step(others=6)
+    assert one.paid_s["a"] == one.paid_s["b"] == pytest.approx(STEP_S / 2 + 4 * STEP_S / 8 + 5 * OUTPUT_S + 10 * PROMPT_S)
+
+
 def test_all_gpus_of_a_replica_count_and_a_replica_without_one_counts_as_one() -> None:
     paid = []
     for gpus in (0, 1, 4):

@@ -34,8 +34,8 @@ class Ingress:
             raise LeaseBoardSilent(retry_after_s=1.0)
         return self.board.exchange_shares(report)
 
-    def waits(self) -> Waits:
-        return {"chat": self.fleet.order.waits()}
+    def report(self) -> Waits:
+        return {"chat": self.fleet.order.report()}
 
     def learn(self, elsewhere: Waits) -> None:
         self.learnt.append(elsewhere)
@@ -61,9 +61,7 @@ async def test_a_tenant_that_waits_elsewhere_too_moves_on_as_if_all_of_it_waited
     assert one.place("blue", "blue") == pytest.approx(0.65)
     one.is_away = True
     await until(lambda: one.learnt[-1] == {"chat": {}})
-    assert one.place("red-later", "red") == pytest.approx(4 * 0.65), (
-        "only behind its own request: what waited elsewhere may be gone"
-    )
+    assert one.place("red-later", "red") == pytest.approx(5 * 0.65), "what was charged elsewhere stays charged"
     sharing.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await sharing

@@ -37,12 +37,12 @@ class StoredDays(Protocol):
 class Orders(Protocol):
     """The orders in which requests start (`core/fair_order.py`), as ingresses share them."""
 
-    def waits(self) -> Waits:
-        """Return what waits here, of each model."""
+    def report(self) -> Waits:
+        """Return what waits here, of each model, and what was charged since the last report."""
         ...
 
     def learn(self, elsewhere: Waits) -> None:
-        """Take in what waits at all other ingresses."""
+        """Take in what waits at all other ingresses, and what they have charged."""
         ...
 
 
@@ -232,7 +232,7 @@ class Quotas:
             del self._meters[name]
         held = {(tenant, quota): part for tenant, meter in self._meters.items() for quota, part in meter.hold(now, keep=keep)}
         self._number += 1
-        waits: Waits = {} if self._orders is None else self._orders.waits()
+        waits: Waits = {} if self._orders is None else self._orders.report()
         try:
             answer = await self._exchange(Report(self._ingress_id, self._number, held, self._days, is_last, waits))
         except LeaseBoardSilent as exc:
