@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from serve_app.core.queue_rate import QueueRate
 from serve_app.core.usual_costs import UsualCosts
+from serve_app.core.wait_margin import WaitMargin
 
 _MEAN_S = 2.0
 """Virtual time is a moving mean, over about this time, of the starts of requests that have their first token.
@@ -47,6 +48,7 @@ class Account(Queue):
     """Its latest request."""
     waiting_s: float = 0.0
     """Expected GPU-seconds of its requests without a first token."""
+    margin: WaitMargin = field(default_factory=WaitMargin)
     own_s: float = 0.0
     """When its requests of this ingress would be finished if it had none elsewhere."""
     weight: float = 1.0
