@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from serve_app.core.queue_rate import QueueRate
 from serve_app.core.usual_costs import UsualCosts
+from serve_app.core.wait_margin import WaitMargin
 
 _MEAN_S = 2.0
 """Virtual time is a moving mean, over about this time, of the starts of requests that have their first token.
@@ -51,6 +52,7 @@ class Account(Queue):
     """Its requests without a first token, in the order of arrival."""
     waiting_s: float = 0.0
     """Expected GPU-seconds of its requests without a first token."""
+    margin: WaitMargin = field(default_factory=WaitMargin)
     weight: float = 1.0
     unreported_s: float = 0.0
     """GPU-seconds charged since the last report to the lease board."""

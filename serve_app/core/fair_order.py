@@ -26,6 +26,7 @@ from serve_app.core.step_costs import MeasuredCosts
 from serve_app.core.tenants import PRIORITIES, Priority
 from serve_app.core.trail import ENGINES_OWN_ENDS
 from serve_app.core.usual_costs import GUESS, LATEST, RUNNING, answer_cost_s
+from serve_app.core.wait_margin import LEAST
 
 _LEAST_S = 1e-6
 """No request costs less, so that the tags of a tenant are in the order of arrival."""
@@ -33,6 +34,8 @@ _BEHIND = 5
 """Usual requests by which a tenant may be behind virtual time before its requests leave the replicas that have their prefixes cached."""
 _AHEAD = 8
 """Usual requests by which a tenant may be ahead of virtual time before its requests give way to those of others: a small burst."""
+_NEARLY_ALL = 0.9
+"""Part of all starts from which on a tenant is as good as alone: then the number of its requests shows its wait best."""
 _MAX_ACCOUNTS = 1000
 """With more tenants, those are forgotten that are level and have nothing that waits. Their usual costs are lost."""
 
@@ -53,6 +56,7 @@ class FairOrder:
             for lane in self._lanes.values():
                 for queue in (lane, *lane.accounts.values()):
                     queue.usual.answer_s = queue.begun_s = None
+                    queue.rate.forget()
         self.costs = measured
 
     def place(self, request: RequestState, tenant: str, weight: float, priority: Priority, now: float) -> None:
@@ -68,11 +72,11 @@ class FairOrder:
             self._change_weight(account, lane, weight)
         if not account.num_waiting:
             account.tag_s = 0.0
-            account.rate.note(0, is_waiting=lane.is_full, now=now)
+            account.rate.note(0, is_waiting=lane.is_full, now=now, virtual_s=lane.virtual_s)
             lane.active.add(account)
             lane.weights += weight
         if not lane.num_waiting:
-            lane.rate.note(0, is_waiting=lane.is_full, now=now)
+            lane.rate.note(0, is_waiting=lane.is_full, now=now, virtual_s=lane.virtual_s)
         prompt_s, answer_s = account.usual.expected(request, lane.usual, self.costs)
         expected_s = max(prompt_s + answer_s, _LEAST_S)
         account.waiting_s += expected_s
@@ -113,6 +117,7 @@ class FairOrder:
     def begin(self, request: RequestState, now: float) -> None:
         """Note that the request has its first token."""
         if (place := self._places[request.request_id]).waits:
+            place.account.margin.learn(request, now, has_begun=True)
             self._leave_queue(place, 1, now)
 
     def charge(self, request: RequestState) -> None:
@@ -150,6 +155,7 @@ class FairOrder:
             if account.latest is place:
                 account.tag_s = place.earlier_tag_s
         if place.waits:
+            account.margin.learn(request, now, has_begun=is_answered)
             self._leave_queue(place, int(is_answered), now)
         account.charge(cost_s - place.expected_s)
         lane = place.lane
@@ -179,7 +185,8 @@ class FairOrder:
             if is_full is not lane.is_full:
                 lane.is_full = is_full
                 for queue in (lane, *lane.active):
-                    queue.rate.note(0, is_waiting=is_full and queue.num_waiting > 0, now=now)
+                    is_waiting = is_full and queue.num_waiting > 0
+                    queue.rate.note(0, is_waiting=is_waiting, now=now, virtual_s=lane.virtual_s)
 
     def forget_rates(self) -> None:
         """Forget how fast the queues moved, because there is a new replica."""
@@ -190,8 +197,9 @@ class FairOrder:
     def expected_wait_s(self, request: RequestState, now: float) -> float | None:
         """Return after how many seconds the tenant's latest request starts, if engines are full and it is known; else None.
 
-        The tenant has at least its share of the GPU time that starts take, and more where others do not use theirs. No later request of
-        another tenant changes that. Its share of the starts is not that of its weight: a tenant of long answers starts fewer.
+        In a virtual second, the tenant's waiting requests get its weight in GPU-seconds. How fast virtual time passes shows what all
+        others ask for, also those that do not wait just now. Until that is known, each tenant that waits is expected to have its share.
+        Its share of the starts is not that of its weight: a tenant of long answers starts fewer.
         """
         place = self._places[request.request_id]
         lane, account = place.lane, place.account
@@ -199,12 +207,16 @@ class FairOrder:
             return None
         if (per_second := lane.rate.per_second(now)) is None:
             return self._wait_by_costs_s(lane, account)
+        own = account.rate.per_second(now)
+        if own is not None and own > _NEARLY_ALL * per_second:
+            return account.num_waiting / own
+        if (pace := lane.rate.pace(now)) is not None:
+            return (account.waiting_s + lane.elsewhere_s.get(account.tenant, 0.0)) / (pace * account.weight)
         if account.num_waiting == lane.num_waiting:
             return account.num_waiting / per_second
         if lane.begun_s is None:
             return None
         by_share_s = account.waiting_s / (per_second * lane.begun_s * account.weight / lane.weights)
-        own = account.rate.per_second(now)
         return by_share_s if own is None else min(by_share_s, account.num_waiting / own)
 
     def _wait_by_costs_s(self, lane: Lane, account: Account) -> float | None:
@@ -214,6 +226,13 @@ class FairOrder:
         mine_s = account.waiting_s + lane.elsewhere_s.get(account.tenant, 0.0)
         all_s = sum(each.waiting_s for each in lane.active) + sum(lane.elsewhere_s.values())
         return min(mine_s * lane.weights / account.weight, all_s) / max(1, self._num_replicas)
+
+    def wait_margin(self, request: RequestState) -> float:
+        """Return the factor by which the request may wait longer than expected and still be in time.
+
+        This is the least one for a tenant's only request: if all requests of a tenant were refused, its margin would never become less.
+        """
+        return self._places[request.request_id].account.margin.factor if self.num_ahead(request) else LEAST
 
     def num_ahead(self, request: RequestState) -> int:
         """Return how many other requests of the same tenant and priority have no first token yet."""
@@ -268,7 +287,8 @@ class FairOrder:
             if num_begun:
                 usual_s = place.expected_s if queue.begun_s is None else queue.begun_s
                 queue.begun_s = usual_s + LATEST * (place.expected_s - usual_s)
-            queue.rate.note(num_begun, is_waiting=lane.is_full and queue.num_waiting > 0, now=now)
+            is_waiting = lane.is_full and queue.num_waiting > 0
+            queue.rate.note(num_begun, is_waiting=is_waiting, now=now, virtual_s=lane.virtual_s)
 
     def _cost(self, request: RequestState, place: Place) -> float:
         """Return the GPU-seconds of a request that has ended, and learn from them."""

@@ -12,8 +12,6 @@ from serve_app.core.routing import ReplicaState
 from serve_app.core.waiting_line import WaitingLine
 from serve_app.errors import CannotStartInTime, NoFreePlace, NoReplica, QueueFull, ReplicaLost
 
-_USED_SHARE = 0.9
-"""Share of a request's time that its wait may take by estimate. With all of it, one in 20 admitted requests came too late."""
 _MIN_RETRY_AFTER_S, _MAX_RETRY_AFTER_S = 1.0, 600.0
 
 
@@ -57,8 +55,9 @@ class Refusals:
         if limit is None:
             return None
         left_s, expected_s = limit - now, self._expected_wait_s(request, now)
-        if left_s <= 0 or (expected_s is not None and expected_s > _USED_SHARE * left_s):
+        if left_s <= 0 or (expected_s is not None and expected_s * self._order.wait_margin(request) > left_s):
             return self.too_late(request, now)
+        request.expected_wait_s = expected_s
         if request.start_by is not None:
             heapq.heappush(self._deadlines, (request.start_by, request.number, request.request_id))
         return None

@@ -100,6 +100,8 @@ class RequestState:
     """The limit of its tenant from which ``start_by`` was computed, in seconds; 0 without one."""
     expected_by: float | None = None
     """When its first token should come, by what is known at its arrival; None if that does not matter."""
+    expected_wait_s: float | None = None
+    """How long it was expected to wait when it was admitted; None if that was not known or if nothing limits its wait."""
     outstanding_tokens: int = 0
     charge_at: int = 16
     """Number of emitted tokens at which the tenant is charged for the running answer; then `FairOrder.charge` doubles it."""
