@@ -86,8 +86,7 @@ class Engines:
         state = request(f"{tenant.name}{self._num}", prompt_tokens=1, max_tokens=LONGEST)
         self._order.place(state, tenant.name, tenant.weight, "interactive", self._now)
         asked = Asked(state, tenant, self._now, self._random.randint(SHORTEST, LONGEST))
-        engine = self._random.randrange(ENGINES)
-        self._queues[engine].append(asked)
+        self._queues[min(range(ENGINES), key=lambda each: len(self._running[each]) + len(self._queues[each]))].append(asked)
 
     def _begin(self, running: list[Asked], queue: list[Asked]) -> None:
         queue.sort(key=lambda asked: asked.key)
