@@ -1,6 +1,7 @@
 """The repository holds what is made from values.yaml: the schema, the README; and every value is described."""
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,8 @@ def test_the_schema_has_the_configuration_as_serve_app_defines_it() -> None:
     defined = settings_json_schema()
     assert "UiSettings" in defined["$defs"]  # of `serve-app up`; the chart's own value is `ui`
     sections = {name: section for name, section in defined["$defs"].items() if name != "UiSettings"}
+    open_to = [made["$defs"][name].pop("patternProperties") for name in ("ModelSettings", "IngressSettings")]
+    assert all(re.match(next(iter(patterns)), "numGpus") for patterns in open_to)
     assert made["$defs"] == sections | tenants_json_schema()["$defs"]
     assert made["properties"]["config"]["properties"].keys() == defined["properties"].keys() - {"ui"}
 
