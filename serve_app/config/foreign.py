@@ -7,9 +7,7 @@ sentence. `serve-app check` and the Helm chart (helm/serve-app/files/rules.yaml)
 import re
 from collections.abc import Mapping
 
-TOKEN_FILE = (
-    "write it into a file and set env.HF_TOKEN_PATH to its path; the chart takes a Secret: weights.huggingFaceTokenSecret"
-)
+TOKEN = "on one machine export HF_TOKEN before serve-app up; the Helm chart takes a Secret: weights.huggingFaceTokenSecret"
 _REPLICAS = "for engines set models.NAME.replicas: {min: 1, max: 2}, for ingresses ingress.replicas"
 _GPUS = "set models.NAME.gpus_per_replica, the GPUs of one engine and its tensor parallel size"
 _ONE_NODE = "an engine lives inside one node: set models.NAME.gpus_per_replica for its GPUs, models.NAME.replicas for more engines"
@@ -55,7 +53,7 @@ _BY_MEANING: Mapping[str, str] = {
     "max_budget budget_duration": _MONEY,
     "timeout request_timeout request_timeout_s": _DEADLINES,
     "num_retries max_retries fallbacks": _RETRIES,
-    "hf_token token huggingface_token": TOKEN_FILE,
+    "hf_token token huggingface_token": TOKEN,
 }
 FOREIGN: Mapping[str, str] = {name: meant for names, meant in _BY_MEANING.items() for name in names.split()}
 """Names in snake case -> the sentence."""

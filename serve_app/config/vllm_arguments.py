@@ -10,7 +10,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 from serve_app.config.checks import RAY_PLACES, did_you_mean, number_hint, refuse, wrong
-from serve_app.config.foreign import TOKEN_FILE, foreign_hint, plain_name
+from serve_app.config.foreign import TOKEN, foreign_hint, plain_name
 from serve_app.config.vllm_source import (
     engine_arg_bounds,
     engine_arg_types,
@@ -107,7 +107,7 @@ def _engine_arg_problems(name: str, value: JsonValue) -> Iterator[PydanticCustom
         yield wrong(name, f"is {value!r}, but serve-app sets this argument itself", way_out)
     elif name == "hf_token" and isinstance(value, str):
         yield wrong(
-            name, "is a secret, and dashboards show the configuration", TOKEN_FILE
+            name, "is a secret, and dashboards show the configuration", TOKEN
         )  # the message does not show the value
     elif engine_arg_types() and name not in engine_arg_types():
         if name in known_frontend_args():
