@@ -1,0 +1,40 @@
+"""This module answers `GET /`: links to what is there, as JSON, or as HTML for a browser.
+
+Clients need no key for it. With keys it has the same text in every fleet: no models, no versions, no addresses.
+"""
+
+import html
+from collections.abc import Mapping
+
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+_LINKS = {
+    "/v1/models": "the models",
+    "/v1/chat/completions": "the API of OpenAI, by POST; its base URL is this page's with /v1",
+    "/readyz": "whether requests can be answered, and why not",
+    "/healthz": "whether this process is alive",
+    "/metrics": "series for Prometheus",
+}
+_DOCS = "docs/start.md and docs/api.md of the release"
+
+
+class FrontPage:
+    """The answer to `GET /`. ``chat_page`` is the URL of the page of `serve-app up`, "" for none; it is not shown where keys are needed."""
+
+    def __init__(self, *, needs_keys: bool, chat_page: str) -> None:
+        links = {**_LINKS, **({chat_page: "a page to chat, and /fleet there: replicas and queues"} if chat_page and not needs_keys else {})}
+        said = {"service": "serve-app", "needs_key": needs_keys, "links": links, "documentation": _DOCS}
+        self._json, self._html = JSONResponse(said).body, _page(links, needs_keys=needs_keys).encode()
+
+    def answer(self, headers: Mapping[bytes, bytes]) -> Response:
+        """Return HTML if the client's `Accept` names it, as every browser's does."""
+        vary = {"Vary": "Accept"}
+        if b"text/html" in headers.get(b"accept", b""):
+            return HTMLResponse(self._html, headers=vary)
+        return Response(self._json, headers=vary, media_type="application/json")
+
+
+def _page(links: Mapping[str, str], *, needs_keys: bool) -> str:
+    rows = "\n".join(f'<li><a href="{html.escape(to)}">{html.escape(to)}</a>: {html.escape(what)}</li>' for to, what in links.items())
+    key = "\n<p>Requests below /v1 need a key: <code>Authorization: Bearer KEY</code>.</p>" if needs_keys else ""
+    return f"<!doctype html>\n<title>serve-app</title>\n<h1>serve-app</h1>\n<ul>\n{rows}\n</ul>{key}\n<p>{_DOCS}</p>\n"
