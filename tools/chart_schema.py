@@ -18,8 +18,8 @@ import yaml
 
 from serve_app.config import settings_json_schema
 from serve_app.config.checks import RESERVED_PORTS
-from serve_app.config.tenants_file import tenants_json_schema
 from serve_app.config.foreign import FOREIGN
+from serve_app.config.tenants_file import tenants_json_schema
 from serve_app.config.timeouts import RULES
 
 CHART = Path(__file__).parents[1] / "helm" / "serve-app"
@@ -86,8 +86,12 @@ _FOREIGN_VALUES = {
     **dict.fromkeys(
         ("resources", "nodeSelector", "tolerations", "affinity", "podAnnotations", "podLabels", "env", "extraEnv"), _OF_PODS
     ),
-    **dict.fromkeys(("replicas", "replicaCount"), "set config.models.NAME.replicas: {min: 1, max: 2}, or config.ingress.replicas"),
-    **dict.fromkeys(("models", "protocol", "health", "logs", "tracing", "membership"), "it is a key of serve-app's: put it under config"),
+    **dict.fromkeys(
+        ("replicas", "replicaCount"), "set config.models.NAME.replicas: {min: 1, max: 2}, or config.ingress.replicas"
+    ),
+    **dict.fromkeys(
+        ("models", "protocol", "health", "logs", "tracing", "membership"), "it is a key of serve-app's: put it under config"
+    ),
     **dict.fromkeys(("model", "modelName"), "set config.models.NAME.model to the weights; NAME is what requests ask for"),
     "autoscaling": "set config.models.NAME.replicas: {min: 1, max: 2}; config.autoscaling caps the GPUs of all models",
     "serviceAccount": "set serviceAccounts",

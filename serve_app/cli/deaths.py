@@ -1,6 +1,6 @@
 """This module prints one line of ours when a process of the fleet dies, in place of Ray's paragraph.
 
-Ray reports such a death to the command that started the fleet: 900 characters with ids of its own. The worker's log says who it was and why.
+Ray reports such a death to the command that started the fleet: 900 characters with its own ids. The worker's log says who it was and why.
 """
 
 import re

@@ -23,7 +23,6 @@ from serve_app.checkpoints import resolve_model
 from serve_app.cli import findings
 from serve_app.cli.cluster import OBJECT_STORE_BYTES, RunState
 from serve_app.cli.findings import GIB, Finding
-from serve_app.cli.hub import is_hub_id, look_up
 from serve_app.cli.startable import named_files, refuse_missing_checkpoint, refuse_taken_port
 from serve_app.config import (
     ModelSettings,
@@ -81,7 +80,8 @@ def examine(file: Path) -> Iterator[Finding]:
     yield findings.shared_memory(shm.free, 0 if run else OBJECT_STORE_BYTES)
     yield findings.memory(_available_bytes(), 0 if run else needed_bytes(settings))
     yield findings.descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE), settings.ingress.replicas.target_streams)
-    yield from _wrong_files(settings)
+    yield from _files(settings)
+    yield from _folders(settings)
     for model in settings.models.values():
         yield _files_of(model)
 
@@ -170,7 +170,23 @@ def _taken(host: str, number: int, key: str) -> str:
     return ""
 
 
-def _wrong_files(settings: Settings) -> Iterator[Finding]:
+def _folders(settings: Settings) -> Iterator[Finding]:
+    """Judge the folders in which an ingress writes; it makes those that are missing."""
+    folders = {
+        "ingress.ledger.dir": getattr(settings.ingress.ledger, "dir", None),
+        "ingress.batch.dir": getattr(settings.ingress.batch, "dir", None),
+    }
+    for key, folder in folders.items():
+        if folder is None:
+            continue
+        there = next(place for place in (folder, *folder.parents) if place.exists())
+        if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+            yield Finding(key, "ok", f"{folder} can be written")
+        else:
+            yield Finding(key, "error", f"{there} is no folder that can be written", "choose another folder, or change its owner")
+
+
+def _files(settings: Settings) -> Iterator[Finding]:
     """Judge the files that the configuration names: whether they are there, and what those with tenants, keys and the token hold."""
     readers: dict[str, Callable[[Settings], object]] = {
         "ingress.api_keys_file": read_keyring,
@@ -193,14 +209,13 @@ def _files_of(model: ModelSettings) -> Finding:
     """Judge the files of a model and its adapters."""
     name = f"model {model.name}"
     try:
-        refuse_missing_checkpoint(model)
+        answer = refuse_missing_checkpoint(model)
     except ConfigError as exc:
         return Finding(name, "error", f"{exc.path}: {exc.problem}", exc.hint)
     except CheckpointError as exc:
         return Finding(name, "error", str(exc))
-    if not is_hub_id(model.model):
+    if answer is None:
         return Finding(name, "ok", f"{resolve_model(model.model, default_cache_dir())} is a checkpoint")
-    answer = look_up(model)
     return Finding(name, "warning" if answer.state == "unknown" else "ok", answer.said, answer.remedy)
 
 

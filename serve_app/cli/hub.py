@@ -59,13 +59,15 @@ def _answer_of(endpoint: str, repository: str, revision: str) -> HubAnswer:
 
     token = get_token()
     headers = {"authorization": f"Bearer {token}"} if token else {}
+    away = f"{repository} is not on this machine, and {endpoint}"
     try:
         done = requests.head(f"{endpoint}/{repository}/resolve/{revision}/config.json", headers=headers, timeout=LIMIT_S)
     except (requests.Timeout, requests.exceptions.SSLError) as exc:  # the hub's own client may know other certificates
-        return HubAnswer("unknown", f"{repository} is not on this machine, and {endpoint} gives no answer: {_reason(exc)}", _ELSEWHERE)
+        return HubAnswer("unknown", f"{away} gives no answer: {_reason(exc)}", _ELSEWHERE)
     except requests.RequestException as exc:
-        return HubAnswer("refused", f"{repository} is not on this machine, and {endpoint} is not reached: {_reason(exc)}", _ELSEWHERE)
-    return _judged(done.status_code, done.headers.get("x-error-code", ""), f"{endpoint} has {repository}", repository, bool(token))
+        return HubAnswer("refused", f"{away} is not reached: {_reason(exc)}", _ELSEWHERE)
+    code = done.headers.get("x-error-code", "")
+    return _judged(done.status_code, code, f"{endpoint} has {repository}", repository, bool(token))
 
 
 def _judged(status: int, code: str, found: str, repository: str, has_token: bool) -> HubAnswer:

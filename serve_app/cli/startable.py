@@ -8,7 +8,7 @@ from pathlib import Path
 
 from serve_app.checkpoints import resolve_model
 from serve_app.cli.cluster import RunState
-from serve_app.cli.hub import is_hub_id, look_up
+from serve_app.cli.hub import HubAnswer, is_hub_id, look_up
 from serve_app.config import IngressSettings, ModelSettings, Settings, default_cache_dir
 from serve_app.config.checks import dotted
 from serve_app.config.vllm_source import engine_arg_types
@@ -49,16 +49,17 @@ def refuse_name_in_use(name: str) -> None:
         )
 
 
-def refuse_missing_checkpoint(model: ModelSettings) -> None:
-    """Check that a model and its adapters are on this machine, or that the hub has the model.
+def refuse_missing_checkpoint(model: ModelSettings) -> HubAnswer | None:
+    """Check that a model and its adapters are on this machine, or that the hub has the model. Return the hub's answer, None if not asked.
 
     Raises:
         CheckpointError: An embedded model is not fetched or damaged.
         ConfigError: A folder is not a checkpoint or an adapter, or is a half-written one; or the hub does not give the model.
     """
     key = dotted(("models", model.name, "model"))
-    if is_hub_id(model.model):
-        if (answer := look_up(model)).state == "refused":
+    answer = look_up(model) if is_hub_id(model.model) else None
+    if answer is not None:
+        if answer.state == "refused":
             raise ConfigError(key, answer.said, answer.remedy)
     elif problem := _problem_of_folder(Path(resolve_model(model.model, default_cache_dir()))):
         raise ConfigError(key, problem, "give the folder of a Hugging Face checkpoint")
@@ -66,16 +67,17 @@ def refuse_missing_checkpoint(model: ModelSettings) -> None:
         if problem := _problem_of_folder(adapter.path, "adapter_config.json"):
             way_out = "give the folder of an adapter in PEFT's form: docs/adapters.md"
             raise ConfigError(dotted(("models", model.name, "adapters", name, "path")), problem, way_out)
+    return answer
 
 
 def named_files(settings: Settings) -> dict[str, Path]:
     """Return key -> file, of the secrets and tables without which an ingress or a replica does not start."""
     ingress, protocol = settings.ingress, settings.protocol
-    files = {
+    files: dict[str, Path | None] = {
         "ingress.api_keys_file": ingress.api_keys_file,
         "ingress.tenants_file": ingress.tenants_file,
-        "ingress.oidc.ca_file": ingress.oidc and ingress.oidc.ca_file,
-        "ingress.batch.database_file": ingress.batch and ingress.batch.database_file,
+        "ingress.oidc.ca_file": getattr(ingress.oidc, "ca_file", None),
+        "ingress.batch.database_file": getattr(ingress.batch, "database_file", None),
         "protocol.cluster_token_file": protocol.cluster_token_file,
         **{f"protocol.tls.{name}": getattr(protocol.tls, name, None) for name in ("cert_file", "key_file", "ca_file")},
     }

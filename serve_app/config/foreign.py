@@ -10,9 +10,13 @@ from collections.abc import Mapping
 TOKEN = "on one machine export HF_TOKEN before serve-app up; the Helm chart takes a Secret: weights.huggingFaceTokenSecret"
 _REPLICAS = "for engines set models.NAME.replicas: {min: 1, max: 2}, for ingresses ingress.replicas"
 _GPUS = "set models.NAME.gpus_per_replica, the GPUs of one engine and its tensor parallel size"
-_ONE_NODE = "an engine lives inside one node: set models.NAME.gpus_per_replica for its GPUs, models.NAME.replicas for more engines"
+_ONE_NODE = (
+    "an engine lives inside one node: set models.NAME.gpus_per_replica for its GPUs, models.NAME.replicas for more engines"
+)
 _NODES = "models.NAME.resources binds replicas to nodes with a custom Ray resource; in the Helm chart set modelPods.nodeSelector"
-_PODS = "pods are the Helm chart's: set it in its values, under modelPods, ingressPods or head; for one model config.models.NAME.pods"
+_PODS = (
+    "pods are the Helm chart's: set it in its values, under modelPods, ingressPods or head; for one model config.models.NAME.pods"
+)
 _IMAGE = "images are the Helm chart's: set image or cudaImage in its values"
 _LIMITS = "set engine_args.max_num_seqs for an engine, ingress.max_waiting_requests for the queue"
 _MODEL = "set models.NAME.model to the weights; NAME is what requests ask for"

@@ -217,7 +217,9 @@ class ModelSettings(Section):
     """Most replicas of this model on one node. Default: 1 on cuda, no limit on cpu."""
     num_cpus: Real = Field(default=1.0, ge=0)
     """CPUs that Ray reserves for one replica."""
-    resources: Annotated[dict[str, Real], BeforeValidator(refuse_resources_of_pods), AfterValidator(checked_resources)] = Field(default_factory=dict)
+    resources: Annotated[dict[str, Real], BeforeValidator(refuse_resources_of_pods), AfterValidator(checked_resources)] = Field(
+        default_factory=dict
+    )
     """Custom Ray resources of one replica, which bind it to nodes that offer them."""
     env: Annotated[dict[str, str], AfterValidator(checked_environment)] = Field(default_factory=dict)
     """Extra environment of the engine's process."""

@@ -17,9 +17,7 @@ def hint_for(path: str, root: type[BaseModel]) -> str:
     If sections below the key's present section have the key, only these count.
     """
     parent, _, key = path.rpartition(".")
-    places = [
-        place for place, section in sections(root) if key in section.model_fields and not section.model_fields[key].exclude
-    ]
+    places = [place for place, section in sections(root) if key in section.model_fields and not section.model_fields[key].exclude]
     own = next((place for place, _ in sections(root) if re.fullmatch(_paths_of(place), parent)), "")
     found = [place for place in places if own and place.startswith(f"{own}.")] or places
     if not 0 < len(found) <= _MAX_PLACES:

@@ -106,9 +106,7 @@ def _engine_arg_problems(name: str, value: JsonValue) -> Iterator[PydanticCustom
     if way_out:
         yield wrong(name, f"is {value!r}, but serve-app sets this argument itself", way_out)
     elif name == "hf_token" and isinstance(value, str):
-        yield wrong(
-            name, "is a secret, and dashboards show the configuration", TOKEN
-        )  # the message does not show the value
+        yield wrong(name, "is a secret, and dashboards show the configuration", TOKEN)  # the message does not show the value
     elif engine_arg_types() and name not in engine_arg_types():
         if name in known_frontend_args():
             yield wrong(name, "is an argument of vLLM's front end", "put it under frontend_args")

@@ -121,6 +121,17 @@ def test_a_port_that_is_taken_is_an_error_with_the_way_to_find_who_has_it(tmp_pa
     assert line["remedy"].startswith(f"ss -ltnp 'sport = :{port}'")
 
 
+def test_a_folder_that_cannot_be_made_is_found_before_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    config = CONFIG.format(port=8977).replace(
+        "port: 8977", f"port: 8977, ledger: {{dir: {tmp_path}/file/ledger}}, batch: {{dir: {tmp_path}/new}}"
+    )
+    _, found = doctor(written(tmp_path, config))
+    said = {finding["name"]: (finding["state"], finding["said"]) for finding in found}
+    assert said["ingress.ledger.dir"] == ("error", f"{tmp_path}/file is no folder that can be written")
+    assert said["ingress.batch.dir"] == ("ok", f"{tmp_path}/new can be written")
+
+
 def test_files_that_are_named_are_read_and_adapters_looked_for(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("short\n")
     config = (

@@ -88,7 +88,9 @@ def test_a_model_in_the_cache_is_not_asked_for(asked: list[str], tmp_path: Path)
 def test_offline_no_hub_is_asked(asked: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert look_up(model("org/open")) == HubAnswer(
-        "refused", f"org/open is not in {tmp_path}, and HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE, or give the path of a folder"
+        "refused",
+        f"org/open is not in {tmp_path}, and HF_HUB_OFFLINE is set",
+        "unset HF_HUB_OFFLINE, or give the path of a folder",
     )
     assert asked == []
 

@@ -33,12 +33,12 @@ REPLICAS = "for engines set models.NAME.replicas: {min: 1, max: 2}, for ingresse
 )
 @pytest.mark.parametrize("place", ["", "ingress", "models.m"])
 def test_a_key_of_another_system_is_refused_with_our_own_wherever_it_stands(key: str, meant: str, place: str) -> None:
-    at_place: dict[str, Any] = {
+    places: dict[str, dict[str, Any]] = {
         "": {"models": {"m": LLAMA}, key: 1},
         "ingress": {"models": {"m": LLAMA}, "ingress": {key: 1}},
         "models.m": {"models": {"m": LLAMA | {key: 1}}},
-    }[place]
-    (problem,) = problems(at_place)
+    }
+    (problem,) = problems(places[place])
     assert str(problem).startswith(f"{place}.{key}: unknown key; {meant}".removeprefix("."))
 
 

@@ -16,7 +16,10 @@ from tests.config.helpers import LLAMA
         ("${MODEL_PATH}", "no variable is filled in here; write the value itself"),
         ("$MODEL", "no variable is filled in here; write the value itself"),
         ("https://huggingface.co/org/name", "weights are not fetched from a web page; give the id ORG/NAME; or fetch it"),
-        ("s3://bucket/llama", "serve-app reads no object store; fetch it, and give the folder's absolute path; on Kubernetes the Helm"),
+        (
+            "s3://bucket/llama",
+            "serve-app reads no object store; fetch it, and give the folder's absolute path; on Kubernetes the Helm",
+        ),
         ("S3:/bucket/llama", "the Helm chart's weights.downloads fetches it"),
         ("hf:org/name", "in the form of the chart's weights.downloads; write org/name"),
         (" org/name ", "with blanks around it; remove them"),

@@ -3,7 +3,6 @@
 Clients need no key for it. With keys it has the same text in every fleet: no models, no versions, no addresses.
 """
 
-import html
 from collections.abc import Mapping
 
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -22,7 +21,9 @@ class FrontPage:
     """The answer to `GET /`. ``chat_page`` is the URL of the page of `serve-app up`, "" for none; it is not shown where keys are needed."""
 
     def __init__(self, *, needs_keys: bool, chat_page: str) -> None:
-        links = {**_LINKS, **({chat_page: "a page to chat, and /fleet there: replicas and queues"} if chat_page and not needs_keys else {})}
+        links = dict(_LINKS)
+        if chat_page and not needs_keys:
+            links[chat_page] = "a page to chat, and /fleet there: replicas and queues"
         said = {"service": "serve-app", "needs_key": needs_keys, "links": links, "documentation": _DOCS}
         self._json, self._html = JSONResponse(said).body, _page(links, needs_keys=needs_keys).encode()
 
@@ -35,6 +36,6 @@ class FrontPage:
 
 
 def _page(links: Mapping[str, str], *, needs_keys: bool) -> str:
-    rows = "\n".join(f'<li><a href="{html.escape(to)}">{html.escape(to)}</a>: {html.escape(what)}</li>' for to, what in links.items())
+    rows = "\n".join(f'<li><a href="{to}">{to}</a>: {what}</li>' for to, what in links.items())
     key = "\n<p>Requests below /v1 need a key: <code>Authorization: Bearer KEY</code>.</p>" if needs_keys else ""
     return f"<!doctype html>\n<title>serve-app</title>\n<h1>serve-app</h1>\n<ul>\n{rows}\n</ul>{key}\n<p>{_DOCS}</p>\n"
