@@ -113,7 +113,6 @@ class IngressRuntime:
             batches=batches,
             report=report,
             cors_origins=settings.ingress.cors_origins,
-            chat_page="" if settings.ui is None else f"http://127.0.0.1:{settings.ui.port}/",
         )
         canaries = {canary.front.model.name: canary.describe for canary in app.canaries.values()}
         begin_at_zero(["", *fronts])

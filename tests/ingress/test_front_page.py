@@ -5,11 +5,9 @@ import asyncio
 import pytest
 from httpx import Response
 
-from serve_app.ingress.routes.app import AppLimits, IngressApp
+from serve_app.ingress.routes.app import IngressApp
 from serve_app.ingress.routes.front_page import FrontPage
-from tests.ingress.fake_fronts import MAX_BODY_BYTES, call, front, ingress
-
-CHAT = "http://127.0.0.1:8011/"
+from tests.ingress.fake_fronts import call, front, ingress
 
 
 def get(app: IngressApp, accept: str = "*/*") -> Response:
@@ -28,18 +26,16 @@ def test_a_program_gets_the_links_as_json_and_a_browser_as_html() -> None:
     assert [each.headers["vary"] for each in (answer, page)] == ["Accept", "Accept"]
 
 
-def test_the_chat_page_is_linked_if_there_is_one() -> None:
-    fronts = {"tiny": front("tiny")}
-    app = IngressApp(fronts, AppLimits(MAX_BODY_BYTES), version={}, chat_page=CHAT)
-    assert CHAT in get(app).json()["links"]
-    assert f'<a href="{CHAT}">' in get(app, "text/html").text
-
-
-@pytest.mark.parametrize("accept", [b"*/*", b"text/html"])
-def test_with_keys_the_page_is_the_same_for_every_fleet(accept: bytes) -> None:
-    bodies = {bytes(FrontPage(needs_keys=True, chat_page=page).answer({b"accept": accept}).body) for page in (CHAT, "")}
+@pytest.mark.parametrize("accept", ["*/*", "text/html"])
+def test_the_page_is_the_same_for_every_fleet(accept: str) -> None:
+    bodies = {get(ingress(*map(front, names)), accept).text for names in (["tiny"], ["secret-model", "other"])}
     assert len(bodies) == 1
-    assert b"8011" not in bodies.pop()
+
+
+def test_the_page_says_whether_a_key_is_needed() -> None:
+    page = FrontPage(needs_keys=True)
+    assert b'"needs_key":true' in bytes(page.answer({}).body)
+    assert b"Authorization: Bearer KEY" in bytes(page.answer({b"accept": b"text/html"}).body)
 
 
 def test_the_page_is_for_get_alone() -> None:

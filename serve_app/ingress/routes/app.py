@@ -119,7 +119,6 @@ class IngressApp:
         batches: BatchService | None = None,
         report: FleetReport | None = None,
         cors_origins: Sequence[str] = (),
-        chat_page: str = "",
     ) -> None:
         self.draining = False
         self._cors = _cors(self._answer_errors, cors_origins)
@@ -141,7 +140,7 @@ class IngressApp:
         self._own = OwnAnswers(
             self._models.listed, version=version, fleet_id=fleet_id, is_draining=lambda: self.draining, report=report
         )
-        self._front_page = FrontPage(needs_keys=tenants is not None, chat_page=chat_page)
+        self._front_page = FrontPage(needs_keys=tenants is not None)
         self._get = self._own.by_path()
         if sagemaker:
             self._get[PING] = self._own.readyz

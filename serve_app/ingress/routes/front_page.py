@@ -1,6 +1,7 @@
 """This module answers `GET /`: links to what is there, as JSON, or as HTML for a browser.
 
-Clients need no key for it. With keys it has the same text in every fleet: no models, no versions, no addresses.
+Clients need no key for it: it has the same text in every fleet, without models, versions and addresses. The chat page is not linked,
+because an ingress does not know where it is.
 """
 
 from collections.abc import Mapping
@@ -14,18 +15,15 @@ _LINKS = {
     "/healthz": "whether this process is alive",
     "/metrics": "series for Prometheus",
 }
-_DOCS = "docs/start.md and docs/api.md of the release"
+_DOCS = "docs/start.md and docs/api.md of the release; serve-app up prints the address of its chat page"
 
 
 class FrontPage:
-    """The answer to `GET /`. ``chat_page`` is the URL of the page of `serve-app up`, "" for none; it is not shown where keys are needed."""
+    """The answer to `GET /`, in both forms."""
 
-    def __init__(self, *, needs_keys: bool, chat_page: str) -> None:
-        links = dict(_LINKS)
-        if chat_page and not needs_keys:
-            links[chat_page] = "a page to chat, and /fleet there: replicas and queues"
-        said = {"service": "serve-app", "needs_key": needs_keys, "links": links, "documentation": _DOCS}
-        self._json, self._html = JSONResponse(said).body, _page(links, needs_keys=needs_keys).encode()
+    def __init__(self, *, needs_keys: bool) -> None:
+        said = {"service": "serve-app", "needs_key": needs_keys, "links": _LINKS, "documentation": _DOCS}
+        self._json, self._html = JSONResponse(said).body, _page(needs_keys=needs_keys).encode()
 
     def answer(self, headers: Mapping[bytes, bytes]) -> Response:
         """Return HTML if the client's `Accept` names it, as every browser's does."""
@@ -35,7 +33,7 @@ class FrontPage:
         return Response(self._json, headers=vary, media_type="application/json")
 
 
-def _page(links: Mapping[str, str], *, needs_keys: bool) -> str:
-    rows = "\n".join(f'<li><a href="{to}">{to}</a>: {what}</li>' for to, what in links.items())
+def _page(*, needs_keys: bool) -> str:
+    rows = "\n".join(f'<li><a href="{to}">{to}</a>: {what}</li>' for to, what in _LINKS.items())
     key = "\n<p>Requests below /v1 need a key: <code>Authorization: Bearer KEY</code>.</p>" if needs_keys else ""
     return f"<!doctype html>\n<title>serve-app</title>\n<h1>serve-app</h1>\n<ul>\n{rows}\n</ul>{key}\n<p>{_DOCS}</p>\n"
