@@ -109,6 +109,10 @@ def rule_names() -> set[str]:
     return own | {rule.name for rule in RULES}
 
 
+NOT_A_NUMBER: Schema = {"if": {"type": "number"}, "then": {"const": "{min: 1, max: 2}"}}
+"""Lets Helm's error about a number show the form of a mapping: "value must be '{min: 1, max: 2}'"."""
+
+
 def _only(one: str, other: str) -> Schema:
     """Return the schema of an object that has the key ``one`` and not ``other``."""
     return {"required": [one], "properties": {other: {"type": "null"}}}  # `false` would be reported as "false schema"
@@ -228,6 +232,8 @@ def values_schema() -> Schema:
     config["$defs"]["ModelSettings"]["properties"] |= of_models
     for section in (config, config["$defs"]["ModelSettings"], config["$defs"]["IngressSettings"]):
         section["patternProperties"] = _patterns(set(_written(FOREIGN)) - set(section["properties"]))
+    for name in ("ModelSettings", "IngressSettings"):
+        config["$defs"][name]["properties"]["replicas"] |= NOT_A_NUMBER
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Values of the chart serve-app",

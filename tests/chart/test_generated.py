@@ -13,7 +13,7 @@ import yaml
 from serve_app.config import settings_json_schema
 from serve_app.config.tenants_file import tenants_json_schema
 from tests.chart.render import CHART, tool
-from tools.chart_schema import chart_rules, descriptions, values_schema
+from tools.chart_schema import NOT_A_NUMBER, chart_rules, descriptions, values_schema
 
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 
@@ -46,6 +46,9 @@ def test_the_schema_has_the_configuration_as_serve_app_defines_it() -> None:
     sections = {name: section for name, section in defined["$defs"].items() if name != "UiSettings"}
     open_to = [made["$defs"][name].pop("patternProperties") for name in ("ModelSettings", "IngressSettings")]
     assert all(re.match(next(iter(patterns)), "numGpus") for patterns in open_to)
+    for name in ("ModelSettings", "IngressSettings"):
+        replicas = made["$defs"][name]["properties"]["replicas"]
+        assert {key: replicas.pop(key) for key in ("if", "then")} == NOT_A_NUMBER
     assert made["$defs"] == sections | tenants_json_schema()["$defs"]
     assert made["properties"]["config"]["properties"].keys() == defined["properties"].keys() - {"ui"}
 
