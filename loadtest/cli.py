@@ -262,6 +262,7 @@ def replay(
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="Folder of a run.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Folder of a run of the same schedule.")],
+    anyway: Annotated[bool, typer.Option("--anyway", help="Compare invalid runs too, with that mark.")] = False,
 ) -> None:
     """Compare two runs of one schedule: ratios A / B with intervals; those that exclude 1 are differences.
 
@@ -269,7 +270,7 @@ def compare(
     """
     from loadtest.judge.compare import compare as compare_runs
 
-    typer.echo("\n".join(compare_runs(a, b).lines()))
+    typer.echo("\n".join(compare_runs(a, b, anyway=anyway).lines()))
 
 
 @app.command()

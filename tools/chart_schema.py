@@ -2,14 +2,15 @@
 
 Types come from the default values, descriptions from the `# --` comments, and everything else (an empty list's entries, bounds, choices)
 from the tables below. Every object is closed and requires all its keys. So a misspelt key fails, and so does a null, with which Helm would
-drop a default, and a template would read "off". `config` has the configuration's own schema. rules.yaml holds the tables of ports and
-timeouts that both `serve-app check` and the chart's templates check.
+drop a default, and a template would read "off". `config` has the configuration's own schema. rules.yaml holds the tables of ports,
+timeouts and other systems' names that both `serve-app check` and the chart's templates check. The schema lets such names through, because
+its own error could not say which name is meant.
 Run as `python -m tools.chart_schema`; tests/chart/test_generated.py fails if a file is outdated.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import yaml
 
 from serve_app.config import settings_json_schema
 from serve_app.config.checks import RESERVED_PORTS
+from serve_app.config.foreign import FOREIGN
 from serve_app.config.tenants_file import tenants_json_schema
 from serve_app.config.timeouts import RULES
 
@@ -72,11 +74,32 @@ def _named(*keys: str) -> Schema:
 
 
 _NEVER_IGNORED = {
-    *("release-name", "set-by-chart", "port-taken", "min-above-max", "config-too-large"),
+    *("release-name", "set-by-chart", "foreign-key", "port-taken", "min-above-max", "config-too-large"),
     *("label-of-chart", "annotation-of-helm", "name-twice", "mount-without-volume", "request-above-limit"),
     *("weights-path-twice", "alb-check-not-a-number", "redis-secret-of-chart", "serve-outlasts-drain", "nothing-served"),
 }
 """Rules that cannot be ignored: Kubernetes, Helm or serve-app itself would refuse the release, or the chart could not make it."""
+
+
+_OF_PODS = "each kind of pod has its own: set it under head, ingressPods or modelPods"
+_FOREIGN_VALUES = {
+    **dict.fromkeys(
+        ("resources", "nodeSelector", "tolerations", "affinity", "podAnnotations", "podLabels", "env", "extraEnv"), _OF_PODS
+    ),
+    **dict.fromkeys(
+        ("replicas", "replicaCount"), "set config.models.NAME.replicas: {min: 1, max: 2}, or config.ingress.replicas"
+    ),
+    **dict.fromkeys(
+        ("models", "protocol", "health", "logs", "tracing", "membership"), "it is a key of serve-app's: put it under config"
+    ),
+    **dict.fromkeys(("model", "modelName"), "set config.models.NAME.model to the weights; NAME is what requests ask for"),
+    "autoscaling": "set config.models.NAME.replicas: {min: 1, max: 2}; config.autoscaling caps the GPUs of all models",
+    "serviceAccount": "set serviceAccounts",
+    "imagePullSecrets": "set image.pullSecrets",
+    "hfToken": "set weights.huggingFaceTokenSecret to the name of a Secret",
+    "persistence": "weights has the volume of models",
+}
+"""Values of other charts at the top level -> the chart's own, or one sentence."""
 
 
 def rule_names() -> set[str]:
@@ -84,6 +107,10 @@ def rule_names() -> set[str]:
     templates = [template.read_text(encoding="utf-8") for template in (CHART / "templates").rglob("*.tpl")]
     own = {name for text in templates for name in re.findall(r'\{\{- list "([a-z-]+)" \(?(?:printf )?"', text)}
     return own | {rule.name for rule in RULES}
+
+
+NOT_A_NUMBER: Schema = {"if": {"type": "number"}, "then": {"const": "{min: 1, max: 2}"}}
+"""Lets Helm's error about a number show the form of a mapping: "value must be '{min: 1, max: 2}'"."""
 
 
 def _only(one: str, other: str) -> Schema:
@@ -203,12 +230,17 @@ def values_schema() -> Schema:
     described_pods = {"type": "object", "description": "Keys of modelPods that differ for this model.", "properties": own}
     of_models = {"order": _ORDER, "pods": {**described_pods, "additionalProperties": False}, "served": _SERVED}
     config["$defs"]["ModelSettings"]["properties"] |= of_models
+    for section in (config, config["$defs"]["ModelSettings"], config["$defs"]["IngressSettings"]):
+        section["patternProperties"] = _patterns(set(_written(FOREIGN)) - set(section["properties"]))
+    for name in ("ModelSettings", "IngressSettings"):
+        config["$defs"][name]["properties"]["replicas"] |= NOT_A_NUMBER
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Values of the chart serve-app",
         "type": "object",
         "additionalProperties": False,
         "required": ["config", *properties],
+        "patternProperties": _patterns(_FOREIGN_VALUES),
         "properties": {
             **properties,
             "enabled": {"type": "boolean", "description": "Read by a parent chart alone, as the `condition` of this one."},
@@ -222,7 +254,18 @@ def values_schema() -> Schema:
 def chart_rules() -> dict[str, Any]:
     """Return the content of files/rules.yaml."""
     ports = [{"first": ports[0], "last": ports[-1], "owner": owner} for ports, owner in RESERVED_PORTS.items()]
-    return {"ports": ports, "timeouts": [rule._asdict() | {"shorter": list(rule.shorter)} for rule in RULES]}
+    timeouts = [rule._asdict() | {"shorter": list(rule.shorter)} for rule in RULES]
+    return {"ports": ports, "timeouts": timeouts, "foreign": _written(FOREIGN), "foreignValues": _FOREIGN_VALUES}
+
+
+def _patterns(names: Iterable[str]) -> Schema:
+    return {f"^({'|'.join(sorted(names))})$": True}
+
+
+def _written(names: Mapping[str, str]) -> dict[str, str]:
+    """Return the names in snake case and in camel case, as Kubernetes writes them."""
+    camel = {re.sub("_([a-z])", lambda found: found[1].upper(), name): meant for name, meant in names.items()}
+    return {**names, **camel}
 
 
 def schema_of(
@@ -279,7 +322,7 @@ def descriptions(chart: Path = CHART) -> Iterator[tuple[tuple[str, ...], str]]:
 
 if __name__ == "__main__":
     (CHART / "values.schema.json").write_text(json.dumps(values_schema(), indent=2) + "\n", encoding="utf-8")
-    made = "# Made by `make chart-files` from serve_app/config/checks.py and timeouts.py.\n"
+    made = "# Made by `make chart-files` from tools/chart_schema.py and serve_app/config/: checks.py, foreign.py, timeouts.py.\n"
     (CHART / "files" / "rules.yaml").write_text(
         made + yaml.safe_dump(chart_rules(), sort_keys=False, width=1000), encoding="utf-8"
     )

@@ -101,22 +101,38 @@ class Comparison(msgspec.Struct, frozen=True):
         ]
 
 
-def compare(a: Path, b: Path) -> Comparison:
-    """Compare two runs; see `Comparison`.
+def compare(a: Path, b: Path, *, anyway: bool = False) -> Comparison:
+    """Compare two runs; see `Comparison`. With ``anyway``, an invalid run is compared too: its name and the first threats say so.
 
     Raises:
         InvalidRun: One of them is invalid.
         UsageError: A folder holds no run.
     """
-    runs = read_records(a), read_records(b)
-    return compare_records((a.resolve().name, b.resolve().name), runs, (summary_of(runs[0]), summary_of(runs[1])))
+    names, runs = (a.resolve().name, b.resolve().name), (read_records(a), read_records(b))
+    summaries = summary_of(runs[0]), summary_of(runs[1])
+    reasons = [reason for name, summary in zip(names, summaries, strict=True) for reason in _invalid(name, summary)]
+    if not reasons:
+        return compare_records(names, runs, summaries)
+    if not anyway:
+        raise InvalidRun([*reasons, "compare --anyway shows the ratios with this mark"])
+    marked = [f"{n} (INVALID)" if s.verdict == "invalid" else n for n, s in zip(names, summaries, strict=True)]
+    found = compare_records((marked[0], marked[1]), runs, summaries, anyway=True)
+    warning = "A difference may come from the load generator alone: publish none of these ratios."
+    return msgspec.structs.replace(found, threats=[*(f"Invalid: {reason}" for reason in reasons), warning, *found.threats])
 
 
-def compare_records(names: tuple[str, str], runs: tuple[Records, Records], summaries: tuple[Summary, Summary]) -> Comparison:
-    """Compare two runs whose records have been read; as `compare`."""
+def _invalid(name: str, summary: Summary) -> list[str]:
+    """Return why a run is invalid; nothing for a valid run."""
+    return [f"{name}: {gate.text}" for gate in summary.gates if not gate.ok] if summary.verdict == "invalid" else []
+
+
+def compare_records(
+    names: tuple[str, str], runs: tuple[Records, Records], summaries: tuple[Summary, Summary], *, anyway: bool = False
+) -> Comparison:
+    """Compare two runs whose records have been read; as `compare`, without its marks."""
     for name, summary in zip(names, summaries, strict=True):
-        if summary.verdict == "invalid":
-            raise InvalidRun([f"{name}: {gate.text}" for gate in summary.gates if not gate.ok])
+        if not anyway and (reasons := _invalid(name, summary)):
+            raise InvalidRun(reasons)
     paired = summaries[0].schedule_sha256 == summaries[1].schedule_sha256 and not runs[0].closed
     first, second = (Window.of(run).between(*span) for run, span in zip(runs, _spans(summaries, paired), strict=True))
     pairs = Pairs.of(first, second) if paired else None

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import typer
 
+from serve_app.cli.hub import is_hub_id
 from serve_app.cli.manifests import are_manifests, manifest_problems, timeout_problems
 from serve_app.cli.settings_file import in_file, refuse
+from serve_app.cli.startable import named_files
 from serve_app.cli.vllm_check import local_checkpoints, vllm_problems
 from serve_app.config import ModelSettings, Settings, default_cache_dir, mapping_in, parse_settings, problems, read_text
 from serve_app.config.checks import did_you_mean, dotted
@@ -137,17 +139,18 @@ def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
         except CheckpointError as exc:
             yield str(exc)
         else:
-            if source.startswith("/") and not os.path.exists(source):
+            if is_hub_id(source):
+                yield f"{source} was not looked for; serve-app doctor asks this machine's cache and the hub"
+            elif not os.path.exists(source):
                 yield f"{source} does not exist on this machine"
     if settings.ingress.tenants_file is not None or settings.ingress.api_keys_file is not None:
         for name, model in settings.models.items():
             if not model.yields_to_chats():
                 key = f"models.{name}.engine_args.scheduling_policy"
                 yield f"{key} is not priority: tenants' requests start in the order of arrival; remove it, and their shares count"
-    tls, oidc = settings.protocol.tls, settings.ingress.oidc
-    secrets = (settings.protocol.cluster_token_file, settings.ingress.api_keys_file, settings.ingress.tenants_file)
-    for path in (*secrets, None if oidc is None else oidc.ca_file, *((tls.cert_file, tls.key_file, tls.ca_file) if tls else ())):
-        if path is not None and not os.path.exists(path):
+    adapters = [adapter.path for model in settings.models.values() for adapter in model.adapters.values()]
+    for path in (*named_files(settings).values(), *adapters):
+        if not os.path.exists(path):
             yield f"{path} does not exist on this machine; the nodes of the cluster need it"
 
 

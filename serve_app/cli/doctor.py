@@ -2,12 +2,13 @@
 
 import contextlib
 import json
+import os
 import resource
 import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib import metadata, util
 from pathlib import Path
@@ -18,11 +19,22 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from rich.console import Console
 
+from serve_app.checkpoints import resolve_model
 from serve_app.cli import findings
 from serve_app.cli.cluster import OBJECT_STORE_BYTES, RunState
 from serve_app.cli.findings import GIB, Finding
-from serve_app.cli.startable import refuse_missing_checkpoint, refuse_taken_port
-from serve_app.config import ModelSettings, Settings, mapping_in, parse_settings, problems, read_text
+from serve_app.cli.startable import named_files, refuse_missing_checkpoint, refuse_taken_port
+from serve_app.config import (
+    ModelSettings,
+    Settings,
+    cluster_token,
+    default_cache_dir,
+    mapping_in,
+    parse_settings,
+    problems,
+    read_text,
+)
+from serve_app.config.tenants_file import read_keyring
 from serve_app.errors import CheckpointError, ClusterFailed, ConfigError, ListenFailed
 
 RAY_GIB, INGRESS_GIB, REPLICA_GIB = 0.5, 1.0, 1.25
@@ -68,8 +80,10 @@ def examine(file: Path) -> Iterator[Finding]:
     yield findings.shared_memory(shm.free, 0 if run else OBJECT_STORE_BYTES)
     yield findings.memory(_available_bytes(), 0 if run else needed_bytes(settings))
     yield findings.descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE), settings.ingress.replicas.target_streams)
-    yield from _missing_secrets(settings)
-    yield from findings.checkpoints({name: _missing(model) for name, model in settings.models.items()})
+    yield from _files(settings)
+    yield from _folders(settings)
+    for model in settings.models.values():
+        yield _files_of(model)
 
 
 def needed_gpus(settings: Settings) -> int:
@@ -156,23 +170,53 @@ def _taken(host: str, number: int, key: str) -> str:
     return ""
 
 
-def _missing_secrets(settings: Settings) -> Iterator[Finding]:
-    ingress = settings.ingress
-    for key, path in ("ingress.api_keys_file", ingress.api_keys_file), ("ingress.tenants_file", ingress.tenants_file):
-        if path is not None and not path.exists():
-            yield Finding(
-                key, "error", f"{path} does not exist", "create it: an ingress that asks for keys does not start without it"
-            )
+def _folders(settings: Settings) -> Iterator[Finding]:
+    """Judge the folders in which an ingress writes; it makes those that are missing."""
+    folders = {
+        "ingress.ledger.dir": getattr(settings.ingress.ledger, "dir", None),
+        "ingress.batch.dir": getattr(settings.ingress.batch, "dir", None),
+    }
+    for key, folder in folders.items():
+        if folder is None:
+            continue
+        there = next(place for place in (folder, *folder.parents) if place.exists())
+        if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+            yield Finding(key, "ok", f"{folder} can be written")
+        else:
+            yield Finding(key, "error", f"{there} is no folder that can be written", "choose another folder, or change its owner")
 
 
-def _missing(model: ModelSettings) -> str:
+def _files(settings: Settings) -> Iterator[Finding]:
+    """Judge the files that the configuration names: whether they are there, and what those with tenants, keys and the token hold."""
+    readers: dict[str, Callable[[Settings], object]] = {
+        "ingress.api_keys_file": read_keyring,
+        "ingress.tenants_file": read_keyring,
+        "protocol.cluster_token_file": cluster_token,
+    }
+    for key, path in named_files(settings).items():
+        try:
+            if not os.access(path, os.R_OK):
+                why = "cannot be read" if path.exists() else "does not exist"
+                raise ConfigError(key, f"{path} {why}", "create it: the fleet does not start without it")
+            readers.get(key, named_files)(settings)
+        except ConfigError as exc:
+            yield Finding(key, "error", exc.problem, exc.hint)
+        else:
+            yield Finding(key, "ok", f"{path} is there")
+
+
+def _files_of(model: ModelSettings) -> Finding:
+    """Judge the files of a model and its adapters."""
+    name = f"model {model.name}"
     try:
-        refuse_missing_checkpoint(model)
+        answer = refuse_missing_checkpoint(model)
     except ConfigError as exc:
-        return exc.problem
+        return Finding(name, "error", f"{exc.path}: {exc.problem}", exc.hint)
     except CheckpointError as exc:
-        return str(exc)
-    return ""
+        return Finding(name, "error", str(exc))
+    if answer is None:
+        return Finding(name, "ok", f"{resolve_model(model.model, default_cache_dir())} is a checkpoint")
+    return Finding(name, "warning" if answer.state == "unknown" else "ok", answer.said, answer.remedy)
 
 
 def needed_bytes(settings: Settings) -> int:

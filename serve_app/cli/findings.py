@@ -1,6 +1,6 @@
 """These functions judge a machine for `serve-app doctor`. Pure: each judges values that `doctor.py` has read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -140,16 +140,6 @@ def configuration(name: str, mistakes: Sequence[str]) -> list[Finding]:
     if not mistakes:
         return [Finding("config", "ok", f"{name} is valid")]
     return [Finding("config", "error", mistake, f"serve-app check {name}") for mistake in mistakes]
-
-
-def checkpoints(problems: Mapping[str, str]) -> list[Finding]:
-    """Judge the models' checkpoints on this machine; ``problems`` is model -> problem, "" if there is none."""
-    return [
-        Finding(f"model {name}", "error", problem, "fetch it: `serve-app model fetch`, or correct the model's path")
-        if problem
-        else Finding(f"model {name}", "ok", "on this machine, or downloaded at the start")
-        for name, problem in problems.items()
-    ]
 
 
 def _mib(amount: int) -> str:

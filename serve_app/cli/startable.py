@@ -8,6 +8,7 @@ from pathlib import Path
 
 from serve_app.checkpoints import resolve_model
 from serve_app.cli.cluster import RunState
+from serve_app.cli.hub import HubAnswer, is_hub_id, look_up
 from serve_app.config import IngressSettings, ModelSettings, Settings, default_cache_dir
 from serve_app.config.checks import dotted
 from serve_app.config.vllm_source import engine_arg_types
@@ -15,12 +16,12 @@ from serve_app.errors import ClusterFailed, ConfigError, ListenFailed
 
 
 def refuse_hopeless_start(settings: Settings) -> None:
-    """Check for vLLM, and check the name, the models' folders and the port.
+    """Check for vLLM, and check the name, the models' and adapters' files, and the port. This takes 5 s at most for a model of the hub.
 
     Raises:
         ClusterFailed: vLLM is not installed, or an application of that name runs here.
         CheckpointError: An embedded model is not fetched or damaged.
-        ConfigError: A model's folder is not a checkpoint.
+        ConfigError: A model's or an adapter's files cannot be had.
         ListenFailed: The port is taken.
     """
     refuse_missing_vllm()
@@ -48,23 +49,46 @@ def refuse_name_in_use(name: str) -> None:
         )
 
 
-def refuse_missing_checkpoint(model: ModelSettings) -> None:
-    """Check that a model is on this machine if it is embedded, or named by a folder.
+def refuse_missing_checkpoint(model: ModelSettings) -> HubAnswer | None:
+    """Check that a model and its adapters are on this machine, or that the hub has the model. Return the hub's answer, None if not asked.
 
     Raises:
         CheckpointError: An embedded model is not fetched or damaged.
-        ConfigError: The folder is not a checkpoint, or a half-written one.
+        ConfigError: A folder is not a checkpoint or an adapter, or is a half-written one; or the hub does not give the model.
     """
-    path = Path(resolve_model(model.model, default_cache_dir()))
-    if path.is_absolute() and (problem := _problem_of_folder(path)):
-        raise ConfigError(dotted(("models", model.name, "model")), problem, "give the folder of a Hugging Face checkpoint")
+    key = dotted(("models", model.name, "model"))
+    answer = look_up(model) if is_hub_id(model.model) else None
+    if answer is not None:
+        if answer.state == "refused":
+            raise ConfigError(key, answer.said, answer.remedy)
+    elif problem := _problem_of_folder(Path(resolve_model(model.model, default_cache_dir()))):
+        raise ConfigError(key, problem, "give the folder of a Hugging Face checkpoint")
+    for name, adapter in model.adapters.items():
+        if problem := _problem_of_folder(adapter.path, "adapter_config.json"):
+            way_out = "give the folder of an adapter in PEFT's form: docs/adapters.md"
+            raise ConfigError(dotted(("models", model.name, "adapters", name, "path")), problem, way_out)
+    return answer
 
 
-def _problem_of_folder(path: Path) -> str:
-    """Return why an ingress cannot read the checkpoint; "" if no problem is found. Weights are not checked."""
-    config = path / "config.json"
+def named_files(settings: Settings) -> dict[str, Path]:
+    """Return key -> file, of the secrets and tables without which an ingress or a replica does not start."""
+    ingress, protocol = settings.ingress, settings.protocol
+    files: dict[str, Path | None] = {
+        "ingress.api_keys_file": ingress.api_keys_file,
+        "ingress.tenants_file": ingress.tenants_file,
+        "ingress.oidc.ca_file": getattr(ingress.oidc, "ca_file", None),
+        "ingress.batch.database_file": getattr(ingress.batch, "database_file", None),
+        "protocol.cluster_token_file": protocol.cluster_token_file,
+        **{f"protocol.tls.{name}": getattr(protocol.tls, name, None) for name in ("cert_file", "key_file", "ca_file")},
+    }
+    return {key: path for key, path in files.items() if path is not None}
+
+
+def _problem_of_folder(path: Path, name: str = "config.json") -> str:
+    """Return why a checkpoint or an adapter cannot be read; "" if no problem is found. Weights are not checked."""
+    config = path / name
     if not os.path.isfile(config):  # Path.is_file() raises if a name is too long
-        return f"{path} holds no config.json" if os.path.isdir(path) else f"{path} does not exist"
+        return f"{path} holds no {name}" if os.path.isdir(path) else f"{path} does not exist"
     try:
         is_object = isinstance(json.loads(config.read_bytes()), dict)
     except OSError as exc:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from serve_app.autoscaling.rules import INGRESS
 from serve_app.cli.cluster import RAY_LIMIT_S, RunState, connect, local_cluster, ray_token, refuse_dead_ray, within
+from serve_app.cli.deaths import print_deaths_in_one_line
 from serve_app.cli.rayservice import own_reasons
 from serve_app.cli.running import hand_over
 from serve_app.cli.settings_file import read_settings
@@ -106,7 +107,9 @@ def _cluster(settings: Settings, address: str) -> Iterator[str]:
         console.print("starting Ray")
         with local_cluster(settings) as ray_address:
             _refuse_too_few_gpus(settings)
-            console.print(f"logs: {os.environ['TMPDIR']}/ray/session_latest/logs/serve (removed at the end)")
+            logs = Path(os.environ["TMPDIR"], "ray", "session_latest", "logs")
+            print_deaths_in_one_line(console, logs)
+            console.print(f"logs: {logs}/serve (removed at the end)")
             yield ray_address
             console.print("ending Ray's processes")
 

@@ -4,15 +4,24 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from serve_app.config.checks import again, checked_absolute, did_you_mean, wrong
+from serve_app.config.checks import again, checked_absolute, did_you_mean, refuse_url, wrong
 
 # Strict: YAML has numbers, so "10m", "64 MiB" and yes are refused with a hint about the unit instead of being guessed at.
 Int = Annotated[int, Field(strict=True)]
 Real = Annotated[float, Field(strict=True)]
-AbsolutePath = Annotated[Path, AfterValidator(checked_absolute)]
+AbsolutePath = Annotated[Path, BeforeValidator(refuse_url), AfterValidator(checked_absolute)]
 
 
 class Section(BaseModel):

@@ -101,6 +101,13 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
+def refuse_resources_of_pods(resources: Any) -> Any:
+    if isinstance(resources, Mapping) and (found := [key for key in ("requests", "limits") if key in resources]):
+        way_out = "set num_cpus and gpus_per_replica; the pod's own are the Helm chart's: modelPods.resources"
+        raise wrong(found[0], "is of a pod, and here are custom resources of Ray", way_out)
+    return resources
+
+
 def checked_resources(resources: dict[str, float]) -> dict[str, float]:
     refuse(problem for key, amount in resources.items() for problem in _resource_problems(key, amount))
     return resources
@@ -141,6 +148,20 @@ def checked_regex(pattern: str) -> str:
     return pattern
 
 
+def refuse_url(path: Any) -> Any:
+    """Refuse a URL in place of a path. This check runs before pydantic's, which would show s3://bucket as s3:/bucket."""
+    if isinstance(path, str) and _URL.match(path):
+        raise wrong("", f"is {shown(path)}, a URL, but should be a path of this machine", "copy the file there; write it from /")
+    return path
+
+
+def refuse_far_folder(path: Any) -> Any:
+    """Refuse what names no folder of a machine: a URL of an object store, or a Hugging Face id."""
+    if isinstance(path, str) and not path.startswith(("/", ".", "~")):
+        raise wrong("", f"is {shown(path)}, not the absolute path of a folder", FETCH)
+    return path
+
+
 def checked_absolute(path: Path) -> Path:
     if not path.is_absolute():
         raise wrong("", f"is {str(path)!r}, a relative path", "write it from /: replicas have other working directories")
@@ -158,25 +179,28 @@ def checked_origin(origin: str) -> str:
 
 
 _HUGGING_FACE_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
-_STORES = ("s3", "gs", "az")
-"""Schemes of object stores, from which vLLM's `load_format: runai_streamer` reads."""
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+FETCH = "fetch it, and give the folder's absolute path; on Kubernetes the Helm chart's weights.downloads fetches it, from s3:// or hf:"
+"""The way out for weights and adapters that are not on this machine."""
 
 
 def checked_model(model: str) -> str:
-    """Check that the text can name weights: an embedded model, an absolute path, a Hugging Face id, or a URL of an object store."""
-    scheme = model.partition("://")[0] if "://" in model else ""
+    """Check that the text can name weights: an embedded model, an absolute path, or a Hugging Face id."""
     if model != model.strip():
         raise wrong("", f"is {shown(model)}, with blanks around it", "remove them")
     if re.search(r"\$\{?\w", model):
         raise wrong("", f"is {shown(model)}, and no variable is filled in here", "write the value itself")
     if re.match(r"[A-Za-z]:[\\/]", model) or "\\" in model:
         raise wrong("", f"is {shown(model)}, a path of Windows", "replicas run on Linux: give an absolute path there")
-    if scheme and scheme not in _STORES:
-        way_out = "give the id ORG/NAME, or the absolute path of a folder with the files"
-        raise wrong("", f"is {shown(model)}, and weights are not fetched from a URL of {scheme}", way_out)
+    if model.startswith("hf:"):
+        raise wrong("", f"is {shown(model)}, in the form of the chart's weights.downloads", f"write {model.removeprefix('hf:')}")
+    if re.match("https?://", model):
+        raise wrong("", f"is {shown(model)}, and weights are not fetched from a web page", f"give the id ORG/NAME; or {FETCH}")
+    if _URL.match(model):
+        raise wrong("", f"is {shown(model)}, and serve-app reads no object store", FETCH)
     if model.startswith((".", "~")):
         checked_absolute(Path(model))
-    if not (scheme or model.startswith(("/", "embedded:")) or _HUGGING_FACE_ID.fullmatch(model)):
+    if not (model.startswith(("/", "embedded:")) or _HUGGING_FACE_ID.fullmatch(model)):
         raise wrong("", f"is {shown(model)}, neither a Hugging Face id (ORG/NAME) nor an absolute path", "a path begins with /")
     return model
 

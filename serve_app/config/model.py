@@ -21,12 +21,12 @@ from serve_app.config.checks import (
     checked_resources,
     dotted,
     refuse,
+    refuse_resources_of_pods,
     wrong,
 )
 from serve_app.config.routing import RoutingSettings
 from serve_app.config.schedule import ScheduledBounds
-from serve_app.config.vllm_arguments import checked_engine_args, checked_frontend_args, known_frontend_args
-from serve_app.config.vllm_source import engine_arg_types
+from serve_app.config.vllm_arguments import checked_engine_args, checked_frontend_args
 from serve_app.simulated.profiles import profile_from
 from serve_app.simulated.timing import StepWork, step_time_s
 
@@ -175,7 +175,10 @@ class CanarySettings(Section):
 
 
 _FROM_ZERO: dict[str, JsonValue] = {
-    "if": {"required": ["replicas"], "properties": {"replicas": {"required": ["min"], "properties": {"min": {"const": 0}}}}},
+    "if": {
+        "required": ["replicas"],
+        "properties": {"replicas": {"type": "object", "required": ["min"], "properties": {"min": {"const": 0}}}},
+    },
     "then": {"required": ["required"], "properties": {"required": {"const": False}}},
 }
 """The check of `ModelSettings._scaling_problems`, for the JSON schema."""
@@ -214,7 +217,9 @@ class ModelSettings(Section):
     """Most replicas of this model on one node. Default: 1 on cuda, no limit on cpu."""
     num_cpus: Real = Field(default=1.0, ge=0)
     """CPUs that Ray reserves for one replica."""
-    resources: Annotated[dict[str, Real], AfterValidator(checked_resources)] = Field(default_factory=dict)
+    resources: Annotated[dict[str, Real], BeforeValidator(refuse_resources_of_pods), AfterValidator(checked_resources)] = Field(
+        default_factory=dict
+    )
     """Custom Ray resources of one replica, which bind it to nodes that offer them."""
     env: Annotated[dict[str, str], AfterValidator(checked_environment)] = Field(default_factory=dict)
     """Extra environment of the engine's process."""
@@ -255,15 +260,6 @@ class ModelSettings(Section):
             mode="json", exclude={"replicas", "canary", "required", "routing", "aliases", "media"} | unused
         )
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-
-    @classmethod
-    def _hint_for(cls, key: str) -> str:
-        name = key.replace("-", "_")
-        if name in engine_arg_types():
-            return "it is an argument of vLLM's engine: put it under engine_args"
-        if name in known_frontend_args():
-            return "it is an argument of vLLM's front end: put it under frontend_args"
-        return super()._hint_for(key)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

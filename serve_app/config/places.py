@@ -17,10 +17,8 @@ def hint_for(path: str, root: type[BaseModel]) -> str:
     If sections below the key's present section have the key, only these count.
     """
     parent, _, key = path.rpartition(".")
-    places = [
-        place for place, section in _sections(root) if key in section.model_fields and not section.model_fields[key].exclude
-    ]
-    own = next((place for place, _ in _sections(root) if re.fullmatch(_paths_of(place), parent)), "")
+    places = [place for place, section in sections(root) if key in section.model_fields and not section.model_fields[key].exclude]
+    own = next((place for place, _ in sections(root) if re.fullmatch(_paths_of(place), parent)), "")
     found = [place for place in places if own and place.startswith(f"{own}.")] or places
     if not 0 < len(found) <= _MAX_PLACES:
         return ""
@@ -34,7 +32,7 @@ def _paths_of(place: str) -> str:
     return re.escape(place).replace(r"\.NAME", r"""(\.[\w-]+|\["[^"]*"\])""") + r"(\[\d+\])?"
 
 
-def _sections(root: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+def sections(root: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
     """Yield the root, at the place "", and all sections below it."""
     yield "", root
     yield from _sections_below(root)

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from serve_app.config.base import Int, Real, Section
 from serve_app.config.checks import did_you_mean, dotted, load_yaml, refuse, to_config_errors, wrong
+from serve_app.config.foreign import foreign_hint
 from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import IngressSettings
 from serve_app.config.links import MAX_INGRESSES, MembershipSettings, ProtocolSettings
@@ -22,6 +23,7 @@ from serve_app.config.model import NAME_PATTERN, ModelSettings
 from serve_app.config.places import hint_for
 from serve_app.config.tracing import TracingSettings
 from serve_app.config.ui import UiSettings
+from serve_app.config.vllm_arguments import argument_hint
 from serve_app.errors import ConfigError
 
 DEFAULT_BATCHED_TOKENS = 2048
@@ -272,13 +274,15 @@ def problems(values: Mapping[str, Any]) -> list[ConfigError]:
 
 
 def _errors_of(error: ValidationError) -> list[ConfigError]:
-    """Return every problem. For a key of another section the hint names that section, even if a neighbouring key has a similar name."""
+    """Return every problem. For a key of another section or system the hint names the right key, even if a neighbouring key has a similar
+    name."""
     return [_sent_to_its_section(problem) if problem.problem == "unknown key" else problem for problem in to_config_errors(error)]
 
 
 def _sent_to_its_section(problem: ConfigError) -> ConfigError:
-    is_arguments = problem.hint.startswith("it is an argument")  # vLLM's argument may have the name of another section's key
-    hint = problem.hint if is_arguments else hint_for(problem.path, Settings) or problem.hint
+    key = problem.path.rpartition(".")[2]
+    # vLLM's argument may have the name of another section's key.
+    hint = foreign_hint(key) or argument_hint(key) or hint_for(problem.path, Settings) or problem.hint
     return ConfigError(problem.path, problem.problem, hint or "docs/configuration.md has every key")
 
 

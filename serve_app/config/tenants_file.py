@@ -74,12 +74,22 @@ def _has_a_next_day(day: date) -> date:
 Day = Annotated[date, BeforeValidator(_day), AfterValidator(_has_a_next_day)]
 
 
+_QUOTAS_ELSEWHERE = {
+    **dict.fromkeys(("rpm", "rpm_limit"), "requests_per_minute"),
+    **dict.fromkeys(("tpm", "tpm_limit"), "tokens_per_minute"),
+    "max_parallel_requests": "max_concurrent",
+}
+"""LiteLLM's names of quotas -> ours."""
+
+
 class Part(Section):
     """A part of a tenants file. The error for a key that belongs in another part says where."""
 
     @classmethod
     def _hint_for(cls, key: str) -> str:
         place = next((place for place, part in _PLACES.items() if key in part.model_fields), "")
+        if key in _QUOTAS_ELSEWHERE:
+            return f"write limits.{_QUOTAS_ELSEWHERE[key]}"
         return f"it belongs {place}" if place else super()._hint_for(key)
 
 

@@ -10,6 +10,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 from serve_app.config.checks import RAY_PLACES, did_you_mean, number_hint, refuse, wrong
+from serve_app.config.foreign import TOKEN, foreign_hint, plain_name
 from serve_app.config.vllm_source import (
     engine_arg_bounds,
     engine_arg_types,
@@ -25,9 +26,6 @@ _KV_IS_THE_FLEETS = (
     "remove it: requests name no other engine here; for a second cache in the node's memory set kv_offloading_size"
 )
 _LOGGING = "Ray Serve owns the logging of a replica; vLLM reconfiguring it makes a restarted controller replace every replica"
-_TOKEN_FILE = (
-    "write it into a file and set env.HF_TOKEN_PATH to its path; the chart takes a Secret: weights.huggingFaceTokenSecret"
-)
 RESERVED_FRONTEND_ARGS: Mapping[str, str] = {
     "lora_modules": "name them under adapters, beside frontend_args",
     "tool_server": "tools run where the client is; remove it",
@@ -76,6 +74,18 @@ def known_frontend_args() -> dict[str, Any]:
     }
 
 
+def argument_hint(key: str) -> str:
+    """Return where an argument of vLLM belongs that stands among the file's own keys; "" if vLLM has no such argument."""
+    name = plain_name(key)
+    if name in RESERVED_ENGINE_ARGS:
+        return RESERVED_ENGINE_ARGS[name]
+    if name in engine_arg_types():
+        return "it is an argument of vLLM's engine: put it under models.NAME.engine_args"
+    if name in known_frontend_args():
+        return "it is an argument of vLLM's front end: put it under models.NAME.frontend_args"
+    return ""
+
+
 def checked_engine_args(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """Return the arguments with underscores in their names, without nulls: vLLM's own defaults are not always None.
 
@@ -96,9 +106,7 @@ def _engine_arg_problems(name: str, value: JsonValue) -> Iterator[PydanticCustom
     if way_out:
         yield wrong(name, f"is {value!r}, but serve-app sets this argument itself", way_out)
     elif name == "hf_token" and isinstance(value, str):
-        yield wrong(
-            name, "is a secret, and dashboards show the configuration", _TOKEN_FILE
-        )  # the message does not show the value
+        yield wrong(name, "is a secret, and dashboards show the configuration", TOKEN)  # the message does not show the value
     elif engine_arg_types() and name not in engine_arg_types():
         if name in known_frontend_args():
             yield wrong(name, "is an argument of vLLM's front end", "put it under frontend_args")
@@ -190,4 +198,4 @@ def _unknown_argument(name: str, known: Collection[str]) -> PydanticCustomError:
         return wrong(name, "has no effect here", hint)  # the message does not show the value: api_key is a secret
     if name.startswith("no_") and name[3:] in known:
         return wrong(name, "unknown argument", f"write {name[3:]}: false")
-    return wrong(name, "unknown argument", did_you_mean(name, known))
+    return wrong(name, "unknown argument", foreign_hint(name) or did_you_mean(name, known))

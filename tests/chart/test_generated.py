@@ -1,6 +1,7 @@
 """The repository holds what is made from values.yaml: the schema, the README; and every value is described."""
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import yaml
 from serve_app.config import settings_json_schema
 from serve_app.config.tenants_file import tenants_json_schema
 from tests.chart.render import CHART, tool
-from tools.chart_schema import chart_rules, descriptions, values_schema
+from tools.chart_schema import NOT_A_NUMBER, chart_rules, descriptions, values_schema
 
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 
@@ -43,6 +44,11 @@ def test_the_schema_has_the_configuration_as_serve_app_defines_it() -> None:
     defined = settings_json_schema()
     assert "UiSettings" in defined["$defs"]  # of `serve-app up`; the chart's own value is `ui`
     sections = {name: section for name, section in defined["$defs"].items() if name != "UiSettings"}
+    open_to = [made["$defs"][name].pop("patternProperties") for name in ("ModelSettings", "IngressSettings")]
+    assert all(re.match(next(iter(patterns)), "numGpus") for patterns in open_to)
+    for name in ("ModelSettings", "IngressSettings"):
+        replicas = made["$defs"][name]["properties"]["replicas"]
+        assert {key: replicas.pop(key) for key in ("if", "then")} == NOT_A_NUMBER
     assert made["$defs"] == sections | tenants_json_schema()["$defs"]
     assert made["properties"]["config"]["properties"].keys() == defined["properties"].keys() - {"ui"}
 

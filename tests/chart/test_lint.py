@@ -42,6 +42,17 @@ CHECKS: list[Check] = [
         models(MODEL | {"replicas": {"min": 3, "max": 3}}),
     ),
     (
+        "keys of other systems",
+        merged(models(MODEL | {"num_gpus": 2, "nodeSelector": {}}), {"replicaCount": 2}, at("config.ingress.apiKey", "x")),
+        (
+            "foreign-key: config.models.m.num_gpus: unknown key; set models.NAME.gpus_per_replica, the GPUs of one engine",
+            "config.models.m.nodeSelector: unknown key; pods are the Helm chart's",
+            "replicaCount: unknown key; set config.models.NAME.replicas: {min: 1, max: 2}",
+            "config.ingress.apiKey: unknown key; set ingress.tenants_file or ingress.api_keys_file",
+        ),
+        models(MODEL | {"replicas": {"min": 1, "max": 2}}),
+    ),
+    (
         "a port of the links that is the API's",
         at("config.protocol.port", 8010),
         ("config.protocol.port is 8010, and so is config.ingress.port",),

@@ -121,6 +121,32 @@ def test_a_port_that_is_taken_is_an_error_with_the_way_to_find_who_has_it(tmp_pa
     assert line["remedy"].startswith(f"ss -ltnp 'sport = :{port}'")
 
 
+def test_a_folder_that_cannot_be_made_is_found_before_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    config = CONFIG.format(port=8977).replace(
+        "port: 8977", f"port: 8977, ledger: {{dir: {tmp_path}/file/ledger}}, batch: {{dir: {tmp_path}/new}}"
+    )
+    _, found = doctor(written(tmp_path, config))
+    said = {finding["name"]: (finding["state"], finding["said"]) for finding in found}
+    assert said["ingress.ledger.dir"] == ("error", f"{tmp_path}/file is no folder that can be written")
+    assert said["ingress.batch.dir"] == ("ok", f"{tmp_path}/new can be written")
+
+
+def test_files_that_are_named_are_read_and_adapters_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("short\n")
+    config = (
+        f"models: {{chat: {{model: {tmp_path}, adapters: {{lora: {{path: {tmp_path}}}}}}}}}\n"
+        f"ingress: {{port: 8977, api_keys_file: {tmp_path}/keys}}\nprotocol: {{cluster_token_file: {tmp_path}/token}}\n"
+    )
+    (tmp_path / "config.json").write_text("{}")
+    code, found = doctor(written(tmp_path, config))
+    said = {finding["name"]: (finding["state"], finding["said"]) for finding in found}
+    assert code == 1
+    assert said["ingress.api_keys_file"][1].startswith(f"line 1 of {tmp_path}/keys has 5 characters")
+    assert said["protocol.cluster_token_file"] == ("error", f"{tmp_path}/token does not exist")
+    assert said["model chat"] == ("error", f"models.chat.adapters.lora.path: {tmp_path} holds no adapter_config.json")
+
+
 def test_a_state_file_that_cannot_be_read_is_one_finding_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVE_APP_CACHE", str(tmp_path))
     state = RunState.path("serve-app")

@@ -169,11 +169,11 @@ def test_the_profile_of_a_simulated_model_is_checked_with_its_path() -> None:
         ),
         (
             {"max_model_len": 2048},
-            "max_model_len: unknown key; it is an argument of vLLM's engine: put it under engine_args",
+            "max_model_len: unknown key; it is an argument of vLLM's engine: put it under models.NAME.engine_args",
         ),
         (
             {"chat_template": "x"},
-            "chat_template: unknown key; it is an argument of vLLM's front end: put it under frontend_args",
+            "chat_template: unknown key; it is an argument of vLLM's front end: put it under models.NAME.frontend_args",
         ),
     ],
 )

@@ -15,7 +15,13 @@ from tests.config.helpers import LLAMA
     [
         ("${MODEL_PATH}", "no variable is filled in here; write the value itself"),
         ("$MODEL", "no variable is filled in here; write the value itself"),
-        ("https://huggingface.co/org/name", "weights are not fetched from a URL of https; give the id ORG/NAME, or"),
+        ("https://huggingface.co/org/name", "weights are not fetched from a web page; give the id ORG/NAME; or fetch it"),
+        (
+            "s3://bucket/llama",
+            "serve-app reads no object store; fetch it, and give the folder's absolute path; on Kubernetes the Helm",
+        ),
+        ("S3:/bucket/llama", "the Helm chart's weights.downloads fetches it"),
+        ("hf:org/name", "in the form of the chart's weights.downloads; write org/name"),
         (" org/name ", "with blanks around it; remove them"),
         ("a/b/c", "neither a Hugging Face id (ORG/NAME) nor an absolute path; a path begins with /"),
         ("C:\\models\\llama", "a path of Windows; replicas run on Linux: give an absolute path there"),
@@ -28,10 +34,8 @@ def test_what_cannot_name_weights_is_refused(model: str, said: str) -> None:
     assert said in str(problem)
 
 
-@pytest.mark.parametrize(
-    "model", ["org/name", "name-1.5", "org/name:Q4_K_M", "/models/a b", "embedded:tiny", "s3://bucket/llama"]
-)
-def test_ids_paths_and_urls_of_object_stores_can(model: str) -> None:
+@pytest.mark.parametrize("model", ["org/name", "name-1.5", "org/name:Q4_K_M", "/models/a b", "embedded:tiny"])
+def test_ids_and_paths_can(model: str) -> None:
     assert parse_settings({"models": {"m": {"model": model}}}).models["m"].model == model
 
 

@@ -136,7 +136,7 @@ def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, 
         ),
         (
             {"models": {"a": LLAMA | {"seed": 1}}},
-            "models.a.seed: unknown key; it is an argument of vLLM's engine: put it under engine_args",
+            "models.a.seed: unknown key; it is an argument of vLLM's engine: put it under models.NAME.engine_args",
         ),
         ({"ingress": {"max": 1}}, "ingress.max: unknown key; put it under ingress.replicas"),
         ({"ingress": {"models": {}}}, "ingress.models: unknown key; put it at the top level"),

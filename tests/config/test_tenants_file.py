@@ -156,6 +156,8 @@ def test_no_error_quotes_a_key_wherever_it_was_written(problems_of: Callable[[st
         (tenant(requests_per_minute=5), "tenants.t.requests_per_minute: unknown key; it belongs under `limits`"),
         (tenant(expires="2027-01-31"), "tenants.t.expires: unknown key; it belongs in an entry of `keys`"),
         (entry(max_tokens=5), "tenants.t.keys[0].max_tokens: unknown key; it belongs under `limits`"),
+        (tenant(rpm=60), "tenants.t.rpm: unknown key; write limits.requests_per_minute"),
+        (tenant(limits={"tpm_limit": 60}), "tenants.t.limits.tpm_limit: unknown key; write limits.tokens_per_minute"),
         (tenant(wait=4), "tenants.t.wait: unknown key; did you mean weight?"),
         (tenant(weight=0), "tenants.t.weight: is 0, but should be greater than or equal to 0.01"),
         (tenant(weight=-1), "tenants.t.weight: is -1, but should be greater than or equal to 0.01"),

@@ -66,7 +66,7 @@ def test_a_token_is_refused_without_being_printed() -> None:
     (said,) = refusals(ENGINE, hf_token="hf_abc")
     assert "hf_abc" not in said
     assert said.startswith("hf_token: is a secret, ")
-    assert said.endswith("set env.HF_TOKEN_PATH to its path; the chart takes a Secret: weights.huggingFaceTokenSecret")
+    assert said.endswith("export HF_TOKEN before serve-app up; the Helm chart takes a Secret: weights.huggingFaceTokenSecret")
     assert ENGINE.validate_python({"hf_token": True}) == {"hf_token": True}  # the machine's own
 
 

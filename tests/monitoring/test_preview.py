@@ -1,6 +1,7 @@
 """The preview draws the dashboards for the series that a Prometheus returns."""
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from tests.ports import free_port
 from tools.monitoring.boards import BOARDS, board_file
 from tools.monitoring.facts import filled
 from tools.monitoring.panels import Board
-from tools.monitoring.preview import Line, draw, legend_of, main, picture, shown
+from tools.monitoring.preview import Line, clock, clock_ticks, draw, legend_of, main, picture, shown
 
 
 class TwoSeries:
     """Tells two series for each panel of series, and nothing for the others."""
+
+    span = (-300.0, 0.0)
 
     def lines(self, panel: Mapping[str, Any]) -> Iterator[Line]:
         if panel["type"] == "timeseries":
@@ -40,11 +43,42 @@ def test_each_panel_is_at_its_place_with_its_title_and_its_series(board: Board) 
 def test_values_below_zero_are_seen(values: tuple[float, float]) -> None:
     panel = {"title": "a", "type": "timeseries", "fieldConfig": {"defaults": {"unit": "short"}}}
     ax = Figure().add_subplot()
-    draw(panel, [Line("a", (-60.0, 0.0), values)], ax)
+    draw(panel, [Line("a", (-60.0, 0.0), values)], ax, (-60.0, 0.0))
     lowest, highest = ax.get_ylim()
     assert lowest <= 0 <= highest
     assert lowest < highest
     assert [value for value in values if not lowest <= value <= highest and value == value] == []
+
+
+def test_the_time_axis_has_round_times_of_the_clock_over_the_whole_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC-05:30")
+    time.tzset()
+    try:
+        panel = {"title": "a", "type": "timeseries", "fieldConfig": {"defaults": {"unit": "short"}}}
+        ax, now = Figure().add_subplot(), 1_800_000_007.3  # 13:30:07 in this zone
+        draw(panel, [Line("a", (now - 30, now), (1.0, 2.0))], ax, (now - 300, now))
+        assert ax.get_xlim() == (now - 300, now)
+        assert [label.get_text() for label in ax.get_xticklabels()] == ["13:26", "13:27", "13:28", "13:29", "13:30"]
+        assert [clock(at, 60) for at in clock_ticks(now - 60, now)] == [f"13:29:{s}" for s in (10, 20, 30, 40, 50)] + ["13:30:00"]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize("lines", [[], [Line("a", (-5.0, 0.0), (float("nan"), float("nan")))]])
+def test_a_panel_without_a_value_says_so_in_place_of_an_empty_frame(lines: list[Line]) -> None:
+    panel = {"title": "a", "type": "timeseries", "fieldConfig": {"defaults": {"unit": "short"}}}
+    ax = Figure().add_subplot()
+    draw(panel, lines, ax, (-60.0, 0.0))
+    assert [text.get_text() for text in ax.texts] == ["no data yet"]
+    assert not ax.axison
+
+
+def test_a_single_value_is_a_dot() -> None:
+    panel = {"title": "a", "type": "timeseries", "fieldConfig": {"defaults": {"unit": "short"}}}
+    ax = Figure().add_subplot()
+    draw(panel, [Line("a", (-5.0, 0.0), (float("nan"), 1.0)), Line("b", (-5.0, 0.0), (1.0, 1.0))], ax, (-60.0, 0.0))
+    assert [line.get_marker() for line in ax.lines] == [".", ""]
 
 
 def test_a_line_is_named_with_its_last_value_that_is_one() -> None:

@@ -24,6 +24,7 @@ from tools.monitoring.facts import default_facts, filled
 
 COLUMN_IN, LINE_IN = 0.75, 0.42
 """Inches of one of Grafana's 24 columns and of one unit of height."""
+_TICK_STEPS_S = (5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 345600)
 _UNITS = {
     "s": (1.0, " s"),
     "percentunit": (100.0, " %"),
@@ -34,7 +35,7 @@ _UNITS = {
 
 
 class Line(NamedTuple):
-    """One series of a panel. ``times``: seconds before now, so that the newest is 0."""
+    """One series of a panel. ``times`` is Unix time, ascending."""
 
     legend: str
     times: Sequence[float]
@@ -47,7 +48,9 @@ class Line(NamedTuple):
 
 
 class Source(Protocol):
-    """The source of a panel's series."""
+    """The source of a panel's series, all within ``span``: the first and the last second, as Unix time."""
+
+    span: tuple[float, float]
 
     def lines(self, panel: Mapping[str, Any]) -> Iterator[Line]: ...
 
@@ -56,21 +59,22 @@ class Prometheus:
     """A Prometheus that evaluates the dashboards' expressions for one release on this machine."""
 
     def __init__(self, url: str, minutes: float) -> None:
-        self._url, self._minutes = url, minutes
+        now = time.time()
+        self.span = (now - minutes * 60, now)
+        self._url, self._step_s = url, max(5.0, minutes / 4)
         self._chosen = {"$namespace": "local", "$release": "serve-app", "$model": ".*", "$__rate_interval": "30s"}
 
     def lines(self, panel: Mapping[str, Any]) -> Iterator[Line]:
         """Yield the series of a panel."""
-        now = time.time()
         for target in panel["targets"]:
             promql = target["expr"]
             for name, value in self._chosen.items():
                 promql = promql.replace(name, value)
-            asked = {"query": promql, "start": now - self._minutes * 60, "end": now, "step": max(5.0, self._minutes / 4)}
+            asked = {"query": promql, "start": self.span[0], "end": self.span[1], "step": self._step_s}
             answer = requests.get(f"{self._url}/api/v1/query_range", params=asked, timeout=20)
             answer.raise_for_status()
             for series in answer.json()["data"]["result"]:
-                times, values = zip(*((at - now, float(value)) for at, value in series["values"]), strict=True)
+                times, values = zip(*((at, float(value)) for at, value in series["values"]), strict=True)
                 yield Line(legend_of(target["legendFormat"], series["metric"]), times, values)
 
 
@@ -85,24 +89,42 @@ def shown(value: float, unit: str) -> str:
     return f"{value * factor:.4g}{word}"
 
 
-def draw(panel: Mapping[str, Any], lines: Sequence[Line], ax: Axes) -> None:
-    """Draw one panel on ``ax``."""
+def clock_ticks(first: float, last: float) -> list[float]:
+    """Return 2 to 7 round times of the local clock in a span of up to four weeks; fewer in a span of less than 30 s."""
+    step = next((step for step in _TICK_STEPS_S if last - first <= 6 * step), _TICK_STEPS_S[-1])
+    offset = time.localtime(last).tm_gmtoff
+    return [at - offset for at in np.arange(np.ceil((first + offset) / step) * step, last + offset + 0.001, step)]
+
+
+def clock(at: float, span_s: float) -> str:
+    """Return a time as a clock shows it: with seconds on a span of a few minutes, with the day on one of days."""
+    form = "%H:%M:%S" if span_s < 180 else "%H:%M" if span_s < 86400 else "%d %H:%M"
+    return time.strftime(form, time.localtime(at))
+
+
+def draw(panel: Mapping[str, Any], lines: Sequence[Line], ax: Axes, span: tuple[float, float]) -> None:
+    """Draw one panel on ``ax``, over all of ``span``."""
     unit = panel["fieldConfig"]["defaults"]["unit"]
     ax.set_title(panel["title"], fontsize=8, loc="left")
+    lines = [line for line in lines if any(np.isfinite(line.values))]
     if not lines or panel["type"] != "timeseries":
         ax.set_axis_off()
-        rows = [line.named(unit) for line in lines] or ["nothing"]
+        rows = [line.named(unit) for line in lines] or ["no data yet"]
         ax.text(
             0.5, 0.5, "\n".join(rows[:8]), ha="center", va="center", fontsize=8 if len(rows) > 1 else 13, transform=ax.transAxes
         )
         return
     for line in lines:
-        ax.plot(line.times, line.values, linewidth=1, label=line.named(unit))
+        # A line of a single value would not be seen.
+        marker = "." if np.isfinite(line.values).sum() == 1 else ""
+        ax.plot(line.times, line.values, linewidth=1, marker=marker, label=line.named(unit))
     drawn = [value for line in lines for value in line.values if np.isfinite(value)]
     lowest, highest = min(drawn, default=0.0), max(drawn, default=0.0)
-    span = (max(0.0, highest) - min(0.0, lowest)) or 1.0
-    ax.set_ylim(1.1 * min(0.0, lowest), max(0.0, highest) + span * (0.1 + 0.07 * min(len(lines), 8)))  # room for the legend
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at / 60:g} min"))
+    extent = (max(0.0, highest) - min(0.0, lowest)) or 1.0
+    ax.set_ylim(1.1 * min(0.0, lowest), max(0.0, highest) + extent * (0.1 + 0.07 * min(len(lines), 8)))  # room for the legend
+    ax.set_xlim(*span)
+    ax.set_xticks(clock_ticks(*span))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda at, _: clock(at, span[1] - span[0])))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value, unit)))
     ax.tick_params(labelsize=6)
     ax.legend(fontsize=6, loc="upper left", frameon=False, ncols=1 + (len(lines) > 8))
@@ -119,7 +141,7 @@ def picture(board: Mapping[str, Any], source: Source) -> Figure:
             figure.text(0.005, bottom, panel["title"], fontsize=11, weight="bold")
             continue
         box = ((at["x"] + 1.2) / 24, bottom + 0.8 / height, (at["w"] - 1.6) / 24, (at["h"] - 2.0) / height)
-        draw(panel, list(source.lines(panel)), figure.add_axes(box))
+        draw(panel, list(source.lines(panel)), figure.add_axes(box), source.span)
     return figure
 
 

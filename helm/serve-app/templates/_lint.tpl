@@ -1,7 +1,7 @@
 {{- /* Checks across values. Each emits one line per problem: the name of its rule and a sentence with both values and the way out, as a
 JSON list. All are reported together, but for those that ignoredRules names; tests/chart/test_lint.py and test_lint_timeouts.py trigger each. */}}
 {{- define "serve-app.lint" -}}
-{{- $problems := include "serve-app.lintConfig" . -}}
+{{- $problems := printf "%s\n%s" (include "serve-app.lintForeign" .) (include "serve-app.lintConfig" .) | trim -}}
 {{- if not $problems -}}{{- /* the other checks read names and configuration that these refuse */ -}}
 {{- range list "Ports" "ConfigSize" "Accounts" "Timeouts" "Edge" "Open" "Kinds" "Scaling" "Gpus" "Headroom" "Pods" "Additions" "Folders" "Images" "ModelImages" "Secrets"
     "Weights" "Effect" "Redis" -}}

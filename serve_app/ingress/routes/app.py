@@ -46,6 +46,7 @@ from serve_app.ingress.http.error_answers import answer_of, behind, describe_err
 from serve_app.ingress.http.loop_lag import LoopLag
 from serve_app.ingress.routes.bodies import Bodies, replay, tokenizer_bytes
 from serve_app.ingress.routes.canary import SHARED_ROUTES
+from serve_app.ingress.routes.front_page import FrontPage
 from serve_app.ingress.routes.generate import generate_route
 from serve_app.ingress.routes.own_answers import MODELS, FleetReport, OwnAnswers
 from serve_app.ingress.routes.running import RunningRequests
@@ -76,8 +77,8 @@ VLLM_ROUTES = frozenset(
 )
 """POST routes that vLLM's app answers. vLLM registers many more, but a route that is not listed here does not exist."""
 
-WITHOUT_KEY = frozenset({"/healthz", "/health", "/readyz", "/metrics", PING})
-"""Routes that probes and Prometheus read without a key. They show names, counts, names of tenants, and ids of keys; if
+WITHOUT_KEY = frozenset({"/", "/healthz", "/health", "/readyz", "/metrics", PING})
+"""Routes that probes, Prometheus and browsers read without a key. They show names, counts, names of tenants, and ids of keys; if
 ``ingress.key_latencies`` is set, also how long the answers to each key took (TTFT, TPOT, E2E). They show nothing about a single request."""
 
 _TOKENIZERS = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
@@ -139,6 +140,7 @@ class IngressApp:
         self._own = OwnAnswers(
             self._models.listed, version=version, fleet_id=fleet_id, is_draining=lambda: self.draining, report=report
         )
+        self._front_page = FrontPage(needs_keys=tenants is not None)
         self._get = self._own.by_path()
         if sagemaker:
             self._get[PING] = self._own.readyz
@@ -190,6 +192,8 @@ class IngressApp:
         elif path == MODELS:
             response = await self._own.models(caller) if method in ("GET", "HEAD") else method_not_allowed("GET, HEAD")
             await response(scope, receive, send)
+        elif path == "/" and method in ("GET", "HEAD"):
+            await self._front_page.answer(dict(scope["headers"]))(scope, receive, send)
         elif path.startswith(_A_MODEL) and method in ("GET", "HEAD"):
             await (await self._own.model(path.removeprefix(_A_MODEL), caller))(scope, receive, send)
         elif (stored := self._stored.get("/".join(path.split("/", 3)[:3]))) is not None:

@@ -184,6 +184,18 @@ def test_an_invalid_run_is_not_compared(tmp_path: Path) -> None:
         compare(tmp_path / "a", run_of(tmp_path / "b", manifest={"problems": ["worker 1 was lost"]}))
 
 
+def test_an_invalid_run_is_compared_anyway_if_asked_and_the_output_says_so(tmp_path: Path) -> None:
+    run_of(tmp_path / "a")
+    bad = run_of(tmp_path / "b", manifest={"problems": ["worker 1 was lost"]})
+    with pytest.raises(InvalidRun, match="compare --anyway shows the ratios with this mark"):
+        compare(tmp_path / "a", bad)
+    first, *rest = compare(tmp_path / "a", bad, anyway=True).lines()
+    assert first.startswith("a / b (INVALID): no difference shown")
+    assert "Invalid: b: worker 1 was lost" in rest
+    assert sum(line.startswith("ttft p") for line in rest) > 0
+    assert compare(tmp_path / "a", tmp_path / "a", anyway=True).threats == compare(tmp_path / "a", tmp_path / "a").threats
+
+
 def conversations(folder: Path, slower: float = 1.0, *, num: int = 400, **kwargs: Any) -> Path:
     """Each turn takes another time than all others, and in a run that is ``slower`` so many times as long.
 

@@ -1,0 +1,94 @@
+"""This module asks whether the Hugging Face id of a model can be loaded here: from this machine's cache, or else from the hub.
+
+A start would ask the same minutes later, in an ingress and in each replica, with retries.
+"""
+
+import threading
+from dataclasses import dataclass
+from typing import Literal
+
+import requests
+
+from serve_app.config import ModelSettings
+
+LIMIT_S = 4.0
+"""Longest time for the hub's answer, name resolution included."""
+_LOGIN = "export HF_TOKEN=TOKEN of an account that may read it, before the start"
+_ELSEWHERE = "give a folder, or set HF_ENDPOINT to a mirror"
+
+
+@dataclass(frozen=True, slots=True)
+class HubAnswer:
+    """Whether the files of a model can be had. ``refused``: a start would fail. ``unknown``: it may fail."""
+
+    state: Literal["cached", "found", "refused", "unknown"]
+    said: str
+    remedy: str = ""
+
+
+def is_hub_id(model: str) -> bool:
+    return not model.startswith(("/", "embedded:"))
+
+
+def look_up(model: ModelSettings) -> HubAnswer:
+    """Look for the model's config.json in the cache of this machine, and ask the hub if it is not there; within `LIMIT_S`."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    revision = str(model.engine_args.get("revision") or "main")
+    repository = model.model.partition(":")[0]  # behind the colon is the quantization of a GGUF file
+    if isinstance(try_to_load_from_cache(repository, "config.json", revision=revision), str):
+        return HubAnswer("cached", f"{repository} is in {constants.HF_HUB_CACHE}")
+    if constants.HF_HUB_OFFLINE:
+        problem = f"{repository} is not in {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set"
+        return HubAnswer("refused", problem, "unset HF_HUB_OFFLINE, or give the path of a folder")
+    return _asked(constants.ENDPOINT, repository, revision)
+
+
+def _asked(endpoint: str, repository: str, revision: str) -> HubAnswer:
+    answers: list[HubAnswer] = []
+    # In a thread, which nobody waits for: `requests` bounds no name resolution.
+    asking = threading.Thread(target=lambda: answers.append(_answer_of(endpoint, repository, revision)), daemon=True)
+    asking.start()
+    asking.join(LIMIT_S)
+    silent = f"{repository} is not on this machine, and {endpoint} has not answered within {LIMIT_S:g} s"
+    return next(iter(answers), HubAnswer("unknown", silent, _ELSEWHERE))
+
+
+def _answer_of(endpoint: str, repository: str, revision: str) -> HubAnswer:
+    from huggingface_hub import get_token
+
+    token = get_token()
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    away = f"{repository} is not on this machine, and {endpoint}"
+    try:
+        done = requests.head(f"{endpoint}/{repository}/resolve/{revision}/config.json", headers=headers, timeout=LIMIT_S)
+    except (requests.Timeout, requests.exceptions.SSLError) as exc:  # the hub's own client may know other certificates
+        return HubAnswer("unknown", f"{away} gives no answer: {_reason(exc)}", _ELSEWHERE)
+    except requests.RequestException as exc:
+        return HubAnswer("refused", f"{away} is not reached: {_reason(exc)}", _ELSEWHERE)
+    code = done.headers.get("x-error-code", "")
+    return _judged(done.status_code, code, f"{endpoint} has {repository}", repository, bool(token))
+
+
+def _judged(status: int, code: str, found: str, repository: str, has_token: bool) -> HubAnswer:
+    if status < 400 or code == "EntryNotFound":  # a repository of GGUF files may have no config.json
+        return HubAnswer("found", f"{found}; it is fetched at the start")
+    who = "the token of this machine" if has_token else "requests without a token"
+    if code == "RevisionNotFound":
+        return HubAnswer("refused", f"{repository} has no such revision", "correct engine_args.revision")
+    if status in (401, 403):
+        return HubAnswer("refused", f"the hub refuses {repository} to {who}: it is private, gated or misspelt", _LOGIN)
+    if status == 404:
+        return HubAnswer("refused", f"the hub has no {repository}", "correct the id ORG/NAME")
+    return HubAnswer("unknown", f"the hub answers {status} for {repository}", _ELSEWHERE)
+
+
+def _reason(error: BaseException) -> str:
+    """Return the words of the operating system, which `requests` hides below its own."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        reason = cause.args[0] if cause.args and isinstance(cause.args[0], BaseException) else None
+        cause = getattr(reason, "reason", None) or cause.__cause__ or cause.__context__
+    return type(error).__name__
