@@ -78,7 +78,7 @@ def _judged(file: Path, edge_s: Mapping[str, float | None], ignored: frozenset[s
         return CheckResult(wrong)
     settings = parse_settings(values)
     known = timeouts_of(settings, **edge_s)
-    if wrong := [*_unknown_models(settings), *_tenants_problems(settings), *timeout_problems([known], ignored)]:
+    if wrong := [*file_problems(settings), *timeout_problems([known], ignored)]:
         return CheckResult(wrong)
     asked = local_checkpoints(settings) if ask_vllm and engine_arg_types() else {}
     if asked:
@@ -115,12 +115,43 @@ def _unknown_models(settings: Settings) -> Iterator[ConfigError]:
             yield ConfigError(path=dotted(("models", model.name, "model")), problem=f"no embedded model {name!r}", hint=hint)
 
 
-def _tenants_problems(settings: Settings) -> list[ConfigError]:
-    """Return what is wrong with the tenants file, if this machine has it."""
-    from serve_app.config.tenants_file import tenants_file_problems
+def file_problems(settings: Settings, *, here: bool = False) -> list[ConfigError]:
+    """Return what is wrong with the names of embedded models and with the files that the settings name, except checkpoints.
 
-    file = settings.ingress.tenants_file
-    return [] if file is None or not os.path.exists(file) else tenants_file_problems(file, settings)
+    A file of tenants or keys that is missing is a problem if its folder is on this machine. Without the folder, the file may be on other
+    machines alone: `check` also runs where an image is built.
+
+    Args:
+        here: Whether the ingress will run on this machine, so that every file has to be here.
+    """
+    from serve_app.config.tenants_file import keys_file_problems
+
+    found = list(_unknown_models(settings))
+    file = settings.ingress.keys_file
+    if file is not None and (here or os.path.isdir(file.parent)):
+        found += keys_file_problems(settings)
+    if here:
+        found += [
+            ConfigError(key, f"{path} does not exist", "create it")
+            for key, path in _secret_files(settings)
+            if path != file and not os.path.exists(path)
+        ]
+    return found
+
+
+def _secret_files(settings: Settings) -> Iterator[tuple[str, Path]]:
+    """Yield the key and the path of each file of secrets or certificates that the settings name."""
+    ingress, oidc, tls = settings.ingress, settings.ingress.oidc, settings.protocol.tls
+    files = {
+        "protocol.cluster_token_file": settings.protocol.cluster_token_file,
+        "ingress.api_keys_file": ingress.api_keys_file,
+        "ingress.tenants_file": ingress.tenants_file,
+        "ingress.oidc.ca_file": oidc and oidc.ca_file,
+        "protocol.tls.cert_file": tls and tls.cert_file,
+        "protocol.tls.key_file": tls and tls.key_file,
+        "protocol.tls.ca_file": tls and tls.ca_file,
+    }
+    yield from ((key, path) for key, path in files.items() if path is not None)
 
 
 def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
@@ -139,15 +170,13 @@ def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
         else:
             if source.startswith("/") and not os.path.exists(source):
                 yield f"{source} does not exist on this machine"
-    if settings.ingress.tenants_file is not None or settings.ingress.api_keys_file is not None:
+    if settings.ingress.needs_keys:
         for name, model in settings.models.items():
             if not model.yields_to_chats():
                 key = f"models.{name}.engine_args.scheduling_policy"
                 yield f"{key} is not priority: tenants' requests start in the order of arrival; remove it, and their shares count"
-    tls, oidc = settings.protocol.tls, settings.ingress.oidc
-    secrets = (settings.protocol.cluster_token_file, settings.ingress.api_keys_file, settings.ingress.tenants_file)
-    for path in (*secrets, None if oidc is None else oidc.ca_file, *((tls.cert_file, tls.key_file, tls.ca_file) if tls else ())):
-        if path is not None and not os.path.exists(path):
+    for _, path in _secret_files(settings):
+        if not os.path.exists(path):
             yield f"{path} does not exist on this machine; the nodes of the cluster need it"
 
 
