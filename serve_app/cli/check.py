@@ -146,11 +146,10 @@ def _secret_files(settings: Settings) -> Iterator[tuple[str, Path]]:
         "protocol.cluster_token_file": settings.protocol.cluster_token_file,
         "ingress.api_keys_file": ingress.api_keys_file,
         "ingress.tenants_file": ingress.tenants_file,
-        "ingress.oidc.ca_file": oidc and oidc.ca_file,
-        "protocol.tls.cert_file": tls and tls.cert_file,
-        "protocol.tls.key_file": tls and tls.key_file,
-        "protocol.tls.ca_file": tls and tls.ca_file,
+        "ingress.oidc.ca_file": None if oidc is None else oidc.ca_file,
     }
+    if tls is not None:
+        files |= {f"protocol.tls.{name}": getattr(tls, name) for name in ("cert_file", "key_file", "ca_file")}
     yield from ((key, path) for key, path in files.items() if path is not None)
 
 
