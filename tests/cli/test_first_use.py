@@ -67,6 +67,15 @@ def test_a_file_of_tenants_that_no_ingress_can_use_is_refused_before_anything_st
     assert said.endswith("tenants.team.models[0]: is 'caht', no served model; did you mean chat?\n")
 
 
+def test_timeouts_out_of_order_are_a_warning_of_up(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("models: {chat: {model: some/model}}\ntimeouts: {drain_s: 20}")
+    _, _, said = serve_app("up", "-f", str(file), before="sys.modules['vllm'] = None")  # so that nothing starts
+    warning, error = said.splitlines()
+    assert warning.startswith("warning: drain-outlasts-wait: timeouts.drain_s is 20 and timeouts.no_replica_s is 30: ")
+    assert error.startswith("error: vLLM is not installed")
+
+
 def test_each_missing_file_of_a_configuration_has_its_line_before_a_start(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     tls = "{cert_file: /none/cert, key_file: /none/key, ca_file: /none/ca}"
