@@ -80,7 +80,7 @@ def _judged(file: Path, edge_s: Mapping[str, float | None], ignored: frozenset[s
         return CheckResult(wrong)
     settings = parse_settings(values)
     known = timeouts_of(settings, **edge_s)
-    if wrong := [*_unknown_models(settings), *_tenants_problems(settings), *timeout_problems([known], ignored)]:
+    if wrong := [*file_problems(settings), *timeout_problems([known], ignored)]:
         return CheckResult(wrong)
     asked = local_checkpoints(settings) if ask_vllm and engine_arg_types() else {}
     if asked:
@@ -117,12 +117,28 @@ def _unknown_models(settings: Settings) -> Iterator[ConfigError]:
             yield ConfigError(path=dotted(("models", model.name, "model")), problem=f"no embedded model {name!r}", hint=hint)
 
 
-def _tenants_problems(settings: Settings) -> list[ConfigError]:
-    """Return what is wrong with the tenants file, if this machine has it."""
-    from serve_app.config.tenants_file import tenants_file_problems
+def file_problems(settings: Settings, *, here: bool = False) -> list[ConfigError]:
+    """Return what is wrong with the names of embedded models and with the files that the settings name, except checkpoints.
 
-    file = settings.ingress.tenants_file
-    return [] if file is None or not os.path.exists(file) else tenants_file_problems(file, settings)
+    A file of tenants or keys that is missing is a problem if its folder is on this machine. Without the folder, the file may be on other
+    machines alone: `check` also runs where an image is built.
+
+    Args:
+        here: Whether the ingress will run on this machine, so that every file has to be here.
+    """
+    from serve_app.config.tenants_file import keys_file_problems
+
+    found = list(_unknown_models(settings))
+    file = settings.ingress.keys_file
+    if file is not None and (here or os.path.isdir(file.parent)):
+        found += keys_file_problems(settings)
+    if here:
+        found += [
+            ConfigError(key, f"{path} does not exist", "create it")
+            for key, path in named_files(settings).items()
+            if path != file and not os.path.exists(path)
+        ]
+    return found
 
 
 def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
@@ -143,7 +159,7 @@ def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
                 yield f"{source} was not looked for; serve-app doctor asks this machine's cache and the hub"
             elif not os.path.exists(source):
                 yield f"{source} does not exist on this machine"
-    if settings.ingress.tenants_file is not None or settings.ingress.api_keys_file is not None:
+    if settings.ingress.needs_keys:
         for name, model in settings.models.items():
             if not model.yields_to_chats():
                 key = f"models.{name}.engine_args.scheduling_policy"

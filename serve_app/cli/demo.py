@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.markup import escape
 
 import serve_app
+from serve_app.cli.check import file_problems
 from serve_app.cli.cluster import local_cluster, members
 from serve_app.cli.demo_answers import DemoAnswer, Summary
 from serve_app.cli.demo_client import DemoClient
-from serve_app.cli.settings_file import read_settings
+from serve_app.cli.settings_file import read_settings, refuse
 from serve_app.cli.startable import refuse_hopeless_start, refuse_missing_vllm
 from serve_app.cli.up import running
 from serve_app.config import ModelSettings, Settings, default_cache_dir
@@ -39,6 +40,7 @@ console = Console(file=sys.stdout, highlight=False)
 def demo(file: Path) -> None:
     """Run `serve-app demo`."""
     settings = read_settings(file)
+    refuse(file, file_problems(settings, here=True))
     refuse_missing_vllm()
     for model in settings.models.values():
         _fetch(model)

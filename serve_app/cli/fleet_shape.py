@@ -58,6 +58,7 @@ class _ModelLoad(_Part):
 class _IngressLoad(_Part):
     streams: int = 0
     models: dict[str, _ModelLoad] = {}
+    tenants_file_in_force: bool = True
 
 
 class _Ingress(_Member):

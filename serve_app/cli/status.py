@@ -157,6 +157,9 @@ def _print_members(console: Console, model: str, leases: Sequence[Mapping[str, A
         print_table(console, "", ("ingress", "state", "address", "pid", "streams", "waiting"), rows)
         canaries = [row for lease in leases for row in _canary_rows(lease)]
         print_table(console, "", ("canary", "of", "ingress", "state", "requests", "reason"), canaries)
+        if refusing := [lease["replica_id"] for lease in leases if keys_file_refused(lease)]:
+            said = "refuses the changed file of tenants or keys, and the keys read before stay in force"
+            console.print(f"\nwarning: {', '.join(refusing)} {said}; serve-app check FILE says why", style="yellow", markup=False)
         return
     rows = [(*_common(lease), *_replica_load(lease["load"])) for lease in leases]
     print_table(console, model, ("replica", "state", "address", "pid", "running", "waiting", "KV", "links"), rows)
@@ -164,6 +167,11 @@ def _print_members(console: Console, model: str, leases: Sequence[Mapping[str, A
         {"whole": load["start_s"], **load.get("cold_start", {})} for lease in leases if "start_s" in (load := lease["load"])
     ]
     print_table(console, "", ("start (s)", *_START), _start_rows(starts))
+
+
+def keys_file_refused(ingress: Mapping[str, Any]) -> bool:
+    """Return whether the ingress of this lease has refused the changed file of tenants or keys."""
+    return not ingress["load"].get("tenants_file_in_force", True)
 
 
 _START = ("whole", "scheduled", "process", "import", "download", "load", "warm_up")

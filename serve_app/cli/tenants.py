@@ -1,23 +1,29 @@
 """``serve-app tenants`` makes and changes the file `ingress.tenants_file`: each ingress follows its changes."""
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
+import shlex
 import stat
 import tempfile
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from serve_app.cli.options import AsJson
 from serve_app.cli.tenant_usage import usage
 from serve_app.core.tenants import Priority
+
+if TYPE_CHECKING:
+    from serve_app.config.tenants_file import TenantsFile
 
 app = typer.Typer(
     help="Make and change the file `ingress.tenants_file`, and show who used how much. Each change writes the whole file anew, "
@@ -77,7 +83,9 @@ def create(
     requests_per_minute: Annotated[int | None, typer.Option(help="Most requests in any 60 seconds.", min=1)] = None,
     tokens_per_minute: TokensPerMinute = None,
     tokens_per_day: Annotated[int | None, typer.Option(help="Most tokens of prompts and answers in a day of UTC.", min=1)] = None,
-    max_concurrent: Annotated[int | None, typer.Option(help="Most requests that run at once.", min=1)] = None,
+    max_concurrent: Annotated[
+        int | None, typer.Option(help="Most requests that run or wait for a replica at once.", min=1)
+    ] = None,
 ) -> None:
     """Add a tenant with its first key, and print the key: this is the only time that the key is shown."""
     limits = _given(
@@ -135,11 +143,15 @@ def revoke(
     with _changing(file) as tenants:
         keys = _keys(tenants, name, file)
         known = {each["id"]: each for each in keys}
-        if unknown := [each for each in key or () if each not in known]:
-            raise typer.BadParameter(f"the tenant {name!r} has no key {unknown[0]!r}; its keys are {', '.join(known) or 'none'}")
-        for each in key or known:
-            known[each].setdefault("revoked", str(_today()))
-    typer.secho(f"revoked: {', '.join(key or known) or 'no key'}", fg="green", err=True)
+        for each in key or ():
+            if each not in known:
+                raise typer.BadParameter(_unknown_key(name, each, known), param_hint="--key")
+        new = [each for each in key or known if "revoked" not in known[each]]
+        for each in new:
+            known[each]["revoked"] = str(_today())
+    typer.secho(f"revoked: {', '.join(new) or 'no key'}", fg="green", err=True)
+    if old := [f"{each} on {known[each]['revoked']}" for each in key or known if each not in new]:
+        typer.secho(f"revoked before: {', '.join(old)}", err=True)
 
 
 @app.command("list")
@@ -169,6 +181,14 @@ def schema() -> None:
     from serve_app.config.tenants_file import tenants_json_schema
 
     typer.echo(json.dumps(tenants_json_schema(), indent=2))
+
+
+def _unknown_key(name: str, given: str, known: dict[str, dict[str, Any]]) -> str:
+    """Return the error for an id that the tenant's keys do not have. It does not show ``given``, which may be a key itself."""
+    digest = hashlib.sha256(given.encode()).hexdigest()
+    if ids := [each for each, key in known.items() if key["sha256"] == digest]:
+        return f"this is the key itself, whose id is {ids[0]}; give the id"
+    return f"the tenant {name!r} has no key of this id; the ids of its keys are {', '.join(known) or 'none'}"
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -201,10 +221,12 @@ def _until(key: dict[str, Any]) -> str:
 
 def _keys(tenants: dict[str, Any], name: str, file: Path) -> list[dict[str, Any]]:
     from serve_app.config.checks import did_you_mean
+    from serve_app.config.tenants_file import may_be_a_key
 
     if name not in tenants:
+        shown = "of this name" if may_be_a_key(name) else repr(name)
         raise typer.BadParameter(
-            f"{file} has no tenant {name!r}; {did_you_mean(name, tenants) or 'serve-app tenants list shows all'}"
+            f"{file} has no tenant {shown}; {did_you_mean(name, tenants) or 'serve-app tenants list shows all'}"
         )
     keys: list[dict[str, Any]] = tenants[name]["keys"]
     return keys
@@ -212,7 +234,7 @@ def _keys(tenants: dict[str, Any], name: str, file: Path) -> list[dict[str, Any]
 
 def _add_key(tenants: dict[str, Any], name: str, scopes: list[str] | None, expires: str) -> str:
     """Add a key to the tenant, and return the key. Its id is the first of NAME-1, NAME-2, ... that no key has."""
-    if expires and expires < str(_today()):
+    if re.fullmatch(r"[0-9-]{10}", expires) and expires < str(_today()):
         raise typer.BadParameter(f"{expires} is over: the key would never be valid", param_hint="--expires")
     ids = {key["id"] for tenant in tenants.values() for key in tenant["keys"]}
     number = next(number for number in range(1, len(ids) + 2) if f"{name[:56]}-{number}" not in ids)
@@ -234,19 +256,32 @@ def _read(file: Path, *, may_be_new: bool = False) -> dict[str, Any]:
     Raises:
         ConfigError: The file cannot be read, or is no valid file of tenants.
     """
-    from serve_app.cli.settings_file import in_file
     from serve_app.config import read_text
+    from serve_app.errors import ConfigError
+
+    if may_be_new and not os.path.exists(file):
+        return {}
+    try:
+        text = read_text(file)
+    except ConfigError as exc:
+        raise ConfigError("", exc.problem, "name a file by --file that `serve-app tenants create` has made") from None
+    found = _parsed(file, text).model_dump(mode="json", exclude_unset=True, exclude_none=True)["tenants"]
+    return {name: {"keys": [], **tenant} for name, tenant in found.items()}
+
+
+def _parsed(file: Path, text: str) -> "TenantsFile":
+    """Return the tenants in the text.
+
+    Raises:
+        ConfigError: The first problem, after the name of the file.
+    """
     from serve_app.config.tenants_file import parse_tenants
     from serve_app.errors import ConfigError
 
-    if may_be_new and not file.exists():
-        return {}
-    text = read_text(file)
     try:
-        found = parse_tenants(text).model_dump(mode="json", exclude_unset=True, exclude_none=True)["tenants"]
+        return parse_tenants(text)
     except ConfigError as exc:
-        raise in_file(file, exc) from None
-    return {name: {"keys": [], **tenant} for name, tenant in found.items()}
+        raise dataclasses.replace(exc, path=f"{file}: {exc.path}" if exc.path else str(file)) from None
 
 
 @contextlib.contextmanager
@@ -257,28 +292,34 @@ def _changing(file: Path, *, may_be_new: bool = False) -> Iterator[dict[str, Any
     reads a half of it.
 
     Raises:
-        ConfigError: The file cannot be used, or what was asked makes an invalid file; then the file stays as it is.
-        OSError: The folder cannot be written.
+        ConfigError: The file cannot be used or written, or what was asked makes an invalid file; then the file stays as it is.
     """
     import yaml
 
-    from serve_app.cli.settings_file import in_file
-    from serve_app.config.tenants_file import parse_tenants
     from serve_app.errors import ConfigError
 
-    file = file.resolve()
-    folder = os.open(file.parent, os.O_RDONLY)
+    file = Path(os.path.realpath(file))
+    try:
+        with _locked(file.parent) as folder:
+            tenants = _read(file, may_be_new=may_be_new)
+            yield tenants
+            text = _HEAD + yaml.safe_dump({"tenants": tenants}, sort_keys=False, width=1000)
+            _parsed(file, text)
+            _replace(file, text)
+            os.fsync(folder)
+    except OSError as exc:
+        hint = f"{file.parent} has to be a folder with room that this user may write; or name another file by --file"
+        if isinstance(exc, FileNotFoundError) and not os.path.lexists(file.parent):
+            hint = f"make its folder: mkdir -p {shlex.quote(str(file.parent))}"
+        raise ConfigError("", f"{file} cannot be written: {exc.strerror}", hint) from None
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    folder = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
-        tenants = _read(file, may_be_new=may_be_new)
-        yield tenants
-        text = _HEAD + yaml.safe_dump({"tenants": tenants}, sort_keys=False, width=1000)
-        try:
-            parse_tenants(text)
-        except ConfigError as exc:
-            raise in_file(file, exc) from None
-        _replace(file, text)
-        os.fsync(folder)
+        yield folder
     finally:
         os.close(folder)
 
@@ -287,7 +328,7 @@ def _replace(file: Path, text: str) -> None:
     number, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # mode 600
     try:
         with os.fdopen(number, "w", encoding="utf-8") as new:
-            if file.exists():  # an ingress of another user has to read the new file, too
+            if os.path.exists(file):  # an ingress of another user has to read the new file, too
                 was = file.stat()
                 os.fchown(number, was.st_uid, was.st_gid)
                 os.fchmod(number, stat.S_IMODE(was.st_mode))

@@ -15,14 +15,18 @@ import typer
 from rich.console import Console
 
 from serve_app.autoscaling.rules import INGRESS
-from serve_app.cli.cluster import RAY_LIMIT_S, RunState, connect, local_cluster, ray_token, refuse_dead_ray, within
+from serve_app.cli.check import file_problems
+from serve_app.cli.cluster import RAY_LIMIT_S, RunState, connect, local_cluster, members, ray_token, refuse_dead_ray, within
 from serve_app.cli.deaths import print_deaths_in_one_line
 from serve_app.cli.rayservice import own_reasons
 from serve_app.cli.running import hand_over
-from serve_app.cli.settings_file import read_settings
+from serve_app.cli.settings_file import read_settings, refuse
 from serve_app.cli.startable import refuse_hopeless_start, refuse_name_in_use
+from serve_app.cli.status import keys_file_refused
 from serve_app.cli.ui import pages
 from serve_app.config import Settings
+from serve_app.config.tenants_file import keys_file_problems
+from serve_app.config.timeouts import broken_rules, timeouts_of
 from serve_app.errors import ClusterFailed, ClusterSilent
 
 _POLL_S = 0.5
@@ -41,6 +45,9 @@ console = Console(stderr=True, highlight=False, soft_wrap=True)
 def up(file: Path, address: str) -> None:
     """Run `serve-app up`."""
     settings = read_settings(file)
+    refuse(file, file_problems(settings, here=not address))
+    for broken in broken_rules(timeouts_of(settings)):  # not refused: `serve-app check --ignore` allows each rule to be broken
+        console.print(f"warning: {broken.rule}: {broken.problem}; {broken.hint}", style="yellow", markup=False)
     stop, cut = threading.Event(), threading.Event()
     with _cluster(settings, address) as ray_address:
         for number in (signal.SIGINT, signal.SIGTERM):  # after Ray's start, which sets handlers of its own
@@ -59,10 +66,11 @@ def _watch(settings: Settings, stop: threading.Event) -> None:
     Raises:
         ClusterFailed: Serve gave the application up and no ingress runs, or this process's own Ray is dead.
     """
-    silent, failure = False, ""
+    silent, failure, is_refused = False, "", False
     while not stop.wait(_WATCH_S):
         try:
             _check_application(settings)
+            is_refused = _watch_keys_file(settings, was_refused=is_refused)
         except ClusterSilent as exc:
             if not silent:
                 console.print(f"{exc.problem}: running replicas continue, and nothing is replaced until Ray answers")
@@ -75,6 +83,24 @@ def _watch(settings: Settings, stop: threading.Event) -> None:
             silent, failure = False, exc.hint
         else:
             silent, failure = False, ""
+
+
+def _watch_keys_file(settings: Settings, *, was_refused: bool) -> bool:
+    """Return whether an ingress refuses the file of tenants or keys; print a line if that has changed."""
+    if not settings.ingress.needs_keys:
+        return False
+    leases = within(RAY_LIMIT_S, lambda: members(settings.name))
+    ingresses = [lease for lease in leases if lease["role"] == "ingress"]
+    is_refused = any(keys_file_refused(lease) for lease in ingresses) if ingresses else was_refused
+    if is_refused and not was_refused:
+        reasons = [str(problem) for problem in keys_file_problems(settings)]  # none if this machine has another file of that name
+        said = reasons[0] if reasons else f"{settings.ingress.keys_file}: the log of the ingress says why"
+        console.print(
+            f"the changed file is refused, and the keys read before stay in force: {said}", style="yellow", markup=False
+        )
+    if was_refused and not is_refused:
+        console.print(f"{settings.ingress.keys_file} is in force again", markup=False)
+    return is_refused
 
 
 def _has_ingress(settings: Settings) -> bool:

@@ -1,5 +1,6 @@
 """`IngressSettings` is the HTTP side of the configuration."""
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
@@ -157,9 +158,14 @@ class IngressSettings(Section):
     """Seconds for which a stopping ingress still accepts requests while /readyz answers 503, so that load balancers turn away first."""
 
     @property
+    def keys_file(self) -> Path | None:
+        """The file of tenants or of API keys; None if clients need no key."""
+        return self.tenants_file or self.api_keys_file
+
+    @property
     def needs_keys(self) -> bool:
         """Whether clients need an API key."""
-        return self.api_keys_file is not None or self.tenants_file is not None
+        return self.keys_file is not None
 
     @property
     def counts_gpu_time(self) -> bool:

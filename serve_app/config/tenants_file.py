@@ -6,7 +6,7 @@ No error quotes a key, nor any value in whose place a key may have been written.
 import hashlib
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
@@ -135,7 +135,7 @@ class TenantLimits(Part):
     tokens_per_day: Int | None = Field(default=None, ge=1)
     """Most tokens of prompts and answers in a day of UTC. None: no limit."""
     max_concurrent: Int | None = Field(default=None, ge=1)
-    """Most requests that run at once. None: no limit."""
+    """Most requests that run or wait for a replica at once. None: no limit."""
 
     def quotas(self) -> dict[Quota, int]:
         """Return the quotas that are set."""
@@ -259,14 +259,14 @@ class TenantsFile(Part):
             (tenant.tenant(name, shared=shared), [key.key() for key in tenant.keys]) for name, tenant in self.tenants.items()
         )
 
-    def unknown_models(self, settings: Settings) -> Iterator[ConfigError]:
-        """Yield an error for each model that the configuration does not serve under this name."""
+    def unknown_models(self, settings: Settings, ignored: Collection[str] = ()) -> Iterator[ConfigError]:
+        """Yield an error for each model that the configuration does not serve under this name, unless it is ``ignored``."""
         known = [name for name, model in settings.models.items() if model.canary is None]
         bases = {alias: name for name, model in settings.models.items() for alias in (*model.aliases, *model.adapters)}
         bases |= {name: model.canary.of for name, model in settings.models.items() if model.canary is not None}
         for name, tenant in self.tenants.items():
             for number, model in enumerate(tenant.models or ()):
-                if model not in known:
+                if model not in known and model not in ignored:
                     hint = did_you_mean(model, known)
                     if model in bases:
                         hint = f"name its model, {bases[model]}, which includes its aliases, adapters and canary"
@@ -292,6 +292,9 @@ def _parsed(text: str) -> TenantsFile | list[ConfigError]:
         if not isinstance(values, Mapping):
             problem = "is empty" if values is None else "is no mapping"
             return [ConfigError("", problem, "start with `tenants:`; docs/tenants.md is complete")]
+        if "models" in values and "tenants" not in values:
+            hint = f"name the file of its key {_TENANTS_FILE}"
+            return [ConfigError("", "is the configuration of a fleet, not a tenants file", hint)]
         return _validated(values)
     except ConfigError as exc:
         return [exc]
@@ -303,20 +306,20 @@ def _validated(values: Mapping[Any, Any]) -> TenantsFile | list[ConfigError]:
     try:
         return TenantsFile.model_validate(values)
     except ValidationError as exc:
-        texts = sorted({text for text in _texts(values) if _may_be_a_key(text)}, key=len, reverse=True)
+        texts = sorted({text for text in _texts(values) if may_be_a_key(text)}, key=len, reverse=True)
         return [_without_keys(error, texts) for error in to_config_errors(exc)[:_MAX_PROBLEMS]]
 
 
 def _without_keys(error: ConfigError, texts: Sequence[str]) -> ConfigError:
     """Return the error without ``texts``, the longest first: they may be keys, written where something else belongs."""
     parts = [error.path, error.problem, error.hint]
-    for text in texts:
-        for shown in (text, text[:80], text[:40], text[:20]):  # as errors cut them
-            parts = [part.replace(shown, f"<{len(text)} characters>") for part in parts]
+    for length in (None, 80, 40, 20):  # as errors cut them; whole texts first, because one may begin with another
+        for text in texts:
+            parts = [part.replace(text[:length], f"<{len(text)} characters>") for part in parts]
     return ConfigError(*parts)
 
 
-def _may_be_a_key(text: str) -> bool:
+def may_be_a_key(text: str) -> bool:
     """Return whether the text is no name of a tenant or a key."""
     return len(text) >= MIN_KEY_CHARS and not re.fullmatch(TENANT_PATTERN, text)
 
@@ -332,9 +335,14 @@ def _texts(values: object) -> Iterator[str]:
         yield values
 
 
-def read_keyring(settings: Settings) -> Keyring:
+def read_keyring(settings: Settings, before: Keyring | None = None) -> Keyring:
     """Return the keys of the file that the settings name; they name one.
 
+    A model that is not served is refused in a changed file, unless the file named the model ``before``. At the start of an ingress it is
+    only logged: otherwise no ingress could start after a release that serves one model less.
+
+    Args:
+        before: The keys in force; None at the start.
     Raises:
         ConfigError: The file cannot be used: its first problem.
     """
@@ -345,15 +353,24 @@ def read_keyring(settings: Settings) -> Keyring:
     found = _read_tenants(ingress.tenants_file)
     if not isinstance(found, TenantsFile):
         raise found[0]
-    for problem in _in_file(ingress.tenants_file, found.unknown_models(settings)):  # an error would keep a revoked key in force
+    known = frozenset() if before is None else before.models()
+    for problem in _in_file(ingress.tenants_file, found.unknown_models(settings, known)):
+        if before is not None:
+            raise problem
         logger.warning("%s", problem)
     return found.keyring(shared=ingress.shared_prefix_cache)
 
 
-def tenants_file_problems(file: Path, settings: Settings) -> list[ConfigError]:
-    """Return what is wrong with a tenants file under these settings; each problem names the file and the key in it."""
-    found = _read_tenants(file)
-    return _in_file(file, found.unknown_models(settings)) if isinstance(found, TenantsFile) else found
+def keys_file_problems(settings: Settings) -> list[ConfigError]:
+    """Return what is wrong with the file of tenants or of API keys that the settings name; they name one."""
+    if (file := settings.ingress.tenants_file) is not None:
+        found = _read_tenants(file)
+        return _in_file(file, found.unknown_models(settings)) if isinstance(found, TenantsFile) else found
+    try:
+        read_keyring(settings)
+    except ConfigError as exc:
+        return [exc]
+    return []
 
 
 def _read_tenants(file: Path) -> TenantsFile | list[ConfigError]:

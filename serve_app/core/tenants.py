@@ -190,6 +190,10 @@ class Keyring:
                 found = caller
         return found
 
+    def models(self) -> frozenset[str]:
+        """Return the models that tenants are restricted to."""
+        return frozenset().union(*(tenant.models or () for tenant in self._tenants.values()))
+
     def tenant(self, name: str) -> Tenant | None:
         """Return the tenant of this name, which need not have a key."""
         return self._tenants.get(name)

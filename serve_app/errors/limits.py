@@ -117,7 +117,7 @@ class QuotaExceeded(ServingError):
 
     def __str__(self) -> str:
         has = f"the tenant {self.tenant!r} has {self.quota} {self.limit}"
-        of_what = " for its prompt and a usual answer, max_tokens at most" if self.quota.startswith("tokens") else ""
+        of_what = ", for its prompt and an answer of usual length" if self.quota.startswith("tokens") else ""
         needs = f"this request needs {self.needed}{of_what}" if self.needed else "none is left for another request"
         needs = f"{self.used} are in use and {needs}"
         return f"{has}: {needs}; retry in {self.retry_after_s:.1f} s"

@@ -73,7 +73,7 @@ class Ingress:
             pid=os.getpid(),
             vllm_version=self._runtime.vllm_version,
             state="draining" if app.draining else "ready",
-            load={"streams": app.num_running, "models": self._runtime.describe()},
+            load={"streams": app.num_running, "models": self._runtime.describe()} | self._runtime.keys_file_state(),
             quarantined=self._runtime.quarantined(),
             condemned=self._runtime.condemned(),
         )

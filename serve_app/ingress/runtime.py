@@ -81,7 +81,7 @@ class IngressRuntime:
         Raises:
             ConfigError: A file that the settings name cannot be used.
         """
-        file = settings.ingress.tenants_file or settings.ingress.api_keys_file
+        file = settings.ingress.keys_file
         tokens = None if (oidc := settings.ingress.oidc) is None else Tokens(oidc)
         tenants = None if file is None else Tenants(file, partial(read_keyring, settings), tokens=tokens)
         grammars = GrammarCompiler()
@@ -196,6 +196,10 @@ class IngressRuntime:
                 front.client.handle(BlocksReported(blocks))
             if (costs := self.app.books.step_costs(name)) is not None:
                 front.client.handle(StepCostsMeasured(costs))
+
+    def keys_file_state(self) -> dict[str, bool]:
+        """Return whether the file of tenants or keys is in force, for the lease; empty without such a file."""
+        return {} if self.app.tenants is None else {"tenants_file_in_force": self.app.tenants.file_in_force}
 
     def quarantined(self) -> tuple[tuple[str, str, float], ...]:
         """Return what the lease reports to other ingresses: model, fingerprint, seconds left."""

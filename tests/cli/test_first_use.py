@@ -52,6 +52,46 @@ def test_all_mistakes_of_a_file_are_told_with_its_name(command: tuple[str, ...],
     )
 
 
+@pytest.mark.parametrize("command", ["up", "demo"])
+def test_a_file_of_tenants_that_no_ingress_can_use_is_refused_before_anything_starts(command: str, tmp_path: Path) -> None:
+    file, tenants = tmp_path / "config.yaml", tmp_path / "none" / "tenants.yaml"
+    model = "models: {chat: {model: embedded:smollm2-135m-instruct}}"
+    file.write_text(f"{model}\ningress: {{tenants_file: {tenants}}}")
+    code, output, said = serve_app(command, "-f", str(file))
+    assert (code, output, said.count("\n")) == (1, "", 1)
+    assert said.startswith(f"error: {file}: ingress.tenants_file: {tenants} cannot be read: No such file or directory; create it")
+    tenants.parent.mkdir()
+    tenants.write_text("tenants: {team: {models: [caht]}}")
+    code, output, said = serve_app(command, "-f", str(file))
+    assert (code, output) == (1, "")
+    assert said.endswith("tenants.team.models[0]: is 'caht', no served model; did you mean chat?\n")
+
+
+def test_timeouts_out_of_order_are_a_warning_of_up(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("models: {chat: {model: some/model}}\ntimeouts: {drain_s: 20}")
+    _, _, said = serve_app("up", "-f", str(file), before="sys.modules['vllm'] = None")  # so that nothing starts
+    warning, error = said.splitlines()
+    assert warning.startswith("warning: drain-outlasts-wait: timeouts.drain_s is 20 and timeouts.no_replica_s is 30: ")
+    assert error.startswith("error: vLLM is not installed")
+
+
+def test_each_missing_file_of_a_configuration_has_its_line_before_a_start(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    tls = "{cert_file: /none/cert, key_file: /none/key, ca_file: /none/ca}"
+    file.write_text(
+        "models: {chat: {model: /a}}\n"
+        f"protocol: {{cluster_token_file: /none/token, tls: {tls}}}\n"
+        "ingress: {api_keys_file: /none/keys}\n"
+    )
+    _, _, said = serve_app("up", "-f", str(file))
+    assert [line.split(": ")[2] for line in said.splitlines()] == [
+        "ingress.api_keys_file",
+        "protocol.cluster_token_file",
+        *(f"protocol.tls.{name}_file" for name in ("cert", "key", "ca")),
+    ]
+
+
 def test_an_error_of_the_yaml_is_told_with_the_files_name(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("models: {chat: {model: /a}")

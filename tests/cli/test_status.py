@@ -70,6 +70,14 @@ def test_a_line_is_one_member_with_its_load() -> None:
     assert ["abcdefgh", "draining", "255.255.255.255:65535", "4194304", "12", "3", "46%", "2"] in words
 
 
+def test_an_ingress_that_refuses_the_changed_file_of_tenants_has_a_warning() -> None:
+    refusing = lease("ijklmnop", "ingress", "", 8010, {"tenants_file_in_force": False})
+    said = "refuses the changed file of tenants or keys, and the keys read before stay in force; serve-app check FILE says why"
+    assert f"warning: ijklmnop {said}" in shown(200, members=[refusing])
+    for load in ({}, {"tenants_file_in_force": True}):
+        assert "warning" not in "".join(shown(200, members=[lease("ijklmnop", "ingress", "", 8010, load)]))
+
+
 def test_a_reason_is_in_our_own_words_and_across_the_whole_width() -> None:
     lines = shown(200)
     assert "replica-meta-llama-Llama-3-1-8B-Instruct-c14cdd: the engine core of 'a' did not start: no memory" in lines

@@ -144,7 +144,7 @@ def test_the_list_shows_rights_and_ends_but_no_digest(file: Path) -> None:
     [
         (["create", "team"], "has a tenant 'team' already"),
         (["rotate", "tema"], "has no tenant 'tema'; did you mean team?"),
-        (["revoke", "team", "--key", "k"], "has no key 'k'; its keys are team-1"),
+        (["revoke", "team", "--key", "k"], "the tenant 'team' has no key of this id; the ids of its keys are team-1"),
         (["create", "a", "--scope", "read"], "tenants.a.keys[0].scopes[0]: is 'read', but should be 'infer' or 'batch'"),
         (["create", "a", "--expires", "soon"], "tenants.a.keys[0].expires: is 'soon', which is no date"),
         (["create", "a", "--weight", "0"], "tenants.a.weight: is 0.0, but should be greater than or equal to 0.01"),
@@ -167,6 +167,40 @@ def test_what_cannot_be_done_leaves_the_file_as_it_was(file: Path, arguments: li
     assert said in (str(result.exception) if isinstance(result.exception, ConfigError) else result.output)
     assert file.read_text() == before
     assert [path.name for path in file.parent.iterdir()] == ["tenants.yaml"]
+
+
+def test_no_error_shows_what_may_be_a_key(file: Path) -> None:
+    key = made(file, "create", "team")
+    commands = [["create", key], ["create", "a", "--scope", key], ["create", "a", "--expires", key]]
+    for arguments in (*commands, ["rotate", key], ["revoke", key], ["revoke", "team", "--key", key + "x"]):
+        result = run(file, *arguments)
+        assert result.exit_code != 0
+        assert key[-8:] not in f"{result.output}{result.exception}"
+    result = run(file, "revoke", "team", "--key", key)
+    assert (result.exit_code, key[-8:] in result.output) == (2, False)
+    assert "this is the key itself, whose id is team-1; give the id" in result.output
+
+
+def test_a_key_is_revoked_once(file: Path) -> None:
+    made(file, "create", "team")
+    assert run(file, "revoke", "team").stderr == "revoked: team-1\n"
+    assert run(file, "revoke", "team").stderr == f"revoked: no key\nrevoked before: team-1 on {TODAY}\n"
+
+
+def test_a_place_that_cannot_be_written_is_one_line_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place, said in (
+        ("none/tenants.yaml", f"cannot be written: No such file or directory; make its folder: mkdir -p {tmp_path}/none"),
+        ("file/tenants.yaml", f"cannot be written: Not a directory; {tmp_path}/file has to be a folder with room that this user"),
+        (".", "cannot be read: Is a directory; name a file by --file that `serve-app tenants create` has made"),
+    ):
+        result = run(tmp_path / place, "create", "team")
+        assert isinstance(result.exception, ConfigError)
+        assert str(result.exception).startswith(f"{tmp_path / place} {said}")
+    (tmp_path / "fleet.yaml").write_text("models: {chat: {model: /a}}")
+    for command in (["create", "team"], ["list"]):
+        result = run(tmp_path / "fleet.yaml", *command)
+        assert str(result.exception).startswith(f"{tmp_path}/fleet.yaml: is the configuration of a fleet, not a tenants file; ")
 
 
 def test_a_broken_file_is_not_replaced(file: Path) -> None:
@@ -194,7 +228,10 @@ def test_a_check_of_the_configuration_checks_the_tenants(file: Path, tmp_path: P
     assert "tenants.team.models[0]: is 'cat', no served model; did you mean chat?" in output
     file.unlink()
     code, output = check(file, tmp_path / "serve.yaml")
-    assert (code, f"{file} does not exist on this machine" in output) == (0, True)
+    assert (code, f"{file} cannot be read: No such file or directory; create it on every node" in output) == (1, True)
+    elsewhere = tmp_path / "a-folder-of-other-machines" / "tenants.yaml"
+    code, output = check(elsewhere, tmp_path / "serve.yaml")
+    assert (code, f"{elsewhere} does not exist on this machine" in output) == (0, True)
 
 
 def test_a_check_of_the_configuration_refuses_a_tenants_file_that_cannot_be_read(

@@ -63,6 +63,33 @@ def test_a_control_plane_that_does_not_answer_ends_nothing_and_is_told_once_each
     assert " ".join(capsys.readouterr().err.split()) == f"{said} {said}"
 
 
+def test_a_changed_file_of_tenants_is_a_line_when_it_is_refused_and_when_it_is_in_force_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file, stop = tmp_path / "tenants.yaml", threading.Event()
+    file.write_text("tenants: {t: {wait: 4}}")
+    settings = parse_settings({"models": {"a": {"model": "some/model"}}, "ingress": {"tenants_file": str(file)}})
+    ingress: dict[str, Any] = {"role": "ingress", "load": {}}
+    old, good, bad = ({**ingress, "load": load} for load in ({}, *({"tenants_file_in_force": is_so} for is_so in (True, False))))
+    looks = iter([[old], [good], [good, bad], [bad], [], [{"role": "replica", "load": {}}], [good], [good]])
+
+    def members(name: str) -> list[dict[str, Any]]:
+        if (found := next(looks, None)) is None:
+            stop.set()
+        return found or []
+
+    monkeypatch.setattr(up, "_WATCH_S", 0.0)
+    monkeypatch.setattr(up, "application_status", lambda name: Status())
+    monkeypatch.setattr(up, "members", members)
+    up._watch(settings, stop)
+    refused, again = capsys.readouterr().err.splitlines()
+    before = (
+        f"the changed file is refused, and the keys read before stay in force: ingress.tenants_file: {file}: tenants.t.wait: "
+    )
+    assert refused.startswith(before)
+    assert again == f"{file} is in force again"
+
+
 def test_an_update_that_serve_gave_up_ends_nothing_while_an_ingress_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

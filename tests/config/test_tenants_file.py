@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from serve_app.config import Settings, parse_settings
-from serve_app.config.tenants_file import parse_tenants, read_keyring, tenants_file_problems, tenants_json_schema
+from serve_app.config.tenants_file import keys_file_problems, parse_tenants, read_keyring, tenants_json_schema
 from serve_app.core.tenants import Tenant
 from serve_app.errors import ConfigError, InvalidApiKey
 from tests.ingress.tenants import digest
@@ -73,7 +73,7 @@ def problems_of(tmp_path: Path) -> Callable[[str], list[str]]:
         file = tmp_path / "tenants.yaml"
         file.write_text(text)
         before = f"ingress.tenants_file: {file}"
-        found = [str(problem) for problem in tenants_file_problems(file, settings_with(tenants_file=str(file)))]
+        found = [str(problem) for problem in keys_file_problems(settings_with(tenants_file=str(file)))]
         assert all(problem.startswith(before) for problem in found)
         return [problem.removeprefix(before).removeprefix(":").strip() for problem in found]
 
@@ -104,6 +104,7 @@ def tenant(**fields: object) -> str:
         *(entry(**{field: SECRET}) for field in ("sha256", "expires", "revoked", "scopes", SECRET)),
         entry(scopes=[SECRET]),
         entry(id=SECRET + "_"),
+        yaml.safe_dump({"tenants": {SECRET: {"keys": [{"id": f"{SECRET}-1", "sha256": D1}]}}}),
     ],
 )
 def test_no_error_quotes_a_key_wherever_it_was_written(problems_of: Callable[[str], list[str]], text: str) -> None:
@@ -117,6 +118,7 @@ def test_no_error_quotes_a_key_wherever_it_was_written(problems_of: Callable[[st
     [
         ("", "is empty; start with `tenants:`"),
         ("[]", "is no mapping"),
+        ("models: {a: {}}", "is the configuration of a fleet, not a tenants file; name the file of its key ingress.tenants_file"),
         (entry(sha256=digest("")), "is the SHA-256 of nothing, so that no key would be needed"),
         (entry(expires="9999-12-31"), "is 9999-12-31, after which there is no day"),
         ("tenants: {}", "tenants: is {}"),
@@ -197,7 +199,7 @@ def test_ids_and_digests_are_unique_among_all_tenants(problems_of: Callable[[str
 def test_models_are_those_that_the_configuration_serves(tmp_path: Path) -> None:
     file = tmp_path / "tenants.yaml"
     file.write_text("tenants: {t: {models: [chat, cat, gpt]}}")
-    assert [str(problem) for problem in tenants_file_problems(file, settings_with(tenants_file=str(file)))] == [
+    assert [str(problem) for problem in keys_file_problems(settings_with(tenants_file=str(file)))] == [
         f"ingress.tenants_file: {file}: tenants.t.models[1]: is 'cat', no served model; did you mean chat?",
         f"ingress.tenants_file: {file}: tenants.t.models[2]: is 'gpt', no served model; "
         "name its model, chat, which includes its aliases, adapters and canary",

@@ -1,7 +1,6 @@
 """This module makes tenants from a file of keys, and from the text of a tenants file."""
 
 import hashlib
-from functools import partial
 from pathlib import Path
 
 from serve_app.config import read_text
@@ -13,13 +12,13 @@ from serve_app.ingress.http.callers import Tenants
 
 def of_keys(path: Path) -> Tenants:
     """Return the tenants of a file with a key a line."""
-    return Tenants(path, partial(read_api_keys, path))
+    return Tenants(path, lambda _: read_api_keys(path))
 
 
 def of_file(path: Path, text: str, *, shared: bool = False, now: float = 1_800_000_000.0) -> Tenants:
     """Return the tenants of this text, written to ``path``. ``now``, by default 2027-01-15, is in seconds since 1970."""
     path.write_text(text)
-    return Tenants(path, lambda: parse_tenants(read_text(path)).keyring(shared=shared), lambda: now)
+    return Tenants(path, lambda _: parse_tenants(read_text(path)).keyring(shared=shared), lambda: now)
 
 
 def digest(key: str) -> str:

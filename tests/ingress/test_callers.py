@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from serve_app.config import api_keys_file, tenants_file
+from serve_app.config import api_keys_file, parse_settings, tenants_file
+from serve_app.config.tenants_file import read_keyring
 from serve_app.core.tenants import Key, Keyring, Tenant
 from serve_app.errors import ConfigError, InvalidApiKey
 from serve_app.ingress.http import callers
@@ -119,7 +120,7 @@ async def test_requests_are_answered_by_the_old_keys_while_a_changed_file_is_rea
     old, new = (Keyring([(Tenant("t"), [Key("k", hashlib.sha256(key.encode()).digest())])]) for key in (FIRST, SECOND))
     num_readings, go_on = 0, threading.Event()
 
-    def read() -> Keyring:
+    def read(_: Keyring | None) -> Keyring:
         nonlocal num_readings
         num_readings += 1
         return old if num_readings == 1 or not go_on.wait(30) else new
@@ -175,6 +176,34 @@ def test_a_broken_new_file_keeps_the_old_keys_and_is_reported_once(
     assert errors[0].endswith("; the 1 API keys read before stay in force")
     replace(file, SECOND, keys)
     assert allowed(keys, FIRST, SECOND) == [SECOND]
+
+
+def test_a_changed_file_that_names_an_unknown_model_is_refused_unless_the_file_named_it_before(tmp_path: Path) -> None:
+    def file_of(key: str, *models: str) -> str:
+        return json.dumps({"tenants": {"team": {"models": models, "keys": [{"id": "k1", "sha256": digest(key)}]}}})
+
+    path = tmp_path / "tenants.yaml"
+    served = {"models": {"chat": {"model": "embedded:smollm2-135m-instruct"}}, "ingress": {"tenants_file": str(path)}}
+    path.write_text(file_of(FIRST, "chat", "removed"))
+    tenants = Tenants(path, partial(read_keyring, parse_settings(served)))
+    assert tenants.file_in_force
+    replace(path, file_of(SECOND, "caht", "removed"), tenants)
+    assert (allowed(tenants, FIRST, SECOND), tenants.file_in_force) == ([FIRST], False)
+    replace(path, file_of(SECOND, "removed"), tenants)
+    assert (allowed(tenants, FIRST, SECOND), tenants.file_in_force) == ([SECOND], True)
+
+
+def test_a_key_that_is_no_longer_valid_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def file_of(*revoked: str) -> str:
+        keys = [{"id": key, "sha256": digest(key), "revoked": "2026-12-31"} for key in revoked]
+        return json.dumps({"tenants": {"team": {"keys": keys}}})
+
+    path = tmp_path / "tenants.yaml"
+    tenants = of_file(path, file_of("a"))
+    replace(path, file_of("a", "b"), tenants)
+    replace(path, file_of("b"), tenants)
+    said = f"{path}: the API key %s was revoked on 2026-12-31 (tenant team); its clients get 401"
+    assert [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING] == [said % "a", said % "b"]
 
 
 def test_a_change_of_the_tenants_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

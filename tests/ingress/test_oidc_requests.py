@@ -40,7 +40,7 @@ def tenants_of(folder: Path, issuer: Issuer | None, *names: str) -> Tenants:
     path = folder / "tenants.yaml"
     path.write_text(file_of(*(names or ("red", "blue"))))
     tokens = None if issuer is None else Tokens(issuer.settings())
-    return Tenants(path, lambda: parse_tenants(path.read_text()).keyring(shared=False), tokens=tokens)
+    return Tenants(path, lambda _: parse_tenants(path.read_text()).keyring(shared=False), tokens=tokens)
 
 
 def bearer(token: str) -> dict[str, str]:

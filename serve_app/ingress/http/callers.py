@@ -50,7 +50,7 @@ class Tenants:
 
     Args:
         path: The file.
-        read: Reads the file; raises `ConfigError` if it cannot be used.
+        read: Reads the file, given the keys in force (None at the start); raises `ConfigError` if the file cannot be used.
         clock: Returns the seconds since 1970.
         tokens: Verifies tokens; None: only API keys identify callers.
     Raises:
@@ -58,13 +58,20 @@ class Tenants:
     """
 
     def __init__(
-        self, path: Path, read: Callable[[], Keyring], clock: Callable[[], float] = time.time, tokens: Tokens | None = None
+        self,
+        path: Path,
+        read: Callable[[Keyring | None], Keyring],
+        clock: Callable[[], float] = time.time,
+        tokens: Tokens | None = None,
     ) -> None:
         self._path, self._read, self._clock = path, read, clock
         self.tokens = tokens
         self._seen = self._stamp()
-        self._keys = read()
+        self._keys = read(None)
+        self.file_in_force = True
+        """Whether the keys are those of the file. False: the changed file was refused, and the keys are those read before."""
         IN_FORCE.set(1)
+        self._warned: frozenset[str] = frozenset()
         self._warn_of_invalid()
 
     async def identify(self, authorization: bytes | None) -> Caller:
@@ -108,21 +115,27 @@ class Tenants:
         if (stamp := self._stamp()) == self._seen:
             return
         self._seen = stamp
-        IN_FORCE.set(0)
+        was_read = False
         try:
-            self._keys = self._read()
+            self._keys = self._read(self._keys)
+            was_read = True
         except ConfigError as exc:
             logger.error("%s; the %d API keys read before stay in force", exc, len(self._keys))
         except Exception:  # whatever it is, it must be seen: a key may have been revoked
             logger.exception("%s cannot be used; the %d API keys read before stay in force", self._path, len(self._keys))
         else:
-            IN_FORCE.set(1)
             logger.info("%s has changed: %d API keys are in force", self._path, len(self._keys))
             self._warn_of_invalid()
+        self.file_in_force = was_read
+        IN_FORCE.set(was_read)
 
     def _warn_of_invalid(self) -> None:
-        for problem in self._keys.invalid(self._clock()):
-            logger.warning("%s: %s; its clients get 401", self._path, problem)
+        """Log each key that is no longer valid, unless the last reading of the file has logged it."""
+        problems = list(self._keys.invalid(self._clock()))
+        for problem in problems:
+            if problem not in self._warned:
+                logger.warning("%s: %s; its clients get 401", self._path, problem)
+        self._warned = frozenset(problems)
 
     def _stamp(self) -> tuple[int, int, int] | None:
         # `stat` follows symbolic links: Kubernetes replaces a mounted Secret by pointing a link at another folder.
