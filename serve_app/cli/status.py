@@ -158,7 +158,7 @@ def _print_members(console: Console, model: str, leases: Sequence[Mapping[str, A
         canaries = [row for lease in leases for row in _canary_rows(lease)]
         print_table(console, "", ("canary", "of", "ingress", "state", "requests", "reason"), canaries)
         if refusing := [lease["replica_id"] for lease in leases if keys_file_refused(lease)]:
-            said = "refuses the changed file of tenants or keys, and the keys read before stay in force"
+            said = "refuses the changed file of tenants or keys, or a part of it"
             console.print(f"\nwarning: {', '.join(refusing)} {said}; serve-app check FILE says why", style="yellow", markup=False)
         return
     rows = [(*_common(lease), *_replica_load(lease["load"])) for lease in leases]

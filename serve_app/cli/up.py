@@ -95,11 +95,9 @@ def _watch_keys_file(settings: Settings, *, was_refused: bool) -> bool:
     if is_refused and not was_refused:
         reasons = [str(problem) for problem in keys_file_problems(settings)]  # none if this machine has another file of that name
         said = reasons[0] if reasons else f"{settings.ingress.keys_file}: the log of the ingress says why"
-        console.print(
-            f"the changed file is refused, and the keys read before stay in force: {said}", style="yellow", markup=False
-        )
+        console.print(f"the changed file is refused, or a part of it: {said}", style="yellow", markup=False)
     if was_refused and not is_refused:
-        console.print(f"{settings.ingress.keys_file} is in force again", markup=False)
+        console.print(f"all of {settings.ingress.keys_file} is in force again", markup=False)
     return is_refused
 
 

@@ -253,14 +253,15 @@ class TenantsFile(Part):
                     yield wrong(f"{at}.sha256", problem, f"make another key; {_HOW}")
                 ids[key.id], digests[key.sha256] = name, key.id
 
-    def keyring(self, *, shared: bool) -> Keyring:
+    def keyring(self, *, shared: bool, is_whole: bool = True) -> Keyring:
         """Return the keys. ``shared``: whether tenants that do not say it share cached prefixes."""
-        return Keyring(
+        tenants = (
             (tenant.tenant(name, shared=shared), [key.key() for key in tenant.keys]) for name, tenant in self.tenants.items()
         )
+        return Keyring(tenants, is_whole=is_whole)
 
-    def unknown_models(self, settings: Settings, ignored: Collection[str] = ()) -> Iterator[ConfigError]:
-        """Yield an error for each model that the configuration does not serve under this name, unless it is ``ignored``."""
+    def unknown_models(self, settings: Settings, ignored: Collection[str] = ()) -> Iterator[tuple[str, ConfigError]]:
+        """Yield a tenant and an error for each model that is not served under this name, unless it is ``ignored``."""
         known = [name for name, model in settings.models.items() if model.canary is None]
         bases = {alias: name for name, model in settings.models.items() for alias in (*model.aliases, *model.adapters)}
         bases |= {name: model.canary.of for name, model in settings.models.items() if model.canary is not None}
@@ -270,7 +271,10 @@ class TenantsFile(Part):
                     hint = did_you_mean(model, known)
                     if model in bases:
                         hint = f"name its model, {bases[model]}, which includes its aliases, adapters and canary"
-                    yield ConfigError(dotted(("tenants", name, "models", number)), f"is {model[:80]!r}, no served model", hint)
+                    yield (
+                        name,
+                        ConfigError(dotted(("tenants", name, "models", number)), f"is {model[:80]!r}, no served model", hint),
+                    )
 
 
 def parse_tenants(text: str) -> TenantsFile:
@@ -338,8 +342,9 @@ def _texts(values: object) -> Iterator[str]:
 def read_keyring(settings: Settings, before: Keyring | None = None) -> Keyring:
     """Return the keys of the file that the settings name; they name one.
 
-    A model that is not served is refused in a changed file, unless the file named the model ``before``. At the start of an ingress it is
-    only logged: otherwise no ingress could start after a release that serves one model less.
+    If a changed file newly names a model that is not served, its keys count, because one may have been revoked; but the tenants with such
+    models keep those that they had. At the start of an ingress such a model is only logged: otherwise no ingress could start after a
+    release that serves one model less.
 
     Args:
         before: The keys in force; None at the start.
@@ -353,19 +358,24 @@ def read_keyring(settings: Settings, before: Keyring | None = None) -> Keyring:
     found = _read_tenants(ingress.tenants_file)
     if not isinstance(found, TenantsFile):
         raise found[0]
-    known = frozenset() if before is None else before.models()
-    for problem in _in_file(ingress.tenants_file, found.unknown_models(settings, known)):
-        if before is not None:
-            raise problem
+    unknown = list(found.unknown_models(settings, () if before is None else before.models()))
+    problems = _in_file(ingress.tenants_file, (problem for _, problem in unknown))
+    for problem in problems:
         logger.warning("%s", problem)
-    return found.keyring(shared=ingress.shared_prefix_cache)
+    if before is None:
+        return found.keyring(shared=ingress.shared_prefix_cache)
+    for name in {name for name, _ in unknown}:
+        if (tenant := before.tenant(name)) is not None:
+            models = None if tenant.models is None else tuple(sorted(tenant.models))
+            found.tenants[name] = found.tenants[name].model_copy(update={"models": models})
+    return found.keyring(shared=ingress.shared_prefix_cache, is_whole=not problems)
 
 
 def keys_file_problems(settings: Settings) -> list[ConfigError]:
     """Return what is wrong with the file of tenants or of API keys that the settings name; they name one."""
     if (file := settings.ingress.tenants_file) is not None:
         found = _read_tenants(file)
-        return _in_file(file, found.unknown_models(settings)) if isinstance(found, TenantsFile) else found
+        return _in_file(file, (each for _, each in found.unknown_models(settings))) if isinstance(found, TenantsFile) else found
     try:
         read_keyring(settings)
     except ConfigError as exc:

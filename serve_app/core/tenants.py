@@ -156,9 +156,14 @@ class Caller(NamedTuple):
 
 
 class Keyring:
-    """All tenants and their keys. The ids of keys, and their digests, are unique."""
+    """All tenants and their keys. The ids of keys, and their digests, are unique.
 
-    def __init__(self, tenants: Iterable[tuple[Tenant, Sequence[Key]]]) -> None:
+    Args:
+        is_whole: Whether each tenant has the models that its file names.
+    """
+
+    def __init__(self, tenants: Iterable[tuple[Tenant, Sequence[Key]]], *, is_whole: bool = True) -> None:
+        self.is_whole = is_whole
         listed = list(tenants)
         self._tenants = {tenant.name: tenant for tenant, _ in listed}
         self._callers = [Caller(tenant, key) for tenant, keys in listed for key in keys]

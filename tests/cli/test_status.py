@@ -72,7 +72,7 @@ def test_a_line_is_one_member_with_its_load() -> None:
 
 def test_an_ingress_that_refuses_the_changed_file_of_tenants_has_a_warning() -> None:
     refusing = lease("ijklmnop", "ingress", "", 8010, {"tenants_file_in_force": False})
-    said = "refuses the changed file of tenants or keys, and the keys read before stay in force; serve-app check FILE says why"
+    said = "refuses the changed file of tenants or keys, or a part of it; serve-app check FILE says why"
     assert f"warning: ijklmnop {said}" in shown(200, members=[refusing])
     for load in ({}, {"tenants_file_in_force": True}):
         assert "warning" not in "".join(shown(200, members=[lease("ijklmnop", "ingress", "", 8010, load)]))

@@ -178,9 +178,14 @@ def test_a_broken_new_file_keeps_the_old_keys_and_is_reported_once(
     assert allowed(keys, FIRST, SECOND) == [SECOND]
 
 
-def test_a_changed_file_that_names_an_unknown_model_is_refused_unless_the_file_named_it_before(tmp_path: Path) -> None:
+def test_a_tenant_for_which_a_changed_file_names_an_unknown_model_keeps_its_models_and_has_the_keys_of_the_file(
+    tmp_path: Path,
+) -> None:
     def file_of(key: str, *models: str) -> str:
         return json.dumps({"tenants": {"team": {"models": models, "keys": [{"id": "k1", "sha256": digest(key)}]}}})
+
+    def models() -> frozenset[str] | None:
+        return tenants._keys.tenant("team").models  # type: ignore[union-attr]  # it is in the file
 
     path = tmp_path / "tenants.yaml"
     served = {"models": {"chat": {"model": "embedded:smollm2-135m-instruct"}}, "ingress": {"tenants_file": str(path)}}
@@ -188,9 +193,9 @@ def test_a_changed_file_that_names_an_unknown_model_is_refused_unless_the_file_n
     tenants = Tenants(path, partial(read_keyring, parse_settings(served)))
     assert tenants.file_in_force
     replace(path, file_of(SECOND, "caht", "removed"), tenants)
-    assert (allowed(tenants, FIRST, SECOND), tenants.file_in_force) == ([FIRST], False)
+    assert (allowed(tenants, FIRST, SECOND), models(), tenants.file_in_force) == ([SECOND], {"chat", "removed"}, False)
     replace(path, file_of(SECOND, "removed"), tenants)
-    assert (allowed(tenants, FIRST, SECOND), tenants.file_in_force) == ([SECOND], True)
+    assert (allowed(tenants, FIRST, SECOND), models(), tenants.file_in_force) == ([SECOND], {"removed"}, True)
 
 
 def test_a_key_that_is_no_longer_valid_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

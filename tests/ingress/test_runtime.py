@@ -23,7 +23,7 @@ from serve_app.ingress.exchange.held_answer import current_exchange
 from serve_app.ingress.http.callers import IN_FORCE
 from serve_app.ingress.runtime import IngressRuntime
 from tests.core.helpers import Output, arrived, fleet_of, outputs, run
-from tests.doubles.fleet import in_loop
+from tests.doubles.fleet import in_loop, until
 from tests.ingress.fake_fronts import call, echo, front
 from tests.ingress.issuer import issuing
 from tests.ingress.tenants import digest
@@ -103,10 +103,13 @@ async def test_an_ingress_follows_the_tenants_file_of_its_configuration(
     assert IN_FORCE._value.get() == 0
     write("second", "bulit")
     await logged("tenants.team.models[0]: is 'bulit', no served model; did you mean built?")
-    assert (await status("first"), await status("second")) == (200, 401), "a wrong name of a model is a mistake"
+    await logged("has changed")
+    assert (await status("first"), await status("second")) == (401, 200), (
+        "the old key may be revoked, and the team has the model it had"
+    )
     assert (IN_FORCE._value.get(), built.keys_file_state()) == (0, {"tenants_file_in_force": False})
     write("second", "built")
-    await logged("has changed")
+    await until(lambda: sum("has changed" in record.getMessage() for record in caplog.records) == 2)
     assert (await status("first"), await status("second")) == (401, 200)
     assert (IN_FORCE._value.get(), built.keys_file_state()) == (1, {"tenants_file_in_force": True})
     for task in tasks:

@@ -69,7 +69,7 @@ class Tenants:
         self._seen = self._stamp()
         self._keys = read(None)
         self.file_in_force = True
-        """Whether the keys are those of the file. False: the changed file was refused, and the keys are those read before."""
+        """Whether all of the file counts. False: the changed file, or its lists of models with a mistake, were refused."""
         IN_FORCE.set(1)
         self._warned: frozenset[str] = frozenset()
         self._warn_of_invalid()
@@ -115,10 +115,10 @@ class Tenants:
         if (stamp := self._stamp()) == self._seen:
             return
         self._seen = stamp
-        was_read = False
+        in_force = False
         try:
             self._keys = self._read(self._keys)
-            was_read = True
+            in_force = self._keys.is_whole
         except ConfigError as exc:
             logger.error("%s; the %d API keys read before stay in force", exc, len(self._keys))
         except Exception:  # whatever it is, it must be seen: a key may have been revoked
@@ -126,8 +126,8 @@ class Tenants:
         else:
             logger.info("%s has changed: %d API keys are in force", self._path, len(self._keys))
             self._warn_of_invalid()
-        self.file_in_force = was_read
-        IN_FORCE.set(was_read)
+        self.file_in_force = in_force
+        IN_FORCE.set(in_force)
 
     def _warn_of_invalid(self) -> None:
         """Log each key that is no longer valid, unless the last reading of the file has logged it."""
