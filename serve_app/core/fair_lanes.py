@@ -5,8 +5,9 @@ A lane also moves its virtual time.
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 
 from serve_app.core.queue_rate import QueueRate
 from serve_app.core.usual_costs import UsualCosts
@@ -20,6 +21,10 @@ new tenant would get everything until it moved. So was the highest start: it fol
 ahead of the others.
 """
 _LOOK_EACH_S = 0.1
+_BEFORE = 4
+"""Usual requests by which virtual time may be later than the next start of a tenant of which requests begin."""
+_AHEAD = 8
+"""Requests by which a tenant may be ahead of another one before its requests give way to those of others: a small burst."""
 _MAX_BACK = 2
 """Usual requests by whose cost one frame may move virtual time back at most."""
 
@@ -54,6 +59,8 @@ class Account(Queue):
     """Expected GPU-seconds of its requests without a first token."""
     margin: WaitMargin = field(default_factory=WaitMargin)
     weight: float = 1.0
+    begun_at: float = -math.inf
+    """When its latest request began."""
     unreported_s: float = 0.0
     """GPU-seconds charged since the last report to the lease board."""
 
@@ -99,16 +106,28 @@ class Lane(Queue):
     starts_s: list[float] = field(default_factory=list)
     """The starts since ``moved_at``. All first tokens of a frame come at the same time."""
 
-    behind_s: float = math.inf
-    """The least start of a waiting request, as last computed."""
+    limits: Sequence[tuple[float, str]] = ()
+    """The two least virtual times from which other tenants are ahead of a tenant that waits, with its name, as last computed."""
+    next_s: float = math.inf
+    """The least start of a waiting request of the tenants of which requests begin, as last computed."""
     looked_at: float = -math.inf
-    """When `behind_s` was computed."""
+    """When `limits` and `next_s` were computed."""
 
-    def look_behind(self, now: float) -> None:
-        """Find the tenant that is furthest behind, at most each `_LOOK_EACH_S`: it takes a step for each tenant."""
+    def look_who_is_next(self, now: float) -> None:
+        """Find the tenants that are furthest behind, at most each `_LOOK_EACH_S`: it takes a step for each tenant."""
         if now - self.looked_at >= _LOOK_EACH_S:
             self.looked_at = now
-            self.behind_s = min((next(iter(account.waiting)).start_s for account in self.active), default=math.inf)
+            firsts = [(next(iter(each.waiting)), each) for each in self.active]
+            self.limits = nsmallest(2, ((first.start_s + _AHEAD * first.expected_s / each.weight, each.tenant) for first, each in firsts))
+            self.next_s = min((first.start_s for first, each in firsts if now - each.begun_at < _MEAN_S), default=math.inf)
+
+    def ahead_from_s(self, account: Account) -> float:
+        """Return the virtual time from which the tenant is ahead of its share: so far from another tenant's first waiting request.
+
+        If no other tenant waits, it is as far from virtual time.
+        """
+        of_virtual_s = self.virtual_s + _AHEAD * (self.begun_s or 0.0)
+        return next((limit_s for limit_s, tenant in self.limits if tenant != account.tenant), of_virtual_s)
 
     def advance(self, begun: Place, now: float) -> None:
         """Move virtual time towards the start of a place that has its first token, or up to it if no request of the lane waits anywhere."""
@@ -117,11 +136,13 @@ class Lane(Queue):
             self.moved_at = now
             self.starts_s.clear()
             return
+        begun.account.begun_at = now
         self.starts_s.append(begun.start_s)
         if now > self.moved_at:
             ahead_s = sum(self.starts_s) / len(self.starts_s) - self.virtual_s
             # A long prompt that waited for long began its wait long ago, which says nothing about the others.
-            ahead_s = max(ahead_s, -_MAX_BACK * (self.begun_s or 0.0))
+            usual_s = self.begun_s or 0.0
+            ahead_s = max(min(ahead_s, self.next_s + _BEFORE * usual_s - self.virtual_s), -_MAX_BACK * usual_s)
             self.virtual_s += min(1.0, (now - self.moved_at) / _MEAN_S) * ahead_s
             self.moved_at = now
             self.starts_s.clear()

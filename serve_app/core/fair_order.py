@@ -32,8 +32,6 @@ _LEAST_S = 1e-6
 """No request costs less, so that the tags of a tenant are in the order of arrival."""
 _BEHIND = 5
 """Usual requests by which a tenant may be behind virtual time before its requests leave the replicas that have their prefixes cached."""
-_AHEAD = 8
-"""Usual requests by which a tenant may be ahead of virtual time before its requests give way to those of others: a small burst."""
 _NEARLY_ALL = 0.9
 """Part of all starts from which on a tenant is as good as alone: then the number of its requests shows its wait best."""
 _MAX_ACCOUNTS = 1000
@@ -85,8 +83,8 @@ class FairOrder:
         account.finish_s = max(lane.virtual_s, account.finish_s)  # time for which the tenant did not ask is not saved up
         account.charge(expected_s)
         earlier_s, account.tag_s = account.tag_s, max(account.finish_s, account.tag_s)
-        start_s, usual_s = account.tag_s - expected_s / account.weight, lane.begun_s or 0.0
-        ahead = start_s - min(lane.virtual_s, lane.behind_s) > _AHEAD * usual_s > 0.0
+        start_s = account.tag_s - expected_s / account.weight
+        ahead = lane.begun_s is not None and start_s > lane.ahead_from_s(account)
         request.priority = tag_of(priority, account.tag_s, is_ahead=ahead)
         place = Place(lane, account, start_s, expected_s, prompt_s, earlier_s)
         self._places[request.request_id] = account.latest = place
@@ -180,7 +178,7 @@ class FairOrder:
         """
         self._num_replicas = num_replicas
         for lane in self._lanes.values():
-            lane.look_behind(now)
+            lane.look_who_is_next(now)
             is_full = (first is not None and first.priority < lane.end) or 2 * len(lane.queueing) >= max(1, num_replicas)
             if is_full is not lane.is_full:
                 lane.is_full = is_full

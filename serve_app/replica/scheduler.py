@@ -28,8 +28,8 @@ _BEFORE_ALL = -(1 << 63)
 """Lower than any priority."""
 _MAX_PREEMPTED_A_STEP = 4
 """Requests that give way before one step."""
-_MAX_PREEMPTIONS = 2
-"""How often a request gives way: it must make progress, however many come that go before it."""
+_PROGRESS = 16
+"""Tokens that a request makes at least between two times at which it gives way, however many come that go before it."""
 _IN_QUEUE = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 """States of queued requests that may start now; in other states they wait for a grammar or for KV from elsewhere."""
 
@@ -66,6 +66,8 @@ class YieldingScheduler(Scheduler):
         self._can_preempt = (
             self.policy is SchedulingPolicy.PRIORITY and self.cache_config.enable_prefix_caching and not self.has_mamba_layers
         )
+        self._gave_way = dict[str, int]()
+        """Id of a request that gave way -> its tokens then; may hold some that have ended."""
         self._offered = ""
         """Id of the queued request for which a step last had room. If it is still the next one, it lacks a place or KV."""
 
@@ -81,6 +83,8 @@ class YieldingScheduler(Scheduler):
         self._background &= self.requests.keys()
         self._not_ahead &= self.requests.keys()
         self._ahead &= self.requests.keys()
+        if len(self._gave_way) > 2 * len(self.requests):
+            self._gave_way = {i: tokens for i, tokens in self._gave_way.items() if i in self.requests}
         if self._not_ahead:
             self._not_ahead_until = now + HOLD_S
         most_active = self.max_num_active_reqs
@@ -140,7 +144,7 @@ class YieldingScheduler(Scheduler):
             return 0
         first = self.waiting.peek_request()
         level = first.priority - is_ahead(first.priority)
-        giving = [r for r in self.running if r.num_preemptions < _MAX_PREEMPTIONS and gives_way(r.priority, level)]
+        giving = [r for r in self.running if gives_way(r.priority, level) and self._may_give_way(r)]
         free = 0 if first.request_id == self._short_of_kv_id else max(0, self.max_num_active_reqs - self._num_places_taken())
         if not (giving or (free and level != first.priority)):
             return 0
@@ -160,7 +164,12 @@ class YieldingScheduler(Scheduler):
         self._put_first([request for request in put_first if not is_ahead(request.priority)])
         return len(put_first)
 
+    def _may_give_way(self, request: Any) -> bool:
+        tokens = self._gave_way.get(request.request_id)
+        return tokens is None or request.num_tokens - tokens >= _PROGRESS
+
     def _preempt(self, request: Any, now: float) -> None:
+        self._gave_way[request.request_id] = request.num_tokens
         self.running.remove(request)
         self._preempt_request(request, now, drop_stale_output=self.requires_kv_delivery)
         self.prev_step_scheduled_req_ids.discard(request.request_id)

@@ -53,8 +53,8 @@ def make_config(tiny_llama: Path, vllm_environment: None) -> Callable[..., Any]:
     """Return a function that makes vLLM's configuration of a simulated engine; ``more`` is added beside ``simulated``."""
     from serve_app.replica.engine_core import engine_config
 
-    def make(more: Mapping[str, Any], **engine_args: Any) -> Any:
-        arguments = _arguments(tiny_llama, FAST)
+    def make(more: Mapping[str, Any], simulated: Mapping[str, Any] = FAST, **engine_args: Any) -> Any:
+        arguments = _arguments(tiny_llama, simulated)
         arguments["additional_config"] |= more
         return engine_config({**arguments, **_SMALL, **engine_args})
 

@@ -12,7 +12,7 @@ class Traffic:
     """Runs requests on one engine core, step by step. ``steps`` has the tokens of each step by request."""
 
     def __init__(self, core: Any) -> None:
-        self._core = core
+        self.core = core
         self.scheduler = core.scheduler
         self.steps: list[dict[str, int]] = []
         self.answers: dict[str, list[int]] = {}
@@ -59,16 +59,16 @@ class Traffic:
             priority=BACKGROUND_PRIORITY if name.startswith("line") else priority,
         )
         self.answers[name] = []
-        self._core.add_request(*self._core.preprocess_add_request(request))
+        self.core.add_request(*self.core.preprocess_add_request(request))
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
-            outputs, executed = self._core.step_fn()
-            self._core.post_step(executed)
+            outputs, executed = self.core.step_fn()
+            self.core.post_step(executed)
             for frame in (outputs or {}).values():
                 for output in frame.outputs:
                     self.answers[output.request_id] += output.new_token_ids
 
     def finish(self) -> None:
-        while self._core.scheduler.has_requests() or self._core.batch_queue:
+        while self.core.scheduler.has_requests() or self.core.batch_queue:
             self.step()
