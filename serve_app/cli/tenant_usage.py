@@ -92,7 +92,10 @@ def _gaps(found: "Usage") -> Iterator[str]:
         first, last = (datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds") for at in found.seen)
         yield f"no request began in this time; the ledger's first began at {first}, its last at {last}"
     if found.num_unmeasured:
-        yield f"{found.num_unmeasured} answered requests have no GPU-seconds: their replicas had measured no step costs (docs/ledger.md)"
+        yield (
+            f"{found.num_unmeasured} answered requests have no GPU-seconds: no replica of their model had measured its steps. Where the "
+            "model makes text, start a replica again while its machine is less busy (docs/ledger.md)"
+        )
     if found.num_without_cached:
         yield f"{found.num_without_cached} answered requests have no cached tokens: an older release wrote their lines"
 

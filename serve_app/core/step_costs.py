@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-CONTEXT_TOKENS = 240
-"""Tokens before the decoded ones in each sequence of a timed batch: the same for all, so that the prefix cache computes them once. Fewer
-than 256: from there on vLLM may read a common beginning once for all sequences, which real batches do not have."""
+CONTEXT_TOKENS = 241
+"""The most tokens before the decoded ones in each sequence of a timed batch: whole blocks of the prefix cache, the same for all sequences
+and so computed once, and one more. Fewer than 256: from there on vLLM may read a common beginning once for all sequences, which real
+batches do not have."""
 SEQUENCES = (1, 32, 8)
 """Sequences that decode together in the timed batches. The first two separate the cost of a step from that of a token; the third shows
 whether the law is linear."""
@@ -24,6 +25,9 @@ CHUNK_TOKENS = 512
 """Tokens of the timed prompt: a usual prompt, and enough to keep an accelerator busy."""
 TIMING_ERROR = 0.05
 """The least relative error that is assumed of a timed batch."""
+UNTIMED_TOKEN = 0.04
+"""The cost of a token that no batch separates, as a share of the shortest step, give or take as much. Between 0.002 of a step (an 8B model
+on a simulated A10G, output) and 0.09 (the embedded model on two CPU cores)."""
 REPORT_PREFIX = "measured_"
 
 
@@ -65,20 +69,24 @@ class TimedBatch:
 
 
 def measured_costs(batches: Sequence[TimedBatch]) -> MeasuredCosts | None:
-    """Return the costs that explain the timed batches best; None if the batches cannot separate the three costs.
+    """Return the costs that explain the timed batches best; None for fewer than two kinds of batches, or if none of them only decodes.
 
-    Weighted least squares with no cost below zero. If the batches are off the fitted plane by more than their errors, the plane is the
-    wrong law, and the errors of the costs grow by the same factor.
+    Weighted least squares with no cost below zero. A token's cost that the batches do not separate is `UNTIMED_TOKEN`. If the batches are
+    off the fitted plane by more than their errors, the plane is the wrong law, and the errors of the costs grow by the same factor.
     """
     rows = np.array([(1.0, b.output_tokens, b.prefilled_tokens) for b in batches]).reshape(-1, 3)
     seconds = np.array([b.seconds for b in batches])
-    if len(batches) < 3 or (seconds <= 0).any() or np.linalg.matrix_rank(rows) < 3:
+    if len(batches) < 2 or np.linalg.matrix_rank(rows) < 2 or (seconds <= 0).any() or all(b.prefilled_tokens for b in batches):
         return None
     sigma = seconds * np.hypot(TIMING_ERROR, [b.error for b in batches])
+    guess_s = UNTIMED_TOKEN * seconds.min()
+    for token in ((0.0, 1.0, 0.0), (0.0, 0.0, 1.0)):
+        if np.linalg.matrix_rank(more := np.vstack([rows, token])) > np.linalg.matrix_rank(rows):
+            rows, seconds, sigma = more, np.append(seconds, guess_s), np.append(sigma, guess_s)
     rows, target = rows / sigma[:, None], seconds / sigma
     gram = rows.T @ rows
     costs = non_negative_least_squares(gram, rows.T @ target)
-    misfit = float(((rows @ costs - target) ** 2).sum()) / max(1, len(batches) - 3)
+    misfit = float(((rows @ costs - target) ** 2).sum()) / max(1, len(rows) - 3)
     errors = np.sqrt(max(1.0, misfit) * np.diag(np.linalg.inv(gram)))
     step_s, output_token_s, prompt_token_s = costs
     return MeasuredCosts(

@@ -124,9 +124,8 @@ class PipedEngineCore(EngineCoreProc):
 
     def measure_itself(self, limit_s: float) -> None:
         """Time a few batches and report the costs, between the engine's start and its loop. Takes about ``limit_s`` at most."""
-        measured = measure(self, limit_s) if self._makes_text else None
-        if measured is not None:
-            self._end.send(pipe.StepsMeasured(measured))
+        if self._makes_text:
+            self._end.send(pipe.StepsMeasured(measure(self, limit_s)))
 
     def preprocess_attempt(self, request: EngineCoreRequest, num_emitted: int) -> Any:
         """Return the result of vLLM's own preprocessing; the last ``num_emitted`` ids of the prompt are the answer so far.

@@ -105,7 +105,8 @@ class GoldenAnswer(msgspec.Struct, tag=13, array_like=True, frozen=True):
 class StepsMeasured(msgspec.Struct, tag=15, array_like=True, frozen=True):
     """The result of the engine core's measurement of itself; comes between `EngineReady` and the answer to the first probe."""
 
-    measured: MeasuredCosts
+    measured: MeasuredCosts | None
+    """None: too few batches could be timed, or the measurement failed."""
 
 
 class EngineFailed(msgspec.Struct, tag=14, array_like=True, frozen=True):

@@ -24,6 +24,11 @@ from serve_app.replica.process_group import end_group
 
 logger = logging.getLogger(__name__)
 
+_NOT_MEASURED = (
+    "this engine could not measure what its steps cost, because they took too long or failed. Unless another replica of the model has "
+    "measured them, its requests have no GPU-seconds, tenants share it by a guess, and the autoscaler learns the costs from the load "
+    "alone. A start while the machine is less busy measures them"
+)
 _STOP_GRACE_S = 7.0  # longer than an engine core gives its workers (process_group.py)
 
 
@@ -220,6 +225,8 @@ class EngineProcess:
                 self._ready.set_result(message)
         elif isinstance(message, pipe.StepsMeasured):
             self._measured = message.measured
+            if message.measured is None:
+                logger.warning(_NOT_MEASURED)
         elif isinstance(message, pipe.GoldenAnswer):
             if self._golden is not None and not self._golden.done():
                 self._golden.set_result(message)

@@ -6,9 +6,11 @@ sequences (`serve_app/core/step_costs.py` has the sizes). The engine core's main
 
 import contextlib
 import logging
+import math
 import statistics
 import time
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,21 +24,25 @@ logger = logging.getLogger(__name__)
 
 GPU_LIMIT_S = 5.0
 """Limit of the measurement of an engine on GPUs, or on simulated ones."""
-CPU_SHARE = 0.08
-"""Limit of the measurement on CPUs, as a share of the engine's start; with the last step it stays below a tenth."""
+CPU_SHARE, CPU_LEAST_S = 0.08, 4.0
+"""Limit of the measurement on CPUs: this share of the engine's start, but at least so many seconds. Replicas and the ingress start at once,
+so a step takes up to four times as long as later. With 2 s for the embedded model on two cores, often only one batch was timed."""
 DECODES = 16
 """The most steps of a decoding batch that are timed."""
 MIN_DECODES = 3
+"""Steps of a decoding batch that are timed even beyond `PHASE`, while the whole limit is not over."""
 CHUNKS = 2
+LONE_ERROR = 0.5
+"""The relative error of a batch of which one step was timed, beside other work of the machine."""
 LEAST_CHUNK = 32
 """A shorter prompt takes no longer than any step does."""
-PHASE = 0.25
-"""Share of the whole limit that one kind of batch may take: there are four kinds."""
+PHASE = 0.2
+"""Share of the whole limit that one kind of batch may take. There are four kinds, and the first prompt needs the rest."""
 
 
 def limit_s(device: str, started_s: float) -> float:
     """Return the seconds that the measurement may take; ``started_s``: the time of the start so far."""
-    return CPU_SHARE * started_s if device == "cpu" else GPU_LIMIT_S
+    return max(CPU_LEAST_S, CPU_SHARE * started_s) if device == "cpu" else GPU_LIMIT_S
 
 
 def measure(core: Any, limit_s: float, now: Callable[[], float] = time.perf_counter) -> MeasuredCosts | None:
@@ -46,16 +52,13 @@ def measure(core: Any, limit_s: float, now: Callable[[], float] = time.perf_coun
     supervisor's probe follows, and shows whether the engine can make a token.
     """
     try:
-        measured = measured_costs(_Measurement(core, limit_s, now).batches())
+        return measured_costs(_Measurement(core, limit_s, now).batches())
     except Exception:
         logger.exception("this engine's steps were not measured")
         return None
     finally:
         if not core.reset_prefix_cache():
             logger.warning("the prompts that this engine was measured with stay in its prefix cache until others need the room")
-    if measured is None:
-        logger.info("this engine's steps were not measured: in %.2f s too few batches could be timed", limit_s)
-    return measured
 
 
 class _Measurement:
@@ -67,13 +70,18 @@ class _Measurement:
         self._vocabulary = config.model_config.get_vocab_size()
         self._max_len = config.model_config.max_model_len
         self._max_batched_tokens = scheduler.max_num_batched_tokens
-        self._context = max(1, min(CONTEXT_TOKENS, self._max_len - DECODES - 1))
-        # Without a prefix cache, each of many sequences would first have to compute its context, which takes longer than all timed steps.
-        self._shared_context = self._context if cache.enable_prefix_caching else 1
+        longest = max(1, min(CONTEXT_TOKENS, self._max_len - DECODES - 1))
+        # The prefix cache holds whole blocks, of 128 tokens on CPUs. Without any, each of many sequences would first have to compute its
+        # context, which takes longer than all timed steps.
+        cached = (longest - 1) // cache.block_size * cache.block_size if cache.enable_prefix_caching else 0
+        self._shared_context = cached + 1
+        self._context = self._shared_context if cached else longest
         room = (cache.num_gpu_blocks or 0) * cache.block_size // 2
         self._max_sequences = min(scheduler.max_num_seqs, room // (self._context + DECODES))
         self._context_token_s: float | None = None
         """Seconds per token of the first prompt. This is more than a token costs, because the very first step is slow."""
+        self._step_s: float | None = None
+        """Seconds of a step in which one sequence decodes."""
         self._num_prompts = 0
 
     def batches(self) -> list[TimedBatch]:
@@ -90,39 +98,48 @@ class _Measurement:
         made = dict.fromkeys(range(num_sequences), 0)
         seconds: list[float] = []
         counts: list[int] = []
-        began = before = self._now()
+        began = before = decoded_from = self._now()
         with contextlib.closing(self._steps([context] * num_sequences, DECODES + 1)) as steps:
             for at, tokens in steps:
                 if all(made.values()):  # otherwise some sequences still compute their context
                     seconds.append(at - before)
                     counts.append(sum(tokens.values()))
-                elif self._context_token_s is None:
-                    self._context_token_s = (at - began) / len(context)
+                else:
+                    decoded_from = at
+                    if self._context_token_s is None:
+                        self._context_token_s = (at - began) / len(context)
                 before = at
                 for index, count in tokens.items():
                     made[index] += count
-                if max(made.values()) > DECODES or self._is_over(began):
+                is_enough = len(seconds) >= MIN_DECODES and at - decoded_from > self._phase_s
+                if max(made.values()) > DECODES or is_enough or at > self._ends_at:
                     break
-        return _timed(statistics.fmean(counts), 0, seconds) if len(seconds) >= MIN_DECODES else None
+        if seconds and self._step_s is None:
+            self._step_s = statistics.median(seconds)
+        return _timed(statistics.fmean(counts), 0, seconds) if seconds else None
 
     def _chunks(self) -> TimedBatch | None:
-        """Time uncached prompts, each in one step that makes one token."""
-        can_afford = self._phase_s / CHUNKS / self._context_token_s if self._context_token_s else 0.0
-        size = int(min(CHUNK_TOKENS, self._max_batched_tokens, self._max_len - 1, can_afford))
+        """Time uncached prompts, each in one step that makes one token.
+
+        A prompt shorter than `CHUNK_TOKENS` may be computed while the weights are read, so its time is wrong by up to a whole step.
+        """
+        if self._context_token_s is None or self._step_s is None:
+            return None
+        can_afford = int(self._phase_s / CHUNKS / self._context_token_s)
+        size = min(CHUNK_TOKENS, self._max_batched_tokens, self._max_len - 1, max(LEAST_CHUNK, can_afford))
         if size < LEAST_CHUNK:
             return None
-        seconds = []
-        for _ in range(CHUNKS):
+        seconds: list[float] = []
+        ends_at = self._now() + self._phase_s
+        while not seconds or (len(seconds) < CHUNKS and self._now() < ends_at):
             self._num_prompts += 1
             prompt = [1 + (self._num_prompts + i * (1 + self._num_prompts)) % (self._vocabulary - 1) for i in range(size)]
             began = self._now()
             with contextlib.closing(self._steps([prompt], 1)) as steps:
                 seconds += [at - began for at, _ in steps]
-        return _timed(1, size, seconds)
-
-    def _is_over(self, began: float) -> bool:
-        now = self._now()
-        return now - began > self._phase_s or now > self._ends_at
+        batch = _timed(1, size, seconds)
+        hidden = self._step_s / batch.seconds if size < CHUNK_TOKENS else 0.0
+        return replace(batch, error=math.hypot(batch.error, hidden))
 
     def _steps(self, prompts: Sequence[list[int]], max_tokens: int) -> Generator[tuple[float, dict[int, int]]]:
         """Run the prompts; yield the end of each step that made tokens, and prompt -> number of tokens. Closing aborts the rest."""
@@ -154,5 +171,7 @@ def _step(core: Any) -> list[Any]:
 def _timed(output_tokens: float, prefilled_tokens: int, seconds: Sequence[float]) -> TimedBatch:
     """Return a batch with the median of its times, so that a step which other work of the machine delayed does not count."""
     middle = statistics.median(seconds)
-    spread = statistics.median(abs(s - middle) for s in seconds) / middle / len(seconds) ** 0.5
+    spread = (
+        statistics.median(abs(s - middle) for s in seconds) / middle / len(seconds) ** 0.5 if len(seconds) > 1 else LONE_ERROR
+    )
     return TimedBatch(output_tokens=output_tokens, prefilled_tokens=prefilled_tokens, seconds=middle, error=spread)

@@ -127,7 +127,8 @@ def test_lines_of_an_older_release_are_read_and_said_to_lack_what_they_lack(tmp_
         "red       chat          1        0     100      64      10  0.250",
     ]
     assert result.stderr.splitlines() == [
-        "note: 1 answered requests have no GPU-seconds: their replicas had measured no step costs (docs/ledger.md)",
+        "note: 1 answered requests have no GPU-seconds: no replica of their model had measured its steps. Where the model "
+        "makes text, start a replica again while its machine is less busy (docs/ledger.md)",
         "note: 1 answered requests have no cached tokens: an older release wrote their lines",
     ]
     assert CliRunner().invoke(app, ["ledger", "verify", str(path)]).exit_code == 0

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.core.step_costs import MeasuredCosts, TimedBatch, combined, measured_costs
+from serve_app.core.step_costs import UNTIMED_TOKEN, MeasuredCosts, TimedBatch, combined, measured_costs
 
 BATCHES = ((1, 0), (32, 0), (8, 0), (1, 512))
 
@@ -42,10 +42,28 @@ def test_batches_that_are_on_no_plane_make_larger_errors() -> None:
     assert bent.output_token_error_s > 3 * straight.output_token_error_s
 
 
-@pytest.mark.parametrize("kept", [[], [0], [0, 1, 2], [0, 3]], ids=str)
-def test_batches_that_cannot_separate_three_costs_give_none(kept: list[int]) -> None:
+@pytest.mark.parametrize("kept", [[], [0], [0, 0], [3], [3, 3]], ids=str)
+def test_one_kind_of_batch_gives_no_costs(kept: list[int]) -> None:
     batches = timed(0.03, 0.001, 0.0004)
     assert measured_costs([batches[i] for i in kept]) is None
+
+
+def test_without_a_prompt_its_cost_is_a_guess_and_the_others_are_measured() -> None:
+    batches = timed(0.03, 0.001, 0.0004)
+    found = measured_costs(batches[:3])
+    assert found is not None
+    assert (found.step_s, found.output_token_s) == pytest.approx((0.03, 0.001))
+    assert (found.prompt_token_s, found.prompt_token_error_s) == pytest.approx((UNTIMED_TOKEN * 0.031,) * 2)
+
+
+def test_without_a_second_size_of_batch_a_step_of_one_token_costs_what_it_took() -> None:
+    """Engines with `max_num_seqs` 1 have no second size, and need none: each of their steps has one token."""
+    batches = timed(0.03, 0.001, 0.0004)
+    found = measured_costs([batches[0], batches[3]])
+    assert found is not None
+    assert found.step_s + found.output_token_s == pytest.approx(0.031)
+    assert found.prompt_token_s == pytest.approx(0.0004)
+    assert (found.output_token_s, found.output_token_error_s) == pytest.approx((UNTIMED_TOKEN * 0.031,) * 2)
 
 
 def test_one_replica_on_a_busy_node_does_not_count_and_widens_the_errors() -> None:

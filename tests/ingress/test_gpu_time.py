@@ -159,6 +159,12 @@ def test_without_measured_costs_there_are_no_gpu_seconds_and_who_used_nothing_ha
     assert one.gpu_time.seconds(EngineRequests().totals("rejected")) == 0.0
 
 
+def test_where_one_replica_has_measured_its_costs_count_for_the_others_too() -> None:
+    gpu_time = GpuTime(1)
+    gpu_time.learn([None, COSTS])
+    assert gpu_time.costs == MeasuredCosts(**COSTS)
+
+
 def test_costs_stay_known_while_no_replica_has_a_lease() -> None:
     one = Engine()
     one.gpu_time.learn([])

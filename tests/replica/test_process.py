@@ -39,6 +39,14 @@ end.send(pipe.StepOutputs(pipe.PROBE_SLOT, EngineLoad(1), 0.0, ["probe"], b"", 1
 """Reports the costs of its steps, and answers the probe."""
 
 
+NOT_MEASURED = """
+from serve_app.core.load import EngineLoad
+end.send(pipe.StepsMeasured(None))
+end.send(pipe.StepOutputs(pipe.PROBE_SLOT, EngineLoad(1), 0.0, ["probe"], b"", 1))
+"""
+"""Reports that it could not measure its steps, and answers the probe."""
+
+
 def environment(folder: Path, vllm: str) -> dict[str, str]:
     """Return an environment in which vLLM is one module with this source."""
     (folder / "vllm.py").write_text(vllm)
@@ -116,6 +124,19 @@ async def test_what_an_engine_measured_of_itself_comes_with_its_start(tmp_path: 
     assert (ready.measured.step_s, ready.measured.prompt_token_error_s) == (0.03, 3e-5)
     await process.stop()
     assert is_gone(process)
+
+
+@in_loop
+async def test_an_engine_that_could_not_measure_itself_serves_and_the_log_warns(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = engine()
+    env = environment(tmp_path, READY + NOT_MEASURED + HANGS)
+    ready = await process.start(MODEL, once_ready(tmp_path), environment=env, timeout_s=60.0, max_frame_bytes=1 << 20)
+    assert ready.measured is None
+    (warned,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "could not measure what its steps cost" in warned.getMessage()
+    await process.stop()
 
 
 @in_loop
