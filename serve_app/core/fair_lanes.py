@@ -21,8 +21,6 @@ new tenant would get everything until it moved. So was the highest start: it fol
 ahead of the others.
 """
 _LOOK_EACH_S = 0.1
-_BEFORE = 4
-"""Usual requests by which virtual time may be later than the next start of a tenant of which requests begin."""
 _AHEAD = 8
 """Requests by which a tenant may be ahead of another one before its requests give way to those of others: a small burst."""
 _MAX_BACK = 2
@@ -59,8 +57,6 @@ class Account(Queue):
     """Expected GPU-seconds of its requests without a first token."""
     margin: WaitMargin = field(default_factory=WaitMargin)
     weight: float = 1.0
-    begun_at: float = -math.inf
-    """When its latest request began."""
     unreported_s: float = 0.0
     """GPU-seconds charged since the last report to the lease board."""
 
@@ -108,18 +104,17 @@ class Lane(Queue):
 
     limits: Sequence[tuple[float, str]] = ()
     """The two least virtual times from which other tenants are ahead of a tenant that waits, with its name, as last computed."""
-    next_s: float = math.inf
-    """The least start of a waiting request of the tenants of which requests begin, as last computed."""
     looked_at: float = -math.inf
-    """When `limits` and `next_s` were computed."""
+    """When `limits` was computed."""
 
     def look_who_is_next(self, now: float) -> None:
         """Find the tenants that are furthest behind, at most each `_LOOK_EACH_S`: it takes a step for each tenant."""
         if now - self.looked_at >= _LOOK_EACH_S:
             self.looked_at = now
-            firsts = [(next(iter(each.waiting)), each) for each in self.active]
-            self.limits = nsmallest(2, ((first.start_s + _AHEAD * first.expected_s / each.weight, each.tenant) for first, each in firsts))
-            self.next_s = min((first.start_s for first, each in firsts if now - each.begun_at < _MEAN_S), default=math.inf)
+            firsts = ((next(iter(each.waiting)), each) for each in self.active)
+            self.limits = nsmallest(
+                2, ((first.start_s + _AHEAD * first.expected_s / each.weight, each.tenant) for first, each in firsts)
+            )
 
     def ahead_from_s(self, account: Account) -> float:
         """Return the virtual time from which the tenant is ahead of its share: so far from another tenant's first waiting request.
@@ -136,13 +131,11 @@ class Lane(Queue):
             self.moved_at = now
             self.starts_s.clear()
             return
-        begun.account.begun_at = now
         self.starts_s.append(begun.start_s)
         if now > self.moved_at:
             ahead_s = sum(self.starts_s) / len(self.starts_s) - self.virtual_s
             # A long prompt that waited for long began its wait long ago, which says nothing about the others.
-            usual_s = self.begun_s or 0.0
-            ahead_s = max(min(ahead_s, self.next_s + _BEFORE * usual_s - self.virtual_s), -_MAX_BACK * usual_s)
+            ahead_s = max(ahead_s, -_MAX_BACK * (self.begun_s or 0.0))
             self.virtual_s += min(1.0, (now - self.moved_at) / _MEAN_S) * ahead_s
             self.moved_at = now
             self.starts_s.clear()
