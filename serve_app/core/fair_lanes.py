@@ -100,7 +100,8 @@ class Lane(Queue):
     """The starts since ``moved_at``. All first tokens of a frame come at the same time."""
 
     behind_s: float = math.inf
-    """The least start of a waiting request, as last computed."""
+    """The least virtual time at which a waiting request would be finished, as last computed. Its start was rejected: a request of a tenant
+    with a small weight starts long before it is due, and would make all other tenants look ahead."""
     looked_at: float = -math.inf
     """When `behind_s` was computed."""
 
@@ -108,7 +109,12 @@ class Lane(Queue):
         """Find the tenant that is furthest behind, at most each `_LOOK_EACH_S`: it takes a step for each tenant."""
         if now - self.looked_at >= _LOOK_EACH_S:
             self.looked_at = now
-            self.behind_s = min((next(iter(account.waiting)).start_s for account in self.active), default=math.inf)
+            due = ((next(iter(account.waiting)), account.weight) for account in self.active)
+            self.behind_s = min((place.start_s + place.expected_s / weight for place, weight in due), default=math.inf)
+
+    def usual_s(self, account: Account) -> float:
+        """Return the virtual seconds of a usual request at the mean weight of this tenant and those that wait; 0 before the first start."""
+        return (self.begun_s or 0.0) * (1 + len(self.active)) / (account.weight + self.weights)
 
     def advance(self, begun: Place, now: float) -> None:
         """Move virtual time towards the start of a place that has its first token, or up to it if no request of the lane waits anywhere."""
@@ -121,7 +127,7 @@ class Lane(Queue):
         if now > self.moved_at:
             ahead_s = sum(self.starts_s) / len(self.starts_s) - self.virtual_s
             # A long prompt that waited for long began its wait long ago, which says nothing about the others.
-            ahead_s = max(ahead_s, -_MAX_BACK * (self.begun_s or 0.0))
+            ahead_s = max(ahead_s, -_MAX_BACK * self.usual_s(begun.account))
             self.virtual_s += min(1.0, (now - self.moved_at) / _MEAN_S) * ahead_s
             self.moved_at = now
             self.starts_s.clear()

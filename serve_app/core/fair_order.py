@@ -85,7 +85,7 @@ class FairOrder:
         account.finish_s = max(lane.virtual_s, account.finish_s)  # time for which the tenant did not ask is not saved up
         account.charge(expected_s)
         earlier_s, account.tag_s = account.tag_s, max(account.finish_s, account.tag_s)
-        start_s, usual_s = account.tag_s - expected_s / account.weight, lane.begun_s or 0.0
+        start_s, usual_s = account.tag_s - expected_s / account.weight, lane.usual_s(account)
         ahead = start_s - min(lane.virtual_s, lane.behind_s) > _AHEAD * usual_s > 0.0
         request.priority = tag_of(priority, account.tag_s, is_ahead=ahead)
         place = Place(lane, account, start_s, expected_s, prompt_s, earlier_s)
@@ -106,7 +106,7 @@ class FairOrder:
         """Return whether engines start requests of others that are due much later than this tenant's next one."""
         waiting_s = account.waiting_s + lane.elsewhere_s.get(account.tenant, 0.0)
         next_s = account.finish_s - waiting_s / account.weight
-        return lane.begun_s is not None and lane.virtual_s - next_s > _BEHIND * lane.begun_s
+        return lane.virtual_s - next_s > _BEHIND * lane.usual_s(account) > 0.0
 
     def _open_account(self, lane: Lane, tenant: str) -> Account:
         if len(lane.accounts) >= _MAX_ACCOUNTS:
