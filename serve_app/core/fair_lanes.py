@@ -22,6 +22,9 @@ ahead of the others.
 _LOOK_EACH_S = 0.1
 _MAX_BACK = 2
 """Usual requests by whose cost one frame may move virtual time back at most."""
+_LEAST_PACE = 0.5
+"""Least part of its pace at which virtual time moves if the starts stand still. Where each tenant asks rarely, all requests start at the
+virtual time, and a mean of their starts would never move: a request that costs more than those that keep coming would never start."""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +97,8 @@ class Lane(Queue):
     queueing: set[str] = field(default_factory=set)
     """Replicas in whose engines requests of this priority, or of one before it, waited at the last heartbeat."""
     is_full: bool = False
+    floor_s: float = -math.inf
+    """Virtual time is never below: it moves by a part of what each start costs, shared by the weights of the tenants that wait."""
     moved_at: float = 0.0
     """When virtual time moved last."""
     starts_s: list[float] = field(default_factory=list)
@@ -124,10 +129,13 @@ class Lane(Queue):
             self.starts_s.clear()
             return
         self.starts_s.append(begun.start_s)
+        least_s = self.virtual_s - _MAX_BACK * self.usual_s(begun.account)
+        self.floor_s = max(self.floor_s, least_s) + _LEAST_PACE * begun.expected_s / (self.weights + begun.account.weight)
+        self.virtual_s = max(self.virtual_s, self.floor_s)
         if now > self.moved_at:
             ahead_s = sum(self.starts_s) / len(self.starts_s) - self.virtual_s
             # A long prompt that waited for long began its wait long ago, which says nothing about the others.
             ahead_s = max(ahead_s, -_MAX_BACK * self.usual_s(begun.account))
-            self.virtual_s += min(1.0, (now - self.moved_at) / _MEAN_S) * ahead_s
+            self.virtual_s = max(self.floor_s, self.virtual_s + min(1.0, (now - self.moved_at) / _MEAN_S) * ahead_s)
             self.moved_at = now
             self.starts_s.clear()

@@ -112,6 +112,23 @@ def test_a_short_request_does_not_wait_for_a_long_prompt_of_another_tenant() -> 
     assert order_of_service(long, placed(order, "short", "b")) == ["short", "long"]
 
 
+def test_a_long_prompt_starts_though_a_short_request_of_yet_another_tenant_always_waits() -> None:
+    order = FairOrder()
+    order.learn(COSTS)
+    long = request("long", prompt_tokens=1000)
+    order.place(long, "long", 1.0, "interactive", 0.0)
+    waiting, second = [long, placed(order, "t0", "t0")], 0
+    while long in waiting:
+        assert second < 100  # 11 GPU-seconds, of which a third is the long prompt's
+        second += 1
+        waiting.append(placed(order, f"t{second}", f"t{second}"))
+        waiting.sort(key=lambda state: (state.priority, state.number))
+        state = waiting.pop(0)
+        state.emitted_ids = [1] * 10
+        order.begin(state, float(second))
+        order.end(state, float(second))
+
+
 def test_priorities_come_before_shares() -> None:
     order = FairOrder()
     states = [placed(order, priority, priority, priority=priority) for priority in ("background", "batch", "interactive")]
