@@ -19,6 +19,8 @@ The lowest start of the waiting requests was rejected: it stands still while req
 new tenant would get everything until it moved. So was the highest start: it follows an engine where only one tenant's requests wait, far
 ahead of the others.
 """
+AHEAD = 8
+"""Usual requests by which a tenant may be ahead of virtual time before its requests give way to those of others: a small burst."""
 _LOOK_EACH_S = 0.1
 _MAX_BACK = 2
 """Usual requests by whose cost one frame may move virtual time back at most."""
@@ -97,6 +99,8 @@ class Lane(Queue):
     queueing: set[str] = field(default_factory=set)
     """Replicas in whose engines requests of this priority, or of one before it, waited at the last heartbeat."""
     is_full: bool = False
+    usual_s: float = 0.0
+    """Moving mean of the virtual seconds that those cost which began: a scale that follows the weights. 0 before the first."""
     floor_s: float = -math.inf
     """Virtual time is never below: it moves by a part of what each start costs, shared by the weights of the tenants that wait."""
     moved_at: float = 0.0
@@ -105,8 +109,8 @@ class Lane(Queue):
     """The starts since ``moved_at``. All first tokens of a frame come at the same time."""
 
     behind_s: float = math.inf
-    """The least virtual time at which a waiting request would be finished, as last computed. Its start was rejected: a request of a tenant
-    with a small weight starts long before it is due, and would make all other tenants look ahead."""
+    """The virtual time from which on some waiting request is behind, as last computed: by `AHEAD` times its own or the usual cost, whichever
+    is more. A request of a small weight starts long before it is due, and must not make all other tenants look ahead."""
     looked_at: float = -math.inf
     """When `behind_s` was computed."""
 
@@ -114,12 +118,9 @@ class Lane(Queue):
         """Find the tenant that is furthest behind, at most each `_LOOK_EACH_S`: it takes a step for each tenant."""
         if now - self.looked_at >= _LOOK_EACH_S:
             self.looked_at = now
-            due = ((next(iter(account.waiting)), account.weight) for account in self.active)
-            self.behind_s = min((place.start_s + place.expected_s / weight for place, weight in due), default=math.inf)
-
-    def usual_s(self, account: Account) -> float:
-        """Return the virtual seconds of a usual request at the mean weight of this tenant and those that wait; 0 before the first start."""
-        return (self.begun_s or 0.0) * (1 + len(self.active)) / (account.weight + self.weights)
+            first = (next(iter(account.waiting)) for account in self.active)
+            late = (each.start_s + AHEAD * max(each.expected_s / each.account.weight, self.usual_s) for each in first)
+            self.behind_s = min(late, default=math.inf)
 
     def advance(self, begun: Place, now: float) -> None:
         """Move virtual time towards the start of a place that has its first token, or up to it if no request of the lane waits anywhere."""
@@ -129,13 +130,13 @@ class Lane(Queue):
             self.starts_s.clear()
             return
         self.starts_s.append(begun.start_s)
-        least_s = self.virtual_s - _MAX_BACK * self.usual_s(begun.account)
+        least_s = self.virtual_s - _MAX_BACK * self.usual_s
         self.floor_s = max(self.floor_s, least_s) + _LEAST_PACE * begun.expected_s / (self.weights + begun.account.weight)
         self.virtual_s = max(self.virtual_s, self.floor_s)
         if now > self.moved_at:
             ahead_s = sum(self.starts_s) / len(self.starts_s) - self.virtual_s
             # A long prompt that waited for long began its wait long ago, which says nothing about the others.
-            ahead_s = max(ahead_s, -_MAX_BACK * self.usual_s(begun.account))
+            ahead_s = max(ahead_s, -_MAX_BACK * self.usual_s)
             self.virtual_s = max(self.floor_s, self.virtual_s + min(1.0, (now - self.moved_at) / _MEAN_S) * ahead_s)
             self.moved_at = now
             self.starts_s.clear()

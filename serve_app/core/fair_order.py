@@ -18,7 +18,7 @@ tenant since, and what waits for it (`order_board.py`). A charge moves the tenan
 import math
 from collections.abc import Iterable, Mapping
 
-from serve_app.core.fair_lanes import Account, Lane, Place
+from serve_app.core.fair_lanes import AHEAD, Account, Lane, Place
 from serve_app.core.fair_tags import FIRST_TAG, tag_of
 from serve_app.core.order_board import LaneWaits, Use
 from serve_app.core.request import RequestState
@@ -32,8 +32,6 @@ _LEAST_S = 1e-6
 """No request costs less, so that the tags of a tenant are in the order of arrival."""
 _BEHIND = 5
 """Usual requests by which a tenant may be behind virtual time before its requests leave the replicas that have their prefixes cached."""
-_AHEAD = 8
-"""Usual requests by which a tenant may be ahead of virtual time before its requests give way to those of others: a small burst."""
 _NEARLY_ALL = 0.9
 """Part of all starts from which on a tenant is as good as alone: then the number of its requests shows its wait best."""
 _MAX_ACCOUNTS = 1000
@@ -54,6 +52,7 @@ class FairOrder:
         """Take in what the model's replicas have measured. Usual costs that were computed from the guess are forgotten."""
         if self.costs is GUESS:
             for lane in self._lanes.values():
+                lane.usual_s = 0.0
                 for queue in (lane, *lane.accounts.values()):
                     queue.usual.answer_s = queue.begun_s = None
                     queue.rate.forget()
@@ -85,8 +84,8 @@ class FairOrder:
         account.finish_s = max(lane.virtual_s, account.finish_s)  # time for which the tenant did not ask is not saved up
         account.charge(expected_s)
         earlier_s, account.tag_s = account.tag_s, max(account.finish_s, account.tag_s)
-        start_s, usual_s = account.tag_s - expected_s / account.weight, lane.usual_s(account)
-        ahead = start_s - min(lane.virtual_s, lane.behind_s) > _AHEAD * usual_s > 0.0
+        start_s, usual_s = account.tag_s - expected_s / account.weight, lane.usual_s
+        ahead = start_s > lane.behind_s or start_s - lane.virtual_s > AHEAD * usual_s > 0.0
         request.priority = tag_of(priority, account.tag_s, is_ahead=ahead)
         place = Place(lane, account, start_s, expected_s, prompt_s, earlier_s)
         self._places[request.request_id] = account.latest = place
@@ -106,7 +105,7 @@ class FairOrder:
         """Return whether engines start requests of others that are due much later than this tenant's next one."""
         waiting_s = account.waiting_s + lane.elsewhere_s.get(account.tenant, 0.0)
         next_s = account.finish_s - waiting_s / account.weight
-        return lane.virtual_s - next_s > _BEHIND * lane.usual_s(account) > 0.0
+        return lane.virtual_s - next_s > _BEHIND * lane.usual_s > 0.0
 
     def _open_account(self, lane: Lane, tenant: str) -> Account:
         if len(lane.accounts) >= _MAX_ACCOUNTS:
@@ -282,6 +281,8 @@ class FairOrder:
             lane.active.remove(account)
             lane.weights = lane.weights - account.weight if lane.num_waiting else 0.0
         if num_begun:
+            usual_s = lane.usual_s or place.expected_s / account.weight
+            lane.usual_s = usual_s + LATEST * (place.expected_s / account.weight - usual_s)
             lane.advance(place, now)
         for queue in (lane, account):
             if num_begun:
