@@ -110,7 +110,7 @@ class Lane(Queue):
 
     behind_s: float = math.inf
     """The virtual time from which on some waiting request is behind, as last computed: by `AHEAD` times its own or the usual cost, whichever
-    is more. A request of a small weight starts long before it is due, and must not make all other tenants look ahead."""
+    is more. With a small weight it starts long before it is due, and must not make all other tenants look ahead."""
     looked_at: float = -math.inf
     """When `behind_s` was computed."""
 
