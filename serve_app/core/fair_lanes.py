@@ -109,8 +109,8 @@ class Lane(Queue):
     """The starts since ``moved_at``. All first tokens of a frame come at the same time."""
 
     behind_s: float = math.inf
-    """The virtual time from which on some waiting request is behind, as last computed: by `AHEAD` times its own or the usual cost, whichever
-    is more. With a small weight it starts long before it is due, and must not make all other tenants look ahead."""
+    """The virtual time from which on some waiting request is behind, as last computed: by `AHEAD` times its own or the usual cost, the
+    greater one. With a small weight it starts long before it is due, and must not make all other tenants look ahead."""
     looked_at: float = -math.inf
     """When `behind_s` was computed."""
 
