@@ -25,6 +25,9 @@ _AHEAD = 8
 """Requests by which a tenant may be ahead of another one before its requests give way to those of others: a small burst."""
 _MAX_BACK = 2
 """Usual requests by whose cost one frame may move virtual time back at most."""
+_LEAST_PACE = 0.4
+"""Least part of its pace at which virtual time moves if the starts stand still. Where each tenant asks rarely, all requests start at the
+virtual time, and a mean of their starts would never move: a request that costs more than those that keep coming would never start."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +100,10 @@ class Lane(Queue):
     queueing: set[str] = field(default_factory=set)
     """Replicas in whose engines requests of this priority, or of one before it, waited at the last heartbeat."""
     is_full: bool = False
+    usual_s: float = 0.0
+    """Moving mean of the virtual seconds that those cost which began: a scale that follows the weights. 0 before the first."""
+    floor_s: float = -math.inf
+    """Virtual time is never below: it moves by a part of what each start costs, shared by the weights of the tenants that wait."""
     moved_at: float = 0.0
     """When virtual time moved last."""
     starts_s: list[float] = field(default_factory=list)
@@ -113,15 +120,18 @@ class Lane(Queue):
             self.looked_at = now
             firsts = ((next(iter(each.waiting)), each) for each in self.active)
             self.limits = nsmallest(
-                2, ((first.start_s + _AHEAD * first.expected_s / each.weight, each.tenant) for first, each in firsts)
+                2,
+                (
+                    (first.start_s + _AHEAD * max(first.expected_s / each.weight, self.usual_s), each.tenant)
+                    for first, each in firsts
+                ),
             )
 
     def ahead_from_s(self, account: Account) -> float:
-        """Return the virtual time from which the tenant is ahead of its share: so far from another tenant's first waiting request.
-
-        If no other tenant waits, it is as far from virtual time.
+        """Return the virtual time from which the tenant is ahead: `_AHEAD` times the usual cost from another tenant's first waiting
+        request, or that request's cost if that is more. If no other tenant waits, virtual time counts instead.
         """
-        of_virtual_s = self.virtual_s + _AHEAD * (self.begun_s or 0.0)
+        of_virtual_s = self.virtual_s + _AHEAD * self.usual_s
         return next((limit_s for limit_s, tenant in self.limits if tenant != account.tenant), of_virtual_s)
 
     def advance(self, begun: Place, now: float) -> None:
@@ -132,10 +142,13 @@ class Lane(Queue):
             self.starts_s.clear()
             return
         self.starts_s.append(begun.start_s)
+        least_s = self.virtual_s - _MAX_BACK * self.usual_s
+        self.floor_s = max(self.floor_s, least_s) + _LEAST_PACE * begun.expected_s / (self.weights + begun.account.weight)
+        self.virtual_s = max(self.virtual_s, self.floor_s)
         if now > self.moved_at:
             ahead_s = sum(self.starts_s) / len(self.starts_s) - self.virtual_s
             # A long prompt that waited for long began its wait long ago, which says nothing about the others.
-            ahead_s = max(ahead_s, -_MAX_BACK * (self.begun_s or 0.0))
-            self.virtual_s += min(1.0, (now - self.moved_at) / _MEAN_S) * ahead_s
+            ahead_s = max(ahead_s, -_MAX_BACK * self.usual_s)
+            self.virtual_s = max(self.floor_s, self.virtual_s + min(1.0, (now - self.moved_at) / _MEAN_S) * ahead_s)
             self.moved_at = now
             self.starts_s.clear()

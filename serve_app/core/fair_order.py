@@ -52,6 +52,7 @@ class FairOrder:
         """Take in what the model's replicas have measured. Usual costs that were computed from the guess are forgotten."""
         if self.costs is GUESS:
             for lane in self._lanes.values():
+                lane.usual_s = 0.0
                 for queue in (lane, *lane.accounts.values()):
                     queue.usual.answer_s = queue.begun_s = None
                     queue.rate.forget()
@@ -84,7 +85,7 @@ class FairOrder:
         account.charge(expected_s)
         earlier_s, account.tag_s = account.tag_s, max(account.finish_s, account.tag_s)
         start_s = account.tag_s - expected_s / account.weight
-        ahead = lane.begun_s is not None and start_s > lane.ahead_from_s(account)
+        ahead = lane.usual_s > 0.0 and start_s > lane.ahead_from_s(account)
         request.priority = tag_of(priority, account.tag_s, is_ahead=ahead)
         place = Place(lane, account, start_s, expected_s, prompt_s, earlier_s)
         self._places[request.request_id] = account.latest = place
@@ -104,7 +105,7 @@ class FairOrder:
         """Return whether engines start requests of others that are due much later than this tenant's next one."""
         waiting_s = account.waiting_s + lane.elsewhere_s.get(account.tenant, 0.0)
         next_s = account.finish_s - waiting_s / account.weight
-        return lane.begun_s is not None and lane.virtual_s - next_s > _BEHIND * lane.begun_s
+        return lane.virtual_s - next_s > _BEHIND * lane.usual_s > 0.0
 
     def _open_account(self, lane: Lane, tenant: str) -> Account:
         if len(lane.accounts) >= _MAX_ACCOUNTS:
@@ -280,6 +281,8 @@ class FairOrder:
             lane.active.remove(account)
             lane.weights = lane.weights - account.weight if lane.num_waiting else 0.0
         if num_begun:
+            usual_s = lane.usual_s or place.expected_s / account.weight
+            lane.usual_s = usual_s + LATEST * (place.expected_s / account.weight - usual_s)
             lane.advance(place, now)
         for queue in (lane, account):
             if num_begun:

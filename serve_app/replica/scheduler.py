@@ -1,5 +1,5 @@
-"""Our schedulers are vLLM's, with a bound on how much longer requests of batches, and prompts of tenants that are ahead of their shares, make
-a step while others run (`core/step_budget.py`).
+"""Our schedulers are vLLM's, with a bound on how much longer requests of batches, and prompts of tenants that are ahead of their shares,
+make a step while others run (`core/step_budget.py`).
 
 vLLM's priorities decide which request is scheduled first, and then fill the step to the last token: a chat waits for all prompts that are
 in the step. Here each step gets limits before vLLM schedules it, and chats come first. A begun prompt leaves room for one that goes before

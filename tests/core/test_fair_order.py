@@ -5,7 +5,7 @@ import math
 import pytest
 
 from serve_app.core.fair_order import FairOrder
-from serve_app.core.fair_tags import FIRST_TAG
+from serve_app.core.fair_tags import FIRST_TAG, is_ahead
 from serve_app.core.order_board import OrderBoard, Use, Waits
 from serve_app.core.request import RequestState, Resume
 from serve_app.core.step_costs import MeasuredCosts
@@ -79,11 +79,54 @@ def test_a_tenant_that_comes_anew_starts_level_though_some_request_of_light_tena
     assert 15 <= sum(name.startswith("b") for name in served[: served.index(backlog[-1].request_id)]) <= 35
 
 
+@pytest.mark.parametrize("weight", [0.01, 1.0, 1000.0])
+def test_a_backlog_is_ahead_after_as_many_requests_whatever_the_scale_of_all_weights(weight: float) -> None:
+    order = FairOrder()
+    order.learn(COSTS)
+    order.begin(placed(order, "first", "a", weight), 0.0)
+    backlog = [placed(order, f"a{number}", "a", weight) for number in range(20)]
+    assert [is_ahead(state.priority) for state in backlog] == [False] * 8 + [True] * 12
+
+
+def test_a_request_that_is_not_due_yet_puts_no_other_tenant_ahead() -> None:
+    order = FairOrder()
+    order.learn(COSTS)
+    light = placed(order, "light", "light", weight=0.02)
+    states = [placed(order, "a0", "a")]
+    for second in range(30):
+        states.append(placed(order, f"a{second + 1}", "a"))
+        state = states.pop(0)
+        state.emitted_ids = [1] * 10
+        order.begin(state, float(second))
+        order.end(state, float(second))
+        order.note_fullness(1, light, float(second))
+    anew = placed(order, "b", "b")
+    assert order_of_service(light, anew) == ["b", "light"]
+    assert not is_ahead(anew.priority)
+
+
 def test_a_short_request_does_not_wait_for_a_long_prompt_of_another_tenant() -> None:
     order = FairOrder()
     long = request("long", prompt_tokens=100_000)
     order.place(long, "a", 1.0, "interactive", 0.0)
     assert order_of_service(long, placed(order, "short", "b")) == ["short", "long"]
+
+
+def test_a_long_prompt_starts_though_a_short_request_of_yet_another_tenant_always_waits() -> None:
+    order = FairOrder()
+    order.learn(COSTS)
+    long = request("long", prompt_tokens=1000)
+    order.place(long, "long", 1.0, "interactive", 0.0)
+    waiting, second = [long, placed(order, "t0", "t0")], 0
+    while long in waiting:
+        assert second < 100  # 11 GPU-seconds, of which a third is the long prompt's
+        second += 1
+        waiting.append(placed(order, f"t{second}", f"t{second}"))
+        waiting.sort(key=lambda state: (state.priority, state.number))
+        state = waiting.pop(0)
+        state.emitted_ids = [1] * 10
+        order.begin(state, float(second))
+        order.end(state, float(second))
 
 
 def test_priorities_come_before_shares() -> None:
