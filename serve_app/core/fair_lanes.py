@@ -108,9 +108,8 @@ class Lane(Queue):
     """When virtual time moved last."""
     starts_s: list[float] = field(default_factory=list)
     """The starts since ``moved_at``. All first tokens of a frame come at the same time."""
-
     limits: Sequence[tuple[float, str]] = ()
-    """The two least virtual times from which other tenants are ahead of a tenant that waits, with its name, as last computed."""
+    """For the two tenants that are furthest behind: the virtual time from which others are ahead of it, and its name; as last computed."""
     looked_at: float = -math.inf
     """When `limits` was computed."""
 
@@ -118,18 +117,15 @@ class Lane(Queue):
         """Find the tenants that are furthest behind, at most each `_LOOK_EACH_S`: it takes a step for each tenant."""
         if now - self.looked_at >= _LOOK_EACH_S:
             self.looked_at = now
-            firsts = ((next(iter(each.waiting)), each) for each in self.active)
-            self.limits = nsmallest(
-                2,
-                (
-                    (first.start_s + _AHEAD * max(first.expected_s / each.weight, self.usual_s), each.tenant)
-                    for first, each in firsts
-                ),
-            )
+            self.limits = nsmallest(2, (self._limit_of(next(iter(account.waiting))) for account in self.active))
+
+    def _limit_of(self, first: Place) -> tuple[float, str]:
+        return first.start_s + _AHEAD * max(first.expected_s / first.account.weight, self.usual_s), first.account.tenant
 
     def ahead_from_s(self, account: Account) -> float:
-        """Return the virtual time from which the tenant is ahead: `_AHEAD` times the usual cost from another tenant's first waiting
-        request, or that request's cost if that is more. If no other tenant waits, virtual time counts instead.
+        """Return the virtual time from which the tenant is ahead of another one, or of virtual time if no other tenant waits.
+
+        That is `_AHEAD` requests after the other one's first waiting request: usual ones, or such as that one if they cost more.
         """
         of_virtual_s = self.virtual_s + _AHEAD * self.usual_s
         return next((limit_s for limit_s, tenant in self.limits if tenant != account.tenant), of_virtual_s)
