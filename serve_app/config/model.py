@@ -231,7 +231,7 @@ class ModelSettings(Section):
     """Hosts of images, sounds and videos that requests name by URL. Default: none."""
     batch_step_share: Real = Field(default=DEFAULT_BATCH_STEP_SHARE, gt=0, le=10)
     """Share by which requests of batches, and prompts of tenants ahead of their shares, may lengthen an engine step while other requests
-    run: docs/batch.md. It only has an effect with `engine_args.scheduling_policy: priority`."""
+    run: docs/batch.md, docs/tenants.md. It only has an effect with `engine_args.scheduling_policy: priority`."""
     canary: CanarySettings | None = None
     """Makes this model the canary of another model. Default: the model is no canary."""
     required: bool = Field(default=True, strict=True)

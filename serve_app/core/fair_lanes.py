@@ -21,13 +21,14 @@ new tenant would get everything until it moved. So was the highest start: it fol
 ahead of the others.
 """
 _LOOK_EACH_S = 0.1
+"""Seconds between two searches for the tenants that are furthest behind: a search takes a step for each tenant that waits."""
 _AHEAD = 8
 """Requests by which a tenant may be ahead of another one before its requests give way to those of others: a small burst."""
 _MAX_BACK = 2
 """Usual requests by whose cost one frame may move virtual time back at most."""
 _LEAST_PACE = 0.4
-"""Least part of its pace at which virtual time moves if the starts stand still. Where each tenant asks rarely, all requests start at the
-virtual time, and a mean of their starts would never move: a request that costs more than those that keep coming would never start."""
+"""Share of its full pace at which virtual time moves at least. Without it, where every tenant sends rarely, all requests start at the
+virtual time, so the mean of their starts stands still, and a request that costs more than those that keep coming never starts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,9 +102,9 @@ class Lane(Queue):
     """Replicas in whose engines requests of this priority, or of one before it, waited at the last heartbeat."""
     is_full: bool = False
     usual_s: float = 0.0
-    """Moving mean of the virtual seconds that those cost which began: a scale that follows the weights. 0 before the first."""
+    """Moving mean of GPU-seconds / weight over the requests that began: the unit in which tenants are ahead. 0 before the first."""
     floor_s: float = -math.inf
-    """Virtual time is never below: it moves by a part of what each start costs, shared by the weights of the tenants that wait."""
+    """Lower bound of virtual time. Each start raises it by `_LEAST_PACE` x its GPU-seconds / the weights of all tenants that wait."""
     moved_at: float = 0.0
     """When virtual time moved last."""
     starts_s: list[float] = field(default_factory=list)
@@ -113,8 +114,12 @@ class Lane(Queue):
     looked_at: float = -math.inf
     """When `limits` was computed."""
 
+    def waiting_s(self, account: Account) -> float:
+        """Return the expected GPU-seconds of the tenant's requests that wait at all ingresses."""
+        return account.waiting_s + self.elsewhere_s.get(account.tenant, 0.0)
+
     def look_who_is_next(self, now: float) -> None:
-        """Find the tenants that are furthest behind, at most each `_LOOK_EACH_S`: it takes a step for each tenant."""
+        """Find the two tenants that are furthest behind, at most once in `_LOOK_EACH_S`."""
         if now - self.looked_at >= _LOOK_EACH_S:
             self.looked_at = now
             self.limits = nsmallest(2, (self._limit_of(next(iter(account.waiting))) for account in self.active))

@@ -5,11 +5,12 @@ finished, if its tenant always had its share. The engines and the ingress's own 
 
     start = max(virtual time, finish of the tenant's request before it);    tag = finish = start + GPU-seconds / weight
 
-Virtual time is the mean start of the requests that had their first token lately. A tenant that asks little starts at the virtual time, so
-it goes before the backlog of one that asks for more than its share, and one that comes anew starts level. GPU-seconds are expected at
-arrival, from the prompt and from the tenant's earlier requests. They are raised while an answer is longer than expected, and corrected at
-its end. Nothing waits while an engine has room. Requests of a tenant that is far ahead of its share have tags that make them give way in
-the engines (`fair_tags.py`). A tenant that is behind, because its requests wait at few replicas, has further ones spread by load.
+Virtual time is the mean start of the requests that had their first token lately, and each start moves it by at least a part of its cost
+(`fair_lanes.py`). A tenant that asks little starts at the virtual time, so it goes before the backlog of one that asks for more than its
+share, and one that comes anew starts level. GPU-seconds are expected at arrival, from the prompt and from the tenant's earlier requests.
+They are raised while an answer is longer than expected, and corrected at its end. Nothing waits while an engine has room. Requests of a
+tenant that is far ahead of its share have tags that make them give way in the engines (`fair_tags.py`). A tenant that is behind, because
+its requests wait at few replicas, has further ones spread by load.
 
 Requests of several ingresses meet in the engines. Once a second the ingresses exchange their virtual times, what they have charged each
 tenant since, and what waits for it (`order_board.py`). A charge moves the tenant's finish at all ingresses.
@@ -26,7 +27,7 @@ from serve_app.core.step_costs import MeasuredCosts
 from serve_app.core.tenants import PRIORITIES, Priority
 from serve_app.core.trail import ENGINES_OWN_ENDS
 from serve_app.core.usual_costs import GUESS, LATEST, RUNNING, answer_cost_s
-from serve_app.core.wait_margin import LEAST
+from serve_app.core.wait_margin import LEAST_MARGIN
 
 _LEAST_S = 1e-6
 """No request costs less, so that the tags of a tenant are in the order of arrival."""
@@ -103,8 +104,7 @@ class FairOrder:
 
     def _is_behind(self, account: Account, lane: Lane) -> bool:
         """Return whether engines start requests of others that are due much later than this tenant's next one."""
-        waiting_s = account.waiting_s + lane.elsewhere_s.get(account.tenant, 0.0)
-        next_s = account.finish_s - waiting_s / account.weight
+        next_s = account.finish_s - lane.waiting_s(account) / account.weight
         return lane.virtual_s - next_s > _BEHIND * lane.usual_s > 0.0
 
     def _open_account(self, lane: Lane, tenant: str) -> Account:
@@ -210,7 +210,7 @@ class FairOrder:
         if own is not None and own > _NEARLY_ALL * per_second:
             return account.num_waiting / own
         if (pace := lane.rate.pace(now)) is not None:
-            return (account.waiting_s + lane.elsewhere_s.get(account.tenant, 0.0)) / (pace * account.weight)
+            return lane.waiting_s(account) / (pace * account.weight)
         if account.num_waiting == lane.num_waiting:
             return account.num_waiting / per_second
         if lane.begun_s is None:
@@ -222,7 +222,7 @@ class FairOrder:
         """Return how long the tenant's requests wait if each replica computes a GPU-second in a second; None while costs are unknown."""
         if self.costs is GUESS or lane.usual.answer_s is None:
             return None
-        mine_s = account.waiting_s + lane.elsewhere_s.get(account.tenant, 0.0)
+        mine_s = lane.waiting_s(account)
         all_s = sum(each.waiting_s for each in lane.active) + sum(lane.elsewhere_s.values())
         return min(mine_s * lane.weights / account.weight, all_s) / max(1, self._num_replicas)
 
@@ -231,7 +231,7 @@ class FairOrder:
 
         This is the least one for a tenant's only request: if all requests of a tenant were refused, its margin would never become less.
         """
-        return self._places[request.request_id].account.margin.factor if self.num_ahead(request) else LEAST
+        return self._places[request.request_id].account.margin.factor if self.num_ahead(request) else LEAST_MARGIN
 
     def num_ahead(self, request: RequestState) -> int:
         """Return how many other requests of the same tenant and priority have no first token yet."""
@@ -246,6 +246,13 @@ class FairOrder:
             for tenant in uses:
                 lane.accounts[tenant].unreported_s = 0.0
         return found
+
+    def report_again(self, lost: LaneWaits) -> None:
+        """Add the charges of a report that the lease board did not answer to the next report."""
+        for priority, (_, uses) in lost.items():
+            for tenant, use in uses.items():
+                if (account := self._lanes[priority].accounts.get(tenant)) is not None:
+                    account.unreported_s += use.charged_s
 
     def learn_waits(self, elsewhere: LaneWaits) -> None:
         """Take in the greatest virtual time of the other ingresses, what waits there in all, and what they have charged."""
@@ -281,8 +288,8 @@ class FairOrder:
             lane.active.remove(account)
             lane.weights = lane.weights - account.weight if lane.num_waiting else 0.0
         if num_begun:
-            usual_s = lane.usual_s or place.expected_s / account.weight
-            lane.usual_s = usual_s + LATEST * (place.expected_s / account.weight - usual_s)
+            virtual_s = place.expected_s / account.weight
+            lane.usual_s += LATEST * (virtual_s - lane.usual_s) if lane.usual_s else virtual_s
             lane.advance(place, now)
         for queue in (lane, account):
             if num_begun:

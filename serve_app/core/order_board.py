@@ -7,7 +7,7 @@ from serve_app.core.tenants import Priority
 
 
 class Use(NamedTuple):
-    """Expected GPU-seconds of what waits for a tenant, and the GPU-seconds that it was charged since the report before."""
+    """Expected GPU-seconds of what waits for a tenant, and the GPU-seconds that it was charged since its ingress's last report."""
 
     waiting_s: float
     charged_s: float
@@ -22,13 +22,13 @@ _Key = tuple[str, Priority, str]
 
 
 class OrderBoard:
-    """Tells each ingress what the others have reported. An ingress that was silent for ``silence_s`` is left out."""
+    """Passes on what ingresses report. One that was silent for ``silence_s`` is left out."""
 
     def __init__(self, silence_s: float) -> None:
         self._silence_s = silence_s
         self._heard: dict[str, tuple[float, Waits]] = {}
         self._charges: dict[str, dict[_Key, float]] = {}
-        """Ingress -> the GPU-seconds that others have charged since its report before."""
+        """Ingress -> the GPU-seconds that others have charged since its own last report."""
 
     def exchange(self, ingress: str, waits: Waits, now: float) -> Waits:
         """Take in a report; return the others' greatest virtual time, what waits there, and what they have charged meanwhile.
@@ -38,18 +38,17 @@ class OrderBoard:
         for name in [name for name, (heard_at, _) in self._heard.items() if now - heard_at > self._silence_s]:
             lost = self._heard.pop(name)[1]
             del self._charges[name]
-            self._add({key: -use.waiting_s for key, use in _uses(lost).items()}, besides=name)
+            self._add({key: -use.waiting_s for key, use in _uses(lost).items()})
         self._heard[ingress] = now, waits
         charged = self._charges.pop(ingress, {})
-        self._add({key: use.charged_s for key, use in _uses(waits).items()}, besides=ingress)
+        self._add({key: use.charged_s for key, use in _uses(waits).items()})
         self._charges[ingress] = {}
         return {model: self._elsewhere(ingress, model, charged) for model in waits}
 
-    def _add(self, charges: Mapping[_Key, float], *, besides: str) -> None:
-        for name, sums in self._charges.items():
-            if name != besides:
-                for key, seconds in charges.items():
-                    sums[key] = sums.get(key, 0.0) + seconds
+    def _add(self, charges: Mapping[_Key, float]) -> None:
+        for sums in self._charges.values():
+            for key, seconds in charges.items():
+                sums[key] = sums.get(key, 0.0) + seconds
 
     def _elsewhere(self, ingress: str, model: str, charged: Mapping[_Key, float]) -> LaneWaits:
         found: dict[Priority, tuple[float, dict[str, Use]]] = {}

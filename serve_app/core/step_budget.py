@@ -6,7 +6,8 @@ holds no token of a batch, is the reference, and a step that is full of batches'
 allowance by `MOVE`: up if it kept this limit, down if it did not. So half of the full steps keep the limit, and a step that was late by
 chance moves the allowance no further than any other.
 
-`replica/scheduler.py` applies the limits to vLLM's scheduler and knows which requests are a batch's. "Chats" are all others.
+`replica/scheduler.py` applies the limits to vLLM's scheduler and knows which requests are *limited*: those of batches, and prompts of
+tenants that are ahead of their shares. Where this module says batches, it means limited requests; "chats" are all others.
 """
 
 from collections import deque
@@ -77,11 +78,11 @@ class StepBudget:
         # vLLM looks at its queue once all begun requests have tokens: a batch's prompt would take those of a chat that waits there.
         return Plan(max_tokens, room if chats.queued_prompts else None)
 
-    def learn(self, chats: Chats, background_tokens: int, step_s: float) -> None:
-        """Learn from a step of ``step_s`` that was planned for ``chats`` and held ``background_tokens`` tokens of batches."""
+    def learn(self, chats: Chats, limited_tokens: int, step_s: float) -> None:
+        """Learn from a step of ``step_s`` that was planned for ``chats`` and held ``limited_tokens`` tokens of batches."""
         if not chats.answers or chats.prompts or chats.queued_prompts:
             return
-        if not background_tokens:
+        if not limited_tokens:
             self._undisturbed_s.append(step_s)
             self._num_since = 0
             return
@@ -89,7 +90,7 @@ class StepBudget:
         if not self._undisturbed_s:
             return
         is_late = step_s > (1.0 + self._share) * median(self._undisturbed_s)
-        if is_late and background_tokens >= 0.5 * self.allowance:
+        if is_late and limited_tokens >= 0.5 * self.allowance:
             self.allowance = max(LEAST, self.allowance / MOVE)
-        elif not is_late and background_tokens >= 0.9 * int(self.allowance):
+        elif not is_late and limited_tokens >= 0.9 * int(self.allowance):
             self.allowance = min(float(self._max_tokens), self.allowance * MOVE)

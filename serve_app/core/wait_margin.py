@@ -6,8 +6,10 @@ by steps, up for each request above the margin and down for each one below. It o
 
 from serve_app.core.request import RequestState
 
-LEAST = 1 / 0.9
+LEAST_MARGIN = 1 / 0.9
+"""With 1, one in 20 admitted requests came too late even with equal tenants."""
 _MOST = 2.0
+"""A tenant whose waits are underestimated is still admitted up to half of its limit."""
 _ABOVE = 0.02
 """Share of the requests that wait longer than the margin allows, where the margin comes to rest. As it moves, some more do."""
 _STEP = 0.05
@@ -19,7 +21,7 @@ class WaitMargin:
     """The margin of one tenant: a request is admitted if its expected wait times ``factor`` is within its limit."""
 
     def __init__(self) -> None:
-        self.factor = LEAST
+        self.factor = LEAST_MARGIN
 
     def learn(self, request: RequestState, now: float, *, has_begun: bool) -> None:
         """Learn from a request that no longer waits. One that ended without having begun counts only if it had waited for too long."""
@@ -30,4 +32,4 @@ class WaitMargin:
             return
         is_above = now - request.arrived_at > self.factor * request.expected_wait_s
         if is_above or has_begun:
-            self.factor = min(max(self.factor + _STEP * (is_above - _ABOVE), LEAST), _MOST)
+            self.factor = min(max(self.factor + _STEP * (is_above - _ABOVE), LEAST_MARGIN), _MOST)

@@ -47,6 +47,10 @@ class FleetOrders:
     def report(self) -> Waits:
         return {name: front.client.fleet.order.report() for name, front in self._fronts.items()}
 
+    def report_again(self, lost: Waits) -> None:
+        for name, waits in lost.items():
+            self._fronts[name].client.fleet.order.report_again(waits)
+
     def learn(self, elsewhere: Waits) -> None:
         for name, waits in elsewhere.items():
             self._fronts[name].client.handle(WaitsReported(waits))

@@ -30,7 +30,6 @@ COSTS = MeasuredCosts(
 )
 TICK_S, HEARTBEAT_S = 0.25, 1.0
 IDLE_STEP_S = 0.005
-MAX_GIVEN_WAY = 2
 
 
 @dataclass
@@ -54,7 +53,7 @@ class Asked:
     at: float
     state: RequestState = field(default_factory=lambda: RequestState("", 0, 0, Resume.CONTINUE))
     left: int = 0
-    given_way: int = 0
+    gave_way_left: int = 1 << 30
     prompt_left: int = 0
     begun_at: float | None = None
     refused_at: float | None = None
@@ -78,11 +77,13 @@ class Engine:
         for asked in [each for each in self.queue if not is_ahead(each.state.priority)][:4]:
             if len(self.running) < PLACES:
                 break
-            able = [r for r in self.running if r.given_way < MAX_GIVEN_WAY and gives_way(r.state.priority, asked.state.priority)]
+            able = [
+                r for r in self.running if r.gave_way_left - r.left >= 16 and gives_way(r.state.priority, asked.state.priority)
+            ]
             if not able:
                 break
             giving = rng.choice(able)
-            giving.given_way += 1
+            giving.gave_way_left = giving.left
             self.running.remove(giving)
             self.queue.append(giving)
             self.queue.remove(asked)

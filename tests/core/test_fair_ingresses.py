@@ -56,7 +56,7 @@ class Asked:
     """Tokens before the next one of the answer; None before a step has begun it."""
     cached_tokens: int = 0
     num_emitted: int = 0
-    given_way: int = 0
+    gave_way_at: int = -16
 
     @property
     def key(self) -> tuple[int, int]:
@@ -113,11 +113,15 @@ class Engine:
         """Begin requests that wait; those of tenants that are not ahead take places of others, if a place is missing."""
         for asked in sorted((each for each in self.queue if not is_ahead(each.key[0])), key=lambda each: each.key):
             if len(self.running) == PLACES:
-                able = [each for each in self.running if each.given_way < 2 and gives_way(each.key[0], asked.key[0])]
+                able = [
+                    each
+                    for each in self.running
+                    if each.num_emitted - each.gave_way_at >= 16 and gives_way(each.key[0], asked.key[0])
+                ]
                 if not able:
                     break
                 giving = min(able, key=lambda each: each.num_emitted)
-                giving.given_way, giving.to_compute = giving.given_way + 1, None
+                giving.gave_way_at, giving.to_compute = giving.num_emitted, None
                 self.running.remove(giving)
                 self.queue.append(giving)
             self.queue.remove(asked)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from serve_app.core.request import RequestState, Resume
-from serve_app.core.wait_margin import LEAST, WaitMargin
+from serve_app.core.wait_margin import LEAST_MARGIN, WaitMargin
 from tests.core.overloaded_fleet import ENGINES, PLACES, Asked, OverloadedFleet, Tenant
 
 CAPACITY = 26.0
@@ -62,9 +62,9 @@ def waited(margin: WaitMargin, seconds: float, *, has_begun: bool = True, expect
 
 def test_a_margin_grows_with_waits_above_it_within_bounds_and_comes_back() -> None:
     margin = WaitMargin()
-    assert waited(margin, 5.0) > LEAST
+    assert waited(margin, 5.0) > LEAST_MARGIN
     assert max(waited(margin, 10.0, has_begun=False) for _ in range(100)) == 2.0
-    assert min(waited(margin, 4.0) for _ in range(2000)) == LEAST
+    assert min(waited(margin, 4.0) for _ in range(2000)) == LEAST_MARGIN
 
 
 def test_a_margin_learns_nothing_from_waits_that_were_cut_short_or_are_short_for_their_limit() -> None:
@@ -88,4 +88,4 @@ def test_a_tenants_only_request_is_admitted_by_the_least_margin() -> None:
     alone = RequestState("alone", 1, 1, Resume.CONTINUE)
     order.place(alone, "anew", 1.0, "interactive", 5.0)
     order._places["alone"].account.margin.factor = 2.0
-    assert order.wait_margin(alone) == LEAST
+    assert order.wait_margin(alone) == LEAST_MARGIN

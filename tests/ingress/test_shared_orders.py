@@ -37,6 +37,9 @@ class Ingress:
     def report(self) -> Waits:
         return {"chat": self.fleet.order.report()}
 
+    def report_again(self, lost: Waits) -> None:
+        self.fleet.order.report_again(lost["chat"])
+
     def learn(self, elsewhere: Waits) -> None:
         self.learnt.append(elsewhere)
         run(self.fleet, WaitsReported(elsewhere["chat"]))
@@ -48,7 +51,9 @@ class Ingress:
 
 
 @in_loop
-async def test_a_tenant_that_waits_elsewhere_too_moves_on_as_if_all_of_it_waited_here(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_another_ingress_charged_a_tenant_moves_it_back_here_and_stays_charged_while_the_board_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(quotas, "EXCHANGE_S", 0.02)
     monkeypatch.setattr(quotas, "_SETTLE_S", 0.01)
     board = LeaseBoard(10.0)
@@ -59,9 +64,17 @@ async def test_a_tenant_that_waits_elsewhere_too_moves_on_as_if_all_of_it_waited
     await until(lambda: any(waits["chat"]["interactive"][1] for waits in one.learnt if waits["chat"]))
     assert one.place("red", "red") == pytest.approx(4 * 0.65)
     assert one.place("blue", "blue") == pytest.approx(0.65)
-    one.is_away = True
+    one.is_away, before = True, len(other.learnt)
     await until(lambda: one.learnt[-1] == {"chat": {}})
     assert one.place("red-later", "red") == pytest.approx(5 * 0.65), "what was charged elsewhere stays charged"
+    one.is_away = False
+
+    def told_since() -> list[float]:
+        uses = [waits["chat"]["interactive"][1] for waits in other.learnt[before:] if waits["chat"]]
+        return [each["red"].charged_s for each in uses if "red" in each]
+
+    await until(lambda: sum(told_since()) > 0.0)
+    assert sum(told_since()) == pytest.approx(2 * 0.65), "the board did not answer the first reports with these charges"
     sharing.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await sharing

@@ -41,6 +41,10 @@ class Orders(Protocol):
         """Return what waits here, of each model, and what was charged since the last report."""
         ...
 
+    def report_again(self, lost: Waits) -> None:
+        """Add the charges of a report that the lease board did not answer to the next report."""
+        ...
+
     def learn(self, elsewhere: Waits) -> None:
         """Take in what waits at all other ingresses, and what they have charged."""
         ...
@@ -239,6 +243,8 @@ class Quotas:
             if not self._is_silent:
                 logger.warning("quotas of tenants stay divided as they are: %s", exc)
             self._is_silent = True
+            if self._orders is not None:
+                self._orders.report_again(waits)
             self._num_unanswered += 1
             if self._num_unanswered == _FORGET_WAITS:
                 self._learn({model: {} for model in waits})
