@@ -126,7 +126,7 @@ def file_problems(settings: Settings, *, here: bool = False) -> list[ConfigError
     Args:
         here: Whether the ingress will run on this machine, so that every file has to be here.
     """
-    from serve_app.config.tenants_file import keys_file_problems
+    from serve_app.config.keys_file import keys_file_problems
 
     found = list(_unknown_models(settings))
     file = settings.ingress.keys_file

@@ -1,6 +1,6 @@
-"""This module prints one line of ours when a process of the fleet dies, in place of Ray's paragraph.
+"""This module replaces Ray's report of a dead worker process by one line on the terminal of `serve-app up`.
 
-Ray reports such a death to the command that started the fleet: 900 characters with its own ids. The worker's log says who it was and why.
+Ray's report has 900 characters with its own ids; the worker's log says which process died and why.
 """
 
 import re
@@ -21,21 +21,24 @@ _NEXT = {
 
 
 def print_deaths_in_one_line(console: Console, logs: Path) -> None:
-    """From now on print Ray's reports about dead workers as `said` puts them. ``logs`` is the folder of Ray's logs on this machine."""
+    """From now on print one `death_line` for each of Ray's reports of a dead worker.
+
+    ``logs`` is the folder of Ray's logs on this machine.
+    """
     from ray._private import worker
 
     rays_own = worker.print_to_stdstream
 
     def print_lines(data: dict[str, Any], ignore_prefix: bool) -> None:
         if _DIED in (message := "\n".join(data["lines"])):
-            console.print(said(message, logs))
+            console.print(death_line(message, logs), markup=False)
         else:
             rays_own(data, ignore_prefix)
 
     worker.print_to_stdstream = print_lines  # the thread that gets the reports looks the name up for each
 
 
-def said(message: str, logs: Path) -> str:
+def death_line(message: str, logs: Path) -> str:
     """Return one line from Ray's message about a dead worker and from the log of that worker: who, why, and what happens next."""
     found = re.search(r"Worker PID: (\d+)", message)
     pid = found[1] if found else "unknown"

@@ -34,7 +34,7 @@ from serve_app.config import (
     problems,
     read_text,
 )
-from serve_app.config.tenants_file import read_keyring
+from serve_app.config.keys_file import read_keyring
 from serve_app.errors import CheckpointError, ClusterFailed, ConfigError, ListenFailed
 
 RAY_GIB, INGRESS_GIB, REPLICA_GIB = 0.5, 1.0, 1.25
@@ -171,7 +171,7 @@ def _taken(host: str, number: int, key: str) -> str:
 
 
 def _folders(settings: Settings) -> Iterator[Finding]:
-    """Judge the folders in which an ingress writes; it makes those that are missing."""
+    """Judge the folders in which an ingress writes. An ingress makes missing folders, so the nearest parent that exists is judged."""
     folders = {
         "ingress.ledger.dir": getattr(settings.ingress.ledger, "dir", None),
         "ingress.batch.dir": getattr(settings.ingress.batch, "dir", None),
@@ -179,8 +179,9 @@ def _folders(settings: Settings) -> Iterator[Finding]:
     for key, folder in folders.items():
         if folder is None:
             continue
-        there = next(place for place in (folder, *folder.parents) if place.exists())
-        if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        # Path.exists() raises below a folder that cannot be searched.
+        there = next(place for place in (folder, *folder.parents) if os.path.exists(place))
+        if os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK):
             yield Finding(key, "ok", f"{folder} can be written")
         else:
             yield Finding(key, "error", f"{there} is no folder that can be written", "choose another folder, or change its owner")
@@ -195,10 +196,12 @@ def _files(settings: Settings) -> Iterator[Finding]:
     }
     for key, path in named_files(settings).items():
         try:
+            if not os.path.exists(path):
+                raise ConfigError(key, f"{path} does not exist", "create it: the fleet does not start without it")
             if not os.access(path, os.R_OK):
-                why = "cannot be read" if path.exists() else "does not exist"
-                raise ConfigError(key, f"{path} {why}", "create it: the fleet does not start without it")
-            readers.get(key, named_files)(settings)
+                raise ConfigError(key, f"{path} cannot be read", "give this user the right to read it")
+            if (read := readers.get(key)) is not None:
+                read(settings)
         except ConfigError as exc:
             yield Finding(key, "error", exc.problem, exc.hint)
         else:

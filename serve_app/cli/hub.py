@@ -46,7 +46,7 @@ def look_up(model: ModelSettings) -> HubAnswer:
 
 def _asked(endpoint: str, repository: str, revision: str) -> HubAnswer:
     answers: list[HubAnswer] = []
-    # In a thread, which nobody waits for: `requests` bounds no name resolution.
+    # A daemon thread that is abandoned after LIMIT_S: the timeout of `requests` does not limit name resolution.
     asking = threading.Thread(target=lambda: answers.append(_answer_of(endpoint, repository, revision)), daemon=True)
     asking.start()
     asking.join(LIMIT_S)

@@ -25,7 +25,7 @@ from serve_app.cli.startable import refuse_hopeless_start, refuse_name_in_use
 from serve_app.cli.status import keys_file_refused
 from serve_app.cli.ui import pages
 from serve_app.config import Settings
-from serve_app.config.tenants_file import keys_file_problems
+from serve_app.config.keys_file import keys_file_problems
 from serve_app.config.timeouts import broken_rules, timeouts_of
 from serve_app.errors import ClusterFailed, ClusterSilent
 

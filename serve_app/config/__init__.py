@@ -2,7 +2,8 @@
 
 Units are in the names. `settings.py` has the whole file, and the other modules have the sections. `checks.py` words refusals,
 `vllm_arguments.py` checks vLLM's arguments, and `timeouts.py` checks the order of all timeouts.
-`tenants_file.py` has two other files, which are read again when they change: tenants, and API keys. It is imported by its own name.
+`keys_file.py` reads the file of tenants (`tenants_file.py`) or of API keys (`api_keys_file.py`), which the ingress reads again when it
+changes. These three modules are imported by their own names.
 """
 
 from serve_app.config.adapters import AdapterSettings

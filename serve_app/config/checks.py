@@ -104,7 +104,7 @@ def _is_utf8(text: str) -> bool:
 def refuse_resources_of_pods(resources: Any) -> Any:
     if isinstance(resources, Mapping) and (found := [key for key in ("requests", "limits") if key in resources]):
         way_out = "set num_cpus and gpus_per_replica; the pod's own are the Helm chart's: modelPods.resources"
-        raise wrong(found[0], "is of a pod, and here are custom resources of Ray", way_out)
+        raise wrong(found[0], "is a key of pods, but this section holds custom Ray resources", way_out)
     return resources
 
 
@@ -155,7 +155,7 @@ def refuse_url(path: Any) -> Any:
     return path
 
 
-def refuse_far_folder(path: Any) -> Any:
+def refuse_remote_folder(path: Any) -> Any:
     """Refuse what names no folder of a machine: a URL of an object store, or a Hugging Face id."""
     if isinstance(path, str) and not path.startswith(("/", ".", "~")):
         raise wrong("", f"is {shown(path)}, not the absolute path of a folder", FETCH)

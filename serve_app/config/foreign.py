@@ -1,7 +1,7 @@
-"""This module knows names that other systems give to things of this file, for the error about an unknown key.
+"""This module maps keys of other systems to ours, for the error about an unknown key.
 
-Ray Serve, vLLM, Kubernetes, LiteLLM and Hugging Face have names of their own. `FOREIGN` gives for each the key that is meant here, or one
-sentence. `serve-app check` and the Helm chart (helm/serve-app/files/rules.yaml) say the same.
+`FOREIGN` gives for names of Ray Serve, vLLM, Kubernetes, LiteLLM and Hugging Face the key to set here, or one sentence. The Helm chart
+gets the same table (helm/serve-app/files/rules.yaml, made by tools/chart_schema.py).
 """
 
 import re

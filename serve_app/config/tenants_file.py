@@ -4,39 +4,26 @@ No error quotes a key, nor any value in whose place a key may have been written.
 """
 
 import hashlib
-import logging
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
-from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from serve_app.config.api_keys_file import (
-    CREATE_FILE_HINT,
-    FEWER_KEYS_HINT,
-    MAX_KEYS,
-    MIN_KEY_CHARS,
-    SHA256_DIGITS,
-    read_api_keys,
-)
+from serve_app.config.api_keys_file import FEWER_KEYS_HINT, MAX_KEYS, MIN_KEY_CHARS, SHA256_DIGITS
 from serve_app.config.base import Int, Real, Section
 from serve_app.config.checks import did_you_mean, dotted, load_yaml, refuse, to_config_errors, wrong
-from serve_app.config.settings import Settings, read_text
+from serve_app.config.settings import Settings
 from serve_app.core.tenants import OIDC, SCOPES, Key, Keyring, Priority, Quota, Scope, Tenant
 from serve_app.errors import ConfigError
 
-logger = logging.getLogger(__name__)
-
-MAX_BYTES = 4 << 20
-"""The largest tenants file. `MAX_KEYS` keys with all their fields have 1 MiB."""
 _MAX_PROBLEMS = 100
 TENANT_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 RESERVED_NAMES = ("none", "others")
 """Words that series use in place of a name."""
-_TENANTS_FILE = "ingress.tenants_file"
+TENANTS_FILE = "ingress.tenants_file"
 _HOW = "`serve-app tenants create` makes a key and its entry"
 _OF_NOTHING = hashlib.sha256(b"").hexdigest()
 
@@ -283,13 +270,13 @@ def parse_tenants(text: str) -> TenantsFile:
     Raises:
         ConfigError: The first problem, with the path of its key in the file.
     """
-    found = _parsed(text)
+    found = tenants_or_problems(text)
     if isinstance(found, TenantsFile):
         return found
     raise found[0]
 
 
-def _parsed(text: str) -> TenantsFile | list[ConfigError]:
+def tenants_or_problems(text: str) -> TenantsFile | list[ConfigError]:
     """Return the tenants, or all problems, at least one."""
     try:
         values: object = load_yaml(text)
@@ -297,7 +284,7 @@ def _parsed(text: str) -> TenantsFile | list[ConfigError]:
             problem = "is empty" if values is None else "is no mapping"
             return [ConfigError("", problem, "start with `tenants:`; docs/tenants.md is complete")]
         if "models" in values and "tenants" not in values:
-            hint = f"name the file of its key {_TENANTS_FILE}"
+            hint = f"name the file of its key {TENANTS_FILE}"
             return [ConfigError("", "is the configuration of a fleet, not a tenants file", hint)]
         return _validated(values)
     except ConfigError as exc:
@@ -337,71 +324,6 @@ def _texts(values: object) -> Iterator[str]:
             yield from _texts(value)
     elif isinstance(values, str):
         yield values
-
-
-def read_keyring(settings: Settings, before: Keyring | None = None) -> Keyring:
-    """Return the keys of the file that the settings name; they name one.
-
-    If a changed file newly names a model that is not served, its keys count, because one may have been revoked; but the tenants with such
-    models keep those that they had. At the start of an ingress such a model is only logged: otherwise no ingress could start after a
-    release that serves one model less.
-
-    Args:
-        before: The keys in force; None at the start.
-    Raises:
-        ConfigError: The file cannot be used: its first problem.
-    """
-    ingress = settings.ingress
-    if ingress.api_keys_file is not None:
-        return read_api_keys(ingress.api_keys_file, shared=ingress.shared_prefix_cache)
-    assert ingress.tenants_file is not None
-    found = _read_tenants(ingress.tenants_file)
-    if not isinstance(found, TenantsFile):
-        raise found[0]
-    unknown = list(found.unknown_models(settings, () if before is None else before.models()))
-    problems = _in_file(ingress.tenants_file, (problem for _, problem in unknown))
-    for problem in problems:
-        logger.warning("%s", problem)
-    if before is None:
-        return found.keyring(shared=ingress.shared_prefix_cache)
-    for name in {name for name, _ in unknown}:
-        if (tenant := before.tenant(name)) is not None:
-            models = None if tenant.models is None else tuple(sorted(tenant.models))
-            found.tenants[name] = found.tenants[name].model_copy(update={"models": models})
-    return found.keyring(shared=ingress.shared_prefix_cache, is_whole=not problems)
-
-
-def keys_file_problems(settings: Settings) -> list[ConfigError]:
-    """Return what is wrong with the file of tenants or of API keys that the settings name; they name one."""
-    if (file := settings.ingress.tenants_file) is not None:
-        found = _read_tenants(file)
-        return _in_file(file, (each for _, each in found.unknown_models(settings))) if isinstance(found, TenantsFile) else found
-    try:
-        read_keyring(settings)
-    except ConfigError as exc:
-        return [exc]
-    return []
-
-
-def _read_tenants(file: Path) -> TenantsFile | list[ConfigError]:
-    """Return the tenants, or all problems, at least one. The file is read once: it may be replaced at any time."""
-    try:
-        if (num_bytes := file.stat().st_size) > MAX_BYTES:
-            return [
-                ConfigError(_TENANTS_FILE, f"{file} has {num_bytes} bytes, limit {MAX_BYTES}", "put in tenants and keys alone")
-            ]
-        found = _parsed(read_text(file))
-    except (ConfigError, OSError) as exc:
-        problem = exc.problem if isinstance(exc, ConfigError) else f"{file} cannot be read: {exc.strerror}"
-        return [ConfigError(_TENANTS_FILE, problem, CREATE_FILE_HINT)]
-    return found if isinstance(found, TenantsFile) else _in_file(file, found)
-
-
-def _in_file(file: Path, problems: Iterable[ConfigError]) -> list[ConfigError]:
-    return [
-        ConfigError(_TENANTS_FILE, (f"{file}: {each.path}: " if each.path else f"{file} ") + each.problem, each.hint)
-        for each in problems
-    ]
 
 
 def tenants_json_schema() -> dict[str, Any]:

@@ -159,7 +159,7 @@ class Keyring:
     """All tenants and their keys. The ids of keys, and their digests, are unique.
 
     Args:
-        is_whole: Whether each tenant has the models that its file names.
+        is_whole: False if the changed file named unknown models, so that some tenants kept their earlier models.
     """
 
     def __init__(self, tenants: Iterable[tuple[Tenant, Sequence[Key]]], *, is_whole: bool = True) -> None:

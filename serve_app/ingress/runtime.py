@@ -11,7 +11,7 @@ from serve_app import VERSION
 from serve_app.batch.service import BatchService
 from serve_app.checkpoints import resolve_model
 from serve_app.config import ModelSettings, Settings, cluster_token, default_cache_dir
-from serve_app.config.tenants_file import read_keyring
+from serve_app.config.keys_file import read_keyring
 from serve_app.config.timeouts import SHUTDOWN_MARGIN_S
 from serve_app.core.events import BlocksReported, StepCostsMeasured, WaitsReported
 from serve_app.core.fleet_report import describe, num_lines, num_on_draining

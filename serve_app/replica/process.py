@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 _NOT_MEASURED = (
     "this engine could not measure what its steps cost, because they took too long or failed. Unless another replica of the model has "
-    "measured them, its requests have no GPU-seconds, tenants share it by a guess, and the autoscaler learns the costs from the load "
-    "alone. A start while the machine is less busy measures them"
+    "measured them, the GPU-seconds of requests are unknown, tenants share the model by guessed costs, and the autoscaler learns the "
+    "costs from the load alone. Start the replica again while the machine is less busy."
 )
 _STOP_GRACE_S = 7.0  # longer than an engine core gives its workers (process_group.py)
 

@@ -8,14 +8,15 @@ import pytest
 from ray._private import worker
 from rich.console import Console
 
-from serve_app.cli.deaths import print_deaths_in_one_line, said
+from serve_app.cli.deaths import death_line, print_deaths_in_one_line
 
 RAYS = (
     "A worker died or was killed while executing a task by an unexpected system error. To troubleshoot the problem, check the logs for "
     "the dead worker. Lease ID: 01 Worker ID: ae Node ID: d8 Worker IP address: 192.0.2.2 Worker port: 35937 Worker PID: 11336 Worker "
     "exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file."
 )
-LOST = "ERROR 2026-11-29 first9_replica-m 98l -- engine lost (engine_dead): the engine core died: it ended without a message (killed?)\n"
+WHY = "the engine core died: it ended without a message (killed?) [Errno 12] [/x]"
+LOST = f"ERROR 2026-11-29 first9_replica-m 98l -- engine lost (engine_dead): {WHY}\n"
 
 
 def written(folder: Path, actor: str, log: str = "") -> None:
@@ -28,7 +29,7 @@ def written(folder: Path, actor: str, log: str = "") -> None:
         (
             "ServeReplica:first9:replica-m",
             LOST,
-            "replica-m (pid 11336) has died: the engine core died: it ended without a message (killed?); "
+            f"replica-m (pid 11336) has died: {WHY}; "
             "its streams continue at other replicas, or wait for the next; Ray Serve starts another",
         ),
         (
@@ -46,14 +47,15 @@ def written(folder: Path, actor: str, log: str = "") -> None:
 )
 def test_who_died_and_why_is_read_from_the_log_of_the_worker(tmp_path: Path, actor: str, log: str, line: str) -> None:
     written(tmp_path, actor, log)
-    assert said(RAYS, tmp_path) == line
+    assert death_line(RAYS, tmp_path) == line
 
 
 def test_a_worker_without_a_log_is_named_by_its_pid(tmp_path: Path) -> None:
-    assert said(RAYS, tmp_path).startswith("a worker of Ray (pid 11336) has died")
+    assert death_line(RAYS, tmp_path).startswith("a worker of Ray (pid 11336) has died")
 
 
 def test_other_reports_of_ray_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, "ServeReplica:first9:replica-m", LOST)
     others = []
     monkeypatch.setattr(worker, "print_to_stdstream", lambda data, ignore_prefix: others.append(data))
     out = io.StringIO()
@@ -61,6 +63,7 @@ def test_other_reports_of_ray_stay_as_they_are(tmp_path: Path, monkeypatch: pyte
     for lines in ([RAYS], ["the node is out of disk"]):
         worker.print_to_stdstream({"lines": lines, "pid": "raylet", "is_err": False}, ignore_prefix=False)
     assert out.getvalue().count("\n") == 1
+    assert WHY in out.getvalue()
     assert [data["lines"] for data in others] == [["the node is out of disk"]]
 
 

@@ -1,6 +1,7 @@
 """`serve-app doctor` judges each finding by its numbers, and runs whole on this machine."""
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -145,6 +146,26 @@ def test_files_that_are_named_are_read_and_adapters_looked_for(tmp_path: Path) -
     assert said["ingress.api_keys_file"][1].startswith(f"line 1 of {tmp_path}/keys has 5 characters")
     assert said["protocol.cluster_token_file"] == ("error", f"{tmp_path}/token does not exist")
     assert said["model chat"] == ("error", f"models.chat.adapters.lora.path: {tmp_path} holds no adapter_config.json")
+
+
+def test_a_file_whose_name_is_too_long_does_not_exist(tmp_path: Path) -> None:
+    keys = tmp_path / ("k" * 300)
+    _, found = doctor(written(tmp_path, CONFIG.format(port=f"8977, api_keys_file: {keys}")))
+    (line,) = (finding for finding in found if finding["name"] == "ingress.api_keys_file")
+    assert (line["state"], line["said"]) == ("error", f"{keys} does not exist")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_what_this_user_may_not_read_is_an_error_with_the_way_out(tmp_path: Path) -> None:
+    (locked := tmp_path / "locked").mkdir(mode=0o000)
+    (keys := tmp_path / "keys").touch(mode=0o000)
+    port = f"8977, api_keys_file: {keys}, ledger: {{dir: {locked}/ledger}}"
+    config = CONFIG.format(port=port) + f"protocol: {{cluster_token_file: {locked}/token}}\n"
+    _, found = doctor(written(tmp_path, config))
+    remedies = {finding["name"]: (finding["said"], finding["remedy"]) for finding in found}
+    assert remedies["ingress.api_keys_file"] == (f"{keys} cannot be read", "give this user the right to read it")
+    assert remedies["ingress.ledger.dir"][0] == f"{locked} is no folder that can be written"
+    assert remedies["protocol.cluster_token_file"][0] == f"{locked}/token does not exist"
 
 
 def test_a_state_file_that_cannot_be_read_is_one_finding_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def test_among_arguments_of_vllm_a_name_of_another_system_is_not_taken_for_a_mis
 def test_resources_of_a_pod_are_not_those_of_ray() -> None:
     (problem,) = problems({"models": {"m": LLAMA | {"resources": {"limits": {"nvidia.com/gpu": 1}}}}})
     assert str(problem) == (
-        "models.m.resources.limits: is of a pod, and here are custom resources of Ray; "
+        "models.m.resources.limits: is a key of pods, but this section holds custom Ray resources; "
         "set num_cpus and gpus_per_replica; the pod's own are the Helm chart's: modelPods.resources"
     )
 

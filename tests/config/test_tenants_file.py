@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from serve_app.config import Settings, parse_settings
-from serve_app.config.tenants_file import keys_file_problems, parse_tenants, read_keyring, tenants_json_schema
+from serve_app.config.keys_file import keys_file_problems, read_keyring
+from serve_app.config.tenants_file import parse_tenants, tenants_json_schema
 from serve_app.core.tenants import Tenant
 from serve_app.errors import ConfigError, InvalidApiKey
 from tests.ingress.tenants import digest

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from serve_app.config import api_keys_file, parse_settings, tenants_file
-from serve_app.config.tenants_file import read_keyring
+from serve_app.config.keys_file import read_keyring
 from serve_app.core.tenants import Key, Keyring, Tenant
 from serve_app.errors import ConfigError, InvalidApiKey
 from serve_app.ingress.http import callers

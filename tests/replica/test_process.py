@@ -136,6 +136,7 @@ async def test_an_engine_that_could_not_measure_itself_serves_and_the_log_warns(
     assert ready.measured is None
     (warned,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "could not measure what its steps cost" in warned.getMessage()
+    assert "Start the replica again" in warned.getMessage()
     await process.stop()
 
 

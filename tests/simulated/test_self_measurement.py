@@ -120,7 +120,7 @@ def test_what_fails_is_no_error_of_the_start_and_leaves_no_cached_blocks() -> No
     assert not cached
 
 
-def test_the_limit_is_a_part_of_a_start_on_a_cpu_but_some_seconds() -> None:
+def test_on_a_cpu_the_limit_is_a_share_of_the_start_and_at_least_four_seconds() -> None:
     assert limit_s("cpu", 20.0) == CPU_LEAST_S
     assert limit_s("cpu", 100.0) == pytest.approx(100.0 * CPU_SHARE)
     assert limit_s("cuda", 100.0) == GPU_LIMIT_S
