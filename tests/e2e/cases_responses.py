@@ -151,7 +151,7 @@ ROUTES = [
     Case("invalid: unknown route", "/v1/nothing", {}, wanted=ERROR_BODY),
     Case("invalid: unknown route by GET", "/nothing", method="GET", wanted=ERROR_BODY),
     Case("invalid: score", "/score", {"model": MODEL, "text_1": "a", "text_2": "b"}, wanted=ERROR_BODY),
-    Case("invalid: root", "/", method="GET", wanted=ERROR_BODY),
+    Case("invalid: root", "/", method="GET", wanted={"status": "root", "body": "root"}),
     Case(
         "invalid: CORS preflight",
         "/v1/completions",
