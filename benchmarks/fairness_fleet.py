@@ -27,7 +27,7 @@ from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import Instruction, StartAttempt
 from serve_app.core.load import EngineLoad
-from serve_app.core.order_board import OrderBoard, Waits
+from serve_app.core.order_board import LaneWaits, OrderBoard, Waits
 from serve_app.core.prefix_index import Prefix
 from serve_app.core.request import Resume
 from serve_app.core.routing import ReplicaState
@@ -75,6 +75,14 @@ class Faults:
     """An ingress that starts anew: its requests end, and their clients send them again."""
     cut: tuple[int, float, float] | None = None
     """An ingress, and from when until when it cannot reach the board."""
+
+
+class Report(NamedTuple):
+    """One report to the board, as `core.quota_shares.Report`: ``answered`` is the latest report whose answer has come."""
+
+    number: int
+    answered: int
+    waits: LaneWaits
 
 
 class _Stats(NamedTuple):
@@ -148,6 +156,8 @@ class FairFleet:
         self.engines = [Engine(f"e{number}") for number in range(num_engines)]
         self.fleets = [self._fleet() for _ in range(num_ingresses)]
         self.board = OrderBoard(10.0)
+        self.reports = [Report(0, 0, {}) for _ in self.fleets]
+        """The latest report of each ingress."""
         self.open: dict[int, Ask] = {}
         """All unfinished requests by number."""
         self.ended: list[Ask] = []
@@ -286,6 +296,7 @@ class FairFleet:
 
     def _on_restart(self, ingress: int) -> None:
         self.fleets[ingress] = self._fleet()
+        self.reports[ingress] = self.reports[ingress]._replace(answered=self.reports[ingress].number)
         for ask in [ask for ask in self.open.values() if ask.ingress == ingress]:
             self._close(ask)
         for engine in self.engines:
@@ -293,14 +304,21 @@ class FairFleet:
 
     def _on_report(self, ingress: int) -> None:
         self._put(self.now + EXCHANGE_S, "report", ingress)
-        self._send(ingress, "board", (ingress, {"m": self.fleets[ingress].order.report()}))
+        last, order = self.reports[ingress], self.fleets[ingress].order
+        if last.answered < last.number:
+            order.report_again(last.waits)
+        report = self.reports[ingress] = Report(last.number + 1, last.answered, order.report())
+        self._send(ingress, "board", (ingress, report))
 
-    def _on_board(self, what: tuple[int, Waits]) -> None:
-        ingress, waits = what
-        self._send(ingress, "answer", (ingress, self.board.exchange(str(ingress), waits, self.now)))
+    def _on_board(self, what: tuple[int, Report]) -> None:
+        ingress, report = what
+        waits = self.board.exchange(str(ingress), {"m": report.waits}, self.now, number=report.number, answered=report.answered)
+        self._send(ingress, "answer", (ingress, waits))
 
     def _on_answer(self, what: tuple[int, Waits]) -> None:
         ingress, waits = what
+        report = self.reports[ingress]
+        self.reports[ingress] = report._replace(answered=report.number)
         self.fleets[ingress].handle(WaitsReported(waits["m"]), now=self.now)
 
     def _send(self, ingress: int, kind: str, what: Any) -> None:

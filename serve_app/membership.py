@@ -155,7 +155,8 @@ class LeaseBoard:
         """Exchange an ingress's shares of tenants' quotas, without waking the pollers."""
         if (answer := self._shares.exchange(report, self._clock())) is None:
             return None
-        return answer._replace(waits=self._orders.exchange(report.ingress, report.waits, self._now()))
+        waits = self._orders.exchange(report.ingress, report.waits, self._now(), number=report.number, answered=report.answered)
+        return answer._replace(waits=waits)
 
     def report(self) -> dict[str, Any]:
         """Return members and scaling notes as plain data, for people who watch the fleet. Notes are in order of time."""

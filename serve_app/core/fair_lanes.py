@@ -62,12 +62,12 @@ class Account(Queue):
     margin: WaitMargin = field(default_factory=WaitMargin)
     weight: float = 1.0
     unreported_s: float = 0.0
-    """GPU-seconds charged since the last report to the lease board."""
+    """Virtual seconds charged since the last report to the lease board."""
 
     def charge(self, seconds: float) -> None:
         """Charge the tenant for GPU-seconds. A negative number gives some back."""
         self.finish_s += seconds / self.weight
-        self.unreported_s += seconds
+        self.unreported_s += seconds / self.weight
 
 
 @dataclass(slots=True, eq=False)

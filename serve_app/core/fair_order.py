@@ -35,8 +35,10 @@ _BEHIND = 5
 """Usual requests by which a tenant may be behind virtual time before its requests leave the replicas that have their prefixes cached."""
 _NEARLY_ALL = 0.9
 """Part of all starts from which on a tenant is as good as alone: then the number of its requests shows its wait best."""
+_MAX_LEAD_S = 5.0
+"""Seconds that a tenant may have to wait because it has had more than its share before."""
 _MAX_ACCOUNTS = 1000
-"""With more tenants, those are forgotten that are level and have nothing that waits. Their usual costs are lost."""
+"""With more tenants, those are forgotten that are level and have nothing that waits or is to be reported. Their usual costs are lost."""
 
 
 class FairOrder:
@@ -79,6 +81,7 @@ class FairOrder:
             lane.rate.note(0, is_waiting=lane.is_full, now=now, virtual_s=lane.virtual_s)
         prompt_s, answer_s = account.usual.expected(request, lane.usual, self.costs)
         expected_s = max(prompt_s + answer_s, _LEAST_S)
+        self._forgive(account, lane, now)
         account.waiting_s += expected_s
         account.num_waiting += 1
         lane.num_waiting += 1
@@ -95,11 +98,11 @@ class FairOrder:
         request.number = self._number = self._number + 1
 
     def _change_weight(self, account: Account, lane: Lane, weight: float) -> None:
-        """Give the tenant a new weight. What it is ahead by counts with the new one, too."""
+        """Give the tenant a new weight. What it is ahead by counts with the new one, too; what other ingresses charged it, does already."""
         if account.num_waiting:
             lane.weights += weight - account.weight
-        part = account.weight / weight
-        account.finish_s = lane.virtual_s + (account.finish_s - lane.virtual_s) * part
+        if account.latest is not None:
+            account.finish_s = lane.virtual_s + (account.finish_s - lane.virtual_s) * account.weight / weight
         account.weight = weight
 
     def _is_behind(self, account: Account, lane: Lane) -> bool:
@@ -109,9 +112,21 @@ class FairOrder:
 
     def _open_account(self, lane: Lane, tenant: str) -> Account:
         if len(lane.accounts) >= _MAX_ACCOUNTS:
-            lane.accounts = {n: a for n, a in lane.accounts.items() if a.num_waiting or a.finish_s > lane.virtual_s}
+            lane.accounts = {
+                n: a for n, a in lane.accounts.items() if a.num_waiting or a.unreported_s or a.finish_s > lane.virtual_s
+            }
         account = lane.accounts[tenant] = Account(tenant=tenant)
         return account
+
+    def _forgive(self, account: Account, lane: Lane, now: float) -> None:
+        """Forget what the tenant has had beyond its share, but for what waits and `_MAX_LEAD_S`.
+
+        It had this because others asked for less: while engines had room, or because their requests waited at other replicas. Without a
+        limit, a tenant that comes anew would be served alone until it has had as much.
+        """
+        if lane.is_full and (pace := lane.rate.pace(now)) is not None:
+            lead_s = lane.waiting_s(account) / account.weight + _MAX_LEAD_S * pace
+            account.finish_s = min(account.finish_s, lane.virtual_s + lead_s)
 
     def begin(self, request: RequestState, now: float) -> None:
         """Note that the request has its first token."""
@@ -241,7 +256,8 @@ class FairOrder:
         """Return virtual time, what waits for each tenant, and what it was charged since the last report, by priority."""
         found: dict[Priority, tuple[float, dict[str, Use]]] = {}
         for priority, lane in self._lanes.items():
-            uses = {a.tenant: Use(a.waiting_s, a.unreported_s) for a in lane.accounts.values() if a.num_waiting or a.unreported_s}
+            accounts = [each for each in lane.accounts.values() if each.num_waiting or each.unreported_s]
+            uses = {each.tenant: Use(each.waiting_s, each.unreported_s, each.weight) for each in accounts}
             found[priority] = lane.virtual_s, uses
             for tenant in uses:
                 lane.accounts[tenant].unreported_s = 0.0
@@ -264,7 +280,7 @@ class FairOrder:
             for tenant, use in uses.items():
                 if use.charged_s and math.isfinite(use.charged_s):
                     account = lane.accounts.get(tenant) or self._open_account(lane, tenant)
-                    account.finish_s = max(lane.virtual_s, account.finish_s) + use.charged_s / account.weight
+                    account.finish_s = max(lane.virtual_s, account.finish_s) + use.charged_s
 
     def validate(self, requests: Mapping[str, RequestState]) -> None:
         """Assert the invariants."""

@@ -6,7 +6,7 @@ used last.
 """
 
 from collections import OrderedDict
-from collections.abc import Container, Sequence
+from collections.abc import Container, Sequence, Set
 from dataclasses import dataclass
 
 FINE_POINTS, MEDIUM_POINTS = 64, 56
@@ -58,14 +58,15 @@ class PrefixIndex:
         """Replica -> point -> tokens since the point before it. The points that were used last come last, and within a prompt its first
         point comes last: so the end of a prompt is forgotten before its middle."""
         self._tokens: dict[str, int] = {}
-        self._holders: dict[int, str | set[str]] = {}
-        """Point -> its replica, or a set of replicas. Most points have one replica; a set for each would double the memory of the index."""
+        self._holders: dict[int, str | dict[str, None]] = {}
+        """Point -> its replica, or its replicas in the order in which they got it, so that simulations with the same seed are equal. Most
+        points have one replica; a dictionary for each would double the memory of the index."""
 
-    def deepest(self, hashes: Sequence[int]) -> tuple[int, set[str]]:
+    def deepest(self, hashes: Sequence[int]) -> tuple[int, Set[str]]:
         """Return the number of leading points that some replica holds, and the replicas that hold all of them."""
         count = count_known(hashes, self._holders)
-        holders = self._holders[hashes[count - 1]] if count else set[str]()
-        return count, {holders} if isinstance(holders, str) else holders
+        holders = self._holders[hashes[count - 1]] if count else dict[str, None]()
+        return count, {holders} if isinstance(holders, str) else holders.keys()
 
     def count(self, replica_id: str, hashes: Sequence[int]) -> int:
         """Return the number of leading points that the replica holds."""
@@ -98,19 +99,19 @@ class PrefixIndex:
 
     def _hold(self, hashed: int, replica_id: str) -> None:
         holders = self._holders.setdefault(hashed, replica_id)
-        if isinstance(holders, set):
-            holders.add(replica_id)
+        if isinstance(holders, dict):
+            holders[replica_id] = None
         elif holders != replica_id:
-            self._holders[hashed] = {holders, replica_id}
+            self._holders[hashed] = {holders: None, replica_id: None}
 
     def _drop(self, hashed: int, replica_id: str) -> None:
         holders = self._holders[hashed]
         if isinstance(holders, str):
             del self._holders[hashed]
             return
-        holders.discard(replica_id)
+        del holders[replica_id]
         if len(holders) == 1:
-            self._holders[hashed] = holders.pop()
+            [self._holders[hashed]] = holders
 
     def validate(self, alive: Container[str]) -> None:
         """Assert the invariants; only replicas in ``alive`` may hold points."""
@@ -121,8 +122,8 @@ class PrefixIndex:
             assert self._tokens[replica_id] == sum(held.values())
             for hashed in held:
                 holders.setdefault(hashed, set()).add(replica_id)
-        assert {hashed: {one} if isinstance(one, str) else one for hashed, one in self._holders.items()} == holders
-        assert all(len(some) > 1 for some in self._holders.values() if isinstance(some, set))
+        assert {hashed: {one} if isinstance(one, str) else one.keys() for hashed, one in self._holders.items()} == holders
+        assert all(len(some) > 1 for some in self._holders.values() if isinstance(some, dict))
 
 
 def count_known(hashes: Sequence[int], known: Container[int]) -> int:

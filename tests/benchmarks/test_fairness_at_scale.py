@@ -5,8 +5,8 @@ import pytest
 from benchmarks.fairness_at_scale import Demand, Figures, Scale, demand_of, figures, played
 from benchmarks.fairness_fleet import Faults
 
-SCALE = Scale(engines=50, tenants=20, ingresses=4, seconds=60.0)
-MIDDLE = 40.0
+SCALE = Scale(engines=50, tenants=20, ingresses=4, seconds=120.0)
+MIDDLE = 80.0
 
 
 @pytest.fixture(scope="module")

@@ -21,10 +21,10 @@ def request(name: str, *, prompt_tokens: int = 10, max_tokens: int = 10) -> Requ
 
 
 def placed(
-    order: FairOrder, name: str, tenant: str = "", weight: float = 1.0, priority: Priority = "interactive"
+    order: FairOrder, name: str, tenant: str = "", weight: float = 1.0, priority: Priority = "interactive", now: float = 0.0
 ) -> RequestState:
     state = request(name)
-    order.place(state, tenant, weight, priority, 0.0)
+    order.place(state, tenant, weight, priority, now)
     return state
 
 
@@ -159,6 +159,23 @@ def test_the_board_tells_each_ingress_what_waits_at_the_others_and_each_charge_o
     assert board.exchange("a", reported(5.0), 3.0) == reported(7.0, red=Use(1.0, 5.0), blue=Use(1.0, 0.0))
 
 
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_each_charge_counts_once_if_a_report_or_its_answer_is_lost(is_taken: bool) -> None:
+    board = OrderBoard(3.0)
+    board.exchange("b", reported(0.0), 0.0, number=1)
+    board.exchange("a", reported(0.0, red=Use(0.0, 3.0)), 0.0, number=1)
+    if is_taken:
+        assert board.exchange("b", reported(0.0, red=Use(0.0, 1.0)), 1.0, number=2, answered=1) == reported(
+            0.0, red=Use(0.0, 3.0)
+        )
+    board.exchange("a", reported(0.0), 1.0, number=2, answered=1)
+    again = board.exchange("b", reported(0.0, red=Use(0.0, 5.0)), 2.0, number=3, answered=1)
+    assert again == reported(0.0, red=Use(0.0, 3.0)), "the answer that was lost told it"
+    to_a = board.exchange("a", reported(0.0), 2.0, number=3, answered=2 if is_taken else 1)
+    assert to_a == reported(0.0, red=Use(0.0, 4.0 if is_taken else 5.0))
+    assert board.exchange("b", reported(0.0), 3.0, number=4, answered=3) == {"m": {"interactive": (0.0, {})}}
+
+
 def test_a_silent_ingress_is_forgotten_by_the_board_and_what_waited_there_is_given_back() -> None:
     board = OrderBoard(3.0)
     board.exchange("b", reported(1.0), 0.0)
@@ -182,16 +199,44 @@ def test_a_charge_at_another_ingress_moves_the_tenant_back_and_what_is_given_bac
     assert order_of_service(state, *(placed(order, f"b{number}", "b") for number in range(50))).index("a") == position
 
 
+def test_a_charge_at_another_ingress_counts_by_the_weight_that_the_tenant_has_there() -> None:
+    board, here, there = OrderBoard(3.0), FairOrder(), FairOrder()
+    for order in (here, there):
+        order.learn(COSTS)
+    board.exchange("here", {"m": here.report()}, 0.0)
+    for number in range(20):
+        placed(there, f"there{number}", "a", weight=4.0)
+    board.exchange("there", {"m": there.report()}, 0.0)
+    here.learn_waits(board.exchange("here", {"m": here.report()}, 0.0)["m"])
+    state = placed(here, "a", "a", weight=4.0)  # each request of both tenants costs 0.11 GPU-seconds
+    assert order_of_service(state, *(placed(here, f"b{number}", "b") for number in range(30))).index("a") == 5
+
+
+def test_a_tenant_waits_some_seconds_at_most_for_what_it_had_when_others_asked_for_less() -> None:
+    order = FairOrder()
+    order.learn(COSTS)
+    first = placed(order, "b-first", "b")
+    for number in range(240):  # virtual time passes by 20 * 0.11 in a second
+        order.note_fullness(1, first, number / 20)
+        following = placed(order, f"b{number}", "b", now=number / 20)
+        order.begin(first, number / 20)
+        first = following
+    order.learn_waits({"interactive": (0.0, {"a": Use(0.0, 1000.0)})})
+    state = placed(order, "a", "a", now=12.0)
+    later = [placed(order, f"later{number}", "b", now=12.0) for number in range(300)]
+    assert 20 < order_of_service(state, *later).index("a") <= 5 * 20
+
+
 def test_each_charge_is_reported_once() -> None:
     order = FairOrder()
     order.learn(COSTS)
     state = placed(order, "a", "a", weight=4.0)
-    assert order.report()["interactive"] == (0.0, {"a": Use(0.11, 0.11)})
+    assert order.report()["interactive"] == (0.0, {"a": Use(0.11, 0.11 / 4.0, 4.0)})
     order.begin(state, 0.0)
     state.emitted_ids = [1] * 20
     assert order.report()["interactive"] == (0.0, {})
     order.end(state, 0.0)
-    assert order.report()["interactive"][1]["a"].charged_s == pytest.approx(0.1)
+    assert order.report()["interactive"][1]["a"].charged_s == pytest.approx(0.1 / 4.0)
 
 
 def test_lines_of_batches_in_engines_make_them_full_for_lines_alone() -> None:

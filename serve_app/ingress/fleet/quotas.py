@@ -89,7 +89,7 @@ class Quotas:
         self._meters: dict[str, Meter] = {}
         self._running: dict[Exchange, tuple[Meter, Charge]] = {}
         self._days: Days = {}
-        self._number = 0
+        self._number = self._answered = 0
         self._lacking = asyncio.Event()
         self._exchanged = asyncio.Event()
         self._is_silent = self._has_left = False
@@ -238,7 +238,8 @@ class Quotas:
         self._number += 1
         waits: Waits = {} if self._orders is None else self._orders.report()
         try:
-            answer = await self._exchange(Report(self._ingress_id, self._number, held, self._days, is_last, waits))
+            report = Report(self._ingress_id, self._number, held, self._days, is_last, waits, self._answered)
+            answer = await self._exchange(report)
         except LeaseBoardSilent as exc:
             if not self._is_silent:
                 logger.warning("quotas of tenants stay divided as they are: %s", exc)
@@ -250,7 +251,11 @@ class Quotas:
                 self._learn({model: {} for model in waits})
             return
         self._is_silent, self._num_unanswered = False, 0
-        if answer is not None:
+        if answer is None:
+            if self._orders is not None:
+                self._orders.report_again(waits)
+        else:
+            self._answered = self._number
             self._days = later(self._days, answer.days)
             self._learn(answer.waits)
             for (tenant, quota), granted in answer.granted.items():
