@@ -1,0 +1,342 @@
+"""`VirtualFleet` plays tenants' loads on real engine cores behind real ingress cores, in virtual time.
+
+The engine cores are vLLM's with our scheduler; a step takes as long as the simulated accelerator says. An ingress is a `FleetState` with
+`PrefixAffinity`. Nothing sleeps, and the clock of the scheduler is the fleet's. So a run depends on its seed alone, and a minute takes
+seconds. Links, texts and Python's own time take no virtual time.
+"""
+
+import heapq
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+from benchmarks.fairness_figures import RETRY_WITHIN
+from serve_app.core.affinity import PrefixAffinity
+from serve_app.core.events import (
+    HeartbeatArrived,
+    LinkOpened,
+    OutputsArrived,
+    RequestArrived,
+    StepCostsMeasured,
+    Ticked,
+    WaitsReported,
+)
+from serve_app.core.fleet import FleetState
+from serve_app.core.fleet_settings import FleetSettings
+from serve_app.core.instructions import AbortAttempts, DeliverOutputs, FailRequest, Instruction, StartAttempt
+from serve_app.core.load import EngineLoad
+from serve_app.core.order_board import OrderBoard
+from serve_app.core.prefix_index import Prefix
+from serve_app.core.request import RequestState, Resume
+from serve_app.core.step_costs import MeasuredCosts
+from serve_app.errors import CannotStartInTime
+
+SHARED, KINDS = 256, 4
+"""Tokens of a prompt's beginning, which is one of so many."""
+BLOCK = 16
+CONNECTIONS = 8
+"""Connections of each tenant with a rate; each stays at one ingress."""
+_STEP_S, _PROMPT_TOKEN_S = 0.033, 3.5e-4
+"""Costs of a simulated A10G: a step of answers takes about as long with one as with 16."""
+_DELIVERED_S = 1e-3
+_START_S = 0.1
+"""Time in which the first requests of all clients come."""
+_HEARTBEAT_S, _TICK_S, _EXCHANGE_S, _SILENCE_S = 0.5, 0.25, 1.0, 10.0
+_NUMBERS = itertools.count(1)
+"""Of fleets, which use the same engine cores one after the other. The clock of the next one is later."""
+
+
+@dataclass(eq=False)
+class Load:
+    """The load of one tenant: ``rate`` requests a second, or ``depth`` clients that each send one request after the other."""
+
+    tenant: str
+    rate: float = 0.0
+    depth: int = 0
+    weight: float = 1.0
+    own: tuple[int, int] = (32, 96)
+    """Least and most tokens of the prompt's own part."""
+    answer: tuple[int, int] = (16, 48)
+    first_token_s: float | None = None
+    """The tenant's limit for the first token; None for no limit."""
+
+
+@dataclass(eq=False)
+class Asked:
+    """One request at its client. Times are None until then."""
+
+    load: Load
+    at: float
+    connection: int
+    prompt: list[int]
+    answer: int
+    state: RequestState | None = None
+    begun_at: float | None = None
+    refused_at: float | None = None
+    expected_s: float = 0.0
+    """After how many seconds it would have begun, as it was told when it was refused."""
+    late_at: float | None = None
+    """When it was ended because it would begin too late."""
+
+    @property
+    def is_late(self) -> bool:
+        """Return whether it was admitted, and its first token came too late or not at all."""
+        within_s = self.load.first_token_s
+        return self.late_at is not None or (
+            within_s is not None and self.begun_at is not None and self.begun_at - self.at > within_s
+        )
+
+
+@dataclass(eq=False)
+class _Engine:
+    name: str
+    core: Any
+    is_busy: bool = False
+    num_free: int = 0
+    """Places that are free, if no request waits."""
+    free_s: float = 0.0
+    """Seconds of free places since the warm-up, up to ``seen_at``."""
+    seen_at: float = 0.0
+
+    @property
+    def scheduler(self) -> Any:
+        return self.core.scheduler
+
+
+@dataclass(eq=False)
+class _Ingress:
+    fleet: FleetState
+    asked: dict[str, Asked] = field(default_factory=dict)
+    """Its requests that have not ended."""
+
+
+class VirtualFleet:
+    """Engines behind ingresses.
+
+    Args:
+        cores: The engine cores. What an earlier fleet left in them is removed.
+        slowness: Factor of all step times.
+    """
+
+    def __init__(self, cores: Sequence[Any], *, seed: int, ingresses: int = 1, slowness: float = 1.0) -> None:
+        self._engines = {str(number): _Engine(str(number), core) for number, core in enumerate(cores)}
+        self._places = cores[0].scheduler.max_num_running_reqs
+        self._random, self._slowness = random.Random(seed), slowness
+        self._now = self._counts_from = 10_000.0 * next(_NUMBERS)
+        self._ingresses = [_Ingress(self._make_fleet()) for _ in range(ingresses)]
+        self._board = OrderBoard(_SILENCE_S)
+        self._num = itertools.count(1)
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._connections: dict[Load, list[int]] = {}
+        self._kinds = [[self._random.randrange(10, 210) for _ in range(SHARED)] for _ in range(KINDS)]
+        self.asked: list[Asked] = []
+        """All requests in the order of arrival."""
+        self.tokens: Counter[str] = Counter()
+        """Tenant -> tokens of answers since the warm-up."""
+        for core in cores:
+            core.scheduler.finish_requests(list(core.scheduler.requests), _aborted())
+            core.scheduler.reset_prefix_cache()
+
+    def monotonic(self) -> float:
+        """Return the virtual time: the scheduler's clock."""
+        return self._now
+
+    def run(self, loads: Sequence[Load], seconds: float, *, warmup_s: float = 20.0) -> None:
+        """Play the loads once. What comes before the end of the warm-up is not counted."""
+        self._counts_from = self._now + warmup_s
+        ends_at = self._counts_from + seconds
+        for load in loads:
+            self._connections[load] = [self._random.randrange(len(self._ingresses)) for _ in range(load.depth or CONNECTIONS)]
+            for connection in range(load.depth):
+                self._at(self._random.uniform(0.0, _START_S), self._ask, load, connection)
+            if load.rate:
+                self._at(self._random.expovariate(load.rate), self._arrive, load)
+        for number, ingress in enumerate(self._ingresses):
+            self._at(self._random.uniform(0.0, _EXCHANGE_S), self._exchange, number, ingress)
+            self._at(self._random.uniform(0.0, _TICK_S), self._tick, ingress)
+        for engine in self._engines.values():
+            self._at(self._random.uniform(0.0, _HEARTBEAT_S), self._beat, engine)
+        with mock.patch("serve_app.replica.scheduler.time", self):
+            while self._events[0][0] < ends_at:
+                self._now, _, happen, arguments = heapq.heappop(self._events)
+                happen(*arguments)
+        for ingress in self._ingresses:
+            ingress.fleet.validate()
+
+    def counted(self, prefix: str = "") -> list[Asked]:
+        """Return the requests that came after the warm-up, of tenants whose names begin so."""
+        return [asked for asked in self.asked if asked.at >= self._counts_from and asked.load.tenant.startswith(prefix)]
+
+    def waits_s(self, prefix: str) -> list[float]:
+        """Return the waits for the first token, of the counted requests that have it."""
+        return [asked.begun_at - asked.at for asked in self.counted(prefix) if asked.begun_at is not None]
+
+    def shares(self) -> dict[str, float]:
+        """Return each tenant's share of the tokens of answers."""
+        return {load.tenant: self.tokens[load.tenant] / self.tokens.total() for load in self._connections}
+
+    def idle(self) -> float:
+        """Return the share of all places and seconds since the warm-up in which a place was free while no request waited."""
+        free_s = sum(engine.free_s for engine in self._engines.values())
+        return free_s / (len(self._engines) * self._places * (self._now - self._counts_from))
+
+    def told_right(self, until_s: float) -> float:
+        """Return the share of refused requests that were told within 25 % when the next admitted one of their tenant began.
+
+        Requests of the last ``until_s`` do not count: what was admitted after them may not have begun.
+        """
+        following: dict[str, float] = {}
+        right = list[bool]()
+        for asked in reversed(self.asked):
+            if asked.begun_at is not None:
+                following[asked.load.tenant] = asked.begun_at
+            elif asked.refused_at is not None and self._counts_from <= asked.at < self._now - until_s:
+                true_s = following[asked.load.tenant] - asked.at
+                right.append(abs(asked.expected_s / true_s - 1) <= RETRY_WITHIN)
+        return sum(right) / len(right)
+
+    def _make_fleet(self) -> FleetState:
+        settings = FleetSettings(
+            model="m", max_waiting_requests=100_000, no_replica_s=1e9, heartbeat_timeout_s=1e9, max_replicas=len(self._engines)
+        )
+        fleet = FleetState(settings, PrefixAffinity())
+        for name, engine in self._engines.items():
+            blocks = engine.core.vllm_config.cache_config.num_gpu_blocks
+            fleet.handle(LinkOpened(name, credit=2048, kv_tokens=blocks * BLOCK), now=self._now)
+        errors = dict.fromkeys(("step_error_s", "output_token_error_s", "prompt_token_error_s"), 1e-4)
+        token_s, prompt_token_s = self._slowness * _STEP_S / self._places, self._slowness * _PROMPT_TOKEN_S
+        costs = MeasuredCosts(step_s=0.0, output_token_s=token_s, prompt_token_s=prompt_token_s, **errors)
+        fleet.handle(StepCostsMeasured(costs), now=self._now)
+        return fleet
+
+    def _at(self, in_s: float, happen: Callable[..., None], *arguments: Any) -> None:
+        heapq.heappush(self._events, (self._now + in_s, next(self._num), happen, arguments))
+
+    def _arrive(self, load: Load) -> None:
+        self._at(self._random.expovariate(load.rate), self._arrive, load)
+        self._ask(load, self._random.randrange(CONNECTIONS))
+
+    def _ask(self, load: Load, connection: int) -> None:
+        number, kind = next(self._num), self._random.randrange(KINDS)
+        name = f"{load.tenant}-{number}"
+        own = [self._random.randrange(10, 210) for _ in range(self._random.randint(*load.own))]
+        asked = Asked(load, self._now, connection, self._kinds[kind] + own, self._random.randint(*load.answer))
+        beginning = list(self._connections).index(load) * KINDS + kind + 1
+        points = [(beginning << 40) + block for block in range(SHARED // BLOCK)]
+        points += [(1 << 63) + (number << 16) + block for block in range(len(own) // BLOCK)]
+        arrived = RequestArrived(
+            name,
+            len(asked.prompt),
+            asked.answer,
+            Resume.CONTINUE,
+            name,
+            prefix=Prefix(points, BLOCK),
+            start_by=None if load.first_token_s is None else self._now + load.first_token_s,
+            first_token_s=load.first_token_s or 0.0,
+            tenant=load.tenant,
+            weight=load.weight,
+        )
+        ingress = self._ingresses[self._connections[load][connection]]
+        ingress.asked[name] = asked
+        self.asked.append(asked)
+        self._follow(ingress, ingress.fleet.handle(arrived, now=self._now))
+
+    def _follow(self, ingress: _Ingress, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case StartAttempt():
+                    self._start(ingress, instruction)
+                case AbortAttempts():
+                    self._engines[instruction.replica_id].scheduler.finish_requests(instruction.attempt_ids, _aborted())
+                case DeliverOutputs():
+                    for output in instruction.outputs:
+                        self._take(ingress, output)
+                case FailRequest():
+                    self._fail(ingress.asked.pop(instruction.request_id), instruction.error)
+
+    def _start(self, ingress: _Ingress, start: StartAttempt) -> None:
+        from vllm import SamplingParams
+        from vllm.v1.engine import EngineCoreRequest
+
+        asked, engine = ingress.asked[start.request_id], self._engines[start.replica_id]
+        asked.state = ingress.fleet.requests[start.request_id]
+        made = EngineCoreRequest(
+            request_id=start.attempt_id,
+            prompt_token_ids=[*asked.prompt, *start.continue_from],
+            mm_features=None,
+            sampling_params=SamplingParams(temperature=0.0, max_tokens=asked.state.max_tokens, ignore_eos=True, detokenize=False),
+            pooling_params=None,
+            arrival_time=self._now,
+            lora_request=None,
+            cache_salt=asked.load.tenant,
+            data_parallel_rank=None,
+            priority=asked.state.priority,
+        )
+        engine.core.add_request(*engine.core.preprocess_add_request(made))
+        if not engine.is_busy:
+            self._step(engine)
+
+    def _step(self, engine: _Engine) -> None:
+        engine.free_s += engine.num_free * max(0.0, self._now - max(engine.seen_at, self._counts_from))
+        engine.seen_at, engine.num_free = self._now, self._places
+        engine.is_busy = engine.scheduler.has_requests()
+        if engine.is_busy:
+            planned = engine.scheduler.schedule()
+            made, step_s = engine.core.model_executor._step(planned)
+            engine.num_free = 0 if engine.scheduler.waiting else self._places - len(engine.scheduler.running)
+            self._at(max(step_s, _DELIVERED_S) * self._slowness + _DELIVERED_S, self._deliver, engine, planned, made)
+
+    def _deliver(self, engine: _Engine, planned: Any, made: Any) -> None:
+        outputs = [each for frame in engine.scheduler.update_from_output(planned, made).values() for each in frame.outputs]
+        for ingress in self._ingresses:
+            own = [each for each in outputs if each.request_id.rpartition("@")[0] in ingress.asked]
+            if own:
+                self._follow(ingress, ingress.fleet.handle(OutputsArrived(engine.name, own), now=self._now))
+        self._step(engine)
+
+    def _take(self, ingress: _Ingress, output: Any) -> None:
+        asked = ingress.asked[output.request_id]
+        if output.new_token_ids and asked.begun_at is None:
+            asked.begun_at = self._now
+        self.tokens[asked.load.tenant] += len(output.new_token_ids) * (self._now >= self._counts_from)
+        if output.finish_reason is not None:
+            del ingress.asked[output.request_id]
+            self._ask_again(asked, _DELIVERED_S)
+
+    def _fail(self, asked: Asked, error: Exception) -> None:
+        assert isinstance(error, CannotStartInTime)
+        if error.waited_s:
+            asked.late_at = self._now
+        else:
+            asked.refused_at, asked.expected_s = self._now, error.expected_s
+        self._ask_again(asked, 1.0)
+
+    def _ask_again(self, asked: Asked, in_s: float) -> None:
+        if asked.load.depth:
+            self._at(in_s, self._ask, asked.load, asked.connection)
+
+    def _beat(self, engine: _Engine) -> None:
+        self._at(_HEARTBEAT_S, self._beat, engine)
+        load = EngineLoad(0, len(engine.scheduler.running), len(engine.scheduler.waiting))
+        for ingress in self._ingresses:
+            beat = HeartbeatArrived(engine.name, load, draining=False)
+            self._follow(ingress, ingress.fleet.handle(beat, now=self._now))
+
+    def _tick(self, ingress: _Ingress) -> None:
+        self._at(_TICK_S, self._tick, ingress)
+        self._follow(ingress, ingress.fleet.handle(Ticked(), now=self._now))
+
+    def _exchange(self, number: int, ingress: _Ingress) -> None:
+        self._at(_EXCHANGE_S, self._exchange, number, ingress)
+        elsewhere = self._board.exchange(str(number), {"m": ingress.fleet.order.report()}, self._now)
+        self._follow(ingress, ingress.fleet.handle(WaitsReported(elsewhere["m"]), now=self._now))
+
+
+def _aborted() -> Any:
+    from vllm.v1.request import RequestStatus
+
+    return RequestStatus.FINISHED_ABORTED

@@ -1,0 +1,96 @@
+"""These tests let tenants compete for real engine cores behind real ingress cores, in virtual time."""
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmarks.fairness_virtual import GREEDY, NOISY, OVERLOADS, VICTIMS
+from benchmarks.virtual_fleet import Load, VirtualFleet
+
+MakeCores = Callable[[int], list[Any]]
+
+
+@pytest.fixture(scope="module")
+def make_cores(make_traffic: Callable[..., Any]) -> Iterator[Callable[[int], list[Any]]]:
+    """Return a function that makes two engine cores with so many places, or gives those that it has made."""
+    made: dict[int, list[Any]] = {}
+
+    def make(places: int) -> list[Any]:
+        if places not in made:
+            arguments = {"simulated": {"profile": "a10g-llama-8b"}, "max_model_len": 2048, "enable_prefix_caching": True}
+            made[places] = [make_traffic(max_num_seqs=places, **arguments).core for _ in range(2)]
+        return made[places]
+
+    yield make
+    for cores in made.values():
+        for core in cores:
+            core.shutdown()
+
+
+def p99_s(cores: list[Any], *loads: Load, ingresses: int) -> float:
+    """Return the p99 of the victims' waits."""
+    fleet = VirtualFleet(cores, seed=1, ingresses=ingresses)
+    fleet.run([*VICTIMS, *loads], 45)
+    return statistics.quantiles(fleet.waits_s("victim"), n=100)[-1]
+
+
+@pytest.mark.parametrize(
+    ("noisy", "ingresses", "longer"),
+    [(noisy, 1, longer) for noisy, longer in zip(NOISY, (1.4, 3.0, 4.0), strict=True)] + [("as the others", 2, 1.5)],
+)
+def test_tenants_within_their_share_wait_little_longer_beside_one_that_sends_ten_times_its_share(
+    noisy: str, ingresses: int, longer: float, make_cores: MakeCores
+) -> None:
+    alone_s = p99_s(make_cores(16), ingresses=ingresses)
+    assert p99_s(make_cores(16), NOISY[noisy], ingresses=ingresses) < longer * alone_s
+
+
+@pytest.mark.parametrize("ingresses", [1, 2, 3])
+def test_tenants_that_want_all_share_by_weight_whatever_part_of_each_an_ingress_has(
+    ingresses: int, make_cores: MakeCores
+) -> None:
+    fleet = VirtualFleet(make_cores(16), seed=1, ingresses=ingresses)
+    fleet.run(GREEDY, 90, warmup_s=30)
+    assert list(fleet.shares().values()) == pytest.approx([1 / 7, 2 / 7, 4 / 7], rel=0.08)
+
+
+def test_a_flood_has_its_share_beside_tenants_that_are_never_far_ahead(make_cores: MakeCores) -> None:
+    fleet = VirtualFleet(make_cores(16), seed=1)
+    fleet.run([*(Load(f"few{number}", depth=6) for number in range(6)), Load("flood", depth=100)], 60)
+    assert list(fleet.shares().values()) == pytest.approx([1 / 7] * 7, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "loads",
+    [
+        [Load("one", depth=20), Load("three", depth=20, weight=3)],
+        [Load("one", depth=12), Load("other", depth=12), Load("two", depth=10, weight=2)],
+    ],
+    ids=lambda loads: " ".join(load.tenant for load in loads),
+)
+def test_small_and_slow_engines_are_shared_by_weight(loads: list[Load], make_cores: MakeCores) -> None:
+    fleet = VirtualFleet(make_cores(4), seed=1, slowness=3.0)
+    fleet.run(loads, 120)
+    weights = sum(load.weight for load in loads)
+    assert list(fleet.shares().values()) == pytest.approx([load.weight / weights for load in loads], rel=0.1)
+
+
+@pytest.mark.parametrize("name", OVERLOADS)
+def test_at_three_times_the_load_one_in_20_admitted_requests_at_most_begins_too_late_and_no_place_is_free(
+    name: str, make_cores: MakeCores
+) -> None:
+    fleet = VirtualFleet(make_cores(16), seed=1)
+    fleet.run([replace(load, first_token_s=10.0) for load in OVERLOADS[name]], 45)
+    admitted = [asked for asked in fleet.counted() if asked.refused_at is None]
+    assert 0.5 * len(fleet.counted()) > len(admitted) > 500
+    assert sum(asked.is_late for asked in admitted) <= 0.05 * len(admitted)
+    assert fleet.idle() < 0.02
+
+
+def test_of_equal_tenants_nine_in_ten_refused_requests_are_told_when_their_tenants_next_one_starts(make_cores: MakeCores) -> None:
+    fleet = VirtualFleet(make_cores(16), seed=1)
+    fleet.run([replace(load, first_token_s=10.0) for load in OVERLOADS["four equal tenants"]], 45)
+    assert fleet.told_right(until_s=11.0) >= 0.9
