@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run observe preview test-ui test-clients demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live bench-tenants bench-tenants-litellm bench-fairness bench-fairness-at-scale soak hostile bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
+.PHONY: help run observe preview test-ui test-clients demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live bench-tenants bench-tenants-litellm bench-fairness bench-fairness-at-scale bench-fairness-virtual soak hostile bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
 
 .PHONY: charts generated chart-files monitoring-files lock-charts
 BIN := .venv/bin
@@ -186,6 +186,9 @@ bench-fairness-at-scale: .venv ## shares of 200 tenants on 1,000 simulated engin
 	$(BIN)/python -m benchmarks.fairness_at_scale
 
 SEEDS ?= 1 2 3 4 5
+bench-fairness-virtual: .venv ## the same for each of SEEDS on real schedulers and ingress cores in virtual time, which a busy machine does not change (10 CPU minutes)
+	$(BIN)/python -m benchmarks.fairness_virtual --seeds $(SEEDS)
+
 bench-fairness: .venv ## noisy neighbours, shares, weights, three times the load: fair beside first come first served, for each of SEEDS (50 minutes each)
 	for seed in $(SEEDS); do \
 	  for parts in "capacity noisy" nearly equal weights "reference burst" "storm patient behind" overload; do \

@@ -140,6 +140,8 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--seconds", type=float, default=45.0)
     arguments = parser.parse_args()
+    if arguments.seconds < 15:
+        parser.error("--seconds: at least 15, for limits of 10 s")
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CONFIGURE_LOGGING": "0"}
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder:

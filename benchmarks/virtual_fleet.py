@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+import numpy as np
+
 from benchmarks.fairness_figures import RETRY_WITHIN
 from serve_app.core.affinity import PrefixAffinity
 from serve_app.core.events import (
@@ -185,19 +187,18 @@ class VirtualFleet:
         return free_s / (len(self._engines) * self._places * (self._now - self._counts_from))
 
     def told_right(self, until_s: float) -> float:
-        """Return the share of refused requests that were told within 25 % when the next admitted one of their tenant began.
+        """Return the share of refused requests that were told within 25 % when all have begun that waited then.
 
-        Requests of the last ``until_s`` do not count: what was admitted after them may not have begun.
+        Requests of the last ``until_s`` do not count: what was admitted before them may not have begun.
         """
-        following: dict[str, float] = {}
+        admitted = [(asked.at, asked.begun_at) for asked in self.asked if asked.begun_at is not None]
+        at, begun_at = np.array(admitted).T
         right = list[bool]()
-        for asked in reversed(self.asked):
-            if asked.begun_at is not None:
-                following[asked.load.tenant] = asked.begun_at
-            elif asked.refused_at is not None and self._counts_from <= asked.at < self._now - until_s:
-                true_s = following[asked.load.tenant] - asked.at
-                right.append(abs(asked.expected_s / true_s - 1) <= RETRY_WITHIN)
-        return sum(right) / len(right)
+        for asked in self.counted():
+            waits = (at < asked.at) & (begun_at > asked.at)
+            if asked.refused_at is not None and asked.at < self._now - until_s and waits.any():
+                right.append(abs(asked.expected_s / (begun_at[waits].max() - asked.at) - 1) <= RETRY_WITHIN)
+        return sum(right) / len(right) if right else float("nan")
 
     def _make_fleet(self) -> FleetState:
         settings = FleetSettings(

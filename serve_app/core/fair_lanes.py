@@ -61,6 +61,8 @@ class Account(Queue):
     """Expected GPU-seconds of its requests without a first token."""
     margin: WaitMargin = field(default_factory=WaitMargin)
     weight: float = 1.0
+    reached_s: float = 0.0
+    """The latest start of its requests that have begun. Engines with shorter queues are further than its first waiting request shows."""
     unreported_s: float = 0.0
     """Virtual seconds charged since the last report to the lease board."""
 
@@ -109,10 +111,11 @@ class Lane(Queue):
     """When virtual time moved last."""
     starts_s: list[float] = field(default_factory=list)
     """The starts since ``moved_at``. All first tokens of a frame come at the same time."""
-    limits: Sequence[tuple[float, str]] = ()
-    """For the two tenants that are furthest behind: the virtual time from which others are ahead of it, and its name; as last computed."""
+    behind: Sequence[tuple[float, str, float]] = ()
+    """Of the two tenants that are furthest behind, as last looked up: the start of the first waiting request, the name, and the virtual
+    seconds after that start from which others are ahead of the tenant."""
     looked_at: float = -math.inf
-    """When `limits` was computed."""
+    """When `behind` was looked up."""
 
     def waiting_s(self, account: Account) -> float:
         """Return the expected GPU-seconds of the tenant's requests that wait at all ingresses."""
@@ -122,10 +125,15 @@ class Lane(Queue):
         """Find the two tenants that are furthest behind, at most once in `_LOOK_EACH_S`."""
         if now - self.looked_at >= _LOOK_EACH_S:
             self.looked_at = now
-            self.limits = nsmallest(2, (self._limit_of(next(iter(account.waiting))) for account in self.active))
+            self.behind = nsmallest(2, (self._first_of(account) for account in self.active))
 
-    def _limit_of(self, first: Place) -> tuple[float, str]:
-        return first.start_s + _AHEAD * max(first.expected_s / first.account.weight, self.usual_s), first.account.tenant
+    def _first_of(self, account: Account) -> tuple[float, str, float]:
+        first = next(iter(account.waiting))
+        return (
+            max(first.start_s, account.reached_s),
+            account.tenant,
+            _AHEAD * max(first.expected_s / account.weight, self.usual_s),
+        )
 
     def ahead_from_s(self, account: Account) -> float:
         """Return the virtual time from which the tenant is ahead of another one, or of virtual time if no other tenant waits.
@@ -133,10 +141,11 @@ class Lane(Queue):
         That is `_AHEAD` requests after the other one's first waiting request: usual ones, or such as that one if they cost more.
         """
         of_virtual_s = self.virtual_s + _AHEAD * self.usual_s
-        return next((limit_s for limit_s, tenant in self.limits if tenant != account.tenant), of_virtual_s)
+        return next((start_s + after_s for start_s, tenant, after_s in self.behind if tenant != account.tenant), of_virtual_s)
 
     def advance(self, begun: Place, now: float) -> None:
         """Move virtual time towards the start of a place that has its first token, or up to it if no request of the lane waits anywhere."""
+        begun.account.reached_s = max(begun.account.reached_s, begun.start_s)
         if not (self.num_waiting or self.elsewhere_s):
             self.virtual_s = max(self.virtual_s, begun.start_s)
             self.moved_at = now

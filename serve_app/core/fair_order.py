@@ -89,7 +89,7 @@ class FairOrder:
         account.charge(expected_s)
         earlier_s, account.tag_s = account.tag_s, max(account.finish_s, account.tag_s)
         start_s = account.tag_s - expected_s / account.weight
-        ahead = lane.usual_s > 0.0 and start_s > lane.ahead_from_s(account)
+        ahead = lane.usual_s > 0.0 and start_s > max(lane.ahead_from_s(account), lane.virtual_s + lane.usual_s)
         request.priority = tag_of(priority, account.tag_s, is_ahead=ahead)
         place = Place(lane, account, start_s, expected_s, prompt_s, earlier_s)
         self._places[request.request_id] = account.latest = place
