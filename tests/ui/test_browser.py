@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tests.ui.browser import answer, ask, chromium, needs_chromium, open_chat, problem, wait_for_answer, wait_until_done
-from tests.ui.fake_service import MODEL, FakeService, fake_service, ingress, listening, member
+from tests.ui.fake_service import MODEL, FakeService, fake_service, ingress, listening, lost, member, starting
 
 pytestmark = needs_chromium
 
@@ -170,9 +170,15 @@ def test_the_fleet_page_follows_the_fleet(page: Any, site: str, fake: FakeServic
     fake.report = {"time": 1000.0, "members": [ingress(), member("aaa"), member("bbb")], "decisions": []}
     page.goto(f"{site}/fleet")
     page.wait_for_selector("text=bbb")
-    fake.report = {"time": 1001.0, "members": [ingress(resumptions=1), member("aaa")], "decisions": []}
-    page.wait_for_selector(f"text=Replica of {MODEL} bbb is gone")
+    members = [ingress(resumptions=1), member("aaa"), member("bbb", state="lost")]
+    losses = [lost("bbb", time=1000.5, cause="its engine was killed")]
+    models = {MODEL: {"target": 2, "starting": [starting("ccc", since=1000.6)]}}
+    fake.report = {"time": 1001.0, "members": members, "decisions": [], "lost": losses, "models": models}
+    page.wait_for_selector(f"text=Replica of {MODEL} bbb is lost: its engine was killed")
     page.wait_for_selector("text=1 answer resumed at another replica")
+    page.wait_for_selector(f"h3:has-text('{MODEL}') >> text=1 of 2 ready, 1 starting, 1 lost")
+    cards = [card.inner_text().split("\n")[:2] for card in page.query_selector_all(".fleet .card")]
+    assert cards == [["aaa", "ready"], ["ccc", "starting"], ["bbb", "lost"]]
 
 
 def test_dark_and_light_by_a_button(page: Any, site: str) -> None:
