@@ -178,7 +178,7 @@ def test_the_fleet_page_follows_the_fleet(page: Any, site: str, fake: FakeServic
     page.wait_for_selector("text=1 answer resumed at another replica")
     page.wait_for_selector(f"h3:has-text('{MODEL}') >> text=1 of 2 ready, 1 starting, 1 lost")
     cards = [card.inner_text().split("\n")[:2] for card in page.query_selector_all(".fleet .card")]
-    assert cards == [["aaa", "ready"], ["ccc", "starting"], ["bbb", "lost"]]
+    assert cards == [["aaa", "ready"], ["ccc", "starting"], ["bbb", "lost"], ["in1", "ready"]]
 
 
 def test_dark_and_light_by_a_button(page: Any, site: str) -> None:
@@ -205,7 +205,7 @@ def test_on_a_phone_the_chat_comes_first_and_nothing_is_wider_than_the_screen(pa
         for path in ("", "/fleet"):
             page.goto(f"{site}{path}")
             page.wait_for_function("() => document.querySelector('#theme')")
-            page.wait_for_selector("#ask" if not path else "td.number >> visible=true")
+            page.wait_for_selector("#ask" if not path else ".fleet .card")
             assert page.evaluate("() => document.documentElement.scrollWidth - window.innerWidth") <= 0
     finally:
         page.set_viewport_size(before)

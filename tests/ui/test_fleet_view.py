@@ -152,14 +152,20 @@ def test_the_page_shows_loads_and_escapes_what_the_service_says() -> None:
 
 def test_the_picture_shows_requests_as_dots_the_age_and_the_way_of_requests() -> None:
     busy = member("a", running=MAX_DOTS + 6)
+    busy["load"]["waiting"] = 3
     busy["epoch"] = int((1000.0 - 125) * 1e9)
     drawn = fleet_html(report_of_all(ingress(), busy, losses=(KILLED,)))
-    assert drawn.count("<i></i>") == MAX_DOTS
-    assert "<span>+6</span>" in drawn
+    assert (drawn.count("<i></i>"), drawn.count("<u></u>")) == (MAX_DOTS - 3, 3)
+    assert "<span>+9</span>" in drawn
     assert "serves for 2 min · 127.0.0.1:4001 · 9 steps · started in 31 s" in drawn
     assert "<b>1 of 2</b><span>replicas ready, 1 lost</span>" in drawn
     assert '<div class="card lost"><div class="head"><b>b</b><span class="state lost">lost</span></div>' in drawn
     assert f'<h3>{MODEL} <span class="quiet">1 of 2 ready, 1 lost</span></h3>' in drawn
+
+
+def test_an_ingress_is_a_card_with_its_requests() -> None:
+    drawn = fleet_html(report(ingress(resumptions=3)))
+    assert "<p>2 requests, 0 waiting for a replica</p><small>127.0.0.1:4000 · 3 resumed · 0 moved</small>" in drawn
 
 
 def test_a_start_is_a_bar_that_is_full_after_the_usual_time() -> None:
