@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import ray
 
-from serve_app.ingress import serve_targets
 from serve_app.ingress.serve_targets import ServeTargets
 from tests.doubles.fleet import MODEL, in_loop, settings
 
@@ -60,7 +59,7 @@ async def test_targets_come_from_serve_and_no_failure_of_serve_hides_the_fleet(
     failures: list[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = list(failures)
-    monkeypatch.setattr(serve_targets.ray, "get_actor", lambda *_, **__: Controller(failing))
+    monkeypatch.setattr(ray, "get_actor", lambda *_, **__: Controller(failing))
     targets = ServeTargets("app", settings().models.values())
     assert [await targets.ask() for _ in failures] == [{} for _ in failures]
     assert await targets.ask() == ANSWER

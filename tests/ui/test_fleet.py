@@ -88,7 +88,7 @@ def test_an_answer_goes_on_when_its_replica_dies(page: Any, fleet: Server) -> No
     wait_until(lambda: running(fleet) == 1, limit_s=20, what="the request runs on an engine")
     (busy,) = (member for member in replicas(fleet) if member["load"]["running"])
     os.kill(busy["load"]["engine_pid"], signal.SIGKILL)
-    wait_until(lambda: losses(fleet), limit_s=20, what="the loss is reported")
+    wait_until(lambda: bool(losses(fleet)), limit_s=20, what="the loss is reported")
     (lost,) = losses(fleet)
     killed = "its engine was killed, or crashed without a message"
     assert (lost["replica_id"], lost["model"], lost["cause"]) == (busy["replica_id"], MODEL, killed)
