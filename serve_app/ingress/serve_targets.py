@@ -24,15 +24,14 @@ class ServeTargets:
     def __init__(self, application: str, models: Iterable[ModelSettings]) -> None:
         self._application = application
         self._deployments = {model.name: replica_deployment(model) for model in models}
-        self._controller: Any = None
+        self._controller: asyncio.Future[Any] | None = None
 
     async def ask(self) -> dict[str, Any]:
         """Return target and starting replicas by model; empty if the controller does not answer within `LIMIT_S`."""
         try:
             async with asyncio.timeout(LIMIT_S):
-                if self._controller is None:  # in a thread: with Ray's control store away, this waits for it
-                    self._controller = await asyncio.to_thread(ray.get_actor, SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
-                calls = [self._details(deployment) for deployment in self._deployments.values()]
+                controller = await self._handle()
+                calls = [self._details(controller, deployment) for deployment in self._deployments.values()]
                 return dict(zip(self._deployments, await asyncio.gather(*calls), strict=True))
         except (*AWAY, LookupError, AttributeError) as exc:  # LookupError: Serve builds the application anew
             logger.debug("Serve does not report its targets: %s: %s", type(exc).__name__, exc)
@@ -40,8 +39,15 @@ class ServeTargets:
                 self._controller = None
             return {}
 
-    async def _details(self, deployment: str) -> dict[str, Any]:
-        details = await self._controller.get_deployment_details.remote(self._application, deployment)
+    async def _handle(self) -> Any:
+        """Return a handle of the controller. With Ray's control store away, one thread waits for it, however often this is called."""
+        if self._controller is None:
+            look = asyncio.to_thread(ray.get_actor, SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+            self._controller = asyncio.ensure_future(look)
+        return await asyncio.shield(self._controller)
+
+    async def _details(self, controller: Any, deployment: str) -> dict[str, Any]:
+        details = await controller.get_deployment_details.remote(self._application, deployment)
         starting = [
             # Serve knows the machine once the replica's process runs there.
             {"replica_id": r.replica_id, "since": r.start_time_s, "host": r.node_ip or ""}

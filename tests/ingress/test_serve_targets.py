@@ -1,11 +1,13 @@
 """An ingress asks Serve's controller for the targets of its models, and does without when Serve does not answer."""
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 
+from serve_app.ingress import serve_targets
 from serve_app.ingress.serve_targets import ServeTargets
 from tests.doubles.fleet import MODEL, in_loop, settings
 
@@ -63,3 +65,22 @@ async def test_targets_come_from_serve_and_no_failure_of_serve_hides_the_fleet(
     targets = ServeTargets("app", settings().models.values())
     assert [await targets.ask() for _ in failures] == [{} for _ in failures]
     assert await targets.ask() == ANSWER
+
+
+@in_loop
+async def test_while_ray_does_not_find_the_controller_one_thread_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, looks = threading.Event(), list[int]()
+
+    def get_actor(*_: object, **__: object) -> Controller:
+        looks.append(1)
+        found.wait()
+        return Controller([])
+
+    monkeypatch.setattr(ray, "get_actor", get_actor)
+    monkeypatch.setattr(serve_targets, "LIMIT_S", 0.01)
+    targets = ServeTargets("app", settings().models.values())
+    assert [await targets.ask() for _ in range(3)] == [{}, {}, {}]
+    found.set()
+    monkeypatch.setattr(serve_targets, "LIMIT_S", 60.0)
+    assert await targets.ask() == ANSWER
+    assert len(looks) == 1
