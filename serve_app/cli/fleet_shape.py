@@ -1,6 +1,6 @@
 """`problem_of` checks the form of an answer to `GET /fleet`, as far as commands read it. Other keys are ignored.
 
-A key with a default may be missing; no key may be null.
+A key with a default may be missing; only `cold_start_s` may be null.
 """
 
 from typing import Annotated, Any, Literal
@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from serve_app.config.checks import dotted
 
 _Time = Annotated[float, Field(ge=0, le=253_402_300_799, allow_inf_nan=False)]  # to the end of the year 9999, for `datetime`
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Part(BaseModel):
@@ -52,6 +53,7 @@ class _ModelLoad(_Part):
     waiting: int
     resumptions: int
     moved: int
+    cold_start_s: _Seconds | None = None
     canary: _Canary = _Canary(of="", state="", requests=0, reason="")
 
 
@@ -74,10 +76,30 @@ class _Decision(_Part):
     rule: str
 
 
+class _Lost(_Part):
+    replica_id: str
+    model: str
+    time: _Time
+    cause: str
+
+
+class _Start(_Part):
+    replica_id: str
+    since: _Time
+    host: str
+
+
+class _Model(_Part):
+    target: int
+    starting: list[_Start]
+
+
 class _Fleet(_Part):
     time: _Time
     members: list[Annotated[_Replica | _Ingress, Field(discriminator="role")]]
     decisions: list[_Decision]
+    lost: list[_Lost] = []
+    models: dict[str, _Model] = {}
 
 
 def problem_of(answer: Any) -> str:

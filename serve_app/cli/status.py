@@ -14,6 +14,7 @@ from rich.table import Table
 from serve_app.cli.options import AsJson
 from serve_app.cli.rayservice import REDIS, Pod, RayService, judge, own_words
 from serve_app.errors import ClusterFailed
+from serve_app.ui.replicas import ready_of, replicas_of, target_of
 
 Name = Annotated[str, typer.Argument(help="Name of the application; on Kubernetes, of the release.")]
 
@@ -147,11 +148,12 @@ def show(report: Mapping[str, Any], console: Console) -> None:
     by_model: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for lease in sorted(report["members"], key=lambda m: (m["role"], m["model"], m["replica_id"])):
         by_model[lease["model"]].append(lease)
-    for model, leases in by_model.items():
-        _print_members(console, model, leases)
+    absent = [*report.get("models", {}), *(lost["model"] for lost in report.get("lost", ()))]
+    for model in dict.fromkeys([*by_model, *absent]):
+        _print_members(console, model, by_model[model], report)
 
 
-def _print_members(console: Console, model: str, leases: Sequence[Mapping[str, Any]]) -> None:
+def _print_members(console: Console, model: str, leases: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> None:
     if not model:
         rows = [(*_common(lease), *_ingress_load(lease["load"])) for lease in leases]
         print_table(console, "", ("ingress", "state", "address", "pid", "streams", "waiting"), rows)
@@ -161,8 +163,15 @@ def _print_members(console: Console, model: str, leases: Sequence[Mapping[str, A
             said = "refuses the changed file of tenants or keys, or a part of it"
             console.print(f"\nwarning: {', '.join(refusing)} {said}; serve-app check FILE says why", style="yellow", markup=False)
         return
+    leases = [lease for lease in leases if lease["state"] != "lost"]
     rows = [(*_common(lease), *_replica_load(lease["load"])) for lease in leases]
-    print_table(console, model, ("replica", "state", "address", "pid", "running", "waiting", "KV", "links"), rows)
+    title = model if target_of(report, model) is None else f"{model}: {ready_of(report, model)}"
+    if not rows:
+        console.print(f"\n{title}", markup=False)
+    print_table(console, title, ("replica", "state", "address", "pid", "running", "waiting", "KV", "links"), rows)
+    for replica in replicas_of(report, model) if "time" in report else ():
+        if replica.member is None:
+            console.print(f"{replica.replica_id}  {replica.state} {replica.doing}", markup=False)
     starts = [
         {"whole": load["start_s"], **load.get("cold_start", {})} for lease in leases if "start_s" in (load := lease["load"])
     ]

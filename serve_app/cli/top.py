@@ -14,7 +14,8 @@ from rich.text import Text
 
 from serve_app.cli.status import asked_by_http
 from serve_app.errors import ClusterFailed
-from serve_app.ui.changes import Happening, Report, changes, is_older, short
+from serve_app.ui.changes import Happening, changes, is_older, short
+from serve_app.ui.replicas import Report, models_of, ready_of, replicas_of, target_of
 
 SHOWN = 8
 """Most happenings below the tables, the newest first."""
@@ -60,25 +61,33 @@ def screen(report: Report, before: Report | None, happened: Sequence[Happening])
     """Return the screen's content. Engine steps per second need the report ``before``."""
     at = datetime.fromtimestamp(report["time"], UTC)
     ingresses = [m for m in report["members"] if m["role"] == "ingress"]
-    replicas = [m for m in report["members"] if m["role"] == "replica"]
-    ready = sum(m["state"] == "ready" for m in replicas)
-    running, waiting = (sum(m["load"][count] for m in replicas) for count in ("running", "waiting"))
+    names = models_of(report)
+    replicas = [replica for name in names for replica in replicas_of(report, name)]
+    loads = [replica.member["load"] for replica in replicas if replica.member is not None]
+    ready, targets = sum(replica.state == "ready" for replica in replicas), [target_of(report, name) for name in names]
+    wanted = sum(target for target in targets if target is not None) if targets and None not in targets else len(loads)
+    running, waiting = (sum(load[count] for load in loads) for count in ("running", "waiting"))
     queued = sum(load["waiting"] for m in ingresses for load in m["load"].get("models", {}).values())
-    head = f"{report['url']}  {at:%H:%M:%S} UTC  {ready} of {len(replicas)} replicas ready"
+    head = f"{report['url']}  {at:%H:%M:%S} UTC  {ready} of {wanted} replicas ready"
     counts = f"{running} running, {waiting} waiting at engines, {queued} waiting at ingresses"
     parts: list[Any] = [Text(head, style="bold"), Text(counts)]
-    names = sorted({m["model"] for m in replicas} | {name for m in ingresses for name in m["load"].get("models", {})})
-    parts += [_model(name, [m for m in replicas if m["model"] == name], before, report) for name in names]
+    for name in names:
+        parts += _model(name, before, report)
     parts.append(_ingresses(ingresses))
     parts += [Text(f"{h.clock()}  {h.text}") for h in reversed(happened[-SHOWN:])]
     return Group(*parts)
 
 
-def _model(name: str, replicas: Sequence[Mapping[str, Any]], before: Report | None, report: Report) -> Table:
+def _model(name: str, before: Report | None, report: Report) -> list[Any]:
+    """Return the table of the model's replicas with a lease, and a line for each that starts or is lost."""
     steps = {} if before is None else {m["replica_id"]: m["load"].get("steps", 0) for m in before["members"]}
     took_s = 0.0 if before is None else report["time"] - before["time"]
-    table = _table(name, ("replica", "state", "address"), ("running", "waiting", "KV", "steps/s", "start"))
-    for m in sorted(replicas, key=lambda m: str(m["replica_id"])):
+    title = name if target_of(report, name) is None else f"{name}: {ready_of(report, name)}"
+    table = _table(title, ("replica", "state", "address"), ("running", "waiting", "KV", "steps/s", "start"))
+    replicas = replicas_of(report, name)
+    for m in (replica.member for replica in replicas):
+        if m is None:
+            continue
         load, known = m["load"], steps.get(m["replica_id"])
         rate = "" if known is None or took_s <= 0 else f"{max(0, load['steps'] - known) / took_s:.1f}"
         cells = (
@@ -89,9 +98,13 @@ def _model(name: str, replicas: Sequence[Mapping[str, Any]], before: Report | No
             f"{load['start_s']:.0f} s" if "start_s" in load else "",
         )
         table.add_row(*_common(m), *cells)
-    if not replicas:
+    if not table.rows:
         table.add_row("none", *[""] * 7)
-    return table
+    absent = [replica for replica in replicas if replica.member is None]
+    return [table, *(Text(f"{short(r.replica_id)}  {r.state} {r.doing}", style=_STYLES[r.state]) for r in absent)]
+
+
+_STYLES = {"starting": "blue", "lost": "red"}
 
 
 def _ingresses(ingresses: Iterable[Mapping[str, Any]]) -> Table:

@@ -14,9 +14,10 @@ class EngineLost(ServingError):
 
 @dataclass(eq=False)
 class EngineDied(EngineLost):
-    """The engine core process ended by itself; ``reason`` is its last message, if it left one."""
+    """The engine core process ended by itself; ``reason`` is its last message, or `NO_MESSAGE`."""
 
     code: ClassVar[str] = "engine_dead"
+    NO_MESSAGE: ClassVar[str] = "the engine core process ended without a message (killed?)"
     reason: str
 
     def __str__(self) -> str:

@@ -18,6 +18,7 @@ from serve_app.host.logs import log_configuration, use_serve_handlers
 from serve_app.host.sigterm import OrderlyEnd
 from serve_app.host.tasks import raise_failure
 from serve_app.host.vllm_start import settle, without_collection
+from serve_app.ingress.serve_targets import ServeTargets
 from serve_app.membership import Lease, Membership
 
 logger = logging.getLogger(__name__)
@@ -41,11 +42,12 @@ class Ingress:
         self._epoch = time.time_ns()
         own_fleet = fleet_id(self.settings.name, ray.get_runtime_context().gcs_address)
         self._membership = Membership(self.settings.name, self.settings.membership)
+        self._targets = ServeTargets(self.settings.name, self.settings.models.values())
         self._runtime = await IngressRuntime.build(
             self.settings,
             ingress_id=self.replica_id,
             fleet_id=own_fleet,
-            report=self._membership.report,
+            report=self._report,
             exchange_shares=self._membership.exchange_shares,
         )
         await refuse_another_fleets_port(self.settings.ingress, own_fleet)
@@ -77,6 +79,14 @@ class Ingress:
             quarantined=self._runtime.quarantined(),
             condemned=self._runtime.condemned(),
         )
+
+    async def _report(self) -> dict[str, Any]:
+        """Return the lease board's report, with targets and starting replicas by model if Serve's controller answers.
+
+        Raises:
+            LeaseBoardSilent: The board does not answer.
+        """
+        return {**await self._membership.report(), "models": await self._targets.ask()}
 
     def check_health(self) -> None:
         """Raise if the replica is broken. Serve calls this every few seconds."""

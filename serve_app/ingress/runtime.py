@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from serve_app.config.keys_file import read_keyring
 from serve_app.config.timeouts import SHUTDOWN_MARGIN_S
 from serve_app.core.events import BlocksReported, StepCostsMeasured, WaitsReported
 from serve_app.core.fleet_report import describe, num_lines, num_on_draining
+from serve_app.core.lost_replicas import with_lost
 from serve_app.core.order_board import Waits
 from serve_app.ingress.books import metrics
 from serve_app.ingress.books.books import Books
@@ -80,7 +82,7 @@ class IngressRuntime:
         """Build the front end of every model; takes seconds each.
 
         Args:
-            report: The answer to `/fleet`; without it, there is no such route.
+            report: The answer to `/fleet` without the replicas that this ingress has lost; without it, there is no such route.
             exchange_shares: Exchanges shares of quotas with other ingresses; None for an ingress that has no other beside it.
         Raises:
             ConfigError: A file that the settings name cannot be used.
@@ -115,7 +117,7 @@ class IngressRuntime:
             sagemaker=settings.ingress.sagemaker_routes,
             generate_end=NUL if settings.ingress.generate_delimiter == "nul" else NEWLINE,
             batches=batches,
-            report=report,
+            report=None if report is None else partial(_report, report, fronts),
             cors_origins=settings.ingress.cors_origins,
         )
         canaries = {canary.front.model.name: canary.describe for canary in app.canaries.values()}
@@ -247,6 +249,11 @@ def installer_of(settings: Settings) -> Install | None:
     from serve_app.ingress import shortcuts  # not above: an ingress without shortcuts runs without their folder
 
     return shortcuts.install
+
+
+async def _report(report: FleetReport, fronts: Mapping[str, FrontEnd]) -> dict[str, Any]:
+    """Return the answer to `/fleet`. A link shows the loss of a replica at once, a lease only when it ends."""
+    return with_lost(await report(), [front.client.links.lost for front in fronts.values()], now=time.time())
 
 
 def _configured(settings: Settings) -> dict[str, metrics.Configured]:

@@ -257,7 +257,7 @@ class EngineProcess:
     def _closed(self) -> None:
         lost = EngineDied
         if not self._failure:
-            self._failure = "the engine core process ended without a message (killed?)"
+            self._failure = EngineDied.NO_MESSAGE
             if self._oom_kills.any_since():
                 lost, self._failure = EngineOutOfMemory, "the kernel killed the engine core: out of memory"
         assert self._ready is not None

@@ -4,9 +4,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-Report = Mapping[str, Any]
-"""The answer to `/fleet`."""
-
+from serve_app.ui.replicas import Report
 
 CLOCK_S = 10.0
 """An ingress reuses a report for half a second. So a report that is this much older than the last one comes from another clock: a clock
@@ -30,14 +28,17 @@ def is_older(report: Report, before: Report) -> bool:
 
 
 def changes(before: Report | None, after: Report) -> list[Happening]:
-    """Return what happened, the oldest first. Without ``before`` only the decisions that the service remembers are known."""
+    """Return what happened, the oldest first. Without ``before`` only the decisions and losses that the service remembers are known."""
     known = {_key(decision) for decision in before["decisions"]} if before is not None else set()
     decided = [Happening(d["time"], _decision(d)) for d in after["decisions"] if _key(d) not in known]
-    if before is None:
-        return decided
-    at = float(after["time"])
-    seen = [Happening(at, text) for text in (*_of_members(before, after), *_of_counts(before, after))]
-    return sorted([*decided, *seen], key=lambda happening: happening.time)
+    known_lost = _lost(before) if before is not None else {}
+    lost = [Happening(each["time"], _loss(each)) for i, each in _lost(after).items() if i not in known_lost]
+    seen: list[Happening] = []
+    if before is not None:
+        at = float(after["time"])
+        texts = (*_of_members(before, after), *_of_starts(before, after), *_of_counts(before, after))
+        seen = [Happening(at, text) for text in texts]
+    return sorted([*decided, *lost, *seen], key=lambda happening: happening.time)
 
 
 def _key(decision: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -48,9 +49,21 @@ def _decision(decision: Mapping[str, Any]) -> str:
     return f"Autoscaler: {decision['model']} {decision['before']} → {decision['after']} replicas ({decision['rule']})"
 
 
+def _lost(report: Report) -> dict[str, Mapping[str, Any]]:
+    return {each["replica_id"]: each for each in report.get("lost", ())}
+
+
+def _loss(lost: Mapping[str, Any]) -> str:
+    return f"Replica of {lost['model']} {short(lost['replica_id'])} is lost: {lost['cause']}"
+
+
 def _of_members(before: Report, after: Report) -> Iterator[str]:
+    """Yield who joined, left or changed its state. Losses are left out, because `_loss` names their causes."""
     old, new = ({m["replica_id"]: m for m in report["members"]} for report in (before, after))
+    lost = _lost(before).keys() | _lost(after).keys()
     for member_id, member in new.items():
+        if member["state"] == "lost":
+            continue
         if member_id not in old:
             load = member["load"]
             took = f" after a start of {load['start_s']:.0f} s" if "start_s" in load else ""
@@ -58,8 +71,17 @@ def _of_members(before: Report, after: Report) -> Iterator[str]:
         elif old[member_id]["state"] != member["state"]:
             yield f"{_name(member)} is {member['state']}"
     for member_id, member in old.items():
-        if member_id not in new:
+        if member_id not in new and member_id not in lost:
             yield f"{_name(member)} {'has drained and left' if member['state'] == 'draining' else 'is gone'}"
+
+
+def _of_starts(before: Report, after: Report) -> Iterator[str]:
+    """Yield the replicas that Serve has begun to start. If Serve did not answer for one of the reports, nothing is known."""
+    for model, now in after.get("models", {}).items():
+        if (earlier := before.get("models", {}).get(model)) is None:
+            continue
+        known = {start["replica_id"] for start in earlier["starting"]} | {m["replica_id"] for m in after["members"]}
+        yield from (f"Replica of {model} {short(i)} starts" for s in now["starting"] if (i := s["replica_id"]) not in known)
 
 
 def _name(member: Mapping[str, Any]) -> str:

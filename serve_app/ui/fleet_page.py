@@ -6,8 +6,9 @@ from typing import Any
 import gradio as gr
 
 from serve_app.ui.api import MALFORMED, Service, ServiceProblem
-from serve_app.ui.changes import Happening, Report, changes, is_older
+from serve_app.ui.changes import Happening, changes, is_older
 from serve_app.ui.fleet_view import fleet_html, happenings_html, problem_html
+from serve_app.ui.replicas import Report
 
 POLL_S = 1.0
 """Loads are up to 2 s old (`membership.renew_s`), so asking more often than once a second shows nothing new."""
@@ -22,8 +23,8 @@ class FleetPage:
         self._service = service
         before, happenings = gr.State(None), gr.State([])
         gr.Navbar(main_page_name="Chat")
-        key = gr.Textbox(label="API key", type="password", placeholder="if the service asks for one", elem_id="fleet-key")
         problem, now, happened = gr.HTML("", visible=False), gr.HTML(""), gr.HTML(happenings_html([]))
+        key = gr.Textbox(label="API key", type="password", placeholder="if the service asks for one", elem_id="fleet-key")
         gr.Timer(POLL_S).tick(
             self.look,
             [key, before, happenings],

@@ -1,29 +1,26 @@
-"""This module draws the fleet as HTML: tiles, a table of each model's replicas, one of the ingresses, and what happened. Pure."""
+"""This module draws the fleet as HTML: counts, a card for each replica and each ingress, and what happened. Pure."""
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from serve_app.ui.changes import Happening, Report, short
+from serve_app.ui.changes import Happening, short
+from serve_app.ui.replicas import Replica, Report, models_of, others, ready_of, replicas_of, span, target_of
 
-Cell = tuple[str, str]
-"""CSS class and HTML of a table's cell."""
+MAX_DOTS = 24
+"""A replica's card has a dot for each request, up to this many; the rest is a number."""
+MAX_EMPTY_DOTS = 8
+"""The most of these dots that are for requests in the engine's queue."""
 
 
 def fleet_html(report: Report) -> str:
     """Return the state of the fleet. All text from the service is escaped."""
-    members = sorted(report["members"], key=lambda m: (m["role"], m["model"], m["replica_id"]))
-    ingresses = [m for m in members if m["role"] == "ingress"]
-    by_model: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for name in sorted({name for m in ingresses for name in m["load"].get("models", {})}):
-        by_model[name] = []
-    for member in members:
-        if member["role"] == "replica":
-            by_model[member["model"]].append(member)
-    parts = [_tiles(ingresses, [m for replicas in by_model.values() for m in replicas])]
-    parts += [_model(name, replicas, ingresses) for name, replicas in by_model.items()]
-    parts.append(_table("Ingresses", _INGRESS, [_ingress_row(m) for m in ingresses]))
+    ingresses = sorted((m for m in report["members"] if m["role"] == "ingress"), key=lambda m: str(m["replica_id"]))
+    replicas = {name: replicas_of(report, name) for name in models_of(report)}
+    parts = [_tiles(report, ingresses, replicas)]
+    parts += [_model(report, name, of_model, ingresses) for name, of_model in replicas.items()]
+    parts.append(_cards("Ingresses", [_ingress(m) for m in ingresses]))
     return f'<div class="fleet">{"".join(parts)}</div>'
 
 
@@ -38,17 +35,26 @@ def problem_html(text: str) -> str:
     return f'<div id="fleet-problem" role="alert">{escape(text)}</div>'
 
 
-def _tiles(ingresses: Sequence[Mapping[str, Any]], replicas: Sequence[Mapping[str, Any]]) -> str:
-    ready = sum(m["state"] == "ready" for m in replicas)
-    draining = len(replicas) - ready
+def _tiles(report: Report, ingresses: Sequence[Mapping[str, Any]], replicas: Mapping[str, Sequence[Replica]]) -> str:
+    """Return how many replicas are ready, and the way of requests: how many are at each station now."""
+    count = Counter(replica.state for of_model in replicas.values() for replica in of_model)
+    loads = [replica.member["load"] for of_model in replicas.values() for replica in of_model if replica.member is not None]
+    targets = [target_of(report, name) for name in replicas]
+    known = [target for target in targets if target is not None]
+    of = f" of {sum(known)}" if known and len(known) == len(targets) else ""
     tiles = [
-        (str(ready), f"replica{'s' * (ready != 1)} ready" + (f", {draining} draining" if draining else "")),
-        (str(sum(m["load"].get("streams", 0) for m in ingresses)), "requests at the ingresses"),
-        (str(sum(m["load"]["running"] for m in replicas)), "running on engines"),
-        (str(sum(m["load"]["waiting"] for m in replicas) + _total(ingresses, "waiting")), "waiting"),
-        (str(_total(ingresses, "resumptions")), "answers resumed"),
+        (
+            " whole",
+            f"{count['ready']}{of}",
+            ", ".join([f"replica{'s' * (count['ready'] != 1 or of != '')} ready", *others(count)]),
+        ),
+        (" way", str(sum(m["load"].get("streams", 0) for m in ingresses)), "requests at the ingresses"),
+        (" way", str(_total(ingresses, "waiting")), "wait for a replica"),
+        (" way", str(sum(load["waiting"] for load in loads)), "wait in engines"),
+        ("", str(sum(load["running"] for load in loads)), "running on engines"),
+        ("", str(_total(ingresses, "resumptions")), "answers resumed"),
     ]
-    inner = "".join(f'<div class="tile"><b>{value}</b><span>{label}</span></div>' for value, label in tiles)
+    inner = "".join(f'<div class="tile{kind}"><b>{value}</b><span>{label}</span></div>' for kind, value, label in tiles)
     return f'<div class="tiles">{inner}</div>'
 
 
@@ -58,45 +64,70 @@ def _total(ingresses: Iterable[Mapping[str, Any]], count: str, model: str | None
     return sum(load[count] for load in loads)
 
 
-_REPLICA = ("replica", "state", "address", "running", "waiting", "KV cache", "steps", "started in")
-_INGRESS = ("ingress", "state", "address", "requests", "waiting", "resumed", "moved")
-
-
-def _model(name: str, replicas: Sequence[Mapping[str, Any]], ingresses: Sequence[Mapping[str, Any]]) -> str:
-    waiting = _total(ingresses, "waiting", name)
-    queue = f' <span class="quiet">{waiting} waiting for a replica</span>' if waiting else ""
+def _model(report: Report, name: str, replicas: Sequence[Replica], ingresses: Sequence[Mapping[str, Any]]) -> str:
+    notes = [ready_of(report, name)] if replicas or target_of(report, name) is not None else []
+    if waiting := _total(ingresses, "waiting", name):
+        notes.append(f"{waiting} waiting for a replica")
     canary = next((c for m in ingresses if (c := m["load"].get("models", {}).get(name, {}).get("canary"))), None)
     if canary is not None:
-        state = f"canary of {canary['of']}, {canary['state']} after {canary['requests']} requests {canary['reason']}"
-        queue += f' <span class="quiet">{escape(state)}</span>'
-    return _table(escape(name) + queue, _REPLICA, [_replica_row(m) for m in replicas])
+        notes.append(f"canary of {canary['of']}, {canary['state']} after {canary['requests']} requests {canary['reason']}")
+    title = escape(name) + "".join(f' <span class="quiet">{escape(note)}</span>' for note in notes)
+    return _cards(title, [_replica(replica, report["time"]) for replica in replicas])
 
 
-def _replica_row(member: Mapping[str, Any]) -> list[Cell]:
-    load = member["load"]
-    usage = max(0.0, min(1.0, float(load["kv_usage"])))
-    bar = f'<span class="bar"><i style="width:{usage:.0%}"></i></span>{usage:.0%}'
-    start = f"{load['start_s']:.0f} s" if "start_s" in load else ""
-    numbers = [("number", str(int(load[name]))) for name in ("running", "waiting")]
-    return [*_common(member), *numbers, ("", bar), ("number", str(int(load["steps"]))), ("number", start)]
+def _cards(title: str, cards: Sequence[str]) -> str:
+    inner = f'<div class="cards">{"".join(cards)}</div>' if cards else '<p class="quiet">none</p>'
+    return f"<h3>{title}</h3>{inner}"
 
 
-def _ingress_row(member: Mapping[str, Any]) -> list[Cell]:
-    counts = (_total([member], count) for count in ("waiting", "resumptions", "moved"))
-    return [*_common(member), *(("number", str(count)) for count in (member["load"].get("streams", 0), *counts))]
+def _replica(replica: Replica, now: float) -> str:
+    """Return the card of one replica: its requests as dots, what it does, its KV cache as a bar, its age."""
+    doing = f"<p>{escape(replica.doing)}</p>"
+    if replica.member is None:
+        progress = "" if replica.started is None else _bar("start", replica.started)
+        return _card(replica.replica_id, replica.state, doing + progress)
+    member, load = replica.member, replica.member["load"]
+    facts = [_address(member), f"{int(load['steps'])} steps"]
+    if member.get("epoch"):  # nanoseconds since the epoch, when the replica began to serve
+        facts.insert(0, f"serves for {span(now - member['epoch'] / 1e9)}")
+    if "start_s" in load:
+        facts.append(f"started in {load['start_s']:.0f} s")
+    picture = _dots(int(load["running"]), int(load["waiting"])) + doing + _bar("KV cache", float(load["kv_usage"]))
+    return _card(replica.replica_id, replica.state, picture, facts)
 
 
-def _common(member: Mapping[str, Any]) -> list[Cell]:
-    state = escape(member["state"])
-    address = escape(f"{member['host']}:{member['port']}")
-    return [("", escape(short(member["replica_id"]))), ("", f'<span class="state {state}">{state}</span>'), ("address", address)]
+def _ingress(member: Mapping[str, Any]) -> str:
+    requests = int(member["load"].get("streams", 0))
+    waiting, resumed, moved = (_total([member], count) for count in ("waiting", "resumptions", "moved"))
+    said = f"{requests} request{'s' * (requests != 1)}, {waiting} waiting for a replica"
+    return _card(
+        member["replica_id"], member["state"], f"<p>{said}</p>", [_address(member), f"{resumed} resumed", f"{moved} moved"]
+    )
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    if not rows:
-        return f'<h3>{title}</h3><p class="quiet">none</p>'
-    kinds = [cell[0] for cell in rows[0]]
-    head = "".join(f'<th class="{kind}">{column}</th>' for kind, column in zip(kinds, columns, strict=True))
-    cells = (("".join(f'<td class="{kind}">{text}</td>' for kind, text in row)) for row in rows)
-    body = "".join(f"<tr>{row}</tr>" for row in cells)
-    return f'<h3>{title}</h3><div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+def _address(member: Mapping[str, Any]) -> str:
+    return f"{member['host']}:{member['port']}"
+
+
+def _card(member_id: str, state: str, inner: str, facts: Sequence[str] = ()) -> str:
+    kind = escape(state)
+    head = f'<div class="head"><b>{escape(short(member_id))}</b><span class="state {kind}">{kind}</span></div>'
+    below = f"<small>{escape(' · '.join(facts))}</small>" if facts else ""
+    return f'<div class="card {kind}">{head}{inner}{below}</div>'
+
+
+def _dots(running: int, waiting: int) -> str:
+    """Return a full dot for each running request and an empty one for each that waits in the engine's queue."""
+    if not running and not waiting:
+        return ""
+    empty = min(waiting, MAX_EMPTY_DOTS)
+    full = min(running, MAX_DOTS - empty)
+    more = f"<span>+{running + waiting - full - empty}</span>" if running + waiting > full + empty else ""
+    said = f"{running} running, {waiting} waiting"
+    return f'<div class="dots" role="img" aria-label="{said}" title="{said}">{"<i></i>" * full}{"<u></u>" * empty}{more}</div>'
+
+
+def _bar(label: str, share: float) -> str:
+    percent = f"{max(0.0, min(1.0, share)):.0%}"
+    bar = f'<span class="bar"><i style="width:{percent}"></i></span>'
+    return f'<div class="meter"><span>{label}</span>{bar}<span>{percent}</span></div>'

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from serve_app.cli.status import asked_by_http, show, target
 from serve_app.errors import ClusterFailed
-from tests.ui.fake_service import KEY, fake_service, ingress, member
+from tests.ui.fake_service import KEY, fake_service, ingress, lost, member, starting
+from tests.ui.fake_service import MODEL as OF_FAKE
 
 LOAD = {"running": 12, "waiting": 3, "kv_usage": 0.455, "links": 2}
 START = {
@@ -118,6 +119,23 @@ def test_an_ingress_is_asked_by_http_for_what_the_fleet_page_shows() -> None:
     assert out.getvalue().startswith(f"fleet  {fake.url}")
 
 
+def test_an_ingress_asked_by_http_says_which_replicas_start_and_are_lost() -> None:
+    with fake_service() as fake:
+        models = {OF_FAKE: {"target": 2, "starting": [starting("c", since=988.0)]}}
+        losses = [lost("b", time=998.0, cause="its engine was killed")]
+        fake.report |= {"members": [*fake.report["members"], member("b", state="lost")], "models": models, "lost": losses}
+        report = asked_by_http(fake.url)
+    out = io.StringIO()
+    show(report, Console(file=out, width=80, highlight=False))
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert f"{OF_FAKE}: 1 of 2 ready, 1 starting, 1 lost" in lines
+    assert [line for line in lines if line.startswith("fake#replica#") and ":4001" not in line] == [
+        "fake#replica#c  starting for 12 s: loads the model",
+        "fake#replica#b  lost 2 s ago: its engine was killed",
+    ]
+    assert not any(line.startswith("fake#replica#b") and ":4001" in line for line in lines)
+
+
 def test_an_address_where_nothing_listens_is_told_in_one_sentence() -> None:
     with pytest.raises(
         ClusterFailed, match=r"^nothing answers at http://127.0.0.1:1; start the service, or name another address by --url$"
@@ -143,6 +161,8 @@ def test_an_address_without_its_scheme_is_told_as_a_url() -> None:
             "members[0].replica.load.running: Field required",
         ),
         ({"time": 1.0, "members": [], "decisions": [{}]}, "decisions[0].time: Field required"),
+        ({"time": 1.0, "members": [], "decisions": [], "lost": [{}]}, "lost[0].replica_id: Field required"),
+        ({"time": 1.0, "members": [], "decisions": [], "models": {"m": {"target": 1}}}, "models.m.starting: Field required"),
     ],
 )
 def test_an_answer_of_another_form_is_told_in_one_sentence(told: Any, said: str) -> None:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from serve_app.cli.main import app
 from serve_app.cli.top import screen
 from serve_app.ui.changes import Happening
-from tests.ui.fake_service import KEY, MODEL, fake_service, ingress, member
+from tests.ui.fake_service import KEY, MODEL, fake_service, ingress, lost, member, starting
 
 
 def drawn(report: dict[str, Any], before: dict[str, Any] | None = None, happened: tuple[Happening, ...] = ()) -> list[str]:
@@ -50,6 +50,16 @@ def test_a_model_without_a_replica_has_its_table_and_happenings_come_last() -> N
     assert MODEL in lines
     assert any(line.startswith("none") for line in lines)
     assert lines[-2:] == ["00:00:01  new", "00:00:00  old"]
+
+
+def test_targets_starts_and_losses_are_shown_where_the_report_has_them() -> None:
+    models = {MODEL: {"target": 2, "starting": [starting("c", since=988.0)]}}
+    losses = [lost("b", time=998.0, cause="its engine was killed")]
+    lines = drawn({**report(1000.0), "models": models, "lost": losses})
+    assert lines[0] == "http://x  00:16:40 UTC  1 of 2 replicas ready"
+    assert f"{MODEL}: 1 of 2 ready, 1 starting, 1 lost" in lines
+    assert "c  starting for 12 s: loads the model" in lines
+    assert "b  lost 2 s ago: its engine was killed" in lines
 
 
 def test_what_a_service_names_is_no_markup() -> None:

@@ -77,6 +77,10 @@ class Relay:
         self._refusing = True
         self.cut()
 
+    def accept(self) -> None:
+        """Accept connections again."""
+        self._refusing = False
+
     def freeze(self) -> None:
         self._flowing.clear()
 

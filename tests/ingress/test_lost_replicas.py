@@ -8,7 +8,7 @@ import pytest
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.serial_utils import MsgpackEncoder
 
-from serve_app.errors import ReplicaLost
+from serve_app.errors import EngineDied, ReplicaLost
 from tests.doubles.fake_engine import answer
 from tests.doubles.fleet import Fleet, fleet, in_loop, settings, until
 from tests.ingress.helpers import PROMPT, error_of, is_running
@@ -33,6 +33,24 @@ async def test_a_replica_that_dies_in_a_stream_is_followed_by_another_after_prom
         assert stream.token_ids == answer(PROMPT, 6)
         assert f.client.fleet.failover.gaps.counts.keys() == {"continue"}
         await until(lambda: f.replicas["a"].engine.aborted == ["r@0"])
+
+
+@in_loop
+async def test_a_loss_is_shown_with_its_cause_until_there_is_a_link_again() -> None:
+    async with fleet() as f:
+        await f.join("killed", "cut", "drained")
+        lost = f.client.links.lost
+        await f.replicas["killed"].server.close("engine_dead", str(EngineDied(EngineDied.NO_MESSAGE)))
+        await f.replicas["drained"].server.close("drained", "the replica stopped")
+        f.replicas["cut"].relay.refuse()
+        await until(lambda: not f.client.fleet.replicas)
+        assert {each.replica_id: each.cause for each in lost.shown(leased=[], now=0.0)} == {
+            "killed": "its engine was killed, or crashed without a message",
+            "cut": "the connection to it broke off: its process was killed, or the network failed",
+        }
+        f.replicas["cut"].relay.accept()
+        await until(lambda: "cut" in f.client.fleet.replicas)
+        assert [each.replica_id for each in lost.shown(leased=[], now=0.0)] == ["killed"]
 
 
 @in_loop

@@ -14,7 +14,9 @@ from starlette.types import Receive, Scope, Send
 
 from serve_app.autoscaling.policy import load_at_ingresses
 from serve_app.config import parse_settings
+from serve_app.core.events import LinkEnd
 from serve_app.core.load import EngineLoad
+from serve_app.core.lost_replicas import LostReplicas
 from serve_app.core.request import RequestState, Resume
 from serve_app.core.tally import Tally
 from serve_app.errors import ConfigError
@@ -62,6 +64,27 @@ async def test_an_ingress_shows_latencies_of_as_many_keys_as_its_configuration_s
         if sample.name == "serve_app_key_ttft_seconds_sum" and sample.labels["model"] == "built"
     }
     assert shown == (False, 2.0)
+
+
+@in_loop
+async def test_an_ingress_reports_the_replicas_that_it_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost, built_front = LostReplicas("built"), front("built")
+    built_front.client.links = cast(Any, SimpleNamespace(lost=lost))
+
+    async def fake_front(*args: Any) -> Any:
+        return built_front
+
+    async def report() -> dict[str, Any]:
+        return {"members": [{"replica_id": "a", "state": "ready"}], "decisions": [], "models": {}}
+
+    monkeypatch.setattr(IngressRuntime, "_front_end", fake_front)
+    monkeypatch.setattr(metrics, "register", lambda *args: None)
+    settings = parse_settings({"models": {"built": {"model": "/m"}}})
+    built = await IngressRuntime.build(settings, ingress_id="i", fleet_id="f", report=report)
+    lost.lose("a", LinkEnd.ENGINE_DIED, "why", time=5.0)
+    answered = (await call(built.app, "GET", "/fleet")).json()
+    assert answered["members"] == [{"replica_id": "a", "state": "lost"}]
+    assert answered["lost"] == [{"replica_id": "a", "model": "built", "time": 5.0, "cause": "why"}]
 
 
 @in_loop

@@ -25,11 +25,22 @@ def member(name: str, *, running: int = 1, state: str = "ready") -> dict[str, An
     return {"replica_id": f"fake#replica#{name}", "role": "replica", "model": MODEL, "state": state, "load": load, **common}
 
 
-def ingress(*, resumptions: int = 0) -> dict[str, Any]:
+def ingress(*, resumptions: int = 0, cold_start_s: float | None = None) -> dict[str, Any]:
     """An ingress as `/fleet` shows it."""
-    load = {"streams": 2, "models": {MODEL: {"waiting": 0, "resumptions": resumptions, "moved": 0}}}
+    counts = {"waiting": 0, "resumptions": resumptions, "moved": 0, "cold_start_s": cold_start_s}
+    load = {"streams": 2, "models": {MODEL: counts}}
     common = {"host": "127.0.0.1", "port": 4000, "pid": 2, "epoch": 1, "vllm_version": "0.32.0"}
     return {"replica_id": "fake#ingress#in1", "role": "ingress", "model": "", "state": "ready", "load": load, **common}
+
+
+def lost(name: str, *, time: float, cause: str = "its engine died") -> dict[str, Any]:
+    """A lost replica as `/fleet` shows it."""
+    return {"replica_id": f"fake#replica#{name}", "model": MODEL, "time": time, "cause": cause}
+
+
+def starting(name: str, *, since: float, host: str = "127.0.0.1") -> dict[str, Any]:
+    """A replica that starts, as `/fleet` shows it."""
+    return {"replica_id": f"fake#replica#{name}", "since": since, "host": host}
 
 
 @dataclass

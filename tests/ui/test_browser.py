@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tests.ui.browser import answer, ask, chromium, needs_chromium, open_chat, problem, wait_for_answer, wait_until_done
-from tests.ui.fake_service import MODEL, FakeService, fake_service, ingress, listening, member
+from tests.ui.fake_service import MODEL, FakeService, fake_service, ingress, listening, lost, member, starting
 
 pytestmark = needs_chromium
 
@@ -170,9 +170,15 @@ def test_the_fleet_page_follows_the_fleet(page: Any, site: str, fake: FakeServic
     fake.report = {"time": 1000.0, "members": [ingress(), member("aaa"), member("bbb")], "decisions": []}
     page.goto(f"{site}/fleet")
     page.wait_for_selector("text=bbb")
-    fake.report = {"time": 1001.0, "members": [ingress(resumptions=1), member("aaa")], "decisions": []}
-    page.wait_for_selector(f"text=Replica of {MODEL} bbb is gone")
+    members = [ingress(resumptions=1), member("aaa"), member("bbb", state="lost")]
+    losses = [lost("bbb", time=1000.5, cause="its engine was killed")]
+    models = {MODEL: {"target": 2, "starting": [starting("ccc", since=1000.6)]}}
+    fake.report = {"time": 1001.0, "members": members, "decisions": [], "lost": losses, "models": models}
+    page.wait_for_selector(f"text=Replica of {MODEL} bbb is lost: its engine was killed")
     page.wait_for_selector("text=1 answer resumed at another replica")
+    page.wait_for_selector(f"h3:has-text('{MODEL}') >> text=1 of 2 ready, 1 starting, 1 lost")
+    cards = [card.inner_text().split("\n")[:2] for card in page.query_selector_all(".fleet .card")]
+    assert cards == [["aaa", "ready"], ["ccc", "starting"], ["bbb", "lost"], ["in1", "ready"]]
 
 
 def test_dark_and_light_by_a_button(page: Any, site: str) -> None:
@@ -199,7 +205,7 @@ def test_on_a_phone_the_chat_comes_first_and_nothing_is_wider_than_the_screen(pa
         for path in ("", "/fleet"):
             page.goto(f"{site}{path}")
             page.wait_for_function("() => document.querySelector('#theme')")
-            page.wait_for_selector("#ask" if not path else "td.number >> visible=true")
+            page.wait_for_selector("#ask" if not path else ".fleet .card")
             assert page.evaluate("() => document.documentElement.scrollWidth - window.innerWidth") <= 0
     finally:
         page.set_viewport_size(before)

@@ -59,6 +59,10 @@ def replicas(fleet: Server) -> list[Mapping[str, Any]]:
     return [member for member in members if member["role"] == "replica"]
 
 
+def losses(fleet: Server) -> list[Mapping[str, Any]]:
+    return list(httpx.get(f"{fleet.url}/fleet").json()["lost"])
+
+
 def running(fleet: Server) -> int:
     return sum(int(member["load"]["running"]) for member in replicas(fleet))
 
@@ -84,6 +88,11 @@ def test_an_answer_goes_on_when_its_replica_dies(page: Any, fleet: Server) -> No
     wait_until(lambda: running(fleet) == 1, limit_s=20, what="the request runs on an engine")
     (busy,) = (member for member in replicas(fleet) if member["load"]["running"])
     os.kill(busy["load"]["engine_pid"], signal.SIGKILL)
+    wait_until(lambda: bool(losses(fleet)), limit_s=20, what="the loss is reported")
+    (lost,) = losses(fleet)
+    killed = "its engine was killed, or crashed without a message"
+    assert (lost["replica_id"], lost["model"], lost["cause"]) == (busy["replica_id"], MODEL, killed)
+    assert busy["replica_id"] not in {m["replica_id"] for m in replicas(fleet) if m["state"] != "lost"}
     wait_until_done(page)
     assert page.inner_text("#figures").startswith(f"{NUM_TOKENS} tokens")
     assert page.query_selector("#problem [role=alert]") is None
@@ -97,5 +106,6 @@ def test_the_fleet_page_shows_the_fleet(page: Any, fleet: Server) -> None:
     page.goto(f"{PAGES}/fleet")
     page.wait_for_selector("text=answers resumed")
     page.wait_for_selector("text=/replicas? ready/")
-    page.wait_for_selector(f"h3:has-text('{MODEL}')")
+    page.wait_for_selector(f"h3:has-text('{MODEL}') >> text=/of 2 ready/")
+    page.wait_for_selector(".fleet .card.ready")
     assert time.time() - httpx.get(f"{fleet.url}/fleet").json()["time"] < 60

@@ -57,6 +57,8 @@ class ReplicaLink(asyncio.Protocol):
         self._unwritten: list[bytes] = []
         self._end = LinkEnd.BROKE_OFF
         self._cause = "the connection was closed"
+        self.goodbye: tuple[str, str] | None = None
+        """Code and reason of the replica's Goodbye; None without one."""
         self._transport: asyncio.Transport
 
     @property
@@ -186,6 +188,7 @@ class ReplicaLink(asyncio.Protocol):
     def _fail(self, exc: ProtocolError) -> None:
         if isinstance(exc, PeerClosed):
             count_goodbye(self.connection.model, exc.peer_code)
+            self.goodbye = exc.peer_code, exc.reason
         self._end, self._cause = _end_by(exc), str(exc)
         if not self._opened.done():
             self._opened.set_exception(exc)

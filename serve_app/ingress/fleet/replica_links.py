@@ -2,12 +2,14 @@
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from serve_app.config import ProtocolSettings
 from serve_app.core.events import LinkEnd
+from serve_app.core.lost_replicas import LostReplicas, cause_of
 from serve_app.ingress.books.metrics import count_lost_link
 from serve_app.ingress.fleet.dialer import Dialer
 from serve_app.ingress.fleet.link import ReplicaLink
@@ -39,6 +41,7 @@ class ReplicaLinks:
         """The capabilities of a linked replica; while none is linked, those of the last one that was."""
         self.seeds_by_position: bool | None = None
         """Whether all linked replicas do; while none is linked, whether the last ones did. None before the first."""
+        self.lost = LostReplicas(model)
         self._settings = settings
         self._ingress_id = ingress_id
         self._model = model
@@ -83,6 +86,7 @@ class ReplicaLinks:
             self._apply_capabilities()
             logger.warning("replica %s of %s ejected: %s", replica_id, self._model, reason)
             count_lost_link(self._model, LinkEnd.UNRESPONSIVE)
+            self.lost.lose(replica_id, LinkEnd.UNRESPONSIVE, cause_of(LinkEnd.UNRESPONSIVE), time=time.time())
             link.abort(reason)
             self._dialer.dial_missing()
 
@@ -124,6 +128,7 @@ class ReplicaLinks:
             old.abort("replaced by a new link")
         self._links[link.replica_id] = link
         self._apply_capabilities()
+        self.lost.link(link.replica_id)
         logger.info("replica %s of %s joined", link.replica_id, self._model)
         self._on_open(link)
 
@@ -134,6 +139,7 @@ class ReplicaLinks:
         self._apply_capabilities()
         logger.warning("replica %s of %s lost: %s", link.replica_id, self._model, cause)
         count_lost_link(self._model, end)
+        self.lost.lose(link.replica_id, end, cause_of(end, link.goodbye), time=time.time())
         self._on_lost(link, end)
         self._dialer.dial_missing()
 

@@ -14,7 +14,7 @@ from serve_app.host import descriptors
 from serve_app.ingress.front_end.front_end import FrontEnd
 
 FleetReport = Callable[[], Awaitable[dict[str, Any]]]
-"""Asks the lease board: `serve_app.membership.Membership.report`."""
+"""Asks the lease board and Serve's controller: `serve_app.ingress.deployment.Ingress._report`."""
 
 MODELS = "/v1/models"
 
@@ -92,7 +92,9 @@ class OwnAnswers:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
     async def _fleet(self) -> Response:
-        """Answer with the fleet's members and loads, and the autoscaler's last decisions, for `serve-app status` and the fleet page.
+        """Answer with the fleet's members and loads, for `serve-app status` and the fleet page.
+
+        The answer also has lost replicas, targets, starting replicas, and the autoscaler's last decisions.
 
         Raises:
             LeaseBoardSilent: The board does not answer.
