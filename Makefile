@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run observe preview test-ui test-clients demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live bench-tenants bench-tenants-litellm bench-fairness bench-fairness-at-scale soak hostile bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
+.PHONY: help run observe preview test-ui test-clients demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-locks check-cuda model lock lock-audit bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live bench-tenants bench-tenants-litellm bench-fairness bench-fairness-at-scale soak hostile bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
 
 .PHONY: charts generated chart-files monitoring-files lock-charts
 BIN := .venv/bin
@@ -84,11 +84,20 @@ chaos: .venv ## each fault of tests/chaos five times, or those of SCENARIO; cont
 	status=0; SERVE_APP_CHAOS=$(CHAOS) $(BIN)/pytest tests/chaos $(if $(SCENARIO),-k "$(SCENARIO)") || status=$$?; \
 	$(BIN)/python -m tests.chaos.records $(CHAOS); exit $$status
 
-check: .venv ## format, lint, types, dependency direction; under a minute
+check: .venv ## format, lint, types, dependency direction, known-bad versions in the locks; under a minute
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tools.lock_audit
+
+check-locks: .venv ## compare the locks with the known-bad versions of requirements/known-bad*.txt, without a network: a second
+	$(BIN)/python -m tools.lock_audit
+
+ADVISORIES ?= https://osv-vulnerabilities.storage.googleapis.com/PyPI/all.zip
+lock-audit: .venv ## renew requirements/known-bad-osv.txt from the archive ADVISORIES (default: OSV's of PyPI), then compare as make check-locks
+	curl -fsSL --create-dirs -o build/advisories.zip $(ADVISORIES)
+	$(BIN)/python -m tools.lock_audit --renew build/advisories.zip
 
 check-cuda: .venv .venv-cuda/.installed ## what of the GPU path needs no GPU, with the CUDA image's packages: 10 GB of disk and gcc; 9 minutes, 13 the first time
 	.venv-cuda/bin/pytest tests/cuda
