@@ -4,6 +4,8 @@
 ``python -m tools.lock_audit --renew ARCHIVE.zip`` writes requirements/known-bad-osv.txt anew from an archive of advisories in the OSV
 format, as JSON or YAML (`make lock-audit`): OSV's own archive for PyPI, or that of the PyPA advisory database.
 
+pip-audit is not used: it needs PyPI's JSON API, and where an index lacks that API it skips every package and still exits with 0.
+
 A line of requirements/known-bad*.txt is a range of versions and its advisories: ``certifi>=0,<2026.10.19  # CVE-2026-111943``.
 requirements/accepted-advisories.txt names advisories that do not count, each with its reason.
 """
