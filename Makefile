@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run observe preview test-ui test-clients demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live bench-tenants bench-tenants-litellm bench-fairness bench-fairness-at-scale bench-fairness-virtual soak hostile bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
+.PHONY: help run observe preview test-ui test-clients demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-locks check-cuda model lock lock-audit bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live bench-tenants bench-tenants-litellm bench-fairness bench-fairness-at-scale bench-fairness-virtual soak hostile bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
 
 .PHONY: charts generated chart-files monitoring-files lock-charts
 BIN := .venv/bin
@@ -40,6 +40,10 @@ REDIS_IMAGE ?= localhost/serve-app-redis:$(VERSION)
 BUILD ?= docker build
 DIST ?= dist/$(VERSION)
 DIST_IMAGES ?= $(DIST)-images
+# The repository that the charts of a release take images from; empty: that of values.yaml, localhost/serve-app.
+IMAGE_REPOSITORY ?=
+# A private key in PEM form that signs SHA256SUMS, of any kind that `openssl dgst` signs with.
+SIGNING_KEY ?=
 # Where BUILD puts images, in skopeo's words; containers-storage: for podman and buildah.
 IMAGE_STORE ?= docker-daemon:
 
@@ -84,11 +88,20 @@ chaos: .venv ## each fault of tests/chaos five times, or those of SCENARIO; cont
 	status=0; SERVE_APP_CHAOS=$(CHAOS) $(BIN)/pytest tests/chaos $(if $(SCENARIO),-k "$(SCENARIO)") || status=$$?; \
 	$(BIN)/python -m tests.chaos.records $(CHAOS); exit $$status
 
-check: .venv ## format, lint, types, dependency direction; under a minute
+check: .venv ## format, lint, types, dependency direction, known-bad versions in the locks; under a minute
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tools.lock_audit
+
+check-locks: .venv ## compare the locks with the known-bad versions of requirements/known-bad*.txt, without a network: a second
+	$(BIN)/python -m tools.lock_audit
+
+ADVISORIES ?= https://osv-vulnerabilities.storage.googleapis.com/PyPI/all.zip
+lock-audit: .venv ## renew requirements/known-bad-osv.txt from the archive ADVISORIES (default: OSV's of PyPI), then compare as make check-locks
+	curl -fsSL --create-dirs -o build/advisories.zip $(ADVISORIES)
+	$(BIN)/python -m tools.lock_audit --renew build/advisories.zip
 
 check-cuda: .venv .venv-cuda/.installed ## what of the GPU path needs no GPU, with the CUDA image's packages: 10 GB of disk and gcc; 9 minutes, 13 the first time
 	.venv-cuda/bin/pytest tests/cuda
@@ -99,8 +112,9 @@ charts: .venv .venv-charts/.installed ## tests of the Helm charts, lint of Docke
 	@PATH="$(CHARTS_PATH)" command -v helm >/dev/null || { echo "error: helm is neither on the PATH nor in KUBE_TESTBED/bin" >&2; exit 2; }
 	.venv-charts/bin/yamllint --strict .github .pre-commit-config.yaml helm/*/Chart.yaml helm/*/values.yaml helm/*/ci helm/loadtest/files
 	.venv-charts/bin/hadolint Dockerfile tests/cluster/redis/Dockerfile
-	.venv-charts/bin/shellcheck .ci/run .ci/kind k8s/manifests/render requirements/complete-cuda tools/fetch-prometheus
+	.venv-charts/bin/shellcheck .ci/run .ci/kind k8s/manifests/render requirements/complete-cuda tools/fetch-prometheus tools/verify-release .github/release.env
 	.venv-charts/bin/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	.venv-charts/bin/zizmor --offline --no-progress --quiet .github/workflows
 	.venv-charts/bin/check-jsonschema -q --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/feature.yml
 	.venv-charts/bin/check-jsonschema -q --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	PATH="$(CHARTS_PATH)" helm lint --strict --quiet helm/serve-app
@@ -269,20 +283,24 @@ lock-docs: .venv ## renew requirements/docs.lock after a change of docs.in
 	UV_CUSTOM_COMPILE_COMMAND="make lock-docs" $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  -o requirements/docs.lock requirements/docs.in
 
-dist: .venv .venv-sbom/.installed ## the files of a release in DIST: wheel, sdist, locks, SBOMs, charts, notes, checksums; wants helm
+dist: .venv .venv-sbom/.installed ## the files of a release in DIST: wheel, sdist, locks, SBOMs, charts with IMAGE_REPOSITORY, notes, provenance, checksums, signed by SIGNING_KEY; wants helm
 	$(call empty-folder,$(DIST))
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/uv build -q --no-build-isolation --python $(BIN)/python -o $(DIST) .
 	cp requirements/cpu.lock $(DIST)/serve_app-$(VERSION)-cpu.txt
 	cp requirements/cuda.lock $(DIST)/serve_app-$(VERSION)-cuda.txt
 	{ echo $(TORCH); cat requirements/cpu.lock; } | $(call list-packages,cpu)
 	$(call list-packages,cuda) < requirements/cuda.lock
-	PATH="$(CHARTS_PATH)" helm package helm/serve-app helm/loadtest helm/batch -d $(DIST)
+	cp -r helm $(DIST)/helm
+	$(if $(IMAGE_REPOSITORY),sed -i 's|localhost/serve-app|$(IMAGE_REPOSITORY)|' $(DIST)/helm/*/values.yaml $(DIST)/helm/*/README.md)
+	PATH="$(CHARTS_PATH)" helm package $(DIST)/helm/serve-app $(DIST)/helm/loadtest $(DIST)/helm/batch -d $(DIST)
+	rm -r $(DIST)/helm
 	for chart in $(DIST)/*.tgz; do $(BIN)/python -m tools.chart_layout "$$chart" "$${chart%.tgz}-chart.oci.tar"; done
 	awk '/^## /{n++} n==1' CHANGELOG.md > $(DIST)/NOTES.md
 	rm -f $(DIST)/.gitignore
+	$(BIN)/python -m tools.provenance $(DIST) $(DIST)/serve-app-$(VERSION)-provenance.json $(if $(IMAGE_REPOSITORY),IMAGE_REPOSITORY=$(IMAGE_REPOSITORY))
 	$(call write-checksums,$(DIST))
 
-dist-images: .venv ## the images out of IMAGE_STORE as OCI archives in DIST_IMAGES, with SBOMs and checksums; CUDA_IMAGE= leaves that one out; wants skopeo
+dist-images: .venv ## the images out of IMAGE_STORE as OCI archives in DIST_IMAGES, with SBOMs and checksums, signed by SIGNING_KEY; CUDA_IMAGE= leaves that one out; wants skopeo
 	$(call empty-folder,$(DIST_IMAGES))
 	$(call save-image,cpu,$(IMAGE))
 	$(if $(CUDA_IMAGE),$(call save-image,cuda,$(CUDA_IMAGE)))
@@ -295,6 +313,7 @@ endef
 
 define write-checksums
 	cd $(1) && sha256sum -- * > SHA256SUMS
+	$(if $(SIGNING_KEY),openssl dgst -sha256 -sign $(SIGNING_KEY) -out $(1)/SHA256SUMS.sig $(1)/SHA256SUMS,@echo "$(1)/SHA256SUMS is not signed: SIGNING_KEY is empty")
 endef
 
 # Arg: cpu or cuda. Reads a lock. A lock does not tell which packages serve-app itself asked for, of which the tool warns.

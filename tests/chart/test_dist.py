@@ -16,20 +16,40 @@ import yaml
 from tests.chart.render import CHART, render, tool
 
 ROOT = CHART.parents[1]
+REPOSITORY = "registry.example.com/team/serve-app"
+UNLISTED = {"SHA256SUMS", "SHA256SUMS.sig"}
 
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if tool("helm") is None:
         pytest.skip("helm is neither on the PATH nor in $KUBE_TESTBED/bin")
-    folder = tmp_path_factory.mktemp("dist")
-    subprocess.run(["make", "-s", "dist", f"DIST={folder}"], cwd=ROOT, check=True, timeout=240)
+    folder, key = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("keys") / "release.key"
+    subprocess.run(["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", key], check=True)
+    subprocess.run(["openssl", "pkey", "-in", key, "-pubout", "-out", key.with_suffix(".pub")], check=True)
+    variables = [f"DIST={folder}", f"SIGNING_KEY={key}", f"IMAGE_REPOSITORY={REPOSITORY}"]
+    subprocess.run(["make", "-s", "dist", *variables], cwd=ROOT, check=True, timeout=240)
+    verify = [ROOT / "tools" / "verify-release", folder, key.with_suffix(".pub")]
+    subprocess.run(verify, check=True)
     return folder
 
 
 def test_the_checksums_are_of_every_file(dist: Path) -> None:
     said = subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=dist, capture_output=True, text=True, check=True).stdout
-    assert {line.partition(":")[0] for line in said.splitlines()} == {path.name for path in dist.iterdir()} - {"SHA256SUMS"}
+    assert {line.partition(":")[0] for line in said.splitlines()} == {path.name for path in dist.iterdir()} - UNLISTED
+
+
+def test_the_provenance_names_every_file_by_its_digest_and_the_commit(dist: Path) -> None:
+    (provenance,) = dist.glob("*-provenance.json")
+    made = json.loads(provenance.read_text())
+    files = {path.name: path for path in dist.iterdir() if path.name not in UNLISTED | {provenance.name}}
+    assert {subject["name"]: subject["digest"]["sha256"] for subject in made["subject"]} == {
+        name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()
+    }
+    build = made["predicate"]["buildDefinition"]
+    assert build["externalParameters"] == {"target": "dist", "variables": {"IMAGE_REPOSITORY": REPOSITORY}}
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    assert build["resolvedDependencies"][0]["digest"] == {"gitCommit": commit}
 
 
 def test_wheel_and_source_hold_all_that_the_packages_need(dist: Path) -> None:
@@ -49,10 +69,10 @@ def test_wheel_and_source_hold_all_that_the_packages_need(dist: Path) -> None:
         assert ours - {name.partition("/")[2] for name in archive.getnames()} == set()
 
 
-def test_the_archived_chart_renders_as_the_folder(dist: Path) -> None:
+def test_the_archived_chart_renders_as_the_folder_with_the_images_of_the_release(dist: Path) -> None:
     (archive,) = dist.glob("serve-app-*.tgz")
     given = {name: {"existingSecret": "s"} for name in ("apiKeys", "clusterToken", "rayToken")}  # generated ones differ
-    assert render(given, chart=archive).text == render(given).text
+    assert render(given, chart=archive).text == render(given | {"image": {"repository": REPOSITORY}}).text
 
 
 def test_helm_lints_the_archived_charts(dist: Path) -> None:
@@ -113,6 +133,13 @@ def test_an_sbom_lists_every_package_of_its_lock(dist: Path, kind: str, apart: s
     listed = json.loads(sbom.read_text())
     assert {(part["name"], part["version"]) for part in listed["components"]} == locked | apart
     assert (listed["bomFormat"], listed["metadata"]["component"]["name"]) == ("CycloneDX", "serve-app")
+
+
+def test_one_file_has_the_names_under_which_a_release_is_published() -> None:
+    found = subprocess.run(
+        ["git", "grep", "-lE", "ghcr[.]io|upload[.]pypi"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert found.stdout == ".github/release.env\n"
 
 
 def test_the_notes_are_the_newest_section_of_the_changelog(dist: Path) -> None:

@@ -1,0 +1,121 @@
+"""`make check-locks` refuses a lock with a version that is known to be bad; `make lock-audit` renews what is known."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.lock_audit import bad_pins, known_bad_ranges, pins, renewed
+
+ROOT = Path(__file__).parents[1]
+FIXED_IN_2 = {
+    "id": "PYSEC-1",
+    "aliases": ["CVE-1"],
+    "modified": "2026-11-01T00:00:00Z",
+    "affected": [
+        {
+            "package": {"ecosystem": "PyPI", "name": "Some.Package"},
+            "ranges": [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "2.0"}]}],
+            "versions": ["1.0", "1.9"],
+        }
+    ],
+}
+
+
+def affected(*events: dict[str, str], versions: tuple[str, ...] = ()) -> dict[str, Any]:
+    ranges = [{"type": "ECOSYSTEM", "events": events}, {"type": "GIT", "events": [{"introduced": "0"}, {"fixed": "c0ffee"}]}]
+    return {"affected": [{"package": {"ecosystem": "PyPI", "name": "p"}, "ranges": ranges, "versions": versions}]}
+
+
+def audit(folder: Path, *options: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tools.lock_audit", "--folder", folder, *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.fixture
+def requirements(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(ROOT / "requirements", tmp_path / "requirements"))
+
+
+def test_no_lock_has_a_version_that_is_known_to_be_bad(requirements: Path) -> None:
+    said = audit(requirements)
+    assert (said.returncode, said.stderr) == (0, "")
+    numbers = re.match(r"compared (\d+) pins of (\d+) locks, .* with (\d+) known-bad ranges", said.stdout)
+    assert numbers is not None
+    locks = [path.read_text().splitlines() for path in requirements.glob("*.lock")]
+    pinned = sum("==" in line and line[0] not in " #" for lock in locks for line in lock)
+    assert [int(number) for number in numbers.groups()[:2]] == [pinned, len(locks)]
+    assert int(numbers[3]) > 100
+
+
+@pytest.mark.parametrize("lock", ["cpu.lock", "cuda.lock", "dev.lock", "charts.lock", "docs.lock"])
+def test_certifi_from_before_the_leak_of_intermediate_keys_fails(requirements: Path, lock: str) -> None:
+    path = requirements / lock
+    text, replaced = re.subn(r"^certifi==\S+", "certifi==2026.7.22", path.read_text(), flags=re.MULTILINE)
+    assert replaced == 1
+    path.write_text(text)
+    said = audit(requirements)
+    assert (said.returncode, said.stderr) == (
+        1,
+        f"error: {lock}: certifi 2026.7.22 is known to be bad: <2026.10.19,>=0 (CVE-2026-111943)\n",
+    )
+
+
+def test_the_pins_of_a_lock_are_all_its_packages() -> None:
+    lock = '# by uv\nRay[default,serve]==2.60.0 \\\n    --hash=sha256:0\n    # via x==1\nzope.event==6.0 ; python_version < "3.13" \\\n'
+    assert pins(lock) == [("ray", "2.60.0"), ("zope-event", "6.0")]
+
+
+@pytest.mark.parametrize(
+    ("version", "bad"),
+    [("0.9", False), ("1.0", True), ("1.9.post1", True), ("2.0rc1", True), ("2.0", False), ("2.0+cpu", False)],
+)
+def test_a_range_has_its_lower_bound_and_not_its_upper(version: str, bad: bool) -> None:
+    assert bool(bad_pins([("p", version)], ["p>=1.0,<2.0  # CVE-1"], set())) == bad
+
+
+def test_an_accepted_advisory_does_not_hide_another() -> None:
+    known_bad = ["p>=0,<2  # CVE-1 GHSA-1", "p>=0,<3  # CVE-2"]
+    assert bad_pins([("p", "1")], known_bad, {"CVE-1"}) == ["p 1 is known to be bad: <3,>=0 (CVE-2)"]
+
+
+def test_ranges_follow_osvs_events() -> None:
+    two = affected({"introduced": "3"}, {"last_affected": "3.5"}, {"introduced": "0"}, {"fixed": "1.10"})
+    assert list(known_bad_ranges(two, {"p"})) == ["p>=0,<1.10", "p>=3,<=3.5"]
+    assert list(known_bad_ranges(affected({"introduced": "0"}), {"p"})) == ["p>=0"]
+    assert list(known_bad_ranges(affected(versions=("1.0", "2004d")), {"p"})) == ["p==1.0"]
+    both = affected({"introduced": "2"}, {"fixed": "3"}, versions=("1", "2.5"))
+    assert list(known_bad_ranges(both, {"p"})) == ["p>=2,<3", "p==1"]
+    assert list(known_bad_ranges({"affected": [{"package": {"ecosystem": "npm", "name": "p"}, "versions": ["1"]}]}, {"p"})) == []
+
+
+def test_one_flaw_of_two_databases_is_one_line_and_a_withdrawn_advisory_none() -> None:
+    twin = FIXED_IN_2 | {"id": "CVE-1", "aliases": ["PYSEC-1"], "modified": "2026-11-02T00:00:00Z"}
+    withdrawn = FIXED_IN_2 | {"id": "PYSEC-2", "withdrawn": "2026-11-03T00:00:00Z"}
+    text = renewed([FIXED_IN_2, twin, withdrawn], {"some-package"})
+    assert text.splitlines()[2:] == ["some-package>=0,<2.0  # CVE-1 PYSEC-1"]
+    assert "from 3 advisories, the newest of 2026-11-02:" in text
+    assert renewed([FIXED_IN_2], {"another"}).splitlines()[2:] == []
+
+
+def test_an_archive_of_json_and_yaml_renews_the_list(requirements: Path, tmp_path: Path) -> None:
+    (requirements / "one.lock").write_text("some-package==1.5\nother==1.10\n")
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        archive.writestr("PYSEC-1.json", json.dumps(FIXED_IN_2))
+        archive.writestr(
+            "vulns/other/PYSEC-3.yaml",
+            "{id: PYSEC-3, modified: 2026-11-09T00:00:00Z, affected: [{package: {ecosystem: PyPI, name: other}, versions: [1.10]}]}",
+        )
+    said = audit(requirements, "--renew", tmp_path / "all.zip")
+    assert said.returncode == 1
+    assert said.stderr.splitlines() == [
+        "error: one.lock: some-package 1.5 is known to be bad: <2.0,>=0 (CVE-1 PYSEC-1)",
+        "error: one.lock: other 1.10 is known to be bad: ==1.10 (PYSEC-3)",
+    ]
+    assert "2 advisories, the newest of 2026-11-09" in (requirements / "known-bad-osv.txt").read_text()
