@@ -83,11 +83,13 @@ def test_the_first_words_are_there_before_the_last_and_escape_ends_the_answer(pa
     ask(page, "Hi")
     wait_for_answer(page, "word0.0 word0.1")
     assert fake.running == 1
+    assert page.is_disabled("#clear")
     page.keyboard.press("Escape")
     wait_until_done(page)
     while fake.running:
         page.wait_for_timeout(10)
     assert answer(page) == "word0.0 word0.1"
+    assert page.is_enabled("#clear")
     assert "TTFT" in page.inner_text("#figures")
 
 
@@ -186,6 +188,26 @@ def test_two_tabs_keep_their_chats_beside_each_other(page: Any, site: str) -> No
         wait_for_titles(other, ["There", "Here"])
     finally:
         other.close()
+
+
+FULL = """maxChats => {
+  const chats = ["a", "b", "c"].map((id) => ({ id, title: id, turns: [["q", "r"]], choices: [] }));
+  localStorage.setItem("serve-app-chats", JSON.stringify(chats));
+  const setItem = Storage.prototype.setItem;
+  Storage.prototype.setItem = function (key, value) {
+    if (JSON.parse(value).length > maxChats) throw new DOMException("full", "QuotaExceededError");
+    setItem.call(this, key, value);
+  };
+}"""
+
+
+@pytest.mark.parametrize(("room", "titles"), [(2, ["New", "a"]), (1, ["a", "b", "c"])])
+def test_a_full_storage_loses_up_to_half_of_the_chats(page: Any, site: str, room: int, titles: list[str]) -> None:
+    forget(page, site)
+    page.evaluate(FULL, room)
+    answered(page, "New")
+    wait_for_titles(page, titles)
+    assert (page.inner_text("#notice") == "This browser does not store the chat.") is ("New" not in titles)
 
 
 def test_retry_edit_and_undo(page: Any, site: str, fake: FakeService) -> None:
