@@ -23,6 +23,11 @@ MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 class ServiceProblem(Exception):
     """The service refused, failed or does not answer. The exception's text is a sentence for the person at the page."""
 
+    def __init__(self, text: str, *, needs_key: bool = False) -> None:
+        super().__init__(text)
+        self.needs_key = needs_key
+        """Whether the service asked for an API key, or for another one."""
+
 
 @dataclass(frozen=True)
 class Delta:
@@ -189,7 +194,8 @@ def _headers(key: str) -> dict[str, str]:
 def _refusal(answer: httpx.Response) -> ServiceProblem:
     try:
         error = _parsed(answer.text)["error"]
-        return ServiceProblem(_in_words(answer.status_code, error, answer.headers.get("retry-after")))
+        text = _in_words(answer.status_code, error, answer.headers.get("retry-after"))
+        return ServiceProblem(text, needs_key=answer.status_code == 401)
     except MALFORMED:
         return ServiceProblem(f"The service answered {answer.status_code} {answer.reason_phrase}.")
 
@@ -205,8 +211,7 @@ _MEANINGS = {
 def _in_words(status: int, error: Mapping[str, Any], retry_after_s: Any) -> str:
     """Return the meaning of the status, the service's own message, and when to try again."""
     if status == 401:  # the service's message is for programs
-        field = "the field API key; on a narrow chat page the arrow at the left shows that field"
-        return f"The API key is missing or wrong: type the key into {field}. (401)"
+        return "The API key is missing or wrong: type it into the field API key. (401)"
     meaning = _MEANINGS.get(status, "The service refused the request." if status < 500 else "The service failed.")
     again = f" Try again in {retry_after_s} s." if retry_after_s else ""
     return f"{meaning} {str(error.get('message', '')).rstrip('.')}. ({status}){again}"

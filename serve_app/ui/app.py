@@ -1,5 +1,6 @@
 """This module puts the pages together as one web application, and runs the process that serves it."""
 
+import base64
 import logging
 import os
 import socket
@@ -63,12 +64,34 @@ def web_app(url: str) -> FastAPI:
         block_title_text_color_dark="*body_text_color",
         block_title_text_weight="500",
         block_title_padding="0",
+        # The theme's own teal and grey are too light for text.
+        body_text_color_subdued="*neutral_500",
+        block_info_text_color="*neutral_500",
+        color_accent="*primary_700",
+        button_primary_background_fill="*primary_700",
+        button_primary_background_fill_dark="*primary_700",
+        button_primary_background_fill_hover="*primary_800",
+        button_primary_background_fill_hover_dark="*primary_800",
+        checkbox_label_background_fill_selected="*primary_700",
+        checkbox_label_background_fill_selected_dark="*primary_700",
     )
     css, js = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    mark = _HERE / "mark.svg"
+    css += f'.nav-holder::before {{ background-image: url("data:image/svg+xml;base64,{base64.b64encode(mark.read_bytes()).decode()}"); }}'
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "SSR mode is not supported")  # SSR needs Node, and is switched off
         mounted: FastAPI = gr.mount_gradio_app(
-            app, pages, path="/", theme=theme, css=css, js=js, footer_links=[], ssr_mode=False, run_history=False
+            app,
+            pages,
+            path="/",
+            theme=theme,
+            css=css,
+            head=f"<style>{css}</style>",  # of `css`, Gradio applies @media rules only inside a page's content, not to the rest
+            js=js,
+            favicon_path=str(mark),
+            footer_links=[],
+            ssr_mode=False,
+            run_history=False,
         )
     return mounted
 

@@ -3,7 +3,7 @@
 import html
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from serve_app.ui.answering import Answering
 from serve_app.ui.api import Service, ServiceProblem
-from serve_app.ui.preset import MAX_CHOICES, Message, Preset
+from serve_app.ui.chat import Chat
+from serve_app.ui.preset import MAX_CHOICES, Preset
 from serve_app.ui.shown_answer import ShownAnswer
 
 logger = logging.getLogger(__name__)
@@ -27,41 +28,57 @@ _COPY_LINK = """(query) => {
 }"""
 """Browsers offer a clipboard only to pages by HTTPS or from localhost; elsewhere a dialog shows the link."""
 
+_WELCOME = """<h2>What would you like to know?</h2>
+<p>Enter sends, Shift+Enter starts a new line, Esc stops.<br>Drop a text file anywhere to add it to the prompt.</p>"""
+
 
 class ChatPage:
-    """Builds the page inside the open `gr.Blocks` ``page``."""
+    """Builds the page inside the open `gr.Blocks` ``page``.
+
+    The browser holds the conversation and sends it with each event, so a conversation outlives this process. ``page.js`` keeps the chats in
+    the browser's storage.
+    """
 
     def __init__(self, service: Service, page: Any) -> None:
         self._service = service
         self._answering = Answering(service)
-        self.history = gr.State([])
-        """The conversation: each prompt with its first answer, or with the chosen answer."""
-        self.asked = gr.State("")
-        self.choices = gr.State([])
-        """The answers to the last prompt.
-
-        Kept apart from the history until the next prompt: until then the person may choose another answer.
-        """
+        self.chat = gr.JSON(visible=False)
+        """The conversation, as `Chat` dumps it."""
+        self.listing = gr.JSON(visible=False)
+        """The stored chats as pairs of title and id (``choices``), and the id of the one that is open (``value``)."""
         self._sidebar()
         self._main()
         self._bind(page)
 
     def _sidebar(self) -> None:
         d = Preset()
-        with gr.Sidebar(width=320):
-            self.key = gr.Textbox(label="API key", type="password", placeholder="if the service asks for one", elem_id="key")
-            model = gr.Dropdown([], label="Model or adapter", allow_custom_value=True, elem_id="model")
-            mode = gr.Radio(["chat", "completion"], value=d.mode, label="Mode", elem_id="mode")
-            system = gr.Textbox(label="System prompt", lines=2, max_lines=6, elem_id="system")
-            temperature = gr.Slider(0, 2, d.temperature, step=0.05, label="Temperature", elem_id="temperature")
-            top_p = gr.Slider(0.05, 1, d.top_p, step=0.05, label="Top p", elem_id="top-p")
-            n = gr.Slider(1, MAX_CHOICES, d.n, step=1, label="Answers side by side", elem_id="n")
-            with gr.Row():
-                max_tokens = gr.Number(d.max_tokens, precision=0, label="Max tokens", min_width=100, elem_id="max-tokens")
-                seed = gr.Number(None, precision=0, label="Seed", placeholder="random", min_width=100, elem_id="seed")
-            stop = gr.Textbox(label="Stop at", placeholder="text that ends an answer", elem_id="stop-at")
-            self.copy = gr.Button("Copy a link to these settings", size="sm", elem_id="copy-link")
-            self.query = gr.Textbox(visible=False)
+        with gr.Sidebar(width=320), gr.Tabs():
+            with gr.Tab("Chats", render_children=True):
+                self.list = gr.Radio([], label="Chats", show_label=False, container=False, elem_id="chats")
+                self.delete = gr.Button("Delete this chat", size="sm", visible=False, elem_id="delete")
+                gr.HTML("Chats are stored in this browser only.", elem_id="stored")
+            with gr.Tab("Settings", render_children=True, elem_id="settings"):
+                mode = gr.Radio(["chat", "completion"], value=d.mode, label="Mode", elem_id="mode")
+                system = gr.Textbox(label="System prompt", lines=2, max_lines=2, elem_id="system")
+                temperature = gr.Slider(0, 2, d.temperature, step=0.05, label="Temperature", elem_id="temperature")
+                top_p = gr.Slider(0.05, 1, d.top_p, step=0.05, label="Top p", elem_id="top-p")
+                n = gr.Slider(1, MAX_CHOICES, d.n, step=1, label="Answers side by side", elem_id="n")
+                with gr.Row():
+                    max_tokens = gr.Number(d.max_tokens, precision=0, label="Max tokens", min_width=100, elem_id="max-tokens")
+                    seed = gr.Number(None, precision=0, label="Seed", placeholder="random", min_width=100, elem_id="seed")
+                stop = gr.Textbox(label="Stop at", placeholder="text that ends an answer", elem_id="stop-at")
+                self.copy = gr.Button("Copy a link to these settings", size="sm", elem_id="copy-link")
+                self.query = gr.Textbox(visible=False)
+        model = gr.Dropdown(
+            [],
+            label="Model or adapter",
+            show_label=False,
+            container=False,
+            allow_custom_value=True,
+            scale=1,
+            elem_id="model",
+            render=False,
+        )
         self.controls: dict[str, Any] = {
             "mode": mode,
             "model": model,
@@ -73,22 +90,27 @@ class ChatPage:
             "seed": seed,
             "stop": stop,
         }
-        """Field of `Preset` -> the control that sets it. `_main` adds the prompt, which is below the answers."""
+        """Field of `Preset` -> the control that sets it. `_main` adds the prompt, and shows the model."""
 
     def _main(self) -> None:
-        self.problem = gr.HTML("", elem_id="problem", visible=False)
-        self.columns, self.chats, self.keeps = [], [], []
+        with gr.Row(elem_id="head"):
+            self.controls["model"].render()
+            self.clear = gr.Button("New chat", scale=0, min_width=110, elem_id="clear")
+        self.columns, self.answers, self.keeps = [], [], []
         with gr.Row(elem_id="answers"):
             for number in range(MAX_CHOICES):
                 with gr.Column(visible=number == 0, min_width=200) as column:
-                    self.chats.append(_chatbot(number))
+                    self.answers.append(_chatbot(number))
                     self.keeps.append(gr.Button("Continue with this answer", size="sm", visible=False, elem_id=f"keep-{number}"))
                 self.columns.append(column)
         self.figures = gr.HTML("", elem_id="figures")
+        self.problem = gr.HTML("", elem_id="problem", visible=False)
+        self.key = gr.Textbox(label="API key", type="password", visible=False, elem_id="key")
         with gr.Row(elem_id="ask"):
             self.controls["prompt"] = gr.Textbox(
+                label="Prompt",
                 show_label=False,
-                placeholder="Ask something. Enter sends, Shift+Enter starts a new line, Esc stops.",
+                placeholder="Ask something",
                 lines=1,
                 max_lines=8,
                 scale=8,
@@ -96,33 +118,52 @@ class ChatPage:
                 autofocus=True,
                 elem_id="prompt",
             )
-            self.send = gr.Button("Send", variant="primary", scale=1, min_width=90, elem_id="send")
-            self.stop = gr.Button("Stop", variant="stop", scale=1, min_width=90, visible=False, elem_id="stop")
-            self.clear = gr.Button("New chat", scale=1, min_width=120, elem_id="clear")
+            self.add_file = gr.Button("Add file", scale=0, min_width=90, elem_id="add-file")
+            self.send = gr.Button("Send", variant="primary", scale=0, min_width=90, elem_id="send")
+            self.stop = gr.Button("Stop", variant="stop", scale=0, min_width=90, visible=False, elem_id="stop")
 
     def _bind(self, page: Any) -> None:
         controls = list(self.controls.values())
-        states = [self.history, self.asked, self.choices]
-        shown = [*self.columns, *self.chats, *self.keeps, self.problem, self.figures]
-        answered = [*states, *shown, self.controls["prompt"], self.send, self.stop]
+        shown = [self.chat, *self.columns, *self.answers, *self.keeps, self.problem, self.figures, self.controls["prompt"]]
         hidden = {"show_progress": "hidden", "concurrency_limit": None, "api_visibility": "private"}
-        gr.on(
-            [self.send.click, self.controls["prompt"].submit],
+        # One event for all ways to ask: Gradio lets a page have each event once at a time.
+        asked = gr.on(
+            [
+                self.send.click,
+                self.controls["prompt"].submit,
+                *(answer.retry for answer in self.answers),
+                *(answer.edit for answer in self.answers),
+            ],
             self._send,
-            [*states, self.key, *controls],
-            answered,
+            [self.chat, self.key, *controls],
+            [*shown, self.key, self.send, self.stop, self.clear, self.list, self.delete],
             **(hidden | {"api_visibility": "public"}),
             api_name="send",
         )
         self.stop.click(self._stop, None, None, queue=False, **hidden)
-        self.clear.click(self._clear, None, [*states, *shown], **hidden)
-        for number, keep in enumerate(self.keeps):
-            keep.click(_keep(number), states, [*states, *self.keeps, *self.columns, *self.chats], **hidden)
+        undone = gr.on([answer.undo for answer in self.answers], self._undo, self.chat, shown, **hidden)
+        kept = [keep.click(self._keep(number), self.chat, shown, **hidden) for number, keep in enumerate(self.keeps)]
+        cleared = self.clear.click(lambda: self._shown(Chat()), None, shown, **hidden)
+        cleared.then(None, None, None, js="() => serveApp.focus()")
+        for event in (asked, undone, *kept, cleared):
+            self._list_after(event.then(None, self.chat, self.listing, js="(chat) => serveApp.keep(chat)"), hidden)
+        self.list.input(None, self.list, self.chat, js="(id) => serveApp.open(id)").then(
+            self._reopen, self.chat, shown, **hidden
+        ).then(None, None, None, js="() => serveApp.focus()")
+        removed = self.delete.click(None, self.chat, [self.listing, self.chat], js="(chat) => serveApp.remove(chat)")
+        self._list_after(removed, hidden).then(self._reopen, self.chat, shown, **hidden)
+        self.add_file.click(None, None, None, js="() => serveApp.chooseFiles()")
         self.copy.click(self._link, controls, self.query, **hidden).then(None, self.query, self.query, js=_COPY_LINK)
-        self.key.submit(self._models, [self.key, self.controls["model"]], [self.controls["model"], self.problem], **hidden)
-        self.key.blur(self._models, [self.key, self.controls["model"]], [self.controls["model"], self.problem], **hidden)
-        page.load(self._open, None, [*controls, self.problem], **hidden)
+        for event in (self.key.submit, self.key.blur):
+            model = self.controls["model"]
+            event(self._models, [self.key, model], [model, self.problem, self.key], **hidden)
+        page.load(self._open, None, [*controls, self.problem, self.key], **hidden)
+        self._list_after(page.load(None, None, self.listing, js="() => serveApp.listing(null)"), hidden)
         page.unload(self._leave)
+
+    def _list_after(self, event: Any, hidden: dict[str, Any]) -> Any:
+        """Show the stored chats after an event that sets ``listing``."""
+        return event.then(self._list, self.listing, [self.list, self.delete], **hidden)
 
     async def _open(self, request: gr.Request) -> Update:
         """Set the controls from the link, and list the models."""
@@ -134,57 +175,117 @@ class ChatPage:
             update[self.problem] = _problem(" ".join(problems))
         return update
 
-    async def _models(self, key: str, model: str) -> Update:
+    async def _models(self, key: str | None, model: str) -> Update:
+        """List the models. The field for the API key is shown as long as the service refuses the key."""
+        chooser = self.controls["model"]
         try:
-            names = await self._service.models(key)
+            names = await self._service.models(key or "")
         except ServiceProblem as exc:
-            return {self.controls["model"]: gr.update(value=model or None), self.problem: _problem(str(exc))}
+            return self._failure(exc) | {chooser: gr.update(value=model or None)}
         chosen = model or (names[0] if names else None)
-        return {self.controls["model"]: gr.update(choices=names, value=chosen), self.problem: _problem("")}
+        return {
+            chooser: gr.update(choices=names, value=chosen),
+            self.problem: _problem(""),
+            self.key: gr.update(visible=False),
+        }
 
     async def _send(
-        self, history: list[Message], asked: str, choices: list[str], key: str, request: gr.Request, *controls: Any
+        self, chat: Any, key: str | None, event: gr.EventData, request: gr.Request, *controls: Any
     ) -> AsyncIterator[Update]:
-        named = dict(zip(self.controls, controls, strict=True))
+        """Answer the prompt in its field, an edited prompt, or the last prompt once more."""
+        known = Chat.read(chat)
+        turn, prompt = _asked(known, event)
+        named = dict(zip(self.controls, controls, strict=True)) | ({} if prompt is None else {"prompt": prompt})
         try:
             preset = Preset.model_validate({name: value for name, value in named.items() if value is not None})
+            refusal = preset.refusal()
         except ValidationError as exc:
-            yield {self.problem: _problem("; ".join(f"{error['loc'][0]}: {error['msg'].lower()}" for error in exc.errors()))}
+            refusal = "; ".join(f"{error['loc'][0]}: {error['msg'].lower()}" for error in exc.errors())
+        if refusal:
+            edited = {} if prompt is None else self._shown(known) | {self.controls["prompt"]: prompt}
+            yield edited | {self.problem: _problem(refusal)}
             return
-        if not preset.prompt.strip():
-            yield {self.problem: _problem("Type a prompt first.")}
-            return
-        history = [] if preset.mode == "completion" else _with(history, asked, choices)
+        base = known.before(turn)
+        if preset.mode == "completion" and base.turns:
+            base = Chat()
+        if prompt is None:
+            yield {self.controls["prompt"]: ""}
+        async with aclosing(self._answer(known, base, preset, key or "", request.session_hash)) as updates:
+            async for update in updates:
+                yield update
+
+    async def _answer(self, known: Chat, base: Chat, preset: Preset, key: str, page: str) -> AsyncGenerator[Update, None]:
+        """Add a turn to ``base``. Without an answer the page shows ``known`` again and gives the prompt back to its field."""
+        idle = (self.clear, self.list, self.delete)
         busy = {self.send: gr.update(visible=False), self.stop: gr.update(visible=True)}
+        busy |= {control: gr.update(interactive=False) for control in idle}
         # Show the columns before the first text: Gradio may lose text for a column that the same update makes visible.
         columns = {column: gr.update(visible=number < preset.n) for number, column in enumerate(self.columns)}
-        yield busy | columns | {self.problem: _problem(""), self.controls["prompt"]: "", self.history: history}
-        answer, problem = None, ""
+        yield busy | columns | {self.problem: _problem("")}
+        answer, failure = None, {self.problem: _problem("")}
         try:
-            async with aclosing(self._answering.answer(request.session_hash, preset, history, key)) as answers:
+            async with aclosing(self._answering.answer(page, preset, base.messages(), key)) as answers:
                 async for answer in answers:
-                    yield self._show(history, preset, answer)
+                    yield self._growing(base, preset, answer)
         except ServiceProblem as exc:
-            problem = str(exc)
+            failure = self._failure(exc)
         except Exception:
             logger.exception("The chat page could not show an answer.")
-            problem = "The page failed; its log has the cause."
-        done = {self.send: gr.update(visible=True), self.stop: gr.update(visible=False), self.problem: _problem(problem)}
+            failure = {self.problem: _problem("The page failed; its log has the cause.")}
+        done = {self.send: gr.update(visible=True), self.stop: gr.update(visible=False)}
+        done |= {control: gr.update(interactive=True) for control in idle}
         if answer is None or not any(answer.texts):
-            yield done | {self.controls["prompt"]: preset.prompt, self.asked: "", self.choices: []}
+            yield self._shown(known) | done | failure | {self.controls["prompt"]: preset.prompt}
             return
         keeps = {keep: gr.update(visible=preset.n > 1) for keep in self.keeps}
-        yield done | keeps | {self.asked: preset.prompt, self.choices: answer.texts}
+        yield done | failure | keeps | {self.chat: base.answered(preset.prompt, answer.texts).model_dump()}
 
-    def _show(self, history: list[Message], preset: Preset, answer: ShownAnswer) -> Update:
+    def _failure(self, problem: ServiceProblem) -> Update:
+        """Say what went wrong, and show the field for the API key if the service wants one."""
+        asks = {self.key: gr.update(visible=True)} if problem.needs_key else {}
+        return asks | {self.problem: _problem(str(problem))}
+
+    def _growing(self, base: Chat, preset: Preset, answer: ShownAnswer) -> Update:
         update: Update = {self.figures: _figures(answer.figures(now=time.monotonic()))}
-        for number, (chat, keep) in enumerate(zip(self.chats, self.keeps, strict=True)):
+        asked = {"role": "user", "content": preset.prompt}
+        for number, (column, keep) in enumerate(zip(self.answers, self.keeps, strict=True)):
             update[keep] = gr.update(visible=False)
             if number < preset.n:
                 thought = [_thought(answer.thoughts[number])] if answer.thoughts[number] else []
                 text = {"role": "assistant", "content": answer.texts[number]}
-                update[chat] = [*_with(history, preset.prompt, []), *thought, text]
+                update[column] = [*base.messages(), asked, *thought, text]
         return update
+
+    def _shown(self, chat: Chat) -> Update:
+        """Show a conversation in one column."""
+        update: Update = {column: gr.update(visible=number == 0) for number, column in enumerate(self.columns)}
+        update |= {keep: gr.update(visible=False) for keep in self.keeps}
+        update |= {answer: chat.messages() if number == 0 else [] for number, answer in enumerate(self.answers)}
+        return update | {self.chat: chat.model_dump(), self.figures: "", self.problem: _problem("")}
+
+    def _keep(self, number: int) -> Any:
+        """Return the handler that continues with the answer ``number``."""
+
+        def keep(chat: Any) -> Update:
+            return self._shown(Chat.read(chat).with_choice(number))
+
+        return keep
+
+    def _undo(self, chat: Any) -> Update:
+        """Take the last turn back, and give its prompt to the field."""
+        known = Chat.read(chat)
+        if not known.turns:
+            return self._shown(known)
+        return self._shown(known.before(len(known.turns) - 1)) | {self.controls["prompt"]: known.turns[-1][0]}
+
+    def _reopen(self, chat: Any) -> Update:
+        return self._shown(Chat.read(chat).model_copy(update={"choices": []}))
+
+    def _list(self, listing: dict[str, Any]) -> Update:
+        choices = [(title, chat_id) for title, chat_id in listing["choices"]]
+        is_stored = listing["value"] in [chat_id for _, chat_id in choices]
+        value = listing["value"] if is_stored else None
+        return {self.list: gr.update(choices=choices, value=value), self.delete: gr.update(visible=is_stored)}
 
     def _stop(self, request: gr.Request) -> None:
         self._answering.stop(request.session_hash)
@@ -193,12 +294,6 @@ class ChatPage:
         """End the answer of a closed page."""
         self._answering.stop(request.session_hash)
 
-    def _clear(self, request: gr.Request) -> Update:
-        self._answering.stop(request.session_hash)
-        update: Update = {chat: [] for chat in self.chats} | {keep: gr.update(visible=False) for keep in self.keeps}
-        update |= {column: gr.update(visible=number == 0) for number, column in enumerate(self.columns)}
-        return update | {self.history: [], self.asked: "", self.choices: [], self.figures: "", self.problem: _problem("")}
-
     def _link(self, *controls: Any) -> str:
         named = dict(zip(self.controls, controls, strict=True))
         return Preset.model_construct(**named).link()
@@ -206,34 +301,27 @@ class ChatPage:
 
 def _chatbot(number: int) -> Any:
     return gr.Chatbot(
+        label=f"Answer {number + 1}",
         show_label=False,
-        height="calc(100vh - 260px)",
-        min_height=240,
+        height="100%",
         buttons=["copy"],
-        placeholder="<h2>What would you like to know?</h2>" if number == 0 else None,
+        editable="user",
+        placeholder=_WELCOME if number == 0 else None,
         latex_delimiters=[],
         elem_id=f"answer-{number}",
     )
 
 
-def _keep(number: int) -> Any:
-    """Return the handler that continues with the answer ``number``: it becomes the only answer, and the next prompt's history."""
+def _asked(known: Chat, event: gr.EventData) -> tuple[int, str | None]:
+    """Return the index of the turn to answer, and its prompt: None for the one in its field.
 
-    def keep(history: list[Message], asked: str, choices: list[str]) -> list[Any]:
-        kept = _with(history, asked, choices[number : number + 1])
-        buttons = [gr.update(visible=False)] * MAX_CHOICES
-        columns = [gr.update(visible=other == 0) for other in range(MAX_CHOICES)]
-        return [kept, "", [], *buttons, *columns, kept, *[[]] * (MAX_CHOICES - 1)]
-
-    return keep
-
-
-def _with(history: list[Message], asked: str, choices: list[str]) -> list[Message]:
-    """Return the conversation with the last prompt and the first of its answers."""
-    if not asked:
-        return history
-    answered = [{"role": "assistant", "content": choices[0]}] if choices else []
-    return [*history, {"role": "user", "content": asked}, *answered]
+    Gradio's retry and edit name the index of a prompt among the messages, in which a turn has two; only edit has the text before.
+    """
+    data = event._data
+    if not isinstance(data, dict) or "index" not in data or not known.turns:
+        return len(known.turns), None
+    turn = min(data["index"] // 2, len(known.turns) - 1)
+    return turn, str(data["value"]) if "previous_value" in data else known.turns[turn][0]
 
 
 def _thought(text: str) -> dict[str, Any]:

@@ -47,6 +47,14 @@ class Preset(BaseModel):
         values = self.model_dump(exclude_defaults=True, exclude_none=True)
         return f"?{urlencode(values)}" if values else ""
 
+    def refusal(self) -> str:
+        """Return a sentence about why these controls cannot be sent; empty if they can."""
+        if not self.prompt.strip():
+            return "Type a prompt first."
+        if self.n > 1 and self.temperature == 0:
+            return "At temperature 0 all answers would be the same: set a temperature above 0, or ask for one answer."
+        return ""
+
     def request(self, history: Sequence[Message]) -> tuple[str, dict[str, Any]]:
         """Return path and body that ask for the answer to ``prompt`` after ``history``; a completion has no history."""
         body: dict[str, Any] = {

@@ -19,7 +19,7 @@ def chromium() -> Iterator[Any]:
     with playwright_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         try:
-            page = browser.new_page(viewport={"width": 1280, "height": 800})
+            page = browser.new_context(viewport={"width": 1280, "height": 800}).new_page()
             page.set_default_timeout(LIMIT_MS)
             yield page
         finally:
@@ -57,3 +57,45 @@ def wait_until_done(page: Any) -> None:
 def problem(page: Any) -> str:
     """Return the sentence about what went wrong, once there is one."""
     return str(page.wait_for_selector("#problem [role=alert]").inner_text())
+
+
+def answered(page: Any, prompt: str) -> None:
+    """Ask, and wait until the answer is complete."""
+    ask(page, prompt)
+    page.wait_for_function(
+        """prompt => {
+          const texts = [...document.querySelectorAll("#answer-0 [data-testid=user], #answer-0 [data-testid=bot]")]
+            .map((message) => message.innerText.trim());
+          return texts.at(-2) === prompt && texts.at(-1).endsWith("word0.4");
+        }""",
+        arg=prompt,
+    )
+    wait_until_done(page)
+
+
+def messages(page: Any) -> list[str]:
+    """Return the texts of the first column, prompts and answers in turn."""
+    found = page.query_selector_all("#answer-0 [data-testid=user], #answer-0 [data-testid=bot]")
+    return [message.inner_text().strip() for message in found]
+
+
+def wait_for_titles(page: Any, expected: list[str]) -> None:
+    page.wait_for_function(
+        """expected => {
+          const titles = [...document.querySelectorAll("#chats label")].map((label) => label.innerText.trim());
+          return JSON.stringify(titles) === JSON.stringify(expected);
+        }""",
+        arg=expected,
+    )
+
+
+def assert_inside(page: Any, selectors: list[str]) -> None:
+    """Assert that elements are wholly inside the window, and that nothing is wider than it."""
+    size = page.viewport_size
+    for selector in selectors:
+        box = page.wait_for_selector(selector).bounding_box()
+        assert box["x"] >= 0, selector
+        assert box["y"] >= 0, selector
+        assert box["x"] + box["width"] <= size["width"], selector
+        assert box["y"] + box["height"] <= size["height"], selector
+    assert page.evaluate("() => document.documentElement.scrollWidth - window.innerWidth") <= 0

@@ -28,14 +28,15 @@ def site(fake: FakeService) -> Iterator[str]:
 
 def sent(site: str, *, model: str = MODEL, n: int = 1, max_tokens: int = 64, prompt: str = "Hi") -> list[str]:
     """Return the states of all outputs of the page, as text, for one prompt."""
-    return said_to(gradio_client.Client(site, verbose=False), model=model, n=n, max_tokens=max_tokens, prompt=prompt)
+    return [str(outputs) for outputs in said(site, None, model=model, n=n, max_tokens=max_tokens, prompt=prompt)]
 
 
-def said_to(client: Any, *, model: str = MODEL, n: int = 1, max_tokens: int = 64, prompt: str = "Hi") -> list[str]:
-    """Return the states for one prompt of the conversation that ``client`` has."""
-    controls: list[Any] = ["", "chat", model, "Be brief.", 0.5, 1.0, max_tokens, n, 7, "", prompt]
-    job = client.submit(*controls, api_name="/send")
-    return [str(outputs) for outputs in job]
+def said(
+    site: str, chat: Any, *, model: str = MODEL, n: int = 1, max_tokens: int = 64, prompt: str = "Hi"
+) -> list[tuple[Any, ...]]:
+    """Return the states of all outputs of the page for one prompt; the first output is the chat after it."""
+    controls: list[Any] = [chat, "", "chat", model, "Be brief.", 0.5, 1.0, max_tokens, n, 7, "", prompt]
+    return list(gradio_client.Client(site, verbose=False).submit(*controls, api_name="/send"))
 
 
 def test_a_prompt_is_asked_with_the_controls_and_answered_in_several_states(site: str, fake: FakeService) -> None:
@@ -60,6 +61,7 @@ def test_what_cannot_be_asked_is_said_on_the_page(site: str, controls: dict[str,
 
 def test_both_pages_and_the_probe_are_there_and_ask_no_other_host(site: str) -> None:
     assert httpx.get(f"{site}/healthz").json() == {"status": "ok"}
+    assert httpx.get(f"{site}/favicon.ico").headers["content-type"].startswith("image/svg")
     for path in ("/", "/fleet"):
         page = httpx.get(f"{site}{path}")
         assert "fonts.googleapis.com/css" not in page.text
@@ -119,7 +121,7 @@ def test_a_page_of_another_site_is_refused(site: str, headers: dict[str, str], s
 def test_a_page_of_another_site_makes_the_service_do_nothing(site: str, fake: FakeService) -> None:
     before = len(fake.asked)
     send = next(d["id"] for d in httpx.get(f"{site}/config").json()["dependencies"] if d["api_name"] == "send")
-    controls: list[Any] = [None, None, None, "", "chat", MODEL, "", 0.5, 1.0, 8, 1, 7, "", "Hi"]
+    controls: list[Any] = [None, "", "chat", MODEL, "", 0.5, 1.0, 8, 1, 7, "", "Hi"]
     join = {"data": controls, "fn_index": send, "session_hash": "other"}
     refused = httpx.post(f"{site}/gradio_api/queue/join", json=join, headers={"origin": "https://other.example"})
     assert (refused.status_code, "access-control-allow-origin" in refused.headers) == (403, False)
@@ -130,9 +132,9 @@ def test_a_thought_is_shown_and_is_no_part_of_the_conversation(
     site: str, fake: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fake, "thinks", True)
-    client = gradio_client.Client(site, verbose=False)
-    assert any("thought0" in state for state in said_to(client))
-    said_to(client, prompt="And then?")
+    states = said(site, None)
+    assert any("thought0" in str(state) for state in states)
+    said(site, states[-1][0], prompt="And then?")
     assert [message["content"] for message in fake.asked[-1]["messages"][1:]] == ["Hi", "word0.0 word0.1 word0.2", "And then?"]
 
 

@@ -10,7 +10,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tests.ui.browser import answer, ask, chromium, needs_chromium, open_chat, problem, wait_for_answer, wait_until_done
+from tests.ui.browser import (
+    answer,
+    answered,
+    ask,
+    assert_inside,
+    chromium,
+    messages,
+    needs_chromium,
+    open_chat,
+    problem,
+    wait_for_answer,
+    wait_for_titles,
+    wait_until_done,
+)
 from tests.ui.fake_service import MODEL, FakeService, fake_service, ingress, listening, lost, member, starting
 
 pytestmark = needs_chromium
@@ -44,9 +57,24 @@ def _as_new(fake: FakeService) -> Iterator[None]:
     fake.line = ""
 
 
-def markup(html: str) -> str:
-    """Return the event whose text is a paragraph of ``html``."""
-    return json.dumps({"choices": [{"index": 0, "delta": {"content": f"\n\n{html}\n\n"}}]})
+def markup(text: str) -> str:
+    """Return the event whose text is a paragraph of ``text``, which may be HTML."""
+    return json.dumps({"choices": [{"index": 0, "delta": {"content": f"\n\n{text}\n\n"}}]})
+
+
+def asked_for(fake: FakeService) -> list[str]:
+    """Return the messages of the last request."""
+    return [message["content"] for message in fake.asked[-1]["messages"]]
+
+
+def forget(page: Any, site: str) -> None:
+    """Empty the browser's storage, and open the chat page."""
+    page.goto(f"{site}/healthz")
+    page.evaluate("() => localStorage.clear()")
+    open_chat(page, site, MODEL)
+
+
+ANSWER = "word0.0 word0.1 word0.2 word0.3 word0.4"
 
 
 def test_the_first_words_are_there_before_the_last_and_escape_ends_the_answer(page: Any, site: str, fake: FakeService) -> None:
@@ -55,16 +83,18 @@ def test_the_first_words_are_there_before_the_last_and_escape_ends_the_answer(pa
     ask(page, "Hi")
     wait_for_answer(page, "word0.0 word0.1")
     assert fake.running == 1
+    assert page.is_disabled("#clear")
     page.keyboard.press("Escape")
     wait_until_done(page)
     while fake.running:
         page.wait_for_timeout(10)
     assert answer(page) == "word0.0 word0.1"
+    assert page.is_enabled("#clear")
     assert "TTFT" in page.inner_text("#figures")
 
 
 def test_a_link_sets_the_controls_and_two_answers_stand_side_by_side(page: Any, site: str) -> None:
-    open_chat(page, f"{site}/?n=2&temperature=0&prompt=Hello", MODEL)
+    open_chat(page, f"{site}/?n=2&temperature=0.5&prompt=Hello", MODEL)
     assert page.input_value("#prompt textarea") == "Hello"
     page.click("#send")
     wait_for_answer(page, "word0.4", 0)
@@ -89,11 +119,14 @@ def test_the_next_prompt_goes_on_with_the_conversation(page: Any, site: str, fak
 
 def test_refusals_and_failures_are_shown_in_words(page: Any, site: str, fake: FakeService) -> None:
     open_chat(page, site, MODEL)
+    assert not page.is_visible("#key")
     fake.busy = True
     ask(page, "Hi")
     assert "no room" in problem(page)
     assert "Try again in 7 s" in problem(page)
     assert page.input_value("#prompt textarea") == "Hi"
+    assert messages(page) == []
+    assert_inside(page, ["#send", "#problem"])
     fake.busy = False
     fake.asks_for_key = True
     open_chat_without_key(page, site)
@@ -101,6 +134,8 @@ def test_refusals_and_failures_are_shown_in_words(page: Any, site: str, fake: Fa
     page.fill("#key input", "right-key")
     page.press("#key input", "Enter")
     page.wait_for_function("name => document.querySelector('#model input')?.value === name", arg=MODEL)
+    page.wait_for_selector("#key", state="hidden")
+    answered(page, "With the key")
     page.goto(f"{site}/?model=nobody&prompt=Hi")
     page.wait_for_function("() => document.querySelector('#model input')?.value === 'nobody'")
     fake.asks_for_key = False
@@ -111,6 +146,157 @@ def test_refusals_and_failures_are_shown_in_words(page: Any, site: str, fake: Fa
 def open_chat_without_key(page: Any, site: str) -> None:
     page.goto(site)
     page.wait_for_selector("#problem [role=alert]")
+
+
+def test_several_answers_at_temperature_0_are_not_asked_for(page: Any, site: str, fake: FakeService) -> None:
+    before = len(fake.asked)
+    open_chat(page, f"{site}/?temperature=0&n=2&prompt=Hi", MODEL)
+    page.click("#send")
+    assert "set a temperature above 0, or ask for one answer" in problem(page)
+    assert page.input_value("#prompt textarea") == "Hi"
+    assert len(fake.asked) == before
+
+
+def test_chats_are_listed_reopened_continued_and_deleted(page: Any, site: str, fake: FakeService) -> None:
+    forget(page, site)
+    answered(page, "First")
+    wait_for_titles(page, ["First"])
+    page.keyboard.press("Control+Shift+O")
+    page.wait_for_function("() => !document.getElementById('answer-0').innerText.includes('First')")
+    answered(page, "Second")
+    wait_for_titles(page, ["Second", "First"])
+    open_chat(page, site, MODEL)
+    page.click("#chats label >> text=First")
+    wait_for_answer(page, "word0.4")
+    assert messages(page) == ["First", ANSWER]
+    answered(page, "More")
+    assert asked_for(fake) == ["First", ANSWER, "More"]
+    wait_for_titles(page, ["First", "Second"])
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.click("#delete")
+    wait_for_titles(page, ["Second"])
+    page.wait_for_function("() => !document.getElementById('answer-0').innerText.includes('First')")
+
+
+def test_two_tabs_keep_their_chats_beside_each_other(page: Any, site: str) -> None:
+    forget(page, site)
+    other = page.context.new_page()
+    try:
+        open_chat(other, site, MODEL)
+        answered(page, "Here")
+        answered(other, "There")
+        wait_for_titles(other, ["There", "Here"])
+    finally:
+        other.close()
+
+
+FULL = """maxChats => {
+  const chats = ["a", "b", "c"].map((id) => ({ id, title: id, turns: [["q", "r"]], choices: [] }));
+  localStorage.setItem("serve-app-chats", JSON.stringify(chats));
+  const setItem = Storage.prototype.setItem;
+  Storage.prototype.setItem = function (key, value) {
+    if (JSON.parse(value).length > maxChats) throw new DOMException("full", "QuotaExceededError");
+    setItem.call(this, key, value);
+  };
+}"""
+
+
+@pytest.mark.parametrize(("room", "titles"), [(2, ["New", "a"]), (1, ["a", "b", "c"])])
+def test_a_full_storage_loses_up_to_half_of_the_chats(page: Any, site: str, room: int, titles: list[str]) -> None:
+    forget(page, site)
+    page.evaluate(FULL, room)
+    answered(page, "New")
+    wait_for_titles(page, titles)
+    assert (page.inner_text("#notice") == "This browser does not store the chat.") is ("New" not in titles)
+
+
+def test_retry_edit_and_undo(page: Any, site: str, fake: FakeService) -> None:
+    open_chat(page, site, MODEL)
+    answered(page, "One")
+    answered(page, "Two")
+    asked = len(fake.asked)
+    page.click("#answer-0 button[title=Retry]")
+    while len(fake.asked) == asked:
+        page.wait_for_timeout(10)
+    wait_until_done(page)
+    assert asked_for(fake) == ["One", ANSWER, "Two"]
+    page.click("#answer-0 button[title=Edit] >> nth=0")
+    page.fill("#answer-0 textarea", "Uno")
+    page.click("#answer-0 button[title=Submit]")
+    page.wait_for_function("() => !document.getElementById('answer-0').innerText.includes('Two')")
+    wait_until_done(page)
+    assert asked_for(fake) == ["Uno"]
+    assert messages(page) == ["Uno", ANSWER]
+    page.click("#answer-0 button[title=Undo]")
+    page.wait_for_function("() => document.querySelector('#prompt textarea').value === 'Uno'")
+    assert messages(page) == []
+
+
+def test_a_failed_retry_leaves_the_answer_of_before(page: Any, site: str, fake: FakeService) -> None:
+    open_chat(page, site, MODEL)
+    answered(page, "One")
+    fake.busy = True
+    page.click("#answer-0 button[title=Retry]")
+    assert "no room" in problem(page)
+    assert messages(page) == ["One", ANSWER]
+
+
+def test_code_has_colours(page: Any, site: str, fake: FakeService) -> None:
+    fake.line = markup("```python\ndef f(): return 1\n```")
+    open_chat(page, site, MODEL)
+    answered(page, "Code")
+    assert page.inner_text("#answer-0 .token.keyword") == "def"
+
+
+DROP = """([name, bytes]) => {
+  const data = new DataTransfer();
+  data.items.add(new File([new Uint8Array(bytes)], name));
+  document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
+}"""
+
+
+def test_a_text_file_becomes_a_part_of_the_prompt(page: Any, site: str, fake: FakeService) -> None:
+    uploads: list[str] = []
+    page.on("request", lambda request: uploads.append(request.url) if "upload" in request.url else None)
+    open_chat(page, site, MODEL)
+    page.fill("#prompt textarea", "Explain")
+    page.evaluate(DROP, ["a.py", list(b"x = '```'\n")])
+    quoted = "a.py:\n````py\nx = '```'\n````\n"
+    page.wait_for_function("text => document.querySelector('#prompt textarea').value === text", arg=f"Explain\n\n{quoted}")
+    page.evaluate(DROP, ["b.bin", [0xFF, 0x00]])
+    page.wait_for_selector("#notice >> text=b.bin is not a text file")
+    with page.expect_file_chooser() as chooser:
+        page.click("#add-file")
+    chooser.value.set_files({"name": "c.txt", "mimeType": "text/plain", "buffer": "é".encode()})
+    page.wait_for_function("() => document.querySelector('#prompt textarea').value.includes('c.txt')")
+    page.click("#send")
+    wait_for_answer(page, "word0.4")
+    assert asked_for(fake) == [f"Explain\n\n{quoted}\n\nc.txt:\n```txt\né\n```\n"]
+    assert uploads == []
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+def test_nothing_is_cut_off(page: Any, site: str, fake: FakeService, width: int, height: int) -> None:
+    before = page.viewport_size
+    page.set_viewport_size({"width": width, "height": height})
+    try:
+        open_chat(page, f"{site}/?n=2", MODEL)
+        assert page.evaluate("() => getComputedStyle(document.querySelector('.nav-holder'), '::before').content") == '"serve-app"'
+        answered(page, "Hi")
+        assert_inside(page, ["#model", "#clear", "#figures", "#prompt", "#add-file", "#send", "#answer-0"])
+        if width > 700:
+            assert_inside(page, ["#answer-1", "#keep-0", "#keep-1"])
+        fake.busy = True
+        ask(page, "Hi")
+        problem(page)
+        assert_inside(page, ["#clear", "#problem", "#prompt", "#send"])
+        if width < 700:
+            page.click(".sidebar .toggle-button")
+        page.click("button[role=tab] >> text=Settings")
+        page.wait_for_timeout(400)  # the sidebar slides in
+        assert_inside(page, ["#mode", "#system", "#temperature", "#top-p", "#n", "#max-tokens", "#stop-at", "#copy-link"])
+    finally:
+        page.set_viewport_size(before)
 
 
 LOADS = """![image]({0}/image) <video src="{0}/video" autoplay muted></video> <audio src="{0}/audio" preload="auto"></audio>

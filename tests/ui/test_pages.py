@@ -20,6 +20,7 @@ from serve_app.config import parse_settings
 from serve_app.errors import ConfigError
 from serve_app.ui.answering import Answering
 from serve_app.ui.api import Service, ServiceProblem, lines_of
+from serve_app.ui.chat import Chat
 from serve_app.ui.preset import Preset
 from tests.ui.fake_service import KEY, MODEL, FakeService, fake_service
 
@@ -88,8 +89,7 @@ def test_a_stop_closes_the_connection_and_keeps_what_had_come() -> None:
         (
             {"asks_for_key": True},
             {"key": "wrong"},
-            "The API key is missing or wrong: type the key into the field API key; on a narrow chat page the arrow at the left shows that "
-            "field. (401)",
+            "The API key is missing or wrong: type it into the field API key. (401)",
         ),
         ({}, {"model": "other"}, "That is not served here. the model 'other' does not exist. (404)"),
         (
@@ -233,3 +233,37 @@ def test_the_request_holds_the_conversation_and_a_completion_only_the_prompt() -
     path, body = preset.model_copy(update={"mode": "completion"}).request(history)
     assert (path, body["prompt"]) == ("/v1/completions", "3")
     assert "messages" not in body
+
+
+@pytest.mark.parametrize(
+    ("controls", "said"),
+    [
+        ({}, ""),
+        ({"n": 2}, ""),
+        ({"temperature": 0}, ""),
+        ({"prompt": " "}, "Type a prompt first."),
+        (
+            {"n": 2, "temperature": 0},
+            "At temperature 0 all answers would be the same: set a temperature above 0, or ask for one answer.",
+        ),
+    ],
+)
+def test_what_the_service_would_refuse_is_said_before_it_is_sent(controls: dict[str, Any], said: str) -> None:
+    assert Preset(**({"prompt": "Hi"} | controls)).refusal() == said
+
+
+def test_a_chat_is_what_the_browser_sends_back() -> None:
+    first = Chat().answered("Hello\n there", ["a", "b"])
+    assert (first.title, first.turns, first.choices) == ("Hello there", [("Hello\n there", "a")], ["a", "b"])
+    assert Chat.read(json.loads(json.dumps(first.model_dump()))) == first
+    chosen = first.with_choice(1)
+    assert (chosen.id, chosen.turns) == (first.id, [("Hello\n there", "b")])
+    second = chosen.answered("More", ["c"])
+    assert [message["content"] for message in second.messages()] == ["Hello\n there", "b", "More", "c"]
+    assert second.before(1).turns == chosen.turns
+    assert second.title == "Hello there"
+
+
+@pytest.mark.parametrize("value", [None, [], "x", {"turns": [["only a prompt"]]}, {"turns": [[1, 2]]}, {"title": None}])
+def test_a_stored_chat_of_another_form_is_an_empty_one(value: Any) -> None:
+    assert Chat.read(value) == Chat()
