@@ -126,7 +126,7 @@ class VirtualFleet:
 
     def __init__(self, cores: Sequence[Any], *, seed: int, ingresses: int = 1, slowness: float = 1.0) -> None:
         self._engines = {str(number): _Engine(str(number), core) for number, core in enumerate(cores)}
-        self._places = cores[0].scheduler.max_num_running_reqs
+        self._places: int = cores[0].scheduler.max_num_running_reqs
         self._random, self._slowness = random.Random(seed), slowness
         self._now = self._counts_from = 10_000.0 * next(_NUMBERS)
         self._ingresses = [_Ingress(self._make_fleet()) for _ in range(ingresses)]
