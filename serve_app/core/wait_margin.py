@@ -8,12 +8,12 @@ from serve_app.core.request import RequestState
 
 LEAST_MARGIN = 1 / 0.9
 """With 1, one in 20 admitted requests came too late even with equal tenants."""
-_MOST = 2.0
-"""A tenant whose waits are underestimated is still admitted up to half of its limit."""
+_MOST = 3.0
+"""A tenant whose waits are underestimated is still admitted up to a third of its limit."""
 _ABOVE = 0.02
 """Share of the requests that wait longer than the margin allows, where the margin comes to rest. As it moves, some more do."""
 _STEP = 0.05
-_LEAST_PART = 0.25
+_LEAST_PART = 0.125
 """Requests expected to wait for a smaller part of their limit teach nothing: their ratios scatter most, and they begin in time anyway."""
 
 
