@@ -62,7 +62,8 @@ class Account(Queue):
     margin: WaitMargin = field(default_factory=WaitMargin)
     weight: float = 1.0
     reached_s: float = 0.0
-    """The latest start of its requests that have begun. Engines with shorter queues are further than its first waiting request shows."""
+    """The latest start of its requests that have begun, since it has had some that wait. Engines with shorter queues are further than its
+    first waiting request shows."""
     unreported_s: float = 0.0
     """Virtual seconds charged since the last report to the lease board."""
 

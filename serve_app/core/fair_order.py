@@ -73,7 +73,7 @@ class FairOrder:
         if weight != account.weight:
             self._change_weight(account, lane, weight)
         if not account.num_waiting:
-            account.tag_s = 0.0
+            account.tag_s = account.reached_s = 0.0
             account.rate.note(0, is_waiting=lane.is_full, now=now, virtual_s=lane.virtual_s)
             lane.active.add(account)
             lane.weights += weight
