@@ -78,10 +78,11 @@ class Faults:
 
 
 class Report(NamedTuple):
-    """One report to the board, as `core.quota_shares.Report`: ``answered`` is the latest report whose answer has come."""
+    """One report to the board, as `core.quota_shares.Report`. ``ingress`` is new for each start of an ingress."""
 
+    ingress: str
     number: int
-    answered: int
+    last_answered: int
     waits: LaneWaits
 
 
@@ -156,7 +157,7 @@ class FairFleet:
         self.engines = [Engine(f"e{number}") for number in range(num_engines)]
         self.fleets = [self._fleet() for _ in range(num_ingresses)]
         self.board = OrderBoard(10.0)
-        self.reports = [Report(0, 0, {}) for _ in self.fleets]
+        self.reports = [Report(str(number), 0, 0, {}) for number in range(num_ingresses)]
         """The latest report of each ingress."""
         self.open: dict[int, Ask] = {}
         """All unfinished requests by number."""
@@ -296,7 +297,7 @@ class FairFleet:
 
     def _on_restart(self, ingress: int) -> None:
         self.fleets[ingress] = self._fleet()
-        self.reports[ingress] = self.reports[ingress]._replace(answered=self.reports[ingress].number)
+        self.reports[ingress] = Report(f"{ingress} anew", 0, 0, {})
         for ask in [ask for ask in self.open.values() if ask.ingress == ingress]:
             self._close(ask)
         for engine in self.engines:
@@ -304,22 +305,24 @@ class FairFleet:
 
     def _on_report(self, ingress: int) -> None:
         self._put(self.now + EXCHANGE_S, "report", ingress)
-        last, order = self.reports[ingress], self.fleets[ingress].order
-        if last.answered < last.number:
-            order.report_again(last.waits)
-        report = self.reports[ingress] = Report(last.number + 1, last.answered, order.report())
+        last = self.reports[ingress]
+        report = self.reports[ingress] = last._replace(number=last.number + 1, waits=self.fleets[ingress].order.report())
         self._send(ingress, "board", (ingress, report))
 
     def _on_board(self, what: tuple[int, Report]) -> None:
         ingress, report = what
-        waits = self.board.exchange(str(ingress), {"m": report.waits}, self.now, number=report.number, answered=report.answered)
-        self._send(ingress, "answer", (ingress, waits))
+        waits = self.board.exchange(
+            report.ingress, {"m": report.waits}, self.now, number=report.number, last_answered=report.last_answered
+        )
+        self._send(ingress, "answer", (ingress, report.ingress, waits))
 
-    def _on_answer(self, what: tuple[int, Waits]) -> None:
-        ingress, waits = what
+    def _on_answer(self, what: tuple[int, str, Waits]) -> None:
+        ingress, name, waits = what
         report = self.reports[ingress]
-        self.reports[ingress] = report._replace(answered=report.number)
-        self.fleets[ingress].handle(WaitsReported(waits["m"]), now=self.now)
+        if report.ingress == name:  # else it has started anew meanwhile
+            self.reports[ingress] = report._replace(last_answered=report.number)
+            self.fleets[ingress].order.answered(report.waits)
+            self.fleets[ingress].handle(WaitsReported(waits["m"]), now=self.now)
 
     def _send(self, ingress: int, kind: str, what: Any) -> None:
         is_cut = (

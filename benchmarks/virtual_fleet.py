@@ -38,7 +38,7 @@ from serve_app.core.step_costs import MeasuredCosts
 from serve_app.errors import CannotStartInTime
 
 SHARED, KINDS = 256, 4
-"""Tokens of a prompt's beginning, which is one of so many."""
+"""Each prompt begins with one of `KINDS` texts of `SHARED` tokens."""
 BLOCK = 16
 CONNECTIONS = 8
 """Connections of each tenant with a rate; each stays at one ingress."""
@@ -49,7 +49,7 @@ _START_S = 0.1
 """Time in which the first requests of all clients come."""
 _HEARTBEAT_S, _TICK_S, _EXCHANGE_S, _SILENCE_S = 0.5, 0.25, 1.0, 10.0
 _NUMBERS = itertools.count(1)
-"""Of fleets, which use the same engine cores one after the other. The clock of the next one is later."""
+"""Numbers of the fleets of this process. Each starts its clock later than the one before it, because they use the same engine cores."""
 
 
 @dataclass(eq=False)
@@ -69,7 +69,7 @@ class Load:
 
 @dataclass(eq=False)
 class Asked:
-    """One request at its client. Times are None until then."""
+    """One request at its client. A time is None until the event has happened."""
 
     load: Load
     at: float
@@ -114,6 +114,7 @@ class _Ingress:
     fleet: FleetState
     asked: dict[str, Asked] = field(default_factory=dict)
     """Its requests that have not ended."""
+    num_reports: int = 0
 
 
 class VirtualFleet:
@@ -186,7 +187,7 @@ class VirtualFleet:
         free_s = sum(engine.free_s for engine in self._engines.values())
         return free_s / (len(self._engines) * self._places * (self._now - self._counts_from))
 
-    def told_right(self, until_s: float) -> float:
+    def retry_after_right(self, until_s: float) -> float:
         """Return the share of refused requests that were told within 25 % when all have begun that waited then.
 
         Requests of the last ``until_s`` do not count: what was admitted before them may not have begun.
@@ -333,8 +334,12 @@ class VirtualFleet:
 
     def _exchange(self, number: int, ingress: _Ingress) -> None:
         self._at(_EXCHANGE_S, self._exchange, number, ingress)
-        elsewhere = self._board.exchange(str(number), {"m": ingress.fleet.order.report()}, self._now)
-        self._follow(ingress, ingress.fleet.handle(WaitsReported(elsewhere["m"]), now=self._now))
+        order, before = ingress.fleet.order, ingress.num_reports
+        ingress.num_reports += 1
+        report = order.report()
+        waits = self._board.exchange(str(number), {"m": report}, self._now, number=before + 1, last_answered=before)
+        order.answered(report)
+        self._follow(ingress, ingress.fleet.handle(WaitsReported(waits["m"]), now=self._now))
 
 
 def _aborted() -> Any:

@@ -155,7 +155,9 @@ class LeaseBoard:
         """Exchange an ingress's shares of tenants' quotas, without waking the pollers."""
         if (answer := self._shares.exchange(report, self._clock())) is None:
             return None
-        waits = self._orders.exchange(report.ingress, report.waits, self._now(), number=report.number, answered=report.answered)
+        waits = self._orders.exchange(
+            report.ingress, report.waits, self._now(), number=report.number, last_answered=report.last_answered
+        )
         return answer._replace(waits=waits)
 
     def report(self) -> dict[str, Any]:

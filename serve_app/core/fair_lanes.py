@@ -62,10 +62,10 @@ class Account(Queue):
     margin: WaitMargin = field(default_factory=WaitMargin)
     weight: float = 1.0
     reached_s: float = 0.0
-    """The latest start of its requests that have begun, since it has had some that wait. Engines with shorter queues are further than its
-    first waiting request shows."""
+    """The greatest start of its requests that have begun since its queue was last empty. Where another engine's queue is shorter, it is
+    later than the start of its first waiting request."""
     unreported_s: float = 0.0
-    """Virtual seconds charged since the last report to the lease board."""
+    """Virtual seconds charged since the last report that the lease board has answered."""
 
     def charge(self, seconds: float) -> None:
         """Charge the tenant for GPU-seconds. A negative number gives some back."""
@@ -112,11 +112,10 @@ class Lane(Queue):
     """When virtual time moved last."""
     starts_s: list[float] = field(default_factory=list)
     """The starts since ``moved_at``. All first tokens of a frame come at the same time."""
-    behind: Sequence[tuple[float, str, float]] = ()
-    """Of the two tenants that are furthest behind, as last looked up: the start of the first waiting request, the name, and the virtual
-    seconds after that start from which others are ahead of the tenant."""
+    limits: Sequence[tuple[float, str]] = ()
+    """For the two tenants that are furthest behind: the virtual time from which others are ahead of it, and its name; as last computed."""
     looked_at: float = -math.inf
-    """When `behind` was looked up."""
+    """When `limits` was computed."""
 
     def waiting_s(self, account: Account) -> float:
         """Return the expected GPU-seconds of the tenant's requests that wait at all ingresses."""
@@ -126,23 +125,21 @@ class Lane(Queue):
         """Find the two tenants that are furthest behind, at most once in `_LOOK_EACH_S`."""
         if now - self.looked_at >= _LOOK_EACH_S:
             self.looked_at = now
-            self.behind = nsmallest(2, (self._first_of(account) for account in self.active))
+            self.limits = nsmallest(2, ((self._limit_s(account), account.tenant) for account in self.active))
 
-    def _first_of(self, account: Account) -> tuple[float, str, float]:
+    def _limit_s(self, account: Account) -> float:
         first = next(iter(account.waiting))
-        return (
-            max(first.start_s, account.reached_s),
-            account.tenant,
-            _AHEAD * max(first.expected_s / account.weight, self.usual_s),
-        )
+        return max(first.start_s, account.reached_s) + _AHEAD * max(first.expected_s / account.weight, self.usual_s)
 
     def ahead_from_s(self, account: Account) -> float:
         """Return the virtual time from which the tenant is ahead of another one, or of virtual time if no other tenant waits.
 
-        That is `_AHEAD` requests after the other one's first waiting request: usual ones, or such as that one if they cost more.
+        That is `_AHEAD` requests after the place that the other one has reached: usual ones, or such as its first waiting one if they cost
+        more. A tenant that is near virtual time or before it is never ahead.
         """
         of_virtual_s = self.virtual_s + _AHEAD * self.usual_s
-        return next((start_s + after_s for start_s, tenant, after_s in self.behind if tenant != account.tenant), of_virtual_s)
+        of_other_s = next((limit_s for limit_s, tenant in self.limits if tenant != account.tenant), of_virtual_s)
+        return max(of_other_s, self.virtual_s + self.usual_s)
 
     def advance(self, begun: Place, now: float) -> None:
         """Move virtual time towards the start of a place that has its first token, or up to it if no request of the lane waits anywhere."""

@@ -81,7 +81,7 @@ class FairOrder:
             lane.rate.note(0, is_waiting=lane.is_full, now=now, virtual_s=lane.virtual_s)
         prompt_s, answer_s = account.usual.expected(request, lane.usual, self.costs)
         expected_s = max(prompt_s + answer_s, _LEAST_S)
-        self._forgive(account, lane, now)
+        self._limit_lead(account, lane, now)
         account.waiting_s += expected_s
         account.num_waiting += 1
         lane.num_waiting += 1
@@ -89,7 +89,7 @@ class FairOrder:
         account.charge(expected_s)
         earlier_s, account.tag_s = account.tag_s, max(account.finish_s, account.tag_s)
         start_s = account.tag_s - expected_s / account.weight
-        ahead = lane.usual_s > 0.0 and start_s > max(lane.ahead_from_s(account), lane.virtual_s + lane.usual_s)
+        ahead = lane.usual_s > 0.0 and start_s > lane.ahead_from_s(account)
         request.priority = tag_of(priority, account.tag_s, is_ahead=ahead)
         place = Place(lane, account, start_s, expected_s, prompt_s, earlier_s)
         self._places[request.request_id] = account.latest = place
@@ -98,7 +98,10 @@ class FairOrder:
         request.number = self._number = self._number + 1
 
     def _change_weight(self, account: Account, lane: Lane, weight: float) -> None:
-        """Give the tenant a new weight. What it is ahead by counts with the new one, too; what other ingresses charged it, does already."""
+        """Give the tenant a new weight, and scale its lead over virtual time to it.
+
+        The lead of an account that only has charges of other ingresses is not scaled: those are in virtual seconds of the tenant's weight.
+        """
         if account.num_waiting:
             lane.weights += weight - account.weight
         if account.latest is not None:
@@ -118,11 +121,11 @@ class FairOrder:
         account = lane.accounts[tenant] = Account(tenant=tenant)
         return account
 
-    def _forgive(self, account: Account, lane: Lane, now: float) -> None:
-        """Forget what the tenant has had beyond its share, but for what waits and `_MAX_LEAD_S`.
+    def _limit_lead(self, account: Account, lane: Lane, now: float) -> None:
+        """Limit the tenant's lead over virtual time to what it has waiting plus `_MAX_LEAD_S`.
 
-        It had this because others asked for less: while engines had room, or because their requests waited at other replicas. Without a
-        limit, a tenant that comes anew would be served alone until it has had as much.
+        It has the rest because others asked for less: while engines had room, or because their requests waited at other replicas. Without
+        a limit, a tenant that comes anew would be served alone until it has had as much.
         """
         if lane.is_full and (pace := lane.rate.pace(now)) is not None:
             lead_s = lane.waiting_s(account) / account.weight + _MAX_LEAD_S * pace
@@ -253,22 +256,23 @@ class FairOrder:
         return self._places[request.request_id].account.num_waiting - 1
 
     def report(self) -> LaneWaits:
-        """Return virtual time, what waits for each tenant, and what it was charged since the last report, by priority."""
+        """Return virtual time, what waits for each tenant, and what it was charged since the last answered report, by priority."""
         found: dict[Priority, tuple[float, dict[str, Use]]] = {}
         for priority, lane in self._lanes.items():
             accounts = [each for each in lane.accounts.values() if each.num_waiting or each.unreported_s]
-            uses = {each.tenant: Use(each.waiting_s, each.unreported_s, each.weight) for each in accounts}
-            found[priority] = lane.virtual_s, uses
-            for tenant in uses:
-                lane.accounts[tenant].unreported_s = 0.0
+            found[priority] = (
+                lane.virtual_s,
+                {each.tenant: Use(each.waiting_s, each.unreported_s, each.weight) for each in accounts},
+            )
         return found
 
-    def report_again(self, lost: LaneWaits) -> None:
-        """Add the charges of a report that the lease board did not answer to the next report."""
-        for priority, (_, uses) in lost.items():
+    def answered(self, report: LaneWaits) -> None:
+        """Note that the lease board has answered the report: its charges need not be reported again."""
+        for priority, (_, uses) in report.items():
             for tenant, use in uses.items():
                 if (account := self._lanes[priority].accounts.get(tenant)) is not None:
-                    account.unreported_s += use.charged_s
+                    left_s = account.unreported_s - use.charged_s
+                    account.unreported_s = left_s if abs(left_s) > _LEAST_S else 0.0  # no rest of rounding
 
     def learn_waits(self, elsewhere: LaneWaits) -> None:
         """Take in the greatest virtual time of the other ingresses, what waits there in all, and what they have charged."""

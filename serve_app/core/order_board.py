@@ -13,7 +13,7 @@ class Use(NamedTuple):
     waiting_s: float
     """Expected GPU-seconds of its requests without a first token."""
     charged_s: float
-    """Virtual seconds, which are GPU-seconds / weight, that it was charged since the last report."""
+    """Virtual seconds, which are GPU-seconds / weight, that it was charged since the last report that was answered."""
     weight: float = 1.0
 
 
@@ -26,61 +26,62 @@ _Key = tuple[str, Priority, str]
 
 
 @dataclass(slots=True)
-class _Heard:
-    """An ingress's latest report, ``number``, that came ``at`` a time."""
+class _Latest:
+    """The latest report of one ingress, and the charges that are due to it. Charges are virtual seconds that other ingresses charged."""
 
     at: float
     number: int
     waits: Waits
-    told: dict[_Key, float]
-    """Virtual seconds that others have charged, as the answer to the report says."""
-    untold: dict[_Key, float] = field(default_factory=dict)
-    """Virtual seconds that others have charged since."""
+    sent: dict[_Key, float]
+    """Charges in the answer to the report."""
+    unsent: dict[_Key, float] = field(default_factory=dict)
+    """Charges since then."""
 
 
 class OrderBoard:
-    """Passes on what ingresses report. One that was silent for ``silence_s`` is left out.
+    """Passes on what ingresses report. An ingress that has not reported for ``silence_s`` is forgotten.
 
-    Reports and answers may be lost: each charge still counts once.
+    A report or an answer may be lost: each charge still counts once. Charges of the last seconds may be lost or count twice if the board
+    starts again, or if an ingress returns after it was forgotten.
     """
 
     def __init__(self, silence_s: float) -> None:
         self._silence_s = silence_s
-        self._heard: dict[str, _Heard] = {}
+        self._latest: dict[str, _Latest] = {}
 
-    def exchange(self, ingress: str, waits: Waits, now: float, *, number: int = 0, answered: int = 0) -> Waits:
+    def exchange(self, ingress: str, waits: Waits, now: float, *, number: int, last_answered: int) -> Waits:
         """Take in a report; return the others' greatest virtual time, what waits there, and what they have charged meanwhile.
 
-        What waited at an ingress that has gone silent is given back to its tenants.
+        What waited at an ingress that is forgotten is given back to its tenants.
 
         Args:
             number: The report's number, greater than that of the ingress's report before it.
-            answered: The number of the latest report whose answer the ingress has got. ``waits`` has the charges since that report.
+            last_answered: The number of the latest report whose answer the ingress has received. ``waits`` has the charges since that one.
         """
-        for name in [name for name, heard in self._heard.items() if now - heard.at > self._silence_s]:
-            lost = _uses(self._heard.pop(name).waits)
+        for name in [name for name, latest in self._latest.items() if now - latest.at > self._silence_s]:
+            lost = _uses(self._latest.pop(name).waits)
             self._charge({key: -use.waiting_s / use.weight for key, use in lost.items()})
-        charged, told = {key: use.charged_s for key, use in _uses(waits).items()}, dict[_Key, float]()
-        if (before := self._heard.pop(ingress, None)) is not None:
-            told = before.untold
-            if answered < before.number:
+        charged, due = {key: use.charged_s for key, use in _uses(waits).items()}, dict[_Key, float]()
+        if (before := self._latest.pop(ingress, None)) is not None:
+            due = before.unsent
+            if last_answered < before.number:
                 _add(charged, {key: -use.charged_s for key, use in _uses(before.waits).items()})
-                _add(told, before.told)
+                _add(due, before.sent)
         self._charge(charged)
-        self._heard[ingress] = _Heard(now, number, waits, told)
-        return {model: self._elsewhere(ingress, model, told) for model in waits}
+        self._latest[ingress] = _Latest(now, number, waits, due)
+        return {model: self._elsewhere(ingress, model, due) for model in waits}
 
     def _charge(self, charges: Mapping[_Key, float]) -> None:
-        for heard in self._heard.values():
-            _add(heard.untold, charges)
+        for latest in self._latest.values():
+            _add(latest.unsent, charges)
 
     def _elsewhere(self, ingress: str, model: str, charged: Mapping[_Key, float]) -> LaneWaits:
         found: dict[Priority, tuple[float, dict[str, Use]]] = {}
         for (of_model, priority, tenant), seconds in charged.items():
             if of_model == model:
                 found.setdefault(priority, (0.0, {}))[1][tenant] = Use(0.0, seconds)
-        for name, heard in self._heard.items():
-            for priority, (virtual_s, tenants) in heard.waits.get(model, {}).items() if name != ingress else ():
+        for name, latest in self._latest.items():
+            for priority, (virtual_s, tenants) in latest.waits.get(model, {}).items() if name != ingress else ():
                 latest_s, uses = found.get(priority, (0.0, {}))
                 for tenant, (waiting_s, *_) in tenants.items():
                     before = uses.get(tenant, Use(0.0, 0.0))

@@ -72,9 +72,9 @@ class Report(NamedTuple):
     is_last: bool = False
     """Whether the ingress has stopped."""
     waits: Waits = NO_WAITS
-    """What waits at the ingress and what it has charged since the report ``answered``, for `OrderBoard`."""
-    answered: int = 0
-    """The number of the latest report whose answer the ingress has got."""
+    """What waits at the ingress and what it has charged since the report ``last_answered``, for `OrderBoard`."""
+    last_answered: int = 0
+    """The number of the latest report whose answer the ingress has received."""
 
 
 class Answer(NamedTuple):

@@ -49,9 +49,9 @@ class FleetOrders:
     def report(self) -> Waits:
         return {name: front.client.fleet.order.report() for name, front in self._fronts.items()}
 
-    def report_again(self, lost: Waits) -> None:
-        for name, waits in lost.items():
-            self._fronts[name].client.fleet.order.report_again(waits)
+    def answered(self, report: Waits) -> None:
+        for name, waits in report.items():
+            self._fronts[name].client.fleet.order.answered(waits)
 
     def learn(self, elsewhere: Waits) -> None:
         for name, waits in elsewhere.items():

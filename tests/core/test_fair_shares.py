@@ -8,11 +8,11 @@ import pytest
 
 from serve_app.core.events import StepCostsMeasured
 from serve_app.core.fair_order import FairOrder
-from serve_app.core.order_board import LaneWaits, OrderBoard
+from serve_app.core.order_board import LaneWaits
 from serve_app.core.request import RequestState
 from serve_app.core.tenants import Priority
 from tests.core.helpers import Output, arrived, fleet_of, outputs
-from tests.core.test_fair_order import COSTS, placed, request
+from tests.core.test_fair_order import COSTS, Board, placed, request
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Contest:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.orders = [FairOrder() for _ in range(self.num_ingresses)]
-        self.board = OrderBoard(10.0)
+        self.board = Board(10.0)
         for order in self.orders:
             order.learn(COSTS)
         for client in self.clients:
@@ -61,7 +61,9 @@ class Contest:
 
     def exchange(self) -> None:
         for number, order in enumerate(self.orders):
-            elsewhere = self.board.exchange(str(number), {"m": order.report()}, self.now)
+            report = order.report()
+            elsewhere = self.board.tell(str(number), {"m": report}, self.now)
+            order.answered(report)
             order.learn_waits(elsewhere["m"])
 
     def step(self, counted_from_s: float = 0.0) -> None:

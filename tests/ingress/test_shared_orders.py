@@ -37,8 +37,8 @@ class Ingress:
     def report(self) -> Waits:
         return {"chat": self.fleet.order.report()}
 
-    def report_again(self, lost: Waits) -> None:
-        self.fleet.order.report_again(lost["chat"])
+    def answered(self, report: Waits) -> None:
+        self.fleet.order.answered(report["chat"])
 
     def learn(self, elsewhere: Waits) -> None:
         self.learnt.append(elsewhere)
@@ -75,6 +75,35 @@ async def test_what_another_ingress_charged_a_tenant_moves_it_back_here_and_stay
 
     await until(lambda: sum(told_since()) > 0.0)
     assert sum(told_since()) == pytest.approx(2 * 0.65), "the board did not answer the first reports with these charges"
+    sharing.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await sharing
+
+
+@in_loop
+async def test_an_ingress_that_leaves_waits_for_its_report_that_is_under_way_and_sends_none_after_its_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quotas, "EXCHANGE_S", 0.02)
+    monkeypatch.setattr(quotas, "_SETTLE_S", 0.01)
+    board, may_answer = LeaseBoard(10.0), asyncio.Event()
+    sent = list[Report]()
+
+    async def exchange(report: Report) -> Answer | None:
+        sent.append(report)
+        await may_answer.wait()
+        return board.exchange_shares(report)
+
+    leaving = Quotas("leaving", exchange)
+    sharing = asyncio.create_task(leaving.run())
+    await until(lambda: bool(sent))
+    last = asyncio.create_task(leaving.leave())
+    await asyncio.sleep(0.05)
+    assert [(each.number, each.is_last) for each in sent] == [(1, False)]
+    may_answer.set()
+    await last
+    await asyncio.sleep(0.05)
+    assert [(each.number, each.last_answered, each.is_last) for each in sent] == [(1, 0, False), (2, 1, True)]
     sharing.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await sharing

@@ -39,9 +39,9 @@ def p99_s(cores: list[Any], *loads: Load, ingresses: int) -> float:
 
 @pytest.mark.parametrize(
     ("noisy", "ingresses", "longer"),
-    [(noisy, 1, longer) for noisy, longer in zip(NOISY, (2.5, 3.0, 5.0), strict=True)] + [("as the others", 2, 2.5)],
+    [(noisy, 1, longer) for noisy, longer in zip(NOISY, (2.5, 2.5, 4.5), strict=True)] + [("as the others", 2, 2.5)],
 )
-def test_tenants_within_their_share_wait_little_longer_beside_one_that_sends_ten_times_its_share(
+def test_beside_a_tenant_at_ten_times_its_share_others_wait_at_most_so_many_times_as_long(
     noisy: str, ingresses: int, longer: float, make_cores: MakeCores
 ) -> None:
     alone_s = p99_s(make_cores(16), ingresses=ingresses)
@@ -93,4 +93,4 @@ def test_at_three_times_the_load_one_in_20_admitted_requests_at_most_begins_too_
 def test_four_in_five_refused_requests_are_told_when_all_have_begun_that_wait(make_cores: MakeCores) -> None:
     fleet = VirtualFleet(make_cores(16), seed=1)
     fleet.run([replace(load, first_token_s=10.0) for load in OVERLOADS["four equal tenants"]], 45)
-    assert fleet.told_right(until_s=11.0) >= 0.8
+    assert fleet.retry_after_right(until_s=11.0) >= 0.8

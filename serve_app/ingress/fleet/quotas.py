@@ -38,11 +38,11 @@ class Orders(Protocol):
     """The orders in which requests start (`core/fair_order.py`), as ingresses share them."""
 
     def report(self) -> Waits:
-        """Return what waits here, of each model, and what was charged since the last report."""
+        """Return what waits here, of each model, and what was charged since the last report that was answered."""
         ...
 
-    def report_again(self, lost: Waits) -> None:
-        """Add the charges of a report that the lease board did not answer to the next report."""
+    def answered(self, report: Waits) -> None:
+        """Note that the lease board has answered the report: its charges need not be reported again."""
         ...
 
     def learn(self, elsewhere: Waits) -> None:
@@ -89,7 +89,8 @@ class Quotas:
         self._meters: dict[str, Meter] = {}
         self._running: dict[Exchange, tuple[Meter, Charge]] = {}
         self._days: Days = {}
-        self._number = self._answered = 0
+        self._number = self._last_answered = 0
+        self._exchanging = asyncio.Lock()
         self._lacking = asyncio.Event()
         self._exchanged = asyncio.Event()
         self._is_silent = self._has_left = False
@@ -198,7 +199,6 @@ class Quotas:
     async def leave(self) -> None:
         """Give up all shares, when the last request has ended. What was used is reported and stored."""
         await self._exchange_shares(is_last=True)
-        self._has_left = True
         if self._stored is not None:
             try:
                 await asyncio.to_thread(self._stored.keep_tenant_days, self._days)
@@ -229,8 +229,12 @@ class Quotas:
         return lack
 
     async def _exchange_shares(self, *, is_last: bool = False) -> None:
-        if self._exchange is None or self._has_left:
-            return
+        async with self._exchanging:
+            if self._exchange is not None and not self._has_left:
+                self._has_left = is_last
+                await self._exchange_with(self._exchange, is_last)
+
+    async def _exchange_with(self, exchange: ExchangeShares, is_last: bool) -> None:
         now, keep = self._clock(), self._is_silent
         for name in [name for name, meter in self._meters.items() if not keep and meter.is_idle(now)]:
             del self._meters[name]
@@ -238,29 +242,26 @@ class Quotas:
         self._number += 1
         waits: Waits = {} if self._orders is None else self._orders.report()
         try:
-            report = Report(self._ingress_id, self._number, held, self._days, is_last, waits, self._answered)
-            answer = await self._exchange(report)
+            answer = await exchange(Report(self._ingress_id, self._number, held, self._days, is_last, waits, self._last_answered))
         except LeaseBoardSilent as exc:
             if not self._is_silent:
                 logger.warning("quotas of tenants stay divided as they are: %s", exc)
             self._is_silent = True
-            if self._orders is not None:
-                self._orders.report_again(waits)
             self._num_unanswered += 1
             if self._num_unanswered == _FORGET_WAITS:
                 self._learn({model: {} for model in waits})
             return
         self._is_silent, self._num_unanswered = False, 0
         if answer is None:
-            if self._orders is not None:
-                self._orders.report_again(waits)
-        else:
-            self._answered = self._number
-            self._days = later(self._days, answer.days)
-            self._learn(answer.waits)
-            for (tenant, quota), granted in answer.granted.items():
-                if (meter := self._meters.get(tenant)) is not None and meter.grant(quota, granted):
-                    self._lacking.set()  # another ingress lacks what is unused here: it is given up at once
+            return
+        self._last_answered = self._number
+        if self._orders is not None:
+            self._orders.answered(waits)
+        self._days = later(self._days, answer.days)
+        self._learn(answer.waits)
+        for (tenant, quota), granted in answer.granted.items():
+            if (meter := self._meters.get(tenant)) is not None and meter.grant(quota, granted):
+                self._lacking.set()  # another ingress lacks what is unused here: it is given up at once
 
     def _learn(self, elsewhere: Waits) -> None:
         """Take in what waits elsewhere. Whatever another ingress has reported, the exchange of shares goes on."""
