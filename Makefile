@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run observe preview test-ui test-clients demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-locks check-cuda model lock lock-audit bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live bench-tenants bench-tenants-litellm bench-fairness bench-fairness-at-scale bench-fairness-virtual soak hostile bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
+.PHONY: help run observe preview test-ui test-clients demo record-demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-locks check-cuda model lock lock-audit bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live bench-tenants bench-tenants-litellm bench-fairness bench-fairness-at-scale bench-fairness-virtual soak hostile bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
 
 .PHONY: charts generated chart-files monitoring-files lock-charts
 BIN := .venv/bin
@@ -62,6 +62,9 @@ preview: .venv ## a picture of each dashboard in build/preview, drawn from the P
 
 demo: model ## start, ask, break a replica in mid-stream, show that the answer continues
 	$(BIN)/serve-app demo
+
+record-demo: model ## run make demo and draw what it prints as docs/figures/demo.svg; 4 minutes
+	$(BIN)/python -m tools.record_demo docs/figures/demo.svg
 
 demo-autoscaling: model ## a simulated fleet, a load that jumps, and the plot of replicas and latencies: 5 minutes, no GPU
 	$(BIN)/python -m tools.demo_autoscaling

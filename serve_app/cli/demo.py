@@ -45,7 +45,8 @@ def demo(file: Path) -> None:
     for model in settings.models.values():
         _fetch(model)
     refuse_hopeless_start(settings)
-    console.print(f"Start {file}, ask it, kill an engine while it answers, load it for {LOAD_S:.0f} s, stop: about 3 minutes.")
+    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    console.print(f"Start {shown}, ask it, kill an engine while it answers, load it for {LOAD_S:.0f} s, stop: about 3 minutes.")
     _heading("0. Starting: Ray, the ingress, the engines")
     # Ray prints messages about the engine's death to standard output, in the middle of the answer.
     with (
