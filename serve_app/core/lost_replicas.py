@@ -7,7 +7,7 @@ from serve_app.core.events import LinkEnd
 from serve_app.errors import EngineDied, EngineOutOfMemory, EngineSilent, StepTooLong
 
 KEPT_S = 60.0
-"""How long a lost replica is shown after its lease has ended."""
+"""How long a replica is shown after its loss. A replica that still has a lease is shown longer."""
 MAX_KEPT = 50
 """The most lost replicas of one model; the oldest are dropped first."""
 

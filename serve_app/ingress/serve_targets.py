@@ -40,8 +40,11 @@ class ServeTargets:
             return {}
 
     async def _handle(self) -> Any:
-        """Return a handle of the controller. With Ray's control store away, one thread waits for it, however often this is called."""
-        if self._controller is None:
+        """Return a handle of the controller. With Ray's control store away, one thread waits for it, however often this is called.
+
+        A look-up that has failed is followed by another.
+        """
+        if self._controller is None or (self._controller.done() and self._controller.exception() is not None):
             look = asyncio.to_thread(ray.get_actor, SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
             self._controller = asyncio.ensure_future(look)
         return await asyncio.shield(self._controller)

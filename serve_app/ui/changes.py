@@ -1,6 +1,9 @@
-"""`changes` describes what happened in a fleet between two of its reports, in sentences for people who watch. Pure."""
+"""`changes` describes what happened in a fleet between two of its reports, in sentences for people who watch. Pure.
 
-from collections.abc import Iterator, Mapping
+Several ingresses may answer in turn. Each has its own links, so only some of them have lost a replica, at times that differ a little.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -8,7 +11,9 @@ from serve_app.ui.replicas import Report
 
 CLOCK_S = 10.0
 """An ingress reuses a report for half a second. So a report that is this much older than the last one comes from another clock: a clock
-that was set back, or that of another machine."""
+that was set back, or that of another machine. Two ingresses that lose a replica report times that differ by less."""
+MAX_KNOWN = 200
+"""How many happenings a caller of `changes` keeps, the latest ones."""
 
 
 class Happening(NamedTuple):
@@ -16,6 +21,9 @@ class Happening(NamedTuple):
 
     time: float
     text: str
+    member_id: str = ""
+    """The replica or ingress that changed its state or was lost."""
+    is_loss: bool = False
 
     def clock(self) -> str:
         """Return hours, minutes and seconds in UTC."""
@@ -27,22 +35,35 @@ def is_older(report: Report, before: Report) -> bool:
     return before["time"] - CLOCK_S < report["time"] <= before["time"]
 
 
-def changes(before: Report | None, after: Report) -> list[Happening]:
-    """Return what happened, the oldest first. Without ``before`` only the decisions and losses that the service remembers are known."""
-    known = {_key(decision) for decision in before["decisions"]} if before is not None else set()
-    decided = [Happening(d["time"], _decision(d)) for d in after["decisions"] if _key(d) not in known]
-    known_lost = _lost(before) if before is not None else {}
-    lost = [Happening(each["time"], _loss(each)) for i, each in _lost(after).items() if i not in known_lost]
-    seen: list[Happening] = []
+def changes(before: Report | None, after: Report, known: Sequence[Happening] = ()) -> list[Happening]:
+    """Return what happened, the oldest first, and is not among ``known``.
+
+    Without ``before`` the result has only the decisions and losses that the service remembers.
+    """
+    found = [*_remembered(after)]
     if before is not None:
+        known = [*_remembered(before), *known]
         at = float(after["time"])
-        texts = (*_of_members(before, after), *_of_starts(before, after), *_of_counts(before, after))
-        seen = [Happening(at, text) for text in texts]
-    return sorted([*decided, *lost, *seen], key=lambda happening: happening.time)
+        found += [Happening(at, text, member_id) for member_id, text in _of_members(before, after)]
+        found += [Happening(at, text) for text in (*_of_starts(before, after), *_of_counts(before, after))]
+    new = [happening for happening in found if not _is_known(happening, known)]
+    return sorted(new, key=lambda happening: happening.time)
 
 
-def _key(decision: Mapping[str, Any]) -> tuple[Any, ...]:
-    return decision["time"], decision["model"], decision["after"]
+def _remembered(report: Report) -> Iterator[Happening]:
+    """Yield the decisions and losses of a report."""
+    yield from (Happening(decision["time"], _decision(decision)) for decision in report["decisions"])
+    yield from (Happening(lost["time"], _loss(lost), i, is_loss=True) for i, lost in _lost(report).items())
+
+
+def _is_known(happening: Happening, known: Sequence[Happening]) -> bool:
+    if not happening.member_id:
+        return happening in known
+    of_member = [each for each in known if each.member_id == happening.member_id]
+    if happening.is_loss:
+        return any(each.is_loss and abs(each.time - happening.time) < CLOCK_S for each in of_member)
+    # When one ingress has lost a replica and another has not, the replica is "ready" again in every second report.
+    return bool(of_member) and of_member[-1].text == happening.text
 
 
 def _decision(decision: Mapping[str, Any]) -> str:
@@ -57,8 +78,8 @@ def _loss(lost: Mapping[str, Any]) -> str:
     return f"Replica of {lost['model']} {short(lost['replica_id'])} is lost: {lost['cause']}"
 
 
-def _of_members(before: Report, after: Report) -> Iterator[str]:
-    """Yield who joined, left or changed its state. Losses are left out, because `_loss` names their causes."""
+def _of_members(before: Report, after: Report) -> Iterator[tuple[str, str]]:
+    """Yield id and sentence of each member that joined, left or changed its state. Losses are left out: `_loss` names their causes."""
     old, new = ({m["replica_id"]: m for m in report["members"]} for report in (before, after))
     lost = _lost(before).keys() | _lost(after).keys()
     for member_id, member in new.items():
@@ -67,12 +88,12 @@ def _of_members(before: Report, after: Report) -> Iterator[str]:
         if member_id not in old:
             load = member["load"]
             took = f" after a start of {load['start_s']:.0f} s" if "start_s" in load else ""
-            yield f"{_name(member)} joined{took}"
+            yield member_id, f"{_name(member)} joined{took}"
         elif old[member_id]["state"] != member["state"]:
-            yield f"{_name(member)} is {member['state']}"
+            yield member_id, f"{_name(member)} is {member['state']}"
     for member_id, member in old.items():
         if member_id not in new and member_id not in lost:
-            yield f"{_name(member)} {'has drained and left' if member['state'] == 'draining' else 'is gone'}"
+            yield member_id, f"{_name(member)} {'has drained and left' if member['state'] == 'draining' else 'is gone'}"
 
 
 def _of_starts(before: Report, after: Report) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`Chat` is one conversation of the chat page, in the form that the browser's storage keeps. Pure."""
+"""`Chat` is one conversation of the chat page, as the browser holds it. Pure."""
 
 import uuid
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Chat(BaseModel):
     turns: list[tuple[str, str]] = []
     """Each prompt with its answer. The last answer is the first of ``choices`` if there are any."""
     choices: list[str] = []
-    """The answers to the last prompt, as long as another one may be chosen."""
+    """The answers to the last prompt, as long as another one may be chosen. The browser's storage does not keep them."""
 
     @classmethod
     def read(cls, value: Any) -> "Chat":

@@ -151,7 +151,7 @@ class ChatPage:
             self._reopen, self.chat, shown, **hidden
         ).then(None, None, None, js="() => serveApp.focus()")
         removed = self.delete.click(None, self.chat, [self.listing, self.chat], js="(chat) => serveApp.remove(chat)")
-        self._list_after(removed, hidden).then(self._reopen, self.chat, shown, **hidden)
+        self._list_after(removed, hidden).then(self._after_delete, self.chat, shown, **hidden)
         self.add_file.click(None, None, None, js="() => serveApp.chooseFiles()")
         self.copy.click(self._link, controls, self.query, **hidden).then(None, self.query, self.query, js=_COPY_LINK)
         for event in (self.key.submit, self.key.blur):
@@ -194,28 +194,32 @@ class ChatPage:
     ) -> AsyncIterator[Update]:
         """Answer the prompt in its field, an edited prompt, or the last prompt once more."""
         known = Chat.read(chat)
-        turn, prompt = _asked(known, event)
-        named = dict(zip(self.controls, controls, strict=True)) | ({} if prompt is None else {"prompt": prompt})
+        turn, prompt, is_edit = _asked(known, event)
+        named = dict(zip(self.controls, controls, strict=True))
+        # Without an answer the prompt goes back into its field. A retried prompt does not, because the chat still has it, nor does an
+        # edited prompt if the field holds the next one.
+        is_given_back = prompt is None or (is_edit and not named["prompt"])
+        named |= {} if prompt is None else {"prompt": prompt}
+        failed = self._shown(known) | ({self.controls["prompt"]: named["prompt"]} if is_given_back else {})
         try:
             preset = Preset.model_validate({name: value for name, value in named.items() if value is not None})
             refusal = preset.refusal()
         except ValidationError as exc:
             refusal = "; ".join(f"{error['loc'][0]}: {error['msg'].lower()}" for error in exc.errors())
         if refusal:
-            edited = {} if prompt is None else self._shown(known) | {self.controls["prompt"]: prompt}
-            yield edited | {self.problem: _problem(refusal)}
+            yield ({} if prompt is None else failed) | {self.problem: _problem(refusal)}
             return
         base = known.before(turn)
         if preset.mode == "completion" and base.turns:
             base = Chat()
         if prompt is None:
             yield {self.controls["prompt"]: ""}
-        async with aclosing(self._answer(known, base, preset, key or "", request.session_hash)) as updates:
+        async with aclosing(self._answer(base, preset, key or "", request.session_hash, failed=failed)) as updates:
             async for update in updates:
                 yield update
 
-    async def _answer(self, known: Chat, base: Chat, preset: Preset, key: str, page: str) -> AsyncGenerator[Update, None]:
-        """Add a turn to ``base``. Without an answer the page shows ``known`` again and gives the prompt back to its field."""
+    async def _answer(self, base: Chat, preset: Preset, key: str, page: str, *, failed: Update) -> AsyncGenerator[Update, None]:
+        """Add a turn to ``base``. Without an answer the page is updated with ``failed``."""
         idle = (self.clear, self.list, self.delete)
         busy = {self.send: gr.update(visible=False), self.stop: gr.update(visible=True)}
         busy |= {control: gr.update(interactive=False) for control in idle}
@@ -235,7 +239,7 @@ class ChatPage:
         done = {self.send: gr.update(visible=True), self.stop: gr.update(visible=False)}
         done |= {control: gr.update(interactive=True) for control in idle}
         if answer is None or not any(answer.texts):
-            yield self._shown(known) | done | failure | {self.controls["prompt"]: preset.prompt}
+            yield failed | done | failure
             return
         keeps = {keep: gr.update(visible=preset.n > 1) for keep in self.keeps}
         yield done | failure | keeps | {self.chat: base.answered(preset.prompt, answer.texts).model_dump()}
@@ -279,7 +283,11 @@ class ChatPage:
         return self._shown(known.before(len(known.turns) - 1)) | {self.controls["prompt"]: known.turns[-1][0]}
 
     def _reopen(self, chat: Any) -> Update:
-        return self._shown(Chat.read(chat).model_copy(update={"choices": []}))
+        return self._shown(Chat.read(chat))
+
+    def _after_delete(self, chat: Any) -> Update:
+        """Show an empty chat if the chat was deleted. If the person cancelled, the page stays as it is."""
+        return self._shown(Chat()) if chat is None else gr.skip()
 
     def _list(self, listing: dict[str, Any]) -> Update:
         choices = [(title, chat_id) for title, chat_id in listing["choices"]]
@@ -312,16 +320,17 @@ def _chatbot(number: int) -> Any:
     )
 
 
-def _asked(known: Chat, event: gr.EventData) -> tuple[int, str | None]:
-    """Return the index of the turn to answer, and its prompt: None for the one in its field.
+def _asked(known: Chat, event: gr.EventData) -> tuple[int, str | None, bool]:
+    """Return the index of the turn to answer, its prompt (None for the one in its field), and whether the prompt was edited.
 
     Gradio's retry and edit name the index of a prompt among the messages, in which a turn has two; only edit has the text before.
     """
     data = event._data
     if not isinstance(data, dict) or "index" not in data or not known.turns:
-        return len(known.turns), None
+        return len(known.turns), None, False
     turn = min(data["index"] // 2, len(known.turns) - 1)
-    return turn, str(data["value"]) if "previous_value" in data else known.turns[turn][0]
+    is_edit = "previous_value" in data
+    return turn, str(data["value"]) if is_edit else known.turns[turn][0], is_edit
 
 
 def _thought(text: str) -> dict[str, Any]:

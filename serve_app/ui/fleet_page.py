@@ -6,14 +6,12 @@ from typing import Any
 import gradio as gr
 
 from serve_app.ui.api import MALFORMED, Service, ServiceProblem
-from serve_app.ui.changes import Happening, changes, is_older
+from serve_app.ui.changes import MAX_KNOWN, Happening, changes, is_older
 from serve_app.ui.fleet_view import fleet_html, happenings_html, problem_html
 from serve_app.ui.replicas import Report
 
 POLL_S = 1.0
 """Loads are up to 2 s old (`membership.renew_s`), so asking more often than once a second shows nothing new."""
-SHOWN = 200
-"""Most happenings that the page keeps; the oldest are dropped first."""
 
 
 class FleetPage:
@@ -34,7 +32,7 @@ class FleetPage:
             api_visibility="private",
         )
 
-    async def look(self, key: str, before: Report | None, happenings: list[tuple[float, str]]) -> list[Any]:
+    async def look(self, key: str, before: Report | None, happenings: list[tuple[Any, ...]]) -> list[Any]:
         """Return the page's next content (problem, fleet, happenings) and its memory (report, happenings)."""
         try:
             report: Mapping[str, Any] = await self._service.fleet(key)
@@ -50,8 +48,8 @@ class FleetPage:
 def _next(report: Report, before: Report | None, known: list[Happening]) -> list[Any]:
     if before is not None and is_older(report, before):
         return [_problem(""), gr.skip(), gr.skip(), before, known]
-    new = changes(before, report)
-    known = [*known, *new][-SHOWN:]
+    new = changes(before, report, known)
+    known = [*known, *new][-MAX_KNOWN:]
     shown = happenings_html(known) if new else gr.skip()
     return [_problem(""), fleet_html(report), shown, report, known]
 

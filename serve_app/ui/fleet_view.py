@@ -1,12 +1,11 @@
 """This module draws the fleet as HTML: counts, a card for each replica and each ingress, and what happened. Pure."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from serve_app.ui.changes import Happening, short
-from serve_app.ui.replicas import Replica, Report, models_of, others, ready_of, replicas_of, span, target_of
+from serve_app.ui.replicas import Replica, Report, models_of, ready_of, ready_of_all, replicas_of, span, target_of
 
 MAX_DOTS = 24
 """A replica's card has a dot for each request, up to this many; the rest is a number."""
@@ -37,17 +36,9 @@ def problem_html(text: str) -> str:
 
 def _tiles(report: Report, ingresses: Sequence[Mapping[str, Any]], replicas: Mapping[str, Sequence[Replica]]) -> str:
     """Return how many replicas are ready, and the way of requests: how many are at each station now."""
-    count = Counter(replica.state for of_model in replicas.values() for replica in of_model)
     loads = [replica.member["load"] for of_model in replicas.values() for replica in of_model if replica.member is not None]
-    targets = [target_of(report, name) for name in replicas]
-    known = [target for target in targets if target is not None]
-    of = f" of {sum(known)}" if known and len(known) == len(targets) else ""
     tiles = [
-        (
-            " whole",
-            f"{count['ready']}{of}",
-            ", ".join([f"replica{'s' * (count['ready'] != 1 or of != '')} ready", *others(count)]),
-        ),
+        (" whole", *ready_of_all(report)),
         (" way", str(sum(m["load"].get("streams", 0) for m in ingresses)), "requests at the ingresses"),
         (" way", str(_total(ingresses, "waiting")), "wait for a replica"),
         (" way", str(sum(load["waiting"] for load in loads)), "wait in engines"),

@@ -113,7 +113,7 @@
     keep: (chat) => {
       if (chat?.id) {
         const others = stored().filter(({ id }) => id !== chat.id);
-        store(chat.turns.length ? [chat, ...others] : others);
+        store(chat.turns.length ? [{ ...chat, choices: [] }, ...others] : others);
       }
       return listing(chat?.id ?? null);
     },

@@ -5,7 +5,7 @@ the links of the ingress that answered. A report without these has none: an olde
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 Report = Mapping[str, Any]
@@ -57,15 +57,22 @@ def target_of(report: Report, model: str) -> int | None:
 
 def ready_of(report: Report, model: str) -> str:
     """Return how many of the wanted replicas are ready, and how many are in each other state: "1 of 2 ready, 1 starting"."""
-    count = Counter(replica.state for replica in replicas_of(report, model))
-    target = target_of(report, model)
-    ready = f"{count['ready']} of {target} ready" if target is not None else f"{count['ready']} ready"
-    return ", ".join([ready, *others(count)])
+    return " ".join(_readiness(report, [model]))
 
 
-def others(count: Mapping[str, int]) -> list[str]:
-    """Return the counts of the states beside `ready` that are not zero, as "1 starting"."""
-    return [f"{count[state]} {state}" for state in ("starting", "draining", "lost") if count.get(state)]
+def ready_of_all(report: Report) -> tuple[str, str]:
+    """Return the same for the replicas of all models in two parts: "1 of 2" and "replicas ready, 1 starting"."""
+    number, words = _readiness(report, models_of(report))
+    return number, f"replica{'s' * (number != '1')} {words}"
+
+
+def _readiness(report: Report, models: Sequence[str]) -> tuple[str, str]:
+    """Return "1 of 2" and "ready, 1 starting" for the replicas of these models; only "1" if the report lacks the target of a model."""
+    count = Counter(replica.state for model in models for replica in replicas_of(report, model))
+    targets = [target for model in models if (target := target_of(report, model)) is not None]
+    wanted = f" of {sum(targets)}" if targets and len(targets) == len(models) else ""
+    others = [f"{count[state]} {state}" for state in ("starting", "draining", "lost") if count[state]]
+    return f"{count['ready']}{wanted}", ", ".join(["ready", *others])
 
 
 def span(seconds: float) -> str:

@@ -69,6 +69,16 @@ def test_wheel_and_source_hold_all_that_the_packages_need(dist: Path) -> None:
         assert ours - {name.partition("/")[2] for name in archive.getnames()} == set()
 
 
+def test_the_source_archive_has_the_date_of_the_commit_so_that_a_second_build_is_the_same(dist: Path) -> None:
+    committed = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (source,) = dist.glob("*.tar.gz")
+    assert source.read_bytes()[4:8] == bytes(4), "the time in the gzip header"
+    with tarfile.open(source) as archive:
+        members = [(member.mtime, member.uid, member.uname) for member in archive]
+        assert set(members) == {(int(committed), 0, "")}
+        assert archive.getnames() == sorted(archive.getnames())
+
+
 def test_the_archived_chart_renders_as_the_folder_with_the_images_of_the_release(dist: Path) -> None:
     (archive,) = dist.glob("serve-app-*.tgz")
     given = {name: {"existingSecret": "s"} for name in ("apiKeys", "clusterToken", "rayToken")}  # generated ones differ

@@ -56,10 +56,14 @@ def test_targets_starts_and_losses_are_shown_where_the_report_has_them() -> None
     models = {MODEL: {"target": 2, "starting": [starting("c", since=988.0)]}}
     losses = [lost("b", time=998.0, cause="its engine was killed")]
     lines = drawn({**report(1000.0), "models": models, "lost": losses})
-    assert lines[0] == "http://x  00:16:40 UTC  1 of 2 replicas ready"
+    assert lines[0] == "http://x  00:16:40 UTC  1 of 2 replicas ready, 1 starting, 1 lost"
     assert f"{MODEL}: 1 of 2 ready, 1 starting, 1 lost" in lines
     assert "c  starting for 12 s: loads the model" in lines
     assert "b  lost 2 s ago: its engine was killed" in lines
+
+
+def test_without_a_target_there_is_no_number_of_wanted_replicas() -> None:
+    assert drawn(report(1000.0))[0] == "http://x  00:16:40 UTC  1 replica ready"
 
 
 def test_what_a_service_names_is_no_markup() -> None:

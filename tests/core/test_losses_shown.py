@@ -40,7 +40,7 @@ def member(replica_id: str, state: str = "ready") -> dict[str, Any]:
     return {"replica_id": replica_id, "state": state}
 
 
-def test_a_lost_replica_is_not_ready_while_it_has_a_lease_and_is_shown_for_a_while_after() -> None:
+def test_a_lost_replica_is_shown_for_a_while_and_as_long_as_it_has_a_lease_but_not_as_ready() -> None:
     replicas = lost_at(100.0, "a", "b")
     report = {"members": [member("a"), member("c", "draining")], "decisions": []}
     a, b = (LostReplica(replica_id, "m", 100.0, "why")._asdict() for replica_id in ("a", "b"))

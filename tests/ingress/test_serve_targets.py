@@ -68,6 +68,20 @@ async def test_targets_come_from_serve_and_no_failure_of_serve_hides_the_fleet(
 
 
 @in_loop
+async def test_a_failed_look_for_the_controller_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [ray.exceptions.GetTimeoutError("Ray's control store does not answer")]
+
+    def get_actor(*_: object, **__: object) -> Controller:
+        if failures:
+            raise failures.pop()
+        return Controller([])
+
+    monkeypatch.setattr(ray, "get_actor", get_actor)
+    targets = ServeTargets("app", settings().models.values())
+    assert [await targets.ask(), await targets.ask()] == [{}, ANSWER]
+
+
+@in_loop
 async def test_while_ray_does_not_find_the_controller_one_thread_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     found, looks = threading.Event(), list[int]()
 

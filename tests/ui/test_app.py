@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.ui.fake_service import MODEL, FakeService, fake_service, ingress, listening, member
+from tests.ui.fake_service import MODEL, FakeService, fake_service, ingress, listening, lost, member
 
 gradio_client = pytest.importorskip("gradio_client", reason="Gradio is not installed: pip install 'serve-app[ui]'")
 
@@ -147,7 +147,7 @@ def test_a_failure_of_the_page_itself_is_said_and_send_comes_back(
     assert "The page failed" not in sent(site)[-1]
 
 
-def looked(fake: FakeService, before: Any) -> list[Any]:
+def looked(fake: FakeService, before: Any, happenings: tuple[Any, ...] = ()) -> list[Any]:
     """Return what the fleet page shows and remembers after one look."""
     import gradio as gr
 
@@ -156,7 +156,7 @@ def looked(fake: FakeService, before: Any) -> list[Any]:
 
     with gr.Blocks():
         page = FleetPage(Service(fake.url))
-    return asyncio.run(page.look("", before, []))
+    return asyncio.run(page.look("", before, list(happenings)))
 
 
 def test_an_older_report_of_another_ingress_tells_of_nothing(fake: FakeService) -> None:
@@ -165,6 +165,17 @@ def test_an_older_report_of_another_ingress_tells_of_nothing(fake: FakeService) 
     assert (problem["value"], remembered, happenings) == ("", before, [])
     *_, happenings = looked(fake, before | {"time": 999.5})
     assert [happening.text for happening in happenings] == [f"Replica of {MODEL} b is gone"]
+
+
+def test_the_page_says_a_loss_once_though_an_ingress_between_did_not_know_it(
+    fake: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake, "report", fake.report | {"lost": [lost("b", time=999.0)]})
+    *_, said = looked(fake, None)
+    assert [happening.text for happening in said] == [f"Replica of {MODEL} b is lost: its engine died"]
+    between = {"time": 999.5, "members": [ingress(), member("a")], "decisions": []}
+    *_, again = looked(fake, between, tuple(said))
+    assert again == said
 
 
 def test_a_service_that_refuses_leaves_the_fleet_of_before_with_its_time(

@@ -232,13 +232,51 @@ def test_retry_edit_and_undo(page: Any, site: str, fake: FakeService) -> None:
     assert messages(page) == []
 
 
-def test_a_failed_retry_leaves_the_answer_of_before(page: Any, site: str, fake: FakeService) -> None:
+def test_a_failed_retry_leaves_the_answer_of_before_and_the_next_prompt(page: Any, site: str, fake: FakeService) -> None:
     open_chat(page, site, MODEL)
     answered(page, "One")
+    page.fill("#prompt textarea", "Two")
     fake.busy = True
     page.click("#answer-0 button[title=Retry]")
     assert "no room" in problem(page)
+    wait_until_done(page)
     assert messages(page) == ["One", ANSWER]
+    assert page.input_value("#prompt textarea") == "Two"
+
+
+@pytest.mark.parametrize(("typed", "left"), [("Two", "Two"), ("", "Uno")])
+def test_a_failed_edit_is_given_back_if_nothing_else_was_typed(
+    page: Any, site: str, fake: FakeService, typed: str, left: str
+) -> None:
+    open_chat(page, site, MODEL)
+    answered(page, "One")
+    page.fill("#prompt textarea", typed)
+    fake.busy = True
+    page.click("#answer-0 button[title=Edit] >> nth=0")
+    page.fill("#answer-0 textarea", "Uno")
+    page.click("#answer-0 button[title=Submit]")
+    assert "no room" in problem(page)
+    wait_until_done(page)
+    assert messages(page) == ["One", ANSWER]
+    assert page.input_value("#prompt textarea") == left
+
+
+def test_who_cancels_the_deletion_of_a_chat_still_chooses_between_its_answers(page: Any, site: str) -> None:
+    forget(page, site)
+    open_chat(page, f"{site}/?n=2", MODEL)
+    answered(page, "One")
+    wait_for_titles(page, ["One"])
+    assert page.evaluate("() => JSON.parse(localStorage.getItem('serve-app-chats')).map((chat) => chat.choices)") == [[]]
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "queue/join" in request.url else None)
+    page.once("dialog", lambda dialog: dialog.dismiss())
+    page.click("#delete")
+    while len(asked) < 2:
+        page.wait_for_timeout(10)
+    page.wait_for_timeout(500)  # the page stays as it is: there is nothing to wait for
+    assert page.is_visible("#answer-1")
+    page.click("#keep-1")
+    wait_for_answer(page, "word1.4", 0)
 
 
 def test_code_has_colours(page: Any, site: str, fake: FakeService) -> None:

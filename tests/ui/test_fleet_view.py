@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from serve_app.ui.changes import changes, is_older
+from serve_app.ui.changes import Happening, changes, is_older
 from serve_app.ui.fleet_view import MAX_DOTS, fleet_html, happenings_html
-from serve_app.ui.replicas import models_of, ready_of, replicas_of, span
+from serve_app.ui.replicas import models_of, ready_of, ready_of_all, replicas_of, span
 from tests.ui.fake_service import MODEL, ingress, lost, member, starting
 
 DECISION = {"time": 990.0, "model": MODEL, "before": 1, "after": 2, "rule": "demand"}
@@ -70,6 +70,30 @@ def test_a_replica_that_was_lost_only_for_a_moment_is_ready_again() -> None:
     assert [h.text for h in changes(gone, report_of_all(ingress(), member("a"), member("b")))] == [
         f"Replica of {MODEL} b is ready"
     ]
+
+
+def test_a_loss_is_said_once_though_ingresses_that_answer_in_turn_noted_it_at_other_times_or_not_at_all() -> None:
+    first = report_of_all(ingress(), member("a"), member("b", state="lost"), losses=(KILLED,))
+    later = lost("b", time=1001.5, cause="the connection to it broke off")
+    second = report_of_all(ingress(), member("a"), member("b", state="lost"), losses=(later,))
+    third = report_of_all(ingress(), member("a"), member("b"))
+    before, known = None, list[Happening]()
+    for answer in (first, second, third, first, third, second, third, first):
+        known += changes(before, answer, known)
+        before = answer
+    assert [h.text for h in known] == [f"Replica of {MODEL} b is lost: its engine was killed", f"Replica of {MODEL} b is ready"]
+
+
+def test_a_second_loss_of_a_replica_is_said() -> None:
+    first = report_of_all(ingress(), member("a"), losses=(KILLED,))
+    again = report_of_all(ingress(), member("a"), losses=(KILLED | {"time": 1050.0},))
+    assert [h.clock() for h in changes(first, again, changes(None, first))] == ["00:17:30"]
+
+
+def test_a_decision_that_one_ingress_knows_later_is_said_once() -> None:
+    early, late = report(ingress(), decisions=(DECISION,)), report(ingress())
+    known = changes(None, early)
+    assert [*changes(early, late, known), *changes(late, early, known)] == []
 
 
 def test_a_start_is_said_when_serve_begins_it_and_not_again_after_serves_silence() -> None:
@@ -148,6 +172,15 @@ def test_the_page_shows_loads_and_escapes_what_the_service_says() -> None:
     assert "<b>3</b><span>answers resumed</span>" in drawn
     assert "<b>x" not in drawn
     assert "&lt;b&gt;x" in drawn
+
+
+def test_replicas_of_all_models_are_counted_together() -> None:
+    other = {**member("b", state="draining"), "model": "m"}
+    models = {MODEL: {"target": 2, "starting": []}, "m": {"target": 1, "starting": []}}
+    members = report(ingress(), member("a"), other)
+    assert ready_of_all({**members, "models": models}) == ("1 of 3", "replicas ready, 1 draining")
+    assert ready_of_all({**members, "models": {MODEL: models[MODEL]}}) == ("1", "replica ready, 1 draining")
+    assert ready_of_all(report()) == ("0", "replicas ready")
 
 
 def test_the_picture_shows_requests_as_dots_the_age_and_the_way_of_requests() -> None:
