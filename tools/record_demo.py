@@ -59,7 +59,7 @@ def record(command: Sequence[str]) -> Iterator[Printed]:
     pid, terminal = pty.fork()
     if pid == 0:
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-        os.execvp(command[0], command)
+        os.execvp(command[0], list(command))
     begun, decoder, held = time.monotonic(), codecs.getincrementaldecoder("utf-8")("replace"), ""
     while data := _read(terminal):
         text = held + decoder.decode(data)
