@@ -1,6 +1,7 @@
 """The workflow of a tag publishes nothing before its reviewers agree, and a second run continues where the first one failed."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -44,8 +45,9 @@ def test_what_an_earlier_run_published_is_no_error(tmp_path: Path, is_there: str
     variables = {**job, "IS_THERE": is_there, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     subprocess.run(["bash", "-eo", "pipefail", "-c", publish], cwd=tmp_path, env=variables, check=True)
     *_, upload, look, page = (tmp_path / "commands").read_text().splitlines()
+    names = dict(re.findall(r"^(\w+)=(.+)$", (ROOT / ".github" / "release.env").read_text(), re.MULTILINE))
     assert upload == (
-        "uv publish --trusted-publishing always --publish-url https://upload.pypi.org/legacy/ --check-url https://pypi.org/simple/ "
+        f"uv publish --trusted-publishing always --publish-url {names['PYTHON_REPOSITORY']} --check-url {names['PYTHON_INDEX']} "
         "build/release/a.whl build/release/a.tar.gz"
     )
     assert (look, page) == ("gh release view v1.2.3", last)
