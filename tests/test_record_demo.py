@@ -44,6 +44,11 @@ def test_a_program_is_recorded_whole_and_in_colour() -> None:
     assert "".join(text for _, text in record([sys.executable, "-c", code])) == "\x1b[1mgrüße\x1b[0m\r\n" * 2000
 
 
+def test_text_after_a_movement_of_the_cursor_is_recorded_at_the_end() -> None:
+    code = "print('one\\r\\x1b[2Ktwo', end='')"
+    assert "".join(text for _, text in record([sys.executable, "-c", code])) == "one\r\x1b[2Ktwo"
+
+
 def test_a_program_that_fails_gives_no_picture() -> None:
     with pytest.raises(SystemExit, match="ended with exit status 3"):
         list(record([sys.executable, "-c", "raise SystemExit(3)"]))

@@ -38,6 +38,8 @@ _CSS = {
 }
 _TOKEN = re.compile(r"\x1b\[([\d;]*)m|(\r*\n)|(\r|\x1b\[2K|\x1b\[1A|\x1b\[\?25[hl])|([^\x1b\r\n]+)")
 """A style, the end of a line, a movement of the cursor such as a spinner's, or text."""
+_BEGUN_CODE = re.compile(r"\x1b(\[[\d;?]*)?$")
+"""A code whose rest comes with the next piece of output."""
 Printed = tuple[float, str]
 """Seconds since the start, and what was printed then."""
 
@@ -63,10 +65,9 @@ def record(command: Sequence[str]) -> Iterator[Printed]:
     begun, decoder, held = time.monotonic(), codecs.getincrementaldecoder("utf-8")("replace"), ""
     while data := _read(terminal):
         text = held + decoder.decode(data)
-        cut = text.rfind("\x1b")
-        cut = cut if cut >= 0 and "m" not in text[cut:] else len(text)  # the rest of a code comes later
-        held = text[cut:]
-        yield time.monotonic() - begun, text[:cut]
+        begun_code = _BEGUN_CODE.search(text)
+        held = begun_code[0] if begun_code else ""
+        yield time.monotonic() - begun, text.removesuffix(held)
     if code := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
         sys.exit(f"error: {' '.join(command)} ended with exit status {code}: nothing was written")
 

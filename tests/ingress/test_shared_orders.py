@@ -87,23 +87,24 @@ async def test_an_ingress_that_leaves_waits_for_its_report_that_is_under_way_and
     monkeypatch.setattr(quotas, "EXCHANGE_S", 0.02)
     monkeypatch.setattr(quotas, "_SETTLE_S", 0.01)
     board, may_answer = LeaseBoard(10.0), asyncio.Event()
-    sent = list[Report]()
+    sent, under_way = list[tuple[int, int, bool, int]](), list[int]()
 
     async def exchange(report: Report) -> Answer | None:
-        sent.append(report)
+        under_way.append(report.number)
+        sent.append((report.number, report.last_answered, report.is_last, len(under_way)))
         await may_answer.wait()
+        under_way.remove(report.number)
         return board.exchange_shares(report)
 
     leaving = Quotas("leaving", exchange)
     sharing = asyncio.create_task(leaving.run())
     await until(lambda: bool(sent))
     last = asyncio.create_task(leaving.leave())
-    await asyncio.sleep(0.05)
-    assert [(each.number, each.is_last) for each in sent] == [(1, False)]
-    may_answer.set()
+    asyncio.get_running_loop().call_soon(may_answer.set)  # after the first step of the task
     await last
-    await asyncio.sleep(0.05)
-    assert [(each.number, each.last_answered, each.is_last) for each in sent] == [(1, 0, False), (2, 1, True)]
+    turn = leaving._exchanged
+    await until(lambda: leaving._exchanged is not turn)
+    assert sent == [(1, 0, False, 1), (2, 1, True, 1)], "each report was alone under way"
     sharing.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await sharing
