@@ -12,7 +12,8 @@ from serve_app.core.order_board import LaneWaits
 from serve_app.core.request import RequestState
 from serve_app.core.tenants import Priority
 from tests.core.helpers import Output, arrived, fleet_of, outputs
-from tests.core.test_fair_order import COSTS, Board, placed, request
+from tests.core.test_fair_order import COSTS, placed, request
+from tests.core.test_order_board import Board
 
 
 @dataclass
