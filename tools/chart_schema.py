@@ -3,8 +3,8 @@
 Types come from the default values, descriptions from the `# --` comments, and everything else (an empty list's entries, bounds, choices)
 from the tables below. Every object is closed and requires all its keys. So a misspelt key fails, and so does a null, with which Helm would
 drop a default, and a template would read "off". `config` has the configuration's own schema. rules.yaml holds the tables of ports,
-timeouts and other systems' names that both `serve-app check` and the chart's templates check. The schema lets such names through, because
-its own error could not say which name is meant.
+timeouts, other systems' names and the form of tenants' names that both `serve-app check` and the chart's templates check. The schema lets
+such names through: its own error could not say which name is meant, and Helm reports a wrong tenant's name at the path of another value.
 Run as `python -m tools.chart_schema`; tests/chart/test_generated.py fails if a file is outdated.
 """
 
@@ -19,7 +19,7 @@ import yaml
 from serve_app.config import settings_json_schema
 from serve_app.config.checks import RESERVED_PORTS
 from serve_app.config.foreign import FOREIGN
-from serve_app.config.tenants_file import tenants_json_schema
+from serve_app.config.tenants_file import RESERVED_NAMES, TENANT_PATTERN, tenants_json_schema
 from serve_app.config.timeouts import RULES
 
 CHART = Path(__file__).parents[1] / "helm" / "serve-app"
@@ -77,6 +77,7 @@ _NEVER_IGNORED = {
     *("release-name", "set-by-chart", "foreign-key", "port-taken", "min-above-max", "config-too-large"),
     *("label-of-chart", "annotation-of-helm", "name-twice", "mount-without-volume", "request-above-limit"),
     *("weights-path-twice", "alb-check-not-a-number", "redis-secret-of-chart", "serve-outlasts-drain", "nothing-served"),
+    *("tenant-name", "tenant-key-twice", "tenant-day", "oidc-without-tenants"),
 }
 """Rules that cannot be ignored: Kubernetes, Helm or serve-app itself would refuse the release, or the chart could not make it."""
 
@@ -221,7 +222,7 @@ def values_schema() -> Schema:
     config["$defs"] |= tenants.pop("$defs")
     inline = tenants["properties"]["tenants"]
     properties["tenants"]["properties"]["inline"] |= {
-        key: value for key, value in inline.items() if key not in ("description", "minProperties")
+        key: value for key, value in inline.items() if key not in ("description", "minProperties", "propertyNames")
     }
     for account in properties["serviceAccounts"]["properties"].values():
         account |= {"if": {"properties": {"create": {"const": False}}}, "then": {"properties": {"name": {"minLength": 1}}}}
@@ -255,7 +256,8 @@ def chart_rules() -> dict[str, Any]:
     """Return the content of files/rules.yaml."""
     ports = [{"first": ports[0], "last": ports[-1], "owner": owner} for ports, owner in RESERVED_PORTS.items()]
     timeouts = [rule._asdict() | {"shorter": list(rule.shorter)} for rule in RULES]
-    return {"ports": ports, "timeouts": timeouts, "foreign": _written(FOREIGN), "foreignValues": _FOREIGN_VALUES}
+    tables = {"ports": ports, "timeouts": timeouts, "foreign": _written(FOREIGN), "foreignValues": _FOREIGN_VALUES}
+    return tables | {"tenantNames": {"pattern": TENANT_PATTERN, "reserved": list(RESERVED_NAMES)}}
 
 
 def _patterns(names: Iterable[str]) -> Schema:
@@ -322,7 +324,7 @@ def descriptions(chart: Path = CHART) -> Iterator[tuple[tuple[str, ...], str]]:
 
 if __name__ == "__main__":
     (CHART / "values.schema.json").write_text(json.dumps(values_schema(), indent=2) + "\n", encoding="utf-8")
-    made = "# Made by `make chart-files` from tools/chart_schema.py and serve_app/config/: checks.py, foreign.py, timeouts.py.\n"
+    made = "# Made by `make chart-files` from tools/chart_schema.py and the tables of serve_app/config/.\n"
     (CHART / "files" / "rules.yaml").write_text(
         made + yaml.safe_dump(chart_rules(), sort_keys=False, width=1000), encoding="utf-8"
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from serve_app.books.ledger_lines import MAX_ATTEMPTS_LISTED, OUTCOMES, VERSION, Head, Last, LedgerCounts, LedgerLine
+from serve_app.books.ledger_lines import MAX_ATTEMPTS_LISTED, OUTCOMES, VERSION, Head, Last, LedgerCounts, LedgerLine, is_written
 
 MAX_KEPT = 1000
 """Most findings, and most notes, that are kept; all are counted."""
@@ -182,12 +182,15 @@ class _Chain:
         self.compare(where, counts)
         self._closed = True
 
-    def end(self, where: str) -> None:
-        """Note the requests that have no outcome after the ingress's last file."""
+    def end(self, where: str, *, runs: bool) -> None:
+        """Note the requests that have no outcome after the ingress's last file. ``runs``: whether the ingress ran at the first look."""
         num = max(self._running.count() - self._num_missing, 0)
         self._report.num_without_outcome += num
-        if not self._closed:
-            self._report.note(f"{where}: no last line: its ingress still runs, or was killed; {num} requests have no outcome")
+        if not self._closed and not runs:
+            why = "its ingress was killed, or still ran when the file was copied"
+            self._report.note(f"{where}: no last line: {why}; {num} requests have no outcome")
+        elif not self._closed and num:
+            self._report.note(f"{where}: {num} requests have no outcome yet: their ingress runs")
         elif num:
             self._report.note(f"{where}: {num} requests had no outcome yet when the ingress ended")
 
@@ -227,11 +230,12 @@ def _check_ingress(files: Sequence[tuple[Path, Head]], report: Report) -> None:
     if head.file:
         report.note(f"{path}: is file {head.file} of its ingress; earlier files were removed to make room, or are not given")
     chain = _Chain(report, head)
+    runs = is_written(files[-1][0])
     for path, head in files:
         if head.file != chain.file:
             chain.next_file(f"{path}:1", head)
         _read(path, chain, report, is_last=path == files[-1][0])
-    chain.end(str(path))
+    chain.end(str(path), runs=runs)
 
 
 def _heads(files: Iterable[Path], report: Report) -> Iterator[tuple[Path, Head]]:

@@ -9,6 +9,7 @@
 So a reader sees which lines are missing, and which requests have no line, and which have two.
 """
 
+import fcntl
 import re
 from pathlib import Path
 from typing import Literal, get_args
@@ -112,3 +113,13 @@ def file_name(ingress: str, started: float, file: int) -> str:
 def ledger_files(folder: Path) -> list[Path]:
     """Return the ledger's files in the folder, by the start of their ingresses."""
     return sorted(folder.glob("ledger-*.jsonl"))
+
+
+def is_written(path: Path) -> bool:
+    """Return whether a running ingress writes the file. The ingress holds a lock on the file; a copy of the file has none."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

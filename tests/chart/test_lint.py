@@ -12,6 +12,7 @@ from serve_app.config.checks import RESERVED_PORTS
 from tests.chart.folder_rows import FOLDERS
 from tests.chart.lint_edge_rows import EDGE, EFFECT
 from tests.chart.lint_rows import IMAGES, PODS, SCALING, WEIGHTS, Check
+from tests.chart.lint_tenant_rows import TENANTS
 from tests.chart.places import ALB
 from tests.chart.render import Refused, at, merged, models, render
 from tools.chart_schema import rule_names
@@ -32,6 +33,7 @@ CHECKS: list[Check] = [
     *IMAGES,
     *EDGE,
     *EFFECT,
+    *TENANTS,
     *SCALING,
     *WEIGHTS,
     *FOLDERS,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.chart.places import CUDA
-from tests.chart.render import CHART, at, merged, models, tool
+from tests.chart.render import CHART, at, merged, models, render, tool
 from tools.batch_chart_schema import CHART as BATCH_CHART
 
 AWAY = "takes the model away for one load of its engine"
@@ -68,6 +68,22 @@ def test_a_model_whose_engines_know_no_weights_is_announced_where_there_are_tena
 ) -> None:
     printed = notes(merged(models({"name": "m", "model": "/opt/m", **model}), at("apiKeys", keys)))
     assert ("The engines of model m start requests in the order of arrival" in printed) is said
+
+
+@pytest.mark.parametrize(
+    ("values", "has_pod"),
+    [
+        ({}, True),
+        (at("tenants.inline", {"red": {}}), False),
+        (at("tenants.existingSecret", "s"), False),
+        (merged(at("tenants.existingSecret", "s"), at("test.apiKeySecret", "k")), True),
+    ],
+)
+def test_helm_test_is_named_where_it_has_a_pod(values: dict[str, Any], has_pod: bool) -> None:
+    assert ("test" in render(values).of("Pod")) is has_pod
+    printed = notes(values)
+    assert ("helm -n default test demo" in printed) is has_pod
+    assert ("in test.apiKeySecret" in printed) is not has_pod
 
 
 @pytest.mark.parametrize(

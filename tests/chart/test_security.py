@@ -125,10 +125,19 @@ def test_every_secret_is_mounted_only_where_it_is_needed() -> None:
         "RayService demo ingress": ["demo-api-keys", "demo-cluster-token"],
         "RayService demo model-smollm2-135m-instruct": ["demo-cluster-token"],
     }
+    tenants = render(merged(EVERYTHING, at("tenants.existingSecret", "s")))
+    assert {where for where, t in tenants.pod_templates() if "s" in _secrets(t["spec"])} == {
+        "Job demo-check",
+        "RayService demo ingress",
+    }
 
 
 def _secrets(pod: Object) -> list[str]:
-    return [v["secret"]["secretName"] for v in pod.get("volumes", []) if "secret" in v]
+    volumes = pod.get("volumes", [])
+    projected = [
+        source["secret"]["name"] for v in volumes for source in v.get("projected", {}).get("sources", []) if "secret" in source
+    ]
+    return [v["secret"]["secretName"] for v in volumes if "secret" in v] + projected
 
 
 def test_no_account_mounts_its_token_by_itself_and_only_the_uninstall_has_rights() -> None:

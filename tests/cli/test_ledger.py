@@ -1,5 +1,6 @@
 """`serve-app ledger verify` accepts a whole ledger, and names each way in which one is not whole."""
 
+import fcntl
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -173,7 +174,19 @@ def test_the_end_of_a_killed_ingress_is_told_and_is_no_error(tmp_path: Path) -> 
     (path,) = write(tmp_path, [head(counts(0)), line(0), line(1, number=3)], end=b'{"seq":2,"num')
     result = verify(tmp_path)
     assert f"note: {path}:4: the last line is cut off: its ingress was killed while it wrote it, or writes now" in result.stdout
-    assert f"note: {path}: no last line: its ingress still runs, or was killed; 2 requests have no outcome" in result.stdout
+    why = "its ingress was killed, or still ran when the file was copied"
+    assert f"note: {path}: no last line: {why}; 2 requests have no outcome" in result.stdout
+    assert (result.stderr, result.exit_code) == ("", 0)
+
+
+@pytest.mark.parametrize(("number", "noted"), [(1, 0), (3, 2)])
+def test_of_an_ingress_that_runs_only_requests_without_an_outcome_are_noted(tmp_path: Path, number: int, noted: int) -> None:
+    (path,) = write(tmp_path, [head(counts(0)), line(0), line(1, number=number)])
+    with path.open("ab") as written:
+        fcntl.flock(written, fcntl.LOCK_EX)  # as `LedgerFiles` does
+        result = verify(tmp_path)
+    notes = [text for text in result.stdout.splitlines() if text.startswith("note: ")]
+    assert notes == ([f"note: {path}: {noted} requests have no outcome yet: their ingress runs"] if noted else [])
     assert (result.stderr, result.exit_code) == ("", 0)
 
 

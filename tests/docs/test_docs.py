@@ -3,6 +3,7 @@
 import ast
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,16 @@ def test_blocks_of_configuration_are_valid(page: Path) -> None:
 def test_most_blocks_of_yaml_are_configuration_so_that_the_test_above_tests_something() -> None:
     values = [value for page in PAGES for text in blocks(page, "yaml") for value in yaml.safe_load_all(text)]
     assert sum(as_config(value) is not None for value in values) > len(values) / 2
+
+
+def test_the_recipe_of_tenants_makes_a_configuration_that_has_tenants_and_a_ledger(tmp_path: Path) -> None:
+    (recipe,) = (text for text in blocks(Path("docs/tenants.md"), "sh") if text.startswith("sed "))
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    subprocess.run(["bash", "-ec", recipe.splitlines()[0]], cwd=tmp_path, check=True, timeout=10)
+    config = yaml.safe_load((tmp_path / "my.yaml").read_text())
+    assert list(problems(config)) == []
+    named = {key: config["ingress"][key] for key in ("tenants_file", "ledger")}
+    assert named == {"tenants_file": f"{tmp_path}/tenants.yaml", "ledger": {"dir": f"{tmp_path}/ledger"}}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)

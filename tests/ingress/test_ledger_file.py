@@ -200,5 +200,5 @@ def test_a_process_that_is_killed_within_a_line_leaves_all_lines_before_it(tmp_p
     assert (report.num_lines, report.findings) == (7, [])
     assert report.notes == [
         f"{file}:9: the last line is cut off: its ingress was killed while it wrote it, or writes now",
-        f"{file}: no last line: its ingress still runs, or was killed; 0 requests have no outcome",
+        f"{file}: no last line: its ingress was killed, or still ran when the file was copied; 0 requests have no outcome",
     ]

@@ -165,9 +165,9 @@ def test_helm_renders_the_chart_with_every_value_that_the_runbook_sets() -> None
 
 @needs_helm
 def test_the_chart_makes_what_the_commands_name() -> None:
-    rendered = render(ON)
-    made = {o["metadata"]["name"] for o in rendered.objects}
-    for o in rendered.objects:
+    objects = [*render(ON).objects, *render({**ON, "tenants": {"inline": {"red": {}}}}).objects]
+    made = {o["metadata"]["name"] for o in objects}
+    for o in objects:
         if o["kind"] == "RayService":
             made |= {o["spec"]["serveService"]["metadata"]["name"]}
         if o["kind"] == "StatefulSet":

@@ -5,8 +5,18 @@
 {{- end -}}
 {{- end }}
 
+{{- /* Not empty where `helm test` has a key to ask with, or needs none. */}}
+{{- define "serve-app.hasTest" -}}
+{{ if or (ne (include "serve-app.keysFrom" .) "tenants") .Values.test.apiKeySecret }}true{{ end }}
+{{- end }}
+
 {{- define "serve-app.tenantsSecret" -}}
 {{ .Values.tenants.existingSecret | default (printf "%s-tenants" (include "serve-app.fullname" .)) }}
+{{- end }}
+
+{{- /* The tenants of the values, as the key of a Secret. */}}
+{{- define "serve-app.inlineTenants" -}}
+tenants.yaml: {{ toYaml (dict "tenants" .Values.tenants.inline) | quote }}
 {{- end }}
 
 {{- /* The configuration with what the cluster dictates. `serve-app.lint` has refused contradictions. */}}

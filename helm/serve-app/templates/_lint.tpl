@@ -4,7 +4,7 @@ JSON list. All are reported together, but for those that ignoredRules names; tes
 {{- $problems := printf "%s\n%s" (include "serve-app.lintForeign" .) (include "serve-app.lintConfig" .) | trim -}}
 {{- if not $problems -}}{{- /* the other checks read names and configuration that these refuse */ -}}
 {{- range list "Ports" "ConfigSize" "Accounts" "Timeouts" "Edge" "Open" "Kinds" "Scaling" "Gpus" "Headroom" "Pods" "Additions" "Folders" "Images" "ModelImages" "Secrets"
-    "Weights" "Effect" "Redis" -}}
+    "Weights" "Effect" "Tenants" "Redis" -}}
 {{- $problems = printf "%s\n%s" $problems (include (printf "serve-app.lint%s" .) $) -}}
 {{- end -}}
 {{- end -}}

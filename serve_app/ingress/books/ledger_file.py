@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from queue import SimpleQueue
 
-from serve_app.books.ledger_lines import ledger_files
+from serve_app.books.ledger_lines import is_written, ledger_files
 from serve_app.books.series import counter
 
 logger = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class LedgerFiles:
         with contextlib.suppress(FileNotFoundError):  # another ingress has removed a file first; the next call makes up for it
             self._make_room()
         self._fd = os.open(self._folder / self._name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)  # while the lock is held, no other ingress treats the file as an old one
+        fcntl.flock(self._fd, fcntl.LOCK_EX)  # until the file is closed; `is_written` asks for it
 
     def _close_file(self) -> None:
         if self._fd is not None:
@@ -147,21 +147,11 @@ class LedgerFiles:
     def _make_room(self) -> None:
         """Remove the oldest files until a new file fits. A file that is being written counts with its expected size."""
         files = sorted(ledger_files(self._folder), key=lambda path: path.stat().st_mtime)
-        sizes = {path: max(path.stat().st_size, self._file_bytes * _is_written(path)) for path in files}
+        sizes = {path: max(path.stat().st_size, self._file_bytes * is_written(path)) for path in files}
         num_bytes, num_files = sum(sizes.values()) + self._file_bytes, len(sizes) + 1
         for path, size in sizes.items():
             if num_bytes <= self._max_bytes and num_files <= MAX_FILES:
                 return
-            if not _is_written(path):
+            if not is_written(path):
                 path.unlink(missing_ok=True)
                 num_bytes, num_files = num_bytes - size, num_files - 1
-
-
-def _is_written(path: Path) -> bool:
-    """Return whether a running process writes the file."""
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
