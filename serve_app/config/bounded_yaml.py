@@ -26,7 +26,8 @@ class BoundedLoader(yaml.SafeLoader):
         Raises:
             ConfigError: The document holds more values. The path is the line and column of the smallest part that does.
         """
-        node: yaml.Node = super().compose_document()
+        node = super().compose_document()
+        assert node is not None  # each document has a root
         _num_values(node, {})
         return node
 

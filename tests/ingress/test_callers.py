@@ -189,12 +189,13 @@ def test_an_unreadable_file_is_reported_once_and_read_again_until_it_counts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The file stays the same from its change on: neither a lack of descriptors nor the right to read it shows in its times."""
-    readings = iter([keyring(FIRST), *[FileUnreadable("", "no descriptors")] * 3, ConfigError("", "a mistake"), keyring(SECOND)])
+    away = FileUnreadable("", "no descriptors")
+    found: list[Keyring | ConfigError] = [keyring(FIRST), away, away, away, ConfigError("", "a mistake"), keyring(SECOND)]
 
     def read(_: Keyring | None) -> Keyring:
-        if isinstance(found := next(readings), Keyring):
-            return found
-        raise found
+        if isinstance(next_one := found.pop(0), Keyring):
+            return next_one
+        raise next_one
 
     (path := tmp_path / "keys").write_text("")
     tenants = Tenants(path, read)
