@@ -12,7 +12,7 @@ So a reader sees which lines are missing, and which requests have no line, and w
 import fcntl
 import re
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
@@ -21,6 +21,8 @@ Outcome = Literal["complete", "failed", "rejected", "aborted"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 """`serve_app_requests_total` splits `failed` and `rejected` further: `ingress/exchange/outcomes.py`."""
 MAX_ATTEMPTS_LISTED = 32
+_END_OF_9999 = 253_402_300_799
+"""The last second that has a date, in seconds since the epoch. A line with a later time was changed."""
 
 
 class LedgerCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +56,7 @@ class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
 
     seq: int
     number: int
-    time: float
+    time: Annotated[float, msgspec.Meta(ge=0, le=_END_OF_9999)]
     """When the head of the request was read."""
     id: str
     """The client's id, from the header X-Request-Id or the field request_id, or else the answer's id. Empty: there is neither."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from serve_app.config import parse_settings, problems
+from serve_app.config.bounded_yaml import BoundedLoader
 from serve_app.config.checks import load_yaml, shown, too_deep
 from serve_app.config.timeouts import Timeouts, broken_rules, serve_shutdown_s
 from serve_app.errors import ConfigError
@@ -34,10 +35,10 @@ def documents_in(text: str) -> list[Mapping[str, Any]]:
     """Return the YAML documents of ``text`` that are not empty.
 
     Raises:
-        ConfigError: The text is not YAML, or a document is not a mapping.
+        ConfigError: The text is not YAML or holds too many values, or a document is not a mapping.
     """
     try:
-        documents = [d for d in yaml.safe_load_all(text) if d is not None]
+        documents = [d for d in yaml.load_all(text, BoundedLoader) if d is not None]
     except (yaml.YAMLError, ValueError) as exc:  # ValueError: a number by its form only, such as 0b_
         raise ConfigError("", f"not valid YAML: {' '.join(str(exc).split())}") from exc
     except RecursionError:

@@ -114,6 +114,7 @@ def rotate(
         typer.Option(
             help="Days after today (UTC) for which the old keys stay valid beside the new one; `revoke` ends a key at once.",
             min=0,
+            max=36_500,
         ),
     ] = 7,
     scope: Scopes = None,
@@ -172,7 +173,7 @@ def list_tenants(file: File, as_json: AsJson = False) -> None:
         typer.echo(f"{name}: {', '.join([models, *_order(tenant), limits])}")
         for key in tenant["keys"]:
             scopes = "+".join(sorted(key.get("scopes", _SCOPES), key=_SCOPES.index))
-            typer.echo(f"  {key['id']:<24}{scopes:<14}{_ended(key) or _until(key)}")
+            typer.echo(f"  {key['id']:<22}  {scopes:<12}  {_ended(key) or _until(key)}")
 
 
 @app.command()
@@ -233,13 +234,16 @@ def _keys(tenants: dict[str, Any], name: str, file: Path) -> list[dict[str, Any]
 
 
 def _add_key(tenants: dict[str, Any], name: str, scopes: list[str] | None, expires: str) -> str:
-    """Add a key to the tenant, and return the key. Its id is the first of NAME-1, NAME-2, ... that no key has."""
+    """Add a key to the tenant, and return the key.
+
+    Its id is the tenant's name with the first 8 hex digits of the key's SHA-256. An id such as NAME-1 could come
+    back after its key was removed from the file, and the new key would get the removed key's batches and bill.
+    """
     if re.fullmatch(r"[0-9-]{10}", expires) and expires < str(_today()):
         raise typer.BadParameter(f"{expires} is over: the key would never be valid", param_hint="--expires")
-    ids = {key["id"] for tenant in tenants.values() for key in tenant["keys"]}
-    number = next(number for number in range(1, len(ids) + 2) if f"{name[:56]}-{number}" not in ids)
     key = f"sk-{secrets.token_urlsafe(32)}"
-    entry: dict[str, Any] = {"id": f"{name[:56]}-{number}", "sha256": hashlib.sha256(key.encode()).hexdigest()}
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    entry: dict[str, Any] = {"id": f"{name[:54]}-{digest[:8]}", "sha256": digest}
     tenants[name]["keys"].append(entry | ({"expires": expires} if expires else {}) | ({"scopes": scopes} if scopes else {}))
     return key
 
@@ -298,6 +302,8 @@ def _changing(file: Path, *, may_be_new: bool = False) -> Iterator[dict[str, Any
 
     from serve_app.errors import ConfigError
 
+    if str(file) == "-":
+        raise typer.BadParameter("standard input cannot be changed; name a file", param_hint="--file")
     file = Path(os.path.realpath(file))
     try:
         with _locked(file.parent) as folder:

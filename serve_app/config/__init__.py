@@ -8,6 +8,7 @@ changes. These three modules are imported by their own names.
 
 from serve_app.config.adapters import AdapterSettings
 from serve_app.config.base import Int, Real, Section
+from serve_app.config.files import read_text
 from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import BatchSettings, IngressSettings, LedgerSettings
 from serve_app.config.links import MembershipSettings, ProtocolSettings, TlsSettings
@@ -22,7 +23,6 @@ from serve_app.config.settings import (
     mapping_in,
     parse_settings,
     problems,
-    read_text,
     settings_json_schema,
 )
 from serve_app.config.tracing import TracingSettings

@@ -3,17 +3,20 @@
 Each key is a tenant of its own without limits, named by the first 12 hex digits of its SHA-256. No error quotes a key.
 """
 
+import dataclasses
 import hashlib
 import re
 from pathlib import Path
 
-from serve_app.config.settings import read_text
+from serve_app.config.files import read_regular_file
 from serve_app.core.tenants import Key, Keyring, Tenant
 from serve_app.errors import ConfigError
 
 MIN_KEY_CHARS = 16
 MAX_KEYS = 5_000
 """Most keys of a file. A request is compared with all of them, which takes 0.3 ms for 5,000; they take 1 s to read."""
+MAX_BYTES = 4 << 20
+"""The largest file of keys or of tenants. `MAX_KEYS` keys of tenants with all their fields have 1 MiB."""
 SHA256_DIGITS = re.compile(r"[0-9a-fA-F]{64}")
 CREATE_FILE_HINT = "create it on every node of the ingress, readable for the ingress's user"
 FEWER_KEYS_HINT = "remove keys that have expired or were revoked: each request is compared with all keys"
@@ -31,12 +34,12 @@ def read_api_keys(path: Path, *, shared: bool = False) -> Keyring:
     that starts with `#`.
 
     Raises:
-        ConfigError: The file cannot be read, or holds no key or more than `MAX_KEYS`, or has a line that is no key.
+        ConfigError: The file cannot be read (`FileUnreadable`), or holds no key or more than `MAX_KEYS`, or has a line that is no key.
     """
     try:
-        text = read_text(path)
+        text = read_regular_file(path, MAX_BYTES)
     except ConfigError as exc:
-        raise ConfigError(_KEYS_FILE, exc.problem, CREATE_FILE_HINT) from exc
+        raise dataclasses.replace(exc, path=_KEYS_FILE, hint=exc.hint or CREATE_FILE_HINT) from exc
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)]
     digests = {_digest_of_line(path, number, line): None for number, line in lines if line and not line.startswith("#")}
     if not digests:

@@ -11,6 +11,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
+from serve_app.config.bounded_yaml import BoundedLoader
 from serve_app.environment import REMOVED
 from serve_app.errors import ConfigError
 from serve_app.simulated.profiles import PATH, profile_from
@@ -304,7 +305,7 @@ def _factor(suffix: str, unit: str) -> float | None:
     return size_bytes if suffix == "_bytes" else size_bytes / (1 << 30)
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(BoundedLoader):
     """Loads YAML without dates (a model may be named 2025-02-28), independent of changes by other libraries to the shared SafeLoader.
 
     Numbers are those of YAML 1.2. PyYAML's YAML 1.1 would read 010000 as 4096 and 10:00 as 600, which are texts here, and 1e-7 as a text.
@@ -351,8 +352,8 @@ def load_yaml(text: str) -> Any:
     """Return the only document in ``text``.
 
     Raises:
-        ConfigError: The text is not YAML (the path is "line L, column C"), is nested too deep, or a mapping has a key twice (the path is
-            the key's).
+        ConfigError: The text is not YAML (the path is "line L, column C"), is nested too deep, holds too many values, or a
+            mapping has a key twice (the path is the key's).
     """
     try:
         loader = _Loader(text)

@@ -1,19 +1,18 @@
 """This module reads the file of tenants or API keys that the settings name."""
 
+import dataclasses
 import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from serve_app.config.api_keys_file import CREATE_FILE_HINT, read_api_keys
-from serve_app.config.settings import Settings, read_text
+from serve_app.config.api_keys_file import CREATE_FILE_HINT, MAX_BYTES, read_api_keys
+from serve_app.config.files import read_regular_file
+from serve_app.config.settings import Settings
 from serve_app.config.tenants_file import TENANTS_FILE, TenantsFile, tenants_or_problems
 from serve_app.core.tenants import Keyring
 from serve_app.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-
-_MAX_BYTES = 4 << 20
-"""The largest tenants file. `MAX_KEYS` keys with all their fields have 1 MiB."""
 
 
 def read_keyring(settings: Settings, before: Keyring | None = None) -> Keyring:
@@ -63,14 +62,9 @@ def keys_file_problems(settings: Settings) -> list[ConfigError]:
 def _read_tenants(file: Path) -> TenantsFile | list[ConfigError]:
     """Return the tenants, or all problems, at least one. The file is read once: it may be replaced at any time."""
     try:
-        if (num_bytes := file.stat().st_size) > _MAX_BYTES:
-            return [
-                ConfigError(TENANTS_FILE, f"{file} has {num_bytes} bytes, limit {_MAX_BYTES}", "put in tenants and keys alone")
-            ]
-        found = tenants_or_problems(read_text(file))
-    except (ConfigError, OSError) as exc:
-        problem = exc.problem if isinstance(exc, ConfigError) else f"{file} cannot be read: {exc.strerror}"
-        return [ConfigError(TENANTS_FILE, problem, CREATE_FILE_HINT)]
+        found = tenants_or_problems(read_regular_file(file, MAX_BYTES))
+    except ConfigError as exc:
+        return [dataclasses.replace(exc, path=TENANTS_FILE, hint=exc.hint or CREATE_FILE_HINT)]
     return found if isinstance(found, TenantsFile) else _in_file(file, found)
 
 

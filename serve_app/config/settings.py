@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from serve_app.config.base import Int, Real, Section
 from serve_app.config.checks import did_you_mean, dotted, load_yaml, refuse, to_config_errors, wrong
+from serve_app.config.files import read_text
 from serve_app.config.foreign import foreign_hint
 from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import IngressSettings
@@ -305,19 +306,6 @@ def load_settings(path: Path) -> Settings:
         ConfigError: `read_text`, `mapping_in` or `parse_settings` refused the file.
     """
     return parse_settings(mapping_in(read_text(path), path))
-
-
-def read_text(path: Path) -> str:
-    """Return the content of a file; - is standard input.
-
-    Raises:
-        ConfigError: The file cannot be read.
-    """
-    try:
-        return (Path("/dev/stdin") if str(path) == "-" else path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else f"not UTF-8 at byte {exc.start}"
-        raise ConfigError(path="", problem=f"{path} cannot be read: {reason}") from exc
 
 
 def mapping_in(text: str, path: Path) -> Mapping[str, Any]:

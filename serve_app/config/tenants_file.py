@@ -151,7 +151,7 @@ class TenantSettings(Part):
 
     keys: tuple[KeySettings, ...] = ()
     """Its API keys: two while one replaces the other."""
-    models: tuple[str, ...] | None = None
+    models: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
     """Names of the models that it may ask, each with its aliases, adapters and canary. None: all models."""
     limits: TenantLimits = TenantLimits()
     """Limits of each request, and quotas."""
@@ -290,7 +290,7 @@ def tenants_or_problems(text: str) -> TenantsFile | list[ConfigError]:
     except ConfigError as exc:
         return [exc]
     except RecursionError:
-        return [ConfigError("", "holds an alias of itself, or is nested too deeply", "write each tenant out")]
+        return [ConfigError("", "is nested too deeply by aliases", "write each tenant out")]
 
 
 def _validated(values: Mapping[Any, Any]) -> TenantsFile | list[ConfigError]:

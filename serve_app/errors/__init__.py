@@ -5,6 +5,7 @@ and status, so that no code is used twice. Import from the package, not from a t
 
     ServingError                 500  serving_error
       ConfigError                500  config_error            the operator's file; never sent over HTTP
+        FileUnreadable           500  file_unreadable         the same file, where the system does not let it be read
       BadRequest                 400  bad_request             the client's request
       NotSupported               400  not_supported
       InvalidApiKey              401  invalid_api_key
@@ -90,7 +91,7 @@ from serve_app.errors.clients import (
     RequestTooLarge,
 )
 from serve_app.errors.cluster import ClusterFailed, ClusterSilent, DecisionLogError, ModelFailed
-from serve_app.errors.configuration import ConfigError, ListenFailed
+from serve_app.errors.configuration import ConfigError, FileUnreadable, ListenFailed
 from serve_app.errors.engines import (
     EngineDied,
     EngineHung,
@@ -138,6 +139,7 @@ __all__ = [
     "EngineSilent",
     "EngineStartFailed",
     "EngineStopped",
+    "FileUnreadable",
     "FrontEndStartFailed",
     "GrammarsBusy",
     "IngressOverloaded",

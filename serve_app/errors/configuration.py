@@ -21,6 +21,13 @@ class ConfigError(ServingError):
 
 
 @dataclass(eq=False)
+class FileUnreadable(ConfigError):
+    """The operating system does not let the file be read. This may end without a change of the file, as a lack of descriptors does."""
+
+    code: ClassVar[str] = "file_unreadable"
+
+
+@dataclass(eq=False)
 class ListenFailed(ServingError):
     """An ingress or a replica cannot listen on its address; ``key`` is the setting of the port."""
 

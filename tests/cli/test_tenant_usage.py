@@ -145,6 +145,16 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     assert f"error: {path}:3: lines number 1 to 2 of the ingress are missing before it: " in result.stderr
 
 
+@pytest.mark.parametrize("time", [1e18, -1.0])
+@pytest.mark.parametrize("by", ["tenant", "hour", "day"])
+def test_a_line_with_a_time_that_has_no_date_is_named_and_the_others_are_summed(tmp_path: Path, time: float, by: str) -> None:
+    damaged = msgspec.structs.replace(used(1, "red", NOON), time=time)
+    (path,) = write(tmp_path, [head(counts(0)), used(0, "red", NOON), damaged, used(2, "red", NOON)])
+    result = usage(tmp_path, "--by", by)
+    assert (result.exit_code, result.stdout.splitlines()[-1].split()[:2]) == (1, ["total", "2"])
+    assert f"error: {path}:3: is not a line of a ledger: Expected `float` " in result.stderr
+
+
 def test_a_time_without_requests_is_said_with_the_time_of_the_ledger(two: list[Path], tmp_path: Path) -> None:
     span = "the ledger's first began at 2026-11-28T12:00:00+00:00, its last at 2026-11-28T13:00:00+00:00"
     assert usage(*two, "--from", "2026-12-01").stderr == f"note: no request began in this time; {span}\n"

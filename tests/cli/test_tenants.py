@@ -1,6 +1,7 @@
 """`serve-app tenants` makes keys that the ingress takes, shows each once, and leaves a file that it refuses as it was."""
 
 import errno
+import hashlib
 import json
 import os
 import stat
@@ -37,6 +38,10 @@ def caller(file: Path, key: str, day: date = TODAY) -> Caller:
     return parse_tenants(file.read_text()).keyring(shared=False).caller(key.encode(), now)
 
 
+def id_of(key: str, tenant: str = "team") -> str:
+    return f"{tenant}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "tenants.yaml"
@@ -47,7 +52,7 @@ def test_a_created_tenant_may_ask_by_the_key_that_was_printed_once(file: Path) -
     key = made(file, "create", "search-team", *options, "--expires", "2099-01-31")
     tenant, found = caller(file, key)
     assert tenant == Tenant("search-team", frozenset({"chat", "embed"}), 8192, 32768)
-    assert (found.id, [*found.scopes], found.expires) == ("search-team-1", ["infer"], "2099-01-31")
+    assert (found.id, [*found.scopes], found.expires) == (id_of(key, "search-team"), ["infer"], "2099-01-31")
     assert key not in file.read_text()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     other = made(file, "create", "other")
@@ -92,9 +97,9 @@ def test_the_list_shows_a_weight_and_a_priority_that_are_not_the_default(file: P
 def test_a_rotated_key_works_beside_the_new_one_until_it_expires(file: Path) -> None:
     old = made(file, "create", "team", "--scope", "batch")
     new = made(file, "rotate", "team", "--old-days", "3")
-    assert (caller(file, new).key.id, [*caller(file, new).key.scopes]) == ("team-2", ["batch"])
-    assert caller(file, old, TODAY + timedelta(days=3)).key.id == "team-1"
-    with pytest.raises(InvalidApiKey, match="the API key team-1 has expired on "):
+    assert (caller(file, new).key.id, [*caller(file, new).key.scopes]) == (id_of(new), ["batch"])
+    assert caller(file, old, TODAY + timedelta(days=3)).key.id == id_of(old)
+    with pytest.raises(InvalidApiKey, match=f"the API key {id_of(old)} has expired on "):
         caller(file, old, TODAY + timedelta(days=4))
     made(file, "rotate", "team", "--old-days", "30")
     with pytest.raises(InvalidApiKey, match="has expired"):
@@ -114,29 +119,40 @@ def test_a_changed_file_keeps_its_mode_and_a_key_with_an_empty_revocation_is_rev
 
 def test_a_revoked_key_is_not_valid_and_says_so(file: Path) -> None:
     first, second = made(file, "create", "team"), made(file, "rotate", "team")
-    assert run(file, "revoke", "team", "--key", "team-1").exit_code == 0
-    with pytest.raises(InvalidApiKey, match=f"the API key team-1 was revoked on {TODAY}"):
+    assert run(file, "revoke", "team", "--key", id_of(first)).exit_code == 0
+    with pytest.raises(InvalidApiKey, match=f"the API key {id_of(first)} was revoked on {TODAY}"):
         caller(file, first)
-    assert caller(file, second).key.id == "team-2"
+    assert caller(file, second).key.id == id_of(second)
     assert run(file, "revoke", "team").exit_code == 0
-    with pytest.raises(InvalidApiKey, match="team-2 was revoked"):
+    with pytest.raises(InvalidApiKey, match=f"{id_of(second)} was revoked"):
         caller(file, second)
 
 
+@pytest.mark.parametrize("name", ["team", "a" * 63])
+def test_the_id_of_a_removed_key_does_not_come_back(file: Path, name: str) -> None:
+    """Otherwise the new key would own the batches of the removed one, which may have leaked, and its part of the bill."""
+    removed = caller(file, made(file, "create", name)).key.id
+    file.write_text(yaml.safe_dump({"tenants": {name: {}}}))
+    assert caller(file, made(file, "rotate", name)).key.id != removed
+    file.unlink()
+    assert caller(file, made(file, "create", name)).key.id != removed
+
+
 def test_the_list_shows_rights_and_ends_but_no_digest(file: Path) -> None:
-    made(file, "create", "team", "--model", "chat", "--max-tokens", "5")
-    made(file, "rotate", "team", "--old-days", "0", "--expires", "2099-01-31")
-    made(file, "create", "free")
-    run(file, "revoke", "free")
+    long = "a-tenant-with-a-long-name"
+    first = id_of(made(file, "create", "team", "--model", "chat", "--max-tokens", "5"))
+    second = id_of(made(file, "rotate", "team", "--old-days", "0", "--expires", "2099-01-31"))
+    other = id_of(made(file, "create", long), long)
+    run(file, "revoke", long)
     assert run(file, "list").stdout.splitlines() == [
         "team: models chat, max_tokens 5",
-        f"  team-1                  infer+batch   valid to {TODAY}",
-        "  team-2                  infer+batch   valid to 2099-01-31",
-        "free: all models, no limits of its own",
-        f"  free-1                  infer+batch   revoked on {TODAY}",
+        f"  {first}           infer+batch   valid to {TODAY}",
+        f"  {second}           infer+batch   valid to 2099-01-31",
+        f"{long}: all models, no limits of its own",
+        f"  {other}  infer+batch   revoked on {TODAY}",
     ]
     shown = json.loads(run(file, "list", "--json").stdout)
-    assert shown["team"]["keys"][0] == {"id": "team-1", "expires": str(TODAY)}
+    assert shown["team"]["keys"][0] == {"id": first, "expires": str(TODAY)}
 
 
 @pytest.mark.parametrize(
@@ -144,7 +160,7 @@ def test_the_list_shows_rights_and_ends_but_no_digest(file: Path) -> None:
     [
         (["create", "team"], "has a tenant 'team' already"),
         (["rotate", "tema"], "has no tenant 'tema'; did you mean team?"),
-        (["revoke", "team", "--key", "k"], "the tenant 'team' has no key of this id; the ids of its keys are team-1"),
+        (["revoke", "team", "--key", "k"], "the tenant 'team' has no key of this id; the ids of its keys are team-"),
         (["create", "a", "--scope", "read"], "tenants.a.keys[0].scopes[0]: is 'read', but should be 'infer' or 'batch'"),
         (["create", "a", "--expires", "soon"], "tenants.a.keys[0].expires: is 'soon', which is no date"),
         (["create", "a", "--weight", "0"], "tenants.a.weight: is 0.0, but should be greater than or equal to 0.01"),
@@ -157,6 +173,11 @@ def test_the_list_shows_rights_and_ends_but_no_digest(file: Path) -> None:
             "first_token_s: is 9, and total_s is 3: no time would be left",
         ),
         (["create", "Team A"], "the name 'Team A' is no name of a tenant"),
+        (["create", "a", "--model", ""], "tenants.a.models[0]: is '', but should have at least 1 character"),
+        (
+            ["rotate", "team", "--old-days", "3000000"],
+            "Invalid value for '--old-days': Input should be less than or equal to 36500",
+        ),
     ],
 )
 def test_what_cannot_be_done_leaves_the_file_as_it_was(file: Path, arguments: list[str], said: str) -> None:
@@ -178,13 +199,21 @@ def test_no_error_shows_what_may_be_a_key(file: Path) -> None:
         assert key[-8:] not in f"{result.output}{result.exception}"
     result = run(file, "revoke", "team", "--key", key)
     assert (result.exit_code, key[-8:] in result.output) == (2, False)
-    assert "this is the key itself, whose id is team-1; give the id" in result.output
+    assert f"this is the key itself, whose id is {id_of(key)}; give the id" in result.output
 
 
 def test_a_key_is_revoked_once(file: Path) -> None:
-    made(file, "create", "team")
-    assert run(file, "revoke", "team").stderr == "revoked: team-1\n"
-    assert run(file, "revoke", "team").stderr == f"revoked: no key\nrevoked before: team-1 on {TODAY}\n"
+    key = id_of(made(file, "create", "team"))
+    assert run(file, "revoke", "team").stderr == f"revoked: {key}\n"
+    assert run(file, "revoke", "team").stderr == f"revoked: no key\nrevoked before: {key} on {TODAY}\n"
+
+
+def test_standard_input_is_not_changed(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
+    for command in (["create", "team"], ["rotate", "team"], ["revoke", "team"]):
+        result = run(Path("-"), *command)
+        assert (result.exit_code, "standard input cannot be changed; name a file" in result.output) == (2, True)
+    assert not list(file.parent.iterdir())
 
 
 def test_a_place_that_cannot_be_written_is_one_line_with_the_way_out(tmp_path: Path) -> None:
@@ -238,15 +267,15 @@ def test_a_check_of_the_configuration_refuses_a_tenants_file_that_cannot_be_read
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made(file, "create", "team")
-    read_text = Path.read_text
+    opened = os.open
 
-    def read(path: Path, **options: Any) -> str:
-        if path == file:
+    def open_(path: Any, *arguments: Any, **options: Any) -> int:
+        if str(path) == str(file):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return read_text(path, **options)
+        return opened(path, *arguments, **options)
 
     # Not by the file's mode: root may read every file.
-    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(os, "open", open_)
     monkeypatch.setattr(os, "access", lambda path, *_, **__: path != file)
     code, output = check(file, tmp_path / "serve.yaml")
     assert code == 1

@@ -30,6 +30,7 @@ tenants:
     priority: batch
   free: {{}}
 """
+NESTED = "tenants: {a: &x0 [1]}\n" + "".join(f"x{i}: &x{i} [*x{i - 1}]\n" for i in range(1, 995))
 END_OF_JANUARY = datetime(2027, 2, 1, tzinfo=UTC).timestamp()
 
 
@@ -161,6 +162,7 @@ def test_no_error_quotes_a_key_wherever_it_was_written(problems_of: Callable[[st
         (entry(max_tokens=5), "tenants.t.keys[0].max_tokens: unknown key; it belongs under `limits`"),
         (tenant(rpm=60), "tenants.t.rpm: unknown key; write limits.requests_per_minute"),
         (tenant(limits={"tpm_limit": 60}), "tenants.t.limits.tpm_limit: unknown key; write limits.tokens_per_minute"),
+        (tenant(models=["chat", ""]), "tenants.t.models[1]: is '', but should have at least 1 character"),
         (tenant(wait=4), "tenants.t.wait: unknown key; did you mean weight?"),
         (tenant(weight=0), "tenants.t.weight: is 0, but should be greater than or equal to 0.01"),
         (tenant(weight=-1), "tenants.t.weight: is -1, but should be greater than or equal to 0.01"),
@@ -172,7 +174,8 @@ def test_no_error_quotes_a_key_wherever_it_was_written(problems_of: Callable[[st
         (tenant(priority="high"), "tenants.t.priority: is 'high', but should be 'interactive', 'batch' or 'background'"),
         (tenant(priority=0), "tenants.t.priority: is 0, but should be 'interactive', 'batch' or 'background'"),
         ("tenants: {Team A: {}}", "tenants[\"Team A\"]: the name 'Team A' is no name of a tenant; use up to 63"),
-        ("tenants: &a {t: *a}", "holds an alias of itself, or is nested too deeply"),
+        ("tenants: &a {t: *a}", "line 1, column 10: holds more than 500,000 values, those that aliases repeat included"),
+        pytest.param(NESTED, "is nested too deeply by aliases; write each tenant out", id="nested"),
         ("tenants: {t: {}, t: {}}", "tenants.t: is given twice, in lines 1 and 1"),
     ],
 )

@@ -1,6 +1,7 @@
 """The file of tenants, or of API keys, is read, checked, and followed when it changes."""
 
 import asyncio
+import errno
 import hashlib
 import json
 import logging
@@ -17,13 +18,15 @@ import pytest
 from serve_app.config import api_keys_file, parse_settings, tenants_file
 from serve_app.config.keys_file import read_keyring
 from serve_app.core.tenants import Key, Keyring, Tenant
-from serve_app.errors import ConfigError, InvalidApiKey
+from serve_app.errors import ConfigError, FileUnreadable, InvalidApiKey
 from serve_app.ingress.http import callers
 from serve_app.ingress.http.callers import Tenants
+from tests.config.bombs import bomb
 from tests.doubles.fleet import in_loop
 from tests.ingress.tenants import digest, of_file, of_keys
 
 FIRST, SECOND = "first-key-0123456789", "second-key-0123456789"
+BOMB = "tenants: {t: {}}\n" + bomb("[*{0}, *{0}]")
 
 
 def write(path: Path, text: str) -> Tenants:
@@ -176,6 +179,99 @@ def test_a_broken_new_file_keeps_the_old_keys_and_is_reported_once(
     assert errors[0].endswith("; the 1 API keys read before stay in force")
     replace(file, SECOND, keys)
     assert allowed(keys, FIRST, SECOND) == [SECOND]
+
+
+def keyring(key: str) -> Keyring:
+    return Keyring([(Tenant("t"), [Key("k", hashlib.sha256(key.encode()).digest())])])
+
+
+def test_an_unreadable_file_is_reported_once_and_read_again_until_it_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file stays the same from its change on: neither a lack of descriptors nor the right to read it shows in its times."""
+    away = FileUnreadable("", "no descriptors")
+    found: list[Keyring | ConfigError] = [keyring(FIRST), away, away, away, ConfigError("", "a mistake"), keyring(SECOND)]
+
+    def read(_: Keyring | None) -> Keyring:
+        if isinstance(next_one := found.pop(0), Keyring):
+            return next_one
+        raise next_one
+
+    (path := tmp_path / "keys").write_text("")
+    tenants = Tenants(path, read)
+    replace(path, "changed")
+    for said in (["no descriptors"], [], [], ["a mistake"], []):
+        caplog.clear()
+        tenants.follow_changes()
+        kept = [f"{each}; the 1 API keys read before stay in force" for each in said]
+        assert [r.getMessage() for r in caplog.records] == kept
+        assert (allowed(tenants, FIRST, SECOND), tenants.file_in_force) == ([FIRST], False)
+    replace(path, "changed again", tenants)
+    assert (allowed(tenants, FIRST, SECOND), tenants.file_in_force) == ([SECOND], True)
+
+
+def test_an_unreadable_file_counts_when_it_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = write(tmp_path / "keys", FIRST)
+    replace(tmp_path / "keys", SECOND)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", lacks_descriptors)
+        keys.follow_changes()
+    assert (allowed(keys, FIRST, SECOND), keys.file_in_force) == ([FIRST], False)
+    keys.follow_changes()
+    assert (allowed(keys, FIRST, SECOND), keys.file_in_force) == ([SECOND], True)
+
+
+def lacks_descriptors(*_: object) -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.write_text(BOMB)])
+def test_no_file_stops_the_changes_that_come_after_it(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    def file_of(key: str) -> str:
+        return json.dumps({"tenants": {"team": {"keys": [{"id": "k1", "sha256": digest(key)}]}}})
+
+    (path := tmp_path / "tenants.yaml").write_text(file_of(FIRST))
+    settings = parse_settings({"models": {"chat": {"model": "/a"}}, "ingress": {"tenants_file": str(path)}})
+    tenants = Tenants(path, partial(read_keyring, settings))
+    make(other := tmp_path / "other")
+    os.replace(other, path)
+    tenants.follow_changes()
+    assert (allowed(tenants, FIRST, SECOND), tenants.file_in_force) == ([FIRST], False)
+    replace(path, file_of(SECOND), tenants)
+    assert (allowed(tenants, FIRST, SECOND), tenants.file_in_force) == ([SECOND], True)
+
+
+@in_loop
+async def test_a_reading_that_does_not_end_is_reported_and_counts_when_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(callers, "_LOOK_S", 0.01)
+    monkeypatch.setattr(callers, "_LATE_S", 0.02)
+    go_on, readings = threading.Event(), iter([keyring(FIRST), keyring(SECOND)])
+    (path := tmp_path / "keys").write_text("")
+    tenants = Tenants(path, lambda before: next(readings) if before is None or go_on.wait(30) else before)
+    replace(path, "changed")
+    watching = asyncio.create_task(tenants.watch())
+    while tenants.file_in_force:
+        await asyncio.sleep(0.01)
+    assert allowed(tenants, FIRST, SECOND) == [FIRST]
+    said = f"{path} could not be read within 0.02 s; the 1 API keys read before stay in force"
+    assert [r.getMessage() for r in caplog.records] == [said]
+    monkeypatch.setattr(callers, "_LATE_S", 30.0)
+    go_on.set()
+    while not tenants.file_in_force:
+        await asyncio.sleep(0.01)
+    assert allowed(tenants, FIRST, SECOND) == [SECOND]
+    watching.cancel()
+
+
+def test_a_look_that_was_late_without_a_change_reads_the_file_once_more(tmp_path: Path) -> None:
+    keys = write(tmp_path / "keys", FIRST)
+    keys._report_late()
+    assert not keys.file_in_force
+    keys.follow_changes()
+    assert (allowed(keys, FIRST), keys.file_in_force) == ([FIRST], True)
 
 
 def test_a_tenant_for_which_a_changed_file_names_an_unknown_model_keeps_its_models_and_has_the_keys_of_the_file(

@@ -10,7 +10,7 @@ from typing import NoReturn
 from serve_app.books.series import gauge
 from serve_app.core import token_claims
 from serve_app.core.tenants import OIDC, Caller, Keyring
-from serve_app.errors import ConfigError, InvalidApiKey
+from serve_app.errors import ConfigError, FileUnreadable, InvalidApiKey
 from serve_app.ingress.http.tokens import Tokens, is_token
 
 logger = logging.getLogger(__name__)
@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 IN_FORCE = gauge("tenants_file_in_force")
 
 _LOOK_S = 1.0
+_LATE_S = 30.0
+"""Seconds after which an unfinished look at the file is reported: only a hung disk or network takes so long."""
 
 
 def shown_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
@@ -67,6 +69,8 @@ class Tenants:
         self._path, self._read, self._clock = path, read, clock
         self.tokens = tokens
         self._seen = self._stamp()
+        self._unread = False
+        """Whether the last reading failed because the system did not let the file be read."""
         self._keys = read(None)
         self.file_in_force = True
         """Whether all of the file counts. False: the changed file, or its lists of models with a mistake, were refused."""
@@ -108,24 +112,38 @@ class Tenants:
         """Follow the changes of the file, each within `_LOOK_S` and the time to read it."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            await asyncio.to_thread(self.follow_changes)  # 5,000 keys take 1 s to read, for which requests would stand still
+            late = asyncio.get_running_loop().call_later(_LATE_S, self._report_late)
+            try:
+                await asyncio.to_thread(self.follow_changes)  # 5,000 keys take 1 s to read, for which requests would stand still
+            finally:
+                late.cancel()
+
+    def _report_late(self) -> None:
+        said = "%s could not be read within %g s; the %d API keys read before stay in force"
+        logger.error(said, self._path, _LATE_S, len(self._keys))
+        self._seen = (0, 0, 0)  # of no file, so that the next look reads the file, whatever this one does
+        self.file_in_force = False
+        IN_FORCE.set(0)
 
     def follow_changes(self) -> None:
-        """Read the file again if it has changed. A file that cannot be used is reported once after each change, and the keys stay."""
-        if (stamp := self._stamp()) == self._seen:
+        """Read the file again if it has changed, or could not be read. A file that cannot be used is reported once, and the keys stay."""
+        has_changed = (stamp := self._stamp()) != self._seen
+        if not has_changed and not self._unread:
             return
-        self._seen = stamp
-        in_force = False
+        in_force = self._unread = False
         try:
             self._keys = self._read(self._keys)
             in_force = self._keys.is_whole
         except ConfigError as exc:
-            logger.error("%s; the %d API keys read before stay in force", exc, len(self._keys))
+            self._unread = isinstance(exc, FileUnreadable)
+            if has_changed or not self._unread:
+                logger.error("%s; the %d API keys read before stay in force", exc, len(self._keys))
         except Exception:  # whatever it is, it must be seen: a key may have been revoked
             logger.exception("%s cannot be used; the %d API keys read before stay in force", self._path, len(self._keys))
         else:
             logger.info("%s has changed: %d API keys are in force", self._path, len(self._keys))
             self._warn_of_invalid()
+        self._seen = stamp  # before the next line: `_report_late` in the event loop's thread may change both
         self.file_in_force = in_force
         IN_FORCE.set(in_force)
 
