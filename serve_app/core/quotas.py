@@ -1,16 +1,17 @@
 """Quotas limit what a tenant takes in a time: requests and tokens a minute, tokens a day, requests at once. Pure.
 
 Each ingress may admit up to its *share* of a quota, and the shares of all ingresses together are at most the quota (`quota_shares.py`).
-A request sets tokens aside at its admission: its prompt, which is known, and for its answer as many tokens as nine of ten answers of the
-tenant had. The tokens that come take the place of those set aside; what is left at the end is given back. Tokens beyond those set aside
-count when they come.
+An HTTP request sets tokens aside at its admission: all its prompts, which are known, and for each answer as many tokens as nine of ten
+answers of the tenant had. The tokens that come take the place of those set aside; what is left at the end is given back. Tokens beyond
+those set aside count when they come. So that a tenant cannot lower the estimate by short answers and then ask for many long ones at once,
+tokens in use are at least half of what the running requests may still make them (`Need.most`).
 
 Times are seconds since 1970 that never go back: a day is a day of UTC.
 """
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,7 +21,8 @@ from serve_app.core.tenants import Quota
 SLOT_S = 0.25
 """Amounts within one slot leave the last minute together, when the last of them may leave: up to this much too late."""
 FIRST_ANSWER_TOKENS = 1000
-"""The most tokens that are set aside for an answer before `_MIN_ANSWERS` answers of the tenant have ended."""
+"""The most tokens that are set aside for an answer before `_MIN_ANSWERS` answers of the tenant have ended, and the most of an answer that
+count in `Need.most`: requests without ``max_tokens`` may have whole contexts as answers."""
 _MIN_ANSWERS, _MAX_ANSWERS = 20, 200
 _SOON_S = 1.0
 """Retry-After where the time is not known: when a running request ends, or when another ingress gives room away."""
@@ -110,6 +112,45 @@ class Share:
         return held
 
 
+class Prompt(NamedTuple):
+    """One prompt of an HTTP request, and the answers that the request asks for."""
+
+    tokens: int
+    answers: int = 1
+    """0 for a text to embed, classify or rank."""
+    max_tokens: int = 0
+    """The most tokens of each answer."""
+    is_beam_search: bool = False
+    """Whether ``answers`` is the width of a beam search, which uses all ``max_tokens`` unless it ends early."""
+
+
+class Need(NamedTuple):
+    """What an HTTP request needs of its tenant's quotas."""
+
+    requests: int = 0
+    """Its prompts with answers; 1 for a list of texts to embed, classify or rank."""
+    usual: int = 0
+    """Tokens of its prompts, and of answers of usual length."""
+    most: int = 0
+    """Tokens of its prompts, and of answers as long as they may be. Of an answer, at most `FIRST_ANSWER_TOKENS` count; of a beam, all."""
+    prompt_tokens: int = 0
+    prompts: int = 0
+    answers: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """What it would have in use if nothing else were."""
+        return max(self.usual, _half(self.most))
+
+
+SMALLEST = Need(requests=1, usual=1, most=1)
+_NOTHING = Need()
+
+
+def _half(amount: int) -> int:
+    return (amount + 1) // 2
+
+
 class Lack(NamedTuple):
     """The quota that a request exceeds."""
 
@@ -128,15 +169,15 @@ class Lack(NamedTuple):
 class Charge:
     """What one running HTTP request has taken of its tenant's quotas."""
 
-    expected: int
-    """Tokens that it will need in all, as far as known."""
     admitted_at: float
+    requests: int = 0
+    prompts: int = 0
+    """How many of its prompts are charged."""
+    usual: int = 0
+    most: int = 0
+    """Both as in `Need`."""
     spent: int = 0
     """Tokens of its prompts and answers so far."""
-    choices: int = 1
-    """Engine requests for which tokens are set aside."""
-    started: int = 0
-    """Its engine requests so far."""
 
 
 @dataclass(slots=True)
@@ -150,7 +191,10 @@ class Meter:
     _tokens: LastMinute = field(default_factory=LastMinute)
     _day: int = 0
     _tokens_of_day: int = 0
-    _reserved: int = 0
+    _set_aside: int = 0
+    """Tokens that running requests have not spent yet of their ``usual``."""
+    _may_come: int = 0
+    """The same of their ``most``."""
     _spent: dict[Quota, int] = field(default_factory=dict)
     """Of quotas of a minute: all that was taken so far."""
     _answers: deque[int] = field(default_factory=lambda: deque(maxlen=_MAX_ANSWERS))
@@ -166,35 +210,47 @@ class Meter:
             share.quota, share.allotted = quota, min(share.allotted, quota)
 
     def in_use(self, quota: Quota, now: float) -> int:
+        return self._with(_NOTHING, quota, now)
+
+    def _with(self, need: Need, quota: Quota, now: float) -> int:
+        """Return what would be in use of a quota if a request with this need ran, too."""
         match quota:
             case "requests_per_minute":
                 self._requests.forget_old(now)
-                return self._requests.total
+                return self._requests.total + need.requests
             case "tokens_per_minute":
                 self._tokens.forget_old(now)
-                return self._tokens.total + self._reserved
+                return self._tokens_with(need, self._tokens.total)
             case "tokens_per_day":
                 self._begin_day(now)
-                return self._tokens_of_day + self._reserved
+                return self._tokens_with(need, self._tokens_of_day)
             case "max_concurrent":
-                return len(self.charges)
+                return len(self.charges) + min(1, need.requests)
 
-    def usual_answer(self, max_tokens: int) -> int:
-        """Return the tokens to set aside for an answer of at most ``max_tokens``."""
-        if len(self._answers) < _MIN_ANSWERS:
-            return min(max_tokens, FIRST_ANSWER_TOKENS)
+    def _tokens_with(self, need: Need, spent: int) -> int:
+        return max(spent + self._set_aside + need.usual, _half(spent + self._may_come + need.most))
+
+    def need(self, prompts: Sequence[Prompt]) -> Need:
+        """Return what a request with these prompts needs, by the lengths of the tenant's last answers."""
         if self._usual is None:
-            self._usual = sorted(self._answers)[len(self._answers) * 9 // 10]
-        return min(max_tokens, self._usual)
+            known = len(self._answers) >= _MIN_ANSWERS
+            self._usual = sorted(self._answers)[len(self._answers) * 9 // 10] if known else FIRST_ANSWER_TOKENS
+        usual = most = prompt_tokens = sum(each.tokens for each in prompts)
+        for each in prompts:
+            usual += each.answers * (each.max_tokens if each.is_beam_search else min(each.max_tokens, self._usual))
+            most += each.answers * (each.max_tokens if each.is_beam_search else min(each.max_tokens, FIRST_ANSWER_TOKENS))
+        requests = max(1, sum(each.answers > 0 for each in prompts))
+        return Need(requests, usual, most, prompt_tokens, len(prompts), sum(each.answers for each in prompts))
 
-    def lack(self, tokens: int, now: float, *, note: bool = True) -> Lack | None:
-        """Return the quota that a request of so many tokens exceeds, of several the one with the longest wait; None if it may run.
+    def lack(self, need: Need, now: float, *, note: bool = True) -> Lack | None:
+        """Return the quota that a request exceeds, of several the one with the longest wait; None if it may run.
 
         ``note``: whether the shares note what it lacks, so that the next exchange asks for that.
         """
         found = list[Lack]()
         for name, share in self.shares.items():
-            wanted, used = min(tokens, share.quota) if name.startswith("tokens") else 1, self.in_use(name, now)
+            used = self.in_use(name, now)
+            wanted = min(self._with(need, name, now) - used, share.quota)  # a single long answer may take the whole quota
             if (short := used + wanted - share.allotted) <= 0:
                 continue
             if note:
@@ -205,41 +261,43 @@ class Meter:
             found.append(Lack(name, share.quota, everywhere, wanted, wait_s, elsewhere))
         return max(found, key=lambda lack: (not lack.elsewhere, lack.retry_after_s), default=None)
 
-    def admit(self, prompt_tokens: int, answer_tokens: int, choices: int, now: float) -> Charge:
+    def admit(self, need: Need, now: float) -> Charge:
         """Begin a request: it counts from now on, and its tokens are set aside."""
-        charge = Charge(prompt_tokens + answer_tokens * choices, now, choices=choices, started=1)
+        charge = Charge(now)
         self.charges.add(charge)
-        self._used_at = now
-        self._requests.add(1, now)
-        self._reserved += charge.expected
-        self._note("requests_per_minute", 1)
-        for name, share in self.shares.items():
-            share.taken += charge.expected if name.startswith("tokens") else 1
+        self.admit_more(charge, need, now)
         return charge
 
-    def admit_more(self, charge: Charge, prompt_tokens: int, answer_tokens: int) -> None:
-        """Take in another engine request of an admitted request. It is never refused: what it takes counts against later requests.
-
-        ``prompt_tokens``: 0 for another choice of a prompt, and for another step of a beam search.
-        """
+    def admit_more(self, charge: Charge, need: Need, now: float) -> None:
+        """Charge what a running request needs beside what it was admitted for. It is never refused: it counts against later requests."""
         if charge not in self.charges:
             return
-        before = max(0, charge.expected - charge.spent)
-        charge.started += 1
-        charge.expected += prompt_tokens + (answer_tokens if charge.started > charge.choices else 0)
-        self._reserved += max(0, charge.expected - charge.spent) - before
+        self._used_at = now
+        charge.requests += need.requests
+        charge.prompts += need.prompts
+        self._change(charge, usual=need.usual, most=need.most)
+        self._requests.add(need.requests, now)
+        self._note("requests_per_minute", need.requests)
+        for name, share in self.shares.items():
+            share.taken += need.usual if name.startswith("tokens") else need.requests
 
     def settle(self, charge: Charge, tokens: int, now: float) -> None:
         """Count the tokens of an admitted request's prompts and answers so far; fewer than last time count as none."""
         if charge not in self.charges or (new := tokens - charge.spent) <= 0:
             return
-        before = charge.expected - charge.spent
-        charge.spent = tokens
-        self._reserved -= max(0, before) - max(0, charge.expected - tokens)
+        self._change(charge, spent=new)
         self._begin_day(now)
         self._tokens.add(new, now)
         self._tokens_of_day += new
         self._note("tokens_per_minute", new)
+
+    def _change(self, charge: Charge, *, usual: int = 0, most: int = 0, spent: int = 0) -> None:
+        """Add to a charge, and keep the sums over all charges right."""
+        self._set_aside -= max(0, charge.usual - charge.spent)
+        self._may_come -= max(0, charge.most - charge.spent)
+        charge.usual, charge.most, charge.spent = charge.usual + usual, charge.most + most, charge.spent + spent
+        self._set_aside += max(0, charge.usual - charge.spent)
+        self._may_come += max(0, charge.most - charge.spent)
 
     def end(self, charge: Charge, *, ran: bool, answer_tokens: int = 0) -> None:
         """Give back what an ended request, settled before, did not need.
@@ -251,9 +309,9 @@ class Meter:
         if charge not in self.charges:
             return
         self.charges.remove(charge)
-        self._reserved -= max(0, charge.expected - charge.spent)
+        self._change(charge, usual=-charge.usual, most=-charge.most)
         if not ran:
-            self._requests.take_back(1, charge.admitted_at)
+            self._requests.take_back(charge.requests, charge.admitted_at)
         if answer_tokens:
             self._answers.append(answer_tokens)
             self._usual = None
@@ -289,10 +347,16 @@ class Meter:
         is_free = not any(self.in_use(name, now) or share.needed for name, share in self.shares.items())
         return is_free and not self.charges and now - self._used_at > _IDLE_S
 
-    def never_fits(self, prompt_tokens: int) -> tuple[Quota, int] | None:
-        """Return the quota that is smaller than this prompt, and its size; None if the prompt fits in all."""
-        quotas = ((name, share.quota) for name, share in self.shares.items() if name.startswith("tokens"))
-        return next(((name, quota) for name, quota in quotas if prompt_tokens > quota), None)
+    def never_fits(self, need: Need) -> tuple[Quota, int] | None:
+        """Return the quota that a request alone exceeds, and its size; None if it fits in all.
+
+        One answer to one prompt always fits: how long it will be is only estimated.
+        """
+        tokens = need.tokens if need.answers > 1 else need.prompt_tokens
+        for name, share in self.shares.items():
+            if (tokens if name.startswith("tokens") else need.requests if name == "requests_per_minute" else 1) > share.quota:
+                return name, share.quota
+        return None
 
     def _wait_s(self, quota: Quota, amount: int, now: float) -> float:
         """Return the seconds until ``amount`` that is in use is free, as far as it is known."""

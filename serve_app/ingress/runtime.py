@@ -97,7 +97,7 @@ class IngressRuntime:
         quotas = None
         if tenants is not None:
             stored = None if batches is None else batches.store
-            quotas = Quotas(ingress_id, exchange_shares, stored=stored, orders=FleetOrders(fronts))
+            quotas = Quotas(ingress_id, exchange_shares, stored=stored, orders=FleetOrders(fronts), tenant=tenants.tenant)
         for front in fronts.values():
             front.client.intake.quotas = quotas
         limits = AppLimits(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from serve_app.core.quota_shares import Answer, Days, Holding, Name, QuotaShares, Report, later
-from serve_app.core.quotas import Charge, Meter
+from serve_app.core.quotas import Charge, Meter, Prompt
 from serve_app.core.tenants import Quota
 
 TENANT, STEP_S, SILENCE_S, TIMEOUT_S = "team", 0.05, 6.0, 1.0
@@ -100,12 +100,13 @@ class Fleet:
                 ingress.meter.end(running.charge, ran=True, answer_tokens=ANSWER)
                 ingress.running.remove(running)
         while self.random.random() < ingress.rate * STEP_S / (1 + ingress.rate * STEP_S):
-            if (lack := ingress.meter.lack(PROMPT + ANSWER, self.now)) is not None:
+            need = ingress.meter.need([Prompt(PROMPT, 1, ANSWER)])
+            if (lack := ingress.meter.lack(need, self.now)) is not None:
                 ingress.refused += 1
                 if lack.elsewhere:
                     ingress.exchange_at = min(ingress.exchange_at, ingress.reported_at + 0.2)
                 continue
-            charge = ingress.meter.admit(PROMPT, ANSWER, 1, self.now)
+            charge = ingress.meter.admit(need, self.now)
             ingress.meter.settle(charge, PROMPT, self.now)
             ingress.running.append(Running(charge))
             self._spend(ingress, "requests_per_minute", 1)
@@ -247,7 +248,7 @@ def test_a_request_that_fits_in_what_is_free_is_admitted_however_it_is_shared(nu
         meter.limit({quota: 1000})
     for step in range(1, 12):
         now = BEGIN + step
-        if step > 4 and meters[0].lack(tokens, now) is None:
+        if step > 4 and meters[0].lack(meters[0].need([Prompt(tokens)]), now) is None:
             return
         for number, meter in enumerate(meters):
             take(meter, board.exchange(asked_by(meter, f"i{number}", step, now), now))
@@ -255,7 +256,7 @@ def test_a_request_that_fits_in_what_is_free_is_admitted_however_it_is_shared(nu
 
 
 def spend(meter: Meter, tokens: int, now: float) -> None:
-    charge = meter.admit(tokens, 0, 1, now)
+    charge = meter.admit(meter.need([Prompt(tokens)]), now)
     meter.settle(charge, tokens, now)
     meter.end(charge, ran=True)
 

@@ -87,7 +87,7 @@ async def application(
                 engine.step()
             await asyncio.sleep(0.005)
 
-    client.intake.quotas = quotas = Quotas("ingress-1", None)
+    client.intake.quotas = quotas = Quotas("ingress-1", None, tenant=None if tenants is None else tenants.tenant)
     tasks = [asyncio.create_task(client.run()), asyncio.create_task(step()), asyncio.create_task(quotas.run())]
     app = IngressApp({MODEL: front}, limits, version={}, tenants=tenants, quotas=quotas)
     try:

@@ -1,9 +1,13 @@
 """The ingress reads some fields of a body itself; tests use the whole application if the answer matters."""
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
 from serve_app.errors import BadRequest
 from serve_app.ingress.http import body_fields
@@ -41,6 +45,28 @@ def test_what_vllm_parses_is_parsed() -> None:
     assert parse_fields(b'[{"model": NaN}]') is None
     assert parse_fields(b'{"model": ' + b"[" * 100_000 + b"]" * 100_000 + b"}") is None
     assert parse_fields(b'{"model": ' + b"9" * 5000 + b"}") is None
+
+
+def test_numbers_and_truth_values_are_what_vllm_reads() -> None:
+    body = b'{"stream": "true", "use_beam_search": "no", "max_tokens": "20", "max_completion_tokens": 20.0, "max_output_tokens": 2.5}'
+    expected = BodyFields(stream=True, use_beam_search=False, max_tokens=20, max_completion_tokens=20, max_output_tokens=2.5)
+    assert parse_fields(body) == expected, "vLLM refuses 2.5"
+
+
+@pytest.mark.parametrize("kind", [ChatCompletionRequest, CompletionRequest, ResponsesRequest])
+def test_vllm_reads_the_same(kind: type[BaseModel]) -> None:
+    names = {"stream", "use_beam_search", "max_tokens", "max_completion_tokens", "max_output_tokens"}
+    values: list[Any] = ["20", " 20 ", "2e1", 20.0, 20.5, 1, 0, True, "true", "off", "", [], None]
+    for name in names & kind.model_fields.keys():
+        vllms: Any = TypeAdapter(cast("Any", kind.model_fields[name].annotation))
+        for value in values:
+            fields = parse_fields(json.dumps({name: value}).encode())
+            assert fields is not None
+            try:
+                expected = vllms.validate_python(value)
+            except ValidationError:
+                expected = value
+            assert (type(getattr(fields, name)), getattr(fields, name)) == (type(expected), expected)
 
 
 @pytest.mark.parametrize("value", [False, 0, [], {}])

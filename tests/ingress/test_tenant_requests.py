@@ -84,10 +84,14 @@ async def test_an_answer_ends_by_its_length_at_the_limit_of_the_tenant(tmp_path:
                 refused = await http.post("/v1/completions", json=long, headers=shown("red"))
                 said = f"prompt: has {length} tokens, and the tenant 'red' has max_context 40, which an answer of 1 token or more shares"
                 assert (refused.status_code, refused.json()["error"]["message"].partition(";")[0]) == (400, said)
-        floor = {"model": MODEL, **WAYS["/v1/completions"], "min_tokens": 9, "max_tokens": "9"}
+        floor = {"model": MODEL, **WAYS["/v1/completions"], "min_tokens": 9}
         refused = await http.post("/v1/completions", json=floor, headers=shown("red"))
-        assert (refused.status_code, engine.added) == (400, []), "a text is no number to the ingress, but is to vLLM"
+        assert (refused.status_code, engine.added) == (400, [])
         assert "min_tokens: is 9, more than max_tokens, 4" in refused.text
+        for value in ("9", 9.0):
+            refused = await http.post("/v1/completions", json={**floor, "max_tokens": value}, headers=shown("red"))
+            assert (refused.status_code, engine.added) == (400, []), "it is a number to vLLM"
+            assert "max_tokens: is 9, and the tenant 'red' has max_tokens 4" in refused.text
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])

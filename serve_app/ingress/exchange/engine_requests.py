@@ -120,10 +120,6 @@ class EngineRequests:
         folded = 0 if self._folded is None else self._folded.output_tokens
         return folded + sum(len(request.emitted_ids) for request in self.kept)
 
-    @property
-    def is_beam_search(self) -> bool:
-        return _BEAM.search(self.answer_id) is not None
-
     def is_new_prompt(self, answer_id: str) -> bool:
         """Return whether the next engine request of this answer would have a prompt that no earlier one had."""
         if _BEAM.search(answer_id):  # its prompt is the prompt of the whole search and the beam's tokens so far

@@ -9,6 +9,7 @@ nothing and knows nothing of vLLM.
 import time
 from typing import NamedTuple
 
+from serve_app.core.quotas import Prompt
 from serve_app.core.tenants import Caller
 from serve_app.errors import ServingError
 from serve_app.ingress.exchange.engine_requests import EngineRequests
@@ -47,7 +48,6 @@ class Exchange:
         "background",
         "caller",
         "callers_trace",
-        "choices",
         "ended_at",
         "error",
         "error_status",
@@ -58,6 +58,7 @@ class Exchange:
         "num_logprobs",
         "number",
         "path",
+        "prompts",
         "requests",
         "stalled",
         "status",
@@ -74,8 +75,8 @@ class Exchange:
         self.id = ""
         """The client's id of the request, "" where the client gave none."""
         self.stream = False
-        self.choices = 1
-        """How many answers the client wants to each prompt."""
+        self.prompts: list[Prompt] = []
+        """The prompts of the request, and their answers. All that one body asks for is known before the first engine request."""
         self.headers: list[tuple[bytes, bytes]] = []
         """What the head of the answer has beside the headers of the route: the rest of the tenant's quotas."""
         self.callers_trace: CallersTrace | None = None
@@ -104,7 +105,6 @@ class Exchange:
         if fields is None:
             return
         self.stream = fields.stream is True
-        self.choices = fields.n if type(fields.n) is int and fields.n > 0 else 1  # vLLM refuses other values
         given = fields.request_id
         if not self.id and isinstance(given, str) and given.isprintable() and len(given) <= MAX_REQUEST_ID_CHARS:
             self.id = given
@@ -118,6 +118,10 @@ class Exchange:
     def tenant(self) -> str | None:
         """The name of the request's tenant; None where no key is required."""
         return None if self.caller is None else self.caller.tenant.name
+
+    @property
+    def is_beam_search(self) -> bool:
+        return bool(self.prompts) and self.prompts[0].is_beam_search
 
     @property
     def is_over(self) -> bool:
@@ -142,6 +146,7 @@ class Exchange:
     def begin_again(self) -> None:
         """Forget a failed attempt of which the client was sent nothing: another front end answers from the start."""
         self.error = None
+        self.prompts.clear()
         self.requests.give_up()
 
     def end(self) -> Ending:

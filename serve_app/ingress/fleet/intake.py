@@ -128,8 +128,7 @@ class Intake:
         refused = bind_or_refuse(request, exchange, self._model, vllm_config.model_config.get_vocab_size())
         if refused is not None or self.quotas is None:
             return refused
-        answer_id = request.external_req_id or request.request_id
-        return await self.quotas.refusal(exchange, *tokens_of(request, vllm_config), answer_id)
+        return await self.quotas.refusal(exchange)
 
     def arrival(
         self, request: Any, exchange: Exchange | None, vllm_config: Any, *, seeds_by_position: bool | None

@@ -1,7 +1,8 @@
 """Quotas of tenants at one ingress: a request that exceeds one is refused with 429, and shares are exchanged with the lease board.
 
-`core/quotas.py` decides. A request waits for the board only where this ingress has no room and others hold some that they do not use, and
-then for `_WAIT_S` at most. While the board is away, no request waits, and the shares stay.
+`core/quotas.py` decides, once for each HTTP request, before its first engine request. A request waits for the board only where this
+ingress has no room and others hold some that they do not use, and then for `_WAIT_S` at most. While the board is away, no request waits,
+and the shares stay.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from typing import Protocol
 
 from serve_app.core.order_board import Waits
 from serve_app.core.quota_shares import Answer, Days, Report, later
-from serve_app.core.quotas import Charge, Lack, Meter
+from serve_app.core.quotas import SMALLEST, Charge, Lack, Meter, Need
 from serve_app.core.tenants import Quota, Tenant
 from serve_app.errors import BadRequest, LeaseBoardSilent, QuotaExceeded, ServingError
 from serve_app.host.steady_clock import steady_clock
@@ -74,6 +75,8 @@ class Quotas:
         clock: Returns seconds since 1970 that never go back.
         stored: Where the tokens of the day are kept; None for nowhere but at the board and the ingresses.
         orders: The order of each model's requests, which is exchanged with the same messages.
+        tenant: Returns the tenant of a name as the tenants file has it now, or None. Default: the tenant that a request came with, whose
+            quotas may have changed since.
     """
 
     def __init__(
@@ -83,11 +86,14 @@ class Quotas:
         clock: Callable[[], float] | None = None,
         stored: StoredDays | None = None,
         orders: Orders | None = None,
+        tenant: Callable[[str], Tenant | None] | None = None,
     ) -> None:
         self._ingress_id, self._exchange, self._stored, self._orders = ingress_id, exchange, stored, orders
         self._clock = clock or steady_clock()
+        self._tenant = tenant
         self._meters: dict[str, Meter] = {}
         self._running: dict[Exchange, tuple[Meter, Charge]] = {}
+        self._deciding: dict[Exchange, asyncio.Lock] = {}
         self._days: Days = {}
         self._number = self._last_answered = 0
         self._exchanging = asyncio.Lock()
@@ -102,54 +108,58 @@ class Quotas:
         Raises:
             QuotaExceeded: One of the tenant's quotas is used up at all ingresses.
         """
-        if tenant.quotas and (lack := self._meter(tenant).lack(1, self._clock(), note=False)) is not None and not lack.elsewhere:
-            raise self._exceeded(tenant, self._meter(tenant), lack._replace(wanted=0))
-
-    async def refusal(
-        self, exchange: Exchange | None, prompt_tokens: int, max_tokens: int, answer_id: str = ""
-    ) -> ServingError | None:
-        """Charge an engine request to its HTTP request; return the error if that one is refused. An admitted one is never refused later.
-
-        Args:
-            answer_id: vLLM's id of the answer, which the choices of one prompt share.
-            max_tokens: The most tokens that the answer may have, 0 for a request without one.
-        """
-        if exchange is None or exchange.caller is None or not (tenant := exchange.caller.tenant).quotas:
-            return None
+        if not tenant.quotas:
+            return
         meter = self._meter(tenant)
-        answer_tokens = meter.usual_answer(max_tokens)
-        new_tokens = prompt_tokens if exchange.requests.is_new_prompt(answer_id) else 0
-        if self._take_more(exchange, new_tokens, answer_tokens):
+        if (lack := meter.lack(SMALLEST, self._clock(), note=False)) is not None and not lack.elsewhere:
+            raise self._exceeded(tenant, meter, lack._replace(wanted=0))
+
+    async def refusal(self, exchange: Exchange | None) -> ServingError | None:
+        """Charge an HTTP request before one of its engine requests; return the error if it is refused.
+
+        All `Exchange.prompts` are charged before the first engine request, and an admitted request is never refused later.
+        """
+        if exchange is None or exchange.caller is None or not (tenant := self._newest(exchange.caller.tenant)).quotas:
             return None
-        if (quota := meter.never_fits(prompt_tokens)) is not None:
-            problem = f"has {prompt_tokens} tokens, and the tenant {tenant.name!r} has {quota[0]} {quota[1]}; shorten it"
-            return BadRequest("prompt", problem)
-        lack = await self._lack(meter, prompt_tokens + answer_tokens * exchange.choices)
-        if exchange.error is not None or exchange.is_over:  # vLLM may leave a task behind for which no client waits
-            return exchange.error or BadRequest("body", "is of a request that has ended")
-        if self._take_more(exchange, new_tokens, answer_tokens):  # another prompt of the list was admitted meanwhile
+        if self._is_admitted(exchange):
             return None
+        if (ended := _ended(exchange)) is not None:
+            return ended
+        async with self._deciding.setdefault(exchange, asyncio.Lock()):  # the engine requests of a list of prompts come at once
+            return None if self._is_admitted(exchange) else await self._decide(exchange, tenant)
+
+    async def _decide(self, exchange: Exchange, tenant: Tenant) -> ServingError | None:
+        """Admit an HTTP request, or return the error."""
+        meter = self._meter(tenant)
+        need = meter.need(exchange.prompts)
+        if (quota := meter.never_fits(need)) is not None:
+            return _too_large(need, f"the tenant {tenant.name!r} has {quota[0]} {quota[1]}", quota)
+        lack = await self._lack(meter, need)
+        if (ended := _ended(exchange)) is not None:
+            return ended
         if lack is not None:
             return self._exceeded(tenant, meter, lack)
-        charge = meter.admit(prompt_tokens, answer_tokens, exchange.choices, self._clock())
-        self._running[exchange] = meter, charge
+        self._running[exchange] = meter, meter.admit(need, self._clock())
         exchange.headers = [(name.encode(), value.encode()) for name, value in self._headers(meter).items()]
         return None
 
-    def _take_more(self, exchange: Exchange, prompt_tokens: int, answer_tokens: int) -> bool:
-        """Charge another engine request of an admitted request; return whether the request was admitted before."""
-        if (running := self._running.get(exchange)) is not None:
-            meter, charge = running
-            meter.admit_more(charge, prompt_tokens, answer_tokens)
-        return running is not None
+    def _is_admitted(self, exchange: Exchange) -> bool:
+        """Return whether the request was admitted. Prompts that have come since, such as the next turn of a response, are charged."""
+        if (running := self._running.get(exchange)) is None:
+            return False
+        meter, charge = running
+        if more := exchange.prompts[charge.prompts :]:
+            meter.admit_more(charge, meter.need(more), self._clock())
+        return True
 
     def end(self, exchange: Exchange) -> None:
         """Settle a request that has ended, whether or not it was charged."""
+        self._deciding.pop(exchange, None)
         if (running := self._running.pop(exchange, None)) is not None:
             meter, charge = running
             self._settle(exchange, meter, charge)
             requests = exchange.requests
-            answer_tokens = 0 if requests.is_beam_search or not requests.num else math.ceil(requests.output_tokens / requests.num)
+            answer_tokens = 0 if exchange.is_beam_search or not requests.num else math.ceil(requests.output_tokens / requests.num)
             meter.end(charge, ran=requests.num > 0, answer_tokens=answer_tokens)
 
     async def run(self) -> None:
@@ -205,6 +215,10 @@ class Quotas:
             except Exception as exc:  # whatever SQLite or the file system raises: the drain goes on
                 logger.warning("tenants' tokens of the day cannot be stored: %r", exc)
 
+    def _newest(self, tenant: Tenant) -> Tenant:
+        """Return the tenant of this name with the quotas of now; a request may have begun before the file changed."""
+        return (None if self._tenant is None else self._tenant(tenant.name)) or tenant
+
     def _meter(self, tenant: Tenant) -> Meter:
         meter = self._meters.setdefault(tenant.name, Meter())
         meter.limit(tenant.quotas)
@@ -214,12 +228,15 @@ class Quotas:
         return meter
 
     def _settle(self, exchange: Exchange, meter: Meter, charge: Charge) -> None:
-        meter.settle(charge, exchange.requests.prompt_tokens + exchange.requests.output_tokens, self._clock())
+        requests, prompt_tokens = exchange.requests, exchange.requests.prompt_tokens
+        if exchange.is_beam_search and requests.num:  # of a list of beam searches, the engine requests do not show the prompts
+            prompt_tokens = sum(each.tokens for each in exchange.prompts)
+        meter.settle(charge, prompt_tokens + requests.output_tokens, self._clock())
 
-    async def _lack(self, meter: Meter, tokens: int) -> Lack | None:
+    async def _lack(self, meter: Meter, need: Need) -> Lack | None:
         """Return the quota that has no room for a request, after waiting for what other ingresses do not use."""
         until = time.monotonic() + _WAIT_S
-        while (lack := meter.lack(tokens, self._clock())) is not None and lack.elsewhere and not self._is_silent:
+        while (lack := meter.lack(need, self._clock())) is not None and lack.elsewhere and not self._is_silent:
             if (left_s := until - time.monotonic()) <= 0:
                 break
             self._lacking.set()
@@ -285,3 +302,21 @@ class Quotas:
                 headers[f"x-ratelimit-remaining-{name}"] = str(left)
                 headers[f"x-ratelimit-reset-{name}"] = f"{math.ceil(reset_s)}s"
         return headers
+
+
+def _ended(exchange: Exchange) -> ServingError | None:
+    """Return the error for an engine request of an HTTP request that has ended: vLLM may leave a task behind for which no client waits."""
+    if exchange.error is not None or exchange.is_over:
+        return exchange.error or BadRequest("body", "is of a request that has ended")
+    return None
+
+
+def _too_large(need: Need, whose: str, quota: tuple[Quota, int]) -> BadRequest:
+    """Return the error of a request that alone exceeds a quota, so that no waiting helps."""
+    if quota[0] == "requests_per_minute":
+        return BadRequest("prompt", f"is a list of {need.prompts} prompts, and {whose}; divide it")
+    if need.prompt_tokens > quota[1]:
+        of_list = f" in a list of {need.prompts}" if need.prompts > 1 else ""
+        return BadRequest("prompt", f"has {need.prompt_tokens} tokens{of_list}, and {whose}; shorten it")
+    problem = f"{need.answers} answers or beams need {need.tokens} tokens with their prompts, and {whose}"
+    return BadRequest("max_tokens", f"{problem}; ask for fewer or shorter answers")

@@ -42,6 +42,7 @@ from serve_app.ingress.front_end.grammar_checks import GrammarChecks, check_gram
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
 from serve_app.ingress.front_end.log_probabilities import make_in_slices
 from serve_app.ingress.front_end.media import check_addresses
+from serve_app.ingress.front_end.noted_prompts import note_beam_searches, note_prompts
 from serve_app.ingress.front_end.stat_logger import SharedPrometheusStatLogger
 from serve_app.ingress.http.first_errors import stop_at_first_errors
 from serve_app.links.fingerprint import model_fingerprint, public_version
@@ -117,6 +118,7 @@ class FrontEnd:
             for route in (messages_routes, messages, chat, completions):
                 route.logger.addFilter(_leaves_out_refusals)
             await init_app_state(self.engine, app.state, self.args, tasks)
+            note_beam_searches(app.state, self.engine.model_config.max_model_len)
             # vLLM's own method would ask an engine to load each adapter, but replicas load them before they take requests.
             app.state.openai_serving_models.lora_requests.update(self.adapters)
             renderer = app.state.online_renderer
@@ -220,6 +222,7 @@ async def _build(
     front = FrontEnd(model, client, engine, args)
     _check_parameters(engine)
     make_in_slices(engine)
+    note_prompts(engine)
     if install is not None:
         install(front)
     front.grammars = check_grammars(engine, vllm_config, compiler)

@@ -1,10 +1,12 @@
 """This module reads the few fields of a body on which the ingress acts before vLLM sees the request: model, id, store, length. Pure."""
 
+import contextlib
 import json
 import re
 from typing import Any
 
 import msgspec
+from pydantic import TypeAdapter, ValidationError
 
 from serve_app.errors import BadRequest, NotSupported
 
@@ -26,7 +28,10 @@ RESPONSES_STATE = "this server keeps no responses between requests"
 
 
 class BodyFields(msgspec.Struct):
-    """The fields may have any type: vLLM reports a wrong type, through the front end of the model that the body names."""
+    """The fields may have any type: vLLM reports a wrong type, through the front end of the model that the body names.
+
+    Numbers and truth values that vLLM reads from other types are what vLLM reads: "20" and 20.0 are 20, and "false" is False.
+    """
 
     model: Any = None
     request_id: Any = None
@@ -37,14 +42,27 @@ class BodyFields(msgspec.Struct):
     max_completion_tokens: Any = None
     max_output_tokens: Any = None
     use_beam_search: Any = None
-    n: Any = None
 
 
 _decoder = msgspec.json.Decoder(BodyFields)
+_NUMBER, _TRUTH = TypeAdapter(int), TypeAdapter(bool)
+_KINDS: dict[str, tuple[type, TypeAdapter[Any]]] = {
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), (int, _NUMBER)),
+    **dict.fromkeys(("stream", "use_beam_search"), (bool, _TRUTH)),
+}
 
 
 def parse_fields(body: bytes) -> BodyFields | None:
     """Return the fields; None if the body is no JSON object, or if vLLM cannot parse it either."""
+    if (fields := _fields_of(body)) is not None:
+        for name, (kind, adapter) in _KINDS.items():
+            if (value := getattr(fields, name)) is not None and type(value) is not kind:
+                with contextlib.suppress(ValidationError):  # vLLM refuses the value
+                    setattr(fields, name, adapter.validate_python(value))
+    return fields
+
+
+def _fields_of(body: bytes) -> BodyFields | None:
     try:
         return _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # RecursionError: a body of 2000 brackets

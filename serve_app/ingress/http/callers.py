@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from serve_app.books.series import gauge
 from serve_app.core import token_claims
-from serve_app.core.tenants import OIDC, Caller, Keyring
+from serve_app.core.tenants import OIDC, Caller, Keyring, Tenant
 from serve_app.errors import ConfigError, FileUnreadable, InvalidApiKey
 from serve_app.ingress.http.tokens import Tokens, is_token
 
@@ -98,6 +98,10 @@ class Tenants:
             InvalidApiKey: The header carries no valid key.
         """
         return self._keys.caller(_shown(authorization), self._clock())
+
+    def tenant(self, name: str) -> Tenant | None:
+        """Return the tenant of this name as the file has it now."""
+        return self._keys.tenant(name)
 
     def caller_of_batch(self, tenant: str, key_id: str) -> Caller | None:
         """Return the tenant and the key by which a stored batch may continue. See `Keyring.caller_of_batch`.

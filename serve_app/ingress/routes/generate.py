@@ -25,6 +25,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.utils import random_uuid
 
 from serve_app.errors import NotSupported
+from serve_app.ingress.front_end.noted_prompts import note_beam_search
 from serve_app.ingress.http.error_answers import describe_error
 from serve_app.ingress.routes.beam_search import BeamSearch
 from serve_app.ingress.routes.generate_body import GenerateRequest, parse_body
@@ -179,6 +180,7 @@ async def _beam_search(
     )
     room = _room(engine, prompt)
     num_steps = min(body.max_tokens or room, room)
+    note_beam_search(prompt, body.width, num_steps, int(engine.model_config.max_model_len))
     for step in range(num_steps):
         search.advance(await _step(engine, prompt, search, body, f"{request_id}-{step}", lora))
         if body.stream or search.done or step == num_steps - 1:
