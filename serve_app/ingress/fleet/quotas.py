@@ -130,7 +130,7 @@ class Quotas:
         if self._take_more(exchange, new_tokens, answer_tokens):  # another prompt of the list was admitted meanwhile
             return None
         if lack is not None:
-            return self._exceeded(tenant, meter, lack)
+            return self._exceeded(tenant, meter, lack, has_answer=answer_tokens > 0)
         charge = meter.admit(prompt_tokens, answer_tokens, exchange.choices, self._clock())
         self._running[exchange] = meter, charge
         exchange.headers = [(name.encode(), value.encode()) for name, value in self._headers(meter).items()]
@@ -271,9 +271,11 @@ class Quotas:
             except Exception:  # of a report in another form
                 logger.exception("what waits at other ingresses could not be read")
 
-    def _exceeded(self, tenant: Tenant, meter: Meter, lack: Lack) -> QuotaExceeded:
+    def _exceeded(self, tenant: Tenant, meter: Meter, lack: Lack, *, has_answer: bool = False) -> QuotaExceeded:
         headers = self._headers(meter)
-        return QuotaExceeded(tenant.name, lack.quota, lack.limit, lack.used, lack.wanted, lack.retry_after_s, headers)
+        return QuotaExceeded(
+            tenant.name, lack.quota, lack.limit, lack.used, lack.wanted, lack.retry_after_s, headers, has_answer=has_answer
+        )
 
     def _headers(self, meter: Meter) -> dict[str, str]:
         """Return what OpenAI's clients read: the quotas of a minute, what is left of them, and when all of it is left."""

@@ -16,6 +16,7 @@ from serve_app.ingress.http.tokens import Tokens, is_token
 logger = logging.getLogger(__name__)
 
 IN_FORCE = gauge("tenants_file_in_force")
+IN_FORCE.set(1)  # also without such a file
 
 _LOOK_S = 1.0
 
@@ -68,9 +69,12 @@ class Tenants:
         self.tokens = tokens
         self._seen = self._stamp()
         self._keys = read(None)
+        if self._keys.problem:
+            logger.warning("%s", self._keys.problem)
         self.file_in_force = True
         """Whether all of the file counts. False: the changed file, or its lists of models with a mistake, were refused."""
-        IN_FORCE.set(1)
+        self.last_change: tuple[int, str] = (0, "")
+        """When the file was changed last (nanoseconds since 1970; 0 if it is gone) and what that led to, as logged; (0, "") before."""
         self._warned: frozenset[str] = frozenset()
         self._warn_of_invalid()
 
@@ -115,19 +119,27 @@ class Tenants:
         if (stamp := self._stamp()) == self._seen:
             return
         self._seen = stamp
-        in_force = False
+        unexpected: Exception | None = None
         try:
             self._keys = self._read(self._keys)
-            in_force = self._keys.is_whole
         except ConfigError as exc:
-            logger.error("%s; the %d API keys read before stay in force", exc, len(self._keys))
-        except Exception:  # whatever it is, it must be seen: a key may have been revoked
-            logger.exception("%s cannot be used; the %d API keys read before stay in force", self._path, len(self._keys))
+            level, said = logging.ERROR, f"{exc}; the {len(self._keys)} API keys read before stay in force"
+        except Exception as exc:  # whatever it is, it must be seen: a key may have been revoked
+            unexpected = exc
+            level, said = logging.ERROR, f"{self._path} cannot be used; the {len(self._keys)} API keys read before stay in force"
         else:
-            logger.info("%s has changed: %d API keys are in force", self._path, len(self._keys))
-            self._warn_of_invalid()
-        self.file_in_force = in_force
-        IN_FORCE.set(in_force)
+            level, said = self._judged()
+        self.file_in_force, self.last_change = level == logging.INFO, (stamp[0] if stamp else 0, said)
+        IN_FORCE.set(self.file_in_force)
+        logger.log(level, "%s", said, exc_info=unexpected)
+        self._warn_of_invalid()
+
+    def _judged(self) -> tuple[int, str]:
+        """Return the level and the text of the line about the keys that have just been read."""
+        if not self._keys.problem:
+            return logging.INFO, f"{self._path} has changed: {len(self._keys)} API keys are in force"
+        kept = f"tenants with such models keep those they had; all else is in force, {len(self._keys)} API keys"
+        return logging.WARNING, f"{self._keys.problem}; {kept}"
 
     def _warn_of_invalid(self) -> None:
         """Log each key that is no longer valid, unless the last reading of the file has logged it."""
