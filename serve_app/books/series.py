@@ -116,7 +116,13 @@ TABLE = (
         "tenants_file_in_force",
         "gauge",
         (),
-        "Whether the tenants are those of the file: 0 if the file has a mistake, and the ingress keeps the tenants that it read before.",
+        "0 if the changed tenants file, or a part of it, has a mistake, which the log names; else 1.",
+    ),
+    Series(
+        "oidc_issuer_answers",
+        "gauge",
+        ("issuer",),
+        "Whether the issuer of ingress.oidc gave its keys when asked last; if not, the log says why.",
     ),
     Series("waiting_requests", "gauge", _MODEL, "Requests without a replica."),
     Series(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from serve_app.config import ModelSettings, Settings, default_cache_dir, mapping
 from serve_app.config.checks import did_you_mean, dotted
 from serve_app.config.timeouts import RULES, timeouts_of
 from serve_app.config.vllm_source import engine_arg_types
+from serve_app.core.tenants import Keyring
 from serve_app.errors import ConfigError
 
 
@@ -76,6 +78,8 @@ def _judged(file: Path, edge_s: Mapping[str, float | None], ignored: frozenset[s
     if isinstance(values.get("config"), dict) and "models" not in values:
         way_out = f"check what they render: helm template demo helm/serve-app -f {file} | serve-app check -"
         raise ConfigError(str(file), "holds values of the Helm chart", way_out)
+    if "tenants" in values and "models" not in values:
+        return _of_tenants(file, text)
     if wrong := list(problems(values)):
         return CheckResult(wrong)
     settings = parse_settings(values)
@@ -87,11 +91,38 @@ def _judged(file: Path, edge_s: Mapping[str, float | None], ignored: frozenset[s
         typer.secho("asking vLLM, which takes 10 to 30 s (--no-vllm leaves it out)", err=True)
         if wrong := vllm_problems(settings, asked):
             return CheckResult(wrong)
-    summary = (f"{file} is valid.", *map(_model_line, settings.models.values()), *_summary(settings))
-    return CheckResult((), summary, list(_notes(settings, asked)))
+    keys = _keys_of(settings)
+    tenants = [] if keys is None else [f"  {_tenants_in(keys)}"]
+    summary = (f"{file} is valid.", *map(_model_line, settings.models.values()), *tenants, *_summary(settings))
+    ended = [] if keys is None else keys.invalid(time.time())
+    return CheckResult((), summary, [*_notes(settings, asked), *ended])
 
 
 _REST = "The rest is checked by Kubernetes: kubectl apply --dry-run=server -f FILE"
+
+
+def _of_tenants(file: Path, text: str) -> CheckResult:
+    """Check a tenants file without a configuration, and so without the names of its models."""
+    from serve_app.config.tenants_file import TenantsFile, tenants_or_problems
+
+    found = tenants_or_problems(text)
+    if not isinstance(found, TenantsFile):
+        return CheckResult(found)
+    keys = found.keyring(shared=False)
+    rest = f"  {_tenants_in(keys)}; whether their models are served, `serve-app check` of the configuration says"
+    return CheckResult((), (f"{file} is a valid tenants file.", rest), list(keys.invalid(time.time())))
+
+
+def _tenants_in(keys: Keyring) -> str:
+    return f"tenants: {keys.num_tenants}, with {len(keys)} API keys in all"
+
+
+def _keys_of(settings: Settings) -> Keyring | None:
+    """Return the keys of the file that the settings name, which has no problems; None without a file on this machine."""
+    from serve_app.config.keys_file import read_keyring
+
+    file = settings.ingress.keys_file
+    return read_keyring(settings) if file is not None and os.path.exists(file) else None
 
 
 def _known_rules(names: Collection[str]) -> frozenset[str]:

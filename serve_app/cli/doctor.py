@@ -26,6 +26,7 @@ from serve_app.cli.findings import GIB, Finding
 from serve_app.cli.startable import named_files, refuse_missing_checkpoint, refuse_taken_port
 from serve_app.config import (
     ModelSettings,
+    OidcSettings,
     Settings,
     cluster_token,
     default_cache_dir,
@@ -34,7 +35,8 @@ from serve_app.config import (
     problems,
     read_text,
 )
-from serve_app.config.keys_file import read_keyring
+from serve_app.config.keys_file import keys_file_problems
+from serve_app.config.tenants_file import in_one
 from serve_app.errors import CheckpointError, ClusterFailed, ConfigError, ListenFailed
 
 RAY_GIB, INGRESS_GIB, REPLICA_GIB = 0.5, 1.0, 1.25
@@ -81,6 +83,8 @@ def examine(file: Path) -> Iterator[Finding]:
     yield findings.memory(_available_bytes(), 0 if run else needed_bytes(settings))
     yield findings.descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE), settings.ingress.replicas.target_streams)
     yield from _files(settings)
+    if settings.ingress.oidc is not None:
+        yield _issuer(settings.ingress.oidc)
     yield from _folders(settings)
     for model in settings.models.values():
         yield _files_of(model)
@@ -190,8 +194,8 @@ def _folders(settings: Settings) -> Iterator[Finding]:
 def _files(settings: Settings) -> Iterator[Finding]:
     """Judge the files that the configuration names: whether they are there, and what those with tenants, keys and the token hold."""
     readers: dict[str, Callable[[Settings], object]] = {
-        "ingress.api_keys_file": read_keyring,
-        "ingress.tenants_file": read_keyring,
+        "ingress.api_keys_file": _refuse_keys_file,
+        "ingress.tenants_file": _refuse_keys_file,
         "protocol.cluster_token_file": cluster_token,
     }
     for key, path in named_files(settings).items():
@@ -206,6 +210,25 @@ def _files(settings: Settings) -> Iterator[Finding]:
             yield Finding(key, "error", exc.problem, exc.hint)
         else:
             yield Finding(key, "ok", f"{path} is there")
+
+
+def _refuse_keys_file(settings: Settings) -> None:
+    if wrong := keys_file_problems(settings):
+        raise in_one(wrong)
+
+
+def _issuer(settings: OidcSettings) -> Finding:
+    """Ask the issuer of tokens for its keys. An ingress starts without them, so a failure is a warning."""
+    from serve_app.ingress.http.issuer_keys import FETCH_ERRORS, fetch_keys, in_words
+
+    try:
+        keys = fetch_keys(settings)
+    except FETCH_ERRORS as exc:
+        said = f"{settings.issuer} does not give its keys: {in_words(exc)}"
+        return Finding(
+            "ingress.oidc", "warning", said, "an ingress that starts now answers tokens with 503; correct the URL or ca_file"
+        )
+    return Finding("ingress.oidc", "ok", f"{settings.issuer} has {len(keys)} keys")
 
 
 def _files_of(model: ModelSettings) -> Finding:

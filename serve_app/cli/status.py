@@ -78,7 +78,7 @@ def asked_by_http(url: str, key: str = "") -> dict[str, Any]:
     except (requests.RequestException, ValueError) as exc:
         raise ClusterFailed(f"{url} does not report its fleet: {exc}", "is an ingress of serve-app there?") from exc
     if not answer.ok:
-        hint = "give an API key by --key" if answer.status_code == 401 else ""
+        hint = f"give {'another' if key else 'an'} API key by --key" if answer.status_code == 401 else ""
         raise ClusterFailed(f"{url} answered {answer.status_code} to GET /fleet", hint)
     if problem := problem_of(report):
         raise ClusterFailed(f"{url} does not report its fleet: {problem}", "is an ingress of serve-app of this version there?")
@@ -159,9 +159,8 @@ def _print_members(console: Console, model: str, leases: Sequence[Mapping[str, A
         print_table(console, "", ("ingress", "state", "address", "pid", "streams", "waiting"), rows)
         canaries = [row for lease in leases for row in _canary_rows(lease)]
         print_table(console, "", ("canary", "of", "ingress", "state", "requests", "reason"), canaries)
-        if refusing := [lease["replica_id"] for lease in leases if keys_file_refused(lease)]:
-            said = "refuses the changed file of tenants or keys, or a part of it"
-            console.print(f"\nwarning: {', '.join(refusing)} {said}; serve-app check FILE says why", style="yellow", markup=False)
+        for said, names in _refused_changes(leases).items():
+            console.print(f"\nwarning: {', '.join(names)}: {said}", style="yellow", markup=False)
         return
     leases = [lease for lease in leases if lease["state"] != "lost"]
     rows = [(*_common(lease), *_replica_load(lease["load"])) for lease in leases]
@@ -178,9 +177,15 @@ def _print_members(console: Console, model: str, leases: Sequence[Mapping[str, A
     print_table(console, "", ("start (s)", *_START), _start_rows(starts))
 
 
-def keys_file_refused(ingress: Mapping[str, Any]) -> bool:
-    """Return whether the ingress of this lease has refused the changed file of tenants or keys."""
-    return not ingress["load"].get("tenants_file_in_force", True)
+def _refused_changes(ingresses: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return what is wrong with the file of tenants or keys, and the ingresses that say so. `GET /fleet` does not show what is wrong."""
+    unknown = "the changed file of tenants or keys has a mistake; the ingress's log says which"
+    found: dict[str, list[str]] = defaultdict(list)
+    for lease in ingresses:
+        if not lease["load"].get("tenants_file_in_force", True):
+            _, said = lease["load"].get("tenants_file_change", (0, unknown))
+            found[said].append(lease["replica_id"])
+    return found
 
 
 _START = ("whole", "scheduled", "process", "import", "download", "load", "warm_up")

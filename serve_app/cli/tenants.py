@@ -102,7 +102,7 @@ def create(
             raise typer.BadParameter(f"{file} has a tenant {name!r} already; `serve-app tenants rotate {name}` makes another key")
         tenants[name] = {"keys": []} | _given(models=model, limits=limits, deadlines=deadlines, weight=weight, priority=priority)
         key = _add_key(tenants, name, scope, expires)
-    _show(key, f"{name} may now ask by this key")
+    _show(key, f"this is a key of {name}")
 
 
 @app.command()
@@ -130,7 +130,7 @@ def rotate(
         new = _add_key(tenants, name, scopes, expires)
     _show(
         new,
-        f"{name} may now ask by this key; the keys {', '.join(key['id'] for key in valid) or '(none)'} expire on {last} or before",
+        f"this is a key of {name}; its keys {', '.join(key['id'] for key in valid) or '(none)'} expire on {last} or before",
     )
 
 
@@ -251,7 +251,8 @@ def _add_key(tenants: dict[str, Any], name: str, scopes: list[str] | None, expir
 def _show(key: str, said: str) -> None:
     """Print the key alone on standard output, so that a script can take it from there."""
     typer.echo(key)
-    typer.secho(f"{said}. It is shown only now: the file has its digest.", fg="green", err=True)
+    then = "The key is shown only now: the file has its digest. Services whose ingress.tenants_file names the file take it in seconds."
+    typer.secho(f"{said}. {then}", fg="green", err=True)
 
 
 def _read(file: Path, *, may_be_new: bool = False) -> dict[str, Any]:
@@ -277,7 +278,7 @@ def _parsed(file: Path, text: str) -> "TenantsFile":
     """Return the tenants in the text.
 
     Raises:
-        ConfigError: The first problem, after the name of the file.
+        ConfigError: The text has problems; the name of the file comes first.
     """
     from serve_app.config.tenants_file import parse_tenants
     from serve_app.errors import ConfigError

@@ -22,10 +22,8 @@ from serve_app.cli.rayservice import own_reasons
 from serve_app.cli.running import hand_over
 from serve_app.cli.settings_file import read_settings, refuse
 from serve_app.cli.startable import refuse_hopeless_start, refuse_name_in_use
-from serve_app.cli.status import keys_file_refused
 from serve_app.cli.ui import pages
 from serve_app.config import Settings
-from serve_app.config.keys_file import keys_file_problems
 from serve_app.config.timeouts import broken_rules, timeouts_of
 from serve_app.errors import ClusterFailed, ClusterSilent
 
@@ -40,6 +38,9 @@ _MAX_SILENCES = 4
 One such call means little while engines load: at a load of 70 on two cores Ray once took longer than 30 s with all its processes alive.
 """
 console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+Change = tuple[int, str, bool]
+"""A change of the file of tenants or keys: `last_change` of the ingress, and whether all of the file is in force."""
 
 
 def up(file: Path, address: str) -> None:
@@ -66,11 +67,11 @@ def _watch(settings: Settings, stop: threading.Event) -> None:
     Raises:
         ClusterFailed: Serve gave the application up and no ingress runs, or this process's own Ray is dead.
     """
-    silent, failure, is_refused = False, "", False
+    silent, failure, seen = False, "", frozenset[Change]()
     while not stop.wait(_WATCH_S):
         try:
             _check_application(settings)
-            is_refused = _watch_keys_file(settings, was_refused=is_refused)
+            seen = _watch_keys_file(settings, seen)
         except ClusterSilent as exc:
             if not silent:
                 console.print(f"{exc.problem}: running replicas continue, and nothing is replaced until Ray answers")
@@ -85,20 +86,17 @@ def _watch(settings: Settings, stop: threading.Event) -> None:
             silent, failure = False, ""
 
 
-def _watch_keys_file(settings: Settings, *, was_refused: bool) -> bool:
-    """Return whether an ingress refuses the file of tenants or keys; print a line if that has changed."""
+def _watch_keys_file(settings: Settings, seen: frozenset[Change]) -> frozenset[Change]:
+    """Print changes of the file of tenants or keys that are not in ``seen``, as the ingresses judge them. Return their last changes."""
     if not settings.ingress.needs_keys:
-        return False
+        return seen
     leases = within(RAY_LIMIT_S, lambda: members(settings.name))
-    ingresses = [lease for lease in leases if lease["role"] == "ingress"]
-    is_refused = any(keys_file_refused(lease) for lease in ingresses) if ingresses else was_refused
-    if is_refused and not was_refused:
-        reasons = [str(problem) for problem in keys_file_problems(settings)]  # none if this machine has another file of that name
-        said = reasons[0] if reasons else f"{settings.ingress.keys_file}: the log of the ingress says why"
-        console.print(f"the changed file is refused, or a part of it: {said}", style="yellow", markup=False)
-    if was_refused and not is_refused:
-        console.print(f"all of {settings.ingress.keys_file} is in force again", markup=False)
-    return is_refused
+    loads = [lease["load"] for lease in leases if lease["role"] == "ingress"]
+    found: set[Change] = {(*load.get("tenants_file_change", (0, "")), load.get("tenants_file_in_force", True)) for load in loads}
+    for _, said, is_whole in sorted(found - seen):
+        if said:
+            console.print(said, style=None if is_whole else "yellow", markup=False)
+    return frozenset(found) or seen
 
 
 def _has_ingress(settings: Settings) -> bool:

@@ -250,7 +250,7 @@ def _plain_words(detail: ErrorDetails) -> tuple[str, str]:
     if value is None:
         return "has no value", "give it one, or remove the key to get the default"
     text = shown(value)
-    should = re.sub(r"^\w+ should", "but should", detail["msg"])
+    should = re.sub(r"^\w+ should", "but should", detail["msg"]).partition(" after validation")[0]
     if kind in ("dict_type", "model_type"):
         count = value if type(value) is int and 0 < value <= _MAX_WRITTEN_REPLICAS else 1
         below = (
@@ -363,9 +363,11 @@ def load_yaml(text: str) -> Any:
         _refuse_duplicate_keys(node, (), set())
         return loader.construct_document(node)
     except yaml.MarkedYAMLError as exc:
-        mark = exc.problem_mark or exc.context_mark
+        lacks_colon = exc.problem == "could not find expected ':'"  # noticed in a later line; the context is where the key begins
+        mark = exc.context_mark if lacks_colon else exc.problem_mark or exc.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        hint = "indent with spaces" if "'\\t'" in str(exc) else ""
+        hint = "write a colon and a space after the key" if lacks_colon else ""
+        hint = "indent with spaces" if "'\\t'" in str(exc) else hint
         raise ConfigError(where, f"not valid YAML: {exc.problem or exc.context}", hint) from exc
     except (yaml.YAMLError, ValueError) as exc:  # ValueError: a number by its form only, such as 0b_
         raise ConfigError("", f"not valid YAML: {str(exc).splitlines()[0]}") from exc

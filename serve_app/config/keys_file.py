@@ -1,31 +1,28 @@
 """This module reads the file of tenants or API keys that the settings name."""
 
 import dataclasses
-import logging
 from collections.abc import Iterable
 from pathlib import Path
 
 from serve_app.config.api_keys_file import CREATE_FILE_HINT, MAX_BYTES, read_api_keys
 from serve_app.config.files import read_regular_file
 from serve_app.config.settings import Settings
-from serve_app.config.tenants_file import TENANTS_FILE, TenantsFile, tenants_or_problems
+from serve_app.config.tenants_file import TENANTS_FILE, TenantsFile, in_one, tenants_or_problems
 from serve_app.core.tenants import Keyring
 from serve_app.errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 
 def read_keyring(settings: Settings, before: Keyring | None = None) -> Keyring:
     """Return the keys of the file that the settings name; they name one.
 
     If a changed file newly names a model that is not served, its keys count, because one may have been revoked; but the tenants with such
-    models keep those that they had. At the start of an ingress such a model is only logged: otherwise no ingress could start after a
-    release that serves one model less.
+    models keep those that they had. At the start of an ingress such a model is no error: otherwise no ingress could start after a release
+    that serves one model less. In both cases the keys' ``problem`` names such models.
 
     Args:
         before: The keys in force; None at the start.
     Raises:
-        ConfigError: The file cannot be used: its first problem.
+        ConfigError: The file cannot be used.
     """
     ingress = settings.ingress
     if ingress.api_keys_file is not None:
@@ -33,18 +30,14 @@ def read_keyring(settings: Settings, before: Keyring | None = None) -> Keyring:
     assert ingress.tenants_file is not None
     found = _read_tenants(ingress.tenants_file)
     if not isinstance(found, TenantsFile):
-        raise found[0]
+        raise in_one(found)
     unknown = list(found.unknown_models(settings, () if before is None else before.models()))
-    problems = _in_file(ingress.tenants_file, (problem for _, problem in unknown))
-    for problem in problems:
-        logger.warning("%s", problem)
-    if before is None:
-        return found.keyring(shared=ingress.shared_prefix_cache)
+    problem = str(in_one(_in_file(ingress.tenants_file, (each for _, each in unknown)))) if unknown else ""
     for name in {name for name, _ in unknown}:
-        if (tenant := before.tenant(name)) is not None:
+        if before is not None and (tenant := before.tenant(name)) is not None:
             models = None if tenant.models is None else tuple(sorted(tenant.models))
             found.tenants[name] = found.tenants[name].model_copy(update={"models": models})
-    return found.keyring(shared=ingress.shared_prefix_cache, is_whole=not problems)
+    return found.keyring(shared=ingress.shared_prefix_cache, problem=problem)
 
 
 def keys_file_problems(settings: Settings) -> list[ConfigError]:

@@ -3,6 +3,7 @@
 No error quotes a key, nor any value in whose place a key may have been written.
 """
 
+import dataclasses
 import hashlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from serve_app.config.api_keys_file import FEWER_KEYS_HINT, MAX_KEYS, MIN_KEY_CHARS, SHA256_DIGITS
 from serve_app.config.base import Int, Real, Section
-from serve_app.config.checks import did_you_mean, dotted, load_yaml, refuse, to_config_errors, wrong
+from serve_app.config.checks import did_you_mean, dotted, load_yaml, refuse, shown, to_config_errors, wrong
 from serve_app.config.settings import Settings
 from serve_app.core.tenants import OIDC, SCOPES, Key, Keyring, Priority, Quota, Scope, Tenant
 from serve_app.errors import ConfigError
@@ -30,6 +31,8 @@ _OF_NOTHING = hashlib.sha256(b"").hexdigest()
 
 def _day(value: object) -> object:
     if isinstance(value, str) and not re.fullmatch(r"\d{4}-\d\d-\d\d", value):
+        if day := re.match(r"\d{4}-\d\d-\d\d(?=[T ])", value):
+            raise wrong("", "has a time after the day", f"write the day alone: {day[0]}")
         raise wrong("", f"is {value[:20]!r}, which is no date", "write year, month and day, as 2027-01-31")
     if isinstance(value, int | float):  # pydantic would take a number for seconds
         raise wrong("", f"is {value}, which is no date", "write year, month and day, as 2027-01-31")
@@ -44,6 +47,8 @@ def _key_id(text: str) -> str:
 
 
 def _digest(value: object) -> object:
+    if isinstance(value, str) and re.fullmatch(f"sha256:{SHA256_DIGITS.pattern}", value):
+        raise wrong("", "begins with `sha256:`", "write the 64 hex digits alone")
     if not isinstance(value, str) or not SHA256_DIGITS.fullmatch(value):
         problem = f"has {len(str(value))} characters, and is not the 64 hex digits of a SHA-256"
         raise wrong("", problem, f"never write a key itself here: printf %s KEY | sha256sum; {_HOW}")
@@ -77,6 +82,8 @@ class Part(Section):
         place = next((place for place, part in _PLACES.items() if key in part.model_fields), "")
         if key in _QUOTAS_ELSEWHERE:
             return f"write limits.{_QUOTAS_ELSEWHERE[key]}"
+        if re.fullmatch(r"(requests|tokens)_per_[a-z]+", key) and not place:
+            return "convert it: quotas are requests_per_minute, tokens_per_minute and tokens_per_day"
         return f"it belongs {place}" if place else super()._hint_for(key)
 
 
@@ -219,10 +226,17 @@ class TenantsFile(Part):
     @classmethod
     def _problems_as_written(cls, values: Mapping[Any, Any]) -> Iterator[PydanticCustomError]:
         tenants = values.get("tenants")
-        for name in tenants if isinstance(tenants, Mapping) else ():
-            if not isinstance(name, str) or not re.fullmatch(TENANT_PATTERN, name) or name in RESERVED_NAMES:
+        if "tenants" in values and tenants in ({}, None):
+            yield wrong("tenants", "has no tenant", "`serve-app tenants create` makes a tenant and its key")
+        for name, tenant in tenants.items() if isinstance(tenants, Mapping) else ():
+            at = dotted(("tenants", int(name) if isinstance(name, int) else str(name)))
+            if not isinstance(name, str):
+                yield wrong(at, f"the name {shown(name)} is no text", "write it in quotes")
+            elif not re.fullmatch(TENANT_PATTERN, name) or name in RESERVED_NAMES:
                 hint = "use up to 63 of a-z, 0-9, '.', '_' and '-', as in search-team, and not none or others"
-                yield wrong(dotted(("tenants", str(name))), f"the name {str(name)[:63]!r} is no name of a tenant", hint)
+                yield wrong(at, f"the name {name[:63]!r} is no name of a tenant", hint)
+            elif tenant is None:
+                yield wrong(at, "has no value", "write {} for a tenant without keys, limits and a choice of models")
 
     def _duplicates(self) -> Iterator[PydanticCustomError]:
         if (num_keys := sum(len(tenant.keys) for tenant in self.tenants.values())) > MAX_KEYS:
@@ -240,12 +254,12 @@ class TenantsFile(Part):
                     yield wrong(f"{at}.sha256", problem, f"make another key; {_HOW}")
                 ids[key.id], digests[key.sha256] = name, key.id
 
-    def keyring(self, *, shared: bool, is_whole: bool = True) -> Keyring:
-        """Return the keys. ``shared``: whether tenants that do not say it share cached prefixes."""
+    def keyring(self, *, shared: bool, problem: str = "") -> Keyring:
+        """Return the keys. ``shared``: whether tenants that do not say it share cached prefixes. ``problem``: of the `Keyring`."""
         tenants = (
             (tenant.tenant(name, shared=shared), [key.key() for key in tenant.keys]) for name, tenant in self.tenants.items()
         )
-        return Keyring(tenants, is_whole=is_whole)
+        return Keyring(tenants, problem=problem)
 
     def unknown_models(self, settings: Settings, ignored: Collection[str] = ()) -> Iterator[tuple[str, ConfigError]]:
         """Yield a tenant and an error for each model that is not served under this name, unless it is ``ignored``."""
@@ -268,12 +282,19 @@ def parse_tenants(text: str) -> TenantsFile:
     """Return the tenants in the text of a file.
 
     Raises:
-        ConfigError: The first problem, with the path of its key in the file.
+        ConfigError: The file has problems; their paths are those of keys in the file.
     """
     found = tenants_or_problems(text)
     if isinstance(found, TenantsFile):
         return found
-    raise found[0]
+    raise in_one(found)
+
+
+def in_one(problems: Sequence[ConfigError]) -> ConfigError:
+    """Return the first of one or more problems, which says how many others there are."""
+    first, num_others = problems[0], len(problems) - 1
+    more = [f"and {num_others} more, which `serve-app check` shows"] if num_others else []
+    return dataclasses.replace(first, hint="; ".join([first.hint, *more] if first.hint else more))
 
 
 def tenants_or_problems(text: str) -> TenantsFile | list[ConfigError]:

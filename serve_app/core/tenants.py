@@ -159,11 +159,11 @@ class Keyring:
     """All tenants and their keys. The ids of keys, and their digests, are unique.
 
     Args:
-        is_whole: False if the changed file named unknown models, so that some tenants kept their earlier models.
+        problem: What is wrong with models that the file names, "" for nothing. All else of the file counts.
     """
 
-    def __init__(self, tenants: Iterable[tuple[Tenant, Sequence[Key]]], *, is_whole: bool = True) -> None:
-        self.is_whole = is_whole
+    def __init__(self, tenants: Iterable[tuple[Tenant, Sequence[Key]]], *, problem: str = "") -> None:
+        self.problem = problem
         listed = list(tenants)
         self._tenants = {tenant.name: tenant for tenant, _ in listed}
         self._callers = [Caller(tenant, key) for tenant, keys in listed for key in keys]
@@ -171,6 +171,10 @@ class Keyring:
     def __len__(self) -> int:
         """Return the number of keys."""
         return len(self._callers)
+
+    @property
+    def num_tenants(self) -> int:
+        return len(self._tenants)
 
     def caller(self, key: bytes, now: float) -> Caller:
         """Return the caller to whom ``key`` belongs. ``now`` is in seconds since 1970.
@@ -181,7 +185,7 @@ class Keyring:
         if (found := self._find(key)) is None:
             raise InvalidApiKey("the API key is not known")
         if problem := found.key.why_invalid(now):
-            raise InvalidApiKey(problem)
+            raise InvalidApiKey(problem, "ask the operator of this server for a new key")
         return found
 
     def knows(self, key: bytes) -> bool:

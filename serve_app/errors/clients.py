@@ -39,9 +39,10 @@ class InvalidApiKey(ServingError):
     http_status: ClassVar[int] = 401
     code: ClassVar[str] = "invalid_api_key"
     problem: str
+    hint: str = "send the header `Authorization: Bearer KEY` with a key of this server"
 
     def __str__(self) -> str:
-        return f"{self.problem}; send the header `Authorization: Bearer KEY` with a key of this server"
+        return f"{self.problem}; {self.hint}"
 
 
 @dataclass(eq=False)

@@ -101,7 +101,7 @@ class NoFreePlace(ServingError):
 class QuotaExceeded(ServingError):
     """A request needs more than is left of its tenant's ``quota``. ``used`` and ``limit`` are of all ingresses together.
 
-    ``needed`` is 0 for a request that was not read, because nothing is left.
+    ``needed`` is 0 for a request that was not read, because nothing is left. ``has_answer``: ``needed`` includes tokens of an answer.
     """
 
     http_status: ClassVar[int] = 429
@@ -114,10 +114,12 @@ class QuotaExceeded(ServingError):
     retry_after_s: float = field()
     headers: dict[str, str] = field(default_factory=dict, repr=False)
     """What is left of the tenant's quotas, for the head of the answer."""
+    has_answer: bool = False
 
     def __str__(self) -> str:
         has = f"the tenant {self.tenant!r} has {self.quota} {self.limit}"
-        of_what = ", for its prompt and an answer of usual length" if self.quota.startswith("tokens") else ""
+        with_answer = self.has_answer and self.quota.startswith("tokens")
+        of_what = ", its answer included: a lower max_tokens needs less" if with_answer else ""
         needs = f"this request needs {self.needed}{of_what}" if self.needed else "none is left for another request"
         needs = f"{self.used} are in use and {needs}"
         return f"{has}: {needs}; retry in {self.retry_after_s:.1f} s"

@@ -203,9 +203,11 @@ class IngressRuntime:
             if (costs := self.app.books.step_costs(name)) is not None:
                 front.client.handle(StepCostsMeasured(costs))
 
-    def keys_file_state(self) -> dict[str, bool]:
-        """Return whether the file of tenants or keys is in force, for the lease; empty without such a file."""
-        return {} if self.app.tenants is None else {"tenants_file_in_force": self.app.tenants.file_in_force}
+    def keys_file_state(self) -> dict[str, Any]:
+        """Return whether the file of tenants or keys is in force, and its last change, for the lease; empty without such a file."""
+        if (tenants := self.app.tenants) is None:
+            return {}
+        return {"tenants_file_in_force": tenants.file_in_force, "tenants_file_change": tenants.last_change}
 
     def quarantined(self) -> tuple[tuple[str, str, float], ...]:
         """Return what the lease reports to other ingresses: model, fingerprint, seconds left."""
@@ -252,8 +254,14 @@ def installer_of(settings: Settings) -> Install | None:
 
 
 async def _report(report: FleetReport, fronts: Mapping[str, FrontEnd]) -> dict[str, Any]:
-    """Return the answer to `/fleet`. A link shows the loss of a replica at once, a lease only when it ends."""
-    return with_lost(await report(), [front.client.links.lost for front in fronts.values()], now=time.time())
+    """Return the answer to `/fleet`. A link shows the loss of a replica at once, a lease only when it ends.
+
+    Any API key may ask for `/fleet`, so a change of the tenants file is left out: it may name other tenants.
+    """
+    told = await report()
+    for member in told["members"]:
+        member["load"].pop("tenants_file_change", None)
+    return with_lost(told, [front.client.links.lost for front in fronts.values()], now=time.time())
 
 
 def _configured(settings: Settings) -> dict[str, metrics.Configured]:

@@ -136,6 +136,26 @@ def test_a_path_that_no_file_system_takes_is_one_that_does_not_exist(tmp_path: P
     assert (code, output.count(f"note: {path} does not exist on this machine")) == (0, 2)
 
 
+def test_a_valid_file_of_tenants_is_counted_alone_and_with_its_configuration(tmp_path: Path) -> None:
+    file, tenants = tmp_path / "serve.yaml", tmp_path / "tenants.yaml"
+    old = f"{{id: old, sha256: {'a' * 64}, expires: 2026-01-01}}"
+    tenants.write_text(f"tenants: {{team: {{keys: [{old}, {{id: new, sha256: {'b' * 64}}}]}}, free: {{}}}}")
+    file.write_text(f"models: {{a: {{model: embedded:smollm2-135m-instruct}}}}\ningress: {{tenants_file: {tenants}}}")
+    for checked in (tenants, file):
+        code, output = run("check", "--no-vllm", str(checked))
+        assert (code, "tenants: 2, with 2 API keys in all" in output) == (0, True), output
+        assert "note: the API key old has expired on 2026-01-01 (tenant team)" in output
+
+
+def test_each_mistake_of_a_tenants_file_is_a_line(tmp_path: Path) -> None:
+    tenants = tmp_path / "tenants.yaml"
+    tenants.write_text("tenants: {team: {tpm: 5, weight: 0}}")
+    code, output = run("check", str(tenants))
+    assert code == 1
+    assert f"error: {tenants}: tenants.team.tpm: unknown key; write limits.tokens_per_minute\n" in output
+    assert f"error: {tenants}: tenants.team.weight: is 0, but should be" in output
+
+
 def test_missing_authorities_of_the_issuer_are_noted(tmp_path: Path) -> None:
     file, tenants = tmp_path / "serve.yaml", tmp_path / "tenants.yaml"
     tenants.write_text("tenants: {team: {}}")

@@ -148,6 +148,24 @@ def test_files_that_are_named_are_read_and_adapters_looked_for(tmp_path: Path) -
     assert said["model chat"] == ("error", f"models.chat.adapters.lora.path: {tmp_path} holds no adapter_config.json")
 
 
+def test_mistakes_of_the_tenants_and_an_issuer_that_is_away_are_found(tmp_path: Path) -> None:
+    tenants, port = tmp_path / "tenants.yaml", 1
+    tenants.write_text("tenants: {team: {tpm: 5, models: [caht], weight: 0}}")
+    oidc = f"{{issuer: 'http://127.0.0.1:{port}/realm', audience: serve-app, tenant_claim: groups}}"
+    code, found = doctor(written(tmp_path, CONFIG.format(port=f"8977, tenants_file: {tenants}, oidc: {oidc}")))
+    said = {finding["name"]: finding for finding in found}
+    assert (code, said["ingress.tenants_file"]["state"]) == (1, "error")
+    assert said["ingress.tenants_file"]["said"] == f"{tenants}: tenants.team.tpm: unknown key"
+    remedy = "write limits.tokens_per_minute; and 1 more, which `serve-app check` shows"
+    assert said["ingress.tenants_file"]["remedy"] == remedy
+    assert said["ingress.oidc"]["state"] == "warning"
+    assert f"http://127.0.0.1:{port}/realm/.well-known/openid-configuration: ConnectError: " in said["ingress.oidc"]["said"]
+    tenants.write_text("tenants: {team: {models: [caht]}}")
+    _, found = doctor(written(tmp_path, CONFIG.format(port=f"8977, tenants_file: {tenants}")))
+    (line,) = (finding for finding in found if finding["name"] == "ingress.tenants_file")
+    assert (line["state"], line["remedy"]) == ("error", "did you mean chat?"), "`serve-app up` refuses it"
+
+
 def test_a_file_whose_name_is_too_long_does_not_exist(tmp_path: Path) -> None:
     keys = tmp_path / ("k" * 300)
     _, found = doctor(written(tmp_path, CONFIG.format(port=f"8977, api_keys_file: {keys}")))

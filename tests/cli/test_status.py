@@ -72,9 +72,13 @@ def test_a_line_is_one_member_with_its_load() -> None:
 
 
 def test_an_ingress_that_refuses_the_changed_file_of_tenants_has_a_warning() -> None:
-    refusing = lease("ijklmnop", "ingress", "", 8010, {"tenants_file_in_force": False})
-    said = "refuses the changed file of tenants or keys, or a part of it; serve-app check FILE says why"
-    assert f"warning: ijklmnop {said}" in shown(200, members=[refusing])
+    said = "/tenants.yaml: tenants.t.weight: is 0"
+    for change, expected in (
+        ({}, "the changed file of tenants or keys has a mistake; the ingress's log says which"),
+        ({"tenants_file_change": (1, said)}, said),
+    ):
+        refusing = [lease(name, "ingress", "", 8010, {"tenants_file_in_force": False, **change}) for name in ("i1", "i2")]
+        assert f"warning: i1, i2: {expected}" in shown(200, members=refusing)
     for load in ({}, {"tenants_file_in_force": True}):
         assert "warning" not in "".join(shown(200, members=[lease("ijklmnop", "ingress", "", 8010, load)]))
 
@@ -180,6 +184,8 @@ def test_a_missing_key_is_told_with_the_way_out() -> None:
         asked_by_http(fake.url)
     with fake_service(asks_for_key=True) as fake:
         assert asked_by_http(fake.url, KEY)["decisions"] == []
+        with pytest.raises(ClusterFailed, match="answered 401 to GET /fleet; give another API key by --key"):
+            asked_by_http(fake.url, f"{KEY}-revoked")
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ def test_a_created_tenant_may_ask_by_the_key_that_was_printed_once(file: Path) -
     assert tenant == Tenant("search-team", frozenset({"chat", "embed"}), 8192, 32768)
     assert (found.id, [*found.scopes], found.expires) == (id_of(key, "search-team"), ["infer"], "2099-01-31")
     assert key not in file.read_text()
+    assert "Services whose ingress.tenants_file names the file take it in seconds." in run(file, "create", "another").stderr
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     other = made(file, "create", "other")
     assert caller(file, other).tenant.models is None

@@ -110,7 +110,7 @@ def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, 
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"models": {}}, "models: is {}, but should have at least 1 item after validation, not 0"),
+        ({"models": {}}, "models: is {}, but should have at least 1 item"),
         ({"models": {"a": {}}}, "models.a.model: is missing; add `model:`"),
         ({"models": {"a/b.c": {}}}, 'models["a/b.c"].model: is missing; add `model:`'),
         ({"models": {"a": None}}, "models.a: has no value; give it one, or remove the key to get the default"),

@@ -123,7 +123,15 @@ def test_no_error_quotes_a_key_wherever_it_was_written(problems_of: Callable[[st
         ("models: {a: {}}", "is the configuration of a fleet, not a tenants file; name the file of its key ingress.tenants_file"),
         (entry(sha256=digest("")), "is the SHA-256 of nothing, so that no key would be needed"),
         (entry(expires="9999-12-31"), "is 9999-12-31, after which there is no day"),
-        ("tenants: {}", "tenants: is {}"),
+        ("tenants: {}", "tenants: has no tenant; `serve-app tenants create` makes"),
+        ("tenants:", "tenants: has no tenant"),
+        ("tenants: {t: null}", "tenants.t: has no value; write {} for a tenant without keys, limits and a choice of models"),
+        ("tenants: {123: {}}", "tenants[123]: the name 123 is no text; write it in quotes"),
+        ("tenants: {yes: {}}", "tenants[1]: the name True is no text; write it in quotes"),
+        (
+            "tenants:\n  a: {}\n  b:\n    priority: batch\n    weight:4\n  c: {}\n",
+            "line 5, column 5: not valid YAML: could not find expected ':'; write a colon and a space after the key",
+        ),
         ("tenants: {t: {keys: [}", "not valid YAML"),
         (
             entry(sha256=SECRET),
@@ -146,6 +154,8 @@ def test_no_error_quotes_a_key_wherever_it_was_written(problems_of: Callable[[st
             entry(expires="soon"),
             "tenants.t.keys[0].expires: is 'soon', which is no date; write year, month and day, as 2027-01-31",
         ),
+        (entry(expires="2027-01-31T12:00:00Z"), "expires: has a time after the day; write the day alone: 2027-01-31"),
+        (entry(sha256=f"sha256:{D1}"), "sha256: begins with `sha256:`; write the 64 hex digits alone"),
         (entry(expires="2027-02-30"), "tenants.t.keys[0].expires: is '2027-02-30', but should be a valid date"),
         (entry(expires=20270131), "tenants.t.keys[0].expires: is 20270131, which is no date"),
         (entry(scopes=["infer", "read"]), "tenants.t.keys[0].scopes[1]: is 'read', but should be 'infer' or 'batch'"),
@@ -153,7 +163,11 @@ def test_no_error_quotes_a_key_wherever_it_was_written(problems_of: Callable[[st
         (entry(expired="2027-01-31"), "tenants.t.keys[0].expired: unknown key; did you mean expires?"),
         (tenant(limits={"max_tokens": "8k"}), "tenants.t.limits.max_tokens: is '8k', but should be a valid integer"),
         (tenant(limits={"max_tokens": 0}), "tenants.t.limits.max_tokens: is 0, but should be greater than or equal to 1"),
-        (tenant(limits={"requests_per_hour": 5}), "tenants.t.limits.requests_per_hour: unknown key; did you mean"),
+        (
+            tenant(limits={"requests_per_hour": 5}),
+            "tenants.t.limits.requests_per_hour: unknown key; convert it: quotas are requests_per_minute, tokens_per_minute and",
+        ),
+        (tenant(limits={"request_per_minute": 5}), "unknown key; did you mean requests_per_minute?"),
         (tenant(limits={"first_token_s": 5}), "tenants.t.limits.first_token_s: unknown key; it belongs under `deadlines`"),
         (tenant(limits={"total_s": 5}), "tenants.t.limits.total_s: unknown key; it belongs under `deadlines`"),
         (tenant(limits={"weight": 5}), "tenants.t.limits.weight: unknown key; it belongs to the tenant itself"),
@@ -187,6 +201,20 @@ def test_a_mistake_is_named_with_its_place_and_the_way_out(problems_of: Callable
         parse_tenants(text)
     assert str(refused.value) == problem
     assert refused.value.__cause__ is None or SECRET not in str(refused.value.__cause__)
+
+
+def test_the_first_problem_says_how_many_others_there_are(tmp_path: Path) -> None:
+    (file := tmp_path / "tenants.yaml").write_text("tenants: {t: {tpm: 5, limits: {requests_per_minute: 10k}, weight: 0}}")
+    with pytest.raises(ConfigError) as refused:
+        read_keyring(settings_with(tenants_file=str(file)))
+    assert str(refused.value) == (
+        f"ingress.tenants_file: {file}: tenants.t.tpm: unknown key; write limits.tokens_per_minute; "
+        "and 2 more, which `serve-app check` shows"
+    )
+    file.write_text("tenants: {t: {models: [cat, chat, dog]}}")
+    problem = read_keyring(settings_with(tenants_file=str(file))).problem
+    assert "models[0]: is 'cat'" in problem
+    assert problem.endswith("; and 1 more, which `serve-app check` shows")
 
 
 def test_ids_and_digests_are_unique_among_all_tenants(problems_of: Callable[[str], list[str]]) -> None:

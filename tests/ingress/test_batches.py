@@ -325,4 +325,5 @@ async def test_other_methods_and_paths_of_the_api_are_refused(tmp_path: Path) ->
 def test_without_storage_there_are_no_such_routes() -> None:
     for path in ("/v1/files", "/v1/batches", "/v1/files/file-1/content"):
         status, body = get(ingress(), path)
-        assert (status, body["error"]["message"]) == (404, f"{path} does not exist here")
+        said = f"{path} does not exist here: this server stores no files and batches (ingress.batch)"
+        assert (status, body["error"]["message"]) == (404, said)

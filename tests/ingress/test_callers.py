@@ -177,6 +177,7 @@ def test_a_broken_new_file_keeps_the_old_keys_and_is_reported_once(
     errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert len(errors) == 1
     assert errors[0].endswith("; the 1 API keys read before stay in force")
+    assert keys.last_change == (0 if broken is None else file.stat().st_mtime_ns, errors[0])
     replace(file, SECOND, keys)
     assert allowed(keys, FIRST, SECOND) == [SECOND]
 
@@ -281,6 +282,7 @@ def test_a_tenant_for_which_a_changed_file_names_an_unknown_model_keeps_its_mode
         return json.dumps({"tenants": {"team": {"models": models, "keys": [{"id": "k1", "sha256": digest(key)}]}}})
 
     def in_force() -> tuple[list[str], set[str], bool]:
+        assert tenants.last_change[0] == path.stat().st_mtime_ns
         tenant = tenants._keys.tenant("team")
         assert tenant is not None
         return allowed(tenants, FIRST, SECOND), set(tenant.models or ()), tenants.file_in_force
@@ -292,6 +294,10 @@ def test_a_tenant_for_which_a_changed_file_names_an_unknown_model_keeps_its_mode
     assert tenants.file_in_force
     replace(path, file_of(SECOND, "caht", "removed"), tenants)
     assert in_force() == ([SECOND], {"chat", "removed"}, False)
+    assert tenants.last_change[1] == (
+        f"ingress.tenants_file: {path}: tenants.team.models[0]: is 'caht', no served model; did you mean chat?; "
+        "tenants with such models keep those they had; all else is in force, 1 API keys"
+    )
     replace(path, file_of(SECOND, "removed"), tenants)
     assert in_force() == ([SECOND], {"removed"}, True)
 

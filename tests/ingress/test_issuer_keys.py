@@ -9,10 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import REGISTRY
 
 from serve_app.errors import InvalidToken, IssuerAway
 from serve_app.ingress.http import issuer_keys
-from serve_app.ingress.http.issuer_keys import IssuerKeys, fetch_keys, usable_keys
+from serve_app.ingress.http.issuer_keys import IssuerKeys, fetch_keys, in_words, usable_keys
 from serve_app.ingress.http.tokens import Tokens
 from tests.doubles.certificates import make_tls
 from tests.doubles.fleet import in_loop
@@ -30,6 +31,10 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def answers(issuer: Issuer) -> float | None:
+    return REGISTRY.get_sample_value("serve_app_oidc_issuer_answers", {"issuer": issuer.url})
 
 
 async def outcome(keys: IssuerKeys, kid: str) -> str:
@@ -82,12 +87,15 @@ async def test_known_keys_stay_while_the_issuer_is_away(issuer: Issuer, caplog: 
         assert await tokens.rights(issuer.token(jti=str(clock.now)).encode()) == first
         with pytest.raises(InvalidToken, match="the token is signed with a key that its issuer does not publish"):
             await tokens.rights(issuer.token(kid="unknown").encode())
+    assert answers(issuer) == 0
     issuer.status, clock.now = 200, clock.now + 400.0
     assert await outcome(tokens.keys, "unknown") == "invalid_token"
+    assert answers(issuer) == 1
     said = [record.getMessage() for record in caplog.records if record.name == issuer_keys.__name__]
     assert said == [
         f"ingress.oidc: {issuer.url} has 1 keys: one",
-        f"ingress.oidc: ValueError: {issuer.url}{DISCOVERY} answers with status 503; the 1 keys fetched before stay in force",
+        f"ingress.oidc: {issuer.url}: ValueError: {issuer.url}{DISCOVERY} answers with status 503; "
+        "the 1 keys fetched before stay in force",
         f"ingress.oidc: {issuer.url} answers again",
     ]
 
@@ -146,6 +154,13 @@ async def test_rotated_keys_count_and_what_a_withdrawn_key_has_signed_is_refused
     assert await outcome(tokens.keys, "unknown") == "invalid_token"
     with pytest.raises(InvalidToken, match="the signature of the token is not valid"):
         await tokens.rights(new)
+
+
+def test_an_error_of_the_connection_names_the_url_that_was_asked(issuer: Issuer) -> None:
+    url = "http://127.0.0.1:1/keys"
+    with pytest.raises(httpx.ConnectError) as failed:
+        fetch_keys(issuer.settings(jwks_url=url))
+    assert in_words(failed.value).startswith(f"{url}: ConnectError: ")
 
 
 def test_a_given_url_of_the_keys_needs_no_discovery(issuer: Issuer) -> None:

@@ -81,7 +81,8 @@ async def test_tokens_are_counted_as_the_engines_count_them(tmp_path: Path) -> N
         assert left == [70, 30], "20 + 10, and 20 + 2 x 10"
         refused = await http.post("/v1/completions", json={**ask, "n": 3}, headers=shown("red"))
         assert refused.status_code == 429
-        said = "tokens_per_minute 100: 70 are in use and this request needs 50, for its prompt and an answer of usual length; retry in"
+        needs = "needs 50, its answer included: a lower max_tokens needs less; retry in"
+        said = f"tokens_per_minute 100: 70 are in use and this request {needs}"
         assert said in refused.json()["error"]["message"]
         answer = await http.post("/v1/completions", json=ask, headers=shown("red"))
         assert (answer.status_code, answer.headers["x-ratelimit-remaining-tokens"]) == (200, "0")

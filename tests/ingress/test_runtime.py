@@ -25,7 +25,7 @@ from serve_app.ingress.exchange.held_answer import current_exchange
 from serve_app.ingress.http.callers import IN_FORCE
 from serve_app.ingress.runtime import IngressRuntime
 from tests.core.helpers import Output, arrived, fleet_of, outputs, run
-from tests.doubles.fleet import in_loop, until
+from tests.doubles.fleet import in_loop
 from tests.ingress.fake_fronts import call, echo, front
 from tests.ingress.issuer import issuing
 from tests.ingress.tenants import digest
@@ -67,7 +67,7 @@ async def test_an_ingress_shows_latencies_of_as_many_keys_as_its_configuration_s
 
 
 @in_loop
-async def test_an_ingress_reports_the_replicas_that_it_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_ingress_reports_the_replicas_that_it_has_lost_and_no_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
     lost, built_front = LostReplicas("built"), front("built")
     built_front.client.links = cast(Any, SimpleNamespace(lost=lost))
 
@@ -75,7 +75,8 @@ async def test_an_ingress_reports_the_replicas_that_it_has_lost(monkeypatch: pyt
         return built_front
 
     async def report() -> dict[str, Any]:
-        return {"members": [{"replica_id": "a", "state": "ready"}], "decisions": [], "models": {}}
+        load = {"running": 1, "tenants_file_change": (1, "tenants.blue.weight: is 0")}
+        return {"members": [{"replica_id": "a", "state": "ready", "load": load}], "decisions": [], "models": {}}
 
     monkeypatch.setattr(IngressRuntime, "_front_end", fake_front)
     monkeypatch.setattr(metrics, "register", lambda *args: None)
@@ -83,7 +84,7 @@ async def test_an_ingress_reports_the_replicas_that_it_has_lost(monkeypatch: pyt
     built = await IngressRuntime.build(settings, ingress_id="i", fleet_id="f", report=report)
     lost.lose("a", LinkEnd.ENGINE_DIED, "why", time=5.0)
     answered = (await call(built.app, "GET", "/fleet")).json()
-    assert answered["members"] == [{"replica_id": "a", "state": "lost"}]
+    assert answered["members"] == [{"replica_id": "a", "state": "lost", "load": {"running": 1}}], "any tenant may read it"
     assert answered["lost"] == [{"replica_id": "a", "model": "built", "time": 5.0, "cause": "why"}]
 
 
@@ -126,15 +127,17 @@ async def test_an_ingress_follows_the_tenants_file_of_its_configuration(
     assert IN_FORCE._value.get() == 0
     write("second", "bulit")
     await logged("tenants.team.models[0]: is 'bulit', no served model; did you mean built?")
-    await logged("has changed")
+    await logged("tenants with such models keep those they had; all else is in force, 1 API keys")
     assert (await status("first"), await status("second")) == (401, 200), (
         "the old key may be revoked, and the team has the model it had"
     )
-    assert (IN_FORCE._value.get(), built.keys_file_state()) == (0, {"tenants_file_in_force": False})
+    assert (IN_FORCE._value.get(), built.keys_file_state()["tenants_file_in_force"]) == (0, False)
     write("second", "built")
-    await until(lambda: sum("has changed" in record.getMessage() for record in caplog.records) == 2)
+    await logged("has changed")
     assert (await status("first"), await status("second")) == (401, 200)
-    assert (IN_FORCE._value.get(), built.keys_file_state()) == (1, {"tenants_file_in_force": True})
+    change = (file.stat().st_mtime_ns, f"{file} has changed: 1 API keys are in force")
+    assert IN_FORCE._value.get() == 1
+    assert built.keys_file_state() == {"tenants_file_in_force": True, "tenants_file_change": change}
     for task in tasks:
         task.cancel()
 

@@ -138,7 +138,7 @@ class Quotas:
         if (ended := _ended(exchange)) is not None:
             return ended
         if lack is not None:
-            return self._exceeded(tenant, meter, lack)
+            return self._exceeded(tenant, meter, lack, has_answer=need.answers > 0)
         self._running[exchange] = meter, meter.admit(need, self._clock())
         exchange.headers = [(name.encode(), value.encode()) for name, value in self._headers(meter).items()]
         return None
@@ -288,9 +288,11 @@ class Quotas:
             except Exception:  # of a report in another form
                 logger.exception("what waits at other ingresses could not be read")
 
-    def _exceeded(self, tenant: Tenant, meter: Meter, lack: Lack) -> QuotaExceeded:
+    def _exceeded(self, tenant: Tenant, meter: Meter, lack: Lack, *, has_answer: bool = False) -> QuotaExceeded:
         headers = self._headers(meter)
-        return QuotaExceeded(tenant.name, lack.quota, lack.limit, lack.used, lack.wanted, lack.retry_after_s, headers)
+        return QuotaExceeded(
+            tenant.name, lack.quota, lack.limit, lack.used, lack.wanted, lack.retry_after_s, headers, has_answer=has_answer
+        )
 
     def _headers(self, meter: Meter) -> dict[str, str]:
         """Return what OpenAI's clients read: the quotas of a minute, what is left of them, and when all of it is left."""

@@ -16,6 +16,7 @@ from serve_app.ingress.http.tokens import Tokens, is_token
 logger = logging.getLogger(__name__)
 
 IN_FORCE = gauge("tenants_file_in_force")
+IN_FORCE.set(1)  # also without such a file
 
 _LOOK_S = 1.0
 _LATE_S = 30.0
@@ -72,9 +73,12 @@ class Tenants:
         self._unread = False
         """Whether the last reading failed because the system did not let the file be read."""
         self._keys = read(None)
+        if self._keys.problem:
+            logger.warning("%s", self._keys.problem)
         self.file_in_force = True
         """Whether all of the file counts. False: the changed file, or its lists of models with a mistake, were refused."""
-        IN_FORCE.set(1)
+        self.last_change: tuple[int, str] = (0, "")
+        """When the file was changed last (nanoseconds since 1970; 0 if it is gone) and what that led to, as logged; (0, "") before."""
         self._warned: frozenset[str] = frozenset()
         self._warn_of_invalid()
 
@@ -123,8 +127,9 @@ class Tenants:
                 late.cancel()
 
     def _report_late(self) -> None:
-        said = "%s could not be read within %g s; the %d API keys read before stay in force"
-        logger.error(said, self._path, _LATE_S, len(self._keys))
+        said = f"{self._path} could not be read within {_LATE_S:g} s; the {len(self._keys)} API keys read before stay in force"
+        logger.error("%s", said)
+        self.last_change = self.last_change[0], said
         self._seen = (0, 0, 0)  # of no file, so that the next look reads the file, whatever this one does
         self.file_in_force = False
         IN_FORCE.set(0)
@@ -134,22 +139,32 @@ class Tenants:
         has_changed = (stamp := self._stamp()) != self._seen
         if not has_changed and not self._unread:
             return
-        in_force = self._unread = False
+        self._unread = False
+        unexpected: Exception | None = None
         try:
             self._keys = self._read(self._keys)
-            in_force = self._keys.is_whole
         except ConfigError as exc:
             self._unread = isinstance(exc, FileUnreadable)
-            if has_changed or not self._unread:
-                logger.error("%s; the %d API keys read before stay in force", exc, len(self._keys))
-        except Exception:  # whatever it is, it must be seen: a key may have been revoked
-            logger.exception("%s cannot be used; the %d API keys read before stay in force", self._path, len(self._keys))
+            level, said = logging.ERROR, f"{exc}; the {len(self._keys)} API keys read before stay in force"
+        except Exception as exc:  # whatever it is, it must be seen: a key may have been revoked
+            unexpected = exc
+            level, said = logging.ERROR, f"{self._path} cannot be used; the {len(self._keys)} API keys read before stay in force"
         else:
-            logger.info("%s has changed: %d API keys are in force", self._path, len(self._keys))
-            self._warn_of_invalid()
-        self._seen = stamp  # before the next line: `_report_late` in the event loop's thread may change both
-        self.file_in_force = in_force
-        IN_FORCE.set(in_force)
+            level, said = self._judged()
+        self._seen = stamp  # before the next lines: `_report_late` in the event loop's thread may change these, too
+        self.file_in_force = level == logging.INFO
+        IN_FORCE.set(self.file_in_force)
+        if has_changed or not self._unread:
+            self.last_change = stamp[0] if stamp else 0, said
+            logger.log(level, "%s", said, exc_info=unexpected)
+        self._warn_of_invalid()
+
+    def _judged(self) -> tuple[int, str]:
+        """Return the level and the text of the line about the keys that have just been read."""
+        if not self._keys.problem:
+            return logging.INFO, f"{self._path} has changed: {len(self._keys)} API keys are in force"
+        kept = f"tenants with such models keep those they had; all else is in force, {len(self._keys)} API keys"
+        return logging.WARNING, f"{self._keys.problem}; {kept}"
 
     def _warn_of_invalid(self) -> None:
         """Log each key that is no longer valid, unless the last reading of the file has logged it."""

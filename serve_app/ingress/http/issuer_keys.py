@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import httpx
 import jwt
 
+from serve_app.books.series import gauge
 from serve_app.config import OidcSettings
 from serve_app.config.oidc import is_issuer_url
 from serve_app.errors import InvalidToken, IssuerAway
@@ -24,10 +25,13 @@ logger = logging.getLogger(__name__)
 
 ALGORITHMS = ("RS256", "PS256", "ES256", "EdDSA")
 """The algorithms that are accepted, all of them asymmetric. With HS256 a public key would be a secret that everyone knows."""
+FETCH_ERRORS = (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError)
+"""What `fetch_keys` raises."""
 RENEW_S = 300.0
 ASK_AGAIN_S = 10.0
 """Seconds from one question to the issuer to the next: after a failure, and at most this often for a token of an unknown key."""
 
+_ANSWERS = gauge("oidc_issuer_answers")
 _ANSWER_S = 5.0
 """Seconds that one answer of the issuer may take. A token of an unknown key waits for two: the discovery document and the keys."""
 _MAX_ANSWER_BYTES = 1 << 20
@@ -96,8 +100,8 @@ class IssuerKeys:
         problem: str | None = None
         try:
             fetched = fetch_keys(self._settings)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as exc:
-            problem = f"{type(exc).__name__}: {exc}"
+        except FETCH_ERRORS as exc:
+            problem = in_words(exc)
         except Exception:  # whatever it is, the next renewal may be right
             problem = "unexpected error"
             if self._problem is None:
@@ -109,10 +113,18 @@ class IssuerKeys:
             if fetched.keys() != before.keys():
                 logger.info("ingress.oidc: %s has %d keys: %s", self._settings.issuer, len(fetched), ", ".join(fetched))
         if problem is not None and self._problem is None:
-            logger.error("ingress.oidc: %s; the %d keys fetched before stay in force", problem, len(self._known))
+            said = "ingress.oidc: %s: %s; the %d keys fetched before stay in force"
+            logger.error(said, self._settings.issuer, problem, len(self._known))
         elif problem is None and self._problem is not None:
             logger.info("ingress.oidc: %s answers again", self._settings.issuer)
         self._problem = problem
+        _ANSWERS.labels(self._settings.issuer).set(problem is None)
+
+
+def in_words(error: Exception) -> str:
+    """Return one of `FETCH_ERRORS` with the URL that was asked, if it is an error of the connection."""
+    url = f"{error.request.url}: " if isinstance(error, httpx.RequestError) else ""
+    return f"{url}{type(error).__name__}: {error}"
 
 
 def fetch_keys(settings: OidcSettings) -> dict[str, IssuerKey]:

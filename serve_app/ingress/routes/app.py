@@ -203,6 +203,8 @@ class IngressApp:
             await self._answer_stored(stored, scope, receive, send, owner)
         elif path.startswith("/v1/responses/") and path != "/v1/responses/input_tokens":
             raise NotSupported(feature=f"{method} {path}", hint=RESPONSES_STATE)
+        elif not self._stored and path.startswith(("/v1/files", "/v1/batches")):
+            return not_found(path, f"{path[:200]} does not exist here: this server stores no files and batches (ingress.batch)")
         else:
             return not_found(path)
         return None
