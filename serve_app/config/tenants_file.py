@@ -123,7 +123,8 @@ class TenantLimits(Part):
     max_context: Int | None = Field(default=None, ge=2)
     """Most tokens of a prompt and its answer together. A longer prompt is refused; an answer ends there. None: the model's own limit."""
     requests_per_minute: Int | None = Field(default=None, ge=1)
-    """Most requests in any 60 seconds. A request counts when it goes to an engine. None: no limit."""
+    """Most requests in any 60 seconds. A request counts when it goes to an engine, and each prompt of a list with an answer of its own as
+    one. None: no limit."""
     tokens_per_minute: Int | None = Field(default=None, ge=1)
     """Most tokens of prompts and answers in any 60 seconds. A longer prompt is refused with 400. None: no limit."""
     tokens_per_day: Int | None = Field(default=None, ge=1)
