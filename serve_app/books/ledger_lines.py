@@ -118,10 +118,15 @@ def ledger_files(folder: Path) -> list[Path]:
 
 
 def is_written(path: Path) -> bool:
-    """Return whether a running ingress writes the file. The ingress holds a lock on the file; a copy of the file has none."""
+    """Return whether a running ingress writes the file. The ingress holds a lock on the file; a copy of the file has none.
+
+    On a file system without locks no file seems to be written.
+    """
     with path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
+        except OSError:
+            return False
     return False

@@ -92,7 +92,8 @@ def _judged(file: Path, edge_s: Mapping[str, float | None], ignored: frozenset[s
         if wrong := vllm_problems(settings, asked):
             return CheckResult(wrong)
     keys = _keys_of(settings)
-    tenants = [] if keys is None else [f"  {_tenants_in(keys)}"]
+    has_tenants = settings.ingress.tenants_file is not None
+    tenants = [] if keys is None else [f"  {_tenants_in(keys)}" if has_tenants else f"  {len(keys)} API keys"]
     summary = (f"{file} is valid.", *map(_model_line, settings.models.values()), *tenants, *_summary(settings))
     ended = [] if keys is None else keys.invalid(time.time())
     return CheckResult((), summary, [*_notes(settings, asked), *ended])

@@ -133,14 +133,16 @@ class Need(NamedTuple):
     """Tokens of its prompts, and of answers of usual length."""
     most: int = 0
     """Tokens of its prompts, and of answers as long as they may be. Of an answer, at most `FIRST_ANSWER_TOKENS` count; of a beam, all."""
+    sure: int = 0
+    """Tokens of its prompts and of beam searches."""
     prompt_tokens: int = 0
     prompts: int = 0
     answers: int = 0
 
     @property
-    def tokens(self) -> int:
-        """What it would have in use if nothing else were."""
-        return max(self.usual, _half(self.most))
+    def alone(self) -> int:
+        """Tokens that it has in use even if nothing else is, whatever answers are usual. One answer counts for nothing."""
+        return self.prompt_tokens if self.answers <= 1 else max(self.sure, _half(self.most))
 
 
 SMALLEST = Need(requests=1, usual=1, most=1)
@@ -235,12 +237,13 @@ class Meter:
         if self._usual is None:
             known = len(self._answers) >= _MIN_ANSWERS
             self._usual = sorted(self._answers)[len(self._answers) * 9 // 10] if known else FIRST_ANSWER_TOKENS
-        usual = most = prompt_tokens = sum(each.tokens for each in prompts)
+        usual = most = sure = prompt_tokens = sum(each.tokens for each in prompts)
         for each in prompts:
             usual += each.answers * (each.max_tokens if each.is_beam_search else min(each.max_tokens, self._usual))
             most += each.answers * (each.max_tokens if each.is_beam_search else min(each.max_tokens, FIRST_ANSWER_TOKENS))
+            sure += each.answers * each.max_tokens if each.is_beam_search else 0
         requests = max(1, sum(each.answers > 0 for each in prompts))
-        return Need(requests, usual, most, prompt_tokens, len(prompts), sum(each.answers for each in prompts))
+        return Need(requests, usual, most, sure, prompt_tokens, len(prompts), sum(each.answers for each in prompts))
 
     def lack(self, need: Need, now: float, *, note: bool = True) -> Lack | None:
         """Return the quota that a request exceeds, of several the one with the longest wait; None if it may run.
@@ -265,6 +268,8 @@ class Meter:
         """Begin a request: it counts from now on, and its tokens are set aside."""
         charge = Charge(now)
         self.charges.add(charge)
+        if (share := self.shares.get("max_concurrent")) is not None:
+            share.taken += 1
         self.admit_more(charge, need, now)
         return charge
 
@@ -279,7 +284,8 @@ class Meter:
         self._requests.add(need.requests, now)
         self._note("requests_per_minute", need.requests)
         for name, share in self.shares.items():
-            share.taken += need.usual if name.startswith("tokens") else need.requests
+            if name != "max_concurrent":
+                share.taken += need.requests if name == "requests_per_minute" else need.usual
 
     def settle(self, charge: Charge, tokens: int, now: float) -> None:
         """Count the tokens of an admitted request's prompts and answers so far; fewer than last time count as none."""
@@ -348,13 +354,10 @@ class Meter:
         return is_free and not self.charges and now - self._used_at > _IDLE_S
 
     def never_fits(self, need: Need) -> tuple[Quota, int] | None:
-        """Return the quota that a request alone exceeds, and its size; None if it fits in all.
-
-        One answer to one prompt always fits: how long it will be is only estimated.
-        """
-        tokens = need.tokens if need.answers > 1 else need.prompt_tokens
+        """Return the quota that a request alone exceeds, and its size; None if it fits in all."""
+        needed: Mapping[Quota, int] = {"requests_per_minute": need.requests, "max_concurrent": 1}
         for name, share in self.shares.items():
-            if (tokens if name.startswith("tokens") else need.requests if name == "requests_per_minute" else 1) > share.quota:
+            if needed.get(name, need.alone) > share.quota:
                 return name, share.quota
         return None
 

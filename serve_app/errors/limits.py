@@ -119,7 +119,7 @@ class QuotaExceeded(ServingError):
     def __str__(self) -> str:
         has = f"the tenant {self.tenant!r} has {self.quota} {self.limit}"
         with_answer = self.has_answer and self.quota.startswith("tokens")
-        of_what = ", its answer included: a lower max_tokens needs less" if with_answer else ""
+        of_what = ", its answer included: a much lower max_tokens may need less" if with_answer else ""
         needs = f"this request needs {self.needed}{of_what}" if self.needed else "none is left for another request"
         needs = f"{self.used} are in use and {needs}"
         return f"{has}: {needs}; retry in {self.retry_after_s:.1f} s"

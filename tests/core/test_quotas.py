@@ -170,6 +170,24 @@ def test_a_list_of_texts_without_answers_is_one_request() -> None:
     assert [meter.in_use(name, NOON) for name in meter.shares] == [900, 1]
 
 
+def test_what_a_body_fixes_is_refused_for_good_and_what_is_only_usual_is_not() -> None:
+    meter = Meter()
+    meter.limit({"tokens_per_minute": 1500, "max_concurrent": 9})
+    assert meter.never_fits(meter.need([Prompt(5, 2, 10**6)])) is None, "two answers, of which nobody knows the lengths"
+    assert meter.never_fits(meter.need([Prompt(5, 4, 10**6)])) == ("tokens_per_minute", 1500)
+    assert meter.never_fits(meter.need([Prompt(5, 2, 800, is_beam_search=True)])) == ("tokens_per_minute", 1500)
+    assert meter.never_fits(meter.need([Prompt(5, 1, 10**6)])) is None
+    assert meter.never_fits(meter.need([Prompt(1501, 1, 1)])) == ("tokens_per_minute", 1500)
+
+
+def test_a_list_of_prompts_is_one_of_the_concurrent_requests() -> None:
+    meter = Meter()
+    meter.limit({"requests_per_minute": 1000, "max_concurrent": 100})
+    charge = meter.admit(meter.need([Prompt(5, 1, 5)] * 30), 0.0)
+    meter.admit_more(charge, meter.need([Prompt(5, 1, 5)]), 0.0)
+    assert [meter.shares[name].taken for name in ("requests_per_minute", "max_concurrent")] == [31, 1]
+
+
 def test_a_beam_search_sets_all_its_tokens_aside_whatever_is_usual() -> None:
     meter = after_short_answers(alone(tokens_per_minute=2000, requests_per_minute=9))
     assert isinstance(ask(meter, Prompt(10, 4, 300, is_beam_search=True)), Charge)
@@ -181,12 +199,13 @@ def test_a_beam_search_sets_all_its_tokens_aside_whatever_is_usual() -> None:
     [
         ([Prompt(401, 1, 1)], "tokens_per_day"),
         ([Prompt(201, 0)] * 2, "tokens_per_day"),
-        ([Prompt(1, 9, 50)], "tokens_per_day"),
-        ([Prompt(1, 1, 50)] * 8, "tokens_per_day"),
+        ([Prompt(1, 18, 50)], "tokens_per_day"),
+        ([Prompt(1, 1, 100)] * 8, "tokens_per_day"),
         ([Prompt(1, 9, 50, is_beam_search=True)], "tokens_per_day"),
         ([Prompt(1, 1, 1)] * 11, "requests_per_minute"),
         ([Prompt(1, 0)] * 400, None),
         ([Prompt(1, 2, 100)], None),
+        ([Prompt(1, 9, 50)], None),
         ([Prompt(400, 1, 10_000)], None),
     ],
 )

@@ -81,7 +81,7 @@ async def test_tokens_are_counted_as_the_engines_count_them(tmp_path: Path) -> N
         assert left == [70, 30], "20 + 10, and 20 + 2 x 10"
         refused = await http.post("/v1/completions", json={**ask, "n": 3}, headers=shown("red"))
         assert refused.status_code == 429
-        needs = "needs 50, its answer included: a lower max_tokens needs less; retry in"
+        needs = "needs 50, its answer included: a much lower max_tokens may need less; retry in"
         said = f"tokens_per_minute 100: 70 are in use and this request {needs}"
         assert said in refused.json()["error"]["message"]
         answer = await http.post("/v1/completions", json=ask, headers=shown("red"))
@@ -106,19 +106,31 @@ FULL = {"model": MODEL, "max_tokens": 10, "ignore_eos": True}
 CHAT = {**FULL, "messages": [{"role": "user", "content": "hi"}]}
 BEAMS = {"use_beam_search": True, "max_tokens": 30}
 ALONE_TOO_LARGE: dict[str, tuple[str, dict[str, Any], str]] = {
-    "a list": ("/v1/completions", {**FULL, "prompt": [[5]] * 20}, "max_tokens: 20 answers or beams need 220 tokens"),
+    "a list": ("/v1/completions", {**FULL, "prompt": [[5]] * 20}, "max_tokens: 20 answers or beams need at least 110 tokens"),
     "a list of long prompts": ("/v1/completions", {**FULL, "prompt": [[5] * 30] * 5}, "prompt: has 150 tokens in a list of 5"),
     "many prompts": ("/v1/completions", {**FULL, "prompt": [[5]] * 40, "max_tokens": 1}, "prompt: is a list of 40 prompts"),
-    "n": ("/v1/completions", {**FULL, "prompt": [5], "n": 20}, "max_tokens: 20 answers or beams need 201 tokens"),
-    "n as a text": ("/v1/chat/completions", {**CHAT, "n": "20"}, "max_tokens: 20 answers or beams need"),
-    "n as a float": ("/v1/completions", {**FULL, "prompt": [5], "n": 20.0}, "max_tokens: 20 answers or beams need 201 tokens"),
-    "chats": ("/v1/chat/completions/batch", {**CHAT, "messages": [CHAT["messages"]] * 5}, "max_tokens: 5 answers or beams need"),
-    "beams": ("/v1/completions", {**FULL, **BEAMS, "prompt": [5], "n": 4}, "max_tokens: 4 answers or beams need 121 tokens"),
-    "beams of a chat": ("/v1/chat/completions", {**CHAT, **BEAMS, "n": "4"}, "max_tokens: 4 answers or beams need"),
+    "n": ("/v1/completions", {**FULL, "prompt": [5], "n": 20}, "max_tokens: 20 answers or beams need at least 101 tokens"),
+    "n as a text": ("/v1/chat/completions", {**CHAT, "n": "20"}, "max_tokens: 20 answers or beams need at least"),
+    "n as a float": (
+        "/v1/completions",
+        {**FULL, "prompt": [5], "n": 20.0},
+        "max_tokens: 20 answers or beams need at least 101 tokens",
+    ),
+    "chats": (
+        "/v1/chat/completions/batch",
+        {**CHAT, "max_tokens": 60, "messages": [CHAT["messages"]] * 5},
+        "max_tokens: 5 answers or beams need at least",
+    ),
+    "beams": (
+        "/v1/completions",
+        {**FULL, **BEAMS, "prompt": [5], "n": 4},
+        "max_tokens: 4 answers or beams need at least 121 tokens",
+    ),
+    "beams of a chat": ("/v1/chat/completions", {**CHAT, **BEAMS, "n": "4"}, "max_tokens: 4 answers or beams need at least"),
     "beams of /generate": (
         "/generate",
         {**FULL, **BEAMS, "prompt": [5], "best_of": 4},
-        "max_tokens: 4 answers or beams need 121 tokens",
+        "max_tokens: 4 answers or beams need at least 121 tokens",
     ),
 }
 """Route, body, and the first words of the error to a tenant with 100 tokens and 30 requests a minute."""

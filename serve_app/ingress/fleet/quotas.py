@@ -123,9 +123,13 @@ class Quotas:
             return None
         if self._is_admitted(exchange):
             return None
+        if exchange.requests.num:  # it runs, and its tenant has got its first quotas since
+            return None
         if (ended := _ended(exchange)) is not None:
             return ended
         async with self._deciding.setdefault(exchange, asyncio.Lock()):  # the engine requests of a list of prompts come at once
+            if (ended := _ended(exchange)) is not None:
+                return ended
             return None if self._is_admitted(exchange) else await self._decide(exchange, tenant)
 
     async def _decide(self, exchange: Exchange, tenant: Tenant) -> ServingError | None:
@@ -320,5 +324,5 @@ def _too_large(need: Need, whose: str, quota: tuple[Quota, int]) -> BadRequest:
     if need.prompt_tokens > quota[1]:
         of_list = f" in a list of {need.prompts}" if need.prompts > 1 else ""
         return BadRequest("prompt", f"has {need.prompt_tokens} tokens{of_list}, and {whose}; shorten it")
-    problem = f"{need.answers} answers or beams need {need.tokens} tokens with their prompts, and {whose}"
+    problem = f"{need.answers} answers or beams need at least {need.alone} tokens with their prompts, and {whose}"
     return BadRequest("max_tokens", f"{problem}; ask for fewer or shorter answers")

@@ -130,7 +130,7 @@ class Tenants:
         said = f"{self._path} could not be read within {_LATE_S:g} s; the {len(self._keys)} API keys read before stay in force"
         logger.error("%s", said)
         self.last_change = self.last_change[0], said
-        self._seen = (0, 0, 0)  # of no file, so that the next look reads the file, whatever this one does
+        self._seen = (0, 0, 0)  # of no file, so that a later look reads the file, unless this one still ends
         self.file_in_force = False
         IN_FORCE.set(0)
 
@@ -154,7 +154,7 @@ class Tenants:
         self._seen = stamp  # before the next lines: `_report_late` in the event loop's thread may change these, too
         self.file_in_force = level == logging.INFO
         IN_FORCE.set(self.file_in_force)
-        if has_changed or not self._unread:
+        if has_changed or said != self.last_change[1]:
             self.last_change = stamp[0] if stamp else 0, said
             logger.log(level, "%s", said, exc_info=unexpected)
         self._warn_of_invalid()

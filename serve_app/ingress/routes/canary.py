@@ -20,6 +20,7 @@ from serve_app.errors import (
     DeadlinePassed,
     NoFreePlace,
     QueueFull,
+    QuotaExceeded,
     RequestQuarantined,
     ServerStopping,
     ServingError,
@@ -85,7 +86,7 @@ class Canary:
                 outcome = await self._try(await app_of(self.front), scope, _Client(replay()), held)
                 if outcome is _Outcome.ANSWERED:
                     return
-                if isinstance(exchange.error, DeadlinePassed):  # the model has no time left for another answer
+                if isinstance(exchange.error, DeadlinePassed | QuotaExceeded):  # the model may not answer either
                     await held.end()
                     return
                 exchange.begin_again()
