@@ -190,8 +190,8 @@ def test_an_unreadable_file_is_reported_once_and_read_again_until_it_counts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The file stays the same from its change on: neither a lack of descriptors nor the right to read it shows in its times."""
-    away = FileUnreadable("", "no descriptors")
-    found: list[Keyring | ConfigError] = [keyring(FIRST), away, away, away, ConfigError("", "a mistake"), keyring(SECOND)]
+    away, forbidden = FileUnreadable("", "no descriptors"), FileUnreadable("", "no right")
+    found: list[Keyring | ConfigError] = [keyring(FIRST), away, away, forbidden, ConfigError("", "a mistake"), keyring(SECOND)]
 
     def read(_: Keyring | None) -> Keyring:
         if isinstance(next_one := found.pop(0), Keyring):
@@ -201,7 +201,7 @@ def test_an_unreadable_file_is_reported_once_and_read_again_until_it_counts(
     (path := tmp_path / "keys").write_text("")
     tenants = Tenants(path, read)
     replace(path, "changed")
-    for said in (["no descriptors"], [], [], ["a mistake"], []):
+    for said in (["no descriptors"], [], ["no right"], ["a mistake"], []):
         caplog.clear()
         tenants.follow_changes()
         kept = [f"{each}; the 1 API keys read before stay in force" for each in said]

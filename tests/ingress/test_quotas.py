@@ -364,6 +364,16 @@ async def test_an_admitted_request_is_not_refused_later_and_ends_once() -> None:
 
 
 @in_loop
+async def test_a_running_request_meets_no_quota_that_its_tenant_has_got_since() -> None:
+    async with sharing(1) as (quotas,):
+        exchange = exchange_of(Tenant("team", quotas={"tokens_per_minute": 1}))
+        exchange.prompts = [Prompt(50, 1, 5)]
+        assert isinstance(await quotas.refusal(exchange), BadRequest)
+        exchange.requests.add(RequestState("r", 50, 5, Resume.CONTINUE), "r")
+        assert await quotas.refusal(exchange) is None
+
+
+@in_loop
 async def test_each_prompt_of_a_list_of_beam_searches_counts() -> None:
     """The ids of their engine requests do not show which prompt a beam continues."""
     tenant = Tenant("team", quotas={"tokens_per_minute": 100})
