@@ -141,7 +141,7 @@ class Need(NamedTuple):
 
     @property
     def alone(self) -> int:
-        """Tokens that it has in use even if nothing else is, whatever answers are usual. One answer counts for nothing."""
+        """Tokens that the request needs whatever answers are usual. A single answer is left out: it may be short."""
         return self.prompt_tokens if self.answers <= 1 else max(self.sure, _half(self.most))
 
 

@@ -22,7 +22,7 @@ from serve_app.errors import ConfigError, FileUnreadable, InvalidApiKey
 from serve_app.ingress.http import callers
 from serve_app.ingress.http.callers import Tenants
 from tests.config.bombs import bomb
-from tests.doubles.fleet import in_loop
+from tests.doubles.fleet import in_loop, until
 from tests.ingress.tenants import digest, of_file, of_keys
 
 FIRST, SECOND = "first-key-0123456789", "second-key-0123456789"
@@ -254,15 +254,13 @@ async def test_a_reading_that_does_not_end_is_reported_and_counts_when_it_ends(
     tenants = Tenants(path, lambda before: next(readings) if before is None or go_on.wait(30) else before)
     replace(path, "changed")
     watching = asyncio.create_task(tenants.watch())
-    while tenants.file_in_force:
-        await asyncio.sleep(0.01)
+    await until(lambda: not tenants.file_in_force)
     assert allowed(tenants, FIRST, SECOND) == [FIRST]
     said = f"{path} could not be read within 0.02 s; the 1 API keys read before stay in force"
     assert [r.getMessage() for r in caplog.records] == [said]
     monkeypatch.setattr(callers, "_LATE_S", 30.0)
     go_on.set()
-    while not tenants.file_in_force:
-        await asyncio.sleep(0.01)
+    await until(lambda: tenants.file_in_force)
     assert allowed(tenants, FIRST, SECOND) == [SECOND]
     watching.cancel()
 

@@ -1,4 +1,4 @@
-"""What each HTTP request may take is noted when vLLM's routes make its generations, before one of them starts."""
+"""The prompts of an HTTP request are noted when vLLM's routes make its generations, before one of them starts."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -170,18 +170,19 @@ async def test_each_prompt_of_a_list_counts_and_a_list_waits_for_room_for_all_of
 
 @in_loop
 async def test_a_request_that_began_before_the_file_changed_leaves_the_new_quotas_in_force(tmp_path: Path) -> None:
-    file, changed = tmp_path / "tenants.yaml", asyncio.Event()
+    file, begun, changed = tmp_path / "tenants.yaml", asyncio.Event(), asyncio.Event()
     tenants = of_file(file, tenants_file(red={"requests_per_minute": 1}))
 
     async def slow_body() -> AsyncIterator[bytes]:
         yield b"{"
+        begun.set()  # the ingress has read the head, and asks for more of the body
         await changed.wait()
         yield json.dumps({**FULL, "prompt": "hi"}).encode()[1:]
 
     async with serving(make_tiny_llama(tmp_path / "tiny"), tenants=tenants) as (http, _, _):
         headers = {**shown("red"), "content-type": "application/json"}
         slow = asyncio.create_task(http.post("/v1/completions", content=slow_body(), headers=headers))
-        await asyncio.sleep(0.05)
+        await begun.wait()
         file.write_text(tenants_file(red={"requests_per_minute": 60}))
         tenants.follow_changes()
         left = [
