@@ -2,16 +2,18 @@
 
     python -m benchmarks.quotas [--minutes 5] [--port 8094] [--out results/quotas.json]
 
-``make bench-tenants`` starts three ingresses and two simulated accelerators. Clients of two tenants send three times the quota of
-each, on a new connection for each request, so that the kernel spreads them over the ingresses. After two minutes one ingress is killed, and
-Ray Serve starts another. A request counts at the moment at which its client sends it, its tokens when they come. The table shows the most
-that ran in any 60 seconds beside the quota, and how much ran in all beside what the same demand gets from an exact count.
+``make bench-tenants`` starts three ingresses and two simulated accelerators. Clients of three tenants send three times the quota of
+each, on a new connection for each request, so that the kernel spreads them over the ingresses. The clients of one send no ``max_tokens``:
+its answers end by chance, after 20 tokens in the mean. After two minutes one ingress is killed, and Ray Serve starts another. A request
+counts at the moment at which its client sends it, its tokens when they come. The table shows the most that ran in any 60 seconds beside the
+quota, and how much ran in all beside what the same demand gets from an exact count.
 """
 
 import argparse
 import asyncio
 import contextlib
 import json
+import random
 import tempfile
 import time
 from collections import Counter
@@ -33,6 +35,9 @@ REQUESTS, TOKENS = 600, 24_000
 EXCESS = 3.0
 """The demand, as a multiple of the quota."""
 KILL_AFTER_S = 120.0
+VOCABULARY = 1024
+STOPS = list(range(0, VOCABULARY, ANSWER))
+"""Where a request has no ``max_tokens``: each token ends the answer with probability 1 / `ANSWER`."""
 
 
 @dataclass
@@ -44,6 +49,7 @@ class Side:
     limit: int
     amounts: list[tuple[float, int]] = field(default_factory=list)
     """When how much of the quota was used."""
+    has_max_tokens: bool = True
     statuses: Counter[str] = field(default_factory=Counter)
 
     def total(self) -> int:
@@ -52,7 +58,9 @@ class Side:
 
 async def ask(http: httpx.AsyncClient, url: str, side: Side) -> None:
     """Send a request and note what it used."""
-    body = {"model": MODEL, "prompt": [5] * PROMPT, "max_tokens": ANSWER, "ignore_eos": True, "stream": True}
+    prompt = [random.randrange(5, VOCABULARY) for _ in range(PROMPT)]
+    body: dict[str, Any] = {"model": MODEL, "prompt": prompt, "ignore_eos": True, "stream": True}
+    body |= {"max_tokens": ANSWER} if side.has_max_tokens else {"max_tokens": None, "stop_token_ids": STOPS}
     sent_at = time.monotonic()
     try:
         async with http.stream("POST", f"{url}/v1/completions", json=body, headers=authorization(side.name)) as answer:
@@ -80,7 +88,11 @@ async def kill_one(ingresses: list[psutil.Process]) -> None:
 
 
 async def play(url: str, ingresses: list[psutil.Process], seconds: float) -> dict[str, Any]:
-    sides = [Side("by-requests", "requests_per_minute", REQUESTS), Side("by-tokens", "tokens_per_minute", TOKENS)]
+    sides = [
+        Side("by-requests", "requests_per_minute", REQUESTS),
+        Side("by-tokens", "tokens_per_minute", TOKENS),
+        Side("without-max-tokens", "tokens_per_minute", TOKENS, has_max_tokens=False),
+    ]
     killing = asyncio.create_task(kill_one(ingresses))
     demands = await asyncio.gather(*(load(url, side, EXCESS * REQUESTS / 60, seconds) for side in sides))
     killing.cancel()
@@ -89,7 +101,10 @@ async def play(url: str, ingresses: list[psutil.Process], seconds: float) -> dic
     rows = {}
     for side, demand in zip(sides, demands, strict=True):
         amount = 1 if side.quota == "requests_per_minute" else PROMPT + ANSWER
-        rows[side.quota] = {
+        if not side.has_max_tokens:
+            amount = round(side.total() / side.statuses["200"])
+        rows[side.name] = {
+            "quota": side.quota,
             "limit": side.limit,
             "most_in_60_s": most_in_a_minute(side.amounts),
             "total": side.total(),
@@ -107,17 +122,21 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        limits = {"by-requests": {"requests_per_minute": REQUESTS}, "by-tokens": {"tokens_per_minute": TOKENS}}
+        tokens = {"tokens_per_minute": TOKENS}
+        limits = {"by-requests": {"requests_per_minute": REQUESTS}, "by-tokens": tokens, "without-max-tokens": tokens}
         config = config_of(folder, arguments.port, ingresses=INGRESSES, limits=limits)
         with fleet(config, folder) as (url, root):
             rows = asyncio.run(play(url, ingresses_of(root), 60 * arguments.minutes))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(rows, indent=1))
-    print("| quota | limit | most in 60 s | error | in all, of an exact count | answers |\n|---|---|---|---|---|---|")
-    for quota, row in rows.items():
+    print(
+        "| tenant | quota | limit | most in 60 s | error | in all, of an exact count | answers |\n|---|---|---|---|---|---|---|"
+    )
+    for tenant, row in rows.items():
         error, part = row["most_in_60_s"] / row["limit"] - 1, row["total"] / row["total_of_an_exact_count"]
         print(
-            f"| {quota} | {row['limit']} | {row['most_in_60_s']} | {100 * error:+.1f} % | {100 * part:.1f} % | {row['answers']} |"
+            f"| {tenant} | {row['quota']} | {row['limit']} | {row['most_in_60_s']} | {100 * error:+.1f} % | {100 * part:.1f} % "
+            f"| {row['answers']} |"
         )
 
 

@@ -4,12 +4,14 @@ Each ingress may admit up to its *share* of a quota, and the shares of all ingre
 An HTTP request sets tokens aside at its admission: all its prompts, which are known, and for each answer as many tokens as nine of ten
 answers of the tenant had. The tokens that come take the place of those set aside; what is left at the end is given back. Tokens beyond
 those set aside count when they come. So that a tenant cannot lower the estimate by short answers and then ask for many long ones at once,
-tokens in use are at least half of what the running requests may still make them (`Need.most`).
+half of what running requests may still make within a minute counts (`Need.most`), beside a quarter of what is spent: a quota is exceeded
+2.5 times at most, and answers of usual length get all of it.
 
 Times are seconds since 1970 that never go back: a day is a day of UTC.
 """
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +26,8 @@ FIRST_ANSWER_TOKENS = 1000
 """The most tokens that are set aside for an answer before `_MIN_ANSWERS` answers of the tenant have ended, and the most of an answer that
 count in `Need.most`: requests without ``max_tokens`` may have whole contexts as answers."""
 _MIN_ANSWERS, _MAX_ANSWERS = 20, 200
+_MIN_TIMED_TOKENS = 2
+"""Answers with fewer tokens do not show how fast an answer comes."""
 _SOON_S = 1.0
 """Retry-After where the time is not known: when a running request ends, or when another ingress gives room away."""
 _IDLE_S = 600.0
@@ -132,7 +136,8 @@ class Need(NamedTuple):
     usual: int = 0
     """Tokens of its prompts, and of answers of usual length."""
     most: int = 0
-    """Tokens of its prompts, and of answers as long as they may be. Of an answer, at most `FIRST_ANSWER_TOKENS` count; of a beam, all."""
+    """Tokens of its prompts, and of answers as long as they may be within a minute. Of an answer, at most `FIRST_ANSWER_TOKENS` count; of a
+    beam, all."""
     sure: int = 0
     """Tokens of its prompts and of beam searches."""
     prompt_tokens: int = 0
@@ -200,7 +205,10 @@ class Meter:
     _spent: dict[Quota, int] = field(default_factory=dict)
     """Of quotas of a minute: all that was taken so far."""
     _answers: deque[int] = field(default_factory=lambda: deque(maxlen=_MAX_ANSWERS))
+    _rates: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_ANSWERS))
+    """Tokens per second of the last answers."""
     _usual: int | None = None
+    _longest: int | None = None
     _used_at: float = -math.inf
 
     def limit(self, quotas: Mapping[Quota, int]) -> None:
@@ -230,17 +238,20 @@ class Meter:
                 return len(self.charges) + min(1, need.requests)
 
     def _tokens_with(self, need: Need, spent: int) -> int:
-        return max(spent + self._set_aside + need.usual, _half(spent + self._may_come + need.most))
+        return max(spent + self._set_aside + need.usual, spent // 4 + _half(self._may_come + need.most))
 
     def need(self, prompts: Sequence[Prompt]) -> Need:
-        """Return what a request with these prompts needs, by the lengths of the tenant's last answers."""
-        if self._usual is None:
-            known = len(self._answers) >= _MIN_ANSWERS
-            self._usual = sorted(self._answers)[len(self._answers) * 9 // 10] if known else FIRST_ANSWER_TOKENS
+        """Return what a request with these prompts needs, by the lengths and rates of the tenant's last answers."""
+        if self._usual is None or self._longest is None:
+            self._usual = self._longest = FIRST_ANSWER_TOKENS
+            if len(self._answers) >= _MIN_ANSWERS:
+                self._usual = sorted(self._answers)[len(self._answers) * 9 // 10]
+            if len(self._rates) >= _MIN_ANSWERS:
+                self._longest = min(FIRST_ANSWER_TOKENS, math.ceil(statistics.median(self._rates) * MINUTE_S))
         usual = most = sure = prompt_tokens = sum(each.tokens for each in prompts)
         for each in prompts:
             usual += each.answers * (each.max_tokens if each.is_beam_search else min(each.max_tokens, self._usual))
-            most += each.answers * (each.max_tokens if each.is_beam_search else min(each.max_tokens, FIRST_ANSWER_TOKENS))
+            most += each.answers * (each.max_tokens if each.is_beam_search else min(each.max_tokens, self._longest))
             sure += each.answers * each.max_tokens if each.is_beam_search else 0
         requests = max(1, sum(each.answers > 0 for each in prompts))
         return Need(requests, usual, most, sure, prompt_tokens, len(prompts), sum(each.answers for each in prompts))
@@ -305,12 +316,13 @@ class Meter:
         self._set_aside += max(0, charge.usual - charge.spent)
         self._may_come += max(0, charge.most - charge.spent)
 
-    def end(self, charge: Charge, *, ran: bool, answer_tokens: int = 0) -> None:
+    def end(self, charge: Charge, *, ran: bool, answer_tokens: int = 0, answer_s: float = 0.0) -> None:
         """Give back what an ended request, settled before, did not need.
 
         Args:
             ran: Whether the fleet took it. Else it does not count as a request.
             answer_tokens: Tokens of one answer, from which later requests are estimated; 0 for a request that shows nothing.
+            answer_s: Seconds from the first to the last of these tokens; 0 where they are not known.
         """
         if charge not in self.charges:
             return
@@ -321,6 +333,8 @@ class Meter:
         if answer_tokens:
             self._answers.append(answer_tokens)
             self._usual = None
+        if answer_tokens >= _MIN_TIMED_TOKENS and answer_s > 0:
+            self._rates.append((answer_tokens - 1) / answer_s)
 
     def hold(self, now: float, *, keep: bool = False) -> Iterator[tuple[Quota, Holding]]:
         """Begin an exchange of shares: give up what is hardly needed, and yield what this ingress holds of each quota and wants.

@@ -51,6 +51,11 @@ class Trail:
         """The length of each of the ``gaps``."""
         return [end - begin for begin, end in self.gaps]
 
+    @property
+    def answer_s(self) -> float:
+        """The seconds from the first to the last token so far."""
+        return 0.0 if self.first_token_at is None else self.last_token_at - self.first_token_at
+
     def started(self, replica_id: str, reason: str, expected_hit_tokens: int, now: float) -> None:
         """Note that an attempt begins."""
         if len(self.ends) < len(self.replicas):

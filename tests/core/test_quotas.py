@@ -1,3 +1,5 @@
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -219,41 +221,41 @@ def test_a_request_that_alone_exceeds_a_quota_never_fits_unless_only_one_answer_
         assert isinstance(ask(meter, *prompts), Charge)
 
 
-def test_short_answers_let_no_tenant_take_more_than_twice_its_quota_by_long_ones() -> None:
+@pytest.mark.parametrize("spent_before", [0, 1000, 1900])
+def test_short_answers_let_no_tenant_take_more_than_its_quota_2_5_times_by_long_ones(spent_before: int) -> None:
     meter = after_short_answers(alone(tokens_per_minute=2000))
-    running = [charge for _ in range(150) if isinstance(charge := ask(meter, Prompt(1, 1, 200)), Charge)]
-    assert len(running) == 19, "19 x 201 is nearly twice 2,000"
-    for spent in (50, 201):
-        for charge in running:
-            meter.settle(charge, spent, NOON + spent / 20)
-        assert isinstance(ask(meter, Prompt(1, 1, 200), now=NOON + spent / 20), Lack)
-    assert meter.in_use("tokens_per_minute", NOON + 11) == 19 * 201
+    before = meter.admit(tokens(spent_before), NOON)
+    meter.settle(before, spent_before, NOON)
+    meter.end(before, ran=True)
+    running = dict[Charge, float]()
+    for second in range(55):
+        now = NOON + second
+        running |= {charge: now for _ in range(150) if isinstance(charge := ask(meter, Prompt(1, 1, 200), now=now), Charge)}
+        for charge, began_at in running.items():
+            meter.settle(charge, min(201, 1 + int(20 * (now - began_at))), now)
+    in_use = meter.in_use("tokens_per_minute", NOON + 55)
+    assert 2000 < in_use <= 5000
 
 
-@pytest.mark.parametrize(
-    ("length", "tokens_per_s", "max_tokens", "share"),
-    [(200, 50, 4000, 1.0), (50, 30, 4000, 1.0), (50, 10, 4000, 0.75), (50, 10, 100, 1.0)],
-)
-def test_answers_of_usual_length_get_the_quota_unless_many_slow_ones_could_be_much_longer(
-    length: int, tokens_per_s: int, max_tokens: int, share: float
-) -> None:
-    """Requests ask for twice the quota. The shares of docs/tenants.md are those of 50 tokens."""
-    meter, running, spent, asked = alone(tokens_per_minute=60_000), dict[Charge, int](), 0, 0
+@pytest.mark.parametrize(("length", "rates"), [(200, [50]), (50, [30]), (50, [10]), (50, [5, 10, 20]), (20, [2]), (3, [1])])
+def test_answers_of_usual_length_get_the_whole_quota_however_slow_they_are(length: int, rates: list[int]) -> None:
+    """Requests without a ``max_tokens`` ask for twice the quota. ``rates``: tokens per second of each answer in turn."""
+    meter, running, spent, asked = alone(tokens_per_minute=60_000), dict[Charge, tuple[float, int]](), 0, 0
     for tick in range(180 * 10):
         now = NOON + tick / 10
-        for charge in list(running):
-            running[charge] = min(length, running[charge] + tokens_per_s // 10)
-            meter.settle(charge, running[charge], now)
-            if running[charge] == length:
-                tokens_of_it = running.pop(charge)
-                spent += tokens_of_it if tick >= 600 else 0
-                meter.end(charge, ran=True, answer_tokens=length)
+        for charge, (began_at, rate) in list(running.items()):
+            made = min(length, 1 + math.floor((now - began_at) * rate))
+            meter.settle(charge, made, now)
+            if made == length:
+                del running[charge]
+                spent += made if tick >= 600 else 0
+                meter.end(charge, ran=True, answer_tokens=length, answer_s=now - began_at)
         while asked * length < 2 * tick * 100:
             asked += 1
-            if isinstance(admitted := ask(meter, Prompt(0, 1, max_tokens), now=now), Charge):
-                running[admitted] = 0
+            if isinstance(admitted := ask(meter, Prompt(0, 1, 4000), now=now), Charge):
+                running[admitted] = now, rates[asked % len(rates)]
         assert meter.in_use("tokens_per_minute", now) <= 60_000
-    assert spent / 120_000 == pytest.approx(share, abs=0.03)
+    assert spent / 120_000 > 0.93
 
 
 def test_a_quota_that_the_file_changes_holds_at_once() -> None:

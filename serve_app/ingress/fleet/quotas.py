@@ -164,7 +164,8 @@ class Quotas:
             self._settle(exchange, meter, charge)
             requests = exchange.requests
             answer_tokens = 0 if exchange.is_beam_search or not requests.num else math.ceil(requests.output_tokens / requests.num)
-            meter.end(charge, ran=requests.num > 0, answer_tokens=answer_tokens)
+            answer_s = 0.0 if requests.first is None else requests.first.trail.answer_s
+            meter.end(charge, ran=requests.num > 0, answer_tokens=answer_tokens, answer_s=answer_s)
 
     async def run(self) -> None:
         """Settle running requests, exchange shares, and keep the tokens of the day, until cancelled."""
