@@ -183,7 +183,7 @@ class World:
                 sequence = self.client_of(connection, start.attempt_id).prompt + start.continue_from
                 if start.suspect:
                     connection.in_line[start.attempt_id] = sequence
-                    connection.replica.trials.add(connection, AddSuspect(start.attempt_id, [b""], 0))
+                    connection.replica.trials.add(connection, AddSuspect(start.attempt_id, [b""], 0, b""))
                 else:
                     connection.running[start.attempt_id] = sequence
                 assert len(connection.running) + len(connection.in_line) <= CREDIT

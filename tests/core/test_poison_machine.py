@@ -183,7 +183,7 @@ class PoisonMachine(RuleBasedStateMachine):
                 done = message.emitted if message.continue_from else 0
                 replica.placed[message.attempt_id] = attempt = Attempt(ingress, message.attempt_id, done)
                 if message.suspect:
-                    replica.trials.add(ingress, AddSuspect(message.attempt_id, [b""], 0))
+                    replica.trials.add(ingress, AddSuspect(message.attempt_id, [b""], 0, b""))
                 else:
                     replica.inbox.append(attempt)
             case AbortAttempts(_, attempt_ids):

@@ -16,6 +16,7 @@ from serve_app.links.protocol.messages import (
     Capabilities,
     Challenge,
     Goodbye,
+    HandOver,
     Heartbeat,
     Hello,
     Message,
@@ -138,12 +139,14 @@ capabilities = st.builds(
     num_kv_blocks=counts,
     tasks=st.lists(labels, max_size=4).map(tuple),
     weights=labels,
+    kv_transfer=st.text(max_size=8),
 )
 opening = {"protocol": counts, "vllm_version": labels, "model": ids, "fingerprint": ids, "nonce": nonces}
 messages_to_replica = st.one_of(
-    st.builds(Add, attempt_id=ids, buffers=buffers, num_emitted=counts),
-    st.builds(AddSuspect, attempt_id=ids, buffers=buffers, num_emitted=counts),
+    st.builds(Add, attempt_id=ids, buffers=buffers, num_emitted=counts, kv=st.binary(max_size=8)),
+    st.builds(AddSuspect, attempt_id=ids, buffers=buffers, num_emitted=counts, kv=st.binary(max_size=8)),
     st.builds(TrialPassed, attempt_id=ids),
+    st.builds(HandOver, attempt_ids=st.lists(ids, min_size=1, max_size=4)),
     st.builds(Abort, attempt_ids=st.lists(ids, min_size=1, max_size=4)),
     st.builds(Ping),
 )

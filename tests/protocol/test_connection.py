@@ -20,6 +20,7 @@ from serve_app.links.protocol.messages import (
     Add,
     AddSuspect,
     Goodbye,
+    HandOver,
     Heartbeat,
     Message,
     Outputs,
@@ -138,11 +139,12 @@ def assert_safe_end(make: Callable[[], IngressConnection | ReplicaConnection], w
 SAMPLE_TO_REPLICA = TO_REPLICA + wire_of(
     [
         Ping(),
-        Add("r1@0", [b"prompt", b"tensor"], 0),
+        Add("r1@0", [b"prompt", b"tensor"], 0, b""),
         Abort(["r1@0"]),
-        Add("r2@0", [b"p"], 0),
-        AddSuspect("r3@1", [b"p"], 0),
+        Add("r2@0", [b"p"], 0, b""),
+        AddSuspect("r3@1", [b"p"], 0, b""),
         TrialPassed("r3@1"),
+        HandOver(["r3@1"]),
     ]
 )
 SAMPLE_TO_INGRESS = TO_INGRESS + wire_of(
@@ -210,17 +212,17 @@ def test_what_came_before_the_fault_can_still_be_used() -> None:
 def test_a_duplicate_add_is_refused() -> None:
     _, replica = open_pair()
     with pytest.raises(DuplicateAttempt) as refused:
-        replica.receive_data(wire_of([Add("a", [b"x"], 0), Add("a", [b"x"], 0)]))
+        replica.receive_data(wire_of([Add("a", [b"x"], 0, b""), Add("a", [b"x"], 0, b"")]))
     assert refused.value.attempt_id == "a"
-    assert replica.undelivered == [Add("a", [b"x"], 0)]
+    assert replica.undelivered == [Add("a", [b"x"], 0, b"")]
     assert_refused(replica, refused.value)
 
 
 def test_one_add_too_many_is_refused() -> None:
     _, replica = open_pair(credit=2)
-    assert len(replica.receive_data(wire_of([Add("a", [b"x"], 0), Add("b", [b"x"], 0)]))) == 2
+    assert len(replica.receive_data(wire_of([Add("a", [b"x"], 0, b""), Add("b", [b"x"], 0, b"")]))) == 2
     with pytest.raises(CreditExceeded) as refused:
-        replica.receive_data(wire_of([Add("c", [b"x"], 0)]))
+        replica.receive_data(wire_of([Add("c", [b"x"], 0, b"")]))
     assert refused.value.limit == 2
     assert_refused(replica, refused.value)
 
@@ -231,13 +233,13 @@ def test_a_finished_attempt_gives_its_credit_back() -> None:
     replica.attempt_finished("a")
     ingress.attempt_finished("a")
     ingress.attempt_finished("never added")
-    assert replica.receive_data(ingress.send_add("b", [b"x"])) == [Add("b", [b"x"], 0)]
+    assert replica.receive_data(ingress.send_add("b", [b"x"])) == [Add("b", [b"x"], 0, b"")]
 
 
 def test_an_aborted_attempt_gives_its_credit_back_before_the_next_message_is_looked_at() -> None:
     ingress, replica = open_pair(credit=1)
     wire = ingress.send_add("a", [b"x"]) + ingress.send_abort(["a", "unknown"]) + ingress.send_add("b", [b"x"])
-    assert replica.receive_data(wire) == [Add("a", [b"x"], 0), Abort(["a", "unknown"]), Add("b", [b"x"], 0)]
+    assert replica.receive_data(wire) == [Add("a", [b"x"], 0, b""), Abort(["a", "unknown"]), Add("b", [b"x"], 0, b"")]
     assert ingress.attempts == replica.attempts == {"b"}
 
 
@@ -257,7 +259,7 @@ def test_the_ingress_refuses_its_own_faults_and_the_link_stays_open() -> None:
     with pytest.raises(CreditExceeded):
         ingress.send_add("c", [b"x"])
     assert (ingress.state, ingress.attempts, ingress.data_to_send()) == (LinkState.OPEN, {"a", "b"}, b"")
-    assert replica.receive_data(wire) == [Add("a", [b"x"], 0), Add("b", [b"x"], 0)]
+    assert replica.receive_data(wire) == [Add("a", [b"x"], 0, b""), Add("b", [b"x"], 0, b"")]
 
 
 def test_the_replica_refuses_its_own_faults_and_the_link_stays_open() -> None:
@@ -270,7 +272,7 @@ def test_the_replica_refuses_its_own_faults_and_the_link_stays_open() -> None:
 def test_every_message_of_an_open_link_arrives() -> None:
     ingress, replica = open_pair()
     wire = ingress.ping() + ingress.send_add("a", [b"x", memoryview(b"y")])
-    assert replica.receive_data(wire) == [Ping(), Add("a", [b"x", b"y"], 0)]
+    assert replica.receive_data(wire) == [Ping(), Add("a", [b"x", b"y"], 0, b"")]
     wire = replica.send_heartbeat(EngineLoad(5, 1, 2, 0.5), drain_left_s=7.5)
     wire += outputs(b"o")
     assert ingress.receive_data(wire) == [
@@ -281,7 +283,7 @@ def test_every_message_of_an_open_link_arrives() -> None:
 
 def test_a_suspect_counts_as_an_attempt_and_the_words_of_its_trial_arrive() -> None:
     ingress, replica = open_pair(credit=1)
-    assert replica.receive_data(ingress.send_add("a", [b"x"], suspect=True)) == [AddSuspect("a", [b"x"], 0)]
+    assert replica.receive_data(ingress.send_add("a", [b"x"], suspect=True)) == [AddSuspect("a", [b"x"], 0, b"")]
     assert ingress.attempts == replica.attempts == {"a"}
     with pytest.raises(CreditExceeded):
         ingress.send_add("b", [b"x"], suspect=True)
@@ -290,6 +292,18 @@ def test_a_suspect_counts_as_an_attempt_and_the_words_of_its_trial_arrive() -> N
     assert ingress.receive_data(replica.send_trial_begins("a")) == [TrialBegins("a")]
     assert replica.receive_data(ingress.send_trial_passed("a")) == [TrialPassed("a")]
     assert ingress.attempts == replica.attempts == {"a"}
+
+
+def test_an_attempt_that_is_handed_over_counts_until_its_last_output_and_its_kv_goes_with_the_next_add() -> None:
+    ingress, replica = open_pair(credit=1)
+    replica.receive_data(ingress.send_add("a", [b"x"]))
+    assert replica.receive_data(ingress.send_hand_over(["a"])) == [HandOver(["a"])]
+    assert ingress.attempts == replica.attempts == {"a"}
+    for end in (ingress, replica):
+        end.attempt_finished("a")
+    assert replica.receive_data(ingress.send_add("b", [b"x"], 7, kv=b"k")) == [Add("b", [b"x"], 7, b"k")]
+    with pytest.raises(MalformedMessage):
+        ingress.send_hand_over([])
 
 
 def test_a_long_abort_is_sent_in_parts_and_an_empty_one_not_at_all() -> None:

@@ -193,7 +193,7 @@ def test_a_replica_may_refuse_an_ingress_before_its_challenge_and_before_the_lin
     assert isinstance(refusal(make_replica(admit=refuse), HELLO), SlotsExhausted)
     replica = greeted()
     replica.admit = refuse
-    assert isinstance(refusal(replica, PROOF + frame(Add("a", [b"x"], 0))), SlotsExhausted)
+    assert isinstance(refusal(replica, PROOF + frame(Add("a", [b"x"], 0, b""))), SlotsExhausted)
     assert (replica.peer, replica.attempts, asked) == (None, set(), ["ingress-1", "ingress-1"])
     assert isinstance(refusal(greeted(admit=asked.append), CHALLENGE), UnexpectedMessage)
     assert len(asked) == 3, "not asked again without a proof"
@@ -249,7 +249,7 @@ def flipped(wire: bytes, position: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "message", [Ping(), Add("a", [b"x"], 0), frames_in(CHALLENGE)[0], frames_in(PROOF)[0]], ids=lambda m: type(m).__name__
+    "message", [Ping(), Add("a", [b"x"], 0, b""), frames_in(CHALLENGE)[0], frames_in(PROOF)[0]], ids=lambda m: type(m).__name__
 )
 def test_the_replica_takes_nothing_but_a_hello_first(message: Message) -> None:
     assert repr(refusal(make_replica(), frame(message))) == repr(UnexpectedMessage(type(message).__name__, "handshake"))
@@ -291,7 +291,7 @@ def test_a_large_frame_is_refused_until_the_peer_has_proved_itself() -> None:
 
 def test_a_large_add_right_behind_the_proof_comes_through() -> None:
     replica, buffer = greeted(), b"x" * (MAX_HANDSHAKE_FRAME_BYTES + 1)
-    assert replica.receive_data(PROOF + frame(Add("a", [buffer], 0))) == [Add("a", [buffer], 0)]
+    assert replica.receive_data(PROOF + frame(Add("a", [buffer], 0, b""))) == [Add("a", [buffer], 0, b"")]
 
 
 def test_what_is_sent_at_once_goes_out_behind_the_proof() -> None:

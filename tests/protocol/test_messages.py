@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 
 from serve_app.links.protocol.errors import MalformedMessage
 from serve_app.links.protocol.messages import (
+    MAX_KV_BYTES,
     Abort,
     Add,
     AddSuspect,
     Challenge,
     Goodbye,
+    HandOver,
     Heartbeat,
     Hello,
     Message,
@@ -95,17 +97,19 @@ def replaced(message: Message, **changes: Any) -> Message:
         replaced(HEARTBEAT, draining=1),
         replaced(HEARTBEAT, drain_left_s=-0.1),
         replaced(HEARTBEAT, drain_left_s=float("inf")),
-        Add("", [b""], 0),
-        Add("x" * 257, [b""], 0),
-        Add("a", [], 0),
-        Add("a", [b""] * 4097, 0),
-        Add("a", [b""], -1),
-        Add("a", ["text"], 0),  # type: ignore[list-item]
-        AddSuspect("", [b""], 0),
-        AddSuspect("a", [], 0),
-        AddSuspect("a", [b""], -1),
+        Add("", [b""], 0, b""),
+        Add("x" * 257, [b""], 0, b""),
+        Add("a", [], 0, b""),
+        Add("a", [b""] * 4097, 0, b""),
+        Add("a", [b""], -1, b""),
+        Add("a", ["text"], 0, b""),  # type: ignore[list-item]
+        AddSuspect("", [b""], 0, b""),
+        AddSuspect("a", [], 0, b""),
+        AddSuspect("a", [b""], -1, b""),
         TrialBegins(""),
         TrialPassed("x" * 257),
+        HandOver([]),
+        Add("r@0", [b"x"], 0, b"k" * (MAX_KV_BYTES + 1)),
         Abort([]),
         Abort(["a"] * 10_001),
         Abort(["x" * 257]),
@@ -152,7 +156,7 @@ def test_malformed_bytes_are_refused(body: str) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [Add("\ud800", [b""], 0), Heartbeat(1 << 70, 0, 0, 0.0, False, 0.0), Outputs([object()])],  # type: ignore[list-item]
+    [Add("\ud800", [b""], 0, b""), Heartbeat(1 << 70, 0, 0, 0.0, False, 0.0), Outputs([object()])],  # type: ignore[list-item]
 )
 def test_what_messagepack_cannot_carry_is_our_own_fault(message: Message) -> None:
     with pytest.raises(MalformedMessage):
@@ -160,13 +164,13 @@ def test_what_messagepack_cannot_carry_is_our_own_fault(message: Message) -> Non
 
 
 def test_all_kinds_of_buffers_are_written_alike() -> None:
-    expected = encode_message(Add("a", [b"ab", b"cd", b"ef"], 0))
+    expected = encode_message(Add("a", [b"ab", b"cd", b"ef"], 0, b""))
     assert encode_message(add_message("a", [b"ab", bytearray(b"cd"), memoryview(b"ef")])) == expected
 
 
 def test_messages_are_checked_when_made_for_sending() -> None:
-    assert add_message("a", [b"x"]) == Add("a", [b"x"], 0)
-    assert add_message("a", [b"x"], 3, suspect=True) == AddSuspect("a", [b"x"], 3)
+    assert add_message("a", [b"x"]) == Add("a", [b"x"], 0, b"")
+    assert add_message("a", [b"x"], 3, suspect=True) == AddSuspect("a", [b"x"], 3, b"")
     for attempt_id, buffers in (("", [b""]), ("x" * 257, [b""]), ("a", []), ("a", [b""] * 4097)):
         with pytest.raises(MalformedMessage):
             add_message(attempt_id, buffers)

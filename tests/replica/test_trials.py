@@ -22,7 +22,7 @@ class Line:
 
     def add(self, link: str, *attempt_ids: str) -> None:
         for attempt_id in attempt_ids:
-            self.trials.add(link, AddSuspect(attempt_id, [b""], 0))
+            self.trials.add(link, AddSuspect(attempt_id, [b""], 0, b""))
 
 
 def test_suspects_of_all_links_begin_one_by_one_in_the_order_of_their_arrival() -> None:

@@ -46,6 +46,7 @@ from serve_app.links.protocol.messages import (
     Capabilities,
     Challenge,
     Goodbye,
+    HandOver,
     Heartbeat,
     Hello,
     Message,
@@ -250,7 +251,9 @@ class IngressConnection(_Connection):
         self._hello = encode_message(hello)
         return encode_frame(self._hello)
 
-    def send_add(self, attempt_id: str, buffers: Sequence[BytesLike], num_emitted: int = 0, *, suspect: bool = False) -> bytes:
+    def send_add(
+        self, attempt_id: str, buffers: Sequence[BytesLike], num_emitted: int = 0, *, suspect: bool = False, kv: bytes = b""
+    ) -> bytes:
         """Return the frame that starts an attempt. Ids are never used twice on a link.
 
         Raises:
@@ -259,7 +262,7 @@ class IngressConnection(_Connection):
         """
         if self.state is LinkState.OPEN:
             self._check_attempt(attempt_id)
-        frame = self._frame(add_message(attempt_id, buffers, num_emitted, suspect=suspect))
+        frame = self._frame(add_message(attempt_id, buffers, num_emitted, suspect=suspect, kv=kv))
         self.attempts.add(attempt_id)
         return frame
 
@@ -270,6 +273,10 @@ class IngressConnection(_Connection):
         frames = b"".join([self._frame(Abort(part)) for part in parts])
         self.attempts.difference_update(attempt_ids)
         return frames
+
+    def send_hand_over(self, attempt_ids: Sequence[str]) -> bytes:
+        """Return the frame that asks the replica to end these attempts, at least one, and to keep their KV; they keep their credit."""
+        return self._frame(HandOver(list(attempt_ids)))
 
     def send_trial_passed(self, attempt_id: str) -> bytes:
         """Return the frame that lets the next suspect begin."""
@@ -298,7 +305,7 @@ class IngressConnection(_Connection):
 class ReplicaConnection(_Connection):
     """The replica's end of one link, which listens. The engine core makes its Outputs, as finished frames."""
 
-    _received_when_open = (Add, Abort, Ping, AddSuspect, TrialPassed)
+    _received_when_open = (Add, Abort, Ping, AddSuspect, TrialPassed, HandOver)
 
     replica_id: str
     credit: int

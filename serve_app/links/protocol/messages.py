@@ -23,11 +23,16 @@ ENGINE_LOST = frozenset(kind.code for kind in (EngineDied, EngineOutOfMemory, En
 REFUSED = "refused "
 """Begins the stop reason of an attempt that a replica refuses for a value of its request: the name of the value, ": ", what is wrong."""
 
+HANDED_OVER = "handed over"
+"""The stop reason of an attempt's last output after a `HandOver`. Its ``kv_transfer_params`` say where the KV is; without them it is not
+kept."""
+
 NONCE_BYTES = 32
 MAX_ID_CHARS = 256
 MAX_ATTEMPTS_PER_ABORT = 10_000
 MAX_BUFFERS = 4096
 MAX_REASON_CHARS = 1000
+MAX_KV_BYTES = 1 << 20
 
 # 256: a request id is the client's X-Request-Id (ingress: at most 128) with vLLM's and our suffixes.
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS)]
@@ -44,6 +49,8 @@ Mac = Nonce
 # 63 bits: fits a C long on both sides and thousands of years of steps.
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Positive = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+# 1 MiB: the numbers of 200,000 blocks of KV.
+Kv = Annotated[bytes, Meta(max_length=MAX_KV_BYTES)]
 # 4096: vLLM's encoder makes one more buffer per array of 256 bytes or more; logprobs of 1024 sequences make 3 each.
 Buffers = Annotated[list[bytes], Meta(min_length=1, max_length=MAX_BUFFERS)]
 BytesLike = bytes | bytearray | memoryview
@@ -53,7 +60,8 @@ class Capabilities(Struct, array_like=True, frozen=True, forbid_unknown_fields=T
     """The engine's properties that an ingress must know; tokens and blocks as vLLM counts them.
 
     Replicas with equal ``weights`` may continue each other's answers. ``seeds_by_position``: the noise of a seeded request is a function
-    of seed and position, as in vLLM's V2 runner; the V1 runner's generator has a state, which only a replay reproduces.
+    of seed and position, as in vLLM's V2 runner; the V1 runner's generator has a state, which only a replay reproduces. Replicas with equal
+    ``kv_transfer``, not "", can read each other's KV.
     """
 
     max_model_len: Positive
@@ -62,6 +70,7 @@ class Capabilities(Struct, array_like=True, frozen=True, forbid_unknown_fields=T
     tasks: Annotated[tuple[Label, ...], Meta(max_length=64)]
     weights: Label
     seeds_by_position: bool = False
+    kv_transfer: Annotated[str, Meta(max_length=256)] = ""
 
 
 class Hello(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=0):
@@ -124,11 +133,13 @@ class Add(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=
     """Ingress to replica: start this attempt. ``buffers`` is vLLM's encoding of an ``EngineCoreRequest``.
 
     The last ``num_emitted`` ids of its prompt are the answer so far: the engine computes them as prompt, and a grammar accepts them.
+    ``kv`` is MessagePack of the ``kv_transfer_params`` with which another replica handed the request over; b"" if none did.
     """
 
     attempt_id: Id
     buffers: Buffers
     num_emitted: Count
+    kv: Kv
 
 
 class Abort(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=6):
@@ -150,6 +161,7 @@ class AddSuspect(Struct, array_like=True, frozen=True, forbid_unknown_fields=Tru
     attempt_id: Id
     buffers: Buffers
     num_emitted: Count
+    kv: Kv
 
 
 class TrialBegins(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=12):
@@ -164,6 +176,15 @@ class TrialPassed(Struct, array_like=True, frozen=True, forbid_unknown_fields=Tr
     attempt_id: Id
 
 
+class HandOver(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=14):
+    """Ingress to replica: end these attempts and keep their KV for another replica. The last output of each has `HANDED_OVER`.
+
+    An attempt that ends before that ends as it would have. Ids that the replica does not know (any more) are ignored.
+    """
+
+    attempt_ids: Annotated[list[Id], Meta(min_length=1, max_length=MAX_ATTEMPTS_PER_ABORT)]
+
+
 class Goodbye(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=10):
     """Either side, last: why the sender closes. ``code`` is that of a ProtocolError, or of the sender's own reason to stop."""
 
@@ -172,7 +193,21 @@ class Goodbye(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, 
     reason: Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
 
 
-Message = Hello | Challenge | Proof | Heartbeat | Ping | Add | Abort | Outputs | Goodbye | AddSuspect | TrialBegins | TrialPassed
+Message = (
+    Hello
+    | Challenge
+    | Proof
+    | Heartbeat
+    | Ping
+    | Add
+    | Abort
+    | Outputs
+    | Goodbye
+    | AddSuspect
+    | TrialBegins
+    | TrialPassed
+    | HandOver
+)
 
 
 class _Opening(Struct, array_like=True):
@@ -188,7 +223,7 @@ _opening_decoder = msgspec.msgpack.Decoder(_Opening)
 
 
 def add_message(
-    attempt_id: str, buffers: Sequence[BytesLike], num_emitted: int = 0, *, suspect: bool = False
+    attempt_id: str, buffers: Sequence[BytesLike], num_emitted: int = 0, *, suspect: bool = False, kv: bytes = b""
 ) -> Add | AddSuspect:
     """Return a checked Add or AddSuspect; ``buffers`` are not copied.
 
@@ -199,8 +234,10 @@ def add_message(
         raise MalformedMessage(f"an attempt id of {len(attempt_id)} characters, limits 1 and {MAX_ID_CHARS}")
     if not 0 < len(buffers) <= MAX_BUFFERS:
         raise MalformedMessage(f"{len(buffers)} buffers, limits 1 and {MAX_BUFFERS}")
+    if len(kv) > MAX_KV_BYTES:
+        raise MalformedMessage(f"kv of {len(kv)} bytes, limit {MAX_KV_BYTES}")
     kind = AddSuspect if suspect else Add
-    return kind(attempt_id, cast(list[bytes], list(buffers)), num_emitted)  # MessagePack writes all three kinds alike
+    return kind(attempt_id, cast(list[bytes], list(buffers)), num_emitted, kv)  # MessagePack writes all three kinds alike
 
 
 def readable(text: str, max_chars: int) -> str:
