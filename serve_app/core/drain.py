@@ -98,11 +98,14 @@ class Drains:
 
 
 def movable(requests: Iterable[RequestState]) -> list[RequestState]:
-    """Return the requests that another replica can continue. The others stay until the goodbye: their answers may end before it.
+    """Return the requests that another replica can continue, without those that are being handed over.
 
-    Suspects at their trial stay, too: an abort might hide that the suspect has just ended its engine.
+    The others stay until the goodbye: their answers may end before it. Suspects at their trial stay, too: an abort might hide that the
+    suspect has just ended its engine.
     """
-    return [r for r in requests if r.trial is Trial.NONE and (r.resume is not Resume.NEVER or not r.emitted_ids)]
+    return [
+        r for r in requests if not r.is_leaving and r.trial is Trial.NONE and (r.resume is not Resume.NEVER or not r.emitted_ids)
+    ]
 
 
 def _target(
@@ -124,7 +127,7 @@ def takes_moved(replica: ReplicaState, max_unanswered: int) -> bool:
     """
     if not replica.has_room() or replica.load.waiting:
         return False
-    return sum(r.lost_at is not None for r in replica.held.values()) < max_unanswered
+    return sum(r.lost_at is not None for r in replica.held.values()) + len(replica.coming) < max_unanswered
 
 
 def _most_urgent(requests: Iterable[RequestState], replicas: Mapping[str, ReplicaState]) -> list[RequestState]:

@@ -74,7 +74,7 @@ class LinkOpened:
     """A replica passed the handshake. ``credit`` is how many unfinished attempts it takes from this ingress, if it is not draining.
 
     ``weights`` is equal for replicas that may continue each other's answers. ``kv_tokens``: tokens that its KV cache holds, 0 for unknown.
-    ``max_model_len``: tokens of prompt and answer for which its engine has room, 0 for unknown.
+    ``max_model_len``: tokens of prompt and answer for which its engine has room, 0 for unknown. ``kv_transfer``: as in `ReplicaState`.
     """
 
     replica_id: str
@@ -85,6 +85,7 @@ class LinkOpened:
     adapters: frozenset[int] = frozenset()
     """Numbers of the LoRA adapters that its engine has loaded."""
     max_model_len: int = 0
+    kv_transfer: str = ""
 
 
 @dataclass(frozen=True, slots=True)

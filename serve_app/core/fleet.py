@@ -5,12 +5,11 @@ Pure: events in, instructions out, time is a number. The state has one door, ``h
 the front end's own abort. Cost: one dict lookup and one list extend per token; waiting requests cost nothing until something changes.
 """
 
-from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Set
 
 import msgspec
 
-from serve_app.core.drain import Drains
+from serve_app.core.attempts import Attempts
 from serve_app.core.events import (
     AttemptUnsendable,
     BlocksReported,
@@ -28,51 +27,24 @@ from serve_app.core.events import (
     TrialBegan,
     WaitsReported,
 )
-from serve_app.core.failover import Failover
-from serve_app.core.fair_order import FairOrder
-from serve_app.core.fleet_settings import FleetSettings
+from serve_app.core.hand_over import HANDED_OVER
 from serve_app.core.instructions import (
     AbortAttempts,
     CloseLink,
     DeliverOutputs,
     FailRequest,
+    HandOverAttempt,
     Instruction,
     PassTrial,
-    StartAttempt,
 )
-from serve_app.core.quarantine import Quarantine
-from serve_app.core.refusals import Refusals
 from serve_app.core.request import EngineOutput, RequestState, Trial
-from serve_app.core.routing import Choice, LeastOutstandingTokens, ReplicaState, RoutingPolicy, mark_longest
-from serve_app.core.tally import Tally
-from serve_app.core.trail import ENGINES_OWN_ENDS, MOVED
-from serve_app.core.waiting_line import WaitingLine
-from serve_app.errors import CannotStartInTime, RequestQuarantined, ResumeDiverged, ServingError
+from serve_app.core.routing import ReplicaState, mark_longest
+from serve_app.core.trail import MOVED
+from serve_app.errors import ResumeDiverged
 
 
-class FleetState:
+class FleetState(Attempts):
     """Unfinished requests, replicas with open links, and the queue between them."""
-
-    def __init__(self, settings: FleetSettings, routing: RoutingPolicy | None = None) -> None:
-        self.settings = settings
-        self.replicas: dict[str, ReplicaState] = {}
-        self.requests: dict[str, RequestState] = {}
-        self.waiting = WaitingLine()
-        self.order = FairOrder()
-        self.outcomes: Counter[str] = Counter()
-        """Requests that ended, by how, since the start: feeds the metrics."""
-        self.routed: Counter[str] = Counter()
-        """Attempts that started, by the reason for their replica."""
-        self.expected_hit_tokens = 0
-        """Prompt tokens of these attempts that were expected in their replicas' prefix caches."""
-        self.tally = Tally()
-        self.quarantine = Quarantine(settings.quarantine_s)
-        self.failover = Failover(settings, self.quarantine)
-        self.drains = Drains()
-        self._routing = routing or LeastOutstandingTokens()
-        self.refusals = Refusals(settings, self.replicas.values(), self.order)
-        self._attempts: dict[str, RequestState] = {}
-        self._kinds: list[ReplicaState] = []  # a replica of each kind
 
     def handle(self, event: Event, *, now: float) -> list[Instruction]:
         """Take one event in and return what to do about it, in order."""
@@ -104,7 +76,9 @@ class FleetState:
                 self.order.learn_waits(event.waits)
             case Ticked():
                 self.quarantine.expire(now=now)
-                return self._eject_silent(now) + self._end_long_waits(now) + self._move_off_draining(now)
+                return (
+                    self._eject_silent(now) + self._end_long_waits(now) + self._end_hand_overs(now) + self._move_off_draining(now)
+                )
         return []
 
     def validate(self) -> None:
@@ -120,6 +94,7 @@ class FleetState:
         assert not mark_longest(self.replicas.values())
         self.failover.validate(self.requests.values())
         self.drains.validate(self.replicas)
+        self.hand_overs.validate(self.requests.values(), self.replicas.values())
         self._routing.validate(self.replicas)
         self.quarantine.validate(self.requests.values())
         self.order.validate(self.requests)
@@ -215,6 +190,7 @@ class FleetState:
         self._routing.forget(replica_id)
         self._replicas_changed()
         for request in replica.held.values():
+            self._end_hand_over(request, "ended")
             del self._attempts[request.attempt_id]
             request.trail.lost(MOVED if request.attempt_id in unsent else end.name.lower())
         continuing, failed = self.failover.take_back(replica, end, unsent, now=now)
@@ -223,18 +199,6 @@ class FleetState:
         for request in continuing:
             self.waiting.add(request)
         return failed + self._end_blocked(now)
-
-    def _end_blocked(self, now: float) -> list[Instruction]:
-        """End waiting requests that are like one which has been quarantined meanwhile."""
-        refused = self.quarantine.refused(self.waiting.values(), now=now)
-        for failure in refused:
-            self.waiting.remove(self.requests[failure.request_id])
-        return [self._count_failed(failure, now) for failure in refused]
-
-    def _count_failed(self, failure: FailRequest, now: float) -> FailRequest:
-        self._forget(self.requests[failure.request_id], now)
-        self.outcomes["quarantined" if isinstance(failure.error, RequestQuarantined) else "failed"] += 1
-        return failure
 
     def _on_attempt_unsendable(self, event: AttemptUnsendable, *, now: float) -> list[Instruction]:
         request = self.requests.get(event.request_id)
@@ -255,6 +219,8 @@ class FleetState:
             request = attempts.get(output.request_id)
             if request is None or request.replica_id != event.replica_id:
                 continue  # an attempt that was aborted or moved while this frame was under way
+            if request.reads_kv and output.new_token_ids:
+                self.hand_overs.note_read(request, output)
             if request.attempt:
                 try:
                     count = self.failover.swallow(request, output, now=now)
@@ -275,7 +241,14 @@ class FleetState:
                     self.tally.first_token(request, output, late=now - request.arrived_at > self.settings.ttft_s)
                 self._count_emitted(replica, request, output.new_token_ids)
                 request.trail.delivered(output, now)
-            if output.finish_reason is not None:
+            if output.stop_reason == HANDED_OVER:
+                kv = output.kv_transfer_params
+                others += self._take_over(request, "" if kv else "not_kept", kv=kv or None, now=now)
+                freed = True
+                if not output.new_token_ids:
+                    continue
+                output.finish_reason = output.stop_reason = None
+            elif output.finish_reason is not None:
                 self._finish(request, output.finish_reason, now)
                 freed = True
             elif output.new_token_ids and request.trial is not Trial.NONE:
@@ -285,30 +258,6 @@ class FleetState:
             deliver.append(output)
         instructions: list[Instruction] = [DeliverOutputs(deliver, tuple(swallowed))] if deliver else []
         return instructions + others + (self._dispatch(now) if freed else [])
-
-    def _count_emitted(self, replica: ReplicaState, request: RequestState, token_ids: Sequence[int]) -> None:
-        """Add to the emitted ids. From now on the replica only has to compute the request's remaining output tokens."""
-        request.emitted_ids += token_ids
-        self.tally.output(request, len(token_ids))
-        request.max_tokens -= len(token_ids)
-        left = request.to_swallow + (request.max_tokens if request.max_tokens > 0 else 0)
-        replica.outstanding_tokens += left - request.outstanding_tokens
-        request.outstanding_tokens = left
-        if len(request.emitted_ids) >= request.charge_at:
-            replica.count_part(request)
-            self.order.charge(request)
-
-    def _give_up(self, request: RequestState, error: ServingError, now: float) -> list[Instruction]:
-        """End a request that waits or runs."""
-        aborts: list[Instruction] = []
-        if request.replica_id is None:
-            self.waiting.remove(request)
-        else:
-            aborts.append(AbortAttempts(request.replica_id, (request.attempt_id,)))
-            self._release(request)
-        if request.attempt < 0 or isinstance(error, CannotStartInTime):
-            return [*aborts, self._reject(request, error, now)]
-        return [*aborts, self._count_failed(FailRequest(request.request_id, error), now)]
 
     def _eject_silent(self, now: float) -> list[Instruction]:
         instructions, limit_s = list[Instruction](), self.settings.heartbeat_timeout_s
@@ -330,71 +279,30 @@ class FleetState:
         return ended + self._dispatch(now)
 
     def _move_off_draining(self, now: float) -> list[Instruction]:
-        """End attempts on draining replicas and start the next ones elsewhere, in one instant. Late tokens of the old ones are dropped."""
+        """Move requests off draining replicas: with their KV where that is possible.
+
+        Else the attempt ends and the next one starts elsewhere, in one instant. Late tokens of the old ones are dropped.
+        """
         instructions: list[Instruction] = []
         while (move := self.drains.due(self.replicas, self._routing, self.quarantine, now=now)) is not None:
-            instructions.append(AbortAttempts(move.replica_id, (move.request.attempt_id,)))
-            self._release(move.request)
-            self.failover.note_loss(move.request, now=now)
+            request, replica_id, target = move.request, move.replica_id, move.target
             self.drains.moved(move)
-            instructions.append(self._start(move.request, move.target, now=now))
+            if self.hand_overs.is_possible(request, self.replicas[replica_id], target.replica):
+                self.hand_overs.ask(request, target, now)
+                self._routing.changed(target.replica.replica_id)
+                instructions.append(HandOverAttempt(replica_id, request.attempt_id))
+                continue
+            instructions.append(AbortAttempts(replica_id, (request.attempt_id,)))
+            self._release(request)
+            self.failover.note_loss(request, now=now)
+            instructions.append(self._start(request, target, now=now))
         return instructions
 
-    def _dispatch(self, now: float) -> list[Instruction]:
-        """Start waiting requests, in the order of the line, while some replica has room."""
-        started: list[Instruction] = []
-        while (chosen := self.waiting.next_start(self._kinds, self.replicas, self._routing, self.quarantine)) is not None:
-            request, choice = chosen
-            self.waiting.remove(request)
-            started.append(self._start(request, choice, now=now))
-        self.order.note_fullness(len(self.replicas), self.waiting.first(), now)
-        return started
-
-    def _start(self, request: RequestState, choice: Choice, *, now: float) -> StartAttempt:
-        replica, reason = choice
-        request.attempt += 1
-        request.replica_id = replica.replica_id
-        hit_tokens = self._routing.placed(request, replica)
-        request.trail.started(replica.replica_id, reason.value, hit_tokens, now)
-        self.routed[reason.value] += 1
-        self.expected_hit_tokens += hit_tokens
-        request.outstanding_tokens = request.tokens_left()
-        prefix = self.failover.begin(request)
-        replica.held[request.request_id] = request
-        if suspect := request.suspect_of is not None:
-            self.quarantine.begin_trial(request)
-        replica.outstanding_tokens += request.outstanding_tokens
-        self._routing.changed(replica.replica_id)
-        self._attempts[request.attempt_id] = request
-        ids = request.request_id, request.attempt_id, replica.replica_id
-        return StartAttempt(*ids, prefix, emitted=len(request.emitted_ids), suspect=suspect)
-
-    def _finish(self, request: RequestState, reason: object, now: float) -> None:
-        self._release(request)
-        request.trail.finished(str(reason))
-        self._forget(request, now)
-        outcome = ENGINES_OWN_ENDS.get(str(reason), "complete")
-        self.outcomes[outcome] += 1
-        if outcome == "complete":
-            self.tally.answer(request)
-
-    def _reject(self, request: RequestState, error: ServingError, now: float) -> FailRequest:
-        self._forget(request, now)
-        self.outcomes["rejected"] += 1
-        self.tally.rejected += not request.background
-        return FailRequest(request.request_id, error)
-
-    def _forget(self, request: RequestState, now: float) -> None:
-        del self.requests[request.request_id]
-        replica = None if request.emitted_ids else self.replicas.get(request.replica_id or "")
-        self.order.end(request, now, prompt_begun=replica is not None and replica.note_given_up(request))
-
-    def _release(self, request: RequestState) -> None:
-        """Take the request off its replica; its credit and outstanding tokens come back."""
-        assert request.replica_id is not None
-        self.quarantine.end_trial(request)
-        replica = self.replicas[request.replica_id]
-        replica.let_go(request)
-        del self._attempts[request.attempt_id]
-        replica.outstanding_tokens -= request.outstanding_tokens
-        self._routing.changed(replica.replica_id)
+    def _end_hand_overs(self, now: float) -> list[Instruction]:
+        """Move the requests whose replicas did not hand them over in time as if nothing had been asked."""
+        instructions: list[Instruction] = []
+        for request in self.hand_overs.overdue(now):
+            assert request.replica_id is not None
+            instructions.append(AbortAttempts(request.replica_id, (request.attempt_id,)))
+            instructions += self._take_over(request, "unanswered", now=now)
+        return instructions + self._dispatch(now) if instructions else []

@@ -13,7 +13,7 @@ class StartAttempt:
 
     ``continue_from`` are emitted ids to append to the prompt (empty for a first attempt, a replay and a restart). ``emitted`` is the number
     of tokens that the front end already has; they must not be asked for again. ``suspect``: the replica gives the attempt to its engine
-    when no other suspect is there.
+    when no other suspect is there. ``kv`` says where another replica keeps the KV, in that replica's own terms.
     """
 
     request_id: str
@@ -22,6 +22,7 @@ class StartAttempt:
     continue_from: tuple[int, ...]
     emitted: int
     suspect: bool = False
+    kv: object | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,14 @@ class AbortAttempts:
 
     replica_id: str
     attempt_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverAttempt:
+    """Ask the replica to end the attempt and to keep its KV for another replica."""
+
+    replica_id: str
+    attempt_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +73,4 @@ class CloseLink:
     reason: str
 
 
-Instruction = StartAttempt | AbortAttempts | PassTrial | DeliverOutputs | FailRequest | CloseLink
+Instruction = StartAttempt | AbortAttempts | HandOverAttempt | PassTrial | DeliverOutputs | FailRequest | CloseLink

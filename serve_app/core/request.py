@@ -48,7 +48,11 @@ class EngineOutput(Protocol):
     events: object | None
     """With an attempt's first token: when the engine queued and scheduled the request, as items with `type` and `timestamp`."""
     prefill_stats: object | None
-    """With an attempt's first token: its `num_cached_tokens` of the prompt were in the engine's prefix cache."""
+    """With an attempt's first token: its `num_cached_tokens` of the prompt were in the engine's prefix cache, and the KV of its
+    `num_external_cached_tokens` was read from another engine."""
+    stop_reason: object | None
+    kv_transfer_params: object | None
+    """Where the KV of an attempt is that was handed over."""
 
 
 @dataclass(slots=True)
@@ -58,6 +62,9 @@ class RequestState:
     ``prompt_tokens`` and ``max_tokens`` (output tokens still allowed) are counts. ``emitted_ids`` are the tokens that the front end has.
     ``weights`` is the id of the weights that made them; the answer may continue with these weights only. ``fingerprint`` is equal for
     requests that give the engine the same to compute.
+
+    ``HandOvers`` keeps ``is_leaving``, whether the replica was asked to hand the request over, and ``reads_kv``, whether the present
+    attempt reads KV of the one before and has no token yet.
 
     ``step_part`` is the request's part of the engine's steps, 0.1 for a step in which ten requests got a token; ``ReplicaState`` adds it up
     for each attempt that had the request's first token, from its ``part_from`` on.
@@ -113,6 +120,8 @@ class RequestState:
     lost_at: float | None = None
     suspect_of: str | None = None
     trial: Trial = Trial.NONE
+    is_leaving: bool = False
+    reads_kv: bool = False
     trail: Trail = field(default_factory=Trail)
 
     @property

@@ -26,7 +26,8 @@ class ReplicaState:
     ``queued_chats``: how many requests that are no batch's were in the engine's queue at the last heartbeat.
     ``step_parts``: the sum over all frames of what one request had of the step: a tenth if ten requests got an output.
     ``kv_tokens``: tokens that the replica's KV cache holds, and ``max_model_len`` those of one prompt and answer; 0 if it did not report
-    them. ``is_longest``: no replica with these weights that takes new work has a longer context.
+    them. ``is_longest``: no replica with these weights that takes new work has a longer context. Replicas with equal ``kv_transfer``, not
+    "", can read each other's KV. ``coming``: ids of requests that another replica was asked to hand over, for which a place is kept here.
     """
 
     replica_id: str
@@ -43,6 +44,8 @@ class ReplicaState:
     adapters: frozenset[int] = frozenset()
     max_model_len: int = 0
     is_longest: bool = True
+    kv_transfer: str = ""
+    coming: set[str] = field(default_factory=set)
     _others: int = 0  # requests of other ingresses that ran at the last heartbeat
     _last_part: float = 0.0
     _vain_tokens: int = 0  # since the last frame: tokens of prompts that were given up while the engine computed them
@@ -52,6 +55,7 @@ class ReplicaState:
         """Return the replica of a link that has opened."""
         replica = cls(event.replica_id, event.credit, now, draining=event.draining, weights=event.weights)
         replica.kv_tokens, replica.adapters, replica.max_model_len = event.kv_tokens, event.adapters, event.max_model_len
+        replica.kv_transfer = event.kv_transfer
         return replica
 
     @property
@@ -60,7 +64,7 @@ class ReplicaState:
         return self.weights, self.max_model_len, self.is_longest
 
     def has_room(self) -> bool:
-        return not self.draining and len(self.held) < self.credit
+        return not self.draining and len(self.held) + len(self.coming) < self.credit
 
     def can_run(self, request: RequestState) -> bool:
         """Return whether the engine has the weights that began the answer, the request's adapter, and room in its context.

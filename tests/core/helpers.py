@@ -40,6 +40,8 @@ class Output:
     finish_reason: Any = None
     events: Any = None
     prefill_stats: Any = None
+    stop_reason: Any = None
+    kv_transfer_params: Any = None
 
 
 def arrived(

@@ -1,357 +1,22 @@
-"""Two ingresses and four replicas over a network that delays, cuts, freezes and reorders: 100,000 steps of seeded random walks.
+"""Seeded random walks through a `World` whose network fails show what clients and operators are promised: 200,000 steps.
 
 The machine of test_fleet_machine.py predicts each instruction of one fleet. Here several fleets share replicas that really compute, and
-only promises to clients and operators are asserted. A connection keeps its order, as TCP does. Frames of a connection that has ended may
-still arrive after the frames of its successor, at either end, and twice.
+only promises are asserted.
 """
 
 import random
-import zlib
-from collections import deque
-from dataclasses import dataclass, field
+from collections import Counter, deque
 
 import pytest
 
-from serve_app.core.events import (
-    HeartbeatArrived,
-    LinkEnd,
-    LinkLost,
-    LinkOpened,
-    RequestArrived,
-    RequestsAborted,
-    Ticked,
-    TrialBegan,
-)
-from serve_app.core.fleet import FleetState
-from serve_app.core.fleet_settings import FleetSettings
-from serve_app.core.instructions import (
-    AbortAttempts,
-    CloseLink,
-    DeliverOutputs,
-    FailRequest,
-    Instruction,
-    PassTrial,
-    StartAttempt,
-)
-from serve_app.core.load import EngineLoad
-from serve_app.core.request import Resume
-from serve_app.errors import ServingError
-from serve_app.links.protocol.messages import AddSuspect
-from serve_app.replica.trials import Trials
-from tests.core.helpers import Output, outputs
+from tests.core.network_world import World
 
 STEPS, WALKS = 15_000, 10
-CREDIT = 4
-SILENCE_S = 5.0
-MAX_LIVE = 24  # requests of an ingress at once
 KEPT, KEPT_A_REQUEST = 250, 30
 """The most elements that a fleet's collections may hold: without a request, and for each request. A walk has some 400 requests.
 
 Without a request they are about 65, and up to 84 in the 21 slots of each of two `QueueRate`: a lane's and its tenant's.
 """
-GOODBYES = (LinkEnd.SAID_GOODBYE, LinkEnd.BROKE_OFF, LinkEnd.ENGINE_DIED)
-
-
-def next_token(sequence: tuple[int, ...]) -> int:
-    return zlib.crc32(repr(sequence).encode()) % 50
-
-
-@dataclass
-class Client:
-    """One request: its whole answer, the part that came, and how it ended."""
-
-    prompt: tuple[int, ...]
-    answer: tuple[int, ...]
-    resume: Resume
-    delivered: list[int] = field(default_factory=list)
-    outcomes: list[str] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class Connection:
-    """Both directions of one link; each end notices the connection's end by itself."""
-
-    ingress: "Ingress"
-    replica: "Replica"
-    up: deque[StartAttempt | AbortAttempts | PassTrial] = field(default_factory=deque)
-    down: deque[list[Output] | HeartbeatArrived | TrialBegan | LinkEnd] = field(default_factory=deque)
-    frozen: bool = False
-    running: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Attempts of this link in the engine: attempt id -> prompt and output so far."""
-    in_line: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Suspects, as ``running``."""
-
-
-@dataclass(eq=False)
-class Replica:
-    replica_id: str
-    links: list[Connection] = field(default_factory=list)
-    drain_ends_at: float | None = None
-
-    @property
-    def draining(self) -> bool:
-        return self.drain_ends_at is not None
-
-    def __post_init__(self) -> None:
-        self.trials = Trials[Connection](self.begin_trial, lambda: self.trials.answered())
-
-    def begin_trial(self, connection: Connection, suspect: AddSuspect) -> None:
-        connection.down.append(TrialBegan(suspect.attempt_id))
-        connection.running[suspect.attempt_id] = connection.in_line.pop(suspect.attempt_id)
-
-    def end(self, connection: Connection) -> None:
-        """Let the replica notice the connection's end: the engine drops the attempts of that link."""
-        if connection in self.links:
-            self.links.remove(connection)
-            unfinished = [*connection.in_line, *connection.running]
-            connection.running.clear()
-            self.trials.withdraw(unfinished)
-            connection.in_line.clear()
-
-
-@dataclass(eq=False)
-class Ingress:
-    fleet: FleetState
-    clients: dict[str, Client] = field(default_factory=dict)
-    links: dict[str, Connection] = field(default_factory=dict)
-    num_clients: int = 0
-
-    def live(self) -> list[str]:
-        return list(self.clients)
-
-
-class World:
-    """Everything that happens is drawn from ``rng``; time is a number."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self.rng, self.now = rng, 0.0
-        self.replicas: list[Replica] = [Replica(f"a{n}") for n in range(4)]
-        self.num_replicas = len(self.replicas)
-        limits = FleetSettings(
-            model="m", max_waiting_requests=8, no_replica_s=20.0, heartbeat_timeout_s=SILENCE_S, max_standstill_s=40.0
-        )
-        self.ingresses = [Ingress(FleetState(limits)) for _ in range(2)]
-        self.all_clients: dict[tuple[int, int], Client] = {}
-        """Request id (ingress and number) -> the request. Engines know only the id."""
-        self.late: deque[tuple[Connection, list[Output]]] = deque(maxlen=50)
-        """Outputs on connections that have ended."""
-        self.ended: dict[str, int] = {}
-        """Outcome -> requests."""
-
-    # What the network and the replicas do.
-
-    def dial(self, ingress: Ingress, replica: Replica) -> None:
-        connection = Connection(ingress, replica)
-        replica.links.append(connection)
-        if (old := ingress.links.pop(replica.replica_id, None)) is not None:
-            self.bury(old)
-        ingress.links[replica.replica_id] = connection
-        self.handle(ingress, LinkOpened(replica.replica_id, CREDIT, replica.draining))
-
-    def bury(self, connection: Connection) -> None:
-        """End the ingress's side. The replica learns of it now or, on a frozen connection, after the frames that were sent before."""
-        self.late.extend((connection, message) for message in connection.down if isinstance(message, list))
-        connection.down.clear()
-        if not connection.frozen:
-            connection.replica.end(connection)
-
-    def compute(self, replica: Replica) -> None:
-        """Run one engine step: each running attempt gets no token, one, or more."""
-        for connection in replica.links:
-            if frame := [self.advance(connection, attempt_id) for attempt_id in list(connection.running)]:
-                connection.down.append(frame)
-
-    def advance(self, connection: Connection, attempt_id: str) -> Output:
-        sequence, client = connection.running[attempt_id], self.client_of(connection, attempt_id)
-        whole = client.prompt + client.answer
-        new = list(whole[len(sequence) : len(sequence) + self.rng.choice((0, 1, 1, 2))])
-        connection.running[attempt_id] = sequence + tuple(new)
-        ended = len(connection.running[attempt_id]) == len(whole)
-        if ended:
-            del connection.running[attempt_id]
-            connection.replica.trials.let_go([attempt_id])
-        return Output(attempt_id, new, finish_reason="stop" if ended else None)
-
-    def client_of(self, connection: Connection, attempt_id: str) -> Client:
-        prompt = int(attempt_id.partition("@")[0].removeprefix("r"))
-        return self.all_clients[id(connection.ingress), prompt]
-
-    def carry_up(self, connection: Connection) -> None:
-        """Deliver one message of the ingress to the replica."""
-        match connection.up.popleft():
-            case StartAttempt() as start if connection in connection.replica.links:
-                sequence = self.client_of(connection, start.attempt_id).prompt + start.continue_from
-                if start.suspect:
-                    connection.in_line[start.attempt_id] = sequence
-                    connection.replica.trials.add(connection, AddSuspect(start.attempt_id, [b""], 0, b""))
-                else:
-                    connection.running[start.attempt_id] = sequence
-                assert len(connection.running) + len(connection.in_line) <= CREDIT
-            case PassTrial(_, attempt_id):
-                connection.replica.trials.let_go([attempt_id])
-            case AbortAttempts(_, attempt_ids):
-                for attempt_id in attempt_ids:
-                    connection.running.pop(attempt_id, None)
-                connection.replica.trials.withdraw(attempt_ids)
-                for attempt_id in attempt_ids:
-                    connection.in_line.pop(attempt_id, None)
-
-    def carry_down(self, connection: Connection) -> None:
-        """Deliver one message of the replica to the ingress."""
-        ingress, replica_id = connection.ingress, connection.replica.replica_id
-        match connection.down.popleft():
-            case list() as frame:
-                self.handle(ingress, outputs(replica_id, *frame))
-            case HeartbeatArrived() | TrialBegan() as said:
-                self.handle(ingress, said)
-            case LinkEnd() as end:
-                if ingress.links.get(replica_id) is connection:
-                    del ingress.links[replica_id]
-                    self.bury(connection)
-                    self.handle(ingress, LinkLost(replica_id, end))
-
-    def carry_late(self) -> None:
-        """Deliver outputs of a connection that has ended; they stay, to arrive once more."""
-        connection, frame = self.rng.choice(self.late)
-        copies = [Output(o.request_id, list(o.new_token_ids), o.finish_reason) for o in frame]
-        instructions = self.handle(connection.ingress, outputs(connection.replica.replica_id, *copies))
-        assert not any(isinstance(i, DeliverOutputs) for i in instructions)
-
-    # What an ingress does.
-
-    def ask(self, ingress: Ingress) -> None:
-        number, request_id = ingress.num_clients, f"r{ingress.num_clients}"
-        ingress.num_clients += 1
-        answer: tuple[int, ...] = (number,)
-        for _ in range(self.rng.randint(1, 12)):
-            answer += (next_token(answer),)
-        client = Client(answer[:1], answer[1:], self.rng.choice((Resume.CONTINUE, Resume.CONTINUE, Resume.REPLAY)))
-        ingress.clients[request_id] = self.all_clients[id(ingress), number] = client
-        self.handle(ingress, RequestArrived(request_id, 1, len(client.answer), client.resume, f"{id(ingress)} {request_id}"))
-
-    def handle(self, ingress: Ingress, event: object) -> list[Instruction]:
-        instructions = ingress.fleet.handle(event, now=self.now)  # type: ignore[arg-type]
-        for instruction in instructions:
-            match instruction:
-                case (
-                    StartAttempt(replica_id=replica_id) | AbortAttempts(replica_id=replica_id) | PassTrial(replica_id=replica_id)
-                ):
-                    ingress.links[replica_id].up.append(instruction)
-                case DeliverOutputs(delivered):
-                    for output in delivered:
-                        self.deliver(ingress, output.request_id, output.new_token_ids, output.finish_reason is not None)
-                case FailRequest(request_id, error):
-                    self.end(ingress, request_id, error.code if isinstance(error, ServingError) else "?")
-                case CloseLink(replica_id):
-                    self.bury(ingress.links.pop(replica_id))
-        return instructions
-
-    def deliver(self, ingress: Ingress, request_id: str, token_ids: list[int], ended: bool) -> None:
-        client = ingress.clients[request_id]
-        client.delivered += token_ids
-        assert tuple(client.delivered) == client.answer[: len(client.delivered)], "a token twice, missing or wrong"
-        if ended:
-            assert tuple(client.delivered) == client.answer
-            self.end(ingress, request_id, "complete")
-
-    def end(self, ingress: Ingress, request_id: str, outcome: str) -> None:
-        client = ingress.clients.pop(request_id)
-        client.outcomes.append(outcome)
-        assert len(client.outcomes) == 1
-        self.ended[outcome] = self.ended.get(outcome, 0) + 1
-
-    # One step of everything.
-
-    def step(self) -> None:
-        rng = self.rng
-        self.now += rng.choice((0.0, 0.01, 0.05, 0.2))
-        ingress, replica = rng.choice(self.ingresses), rng.choice(self.replicas)
-        connection = rng.choice(replica.links) if replica.links else None
-        dice = rng.random()
-        if dice < 0.30:
-            self.compute(replica)
-        elif dice < 0.70 and connection is not None:
-            if connection.up and not connection.frozen:
-                self.carry_up(connection)
-            if connection.down and not connection.frozen:
-                self.carry_down(connection)
-        elif dice < 0.74:
-            if len(ingress.clients) < MAX_LIVE:
-                self.ask(ingress)
-        elif dice < 0.78:
-            self.handle(ingress, Ticked())
-        elif dice < 0.92 and connection is not None:
-            load = EngineLoad(1, len(connection.running), rng.choice((0, 0, 2)), 0.5)
-            left_s = max(0.0, (replica.drain_ends_at or 0.0) - self.now)
-            connection.down.append(HeartbeatArrived(replica.replica_id, load, replica.draining, left_s))
-        else:
-            self.rarely(ingress, replica, connection)
-
-    def rarely(self, ingress: Ingress, replica: Replica, connection: Connection | None) -> None:
-        match self.rng.randrange(12):
-            case 0 if ingress.clients:
-                request_id = self.rng.choice(ingress.live())
-                self.end(ingress, request_id, "aborted")
-                self.handle(ingress, RequestsAborted([request_id]))
-            case 1 if connection is not None and connection.down:
-                connection.down.append(self.rng.choice(GOODBYES))
-            case 2 if connection is not None:
-                connection.frozen = True
-            case 3 | 4 | 5 if connection is not None:
-                self.thaw(connection)
-            case 6 if not replica.draining and self.rng.random() < 0.5:
-                replica.drain_ends_at = self.now + self.rng.choice((0.0, 1.0, 5.0))
-            case 7 if self.may_be_replaced(replica):
-                self.replace(replica)
-            case 8 if self.late:
-                self.carry_late()
-            case _ if replica.replica_id not in ingress.links:
-                self.dial(ingress, replica)
-
-    def may_be_replaced(self, replica: Replica) -> bool:
-        """Return whether its drain is over; without a drain it ends by chance."""
-        return self.rng.random() < 0.05 if replica.drain_ends_at is None else self.now >= replica.drain_ends_at
-
-    def thaw(self, connection: Connection) -> None:
-        """Let sent frames arrive; then the replica learns that the ingress has left, if it has."""
-        connection.frozen = False
-        if connection.ingress.links.get(connection.replica.replica_id) is not connection:
-            while connection.up:
-                self.carry_up(connection)
-            connection.replica.end(connection)
-
-    def replace(self, replica: Replica) -> None:
-        """End a replica, with a Goodbye or without; another takes its place."""
-        end = LinkEnd.SAID_GOODBYE if replica.draining else LinkEnd.BROKE_OFF
-        for connection in list(replica.links):
-            replica.end(connection)
-            connection.frozen = False
-            connection.down.append(end)
-            while connection.down:
-                self.carry_down(connection)
-        self.replicas[self.replicas.index(replica)] = Replica(f"a{self.num_replicas}")
-        self.num_replicas += 1
-
-    def settle(self) -> None:
-        """Heal the network and let all remaining requests end; no new ones come."""
-        for replica in self.replicas:
-            for connection in list(replica.links):
-                self.thaw(connection)
-            replica.drain_ends_at = None
-        for _ in range(400):
-            for ingress in self.ingresses:
-                for replica in self.replicas:
-                    if replica.replica_id not in ingress.links:
-                        self.dial(ingress, replica)
-                    connection = ingress.links[replica.replica_id]
-                    connection.down.append(HeartbeatArrived(replica.replica_id, EngineLoad(1, 0, 0, 0.0), draining=False))
-                    while connection.up:
-                        self.carry_up(connection)
-                    while connection.down:
-                        self.carry_down(connection)
-            for replica in self.replicas:
-                self.compute(replica)
-            self.now += 0.05
 
 
 def num_kept(root: object) -> int:
@@ -371,9 +36,9 @@ def num_kept(root: object) -> int:
     return num
 
 
-@pytest.mark.parametrize("seed", range(WALKS))
-def test_every_request_has_one_outcome_every_token_comes_once_and_nothing_is_kept(seed: int) -> None:
-    world = World(random.Random(seed))
+def walk(seed: int, *, drains: float = 0.0) -> World:
+    """Walk, and return the world at its end, at peace. In each world every request has one outcome, and nothing is kept."""
+    world = World(random.Random(seed), drains=drains)
     for number in range(STEPS):
         world.step()
         if number % 50 == 0:
@@ -387,10 +52,24 @@ def test_every_request_has_one_outcome_every_token_comes_once_and_nothing_is_kep
         assert not ingress.fleet.requests, "a request without an outcome"
         assert not ingress.fleet.waiting
         assert num_kept(ingress.fleet) <= KEPT
-    assert any(i.fleet.drains.num_moved for i in world.ingresses)
     assert not any(c.running for r in world.replicas for c in r.links), "an engine works for no client"
     assert sum(world.ended.values()) == sum(i.num_clients for i in world.ingresses)
     assert world.ended.keys() <= {"complete", "aborted", "queue_full", "no_replica", "replica_lost", "request_quarantined"}
+    return world
+
+
+@pytest.mark.parametrize("seed", range(WALKS))
+def test_every_request_has_one_outcome_every_token_comes_once_and_nothing_is_kept(seed: int) -> None:
+    world = walk(seed)
+    assert any(i.fleet.drains.num_moved for i in world.ingresses)
     assert world.ended["complete"] > 0.5 * sum(world.ended.values()), world.ended
     assert all(i.fleet.failover.resumptions > 20 for i in world.ingresses)
     assert len(world.late) == world.late.maxlen, "no frame was late"
+
+
+def test_requests_that_are_handed_over_have_one_outcome_too_however_that_ends() -> None:
+    worlds = [walk(seed, drains=0.01) for seed in range(100, 115)]
+    results = sum((i.fleet.hand_overs.results for world in worlds for i in world.ingresses), Counter[str]())
+
+    assert results.keys() == {"read", "computed", "not_kept", "no_target", "unanswered", "ended"}
+    assert sum(i.fleet.hand_overs.tokens for world in worlds for i in world.ingresses) > 0

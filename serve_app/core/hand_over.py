@@ -1,0 +1,83 @@
+"""`HandOvers` follows the requests that take their KV from a draining replica to another, from the question to the target's first token.
+
+Pure. Only ``FleetState`` calls this module. The source ends its attempt, keeps the KV for a time, and says where it is; the target reads
+it. A source that does not answer is not waited for, and a target that cannot read computes the prompt: so nothing depends on a
+hand-over but time.
+"""
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from serve_app.core.request import EngineOutput, RequestState, Resume
+from serve_app.core.routing import Choice, ReplicaState
+
+HANDED_OVER = "handed over"
+"""The stop reason of an attempt's last output after a replica was asked to hand it over."""
+ANSWER_S = 2.0
+"""The longest wait for that output. A step takes less, and until then tokens come as before."""
+MIN_TOKENS = 256
+"""Requests with fewer tokens of prompt and answer are computed again: that takes one short step, and a read at least a round trip."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    request: RequestState
+    target: Choice
+    at: float
+
+
+class HandOvers:
+    """The hand-overs that were asked for and have no answer."""
+
+    def __init__(self) -> None:
+        self.results: Counter[str] = Counter()
+        """Hand-overs by how they ended: ``read``; ``computed``: the target read nothing; ``not_kept``: the source had no whole KV;
+        ``no_target``: the target took no request any more; ``unanswered``; ``ended``: the request ended, or its source was lost."""
+        self.tokens = 0
+        """Tokens whose KV was read."""
+        self._asked: dict[str, _Asked] = {}
+
+    @staticmethod
+    def is_possible(request: RequestState, source: ReplicaState, target: ReplicaState) -> bool:
+        """Return whether the request can take its KV from the source to the target, and whether that is worth a read."""
+        if not source.kv_transfer or source.kv_transfer != target.kv_transfer or source.weights != target.weights:
+            return False
+        is_long = request.prompt_tokens + len(request.emitted_ids) >= MIN_TOKENS
+        return is_long and bool(request.emitted_ids) and request.resume is Resume.CONTINUE
+
+    def ask(self, request: RequestState, target: Choice, now: float) -> None:
+        """Note that the source was asked, and keep a place at the target."""
+        request.is_leaving = True
+        target.replica.coming.add(request.request_id)
+        self._asked[request.request_id] = _Asked(request, target, now)
+
+    def end(self, request: RequestState, result: str) -> Choice | None:
+        """Forget the request's hand-over, whose place at the target is free again; return the target, None if nothing was asked."""
+        if (asked := self._asked.pop(request.request_id, None)) is None:
+            return None
+        request.is_leaving = False
+        asked.target.replica.coming.discard(request.request_id)
+        if result:
+            self.results[result] += 1
+        return asked.target
+
+    def overdue(self, now: float) -> list[RequestState]:
+        """Return the requests whose source has not answered in time."""
+        return [asked.request for asked in self._asked.values() if now - asked.at > ANSWER_S]
+
+    def note_read(self, request: RequestState, output: EngineOutput) -> None:
+        """Count what the target read, which its first output with a token says."""
+        request.reads_kv = False
+        tokens = int(getattr(output.prefill_stats, "num_external_cached_tokens", 0))
+        self.tokens += tokens
+        self.results["read" if tokens else "computed"] += 1
+
+    def validate(self, requests: Collection[RequestState], replicas: Collection[ReplicaState]) -> None:
+        """Assert that a place is kept for each hand-over that has no answer, and for nothing else."""
+        leaving = {request.request_id for request in requests if request.is_leaving}
+        assert leaving == self._asked.keys()
+        assert all(asked.request.replica_id is not None for asked in self._asked.values())
+        coming = {request_id for replica in replicas for request_id in replica.coming}
+        assert coming <= leaving
+        assert not any(request.reads_kv for request in requests if request.replica_id is None)
