@@ -141,6 +141,14 @@ TABLE = (
     ),
     Series("resumptions", "counter", _MODEL, "Times a request that lost its replica was queued again."),
     Series("moved", "counter", _MODEL, "Requests moved away from replicas that drained."),
+    Series(
+        "hand_overs",
+        "counter",
+        ("model", "result"),
+        "Moves for which the draining replica was asked to keep the KV, by result: read; computed, the target read nothing; not_kept, the "
+        "KV was not whole; no_target, the target took no request any more; unanswered; ended, the answer ended or the replica was lost.",
+    ),
+    Series("kv_read_tokens", "counter", _MODEL, "Tokens whose KV was read from another replica instead of computed again."),
     Series("routed", "counter", ("model", "reason"), "Attempts that were given to a replica, by the reason for that replica."),
     Series(
         "expected_prefix_hit_tokens",

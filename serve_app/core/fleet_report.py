@@ -72,6 +72,8 @@ def describe(fleet: FleetState) -> dict[str, Any]:
         "outcomes": dict(fleet.outcomes),
         "resumptions": fleet.failover.resumptions,
         "moved": fleet.drains.num_moved,
+        "hand_overs": dict(fleet.hand_overs.results),
+        "kv_read_tokens": fleet.hand_overs.tokens,
         "routed": dict(fleet.routed),
         "expected_hit_tokens": fleet.expected_hit_tokens,
         "blocked": len(fleet.quarantine),

@@ -95,6 +95,8 @@ class SimulatedOutput:
     finish_reason: object | None = None
     events: object | None = None
     prefill_stats: object | None = None
+    stop_reason: object | None = None
+    kv_transfer_params: object | None = None
 
 
 class Replica:

@@ -87,6 +87,8 @@ FREE_THREADS.set_function(free_threads)
 CLOCK_STEPS = series.gauge("clock_steps_seconds")
 CLOCK_STEPS.set_function(ClockSteps().seconds)
 
+_COUNTS = ("resumptions", "moved", "kv_read_tokens")
+"""Series without labels but the model, named as in `core.fleet_report.describe`."""
 _REPLICA_GAUGES = ("held", "outstanding_tokens", "running", "waiting", "kv_usage", "draining")
 """Keys that `describe` has for a replica; each becomes a series ``serve_app_replica_NAME``."""
 
@@ -140,13 +142,13 @@ def _counts(described: _Described) -> Iterator[Metric]:
         for _, model, state in described:
             family.add_metric([model], state[key])
         yield family
-    for name, key in (("engine_requests", "outcomes"), ("routed", "routed")):
+    for name, key in (("engine_requests", "outcomes"), ("routed", "routed"), ("hand_overs", "hand_overs")):
         words = series.counter_family(name)
         for _, model, state in described:
             for word, count in state[key].items():
                 words.add_metric([model, word], count)
         yield words
-    for name, key in (("resumptions",) * 2, ("moved",) * 2, ("expected_prefix_hit_tokens", "expected_hit_tokens")):
+    for name, key in (*((name, name) for name in _COUNTS), ("expected_prefix_hit_tokens", "expected_hit_tokens")):
         counts = series.counter_family(name)
         for _, model, state in described:
             counts.add_metric([model], state[key])

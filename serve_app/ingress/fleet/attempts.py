@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
 from vllm.v1.engine import FinishReason
 
 from serve_app.core.instructions import DeliverOutputs, StartAttempt
@@ -15,7 +16,7 @@ from serve_app.errors import BadRequest, RequestTooLarge, SendFailed, ServingErr
 from serve_app.ingress.fleet.intake import Way, names
 from serve_app.links.protocol.connection import IngressConnection
 from serve_app.links.protocol.errors import FrameTooLarge, MalformedMessage
-from serve_app.links.protocol.messages import REFUSED
+from serve_app.links.protocol.messages import MAX_KV_BYTES, REFUSED
 
 
 def attempt_request(request: Any, start: StartAttempt) -> Any:
@@ -34,6 +35,17 @@ def attempt_request(request: Any, start: StartAttempt) -> Any:
         params.max_tokens = request.sampling_params.max_tokens - count
         params.min_tokens = max(0, request.sampling_params.min_tokens - count)
     return attempt
+
+
+def kv_of(start: StartAttempt) -> bytes:
+    """Return where the KV of an attempt lies, as it goes over the link; b"" if it lies nowhere, or that cannot be sent."""
+    if start.kv is None:
+        return b""
+    try:
+        kv = msgspec.msgpack.encode(start.kv)
+    except (TypeError, ValueError, OverflowError):
+        return b""
+    return kv if len(kv) <= MAX_KV_BYTES else b""
 
 
 def drop_what_belongs_to_swallowed(deliver: DeliverOutputs) -> None:

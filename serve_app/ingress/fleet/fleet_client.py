@@ -9,6 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn
 
@@ -36,6 +37,7 @@ from serve_app.core.instructions import (
     CloseLink,
     DeliverOutputs,
     FailRequest,
+    HandOverAttempt,
     Instruction,
     PassTrial,
     StartAttempt,
@@ -47,6 +49,7 @@ from serve_app.ingress.exchange.held_answer import current_exchange, refuse
 from serve_app.ingress.fleet.attempts import (
     attempt_request,
     drop_what_belongs_to_swallowed,
+    kv_of,
     refused_by_engines,
     take_in,
     why_unsendable,
@@ -246,12 +249,14 @@ class FleetClient(EngineCoreClient):
                     self._start_attempt(instruction)
                 case AbortAttempts():
                     self._abort_attempts(instruction)
+                case HandOverAttempt():
+                    self._hand_over_attempt(instruction)
                 case PassTrial():
                     self._pass_trial(instruction)
                 case FailRequest():
                     self._fail_request(instruction)
                 case CloseLink():
-                    self._close_link(instruction)
+                    self.links.eject(instruction.replica_id, instruction.reason)
                 case DeliverOutputs():
                     raise AssertionError("DeliverOutputs comes first, and only from OutputsArrived")
         except Exception as exc:  # for StartAttempt also whatever vLLM's encoder raises for a value of the client
@@ -265,26 +270,32 @@ class FleetClient(EngineCoreClient):
         if (original := self._requests.get(start.request_id)) is None:
             return  # the end of a sibling has just ended this request
         if not (link := self.links[start.replica_id]).can_send():
-            link.unsent[start.attempt_id] = start  # until there is room, or until the link is lost and the request resumes
+            # until there is room, or until the link is lost and the request resumes; no KV is kept for so long
+            link.unsent[start.attempt_id] = replace(start, kv=None)
             return
         request = attempt_request(original, start)
         num_emitted = len(start.continue_from)
-        link.write(link.connection.send_add(start.attempt_id, self._encoder.encode(request), num_emitted, suspect=start.suspect))
+        buffers, kv = self._encoder.encode(request), kv_of(start)
+        link.write(link.connection.send_add(start.attempt_id, buffers, num_emitted, suspect=start.suspect, kv=kv))
 
     def _send_unsent(self, link: ReplicaLink) -> None:
         starts, link.unsent = link.unsent, {}
         self._carry_out(list(starts.values()))
 
+    def _open_link(self, replica_id: str) -> ReplicaLink | None:
+        return link if (link := self.links.get(replica_id)) is not None and link.is_open() else None
+
     def _abort_attempts(self, abort: AbortAttempts) -> None:
-        if (link := self.links.get(abort.replica_id)) is not None and link.is_open():
+        if (link := self._open_link(abort.replica_id)) is not None:
             link.write(link.connection.send_abort([i for i in abort.attempt_ids if link.unsent.pop(i, None) is None]))
 
-    def _pass_trial(self, passed: PassTrial) -> None:
-        if (link := self.links.get(passed.replica_id)) is not None and link.is_open():
-            link.write(link.connection.send_trial_passed(passed.attempt_id))
+    def _hand_over_attempt(self, asked: HandOverAttempt) -> None:
+        if (link := self._open_link(asked.replica_id)) is not None and asked.attempt_id not in link.unsent:
+            link.write(link.connection.send_hand_over([asked.attempt_id]))
 
-    def _close_link(self, close: CloseLink) -> None:
-        self.links.eject(close.replica_id, close.reason)
+    def _pass_trial(self, passed: PassTrial) -> None:
+        if (link := self._open_link(passed.replica_id)) is not None:
+            link.write(link.connection.send_trial_passed(passed.attempt_id))
 
     def _fail_request(self, fail: FailRequest) -> None:
         """End the whole generation of vLLM's front end with the error, siblings of n>1 included."""

@@ -74,7 +74,14 @@ class ReplicaLink(asyncio.Protocol):
         offered = peer.capabilities
         kv_tokens = offered.num_kv_blocks * offered.block_size
         return LinkOpened(
-            self.replica_id, peer.credit, peer.draining, offered.weights, kv_tokens, adapters, offered.max_model_len
+            self.replica_id,
+            peer.credit,
+            peer.draining,
+            offered.weights,
+            kv_tokens,
+            adapters,
+            offered.max_model_len,
+            offered.kv_transfer,
         )
 
     def is_open(self) -> bool:

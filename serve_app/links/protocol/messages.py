@@ -23,10 +23,6 @@ ENGINE_LOST = frozenset(kind.code for kind in (EngineDied, EngineOutOfMemory, En
 REFUSED = "refused "
 """Begins the stop reason of an attempt that a replica refuses for a value of its request: the name of the value, ": ", what is wrong."""
 
-HANDED_OVER = "handed over"
-"""The stop reason of an attempt's last output after a `HandOver`. Its ``kv_transfer_params`` say where the KV is; without them it is not
-kept."""
-
 NONCE_BYTES = 32
 MAX_ID_CHARS = 256
 MAX_ATTEMPTS_PER_ABORT = 10_000
@@ -177,7 +173,8 @@ class TrialPassed(Struct, array_like=True, frozen=True, forbid_unknown_fields=Tr
 
 
 class HandOver(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=14):
-    """Ingress to replica: end these attempts and keep their KV for another replica. The last output of each has `HANDED_OVER`.
+    """Ingress to replica: end these attempts and keep their KV for another replica. The last output of each has the stop reason
+    `core.hand_over.HANDED_OVER`, and ``kv_transfer_params`` if its KV is kept.
 
     An attempt that ends before that ends as it would have. Ids that the replica does not know (any more) are ignored.
     """
