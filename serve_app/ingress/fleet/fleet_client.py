@@ -249,10 +249,8 @@ class FleetClient(EngineCoreClient):
                     self._start_attempt(instruction)
                 case AbortAttempts():
                     self._abort_attempts(instruction)
-                case HandOverAttempt():
-                    self._hand_over_attempt(instruction)
-                case PassTrial():
-                    self._pass_trial(instruction)
+                case HandOverAttempt() | PassTrial():
+                    self._ask(instruction)
                 case FailRequest():
                     self._fail_request(instruction)
                 case CloseLink():
@@ -282,20 +280,14 @@ class FleetClient(EngineCoreClient):
         starts, link.unsent = link.unsent, {}
         self._carry_out(list(starts.values()))
 
-    def _open_link(self, replica_id: str) -> ReplicaLink | None:
-        return link if (link := self.links.get(replica_id)) is not None and link.is_open() else None
-
     def _abort_attempts(self, abort: AbortAttempts) -> None:
-        if (link := self._open_link(abort.replica_id)) is not None:
+        if (link := self.links.get(abort.replica_id)) is not None and link.is_open():
             link.write(link.connection.send_abort([i for i in abort.attempt_ids if link.unsent.pop(i, None) is None]))
 
-    def _hand_over_attempt(self, asked: HandOverAttempt) -> None:
-        if (link := self._open_link(asked.replica_id)) is not None and asked.attempt_id not in link.unsent:
-            link.write(link.connection.send_hand_over([asked.attempt_id]))
-
-    def _pass_trial(self, passed: PassTrial) -> None:
-        if (link := self._open_link(passed.replica_id)) is not None:
-            link.write(link.connection.send_trial_passed(passed.attempt_id))
+    def _ask(self, asked: HandOverAttempt | PassTrial) -> None:
+        if (link := self.links.get(asked.replica_id)) is not None and link.is_open():
+            send = link.connection.send_hand_over if isinstance(asked, HandOverAttempt) else link.connection.send_trial_passed
+            link.write(send(asked.attempt_id))
 
     def _fail_request(self, fail: FailRequest) -> None:
         """End the whole generation of vLLM's front end with the error, siblings of n>1 included."""

@@ -274,9 +274,9 @@ class IngressConnection(_Connection):
         self.attempts.difference_update(attempt_ids)
         return frames
 
-    def send_hand_over(self, attempt_ids: Sequence[str]) -> bytes:
-        """Return the frame that asks the replica to end these attempts, at least one, and to keep their KV; they keep their credit."""
-        return self._frame(HandOver(list(attempt_ids)))
+    def send_hand_over(self, attempt_id: str) -> bytes:
+        """Return the frame that asks the replica to end this attempt and to keep its KV. The attempt keeps its credit until its end."""
+        return self._frame(HandOver([attempt_id]))
 
     def send_trial_passed(self, attempt_id: str) -> bytes:
         """Return the frame that lets the next suspect begin."""
