@@ -5,8 +5,8 @@ xgrammar ignores, vLLM reads it with a second library: guidance, or outlines for
 limits either: reading `{"type": "array", "minItems": 1000000000}` with guidance took 12 GB, and the kernel killed the ingress.
 """
 
+import importlib
 import json
-import re
 from typing import Any
 
 import xgrammar as xgr
@@ -15,6 +15,9 @@ from outlines_core import json_schema
 
 GUIDANCE = "guidance"
 OUTLINES = "outlines"
+
+_regex_parser = importlib.import_module("re._parser")
+"""Python's own, with which vLLM reads an expression of outlines. Stubs of `re` lack it."""
 
 
 def read(kind: str, spec: str, *, second: str | None, ignores: bool) -> None:
@@ -64,7 +67,7 @@ def _read_with_xgrammar(kind: str, spec: str) -> None:
 def _read_with(library: str, kind: str, spec: str) -> None:
     try:
         if library == OUTLINES:
-            re._parser.parse(json_schema.build_regex_from_schema(spec))
+            _regex_parser.parse(json_schema.build_regex_from_schema(spec))
         else:
             LLMatcher.validate_grammar(_for_guidance(kind, spec))
     except MemoryError:
