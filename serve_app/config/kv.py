@@ -53,15 +53,13 @@ def _is_free(first: int, taken: Iterable[range]) -> bool:
 
 
 class KvSettings(Section):
-    """What happens to the KV cache of running requests when their replica drains: docs/kv.md."""
+    """What becomes of the KV cache of requests when their replica drains: docs/kv.md."""
 
     transfer: Literal["none", "nixl"] = "none"
-    """`none`: the next replica computes prompt and answer again. `nixl`: it reads their KV cache from the draining replica, by vLLM's NIXL
-    connector; this needs the extra `serve-app[kv]`."""
+    """`none`: the next replica computes prompt and answer again. `nixl`: it reads their KV from the draining replica (needs
+    `serve-app[kv]`)."""
     port: Annotated[Int, AfterValidator(_checked)] = Field(default=_DEFAULT_PORT, ge=1024, le=_HIGHEST_PORT)
-    """First of the model's 256 TCP ports on each machine, used with `transfer: nixl`. The first 64 are for side channels, of which each
-    replica takes the next free one; UCX listens on the other 192. By default Linux uses 32768 to 60999 for outgoing connections; a port
-    outside is safer."""
+    """First of the model's 256 TCP ports on each machine with `nixl`. Avoid 32768 to 60999, which Linux uses for outgoing connections."""
 
     @property
     def is_on(self) -> bool:

@@ -234,7 +234,7 @@ class ModelSettings(Section):
     """Share by which requests of batches, and prompts of tenants ahead of their shares, may lengthen an engine step while other requests
     run: docs/batch.md, docs/tenants.md. It only has an effect with `engine_args.scheduling_policy: priority`."""
     kv: KvSettings = KvSettings()
-    """Whether running requests move with their KV cache when their replica drains."""
+    """Whether requests take their KV cache along when their replica drains."""
     canary: CanarySettings | None = None
     """Makes this model the canary of another model. Default: the model is no canary."""
     required: bool = Field(default=True, strict=True)
