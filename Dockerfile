@@ -52,7 +52,7 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
  && /opt/venv/bin/pip install --no-cache-dir --no-compile --no-deps --require-hashes -r /opt/serve-app/cpu.lock \
  && find /opt/venv/lib -maxdepth 1 -type f ! -name libiomp5.so -delete \
  && find . -path ./torch -prune -o -type d \( -name tests -o -name test \) -prune -exec rm -rf {} + \
- && rm -rf ray/jars ray/rllib \
+ && rm -rf ray/jars ray/rllib nixl_ep_cu12 \
  && find ray vllm llvmlite -type f \( -name '*.so' -o -name raylet -o -name gcs_server \) -exec strip --strip-unneeded {} + \
  && python3.11 -m compileall -q -j 0 -x '^./(torch|torchgen|functorch)/' --invalidation-mode unchecked-hash . \
  && apt-get purge -y --auto-remove binutils && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*
@@ -116,14 +116,14 @@ FROM cpu-packages AS cpu-sbom
 WORKDIR /src
 COPY --from=sbom-tool /opt/sbom /opt/sbom
 COPY pyproject.toml ./
-RUN python -c 'import cv2, gradio, locust, matplotlib.pyplot, ray.dashboard.head, ray.serve, scipy.stats, vllm.v1.worker.cpu_worker, xgrammar' \
+RUN python -c 'import cv2, gradio, locust, matplotlib.pyplot, nixl._api, ray.dashboard.head, ray.serve, scipy.stats, vllm.v1.worker.cpu_worker, xgrammar' \
  && /opt/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o /sbom.cdx.json /opt/venv/bin/python
 
 FROM cuda-packages AS cuda-sbom
 WORKDIR /src
 COPY --from=sbom-tool /opt/sbom /opt/sbom
 COPY pyproject.toml ./
-RUN VLLM_TARGET_DEVICE=cpu python -c 'import cv2, locust, matplotlib.pyplot, ray.dashboard.head, ray.serve, scipy.stats, triton, xgrammar, \
+RUN VLLM_TARGET_DEVICE=cpu python -c 'import cv2, locust, matplotlib.pyplot, nixl._api, ray.dashboard.head, ray.serve, scipy.stats, triton, xgrammar, \
   flashinfer, vllm.entrypoints.openai.api_server, vllm.v1.engine.core' \
  && /opt/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o /sbom.cdx.json /opt/venv/bin/python
 

@@ -260,11 +260,11 @@ lock: .venv ## renew requirements/*.lock after a change of pyproject.toml; known
 	args=(); for link in $${links:-$(PYTORCH_CPU_INDEX)/torch/}; do args+=(--find-links "$$link"); done; \
 	compile() { UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile -q --override requirements/overrides.txt \
 	  --generate-hashes --no-emit-index-url "$$@"; }; \
-	compile --override requirements/overrides-cpu.txt --python-version 3.11 --extra cpu --extra loadtest --extra ui --extra shared-batches --no-emit-package torch "$${args[@]}" \
+	compile --override requirements/overrides-cpu.txt --python-version 3.11 --extra cpu --extra loadtest --extra ui --extra shared-batches --extra kv --no-emit-package torch "$${args[@]}" \
 	  -o requirements/cpu.lock pyproject.toml; \
 	compile --override requirements/overrides-dev.txt --python-version 3.11 --group dev -c requirements/cpu.lock -o requirements/dev.lock; \
 	compile --python-version 3.11 --group sbom -o requirements/sbom.lock; \
-	compile --python-version 3.11 --extra cuda --extra loadtest --extra shared-batches -c requirements/cpu.lock -o requirements/cuda.lock pyproject.toml
+	compile --override requirements/overrides-cuda.txt --python-version 3.11 --extra cuda --extra loadtest --extra shared-batches --extra kv -c requirements/cpu.lock -o requirements/cuda.lock pyproject.toml
 	@echo "requirements/*.lock are renewed; make test installs them"
 
 lock-charts: .venv ## renew requirements/charts.lock after a change of charts.in

@@ -34,6 +34,17 @@ def test_tests_run_with_the_versions_of_the_images() -> None:
     assert {"protobuf", "pillow", "python-dateutil", "ray"} <= cpu.keys() & dev.keys()
 
 
+def test_each_image_has_the_build_of_nixl_that_its_torch_makes_it_load() -> None:
+    """NIXL loads the build of torch's CUDA, and any without CUDA."""
+    cpu, cuda = pins("cpu.lock"), pins("cuda.lock")
+    cuda_major = cuda["nvidia-cuda-runtime"].split(".")[0]
+    assert {name: version for name, version in cpu.items() if name.startswith("nixl")} == dict.fromkeys(
+        ("nixl", "nixl-cu12"), "1.5.1"
+    )
+    assert {name for name in cuda if name.startswith("nixl")} == {"nixl", f"nixl-cu{cuda_major}"}
+    assert {cuda["nixl"], cuda[f"nixl-cu{cuda_major}"]} == {cpu["nixl"]}
+
+
 @pytest.mark.parametrize("package", ["nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-cuda-cccl", "nvidia-nvvm"])
 def test_the_cuda_compiler_is_of_the_runtimes_release(package: str) -> None:
     """Kernels that another release of nvcc builds do not run on the driver that torch asks for."""

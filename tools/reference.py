@@ -14,6 +14,7 @@ from loadtest.plan.reference import table
 from serve_app.config.adapters import AdapterSettings
 from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import BatchSettings, IngressScalingSettings, IngressSettings, LedgerSettings
+from serve_app.config.kv import KvSettings
 from serve_app.config.links import MembershipSettings, ProtocolSettings, TlsSettings
 from serve_app.config.logs import LogSettings
 from serve_app.config.model import CanarySettings, GoldenPrompt, MediaSettings, ModelSettings, ScalingSettings, SimulatedSettings
@@ -44,6 +45,7 @@ SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("models: adapters", "Under each adapter's name.", AdapterSettings),
     ("models: golden", "A list.", GoldenPrompt),
     ("models: media", "", MediaSettings),
+    ("models: kv", "", KvSettings),
     ("models: canary", "", CanarySettings),
     ("ingress", "", IngressSettings),
     ("ingress: replicas", "", IngressScalingSettings),

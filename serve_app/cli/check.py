@@ -12,7 +12,7 @@ import typer
 from serve_app.cli.hub import is_hub_id
 from serve_app.cli.manifests import are_manifests, manifest_problems, timeout_problems
 from serve_app.cli.settings_file import in_file, refuse
-from serve_app.cli.startable import named_files
+from serve_app.cli.startable import INSTALL_NIXL, missing_nixl, named_files
 from serve_app.cli.vllm_check import local_checkpoints, vllm_problems
 from serve_app.config import ModelSettings, Settings, default_cache_dir, mapping_in, parse_settings, problems, read_text
 from serve_app.config.checks import did_you_mean, dotted
@@ -191,6 +191,8 @@ def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
                 yield f"{source} was not looked for; serve-app doctor asks this machine's cache and the hub"
             elif not os.path.exists(source):
                 yield f"{source} does not exist on this machine"
+    if missing := missing_nixl(settings):
+        yield f"{missing} this Python; where replicas run, {INSTALL_NIXL}"
     if settings.ingress.needs_keys:
         for name, model in settings.models.items():
             if not model.yields_to_chats():

@@ -1,6 +1,6 @@
 """These functions judge a machine for `serve-app doctor`. Pure: each judges values that `doctor.py` has read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +14,8 @@ LEAST_DRIVERS = {"12": 525, "13": 580}
 
 Source: NVIDIA's "CUDA Compatibility", minor version compatibility.
 """
+
+NIXL_BUILDS = ("nixl-cu12", "nixl-cu13")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,23 @@ def torch(version: str, cuda: str | None, vllm_build: str) -> Finding:
         way_out = "pip install --no-deps --require-hashes -r requirements/cuda.lock"
         return Finding("torch", "error", f"{build}, but the package vllm needs the CUDA build", way_out)
     return Finding("torch", "ok", build)
+
+
+def nixl(builds: Mapping[str, str], installed: str, cuda: str | None) -> Finding:
+    """Judge whether NIXL, which a model with `kv.transfer: nixl` needs, can be loaded.
+
+    Args:
+        builds: Version of each of `NIXL_BUILDS` that is installed.
+        installed: Version of the package `nixl`, which loads one of the builds; "" if it is missing.
+        cuda: The version of CUDA that torch was built with, None for a CPU build, with which NIXL loads any build.
+    """
+    way_out = "pip install 'serve-app[kv]', or set kv.transfer: none"
+    if not installed:
+        return Finding("nixl", "error", "not installed, and a model has kv.transfer: nixl", way_out)
+    needed = NIXL_BUILDS if cuda is None else [f"nixl-cu{cuda.partition('.')[0]}"]
+    if not (found := [name for name in needed if name in builds]):
+        return Finding("nixl", "error", f"{installed} without {' or '.join(needed)}, which it loads", way_out)
+    return Finding("nixl", "ok", f"{installed} with {found[0]}")
 
 
 def driver(gpus: Sequence[tuple[str, str]], cuda: str | None, needed: int) -> Finding:

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from serve_app.checkpoints import resolve_model
@@ -16,15 +17,18 @@ from serve_app.errors import ClusterFailed, ConfigError, ListenFailed
 
 
 def refuse_hopeless_start(settings: Settings) -> None:
-    """Check for vLLM, and check the name, the models' and adapters' files, and the port. This takes 5 s at most for a model of the hub.
+    """Check for vLLM and NIXL, and check the name, the models' and adapters' files, and the port. This takes 5 s at most for a model of
+    the hub.
 
     Raises:
-        ClusterFailed: vLLM is not installed, or an application of that name runs here.
+        ClusterFailed: vLLM, or NIXL for a model that moves KV, is not installed, or an application of that name runs here.
         CheckpointError: An embedded model is not fetched or damaged.
         ConfigError: A model's or an adapter's files cannot be had.
         ListenFailed: The port is taken.
     """
     refuse_missing_vllm()
+    if missing := missing_nixl(settings):
+        raise ClusterFailed(problem=f"{missing} {sys.executable}", hint=INSTALL_NIXL)
     refuse_name_in_use(settings.name)
     for model in settings.models.values():
         refuse_missing_checkpoint(model)
@@ -38,6 +42,15 @@ def refuse_missing_vllm() -> None:
             problem=f"vLLM is not installed for {sys.executable}",
             hint="pip install 'serve-app[cpu]', or use .venv/bin/serve-app, which `make .venv` makes with all packages",
         )
+
+
+INSTALL_NIXL = "pip install 'serve-app[kv]', or set kv.transfer: none"
+
+
+def missing_nixl(settings: Settings) -> str:
+    """Return that this Python lacks NIXL, a sentence without its last word, the Python; "" if it has NIXL or no model moves KV."""
+    moving = [dotted(("models", name, "kv", "transfer")) for name, model in settings.models.items() if model.kv.is_on]
+    return f"{moving[0]} is nixl, and nixl is not installed for" if moving and find_spec("nixl") is None else ""
 
 
 def refuse_name_in_use(name: str) -> None:

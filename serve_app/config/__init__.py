@@ -11,6 +11,7 @@ from serve_app.config.base import Int, Real, Section
 from serve_app.config.files import read_text
 from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import BatchSettings, IngressSettings, LedgerSettings
+from serve_app.config.kv import KvSettings
 from serve_app.config.links import MembershipSettings, ProtocolSettings, TlsSettings
 from serve_app.config.model import GoldenPrompt, ModelSettings, SimulatedSettings
 from serve_app.config.oidc import OidcSettings
@@ -35,6 +36,7 @@ __all__ = [
     "HealthSettings",
     "IngressSettings",
     "Int",
+    "KvSettings",
     "LedgerSettings",
     "MembershipSettings",
     "ModelSettings",

@@ -24,6 +24,7 @@ from serve_app.config.checks import (
     refuse_resources_of_pods,
     wrong,
 )
+from serve_app.config.kv import KvSettings
 from serve_app.config.routing import RoutingSettings
 from serve_app.config.schedule import ScheduledBounds
 from serve_app.config.vllm_arguments import checked_engine_args, checked_frontend_args
@@ -232,6 +233,8 @@ class ModelSettings(Section):
     batch_step_share: Real = Field(default=DEFAULT_BATCH_STEP_SHARE, gt=0, le=10)
     """Share by which requests of batches, and prompts of tenants ahead of their shares, may lengthen an engine step while other requests
     run: docs/batch.md, docs/tenants.md. It only has an effect with `engine_args.scheduling_policy: priority`."""
+    kv: KvSettings = KvSettings()
+    """Whether requests take their KV cache along when their replica drains."""
     canary: CanarySettings | None = None
     """Makes this model the canary of another model. Default: the model is no canary."""
     required: bool = Field(default=True, strict=True)
@@ -264,7 +267,8 @@ class ModelSettings(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         simulation = self._simulation_problems(self.simulated) if self.simulated else ()
-        refuse([*simulation, *self._device_problems(), *self._scaling_problems(), *self._adapter_problems()])
+        kv = self._kv_problems() if self.kv.is_on else ()
+        refuse([*simulation, *self._device_problems(), *self._scaling_problems(), *self._adapter_problems(), *kv])
         return self
 
     def _device_problems(self) -> Iterator[PydanticCustomError]:
@@ -290,6 +294,21 @@ class ModelSettings(Section):
         if self.device == "cpu" and (cache := self.engine_args.get("kv_cache_memory_bytes")) is not None:
             problem = f"is {cache!r} and kv_cache_gib is {self.kv_cache_gib}"
             yield wrong("engine_args.kv_cache_memory_bytes", problem, "remove it: on cpu kv_cache_gib sets the cache")
+
+    def _kv_problems(self) -> Iterator[PydanticCustomError]:
+        here = f"is {self.kv.transfer!r}"
+        if self.simulated is not None:
+            problem = f"{here} and simulated.profile is {self.simulated.profile!r}: a simulated accelerator has no KV to send yet"
+            yield wrong("kv.transfer", problem, "set kv.transfer: none, or remove simulated")
+        for name, pools in (("runner", ("pooling",)), ("convert", ("embed", "classify"))):
+            if (value := self.engine_args.get(name)) in pools:
+                problem = (
+                    f"{here} and engine_args.{name} is {value!r}: its requests end with their prompt, and no KV is left to move"
+                )
+                yield wrong("kv.transfer", problem, "set kv.transfer: none")
+        if (size := self.engine_args.get("kv_offloading_size")) is not None:
+            problem = f"{here} and engine_args.kv_offloading_size is {size!r}: an engine of vLLM has one KV connector"
+            yield wrong("kv.transfer", problem, "remove one of the two")
 
     def _scaling_problems(self) -> Iterator[PydanticCustomError]:
         if self.replicas.min == 0 and self.required:

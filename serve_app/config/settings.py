@@ -18,6 +18,7 @@ from serve_app.config.files import read_text
 from serve_app.config.foreign import foreign_hint
 from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import IngressSettings
+from serve_app.config.kv import port_problems
 from serve_app.config.links import MAX_INGRESSES, MembershipSettings, ProtocolSettings
 from serve_app.config.logs import LogSettings
 from serve_app.config.model import NAME_PATTERN, ModelSettings
@@ -118,6 +119,7 @@ class Settings(Section):
         refuse(
             [
                 *self._port_problems(self.protocol.port),
+                *self._kv_problems(),
                 *self._link_problems(),
                 *self._gpu_problems(),
                 *self._hold_problems(),
@@ -251,6 +253,13 @@ class Settings(Section):
                 yield wrong(
                     dotted(("models", name, "resources")), problem, "give each model a Ray resource, or set protocol.port: 0"
                 )
+
+    def _kv_problems(self) -> Iterator[PydanticCustomError]:
+        listeners = {"ingress.port": self.ingress.port, "protocol.port": self.protocol.port}
+        if self.ui is not None:
+            listeners["ui.port"] = self.ui.port
+        firsts = {dotted(("models", name, "kv", "port")): model.kv.port for name, model in self.models.items() if model.kv.is_on}
+        return port_problems(firsts, listeners)
 
     def _link_problems(self) -> Iterator[PydanticCustomError]:
         """Check the limit of links: an update starts a new ingress for each old one before it stops an old one (`application.py`)."""

@@ -22,8 +22,9 @@ from serve_app.config.vllm_source import (
 
 _ONE_NODE = "an engine lives inside one node; use gpus_per_replica for tensor parallelism"
 _MORE_REPLICAS = "each engine is a replica of the fleet; raise replicas.min and replicas.max"
-_KV_IS_THE_FLEETS = (
-    "remove it: requests name no other engine here; for a second cache in the node's memory set kv_offloading_size"
+_KV_CONNECTOR = (
+    "set models.NAME.kv.transfer: nixl to move running requests with their KV; "
+    "for a second cache in the node's memory set kv_offloading_size"
 )
 _LOGGING = "Ray Serve owns the logging of a replica; vLLM reconfiguring it makes a restarted controller replace every replica"
 RESERVED_FRONTEND_ARGS: Mapping[str, str] = {
@@ -43,8 +44,8 @@ RESERVED_ENGINE_ARGS: Mapping[str, str] = {
     "master_port": _ONE_NODE,
     "device_ids": RAY_PLACES,
     "enable_elastic_ep": _MORE_REPLICAS,
-    "kv_transfer_config": _KV_IS_THE_FLEETS,
-    "ec_transfer_config": _KV_IS_THE_FLEETS,
+    "kv_transfer_config": _KV_CONNECTOR,
+    "ec_transfer_config": "remove it: requests name no other engine here",
     "allowed_media_domains": "set media.domains beside engine_args",
     "disable_log_stats": "the engine's statistics feed health checks and autoscaling; remove it",
     "logging_config": _LOGGING,

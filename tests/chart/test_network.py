@@ -213,6 +213,21 @@ def test_policies_are_the_same_whatever_the_ports_so_that_the_pods_of_an_old_ray
     assert [reaches(moved, CLIENT, INGRESS, 8010), reaches(moved, INGRESS, MODEL, 8020)] == [False, False]
 
 
+def test_replicas_read_kv_of_each_other_on_their_models_ports_alone() -> None:
+    weights = {"model": "embedded:smollm2-135m-instruct"}
+    models = {
+        "a": weights | {"kv": {"transfer": "nixl"}},
+        "b": weights | {"kv": {"transfer": "nixl", "port": 20000}},
+        "c": weights,
+    }
+    moving = render(merged(ALL, at("config.models", models)))
+    edges = (15599, 15600, 15855, 15856, 19999, 20000, 20255, 20256)
+    assert [port for port in edges if reaches(moving, MODEL, MODEL, port)] == [15600, 15855, 20000, 20255]
+    outsiders = (CLIENT, NEIGHBOUR, OTHER_RELEASE, INGRESS, HEAD, UI)
+    assert [end for end in outsiders if reaches(moving, end, MODEL, 15600) or reaches(moving, MODEL, end, 15600)] == []
+    assert not reaches(render(merged(ALL, at("config.models", {"c": weights | {"kv": {"port": 15600}}}))), MODEL, MODEL, 15600)
+
+
 @pytest.mark.parametrize(
     ("address", "port"),
     [("redis://redis-7", 6379), ("redis://10.0.0.5", 6379), ("rediss://host:6380/0", 6380), ("rediss://host:6380/", 6380)],

@@ -193,6 +193,7 @@ def test_the_ray_cluster_is_the_same_when_only_serve_has_to_know() -> None:
         at("config.ingress.max_body_bytes", 1000),
         models(model | {"engine_args": {"max_model_len": 1024}}),
         models(model | {"replicas": {"min": 2, "max": 6}}),
+        models(model | {"kv": {"transfer": "nixl", "port": 20000}}),
         at("networkPolicies.enabled", False),
         at("monitoring", {"podMonitors": True}),
     ]

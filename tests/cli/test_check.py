@@ -167,6 +167,23 @@ def test_missing_authorities_of_the_issuer_are_noted(tmp_path: Path) -> None:
     assert (code, "note: /none/ca.pem does not exist on this machine; the nodes of the cluster need it" in output) == (0, True)
 
 
+@pytest.mark.parametrize(
+    ("transfer", "is_there", "is_noted"), [("nixl", False, True), ("nixl", True, False), ("none", False, False)]
+)
+def test_a_model_that_moves_kv_without_nixl_is_noted_with_the_extra(
+    transfer: str, is_there: bool, is_noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve_app.cli.startable.find_spec", lambda name: {"nixl": object() if is_there else None}[name])
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"models: {{a/b: {{model: /models/any, kv: {{transfer: {transfer}}}}}}}")
+    code, output = run("check", "--no-vllm", str(file))
+    said = (
+        'note: models["a/b"].kv.transfer is nixl, and nixl is not installed for this Python; where replicas run, '
+        "pip install 'serve-app[kv]', or set kv.transfer: none"
+    )
+    assert (code, said in " ".join(output.split())) == (0, is_noted)
+
+
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.name)
 def test_the_examples_timeouts_are_in_order(file: Path) -> None:
     code, output = run("check", "--no-vllm", str(file))

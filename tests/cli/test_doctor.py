@@ -210,3 +210,29 @@ def test_for_people_each_finding_is_one_line_with_its_remedy_behind_an_arrow(tmp
     lines = [line for line in done.stdout.splitlines() if line.startswith("error")]
     assert (done.exit_code, len(lines)) == (1, done.stdout.count("error   "))
     assert all(" -> " in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("installed", "builds", "cuda", "said"),
+    [
+        ("", {}, None, "not installed, and a model has kv.transfer: nixl"),
+        ("", {"nixl-cu13": "1.5.1"}, "13.0", "not installed, and a model has kv.transfer: nixl"),
+        ("1.5.1", {}, None, "1.5.1 without nixl-cu12 or nixl-cu13, which it loads"),
+        ("1.5.1", {"nixl-cu12": "1.5.1"}, "13.0", "1.5.1 without nixl-cu13, which it loads"),
+        ("1.5.1", {"nixl-cu12": "1.5.1", "nixl-cu13": "1.5.1"}, "13.0", "1.5.1 with nixl-cu13"),
+        ("1.5.1", {"nixl-cu12": "1.5.1"}, None, "1.5.1 with nixl-cu12"),
+    ],
+)
+def test_nixl_has_to_be_there_in_the_build_that_it_loads(
+    installed: str, builds: dict[str, str], cuda: str | None, said: str
+) -> None:
+    found = findings.nixl(builds, installed, cuda)
+    way_out = "" if " with " in said else "pip install 'serve-app[kv]', or set kv.transfer: none"
+    assert found == Finding("nixl", "error" if way_out else "ok", said, way_out)
+
+
+@pytest.mark.parametrize(("transfer", "is_judged"), [("none", False), ("nixl", True)])
+def test_nixl_is_looked_for_where_a_model_moves_kv(transfer: str, is_judged: bool, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    _, found = doctor(written(tmp_path, f"models: {{chat: {{model: {tmp_path}, kv: {{transfer: {transfer}}}}}}}"))
+    assert ("nixl" in {finding["name"] for finding in found}) is is_judged

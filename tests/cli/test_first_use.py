@@ -37,6 +37,14 @@ def test_without_vllm_nothing_is_started_and_one_line_says_how_to_get_it(command
     assert said.startswith(f"error: vLLM is not installed for {sys.executable}; pip install 'serve-app[cpu]', or ")
 
 
+def test_without_nixl_no_model_that_moves_kv_is_started_and_one_line_says_how_to_get_it(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("models: {chat: {model: some/model, kv: {transfer: nixl}}}")
+    code, output, said = serve_app("up", "-f", str(file), before="sys.modules['nixl'] = None")
+    missing = f"error: models.chat.kv.transfer is nixl, and nixl is not installed for {sys.executable}"
+    assert (code, output, said) == (1, "", f"{missing}; pip install 'serve-app[kv]', or set kv.transfer: none\n")
+
+
 @pytest.mark.parametrize("command", [("up",), ("demo",)])
 def test_all_mistakes_of_a_file_are_told_with_its_name(command: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"

@@ -28,7 +28,8 @@ REPLICAS = "for engines set models.NAME.replicas: {min: 1, max: 2}, for ingresse
         ("api_base", "remove it: serve-app starts its engines itself, and forwards to no other service"),
         ("--max-model-len", "it is an argument of vLLM's engine: put it under models.NAME.engine_args"),
         ("data_parallel_backend", "it is an argument of vLLM's engine"),
-        ("kv_transfer_config", "remove it: requests name no other engine here"),
+        ("kv_transfer_config", "set models.NAME.kv.transfer: nixl to move running requests with their KV; "),
+        ("ec_transfer_config", "remove it: requests name no other engine here"),
     ],
 )
 @pytest.mark.parametrize("place", ["", "ingress", "models.m"])
