@@ -24,6 +24,7 @@ from serve_app.config.checks import (
     refuse_resources_of_pods,
     wrong,
 )
+from serve_app.config.kv import KvSettings
 from serve_app.config.routing import RoutingSettings
 from serve_app.config.schedule import ScheduledBounds
 from serve_app.config.vllm_arguments import checked_engine_args, checked_frontend_args
@@ -236,6 +237,8 @@ class ModelSettings(Section):
     """Makes this model the canary of another model. Default: the model is no canary."""
     required: bool = Field(default=True, strict=True)
     """Whether the ingress is only ready while this model has a replica."""
+    kv: KvSettings = KvSettings()
+    """How KV moves between the replicas of this model."""
     kv_cache_gib: Real = Field(default=DEFAULT_KV_CACHE_GIB, gt=0)
     """KV cache of one replica on cpu in GiB. On cuda gpu_memory_utilization sets it; for a simulated accelerator, its profile does."""
 
