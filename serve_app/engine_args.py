@@ -1,8 +1,9 @@
 """This module translates the configuration of a model to vLLM's argument names, for the engine core and for the front end.
 
-Pure: plain dictionaries in and out; nothing here imports vLLM.
+Plain dictionaries in and out; nothing here imports vLLM.
 """
 
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,9 @@ from serve_app.config import ModelSettings
 SIMULATED_EXECUTOR = "serve_app.simulated.executor.SimulatedExecutor"
 BATCH_STEP_SHARE = "serve_app_batch_step_share"
 """Key of `ModelSettings.batch_step_share` in vLLM's ``additional_config``."""
+
+KV_LEASE_S = 30
+"""Seconds for which an engine keeps the KV of a request that it handed over."""
 
 _FRONTEND_ARGS = frozenset(
     {
@@ -87,6 +91,8 @@ def engine_core_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
         args.setdefault("enforce_eager", True)
         if model.simulated is None:
             args["kv_cache_memory_bytes"] = int(model.kv_cache_gib * 2**30)
+    if model.kv.is_on:
+        args["kv_transfer_config"] = _kv_transfer(model)
     ours: dict[str, Any] = {}
     if model.adapters:
         ours["serve_app_adapters"] = [
@@ -101,6 +107,18 @@ def engine_core_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
     if ours:
         args["additional_config"] = {**args.get("additional_config", {}), **ours}
     return args
+
+
+def _kv_transfer(model: ModelSettings) -> dict[str, Any]:
+    """Return vLLM's ``kv_transfer_config`` of an engine that starts now."""
+    return {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "engine_id": uuid.uuid4().hex,  # other engines remember the memory of an engine by this
+        "kv_buffer_device": model.device,
+        "kv_connector_extra_config": {"kv_lease_duration": KV_LEASE_S, "num_threads": 1},
+    }
 
 
 NO_DOMAIN = "none: models.NAME.media.domains is empty"
@@ -167,6 +185,10 @@ def engine_environment(model: ModelSettings, inherited: Mapping[str, str]) -> di
         # As `vllm serve` does. Forked workers would inherit the pipe to the supervisor and keep it open after the engine core's death. The
         # supervisor would then not notice the death while a worker hangs.
         env["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    if model.kv.is_on:
+        env.update(model.kv.environment())
+        if model.device == "cpu":
+            env.setdefault("UCX_TLS", "tcp,sm,self")  # UCX would look for devices that the machine may lack
     return {**env, **model.env}
 
 

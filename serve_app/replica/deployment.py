@@ -27,6 +27,7 @@ from serve_app.replica import pipe
 from serve_app.replica.oom import OomOrder
 from serve_app.replica.process import EngineProcess
 from serve_app.replica.server import ReplicaIdentity, ReplicaServer
+from serve_app.replica.side_channel import SideChannel, reserve
 from serve_app.replica.start_report import StartReport, asked_at
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Replica:
         self._lost: EngineLost | None = None
         self._server: ReplicaServer | None = None
         self._start_report: StartReport | None = None
+        self._side_channel: SideChannel | None = None
         self._end = OrderlyEnd(self._drain, serve_shutdown_s(self.settings))
         self._engine = EngineProcess(self.settings.health, on_message=self._from_engine, on_lost=self._engine_lost)
         ready = await self._start_engine()
@@ -83,10 +85,15 @@ class Replica:
         from serve_app.checkpoints import resolve_model
         from serve_app.config import default_cache_dir, inherited_environment
 
+        environment = inherited_environment()
+        if (kv := self.model.kv).is_on:
+            host = reachable_address(self.settings.protocol.host)
+            self._side_channel = reserve(host, kv.side_ports(), f"models.{self.model.name}.kv.port")
+            environment.update(self._side_channel.environment())
         return await self._engine.start(
             self.model,
             asyncio.to_thread(resolve_model, self.model.model, default_cache_dir()),
-            environment=inherited_environment(),
+            environment=environment,
             timeout_s=self.settings.timeouts.engine_start_s,
             max_frame_bytes=self.settings.protocol.max_frame_bytes,
             measures_itself=self.settings.ingress.counts_gpu_time,

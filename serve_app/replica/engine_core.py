@@ -14,13 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils import length_from_prompt_token_ids_or_embeds
-from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.engine.utils import EngineZmqAddresses
 from vllm.v1.executor.abstract import Executor
@@ -35,6 +36,8 @@ from serve_app.replica.adapters import adapters_in, check_sums, load_all, max_ra
 from serve_app.replica.cold_start import EnginePhases
 from serve_app.replica.engine_io import AttemptRefused, InputThread, OutputThread
 from serve_app.replica.grammar import accept_emitted
+from serve_app.replica.hand_over import HandingOver, handing_over
+from serve_app.replica.kv_params import params_of
 from serve_app.replica.own_requests import own_request
 from serve_app.replica.scheduler import bounded
 from serve_app.replica.self_measurement import measure
@@ -80,6 +83,7 @@ class PipedEngineCore(EngineCoreProc):
         self._download_s = download_s
         self._load_began = load_began
         self._adapters = {adapter["number"] for adapter in adapters_in(vllm_config.additional_config)}
+        self._kv_transfer = ""
         self.num_steps = 0
         self.busy_s = 0.0
         super().__init__(vllm_config, True, "", executor_class, log_stats=True)
@@ -95,7 +99,16 @@ class PipedEngineCore(EngineCoreProc):
         self._loaded = time.monotonic()
         made = super()._initialize_kv_caches(vllm_config)
         load_all(self, adapters_in(vllm_config.additional_config))
+        if vllm_config.kv_transfer_config is not None:
+            self._kv_transfer = self._label_of_kv(vllm_config)
         return made
+
+    def _label_of_kv(self, vllm_config: Any) -> str:
+        """Return the same label for engines that can read each other's KV: vLLM's own hash, and what vLLM compares later than that."""
+        (metadata, *_) = [worker for worker in self.model_executor.get_kv_connector_handshake_metadata() if worker]
+        (first, *_) = metadata.values()
+        size, block_size = vllm_config.parallel_config.tensor_parallel_size, vllm_config.cache_config.block_size
+        return f"nixl {first.compatibility_hash} block {block_size} tp {size}"
 
     def _process_engine_step(self) -> bool:
         began = time.monotonic()
@@ -127,8 +140,11 @@ class PipedEngineCore(EngineCoreProc):
         if self._makes_text:
             self._end.send(pipe.StepsMeasured(measure(self, limit_s)))
 
-    def preprocess_attempt(self, request: EngineCoreRequest, num_emitted: int) -> Any:
+    def preprocess_attempt(self, request: EngineCoreRequest, num_emitted: int, kv: bytes = b"") -> Any:
         """Return the result of vLLM's own preprocessing; the last ``num_emitted`` ids of the prompt are the answer so far.
+
+        Args:
+            kv: `Add.kv`. If it is of no use here, the engine computes the prompt.
 
         Raises:
             AttemptRefused: A value of the request, or its length, would end this engine: an ingress of another release may send it. Or this
@@ -140,10 +156,36 @@ class PipedEngineCore(EngineCoreProc):
             raise AttemptRefused(*problem)
         if (lora := request.lora_request) is not None and lora.lora_int_id not in self._adapters:
             raise AttemptRefused("model", f"this replica has no adapter {lora.lora_name!r}")
+        if kv:  # after the check, which refuses such parameters from clients
+            self._read_kv(request, kv)
         made, wave = self.preprocess_add_request(request)
         if num_emitted:
             accept_emitted(self.structured_output_manager, made, num_emitted)
         return made, wave
+
+    def _read_kv(self, request: EngineCoreRequest, kv: bytes) -> None:
+        """Let the engine read the request's KV from the one that handed it over, unless these are not the parameters of its prompt."""
+        params, token_ids = request.sampling_params, request.prompt_token_ids
+        if not self._keeps_kv() or params is None or not token_ids:
+            logger.warning("attempt %r comes with KV, which this engine cannot read", request.request_id)
+            return
+        try:
+            where = params_of(kv, len(token_ids), self.vllm_config.cache_config.block_size, time.monotonic())
+        except ValueError as exc:
+            logger.warning("attempt %r comes with KV that is of no use: %s", request.request_id, exc)
+            return
+        params.extra_args = {**(params.extra_args or {}), "kv_transfer_params": where}
+
+    def _keeps_kv(self) -> bool:
+        return isinstance(self.scheduler, HandingOver) and self.scheduler.keeps_kv()
+
+    def hand_over(self, attempt_ids: Sequence[str]) -> None:
+        """End these attempts, now or after a later step, so that another replica can read their KV."""
+        if not isinstance(self.scheduler, HandingOver):
+            logger.warning("%d attempts are to be handed over, which this engine cannot", len(attempt_ids))
+            return
+        for slot, outputs in self.scheduler.hand_over(attempt_ids).items():
+            self.output_queue.put_nowait((slot, EngineCoreOutputs(outputs=outputs)))
 
     def _cannot_run(self, request: EngineCoreRequest) -> tuple[str, str] | None:
         """Return the problem of a request for another engine: a task that this model lacks, or a prompt that is too long.
@@ -219,6 +261,7 @@ class PipedEngineCore(EngineCoreProc):
             tasks=tuple(self.get_supported_tasks()),
             weights=weights_id(self.vllm_config),
             seeds_by_position=self.vllm_config.use_v2_model_runner or _is_simulated(self.vllm_config.additional_config),
+            kv_transfer=self._kv_transfer if self._keeps_kv() else "",
         )
         max_num_seqs = self.vllm_config.scheduler_config.max_num_seqs
         warm_up_s = time.monotonic() - self._loaded
@@ -228,6 +271,8 @@ class PipedEngineCore(EngineCoreProc):
 
 def engine_config(engine_args: Mapping[str, Any]) -> Any:
     """Return vLLM's whole configuration of an engine core. This reads the checkpoint's configuration and loads nothing."""
+    if (transfer := engine_args.get("kv_transfer_config")) is not None:
+        engine_args = {**engine_args, "kv_transfer_config": KVTransferConfig(**transfer)}
     return AsyncEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
 
 
@@ -255,9 +300,11 @@ def build_engine(
     """
     began = time.monotonic()
     vllm_config = engine_config(_with_adapters(engine_args))
+    scheduling = vllm_config.scheduler_config
     if BATCH_STEP_SHARE in (vllm_config.additional_config or ()):
-        scheduling = vllm_config.scheduler_config
         scheduling.scheduler_cls = bounded(scheduling.get_scheduler_cls())
+    if vllm_config.kv_transfer_config is not None:
+        scheduling.scheduler_cls = handing_over(scheduling.get_scheduler_cls())
     maybe_register_config_serialize_by_value()
     executor = Executor.get_class(vllm_config)
     if executor is MultiprocExecutor:

@@ -16,7 +16,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from serve_app.core.load import EngineLoad
 from serve_app.links.protocol.frames import encode_frame
-from serve_app.links.protocol.messages import MAX_BUFFERS, MAX_REASON_CHARS, REFUSED, Outputs, encode_message, readable
+from serve_app.links.protocol.messages import HANDED_OVER, MAX_BUFFERS, MAX_REASON_CHARS, REFUSED, Outputs, encode_message, readable
 from serve_app.replica import pipe
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Core(Protocol):
 
     def golden_attempt(self, ask: pipe.AskGolden) -> Any: ...
     def text_of(self, token_ids: Sequence[int]) -> str: ...
-    def preprocess_attempt(self, request: EngineCoreRequest, num_emitted: int) -> Any: ...
+    def preprocess_attempt(self, request: EngineCoreRequest, num_emitted: int, kv: bytes = b"") -> Any: ...
     def _handle_request_preproc_error(self, request: EngineCoreRequest) -> None: ...
 
 
@@ -74,6 +74,8 @@ class InputThread:
             self._take_in_ping(message)
         elif isinstance(message, pipe.AskGolden):
             self._take_in_golden(message)
+        elif isinstance(message, pipe.HandOverInEngine):
+            self._ask(pipe.HAND_OVER_SLOT, "hand_over", message.attempt_ids)
         else:
             self._ask(pipe.TRIALS_SLOT, "is_sleeping")  # any method does: the engine calls it after all earlier messages
 
@@ -83,9 +85,9 @@ class InputThread:
         if ping.probe:
             self._ask(pipe.PROBE_SLOT, "probe")
 
-    def _ask(self, slot: int, method: str) -> None:
+    def _ask(self, slot: int, method: str, *args: Any) -> None:
         """Let the engine's own loop call a method of the engine core, between two steps."""
-        self._core.input_queue.put_nowait((EngineCoreRequestType.UTILITY, (slot, 0, method, ())))
+        self._core.input_queue.put_nowait((EngineCoreRequestType.UTILITY, (slot, 0, method, args)))
 
     def _take_in_golden(self, ask: pipe.AskGolden) -> None:
         try:
@@ -108,7 +110,8 @@ class InputThread:
             return
         request.client_index = message.slot
         try:
-            core.input_queue.put_nowait((EngineCoreRequestType.ADD, core.preprocess_attempt(request, message.num_emitted)))
+            made = core.preprocess_attempt(request, message.num_emitted, message.kv)
+            core.input_queue.put_nowait((EngineCoreRequestType.ADD, made))
         except AttemptRefused as refused:
             logger.warning("attempt %r refused: %s", message.attempt_id, refused)
             reason = readable(f"{REFUSED}{refused}", MAX_REASON_CHARS)
@@ -140,6 +143,8 @@ class OutputThread:
 
     def _put_out(self, slot: int, outputs: Any) -> None:
         if outputs.utility_output is not None:
+            if slot == pipe.HAND_OVER_SLOT:
+                return  # what ended at once comes as outputs
             if slot != pipe.PROBE_SLOT or not _will_step(outputs.utility_output):
                 self._send(pipe.Answered(slot))
             return
@@ -176,10 +181,13 @@ class OutputThread:
             for part in parts:
                 self._send_step(slot, part, self._encoder.encode(part))
             return
-        finished = [o.request_id for o in outputs.outputs if o.finish_reason is not None]
+        ended = [o for o in outputs.outputs if o.finish_reason is not None]
+        keeps_kv = any(o.stop_reason == HANDED_OVER and o.kv_transfer_params is not None for o in ended)
         frame = encode_frame(encode_message(Outputs([bytes(b) for b in buffers])))
         load = EngineLoad(self._core.num_steps, *self._load)
-        self._send(pipe.StepOutputs(slot, load, self._core.busy_s, finished, frame, num_outputs=len(outputs.outputs)))
+        finished = [o.request_id for o in ended]
+        num_outputs = len(outputs.outputs)
+        self._send(pipe.StepOutputs(slot, load, self._core.busy_s, finished, frame, num_outputs=num_outputs, keeps_kv=keeps_kv))
 
     def _ended(self, output: EngineCoreOutput, size: str) -> EngineCoreOutput:
         """Abort the request in the engine, and return its last output for the ingress."""

@@ -30,17 +30,20 @@ TRIALS_SLOT = PROBE_SLOT + 1
 
 GOLDEN_SLOT = PROBE_SLOT + 2
 """The slot of a golden prompt inside the engine core; its outputs never leave it as such."""
+HAND_OVER_SLOT = PROBE_SLOT + 4
+"""The slot of a `HandOverInEngine`, whose answer nobody needs."""
 MEASURE_SLOT = PROBE_SLOT + 3
 """The slot of the batches by which an engine core measures itself; their outputs never leave it."""
 
 
 class AddToEngine(msgspec.Struct, tag=1, array_like=True, frozen=True):
-    """``buffers`` and ``num_emitted`` are those of the link's ``Add``; outputs come back for ``slot``."""
+    """``buffers``, ``num_emitted`` and ``kv`` are those of the link's ``Add``; outputs come back for ``slot``."""
 
     slot: int
     attempt_id: str
     buffers: list[bytes]
     num_emitted: int
+    kv: bytes = b""
 
 
 class AbortInEngine(msgspec.Struct, tag=2, array_like=True, frozen=True):
@@ -64,6 +67,12 @@ class AskGolden(msgspec.Struct, tag=5, array_like=True, frozen=True):
     max_tokens: int
 
 
+class HandOverInEngine(msgspec.Struct, tag=6, array_like=True, frozen=True):
+    """End these attempts so that another replica can read their KV. Unknown ids are ignored."""
+
+    attempt_ids: list[str]
+
+
 class EngineReady(msgspec.Struct, tag=10, array_like=True, frozen=True):
     """The engine can serve. ``fingerprint`` identifies the model's configuration and tokenizer."""
 
@@ -79,7 +88,8 @@ class EngineReady(msgspec.Struct, tag=10, array_like=True, frozen=True):
 
 class StepOutputs(msgspec.Struct, tag=11, array_like=True, frozen=True):
     """The outputs of one step for one ingress; ``frame`` is ready for its link. ``busy_s`` counts the seconds in steps since the engine's
-    start. ``num_outputs`` is 0 if a step only reports the load, as in the middle of a prompt."""
+    start. ``num_outputs`` is 0 if a step only reports the load, as in the middle of a prompt. ``keeps_kv``: an attempt ended whose KV another
+    replica is to read."""
 
     slot: int
     load: EngineLoad
@@ -87,6 +97,7 @@ class StepOutputs(msgspec.Struct, tag=11, array_like=True, frozen=True):
     finished: list[str]
     frame: bytes
     num_outputs: int
+    keeps_kv: bool = False
 
 
 class Answered(msgspec.Struct, tag=12, array_like=True, frozen=True):
@@ -115,7 +126,7 @@ class EngineFailed(msgspec.Struct, tag=14, array_like=True, frozen=True):
     reason: str
 
 
-ToEngine = AddToEngine | AbortInEngine | AskTrial | Ping | AskGolden
+ToEngine = AddToEngine | AbortInEngine | AskTrial | Ping | AskGolden | HandOverInEngine
 FromEngine = EngineReady | StepOutputs | Answered | GoldenAnswer | StepsMeasured | EngineFailed
 
 to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -22,7 +22,7 @@ from serve_app.errors import ListenFailed
 from serve_app.host import descriptors
 from serve_app.links.protocol.connection import LinkState, ReplicaConnection
 from serve_app.links.protocol.errors import AuthenticationFailed, HandshakeTimeout, ProtocolError, SlotsExhausted
-from serve_app.links.protocol.messages import Abort, Add, AddSuspect, Message, TrialPassed
+from serve_app.links.protocol.messages import Abort, Add, AddSuspect, HandOver, Message, TrialPassed
 from serve_app.links.send_buffer import SendBuffer
 from serve_app.links.tls import LinkTls
 from serve_app.links.tls_connection import TlsConnection
@@ -37,6 +37,8 @@ also OpenSSL's memory for an unfinished handshake). A handshake takes one round 
 connect within it, and then it dials again."""
 
 _DRAIN_POLL_S = 0.1
+_READ_S = 5.0
+"""Seconds after which other replicas have read the KV of the last request that was handed over to them."""
 
 
 class Engine(Protocol):
@@ -74,6 +76,8 @@ class ReplicaServer:
         self.busy_s = 0.0
         """Seconds that the engine spent in its steps since its start."""
         self._drain_ends_at: float | None = None
+        self._kv_read_at = 0.0
+        """When other replicas will have read all KV that is kept for them."""
         self.first_output = asyncio.Event()
         """Set when the first tokens have gone to an ingress."""
         self.trials = Trials[_Link](_Link.begin_trial, lambda: self.engine.send(pipe.AskTrial()))
@@ -141,9 +145,11 @@ class ReplicaServer:
         self.send_heartbeats()
 
     async def drain(self, limit_s: float) -> None:
-        """Start the drain; return when nothing runs any more, or after ``limit_s``."""
+        """Start the drain; return when nothing runs any more, or after ``limit_s``. It lasts up to 5 s longer if KV was handed over."""
         self.start_drain(limit_s)
         while self.num_attempts() and self.drain_left_s():
+            await asyncio.sleep(_DRAIN_POLL_S)
+        while time.monotonic() < self._kv_read_at:
             await asyncio.sleep(_DRAIN_POLL_S)
 
     async def close(self, code: str, reason: str) -> None:
@@ -163,6 +169,8 @@ class ReplicaServer:
 
     def _on_step(self, step: pipe.StepOutputs) -> None:
         self.load, self.busy_s = step.load, step.busy_s
+        if step.keeps_kv:
+            self._kv_read_at = time.monotonic() + _READ_S
         if link := self._links.get(step.slot):
             link.pass_on(step)
             if step.num_outputs:
@@ -339,6 +347,8 @@ class _Link(asyncio.Protocol):
                 self._server.trials.let_go([message.attempt_id])
             case Abort():
                 self._server.abort(message.attempt_ids)
+            case HandOver():
+                self._server.engine.send(pipe.HandOverInEngine([i for i in message.attempt_ids if i in self._connection.attempts]))
 
     def begin_trial(self, suspect: AddSuspect) -> None:
         """Tell the ingress, then start the suspect: a crash counts against it only if the ingress knows that the engine had it."""
@@ -347,7 +357,7 @@ class _Link(asyncio.Protocol):
         self._start(suspect)
 
     def _start(self, add: Add | AddSuspect) -> None:
-        self._server.engine.send(pipe.AddToEngine(self._slot, add.attempt_id, add.buffers, add.num_emitted))
+        self._server.engine.send(pipe.AddToEngine(self._slot, add.attempt_id, add.buffers, add.num_emitted, add.kv))
 
     def _guarded(self, receive: Callable[[], list[Message]]) -> list[Message]:
         """Run the state machine; an error of the peer closes this link and no other."""
