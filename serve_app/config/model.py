@@ -239,8 +239,6 @@ class ModelSettings(Section):
     """Makes this model the canary of another model. Default: the model is no canary."""
     required: bool = Field(default=True, strict=True)
     """Whether the ingress is only ready while this model has a replica."""
-    kv: KvSettings = KvSettings()
-    """How KV moves between the replicas of this model."""
     kv_cache_gib: Real = Field(default=DEFAULT_KV_CACHE_GIB, gt=0)
     """KV cache of one replica on cpu in GiB. On cuda gpu_memory_utilization sets it; for a simulated accelerator, its profile does."""
 

@@ -13,6 +13,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreReques
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+from serve_app.core.hand_over import HANDED_OVER
 from serve_app.core.load import EngineLoad
 from serve_app.links.protocol.frames import encode_frame
 from serve_app.links.protocol.messages import Capabilities, Outputs, encode_message
@@ -64,6 +65,10 @@ class FakeEngine:
         self.num_emitted: dict[str, int] = {}
         """Attempt id -> how many ids at the end of its prompt are the answer so far."""
         self.aborted: list[str] = []
+        self.leaving: list[str] = []
+        """Attempts to be handed over: `hand_over` does it."""
+        self.kv: dict[str, bytes] = {}
+        """Attempt id -> what came with its Add."""
         self.steps = 0
         self._emit: Callable[[pipe.FromEngine], None] = lambda message: None
         self._decoder = MsgpackDecoder(EngineCoreRequest)
@@ -79,6 +84,8 @@ class FakeEngine:
         elif isinstance(message, pipe.AbortInEngine):
             for attempt_id in message.attempt_ids:
                 self.aborted += [attempt_id] if self.running.pop(attempt_id, None) else []
+        elif isinstance(message, pipe.HandOverInEngine):
+            self.leaving += [i for i in message.attempt_ids if i in self.running]
         elif isinstance(message, pipe.AskTrial):
             self._emit(pipe.Answered(pipe.TRIALS_SLOT))
 
@@ -99,6 +106,16 @@ class FakeEngine:
         slot, _, _ = self.running.pop(attempt_id)
         self._emit(self._frame(slot, [EngineCoreOutput(attempt_id, [], finish_reason=FinishReason.ERROR)]))
 
+    def hand_over(self, where: dict[str, Any] | None) -> None:
+        """End the attempts that are to be handed over; ``where`` says where their KV is kept."""
+        for attempt_id in self.leaving:
+            slot, _, _ = self.running.pop(attempt_id)
+            last = EngineCoreOutput(
+                attempt_id, [], finish_reason=FinishReason.LENGTH, stop_reason=HANDED_OVER, kv_transfer_params=where
+            )
+            self._emit(self._frame(slot, [last]))
+        self.leaving.clear()
+
     def emit_outputs(self, slot: int, buffers: list[bytes], finished: Sequence[str] = ()) -> None:
         """Send any bytes as a step's outputs."""
         frame = encode_frame(encode_message(Outputs(buffers)))
@@ -113,6 +130,7 @@ class FakeEngine:
         assert message.attempt_id not in self.running, "vLLM would assert on it"
         self.added.append(request)
         self.num_emitted[message.attempt_id] = message.num_emitted
+        self.kv[message.attempt_id] = message.kv
         self.running[message.attempt_id] = (message.slot, request, [])
 
     def _compute(self, attempt_id: str, request: EngineCoreRequest, output: list[int], count: int) -> EngineCoreOutput:

@@ -5,7 +5,10 @@ import contextlib
 import itertools
 from collections.abc import AsyncIterator
 
-from tests.doubles.fake_engine import answer
+import msgspec
+
+from serve_app.core.hand_over import MIN_TOKENS
+from tests.doubles.fake_engine import CAPABILITIES, FakeEngine, answer
 from tests.doubles.fleet import Fleet, fleet, in_loop, until
 from tests.ingress.helpers import PROMPT
 
@@ -30,6 +33,33 @@ async def test_a_stream_moves_before_the_budget_ends_and_the_drain_ends_with_it(
         f.replicas["b"].engine.step(4)
         await until(lambda: stream.finished)
         assert stream.token_ids == answer(PROMPT, 6)
+
+
+@in_loop
+async def test_a_stream_takes_its_kv_along_where_the_replicas_can_read_each_others() -> None:
+    where = {"remote_block_ids": [[3, 4]], "remote_host": "10.0.0.1"}
+    prompt = list(range(1, MIN_TOKENS + 1))
+    async with fleet() as f:
+        for replica_id in "ab":
+            await f.join(replica_id, engine=FakeEngine(capabilities=msgspec.structs.replace(CAPABILITIES, kv_transfer="nixl")))
+        stream = await f.front.add("r", prompt, max_tokens=6)
+        await until(lambda: f.running("a") == ["r@0"])
+        engine, target = f.replicas["a"].engine, f.replicas["b"].engine
+        engine.step(2)
+        await until(lambda: len(stream.token_ids) == 2)
+        draining = asyncio.create_task(f.replicas["a"].server.drain(BUDGET_S))
+        await until(lambda: engine.leaving == ["r@0"])
+        engine.step(1)
+        engine.hand_over(where)
+        await until(lambda: f.running("b") == ["r@1"])
+        assert msgspec.msgpack.decode(target.kv["r@1"]) == where
+        assert (target.num_emitted["r@1"], target.added[-1].prompt_token_ids) == (3, prompt + answer(prompt, 3))
+        assert engine.aborted == []
+        target.step(3)
+        await until(lambda: stream.finished)
+        assert stream.token_ids == answer(prompt, 6)
+        assert f.client.fleet.hand_overs.results == {"computed": 1}, "the double reads nothing"
+        await draining
 
 
 @in_loop

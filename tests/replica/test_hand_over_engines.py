@@ -3,7 +3,6 @@
 import importlib.util
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
