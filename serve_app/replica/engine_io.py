@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, FinishReason
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+from serve_app.core.hand_over import HANDED_OVER
 from serve_app.core.load import EngineLoad
 from serve_app.links.protocol.frames import encode_frame
 from serve_app.links.protocol.messages import (
-    HANDED_OVER,
     MAX_BUFFERS,
     MAX_REASON_CHARS,
     REFUSED,

@@ -21,7 +21,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
 
-from serve_app.links.protocol.messages import HANDED_OVER
+from serve_app.core.hand_over import HANDED_OVER
 from serve_app.replica.kv_params import CAME_AT
 from serve_app.replica.scheduler import YieldingAsyncScheduler, YieldingScheduler
 

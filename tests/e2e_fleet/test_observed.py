@@ -30,7 +30,7 @@ DATA_LIMIT_S = 90.0
 ONLY_WHEN_USED = {"serve_app_key_requests_total", "serve_app_canary_state", "serve_app_batches", "serve_app_batch_lines_total"}
 ONLY_WHEN_USED |= {f"serve_app_key_{what}_seconds{end}" for what in ("ttft", "tpot", "e2e") for end in SUFFIXES}
 ONLY_WHEN_USED |= {f"serve_app_tenant_{what}_total" for what in ("tokens", "gpu_seconds", "refusals")}
-ONLY_WHEN_USED |= {"serve_app_tenant_longest_wait_seconds", "serve_app_tenant_wait_limit_seconds"}
+ONLY_WHEN_USED |= {"serve_app_hand_overs_total", "serve_app_tenant_longest_wait_seconds", "serve_app_tenant_wait_limit_seconds"}
 ONLY_WHEN_USED |= {f"serve_app_resume_gap_seconds{end}" for end in SUFFIXES}
 """Series without samples in a fleet that has no API keys, canary or batches, and lost nothing."""
 

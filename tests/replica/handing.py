@@ -183,4 +183,11 @@ def _limit(core: Any, limit_s: float) -> None:
     core.scheduler._read_limit_s = limit_s
 
 
-_ORDERS = {"take_in": _take_in, "until": _until, "until_over": _until_over, "until_free": _until_free, "spoil": _spoil, "limit": _limit}
+_ORDERS = {
+    "take_in": _take_in,
+    "until": _until,
+    "until_over": _until_over,
+    "until_free": _until_free,
+    "spoil": _spoil,
+    "limit": _limit,
+}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from serve_app.checkpoints import make_tiny_llama
-from serve_app.links.protocol.messages import HANDED_OVER
+from serve_app.core.hand_over import HANDED_OVER
 from tests.replica.handing import Answer, Engine
 
 pytestmark = [
