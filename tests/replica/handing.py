@@ -137,6 +137,9 @@ def _run(environment: dict[str, str], arguments: dict[str, Any], sock: socket.so
         inspect_models_here()
         core = build_engine(arguments, sock, end, MAX_FRAME_BYTES, download_s=0.0)
         while True:
+            while not orders.poll(0.001):  # as the engine's own loop does while KV is kept: the other engine's read needs these steps
+                if not core.scheduler.has_unfinished_requests() and core.has_work():
+                    core._process_engine_step()
             name, args = orders.recv()
             _ORDERS[name](core, *args)
             orders.send(name)
