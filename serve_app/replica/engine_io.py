@@ -16,7 +16,15 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from serve_app.core.load import EngineLoad
 from serve_app.links.protocol.frames import encode_frame
-from serve_app.links.protocol.messages import HANDED_OVER, MAX_BUFFERS, MAX_REASON_CHARS, REFUSED, Outputs, encode_message, readable
+from serve_app.links.protocol.messages import (
+    HANDED_OVER,
+    MAX_BUFFERS,
+    MAX_REASON_CHARS,
+    REFUSED,
+    Outputs,
+    encode_message,
+    readable,
+)
 from serve_app.replica import pipe
 
 logger = logging.getLogger(__name__)

@@ -348,7 +348,9 @@ class _Link(asyncio.Protocol):
             case Abort():
                 self._server.abort(message.attempt_ids)
             case HandOver():
-                self._server.engine.send(pipe.HandOverInEngine([i for i in message.attempt_ids if i in self._connection.attempts]))
+                self._server.engine.send(
+                    pipe.HandOverInEngine([i for i in message.attempt_ids if i in self._connection.attempts])
+                )
 
     def begin_trial(self, suspect: AddSuspect) -> None:
         """Tell the ingress, then start the suspect: a crash counts against it only if the ingress knows that the engine had it."""

@@ -82,7 +82,11 @@ def make_traffic(make_config: Callable[..., Any]) -> Callable[..., Traffic]:
     fixed: dict[str, Any] = {"max_num_batched_tokens": 512, "max_num_seqs": 64, "enable_prefix_caching": False}
 
     def make(
-        *, is_async: bool = False, is_bounded: bool = True, scheduler_of: Callable[[type], type] = lambda it: it, **engine_args: Any
+        *,
+        is_async: bool = False,
+        is_bounded: bool = True,
+        scheduler_of: Callable[[type], type] = lambda it: it,
+        **engine_args: Any,
     ) -> Traffic:
         config = make_config(more={BATCH_STEP_SHARE: SHARE}, scheduling_policy="priority", **fixed | engine_args)
         scheduling = config.scheduler_config
