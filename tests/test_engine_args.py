@@ -120,3 +120,19 @@ def test_an_engine_on_gpus_spawns_its_workers_and_is_for_no_other_device_whateve
 def test_an_ingress_is_for_no_device_and_a_replicas_supervisor_leaves_that_to_its_engine() -> None:
     assert INGRESS_ENVIRONMENT["VLLM_TARGET_DEVICE"] == "cpu"
     assert "VLLM_TARGET_DEVICE" not in PROCESS_ENVIRONMENT
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("cpu", 0), ("cuda", 2)])
+def test_an_engine_that_moves_kv_has_a_connector_with_an_id_of_its_own(device: str, gpus: int) -> None:
+    moves = model(kv={"transfer": "nixl"}, device=device, gpus_per_replica=gpus)
+    first, second = (engine_core_args(moves, "/models/tiny")["kv_transfer_config"] for _ in range(2))
+    assert first.pop("engine_id") != second.pop("engine_id")
+    assert first == second
+    assert (first["kv_connector"], first["kv_buffer_device"], first["kv_load_failure_policy"]) == (
+        "NixlConnector",
+        device,
+        "recompute",
+    )
+    assert "kv_transfer_config" not in engine_core_args(model(device=device, gpus_per_replica=gpus), "/models/tiny")
+    assert engine_environment(moves, INHERITED).get("UCX_TLS") == ("tcp,sm,self" if device == "cpu" else None)
+    assert engine_environment(moves, {**INHERITED, "UCX_TLS": "all"})["UCX_TLS"] == "all"

@@ -115,8 +115,8 @@ class HandingOver(Scheduler):
     def _is_at_block_edge(self, request: Any) -> bool:
         """Return whether the last token begins or fills a block.
 
-        Where it begins one, the other engine has one block more than this one, and vLLM ends that engine. Where it fills one, the other engine
-        would have that block in its prefix cache before it has computed the last token.
+        Where it begins one, the other engine has one block more than this one, and vLLM ends that engine. Where it fills one, the other
+        engine would have that block in its prefix cache before it has computed the last token.
         """
         return request.num_tokens % self.block_size in (0, 1)
 

@@ -88,8 +88,8 @@ class EngineReady(msgspec.Struct, tag=10, array_like=True, frozen=True):
 
 class StepOutputs(msgspec.Struct, tag=11, array_like=True, frozen=True):
     """The outputs of one step for one ingress; ``frame`` is ready for its link. ``busy_s`` counts the seconds in steps since the engine's
-    start. ``num_outputs`` is 0 if a step only reports the load, as in the middle of a prompt. ``keeps_kv``: an attempt ended whose KV another
-    replica is to read."""
+    start. ``num_outputs`` is 0 if a step only reports the load, as in the middle of a prompt. ``keeps_kv``: an attempt ended whose KV
+    another replica is to read."""
 
     slot: int
     load: EngineLoad

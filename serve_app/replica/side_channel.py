@@ -1,8 +1,8 @@
 """A replica reserves the port of its engine's side channel, at which other engines ask where the KV is that they are to read.
 
 vLLM binds the port only after it has loaded the model, and hangs if the port is taken then. So the supervisor binds a port before, without
-listening, and keeps it: Linux lets the engine bind it, too, because both sockets have SO_REUSEADDR by then, and refuses it to other replicas,
-whose first attempt is without.
+listening, and keeps it: Linux lets the engine bind it, too, because both sockets have SO_REUSEADDR by then. It refuses the port to other
+replicas, which bind without.
 """
 
 import socket

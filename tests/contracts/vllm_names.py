@@ -82,7 +82,17 @@ CALLED = {
         EngineCoreProc.process_output_sockets(self, output_paths, coord_output_path, engine_index)
         EngineCoreProc.reset_prefix_cache(self, reset_running_requests=, reset_connector=)
         EngineCoreProc.run_busy_loop(self)""",
+    "vllm.v1.core.sched.scheduler": """
+        Scheduler._free_request(self, request, delay_free_blocks=)
+        Scheduler._update_from_kv_xfer_finished(self, kv_connector_output)
+        Scheduler.finish_requests(self, request_ids, finished_status)
+        Scheduler.update_from_output(self, scheduler_output, model_runner_output)""",
+    "vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler": """
+        NixlPullConnectorScheduler.update_state_after_alloc(self, request, blocks, num_external_tokens)""",
+    "vllm.v1.executor.abstract": """
+        Executor.get_class(vllm_config) Executor.get_kv_connector_handshake_metadata(self)""",
     "vllm.v1.request": """
+        Request.take_events(self)
         Request.__init__(self, request_id, prompt_token_ids, sampling_params, pooling_params, client_index=, arrival_time=,
             prompt_embeds=, prompt_is_token_ids=, mm_features=, lora_request=, cache_salt=, priority=, trace_headers=,
             block_hasher=, resumable=, session_id=, reasoning_ended=, reasoning_parser_kwargs=, abort_immediately=, kv_hints=)
@@ -100,7 +110,6 @@ CALLED = {
         OutputProcessor.abort_requests(self, request_ids, internal)
         OutputProcessor.add_request(self, request, prompt, parent_req=, request_index=, queue=)
         RequestOutputCollector.put(self, output)""",
-    "vllm.v1.executor.abstract": "Executor.get_class(vllm_config)",
     "vllm.v1.executor.multiproc_executor": "MultiprocExecutor._ensure_worker_termination(worker_procs)",
     "vllm.v1.metrics.loggers": """
         PrometheusStatLogger.__init__(self, vllm_config, engine_indexes=)
@@ -122,9 +131,12 @@ USED = {
         "CacheConfig": "block_size enable_prefix_caching num_gpu_blocks num_gpu_blocks_override",
         "ModelConfig": """code_revision config_format hf_config_path hf_overrides hf_token is_encoder_decoder max_logprobs
             max_model_len model original_max_model_len quantization revision runner_type skip_tokenizer_init trust_remote_code""",
-        "ParallelConfig": "world_size",
+        "KVTransferConfig": "engine_id get_from_extra_config kv_buffer_device kv_connector kv_connector_extra_config "
+        "kv_load_failure_policy kv_role",
+        "ParallelConfig": "decode_context_parallel_size pipeline_parallel_size tensor_parallel_size world_size",
         "SchedulerConfig": "max_num_seqs",
-        "VllmConfig": "__post_init__ additional_config cache_config model_config use_v2_model_runner",
+        "VllmConfig": "__post_init__ additional_config cache_config kv_transfer_config model_config parallel_config scheduler_config "
+        "speculative_config use_v2_model_runner",
     },
     "vllm.connections": {
         "HTTPConnection": "get_async_client get_async_response get_sync_client",
@@ -193,8 +205,10 @@ USED = {
     "vllm.v1.core.sched.request_queue": {"SchedulingPolicy": "PRIORITY"},
     "vllm.v1.core.sched.scheduler": {
         "Scheduler": """_holds_kv_blocks _pause_state _preempt_request _request_blocks_can_be_freed block_size cache_config current_step
-            has_mamba_layers kv_holding_waiting lora_config max_num_active_reqs max_num_running_reqs max_num_scheduled_tokens
-            num_waiting_for_streaming_input policy prefill_capacity_bound prev_step_scheduled_req_ids requests requires_kv_delivery
+            connector failed_recving_kv_req_ids has_mamba_layers kv_cache_config kv_holding_waiting lora_config
+            max_num_active_reqs max_num_running_reqs max_num_scheduled_tokens
+            num_waiting_for_streaming_input policy prefill_capacity_bound prefix_replay_tokens
+            prev_step_scheduled_req_ids requests requires_kv_delivery
             running scheduler_config vllm_config waiting"""
     },
     "vllm.v1.engine": {
@@ -224,16 +238,19 @@ USED = {
         "Executor": "cache_config lora_config model_config parallel_config scheduler_config speculative_config vllm_config"
     },
     "vllm.v1.request": {
-        "Request": """lora_request next_decode_eligible_step num_computed_tokens num_output_placeholders num_preemptions
-            num_prompt_tokens num_stale_output_tokens num_tokens_with_spec priority prompt_token_ids request_id sampling_params status
-            structured_output_request""",
-        "RequestStatus": "PREEMPTED WAITING WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR",
+        "Request": """client_index kv_transfer_params lora_request next_decode_eligible_step num_computed_tokens num_in_flight_tokens
+            num_output_placeholders num_preemptions num_prompt_tokens num_stale_output_tokens num_tokens num_tokens_with_spec priority
+            prompt_token_ids request_id sampling_params status structured_output_request trace_headers""",
+        "RequestStatus": "FINISHED_ABORTED FINISHED_LENGTH_CAPPED PREEMPTED RUNNING WAITING WAITING_FOR_REMOTE_KVS "
+        "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR",
     },
+    "vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata": {"NixlHandshakePayload": "compatibility_hash"},
     "vllm.v1.structured_output": {"StructuredOutputManager": "executor"},
     "vllm.v1.structured_output.request": {"StructuredOutputRequest": "_grammar grammar reasoning_ended reasoning_parser_kwargs"},
     "vllm.v1.kv_cache_interface": {
         "FullAttentionSpec": "block_size dtype head_size num_kv_heads",
-        "KVCacheConfig": "",
+        "KVCacheConfig": "kv_cache_groups",
+        "KVCacheGroupSpec": "kv_cache_spec",
         "KVCacheSpec": "",
     },
     "vllm.v1.metrics.loggers": {
@@ -241,7 +258,7 @@ USED = {
         "StatLoggerManager": "stat_loggers",
     },
     "vllm.v1.metrics.stats": {
-        "PrefillStats": "num_cached_tokens",
+        "PrefillStats": "num_cached_tokens num_external_cached_tokens",
         "RequestStateStats": "last_token_ts num_generation_tokens",
         "IterationStats": "inter_token_latencies_iter num_generation_tokens num_preempted_reqs",
         "SchedulerStats": "kv_cache_usage num_running_reqs num_skipped_waiting_reqs num_waiting_reqs",

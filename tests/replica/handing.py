@@ -55,7 +55,10 @@ class Engine:
         environment = engine_environment(model, {**os.environ, **self._channel.environment()})
         self._sock, theirs = socket.socketpair()
         self._orders, their_orders = multiprocessing.Pipe()
-        arguments = (environment, engine_core_args(model, checkpoint), theirs, their_orders)
+        engine_args = engine_core_args(model, checkpoint)
+        # A busy machine: the first read connects the engines, and vLLM looks for the end of a read only between two steps.
+        engine_args["kv_transfer_config"]["kv_connector_extra_config"]["kv_lease_duration"] = 1200
+        arguments = (environment, engine_args, theirs, their_orders)
         self._process = multiprocessing.get_context("spawn").Process(target=_run, args=arguments)
         self._process.start()
         theirs.close()
@@ -137,6 +140,11 @@ def _run(environment: dict[str, str], arguments: dict[str, Any], sock: socket.so
         inspect_models_here()
         core = build_engine(arguments, sock, end, MAX_FRAME_BYTES, download_s=0.0)
         while True:
+            while not orders.poll(
+                0.001
+            ):  # as the engine's own loop does while KV is kept: the other engine's read needs these steps
+                if not core.scheduler.has_unfinished_requests() and core.has_work():
+                    core._process_engine_step()
             name, args = orders.recv()
             _ORDERS[name](core, *args)
             orders.send(name)

@@ -6,6 +6,7 @@ from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
@@ -14,6 +15,7 @@ from vllm.v1.engine import EngineCoreRequest
 from serve_app.replica import engine_core
 from serve_app.replica.engine_core import PipedEngineCore
 from serve_app.replica.engine_io import AttemptRefused
+from serve_app.replica.kv_params import CAME_AT
 
 STEP_S = 0.25
 
@@ -65,6 +67,63 @@ def test_an_attempt_that_would_end_the_engine_is_refused(core: Any, asked: Any, 
             core.preprocess_attempt(asked, 0)
     else:
         assert core.preprocess_attempt(asked, 0) == (asked, 0)
+
+
+def kv_of(num_tokens: int, **changes: Any) -> bytes:
+    params = {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_block_ids": [list(range(1, 2 + (num_tokens - 1) // 16))],
+        "remote_engine_id": "e",
+        "remote_request_id": "r@0",
+        "remote_host": "10.0.0.1",
+        "remote_port": 15600,
+        "remote_num_tokens": num_tokens - 1,
+        "tp_size": 1,
+    }
+    return msgspec.msgpack.encode(params | changes)
+
+
+@pytest.mark.parametrize(
+    ("kv", "problem"),
+    [
+        (kv_of(40), ""),
+        (kv_of(41), "KV of 40 tokens for a prompt of 40"),
+        (kv_of(40, remote_block_ids=[[1, 2]]), "2 blocks of 16 for a prompt of 40 tokens"),
+        (kv_of(40, remote_block_ids=[[1], [2], [3]]), "Expected `array` of length 1"),
+        (kv_of(40, do_remote_prefill=False), "do_remote_prefill is false"),
+        (kv_of(40, remote_port="15600"), "Expected `int`, got `str`"),
+        (msgspec.msgpack.encode({1: 2}), "Expected `str`"),
+        (msgspec.msgpack.encode([1]), "Expected `object`, got `array`"),
+        (b"\xc1", "MessagePack data is malformed"),
+    ],
+)
+def test_an_engine_reads_the_kv_of_its_prompt_and_no_other(
+    core: Any, kv: bytes, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = SimpleNamespace(max_model_len=64, get_vocab_size=lambda: 1024)
+    core.vllm_config = SimpleNamespace(model_config=model, cache_config=SimpleNamespace(block_size=16))
+    core.preprocess_add_request = lambda request: (request, 0)
+    core._keeps_kv = lambda: True
+    core.preprocess_attempt(asked := attempt(40), 0, kv)
+    if problem:
+        assert asked.sampling_params.extra_args is None
+        assert problem in caplog.text
+    else:
+        params = asked.sampling_params.extra_args["kv_transfer_params"]
+        assert (params["remote_block_ids"], params["remote_num_tokens"], params[CAME_AT]) == ([[1, 2, 3]], 39, 0.0)
+        assert "do_remote_decode" not in params
+    with pytest.raises(AttemptRefused, match="kv_transfer_params"):
+        core.preprocess_attempt(attempt(40, extra_args={"kv_transfer_params": {"do_remote_prefill": True}}), 0, kv)
+
+
+def test_an_engine_without_transfer_takes_kv_and_hand_overs_as_if_there_were_none(core: Any) -> None:
+    core.vllm_config = SimpleNamespace(model_config=SimpleNamespace(max_model_len=64, get_vocab_size=lambda: 1024))
+    core.preprocess_add_request = lambda request: (request, 0)
+    core.preprocess_attempt(asked := attempt(40), 0, kv_of(40))
+    assert asked.sampling_params.extra_args is None
+    core.hand_over(["r@0"])
+    assert core.output_queue.empty()
 
 
 def test_a_step_that_runs_the_model_is_counted_with_its_time(core: Any) -> None:

@@ -22,7 +22,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
 from serve_app.links.protocol.frames import FrameDecoder
-from serve_app.links.protocol.messages import Outputs, decode_message
+from serve_app.links.protocol.messages import HANDED_OVER, Outputs, decode_message
 from serve_app.replica import pipe
 from serve_app.replica.engine_io import AttemptRefused, InputThread, OutputThread
 
@@ -42,8 +42,10 @@ class FakeCore:
         self.num_steps = 3
         self.busy_s = 0.5
         self.failed: list[str] = []
+        self.kv: list[bytes] = []
 
-    def preprocess_attempt(self, request: EngineCoreRequest, num_emitted: int) -> tuple[EngineCoreRequest, int]:
+    def preprocess_attempt(self, request: EngineCoreRequest, num_emitted: int, kv: bytes = b"") -> tuple[EngineCoreRequest, int]:
+        self.kv.append(kv)
         return request, num_emitted
 
     def golden_attempt(self, ask: pipe.AskGolden) -> tuple[str, int]:
@@ -96,7 +98,9 @@ def add(attempt_id: str, request_id: str = "", num_emitted: int = 0) -> pipe.Add
 
 def test_a_refused_attempt_ends_alone_and_the_ingress_gets_the_reason() -> None:
     class Refusing(FakeCore):
-        def preprocess_attempt(self, request: EngineCoreRequest, num_emitted: int) -> tuple[EngineCoreRequest, int]:
+        def preprocess_attempt(
+            self, request: EngineCoreRequest, num_emitted: int, kv: bytes = b""
+        ) -> tuple[EngineCoreRequest, int]:
             if request.request_id == "r@0":
                 raise AttemptRefused("prompt", "has 2 tokens")
             return request, num_emitted
@@ -136,6 +140,26 @@ def test_a_request_that_is_none_ends_alone_with_an_error_and_the_next_message_is
     assert core.aborts_queue.get_nowait() == ["s@0"]
 
 
+def test_attempts_to_hand_over_are_named_to_the_engines_own_loop_and_the_kv_of_others_comes_with_them() -> None:
+    core = FakeCore()
+    with_kv = pipe.AddToEngine(5, "s@1", add("s@1").buffers, 2, b"kv")
+    assert read(core, add("r@0"), with_kv, pipe.HandOverInEngine(["r@0", "s@1"])) == []
+    assert core.kv == [b"", b"kv"]
+    assert taken(core)[2] == (EngineCoreRequestType.UTILITY, (pipe.HAND_OVER_SLOT, 0, "hand_over", (["r@0", "s@1"],)))
+
+
+@pytest.mark.parametrize(
+    ("stop_reason", "params", "keeps_kv"),
+    [(HANDED_OVER, {"remote_port": 1}, True), (HANDED_OVER, None, False), (None, {"remote_port": 1}, False)],
+)
+def test_the_supervisor_hears_of_kv_that_another_replica_is_to_read(stop_reason: Any, params: Any, keeps_kv: bool) -> None:
+    ended = EngineCoreOutput("r@0", [], finish_reason=FinishReason.LENGTH, stop_reason=stop_reason, kv_transfer_params=params)
+    (sent,) = write(FakeCore(), (5, EngineCoreOutputs(outputs=[EngineCoreOutput("s@0", [1]), ended])))
+    assert isinstance(sent, pipe.StepOutputs)
+    assert (sent.keeps_kv, sent.finished) == (keeps_kv, ["r@0"])
+    assert [o.kv_transfer_params for o in outputs_of([sent])] == [None, params]
+
+
 @pytest.mark.parametrize(
     ("slot", "answer", "sent"),
     [
@@ -144,6 +168,7 @@ def test_a_request_that_is_none_ends_alone_with_an_error_and_the_next_message_is
         (pipe.PROBE_SLOT, UtilityOutput(0, None, UtilityResult(False)), [pipe.Answered(pipe.PROBE_SLOT)]),
         (pipe.PROBE_SLOT, UtilityOutput(0, "it failed"), [pipe.Answered(pipe.PROBE_SLOT)]),
         (pipe.PROBE_SLOT, UtilityOutput(0, None, UtilityResult(True)), []),
+        (pipe.HAND_OVER_SLOT, UtilityOutput(0, None, UtilityResult(None)), []),
     ],
 )
 def test_a_question_is_answered_unless_it_is_a_probe_whose_step_is_still_to_come(

@@ -35,10 +35,19 @@ def engines(checkpoint: str) -> Iterator[tuple[Engine, Engine]]:
         labels = {engine.ready().capabilities.kv_transfer for engine in both}
         assert len(labels) == 1
         assert labels.pop().startswith("nixl ")
+        assert any(is_read(both, number) for number in range(20))
         yield both
     finally:
         for engine in both:
             engine.kill()
+
+
+def is_read(engines: tuple[Engine, Engine], number: int) -> bool:
+    """Hand a request over. vLLM waits 5 s for another engine's first answer, which is too short on a busy machine."""
+    source, target = engines
+    prompt = prompt_of(f"first{number}", 150)
+    before = left(source, f"first{number}", prompt, 2)
+    return gone_on(target, f"first{number}", prompt, before, 4).num_read > 0
 
 
 def prompt_of(name: str, length: int) -> list[int]:
@@ -85,5 +94,50 @@ def test_a_request_goes_on_at_the_other_engine_with_its_kv(engines: tuple[Engine
     after = gone_on(target, name, prompt, before, total)
     source.order("until_free", f"{name}@0")
     assert before.token_ids + after.token_ids == undisturbed(source, name, prompt, total)
-    print(after.num_read, length, len(before.token_ids))
+    assert after.num_read == length + len(before.token_ids)
+
+
+def test_penalties_go_on_with_all_tokens_so_far(engines: tuple[Engine, Engine]) -> None:
+    source, target = engines
+    prompt = prompt_of("penalty", 200)
+    before = left(source, "penalty", prompt, 6, repetition_penalty=1.3)
+    after = gone_on(target, "penalty", prompt, before, 18, repetition_penalty=1.3)
+    assert before.token_ids + after.token_ids == undisturbed(source, "penalty", prompt, 18, repetition_penalty=1.3)
     assert after.num_read > 0
+
+
+@pytest.mark.parametrize("change", ["a token more", "no MessagePack"])
+def test_kv_that_is_not_of_this_prompt_is_not_read(engines: tuple[Engine, Engine], change: str) -> None:
+    source, target = engines
+    prompt = prompt_of(change, 150)
+    before = left(source, change, prompt, 2)
+    kv = before.kv() if change == "a token more" else b"\xc1"
+    longer = [*prompt, *before.token_ids, 77]
+    target.add(f"{change}@1", longer, 3, kv, max_tokens=5)
+    after = target.finish(f"{change}@1")
+    assert (after.token_ids, after.num_read) == (undisturbed(source, change, longer, 5), 0)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_is_read_is_the_sources_memory_unless_it_came_too_late(engines: tuple[Engine, Engine], is_late: bool) -> None:
+    source, target = engines
+    name = f"spoilt-{is_late}"
+    prompt = prompt_of(name, 300)
+    right = undisturbed(source, name, prompt, 16)
+    before = left(source, name, prompt, 4)
+    source.order("spoil")
+    if is_late:
+        target.order("limit", -1.0)
+    after = gone_on(target, name, prompt, before, 16)
+    target.order("limit", 600.0)
+    assert (before.token_ids + after.token_ids == right) is is_late
+
+
+def test_the_prompt_is_computed_if_the_source_is_dead(engines: tuple[Engine, Engine]) -> None:
+    """The last test: it ends the source."""
+    source, target = engines
+    prompt = prompt_of("dead", 200)
+    before = left(source, "dead", prompt, 5)
+    source.kill()
+    after = gone_on(target, "dead", prompt, before, 15)
+    assert before.token_ids + after.token_ids == undisturbed(target, "dead", prompt, 15)

@@ -16,7 +16,7 @@ from serve_app.links.protocol.connection import IngressConnection, LinkState
 from serve_app.links.protocol.errors import HandshakeTimeout, MalformedMessage, PeerClosed
 from serve_app.links.protocol.frames import FrameDecoder
 from serve_app.links.protocol.messages import Goodbye, Heartbeat, Message, Outputs, decode_message
-from serve_app.replica import pipe
+from serve_app.replica import pipe, server
 from serve_app.replica.deployment import reachable_address
 from serve_app.replica.server import MAX_UNPROVED
 from tests.doubles.fake_engine import answer
@@ -88,10 +88,14 @@ async def test_messages_go_to_the_engine_with_the_slot_of_their_link() -> None:
     with recorded(replica) as received:
         _, probe = await linked(replica), await linked(replica)
         add(probe, "r@0")
+        probe.link.write(probe.link.connection.send_add("s@1", [b"request"], 7, kv=b"kv"))
+        probe.link.write(probe.link.connection.send_hand_over(["s@1", "unknown@3"]))
         probe.link.write(probe.link.connection.send_abort(["r@0", "unknown@3"]))
-        await until(lambda: len(received) == 2)
+        await until(lambda: len(received) == 4)
     assert received == [
         pipe.AddToEngine(1, "r@0", [b"request"], 0),
+        pipe.AddToEngine(1, "s@1", [b"request"], 7, b"kv"),
+        pipe.HandOverInEngine(["s@1"]),
         pipe.AbortInEngine(["r@0", "unknown@3"]),
     ]
     await replica.close()
@@ -163,6 +167,21 @@ async def test_a_heartbeat_reports_the_load_and_a_drain_is_reported_at_once() ->
     assert isinstance(after, Heartbeat)
     assert 0.0 < after.drain_left_s <= 60.0
     assert after == Heartbeat(9, 3, 2, 1.0, draining=True, drain_left_s=after.drain_left_s)
+    await replica.close()
+
+
+@pytest.mark.parametrize("keeps_kv", [False, True])
+@in_loop
+async def test_a_drain_lasts_until_kv_that_was_handed_over_can_have_been_read(
+    monkeypatch: pytest.MonkeyPatch, keeps_kv: bool
+) -> None:
+    monkeypatch.setattr(server, "_READ_S", 0.3)
+    replica = await start_replica(settings(), "a")
+    with recorded(replica):
+        ended = asyncio.get_running_loop().time()
+        replica.server.on_engine_message(pipe.StepOutputs(0, EngineLoad(1), 0.0, ["r@0"], b"", 1, keeps_kv))
+        await replica.server.drain(60.0)
+    assert (asyncio.get_running_loop().time() - ended >= 0.3) is keeps_kv
     await replica.close()
 
 

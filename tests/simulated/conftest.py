@@ -81,12 +81,19 @@ def make_traffic(make_config: Callable[..., Any]) -> Callable[..., Traffic]:
 
     fixed: dict[str, Any] = {"max_num_batched_tokens": 512, "max_num_seqs": 64, "enable_prefix_caching": False}
 
-    def make(*, is_async: bool = False, is_bounded: bool = True, **engine_args: Any) -> Traffic:
+    def make(
+        *,
+        is_async: bool = False,
+        is_bounded: bool = True,
+        scheduler_of: Callable[[type], type] = lambda it: it,
+        **engine_args: Any,
+    ) -> Traffic:
         config = make_config(more={BATCH_STEP_SHARE: SHARE}, scheduling_policy="priority", **fixed | engine_args)
         scheduling = config.scheduler_config
         scheduling.async_scheduling = is_async  # vLLM's CPU build switches it off; a GPU's has it on
         if is_bounded:
             scheduling.scheduler_cls = bounded(scheduling.get_scheduler_cls())
+        scheduling.scheduler_cls = scheduler_of(scheduling.get_scheduler_cls())
         return Traffic(EngineCore(config, EarlyExecutor if is_async else SimulatedExecutor, log_stats=False))
 
     return make
