@@ -21,8 +21,9 @@ from vllm.v1.engine import (
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
+from serve_app.core.hand_over import HANDED_OVER
 from serve_app.links.protocol.frames import FrameDecoder
-from serve_app.links.protocol.messages import HANDED_OVER, Outputs, decode_message
+from serve_app.links.protocol.messages import Outputs, decode_message
 from serve_app.replica import pipe
 from serve_app.replica.engine_io import AttemptRefused, InputThread, OutputThread
 

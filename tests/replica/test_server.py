@@ -89,7 +89,7 @@ async def test_messages_go_to_the_engine_with_the_slot_of_their_link() -> None:
         _, probe = await linked(replica), await linked(replica)
         add(probe, "r@0")
         probe.link.write(probe.link.connection.send_add("s@1", [b"request"], 7, kv=b"kv"))
-        probe.link.write(probe.link.connection.send_hand_over(["s@1", "unknown@3"]))
+        probe.link.write(probe.link.connection.send_hand_over("s@1"))
         probe.link.write(probe.link.connection.send_abort(["r@0", "unknown@3"]))
         await until(lambda: len(received) == 4)
     assert received == [

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.links.protocol.messages import HANDED_OVER
+from serve_app.core.hand_over import HANDED_OVER
 from serve_app.replica.kv_params import CAME_AT
 from tests.simulated.engine_traffic import Traffic
 
