@@ -6,7 +6,7 @@
 import multiprocessing
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -191,7 +191,7 @@ def _limit(core: Any, limit_s: float) -> None:
     core.scheduler._read_limit_s = limit_s
 
 
-_ORDERS = {
+_ORDERS: dict[str, Callable[..., None]] = {
     "take_in": _take_in,
     "until": _until,
     "until_over": _until_over,

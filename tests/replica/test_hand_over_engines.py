@@ -3,6 +3,7 @@
 import importlib.util
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ def prompt_of(name: str, length: int) -> list[int]:
     return [numbers.randrange(20, 1000) for _ in range(length)]
 
 
-def left(source: Engine, name: str, prompt: list[int], num_emitted: int, **params: float) -> Answer:
+def left(source: Engine, name: str, prompt: list[int], num_emitted: int, **params: Any) -> Answer:
     """Return a request's answer at the source, which is asked to hand it over after ``num_emitted`` tokens."""
     source.add(f"{name}@0", prompt, max_tokens=num_emitted + REST, **params)
     source.order("until", f"{name}@0", num_emitted)
@@ -63,13 +64,13 @@ def left(source: Engine, name: str, prompt: list[int], num_emitted: int, **param
     return source.finish(f"{name}@0")
 
 
-def gone_on(target: Engine, name: str, prompt: list[int], before: Answer, total: int, **params: float) -> Answer:
+def gone_on(target: Engine, name: str, prompt: list[int], before: Answer, total: int, **params: Any) -> Answer:
     so_far = before.token_ids
     target.add(f"{name}@1", prompt + so_far, len(so_far), before.kv(), max_tokens=total - len(so_far), **params)
     return target.finish(f"{name}@1")
 
 
-def undisturbed(engine: Engine, name: str, prompt: list[int], total: int, **params: float) -> list[int]:
+def undisturbed(engine: Engine, name: str, prompt: list[int], total: int, **params: Any) -> list[int]:
     engine.add(f"{name}-whole@0", prompt, max_tokens=total, **params)
     return engine.finish(f"{name}-whole@0").token_ids
 
