@@ -117,7 +117,7 @@ def _kv_transfer(model: ModelSettings) -> dict[str, Any]:
         "kv_load_failure_policy": "recompute",
         "engine_id": uuid.uuid4().hex,  # other engines remember the memory of an engine by this
         "kv_buffer_device": model.device,
-        "kv_connector_extra_config": {"kv_lease_duration": KV_LEASE_S, "num_threads": 0},
+        "kv_connector_extra_config": {"kv_lease_duration": KV_LEASE_S, "num_threads": 1},
     }
 
 

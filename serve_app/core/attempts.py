@@ -102,7 +102,8 @@ class Attempts:
         self.routed[reason.value] += 1
         self.expected_hit_tokens += hit_tokens
         request.outstanding_tokens = request.tokens_left() if kv is None else max(0, request.max_tokens)
-        request.reads_kv = kv is not None
+        if kv is not None:
+            self.hand_overs.begin_read(request, now)
         prefix = self.failover.begin(request)
         replica.held[request.request_id] = request
         if suspect := request.suspect_of is not None:
@@ -174,7 +175,6 @@ class Attempts:
 
     def _end_hand_over(self, request: RequestState, result: str) -> Choice | None:
         """End what was asked for the request, if anything; return its target."""
-        request.reads_kv = False
         if (target := self.hand_overs.end(request, result)) is not None:
             self._routing.changed(target.replica.replica_id)
         return target

@@ -299,10 +299,10 @@ class FleetState(Attempts):
         return instructions
 
     def _end_hand_overs(self, now: float) -> list[Instruction]:
-        """Move the requests whose replicas did not hand them over in time as if nothing had been asked."""
+        """Start requests again whose source did not hand them over, or whose target made no token, in time."""
         instructions: list[Instruction] = []
-        for request in self.hand_overs.overdue(now):
+        for request, result in self.hand_overs.overdue(now):
             assert request.replica_id is not None
             instructions.append(AbortAttempts(request.replica_id, (request.attempt_id,)))
-            instructions += self._take_over(request, "unanswered", now=now)
+            instructions += self._take_over(request, result, now=now)
         return instructions + self._dispatch(now) if instructions else []

@@ -1,8 +1,8 @@
 """`HandOvers` follows the requests that take their KV from a draining replica to another, from the question to the target's first token.
 
 Pure. Only ``FleetState`` calls this module. The source ends its attempt, keeps the KV for a time, and says where it is; the target reads
-it. A source that does not answer is not waited for, and a target that cannot read computes the prompt: so nothing depends on a
-hand-over but time.
+it. A source that does not answer in time is not waited for, and a target that cannot read computes the prompt. If the target neither reads
+nor computes, the request starts again. So nothing depends on a hand-over but time.
 """
 
 from collections import Counter
@@ -16,6 +16,8 @@ HANDED_OVER = "handed over"
 """The stop reason of an attempt's last output after a replica was asked to hand it over."""
 ANSWER_S = 2.0
 """The longest wait for that output. A step takes less, and until then tokens come as before."""
+READ_S = 10.0
+"""The longest wait for the first token of an attempt that reads KV. The first read between two engines has to connect them."""
 MIN_TOKENS = 256
 """Requests with fewer tokens of prompt and answer are computed again: that takes one short step, and a read at least a round trip."""
 
@@ -32,11 +34,14 @@ class HandOvers:
 
     def __init__(self) -> None:
         self.results: Counter[str] = Counter()
-        """Hand-overs by how they ended: ``read``; ``computed``: the target read nothing; ``not_kept``: the source had no whole KV;
-        ``no_target``: the target took no request any more; ``unanswered``; ``ended``: the request ended, or its source was lost."""
+        """Hand-overs by how they ended: ``read``; ``computed``: the target read nothing; ``late``: nor did it have a token in time;
+        ``not_kept``: the source had no whole KV; ``no_target``: the target took no request any more; ``unanswered``; ``ended``: the
+        request ended, or a replica was lost."""
         self.tokens = 0
         """Tokens whose KV was read."""
         self._asked: dict[str, _Asked] = {}
+        self._reading: dict[str, tuple[RequestState, float]] = {}
+        """Requests by id that read KV and have no token since, and when that began."""
 
     @staticmethod
     def is_possible(request: RequestState, source: ReplicaState, target: ReplicaState) -> bool:
@@ -54,6 +59,9 @@ class HandOvers:
 
     def end(self, request: RequestState, result: str) -> Choice | None:
         """Forget the request's hand-over, whose place at the target is free again; return the target, None if nothing was asked."""
+        if self._reading.pop(request.request_id, None) is not None:
+            request.reads_kv = False
+            self.results[result or "ended"] += 1
         if (asked := self._asked.pop(request.request_id, None)) is None:
             return None
         request.is_leaving = False
@@ -62,13 +70,20 @@ class HandOvers:
             self.results[result] += 1
         return asked.target
 
-    def overdue(self, now: float) -> list[RequestState]:
-        """Return the requests whose source has not answered in time."""
-        return [asked.request for asked in self._asked.values() if now - asked.at > ANSWER_S]
+    def overdue(self, now: float) -> list[tuple[RequestState, str]]:
+        """Return the requests whose source has not answered, or whose target has made no token, in time; and the result of each."""
+        unanswered = [(asked.request, "unanswered") for asked in self._asked.values() if now - asked.at > ANSWER_S]
+        return unanswered + [(request, "late") for request, at in self._reading.values() if now - at > READ_S]
+
+    def begin_read(self, request: RequestState, now: float) -> None:
+        """Note that an attempt starts that reads KV."""
+        request.reads_kv = True
+        self._reading[request.request_id] = request, now
 
     def note_read(self, request: RequestState, output: EngineOutput) -> None:
         """Count what the target read, which its first output with a token says."""
         request.reads_kv = False
+        del self._reading[request.request_id]
         tokens = int(getattr(output.prefill_stats, "num_external_cached_tokens", 0))
         self.tokens += tokens
         self.results["read" if tokens else "computed"] += 1
@@ -80,4 +95,5 @@ class HandOvers:
         assert all(asked.request.replica_id is not None for asked in self._asked.values())
         coming = {request_id for replica in replicas for request_id in replica.coming}
         assert coming <= leaving
-        assert not any(request.reads_kv for request in requests if request.replica_id is None)
+        assert {request.request_id for request in requests if request.reads_kv} == self._reading.keys()
+        assert all(request.replica_id is not None for request, _ in self._reading.values())

@@ -379,6 +379,8 @@ def test_describe_is_plain_data() -> None:
         "outcomes": {},
         "resumptions": 0,
         "moved": 0,
+        "hand_overs": {},
+        "kv_read_tokens": 0,
         "routed": {"load": 1},
         "expected_hit_tokens": 0,
         "blocked": 0,

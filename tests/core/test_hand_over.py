@@ -8,7 +8,7 @@ import pytest
 from serve_app.core.events import HeartbeatArrived, LinkEnd, LinkLost, LinkOpened, RequestsAborted, Ticked
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
-from serve_app.core.hand_over import ANSWER_S, HANDED_OVER, MIN_TOKENS
+from serve_app.core.hand_over import ANSWER_S, HANDED_OVER, MIN_TOKENS, READ_S
 from serve_app.core.instructions import AbortAttempts, DeliverOutputs, HandOverAttempt, Instruction, StartAttempt
 from serve_app.core.load import EngineLoad
 from serve_app.core.request import Resume
@@ -162,3 +162,21 @@ def test_a_replica_that_hands_over_what_nobody_asked_for_loses_the_attempt_alone
     fleet = fleet_with(linked("a"), linked("b"))
     (started,) = run(fleet, outputs("a", handed()), now=1.0)
     assert started == moved(kv=None)
+
+
+def test_a_target_that_makes_no_token_in_time_is_not_waited_for() -> None:
+    fleet = asked(fleet_with(linked("a"), linked("b")))
+    run(fleet, outputs("a", handed()), LinkLost("a", LinkEnd.SAID_GOODBYE), now=7.2)
+    assert run(fleet, Ticked(), now=7.2 + READ_S) == []
+    assert run(fleet, Ticked(), now=17.3) == [AbortAttempts("b", ("r@1",)), moved(2, kv=None)]
+    assert run(fleet, outputs("b", Output("r@1", [9])), now=17.4) == [], "too late"
+    run(fleet, outputs("b", Output("r@2", [8], prefill_stats=SimpleNamespace(num_external_cached_tokens=0))), now=17.5)
+    assert dict(fleet.hand_overs.results) == {"late": 1}
+
+
+def test_a_read_ends_with_its_request() -> None:
+    for end in (RequestsAborted(["r"]), LinkLost("b", LinkEnd.BROKE_OFF), outputs("b", Output("r@1", [], "abort"))):
+        fleet = asked(fleet_with(linked("a"), linked("b")))
+        run(fleet, outputs("a", handed()), end, now=7.2)
+        assert dict(fleet.hand_overs.results) == {"ended": 1}
+        assert run(fleet, Ticked(), now=7.2 + 2 * READ_S) == []

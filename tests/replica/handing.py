@@ -191,7 +191,7 @@ def _limit(core: Any, limit_s: float) -> None:
     core.scheduler._read_limit_s = limit_s
 
 
-_ORDERS: dict[str, Callable[..., object]] = {
+_ORDERS: dict[str, Callable[..., None]] = {
     "take_in": _take_in,
     "until": _until,
     "until_over": _until_over,

@@ -1,6 +1,7 @@
 """vLLM's scheduler ends requests at a hand-over with whole KV, or without; a real NIXL connector keeps the blocks."""
 
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,7 +46,8 @@ class Source:
         output = self.ended[name]
         assert output.stop_reason == HANDED_OVER
         assert output.new_token_ids == []
-        return output.kv_transfer_params
+        params: dict[str, Any] | None = output.kv_transfer_params
+        return params
 
     def tokens(self, name: str) -> int:
         return len(self.traffic.answers[name])
@@ -201,8 +203,8 @@ def test_kv_that_was_read_after_half_of_the_lease_is_computed_again(
 ) -> None:
     from serve_app.replica import hand_over
 
-    monkeypatch.setattr(hand_over.time, "monotonic", lambda: 100.0 + waited_s)
     target = make_source()
+    monkeypatch.setattr(hand_over, "time", SimpleNamespace(monotonic=lambda: 100.0 + waited_s))
     target.traffic.add("r", prompt=40, answer=3)
     request = target.scheduler.requests["r"]
     request.kv_transfer_params = {
