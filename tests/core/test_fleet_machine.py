@@ -26,7 +26,7 @@ from serve_app.core.instructions import (
 from serve_app.core.load import EngineLoad
 from serve_app.core.prefix_index import NO_PREFIX, Prefix
 from serve_app.core.request import RequestState, Resume
-from serve_app.core.routing import Choice, Reason, ReplicaState
+from serve_app.core.routing import Choice, Reason, ReplicaState, rank_of
 from tests.core.checked_fleet import CheckedFleet
 from tests.core.expected_fleet import MAX_WAITING, NO_REPLICA_S, REPLICAS, TIMEOUT_S, Link, Request, next_token
 from tests.core.helpers import outputs
@@ -243,7 +243,7 @@ MAX_LOAD = 1.2
 
 
 class Bounded(PrefixAffinity):
-    """Checks each pick: the replica takes the request, and a pick by affinity is within the bound."""
+    """Checks each pick: the replica takes the request, and a pick by affinity is within the bound or the one by load, too."""
 
     def __init__(self) -> None:
         super().__init__(MAX_LOAD)
@@ -255,7 +255,9 @@ class Bounded(PrefixAffinity):
             loads = [r.outstanding_tokens for r in replicas.values() if not r.draining]
             assert choice.replica.takes(request)
             bound = MAX_LOAD * (sum(loads) / len(loads) + request.tokens_left())
-            assert choice.reason in (Reason.LOAD, Reason.SPREAD) or choice.replica.outstanding_tokens <= bound
+            least = min((r for r in replicas.values() if r.takes(request)), key=rank_of)
+            by_load = choice.reason in (Reason.LOAD, Reason.SPREAD) or choice.replica is least
+            assert by_load or choice.replica.outstanding_tokens <= bound
         return choice
 
     def leaving(self, queued: Sequence[RequestState], replicas: Mapping[str, ReplicaState]) -> Sequence[RequestState]:
