@@ -30,7 +30,9 @@ def _checked(port: int) -> int:
 
 
 def port_problems(firsts: Mapping[str, int], listeners: Mapping[str, int]) -> Iterator[PydanticCustomError]:
-    """Yield a problem for each model whose ports are another's, too. An engine waits for ever for a side channel whose port is taken.
+    """Yield a problem for each model of which another has some of the ports.
+
+    An engine whose side channel's port is taken hangs at its start.
 
     Args:
         firsts: `kv.port` of each model that moves KV, by its path.

@@ -23,7 +23,7 @@ from serve_app.errors import CannotStartInTime, RequestQuarantined, ServingError
 
 
 class Attempts:
-    """Unfinished requests, replicas with open links, and the queue between them."""
+    """Starts and ends attempts, and ends requests."""
 
     def __init__(self, settings: FleetSettings, routing: RoutingPolicy | None = None) -> None:
         self.settings = settings

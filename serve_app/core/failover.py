@@ -1,6 +1,6 @@
 """`Failover` decides which requests of a lost replica continue elsewhere, and removes from a later attempt what was already sent.
 
-Pure. Only ``FleetState`` calls this module: the state knows which replica holds a request, this module which request may continue and
+Pure. Only `Attempts` and `FleetState` call this module: they know which replica holds a request, this module which request may continue and
 from where.
 """
 

@@ -1,8 +1,8 @@
 """`HandOvers` follows the requests that take their KV from a draining replica to another, from the question to the target's first token.
 
-Pure. Only ``FleetState`` calls this module. The source ends its attempt, keeps the KV for a time, and says where it is; the target reads
-it. A source that does not answer in time is not waited for, and a target that cannot read computes the prompt. If the target neither reads
-nor computes, the request starts again. So nothing depends on a hand-over but time.
+Pure. Only `Attempts` and `FleetState` call this module. The source ends its attempt, keeps the KV for a time, and says where it is; the
+target reads it. A source that does not answer in time is not waited for, and a target that cannot read computes the prompt. If the target
+neither reads nor computes, the request starts again. So a hand-over that fails costs time, and nothing else.
 """
 
 from collections import Counter
@@ -34,8 +34,8 @@ class HandOvers:
 
     def __init__(self) -> None:
         self.results: Counter[str] = Counter()
-        """Hand-overs by how they ended: ``read``; ``computed``: the target read nothing; ``late``: nor did it have a token in time;
-        ``not_kept``: the source had no whole KV; ``no_target``: the target took no request any more; ``unanswered``; ``ended``: the
+        """Hand-overs by how they ended: ``read``; ``computed``: the target read nothing; ``late``: the target neither read nor computed in
+        time; ``not_kept``: the source had no whole KV; ``no_target``: the target took no request any more; ``unanswered``; ``ended``: the
         request ended, or a replica was lost."""
         self.tokens = 0
         """Tokens whose KV was read."""
@@ -61,7 +61,7 @@ class HandOvers:
         """Forget the request's hand-over, whose place at the target is free again; return the target, None if nothing was asked."""
         if self._reading.pop(request.request_id, None) is not None:
             request.reads_kv = False
-            self.results[result or "ended"] += 1
+            self.results["ended" if request.is_leaving or not result else result] += 1
         if (asked := self._asked.pop(request.request_id, None)) is None:
             return None
         request.is_leaving = False
@@ -73,7 +73,8 @@ class HandOvers:
     def overdue(self, now: float) -> list[tuple[RequestState, str]]:
         """Return the requests whose source has not answered, or whose target has made no token, in time; and the result of each."""
         unanswered = [(asked.request, "unanswered") for asked in self._asked.values() if now - asked.at > ANSWER_S]
-        return unanswered + [(request, "late") for request, at in self._reading.values() if now - at > READ_S]
+        reading = [request for request, at in self._reading.values() if now - at > READ_S and not request.is_leaving]
+        return unanswered + [(request, "late") for request in reading]
 
     def begin_read(self, request: RequestState, now: float) -> None:
         """Note that an attempt starts that reads KV."""

@@ -105,10 +105,16 @@ class PipedEngineCore(EngineCoreProc):
 
     def _label_of_kv(self, vllm_config: Any) -> str:
         """Return the same label for engines that can read each other's KV: vLLM's own hash, and what vLLM compares later than that."""
-        (metadata, *_) = [worker for worker in self.model_executor.get_kv_connector_handshake_metadata() if worker]
-        (first, *_) = metadata.values()
+        found = [
+            metadata
+            for worker in self.model_executor.get_kv_connector_handshake_metadata()
+            if worker
+            for metadata in worker.values()
+        ]
+        if not found:
+            return ""
         size, block_size = vllm_config.parallel_config.tensor_parallel_size, vllm_config.cache_config.block_size
-        return f"nixl {first.compatibility_hash} block {block_size} tp {size}"
+        return f"nixl {found[0].compatibility_hash} block {block_size} tp {size}"
 
     def _process_engine_step(self) -> bool:
         began = time.monotonic()
@@ -254,6 +260,11 @@ class PipedEngineCore(EngineCoreProc):
 
     def _ready(self) -> pipe.EngineReady:
         response = self._make_ready_response()
+        kv_transfer = self._kv_transfer if self._keeps_kv() else ""
+        if self.vllm_config.kv_transfer_config is not None and not kv_transfer:
+            logger.warning(
+                "kv.transfer has no effect for this model: its layers or its parallelism are of a kind whose KV does not move"
+            )
         capabilities = Capabilities(
             max_model_len=response.max_model_len,
             block_size=response.block_size or 0,
@@ -261,7 +272,7 @@ class PipedEngineCore(EngineCoreProc):
             tasks=tuple(self.get_supported_tasks()),
             weights=weights_id(self.vllm_config),
             seeds_by_position=self.vllm_config.use_v2_model_runner or _is_simulated(self.vllm_config.additional_config),
-            kv_transfer=self._kv_transfer if self._keeps_kv() else "",
+            kv_transfer=kv_transfer,
         )
         max_num_seqs = self.vllm_config.scheduler_config.max_num_seqs
         warm_up_s = time.monotonic() - self._loaded

@@ -12,19 +12,13 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, FinishReason
+from vllm.v1.metrics.stats import KV_FETCH_IN_PROGRESS
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from serve_app.core.hand_over import HANDED_OVER
 from serve_app.core.load import EngineLoad
 from serve_app.links.protocol.frames import encode_frame
-from serve_app.links.protocol.messages import (
-    MAX_BUFFERS,
-    MAX_REASON_CHARS,
-    REFUSED,
-    Outputs,
-    encode_message,
-    readable,
-)
+from serve_app.links.protocol.messages import MAX_BUFFERS, MAX_REASON_CHARS, REFUSED, Outputs, encode_message, readable
 from serve_app.replica import pipe
 
 logger = logging.getLogger(__name__)
@@ -161,7 +155,9 @@ class OutputThread:
             return
         if (stats := outputs.scheduler_stats) is not None:
             waiting = stats.num_waiting_reqs + stats.num_skipped_waiting_reqs
-            self._load = (stats.num_running_reqs, waiting, stats.kv_cache_usage)
+            # To vLLM, requests wait while they read KV of another engine. They have a place, so they do not show that the engine is full.
+            reading = min(waiting, stats.num_kv_fetch_reqs_by_stage.get(KV_FETCH_IN_PROGRESS, 0))
+            self._load = (stats.num_running_reqs + reading, waiting - reading, stats.kv_cache_usage)
         self._send_step(slot, outputs, self._encoder.encode(outputs))
 
     def _put_out_golden(self, outputs: Sequence[EngineCoreOutput]) -> None:

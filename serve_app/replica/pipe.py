@@ -30,10 +30,10 @@ TRIALS_SLOT = PROBE_SLOT + 1
 
 GOLDEN_SLOT = PROBE_SLOT + 2
 """The slot of a golden prompt inside the engine core; its outputs never leave it as such."""
-HAND_OVER_SLOT = PROBE_SLOT + 4
-"""The slot of a `HandOverInEngine`, whose answer nobody needs."""
 MEASURE_SLOT = PROBE_SLOT + 3
 """The slot of the batches by which an engine core measures itself; their outputs never leave it."""
+HAND_OVER_SLOT = PROBE_SLOT + 4
+"""The slot of a `HandOverInEngine`, whose answer is not used."""
 
 
 class AddToEngine(msgspec.Struct, tag=1, array_like=True, frozen=True):

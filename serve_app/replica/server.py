@@ -37,8 +37,8 @@ also OpenSSL's memory for an unfinished handshake). A handshake takes one round 
 connect within it, and then it dials again."""
 
 _DRAIN_POLL_S = 0.1
-_READ_S = 5.0
-"""Seconds after which other replicas have read the KV of the last request that was handed over to them."""
+_WAIT_FOR_READS_S = 5.0
+"""The longest wait of a drained replica for reads of KV that it handed over, after the last of them and after its drain's end."""
 
 
 class Engine(Protocol):
@@ -77,7 +77,7 @@ class ReplicaServer:
         """Seconds that the engine spent in its steps since its start."""
         self._drain_ends_at: float | None = None
         self._kv_read_at = 0.0
-        """When other replicas will have read all KV that is kept for them."""
+        """Until then, a drained replica waits for other replicas that read its KV."""
         self.first_output = asyncio.Event()
         """Set when the first tokens have gone to an ingress."""
         self.trials = Trials[_Link](_Link.begin_trial, lambda: self.engine.send(pipe.AskTrial()))
@@ -149,7 +149,8 @@ class ReplicaServer:
         self.start_drain(limit_s)
         while self.num_attempts() and self.drain_left_s():
             await asyncio.sleep(_DRAIN_POLL_S)
-        while time.monotonic() < self._kv_read_at:
+        assert self._drain_ends_at is not None
+        while time.monotonic() < min(self._kv_read_at, self._drain_ends_at + _WAIT_FOR_READS_S):
             await asyncio.sleep(_DRAIN_POLL_S)
 
     async def close(self, code: str, reason: str) -> None:
@@ -170,7 +171,7 @@ class ReplicaServer:
     def _on_step(self, step: pipe.StepOutputs) -> None:
         self.load, self.busy_s = step.load, step.busy_s
         if step.keeps_kv:
-            self._kv_read_at = time.monotonic() + _READ_S
+            self._kv_read_at = time.monotonic() + _WAIT_FOR_READS_S
         if link := self._links.get(step.slot):
             link.pass_on(step)
             if step.num_outputs:

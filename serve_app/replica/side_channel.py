@@ -23,9 +23,6 @@ class SideChannel:
         """Return the environment by which vLLM listens here, and names this address to other engines."""
         return {"VLLM_NIXL_SIDE_CHANNEL_HOST": self.host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self.port)}
 
-    def close(self) -> None:
-        self.sock.close()
-
 
 def reserve(host: str, ports: range, key: str) -> SideChannel:
     """Reserve the first free port.

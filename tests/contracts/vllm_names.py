@@ -261,7 +261,7 @@ USED = {
         "PrefillStats": "num_cached_tokens num_external_cached_tokens",
         "RequestStateStats": "last_token_ts num_generation_tokens",
         "IterationStats": "inter_token_latencies_iter num_generation_tokens num_preempted_reqs",
-        "SchedulerStats": "kv_cache_usage num_running_reqs num_skipped_waiting_reqs num_waiting_reqs",
+        "SchedulerStats": "kv_cache_usage num_kv_fetch_reqs_by_stage num_running_reqs num_skipped_waiting_reqs num_waiting_reqs",
     },
     "vllm.v1.outputs": {
         "EMPTY_MODEL_RUNNER_OUTPUT": "",

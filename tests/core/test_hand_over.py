@@ -174,6 +174,16 @@ def test_a_target_that_makes_no_token_in_time_is_not_waited_for() -> None:
     assert dict(fleet.hand_overs.results) == {"late": 1}
 
 
+def test_a_stalled_target_that_drains_meanwhile_ends_its_attempt_once() -> None:
+    fleet = asked(fleet_with(linked("a"), linked("b")))
+    run(fleet, outputs("a", handed()), LinkLost("a", LinkEnd.SAID_GOODBYE), linked("c"), draining("b", 0.1), now=7.2)
+    assert run(fleet, Ticked(), now=7.3) == [HandOverAttempt("b", "r@1")], "b reads still"
+    aborted, started = run(fleet, Ticked(), now=7.3 + READ_S)
+    assert aborted == AbortAttempts("b", ("r@1",))
+    assert started == replace(moved(2, kv=None), replica_id="c")
+    assert dict(fleet.hand_overs.results) == {"ended": 1, "unanswered": 1}
+
+
 def test_a_read_ends_with_its_request() -> None:
     for end in (RequestsAborted(["r"]), LinkLost("b", LinkEnd.BROKE_OFF), outputs("b", Output("r@1", [], "abort"))):
         fleet = asked(fleet_with(linked("a"), linked("b")))

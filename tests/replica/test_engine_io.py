@@ -18,7 +18,7 @@ from vllm.v1.engine import (
     FinishReason,
     UtilityOutput,
 )
-from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.metrics.stats import KV_FETCH_IN_PROGRESS, SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
 from serve_app.core.hand_over import HANDED_OVER
@@ -147,6 +147,13 @@ def test_attempts_to_hand_over_are_named_to_the_engines_own_loop_and_the_kv_of_o
     assert read(core, add("r@0"), with_kv, pipe.HandOverInEngine(["r@0", "s@1"])) == []
     assert core.kv == [b"", b"kv"]
     assert taken(core)[2] == (EngineCoreRequestType.UTILITY, (pipe.HAND_OVER_SLOT, 0, "hand_over", (["r@0", "s@1"],)))
+
+
+def test_a_request_that_reads_kv_of_another_engine_runs() -> None:
+    stats = SchedulerStats(num_running_reqs=3, num_waiting_reqs=1, num_skipped_waiting_reqs=4)
+    stats.num_kv_fetch_reqs_by_stage = {KV_FETCH_IN_PROGRESS: 2, "other": 1}
+    (sent,) = [m for m in write(FakeCore(), (5, EngineCoreOutputs(scheduler_stats=stats))) if isinstance(m, pipe.StepOutputs)]
+    assert (sent.load.running, sent.load.waiting) == (5, 3)
 
 
 @pytest.mark.parametrize(

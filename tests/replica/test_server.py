@@ -175,7 +175,7 @@ async def test_a_heartbeat_reports_the_load_and_a_drain_is_reported_at_once() ->
 async def test_a_drain_lasts_until_kv_that_was_handed_over_can_have_been_read(
     monkeypatch: pytest.MonkeyPatch, keeps_kv: bool
 ) -> None:
-    monkeypatch.setattr(server, "_READ_S", 0.3)
+    monkeypatch.setattr(server, "_WAIT_FOR_READS_S", 0.3)
     replica = await start_replica(settings(), "a")
     with recorded(replica):
         ended = asyncio.get_running_loop().time()

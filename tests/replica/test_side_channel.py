@@ -22,7 +22,7 @@ def test_replicas_of_one_machine_reserve_different_ports_on_which_their_engines_
         engine.bind(f"tcp://{HOST}:{first.port}")
         socket.create_connection((HOST, first.port)).close()
     for channel in (first, second):
-        channel.close()
+        channel.sock.close()
 
 
 def test_a_machine_without_a_free_port_is_named_with_the_setting() -> None:
