@@ -258,6 +258,7 @@ USED = {
         "StatLoggerManager": "stat_loggers",
     },
     "vllm.v1.metrics.stats": {
+        "KV_FETCH_IN_PROGRESS": "",
         "PrefillStats": "num_cached_tokens num_external_cached_tokens",
         "RequestStateStats": "last_token_ts num_generation_tokens",
         "IterationStats": "inter_token_latencies_iter num_generation_tokens num_preempted_reqs",

@@ -105,7 +105,7 @@ class Engine:
         assert pid is not None
         end_group(pid)
         self._process.join()
-        self._channel.close()
+        self._channel.sock.close()
 
     def _messages(self) -> Iterator[pipe.FromEngine]:
         while True:
