@@ -22,9 +22,7 @@ RESERVED_ENVIRONMENT: Mapping[str, str] = {
     "CUDA_VISIBLE_DEVICES": RAY_PLACES,
     "VLLM_TARGET_DEVICE": "set device beside env",
     "VLLM_WORKER_MULTIPROC_METHOD": "workers are always spawned: forked ones would hide the engine's death; remove it",
-    **dict.fromkeys(
-        ("VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"), "each replica chooses its own from kv.port on; remove it"
-    ),
+    **dict.fromkeys(("VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"), "set kv.port, and remove it"),
     **{name: f"{reason}; remove it" for name, reason in REMOVED.items()},
 }
 

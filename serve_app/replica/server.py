@@ -77,7 +77,7 @@ class ReplicaServer:
         """Seconds that the engine spent in its steps since its start."""
         self._drain_ends_at: float | None = None
         self._kv_read_at = 0.0
-        """Until then, a drained replica waits for other replicas that read its KV."""
+        """The time at which a drained replica stops waiting for other replicas that read its KV."""
         self.first_output = asyncio.Event()
         """Set when the first tokens have gone to an ingress."""
         self.trials = Trials[_Link](_Link.begin_trial, lambda: self.engine.send(pipe.AskTrial()))

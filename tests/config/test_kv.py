@@ -107,9 +107,7 @@ def test_a_listener_has_none_of_the_ports(section: str) -> None:
 @pytest.mark.parametrize("name", ["VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"])
 def test_the_side_channel_is_not_set_in_the_environment(name: str) -> None:
     said = refusal(models={"m": NIXL | {"env": {name: "1"}}})
-    assert said.endswith(
-        f"{name}: is '1', but serve-app sets this variable itself; each replica chooses its own from kv.port on; remove it"
-    )
+    assert said.endswith(f"{name}: is '1', but serve-app sets this variable itself; set kv.port, and remove it")
     assert problems({"models": {"m": NIXL | {"env": {"UCX_TLS": "rc,sm,self"}}}}) == []
 
 
