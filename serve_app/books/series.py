@@ -145,9 +145,15 @@ TABLE = (
         "hand_overs",
         "counter",
         ("model", "result"),
-        "Moves for which the draining replica was asked to keep the KV, by result: read; computed, the target read nothing; late, it "
+        "Moves for which a replica was asked to keep the KV, by result: read; computed, the target read nothing; late, it "
         "made no token within 10 s; not_kept, the KV was not whole; no_target, the target took no request any more; unanswered; ended, "
         "the answer ended or a replica was lost.",
+    ),
+    Series(
+        "hand_overs_asked",
+        "counter",
+        ("model", "cause"),
+        "The same moves by cause: drain; prompts, a long prompt would have slowed the answer; balance, another replica had less to do.",
     ),
     Series("kv_read_tokens", "counter", _MODEL, "Tokens whose KV was read from another replica instead of computed again."),
     Series("routed", "counter", ("model", "reason"), "Attempts that were given to a replica, by the reason for that replica."),

@@ -267,7 +267,7 @@ class ModelSettings(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         simulation = self._simulation_problems(self.simulated) if self.simulated else ()
-        kv = self._kv_problems() if self.kv.is_on else ()
+        kv = self._kv_problems() if self.kv.is_on else self._problems_without_kv()
         refuse([*simulation, *self._device_problems(), *self._scaling_problems(), *self._adapter_problems(), *kv])
         return self
 
@@ -309,6 +309,11 @@ class ModelSettings(Section):
         if (size := self.engine_args.get("kv_offloading_size")) is not None:
             problem = f"{here} and engine_args.kv_offloading_size is {size!r}: an engine of vLLM has one KV connector"
             yield wrong("kv.transfer", problem, "remove one of the two")
+
+    def _problems_without_kv(self) -> Iterator[PydanticCustomError]:
+        if self.routing.apart:
+            problem = f"is true and kv.transfer is {self.kv.transfer!r}: answers move only with their KV"
+            yield wrong("routing.apart", problem, "set kv.transfer: nixl, or routing.apart: false")
 
     def _scaling_problems(self) -> Iterator[PydanticCustomError]:
         if self.replicas.min == 0 and self.required:

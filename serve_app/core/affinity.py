@@ -77,8 +77,13 @@ class PrefixAffinity:
         if not prefix.hashes:
             return 0
         self._learn(prefix.hashes)
-        hit_tokens = prefix.tokens(self.index.count(replica.replica_id, prefix.hashes))
+        hit_tokens = self.hit_tokens(request, replica)
         self.index.add(replica.replica_id, prefix, replica.kv_tokens)
+        return hit_tokens
+
+    def hit_tokens(self, request: RequestState, replica: ReplicaState) -> int:
+        prefix = request.prefix
+        hit_tokens = prefix.tokens(self.index.count(replica.replica_id, prefix.hashes))
         return min(hit_tokens, request.prompt_tokens - 1)  # an engine computes the last token in any case
 
     def leaving(self, queued: Sequence[RequestState], replicas: Mapping[str, ReplicaState]) -> Sequence[RequestState]:
@@ -157,7 +162,7 @@ class PrefixAffinity:
         self._take_changes(replicas)
         self._by_load.validate(replicas)
         self.index.validate(replicas)
-        assert self._tokens == {i: r.outstanding_tokens for i, r in replicas.items() if not r.draining}
+        assert self._tokens == {i: r.tokens_to_do for i, r in replicas.items() if not r.draining}
         assert self._total == sum(self._tokens.values())
         assert self._seeds.keys() == self._tokens.keys()
         assert len(self._junctions) <= MAX_JUNCTIONS
@@ -169,8 +174,8 @@ class PrefixAffinity:
             if replica is None or replica.draining:
                 self._seeds.pop(replica_id, None)
                 continue
-            self._tokens[replica_id] = replica.outstanding_tokens
-            self._total += replica.outstanding_tokens
+            self._tokens[replica_id] = replica.tokens_to_do
+            self._total += replica.tokens_to_do
             if replica_id not in self._seeds:
                 self._seeds[replica_id] = int.from_bytes(blake2b(replica_id.encode(), digest_size=8).digest())
         self._changed.clear()
@@ -179,4 +184,4 @@ class PrefixAffinity:
 def _has_headroom(replica: ReplicaState, request: RequestState, bound: float) -> bool:
     """Return whether the replica may get the request by affinity: it is within the bound and has room for the prompt in its cache."""
     free_tokens = (1 - replica.load.kv_usage) * replica.kv_tokens
-    return replica.outstanding_tokens <= bound and (not replica.kv_tokens or request.prompt_tokens <= free_tokens)
+    return replica.tokens_to_do <= bound and (not replica.kv_tokens or request.prompt_tokens <= free_tokens)

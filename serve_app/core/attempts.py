@@ -6,12 +6,13 @@ Pure. Each request ends exactly once: by a delivered output with a finish reason
 from collections import Counter
 from collections.abc import Sequence
 
+from serve_app.core.apart import Apart
 from serve_app.core.drain import Drains
 from serve_app.core.failover import Failover
 from serve_app.core.fair_order import FairOrder
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.hand_over import HandOvers
-from serve_app.core.instructions import AbortAttempts, FailRequest, Instruction, StartAttempt
+from serve_app.core.instructions import AbortAttempts, FailRequest, HandOverAttempt, Instruction, StartAttempt
 from serve_app.core.quarantine import Quarantine
 from serve_app.core.refusals import Refusals
 from serve_app.core.request import RequestState
@@ -43,6 +44,9 @@ class Attempts:
         self.drains = Drains()
         self.hand_overs = HandOvers()
         self._routing = routing or LeastOutstandingTokens()
+        self._apart = Apart(self._routing, self.order, self.hand_overs) if settings.apart else None
+        if self._apart is not None:
+            self._routing = self._apart
         self.refusals = Refusals(settings, self.replicas.values(), self.order)
         self._attempts: dict[str, RequestState] = {}
         self._kinds: list[ReplicaState] = []  # a replica of each kind
@@ -89,9 +93,28 @@ class Attempts:
         while (chosen := self.waiting.next_start(self._kinds, self.replicas, self._routing, self.quarantine)) is not None:
             request, choice = chosen
             self.waiting.remove(request)
+            if self._apart is not None and request.attempt < 0:
+                started += self._make_way(request, choice.replica, now)
             started.append(self._start(request, choice, now=now))
         self.order.note_fullness(len(self.replicas), self.waiting.first(), now)
         return started
+
+    def _make_way(self, request: RequestState, replica: ReplicaState, now: float) -> list[Instruction]:
+        """Move answers off the replica that is to compute a long prompt, those for which that is cheaper."""
+        assert self._apart is not None
+        tokens = request.prompt_tokens - self._routing.hit_tokens(request, replica)
+        if not self._apart.is_long(tokens):
+            return []
+        return [
+            self._ask_hand_over(leaving, target, "prompts", now)
+            for leaving, target in self._apart.moves(replica, self.replicas, now, more_tokens=tokens)
+        ]
+
+    def _ask_hand_over(self, request: RequestState, target: Choice, cause: str, now: float) -> HandOverAttempt:
+        assert request.replica_id is not None
+        self.hand_overs.ask(request, target, cause, now)
+        self._routing.changed(target.replica.replica_id)
+        return HandOverAttempt(request.replica_id, request.attempt_id)
 
     def _start(self, request: RequestState, choice: Choice, *, now: float, kv: object | None = None) -> StartAttempt:
         replica, reason = choice
@@ -109,6 +132,11 @@ class Attempts:
         if suspect := request.suspect_of is not None:
             self.quarantine.begin_trial(request)
         replica.outstanding_tokens += request.outstanding_tokens
+        if kv is None:
+            request.prefill_tokens = request.prompt_tokens + len(request.emitted_ids) - hit_tokens
+            replica.prefill_tokens += request.prefill_tokens
+            if self._apart is not None:
+                self._apart.note_started(replica, request.prefill_tokens, now)
         self._routing.changed(replica.replica_id)
         self._attempts[request.attempt_id] = request
         ids = request.request_id, request.attempt_id, replica.replica_id

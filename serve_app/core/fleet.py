@@ -33,7 +33,6 @@ from serve_app.core.instructions import (
     CloseLink,
     DeliverOutputs,
     FailRequest,
-    HandOverAttempt,
     Instruction,
     PassTrial,
 )
@@ -76,9 +75,8 @@ class FleetState(Attempts):
                 self.order.learn_waits(event.waits)
             case Ticked():
                 self.quarantine.expire(now=now)
-                return (
-                    self._eject_silent(now) + self._end_long_waits(now) + self._end_hand_overs(now) + self._move_off_draining(now)
-                )
+                ended = self._eject_silent(now) + self._end_long_waits(now) + self._end_hand_overs(now)
+                return ended + self._move_off_draining(now) + self._move_off_burdened(now)
         return []
 
     def validate(self) -> None:
@@ -220,7 +218,9 @@ class FleetState(Attempts):
             if request is None or request.replica_id != event.replica_id:
                 continue  # an attempt that was aborted or moved while this frame was under way
             if request.reads_kv and output.new_token_ids:
-                self.hand_overs.note_read(request, output)
+                self.hand_overs.note_read(request, output, now)
+            if request.prefill_tokens and output.new_token_ids:
+                replica.end_prefill(request)
             if request.attempt:
                 try:
                     count = self.failover.swallow(request, output, now=now)
@@ -241,6 +241,13 @@ class FleetState(Attempts):
                     self.tally.first_token(request, output, late=now - request.arrived_at > self.settings.ttft_s)
                 self._count_emitted(replica, request, output.new_token_ids)
                 request.trail.delivered(output, now)
+                if (
+                    self._apart is not None
+                    and len(request.emitted_ids) == len(output.new_token_ids)
+                    and output.finish_reason is None
+                ):
+                    for _, target in self._apart.moves(replica, self.replicas, now, only=request):
+                        others.append(self._ask_hand_over(request, target, "prompts", now))
             if output.stop_reason == HANDED_OVER:
                 kv = output.kv_transfer_params
                 others += self._take_over(request, "" if kv else "not_kept", kv=kv or None, now=now)
@@ -287,16 +294,27 @@ class FleetState(Attempts):
         while (move := self.drains.due(self.replicas, self._routing, self.quarantine, now=now)) is not None:
             request, replica_id, target = move.request, move.replica_id, move.target
             self.drains.moved(move)
-            if self.hand_overs.is_possible(request, self.replicas[replica_id], target.replica):
-                self.hand_overs.ask(request, target, now)
-                self._routing.changed(target.replica.replica_id)
-                instructions.append(HandOverAttempt(replica_id, request.attempt_id))
+            pays = self.hand_overs.costs.pays(request.prompt_tokens + len(request.emitted_ids), self.order.costs)
+            if pays and self.hand_overs.is_possible(request, self.replicas[replica_id], target.replica):
+                instructions.append(self._ask_hand_over(request, target, "drain", now))
                 continue
             instructions.append(AbortAttempts(replica_id, (request.attempt_id,)))
             self._release(request)
             self.failover.note_loss(request, now=now)
             instructions.append(self._start(request, target, now=now))
         return instructions
+
+    def _move_off_burdened(self, now: float) -> list[Instruction]:
+        """Move answers with their KV from replicas with much to do to others, where that saves more than it costs."""
+        if self._apart is None:
+            return []
+        for replica_id in self._apart.tick(now):
+            self._routing.changed(replica_id)
+        return [
+            self._ask_hand_over(request, target, "balance", now)
+            for replica in self._apart.burdened(self.replicas.values())
+            for request, target in self._apart.moves(replica, self.replicas, now)
+        ]
 
     def _end_hand_overs(self, now: float) -> list[Instruction]:
         """Start requests again whose source did not hand them over, or whose target made no token, in time."""

@@ -73,6 +73,7 @@ def describe(fleet: FleetState) -> dict[str, Any]:
         "resumptions": fleet.failover.resumptions,
         "moved": fleet.drains.num_moved,
         "hand_overs": dict(fleet.hand_overs.results),
+        "hand_overs_asked": dict(fleet.hand_overs.asked),
         "kv_read_tokens": fleet.hand_overs.tokens,
         "routed": dict(fleet.routed),
         "expected_hit_tokens": fleet.expected_hit_tokens,

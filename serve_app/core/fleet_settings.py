@@ -23,5 +23,7 @@ class FleetSettings:
     """Whether engines give their steps to chats first (`ModelSettings.yields_to_chats`)."""
     ttft_s: float = 2.0
     """A first token later than this after the request's arrival is counted as late."""
+    apart: bool = False
+    """Whether long prompts go where they slow few answers, and answers move with their KV (`Apart`)."""
     max_replicas: int = 1
     """With fewer replicas, more may be on their way, and `RequestArrived.max_wait_s` does not count."""

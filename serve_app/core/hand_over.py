@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from serve_app.core.read_costs import ReadCosts
 from serve_app.core.request import EngineOutput, RequestState, Resume
 from serve_app.core.routing import Choice, ReplicaState
 
@@ -18,8 +19,6 @@ ANSWER_S = 2.0
 """The longest wait for that output. A step takes less, and until then tokens come as before."""
 READ_S = 10.0
 """The longest wait for the first token of an attempt that reads KV. The first read between two engines has to connect them."""
-MIN_TOKENS = 256
-"""Requests with fewer tokens of prompt and answer are computed again: that takes one short step, and a read at least a round trip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,28 +38,33 @@ class HandOvers:
         request ended, or a replica was lost."""
         self.tokens = 0
         """Tokens whose KV was read."""
+        self.asked: Counter[str] = Counter()
+        """Hand-overs that were asked for, by cause: ``drain``; ``prompts``: a long prompt would have slowed the answer; ``balance``."""
+        self.costs = ReadCosts()
         self._asked: dict[str, _Asked] = {}
         self._reading: dict[str, tuple[RequestState, float]] = {}
         """Requests by id that read KV and have no token since, and when that began."""
 
     @staticmethod
     def is_possible(request: RequestState, source: ReplicaState, target: ReplicaState) -> bool:
-        """Return whether the request can take its KV from the source to the target, and whether that is worth a read."""
+        """Return whether the request can take its KV from the source to the target."""
         if not source.kv_transfer or source.kv_transfer != target.kv_transfer or source.weights != target.weights:
             return False
-        is_long = request.prompt_tokens + len(request.emitted_ids) >= MIN_TOKENS
-        return is_long and bool(request.emitted_ids) and request.resume is Resume.CONTINUE
+        return bool(request.emitted_ids) and request.resume is Resume.CONTINUE
 
-    def ask(self, request: RequestState, target: Choice, now: float) -> None:
+    def ask(self, request: RequestState, target: Choice, cause: str, now: float) -> None:
         """Note that the source was asked, and keep a place at the target."""
+        self.asked[cause] += 1
         request.is_leaving = True
         target.replica.coming.add(request.request_id)
         self._asked[request.request_id] = _Asked(request, target, now)
 
     def end(self, request: RequestState, result: str) -> Choice | None:
         """Forget the request's hand-over, whose place at the target is free again; return the target, None if nothing was asked."""
-        if self._reading.pop(request.request_id, None) is not None:
+        if (reading := self._reading.pop(request.request_id, None)) is not None:
             request.reads_kv = False
+            if result == "late":
+                self.costs.learn(request.prompt_tokens + len(request.emitted_ids), READ_S, reading[1] + READ_S)
             self.results["ended" if request.is_leaving or not result else result] += 1
         if (asked := self._asked.pop(request.request_id, None)) is None:
             return None
@@ -72,6 +76,7 @@ class HandOvers:
 
     def overdue(self, now: float) -> list[tuple[RequestState, str]]:
         """Return the requests whose source has not answered, or whose target has made no token, in time; and the result of each."""
+        self.costs.tick(now)
         unanswered = [(asked.request, "unanswered") for asked in self._asked.values() if now - asked.at > ANSWER_S]
         reading = [request for request, at in self._reading.values() if now - at > READ_S and not request.is_leaving]
         return unanswered + [(request, "late") for request in reading]
@@ -81,10 +86,11 @@ class HandOvers:
         request.reads_kv = True
         self._reading[request.request_id] = request, now
 
-    def note_read(self, request: RequestState, output: EngineOutput) -> None:
+    def note_read(self, request: RequestState, output: EngineOutput, now: float) -> None:
         """Count what the target read, which its first output with a token says."""
         request.reads_kv = False
-        del self._reading[request.request_id]
+        _, began_at = self._reading.pop(request.request_id)
+        self.costs.learn(request.prompt_tokens + len(request.emitted_ids), now - began_at, now)
         tokens = int(getattr(output.prefill_stats, "num_external_cached_tokens", 0))
         self.tokens += tokens
         self.results["read" if tokens else "computed"] += 1

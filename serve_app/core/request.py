@@ -110,6 +110,8 @@ class RequestState:
     expected_wait_s: float | None = None
     """How long it was expected to wait when it was admitted; None if that was not known or if nothing limits its wait."""
     outstanding_tokens: int = 0
+    prefill_tokens: int = 0
+    """Tokens of the prompt that the present attempt has probably still to compute; 0 after its first token."""
     charge_at: int = 16
     """Number of emitted tokens at which the tenant is charged for the running answer; then `FairOrder.charge` doubles it."""
     step_part: float = 0.0

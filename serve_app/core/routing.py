@@ -23,6 +23,8 @@ class ReplicaState:
     """One replica with an open link, as this ingress knows it.
 
     ``outstanding_tokens``: prompt tokens not yet prefilled plus output tokens still allowed, over this ingress's attempts.
+    ``prefill_tokens``: prompt tokens that its engine has probably still to compute for this ingress. ``long_tokens``: tokens of the long
+    prompts that this ingress started here lately (`Apart`).
     ``queued_chats``: how many requests that are no batch's were in the engine's queue at the last heartbeat.
     ``step_parts``: the sum over all frames of what one request had of the step: a tenth if ten requests got an output.
     ``kv_tokens``: tokens that the replica's KV cache holds, and ``max_model_len`` those of one prompt and answer; 0 if it did not report
@@ -38,6 +40,8 @@ class ReplicaState:
     load: EngineLoad = NO_LOAD
     queued_chats: int = 0
     step_parts: float = 0.0
+    prefill_tokens: int = 0
+    long_tokens: int = 0
     draining: bool = False
     weights: str = ""
     kv_tokens: int = 0
@@ -62,6 +66,11 @@ class ReplicaState:
     def kind(self) -> "Kind":
         """What decides which requests the engine can run. Replicas with equal ids of weights have equal adapters."""
         return self.weights, self.max_model_len, self.is_longest
+
+    @property
+    def tokens_to_do(self) -> int:
+        """The tokens by which replicas are compared: those outstanding, and those of long prompts like the latest, which are expected."""
+        return self.outstanding_tokens + self.long_tokens
 
     def has_room(self) -> bool:
         return not self.draining and len(self.held) + len(self.coming) < self.credit
@@ -119,7 +128,13 @@ class ReplicaState:
     def let_go(self, request: RequestState) -> None:
         """Forget the request, whose attempt is over."""
         self.settle(request)
+        self.end_prefill(request)
         del self.held[request.request_id]
+
+    def end_prefill(self, request: RequestState) -> None:
+        """Note that the engine has computed the request's prompt, or will not."""
+        self.prefill_tokens -= request.prefill_tokens
+        request.prefill_tokens = 0
 
     def note_given_up(self, request: RequestState) -> bool:
         """Note that a request was given up without a token, and return whether the engine had probably begun to compute its prompt.
@@ -148,6 +163,7 @@ class ReplicaState:
     def validate(self) -> None:
         """Assert the invariants."""
         assert self.outstanding_tokens == sum(r.outstanding_tokens for r in self.held.values()) >= 0
+        assert self.prefill_tokens == sum(r.prefill_tokens for r in self.held.values())
         assert all(r.replica_id == self.replica_id for r in self.held.values())
         assert len(self.held) <= self.credit
 
@@ -183,6 +199,8 @@ class Reason(StrEnum):
     """The replicas of the reasons above had too much to do, or no room; so the request went by load."""
     LOAD = "load"
     """The replica had the least to do."""
+    PROMPT = "prompt"
+    """The prompt is long, and slows the fewest answers there (`Apart`)."""
     TRIAL = "trial"
     """A request like this suspect is tried there."""
 
@@ -213,6 +231,10 @@ class RoutingPolicy(Protocol):
         """Note that an attempt of ``request`` starts at ``replica``; return the prompt tokens that are probably cached there."""
         ...
 
+    def hit_tokens(self, request: RequestState, replica: ReplicaState) -> int:
+        """Return the prompt tokens that are probably cached at the replica."""
+        ...
+
     def leaving(self, queued: Sequence[RequestState], replicas: Mapping[str, ReplicaState]) -> Sequence[RequestState]:
         """Return those of a replica's queued requests that should leave it for a new replica, in the same order."""
         ...
@@ -228,7 +250,7 @@ Kind = tuple[str, int, bool]
 
 def rank_of(replica: ReplicaState) -> Rank:
     """Return the key by which replicas are compared; no two are equal."""
-    return replica.outstanding_tokens, len(replica.held), replica.load.running + replica.load.waiting, replica.replica_id
+    return replica.tokens_to_do, len(replica.held), replica.load.running + replica.load.waiting, replica.replica_id
 
 
 class LeastOutstandingTokens:
@@ -252,6 +274,9 @@ class LeastOutstandingTokens:
 
     def placed(self, request: RequestState, replica: ReplicaState) -> int:
         self._changed.add(replica.replica_id)
+        return 0
+
+    def hit_tokens(self, request: RequestState, replica: ReplicaState) -> int:
         return 0
 
     def leaving(self, queued: Sequence[RequestState], replicas: Mapping[str, ReplicaState]) -> Sequence[RequestState]:

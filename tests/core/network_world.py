@@ -22,7 +22,7 @@ from serve_app.core.events import (
 )
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
-from serve_app.core.hand_over import HANDED_OVER, MIN_TOKENS
+from serve_app.core.hand_over import HANDED_OVER
 from serve_app.core.instructions import (
     AbortAttempts,
     CloseLink,
@@ -34,6 +34,7 @@ from serve_app.core.instructions import (
     StartAttempt,
 )
 from serve_app.core.load import EngineLoad
+from serve_app.core.read_costs import MIN_TOKENS
 from serve_app.core.request import Resume
 from serve_app.errors import ServingError
 from serve_app.links.protocol.messages import AddSuspect

@@ -380,6 +380,7 @@ def test_describe_is_plain_data() -> None:
         "resumptions": 0,
         "moved": 0,
         "hand_overs": {},
+        "hand_overs_asked": {},
         "kv_read_tokens": 0,
         "routed": {"load": 1},
         "expected_hit_tokens": 0,

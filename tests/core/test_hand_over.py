@@ -8,9 +8,10 @@ import pytest
 from serve_app.core.events import HeartbeatArrived, LinkEnd, LinkLost, LinkOpened, RequestsAborted, Ticked
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
-from serve_app.core.hand_over import ANSWER_S, HANDED_OVER, MIN_TOKENS, READ_S
+from serve_app.core.hand_over import ANSWER_S, HANDED_OVER, READ_S
 from serve_app.core.instructions import AbortAttempts, DeliverOutputs, HandOverAttempt, Instruction, StartAttempt
 from serve_app.core.load import EngineLoad
+from serve_app.core.read_costs import MIN_TOKENS
 from serve_app.core.request import Resume
 from tests.core.helpers import Output, arrived, outputs, run, start
 from tests.core.test_drain import draining

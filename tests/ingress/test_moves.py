@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from serve_app.core.hand_over import MIN_TOKENS
+from serve_app.core.read_costs import MIN_TOKENS
 from tests.doubles.fake_engine import CAPABILITIES, FakeEngine, answer
 from tests.doubles.fleet import Fleet, fleet, in_loop, until
 from tests.ingress.helpers import PROMPT

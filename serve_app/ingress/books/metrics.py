@@ -142,7 +142,12 @@ def _counts(described: _Described) -> Iterator[Metric]:
         for _, model, state in described:
             family.add_metric([model], state[key])
         yield family
-    for name, key in (("engine_requests", "outcomes"), ("routed", "routed"), ("hand_overs", "hand_overs")):
+    for name, key in (
+        ("engine_requests", "outcomes"),
+        ("routed", "routed"),
+        ("hand_overs", "hand_overs"),
+        ("hand_overs_asked",) * 2,
+    ):
         words = series.counter_family(name)
         for _, model, state in described:
             for word, count in state[key].items():

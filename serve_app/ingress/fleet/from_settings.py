@@ -17,6 +17,7 @@ def limits_of(settings: Settings, model: ModelSettings) -> FleetSettings:
         engines_yield=model.yields_to_chats(),
         ttft_s=model.replicas.ttft_slo_s,
         max_replicas=model.replicas.max,
+        apart=model.routing.apart,
     )
 
 

@@ -1,0 +1,218 @@
+"""`Apart` places long prompts where they slow few answers, and finds answers that would be slowed less at another replica.
+
+Pure. Only `Attempts` and `FleetState` call this module. A long prompt makes the steps of its replica longer by seconds in all, and each
+answer that is made there waits. So a long prompt goes to the replica where it and the answers there wait least in sum; an answer that can
+be handed over with its KV waits at most as long as its read. Then those answers move for which that is cheaper, and the answer to the
+prompt moves if more such prompts come to its replica. Any replica may do both; which one computes prompts follows from the costs alone.
+
+All costs are measured: those of tokens by the replicas, those of reads by this ingress (`read_costs.py`). A replica counts as burdened with
+as many tokens of long prompts as it got in the last `WINDOW_S`. This keeps short requests off it, and is the hysteresis: without it,
+answers would come back after each long prompt, only to move again.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from serve_app.core.drain import MAX_UNANSWERED, takes_moved
+from serve_app.core.fair_order import FairOrder
+from serve_app.core.hand_over import HandOvers
+from serve_app.core.request import RequestState, Trial
+from serve_app.core.routing import Choice, Reason, ReplicaState, RoutingPolicy
+from serve_app.core.usual_costs import GUESS
+
+WINDOW_S = 10.0
+"""As many tokens of long prompts as a replica got in this time are expected in the next."""
+LONG_STEPS = 8
+"""A prompt is long if its tokens take as long as this many steps that only make answers. Shorter ones disturb too little."""
+MIN_GAIN = 2.0
+"""A move has to save this many times what it costs: the costs are estimates."""
+MOVES_PER_S, MAX_MOVES = 16.0, 32
+"""Moves per second of one ingress in the long run, and at once."""
+MIN_STAY_S = 5.0
+"""A moved answer stays this long."""
+FULL, ROOMY = 0.9, 0.7
+"""Used share of a KV cache from which on an engine may soon preempt requests, and up to which another may take one of them."""
+_BATCH = 16
+"""Answers of a usual step."""
+_MORE_TOKENS = 32
+"""An answer is expected to become as long again as it is, and this many tokens longer."""
+_CANDIDATES = 16
+"""The least burdened replicas, among which the target of a move is chosen."""
+
+
+class Apart:
+    """A routing policy in front of another, which chooses for all but long prompts."""
+
+    def __init__(self, inner: RoutingPolicy, order: FairOrder, hand_overs: HandOvers) -> None:
+        self._inner, self._order, self._hand_overs = inner, order, hand_overs
+        self._long: deque[tuple[float, ReplicaState, int]] = deque()
+        """When long prompts started, their replicas and their tokens; the oldest first, none older than `WINDOW_S` at the last tick."""
+        self._budget, self._ticked_at = float(MAX_MOVES), 0.0
+
+    def changed(self, replica_id: str) -> None:
+        self._inner.changed(replica_id)
+
+    def forget(self, replica_id: str) -> None:
+        self._inner.forget(replica_id)
+
+    def placed(self, request: RequestState, replica: ReplicaState) -> int:
+        return self._inner.placed(request, replica)
+
+    def hit_tokens(self, request: RequestState, replica: ReplicaState) -> int:
+        return self._inner.hit_tokens(request, replica)
+
+    def leaving(self, queued: Sequence[RequestState], replicas: Mapping[str, ReplicaState]) -> Sequence[RequestState]:
+        return self._inner.leaving(queued, replicas)
+
+    def validate(self, replicas: Mapping[str, ReplicaState]) -> None:
+        self._inner.validate(replicas)
+        for replica in replicas.values():
+            assert replica.long_tokens == sum(tokens for _, other, tokens in self._long if other is replica)
+        assert -1.0 < self._budget <= MAX_MOVES
+
+    def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> Choice | None:
+        choice = self._inner.pick(request, replicas)
+        if choice is None or request.attempt >= 0 or not self.is_long(request.prompt_tokens):
+            return choice
+        if not self.is_long(request.prompt_tokens - self._inner.hit_tokens(request, choice.replica)):
+            return choice
+        able = [replica for replica in replicas.values() if replica.takes(request)]
+        cheapest = heapq.nsmallest(_CANDIDATES, able, key=lambda replica: self._cost_s(request.prompt_tokens, replica))
+        if choice.replica not in cheapest:
+            cheapest.append(choice.replica)
+
+        def cost(replica: ReplicaState) -> tuple[float, bool]:
+            tokens = request.prompt_tokens - self._inner.hit_tokens(request, replica)
+            return self._cost_s(tokens, replica), replica is not choice.replica
+
+        best = min(cheapest, key=cost)
+        return choice if best is choice.replica else Choice(best, Reason.PROMPT)
+
+    def is_long(self, tokens: int) -> bool:
+        """Return whether the computation of so many prompt tokens would disturb answers at the same replica."""
+        costs = self._order.costs
+        return costs is not GUESS and tokens * costs.prompt_token_s >= LONG_STEPS * self._step_s()
+
+    def note_started(self, replica: ReplicaState, tokens: int, now: float) -> None:
+        """Note that the replica is to compute so many prompt tokens of one request."""
+        if self.is_long(tokens):
+            self._long.append((now, replica, tokens))
+            replica.long_tokens += tokens
+
+    def tick(self, now: float) -> list[str]:
+        """Forget long prompts that are too old to say anything; return their replicas. More moves are allowed again."""
+        self._budget = min(MAX_MOVES, self._budget + MOVES_PER_S * (now - self._ticked_at))
+        self._ticked_at = now
+        changed = list[str]()
+        while self._long and now - self._long[0][0] > WINDOW_S:
+            _, replica, tokens = self._long.popleft()
+            replica.long_tokens -= tokens
+            changed.append(replica.replica_id)
+        return changed
+
+    def burdened(self, replicas: Collection[ReplicaState]) -> list[ReplicaState]:
+        """Return the replicas that some answers should perhaps leave: the one with most prompt tokens to do, and that with most answers."""
+        able = [replica for replica in replicas if replica.kv_transfer and replica.held and not replica.draining]
+        if len(able) < 2:
+            return []
+        prompts, answers = max(able, key=_prompt_burden), max(able, key=lambda replica: (_slots(replica), replica.load.kv_usage))
+        return [prompts] if prompts is answers else [prompts, answers]
+
+    def moves(
+        self,
+        replica: ReplicaState,
+        replicas: Mapping[str, ReplicaState],
+        now: float,
+        *,
+        more_tokens: int = 0,
+        only: RequestState | None = None,
+    ) -> Iterator[tuple[RequestState, Choice]]:
+        """Yield answers that should leave the replica, and where to. The caller asks for each hand-over before it takes the next.
+
+        Args:
+            more_tokens: Prompt tokens that the replica is about to get.
+            only: The one answer that may leave; None for all.
+        """
+        if not replica.kv_transfer or replica.draining or self._order.costs is GUESS:
+            return
+        others = (r for r in replicas.values() if r is not replica and r.kv_transfer == replica.kv_transfer and r.has_room())
+        targets = heapq.nsmallest(_CANDIDATES, others, key=lambda r: (_prompt_burden(r), _slots(r)))
+        streams = [only] if only is not None else sorted(replica.held.values(), key=_left, reverse=True)
+        for request in streams:
+            if self._budget < 1.0:
+                return
+            if not _may_leave(request, now):
+                continue
+            best, gain_s = None, MIN_GAIN * self._hand_overs.costs.seconds(_tokens(request))
+            for target in targets:
+                gain = self._gain_s(request, replica, target, more_tokens)
+                if gain > gain_s and self._is_possible(request, replica, target):
+                    best, gain_s = target, gain
+            if best is not None:
+                self._budget -= 1.0
+                yield request, Choice(best, Reason.LOAD)
+
+    def _step_s(self) -> float:
+        costs = self._order.costs
+        return costs.step_s + _BATCH * costs.output_token_s
+
+    def _cost_s(self, tokens: int, replica: ReplicaState) -> float:
+        """Return the seconds that requests would wait in sum if the replica computed so many tokens of a prompt."""
+        own_s = tokens * self._order.costs.prompt_token_s
+        before_s = replica.prefill_tokens * self._order.costs.prompt_token_s
+        num_answers = max(len(replica.held), replica.load.running)
+        each_s = own_s
+        if replica.kv_transfer:
+            each_s = min(
+                own_s, self._hand_overs.costs.seconds(int(replica.load.kv_usage * replica.kv_tokens / max(1, num_answers)))
+            )
+        return before_s + own_s + num_answers * each_s
+
+    def _gain_s(self, request: RequestState, source: ReplicaState, target: ReplicaState, more_tokens: int) -> float:
+        """Return how many seconds shorter the rest of the answers would be in sum, without what the move costs."""
+        costs, left = self._order.costs, _left(request)
+        part = min(1.0, left * self._step_s() / WINDOW_S)
+        prompts = source.prefill_tokens + more_tokens - target.prefill_tokens + part * (source.long_tokens - target.long_tokens)
+        answers = left * (_slots(source) - 1 - _slots(target))
+        again = _tokens(request) if source.load.kv_usage > FULL and target.load.kv_usage < ROOMY else 0
+        return (prompts + again) * costs.prompt_token_s + answers * costs.output_token_s
+
+    def _is_possible(self, request: RequestState, source: ReplicaState, target: ReplicaState) -> bool:
+        free = (FULL - target.load.kv_usage) * target.kv_tokens
+        return (
+            takes_moved(target, MAX_UNANSWERED)
+            and target.can_run(request)
+            and (not target.kv_tokens or _tokens(request) <= free)
+            and self._hand_overs.is_possible(request, source, target)
+        )
+
+
+def _may_leave(request: RequestState, now: float) -> bool:
+    """Return whether the request is in an answer that has not moved lately."""
+    if (
+        not request.emitted_ids
+        or request.is_leaving
+        or request.prefill_tokens
+        or request.reads_kv
+        or request.trial is not Trial.NONE
+    ):
+        return False
+    return request.attempt == 0 or now - request.trail.starts[-1] >= MIN_STAY_S
+
+
+def _left(request: RequestState) -> int:
+    """Return how many tokens the answer will probably have still."""
+    return min(max(0, request.max_tokens), len(request.emitted_ids) + _MORE_TOKENS)
+
+
+def _tokens(request: RequestState) -> int:
+    return request.prompt_tokens + len(request.emitted_ids)
+
+
+def _slots(replica: ReplicaState) -> int:
+    return len(replica.held) + len(replica.coming)
+
+
+def _prompt_burden(replica: ReplicaState) -> int:
+    return replica.prefill_tokens + replica.long_tokens
