@@ -55,6 +55,7 @@ class Apart:
 
     def forget(self, replica_id: str) -> None:
         self._inner.forget(replica_id)
+        self._long = deque(each for each in self._long if each[1].replica_id != replica_id)
 
     def placed(self, request: RequestState, replica: ReplicaState) -> int:
         return self._inner.placed(request, replica)
@@ -113,8 +114,8 @@ class Apart:
 
     def burdened(self, replicas: Collection[ReplicaState]) -> list[ReplicaState]:
         """Return the replicas that some answers should perhaps leave: the one with most prompt tokens to do, and that with most answers."""
-        able = [replica for replica in replicas if replica.kv_transfer and replica.held and not replica.draining]
-        if len(able) < 2:
+        able = [replica for replica in replicas if replica.held and replica.kv_transfer and not replica.draining]
+        if not able:
             return []
         prompts, answers = max(able, key=_prompt_burden), max(able, key=lambda replica: (_slots(replica), replica.load.kv_usage))
         return [prompts] if prompts is answers else [prompts, answers]
@@ -167,7 +168,7 @@ class Apart:
             each_s = min(
                 own_s, self._hand_overs.costs.seconds(int(replica.load.kv_usage * replica.kv_tokens / max(1, num_answers)))
             )
-        return before_s + own_s + num_answers * each_s
+        return before_s + own_s + MIN_GAIN * num_answers * each_s
 
     def _gain_s(self, request: RequestState, source: ReplicaState, target: ReplicaState, more_tokens: int) -> float:
         """Return how many seconds shorter the rest of the answers would be in sum, without what the move costs."""

@@ -17,6 +17,7 @@ from serve_app.core.events import (
     LinkOpened,
     RequestArrived,
     RequestsAborted,
+    StepCostsMeasured,
     Ticked,
     TrialBegan,
 )
@@ -39,6 +40,7 @@ from serve_app.core.request import Resume
 from serve_app.errors import ServingError
 from serve_app.links.protocol.messages import AddSuspect
 from serve_app.replica.trials import Trials
+from tests.core.apart_fleet import COSTS, LONG
 from tests.core.helpers import Output, outputs
 
 CREDIT = 4
@@ -127,16 +129,23 @@ class Ingress:
 class World:
     """Everything that happens is drawn from ``rng``; time is a number."""
 
-    def __init__(self, rng: random.Random, *, drains: float = 0.0) -> None:
+    def __init__(self, rng: random.Random, *, drains: float = 0.0, apart: bool = False) -> None:
         """``drains``: how often a step begins a drain. If any does, time is slower and there are fewer and longer answers, so that streams
-        move."""
-        self.rng, self.now, self.drains = rng, 0.0, drains
+        move. ``apart``: many prompts are long, and answers make way for them."""
+        self.rng, self.now, self.drains, self.apart = rng, 0.0, drains, apart
         self.replicas: list[Replica] = [Replica(f"a{n}") for n in range(4)]
         self.num_replicas = len(self.replicas)
         limits = FleetSettings(
-            model="m", max_waiting_requests=8, no_replica_s=20.0, heartbeat_timeout_s=SILENCE_S, max_standstill_s=40.0
+            model="m",
+            max_waiting_requests=8,
+            no_replica_s=20.0,
+            heartbeat_timeout_s=SILENCE_S,
+            max_standstill_s=40.0,
+            apart=apart,
         )
         self.ingresses = [Ingress(FleetState(limits)) for _ in range(2)]
+        for ingress in self.ingresses:
+            self.handle(ingress, StepCostsMeasured(COSTS))
         self.all_clients: dict[tuple[int, int], Client] = {}
         """Request id (ingress and number) -> the request. Engines know only the id."""
         self.late: deque[tuple[Connection, list[Output]]] = deque(maxlen=50)
@@ -252,6 +261,8 @@ class World:
         client = Client(answer[:1], answer[1:], self.rng.choice((Resume.CONTINUE, Resume.CONTINUE, Resume.REPLAY)))
         ingress.clients[request_id] = self.all_clients[id(ingress), number] = client
         num_tokens = MIN_TOKENS if self.drains else self.rng.choice((1, MIN_TOKENS))
+        if self.apart and self.rng.random() < 0.3:
+            num_tokens = LONG
         fingerprint = f"{id(ingress)} {request_id}"
         self.handle(ingress, RequestArrived(request_id, num_tokens, len(client.answer), client.resume, fingerprint))
 

@@ -12,8 +12,10 @@ import pytest
 from tests.core.network_world import World
 
 STEPS, WALKS = 15_000, 10
-KEPT, KEPT_A_REQUEST = 250, 30
+KEPT, KEPT_A_REQUEST, KEPT_OF_LONG_PROMPTS = 250, 30, 150
 """The most elements that a fleet's collections may hold: without a request, and for each request. A walk has some 400 requests.
+
+Of each long prompt of the last seconds, three elements are kept.
 
 Without a request they are about 65, and up to 84 in the 21 slots of each of two `QueueRate`: a lane's and its tenant's.
 """
@@ -36,16 +38,16 @@ def num_kept(root: object) -> int:
     return num
 
 
-def walk(seed: int, *, drains: float = 0.0) -> World:
+def walk(seed: int, *, drains: float = 0.0, apart: bool = False) -> World:
     """Walk, and return the world at its end, at peace. In each world every request has one outcome, and nothing is kept."""
-    world = World(random.Random(seed), drains=drains)
+    world = World(random.Random(seed), drains=drains, apart=apart)
     for number in range(STEPS):
         world.step()
         if number % 50 == 0:
             for ingress in world.ingresses:
                 ingress.fleet.validate()
                 assert ingress.fleet.requests.keys() == ingress.clients.keys()
-                assert num_kept(ingress.fleet) <= KEPT + KEPT_A_REQUEST * len(ingress.clients)
+                assert num_kept(ingress.fleet) <= KEPT + KEPT_A_REQUEST * len(ingress.clients) + apart * KEPT_OF_LONG_PROMPTS
     world.settle()
     for ingress in world.ingresses:
         ingress.fleet.validate()
@@ -72,4 +74,11 @@ def test_requests_that_are_handed_over_have_one_outcome_too_however_that_ends() 
     results = sum((i.fleet.hand_overs.results for world in worlds for i in world.ingresses), Counter[str]())
 
     assert results.keys() == {"read", "computed", "not_kept", "no_target", "unanswered", "ended"}
+    assert sum(i.fleet.hand_overs.tokens for world in worlds for i in world.ingresses) > 0
+
+
+def test_answers_that_move_without_a_drain_have_one_outcome_too() -> None:
+    worlds = [walk(seed, drains=0.002, apart=True) for seed in range(200, 210)]
+    asked = sum((i.fleet.hand_overs.asked for world in worlds for i in world.ingresses), Counter[str]())
+    assert asked.keys() == {"drain", "prompts", "balance"}
     assert sum(i.fleet.hand_overs.tokens for world in worlds for i in world.ingresses) > 0
