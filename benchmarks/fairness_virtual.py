@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.fairness_figures import WEIGHTS, jain
-from benchmarks.virtual_fleet import BLOCK, Load, VirtualFleet
+from benchmarks.virtual_fleet import BLOCK, VirtualFleet
+from benchmarks.virtual_loads import Load
 from loadtest.quantiles import quantile
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.engine_args import BATCH_STEP_SHARE

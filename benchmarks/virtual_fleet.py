@@ -17,6 +17,7 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.fairness_figures import RETRY_WITHIN
+from benchmarks.virtual_loads import Asked, Load
 from serve_app.core.affinity import PrefixAffinity
 from serve_app.core.events import (
     HeartbeatArrived,
@@ -29,13 +30,21 @@ from serve_app.core.events import (
 )
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
-from serve_app.core.instructions import AbortAttempts, DeliverOutputs, FailRequest, Instruction, StartAttempt
+from serve_app.core.instructions import (
+    AbortAttempts,
+    DeliverOutputs,
+    FailRequest,
+    HandOverAttempt,
+    Instruction,
+    StartAttempt,
+)
 from serve_app.core.load import EngineLoad
 from serve_app.core.order_board import OrderBoard
 from serve_app.core.prefix_index import Prefix
-from serve_app.core.request import RequestState, Resume
+from serve_app.core.request import Resume
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.errors import CannotStartInTime
+from serve_app.replica.kv_params import CAME_AT
 
 SHARED, KINDS = 256, 4
 """Each prompt begins with one of `KINDS` texts of `SHARED` tokens."""
@@ -53,51 +62,11 @@ _NUMBERS = itertools.count(1)
 
 
 @dataclass(eq=False)
-class Load:
-    """The load of one tenant: ``rate`` requests a second, or ``depth`` clients that each send one request after the other."""
-
-    tenant: str
-    rate: float = 0.0
-    depth: int = 0
-    weight: float = 1.0
-    own: tuple[int, int] = (32, 96)
-    """Least and most tokens of the prompt's own part."""
-    answer: tuple[int, int] = (16, 48)
-    first_token_s: float | None = None
-    """The tenant's limit for the first token; None for no limit."""
-
-
-@dataclass(eq=False)
-class Asked:
-    """One request at its client. A time is None until the event has happened."""
-
-    load: Load
-    at: float
-    connection: int
-    prompt: list[int]
-    answer: int
-    state: RequestState | None = None
-    begun_at: float | None = None
-    refused_at: float | None = None
-    expected_s: float = 0.0
-    """After how many seconds it would have begun, as it was told when it was refused."""
-    late_at: float | None = None
-    """When it was ended because it would begin too late."""
-
-    @property
-    def is_late(self) -> bool:
-        """Return whether it was admitted, and its first token came too late or not at all."""
-        within_s = self.load.first_token_s
-        return self.late_at is not None or (
-            within_s is not None and self.begun_at is not None and self.begun_at - self.at > within_s
-        )
-
-
-@dataclass(eq=False)
 class _Engine:
     name: str
     core: Any
     is_busy: bool = False
+    drain_ends_at: float | None = None
     num_free: int = 0
     """Places that are free, if no request waits."""
     free_s: float = 0.0
@@ -123,12 +92,24 @@ class VirtualFleet:
     Args:
         cores: The engine cores. What an earlier fleet left in them is removed.
         slowness: Factor of all step times.
+        costs: What the ingresses know of steps; None for those of a simulated A10G.
+        apart: None, or what changes an ingress's fleet that has `FleetSettings.apart`. Hand-overs need cores that can do them.
     """
 
-    def __init__(self, cores: Sequence[Any], *, seed: int, ingresses: int = 1, slowness: float = 1.0) -> None:
+    def __init__(
+        self,
+        cores: Sequence[Any],
+        *,
+        seed: int,
+        ingresses: int = 1,
+        slowness: float = 1.0,
+        costs: MeasuredCosts | None = None,
+        apart: Callable[[FleetState], object] | None = None,
+    ) -> None:
         self._engines = {str(number): _Engine(str(number), core) for number, core in enumerate(cores)}
         self._places: int = cores[0].scheduler.max_num_running_reqs
         self._random, self._slowness = random.Random(seed), slowness
+        self._costs, self._apart = costs, apart
         self._now = self._counts_from = 10_000.0 * next(_NUMBERS)
         self._ingresses = [_Ingress(self._make_fleet()) for _ in range(ingresses)]
         self._board = OrderBoard(_SILENCE_S)
@@ -163,7 +144,7 @@ class VirtualFleet:
             self._at(self._random.uniform(0.0, _TICK_S), self._tick, ingress)
         for engine in self._engines.values():
             self._at(self._random.uniform(0.0, _HEARTBEAT_S), self._beat, engine)
-        with mock.patch("serve_app.replica.scheduler.time", self):
+        with mock.patch("serve_app.replica.scheduler.time", self), mock.patch("serve_app.replica.hand_over.time", self):
             while self._events[0][0] < ends_at:
                 self._now, _, happen, arguments = heapq.heappop(self._events)
                 happen(*arguments)
@@ -174,9 +155,21 @@ class VirtualFleet:
         """Return the requests that came after the warm-up, of tenants whose names begin so."""
         return [asked for asked in self.asked if asked.at >= self._counts_from and asked.load.tenant.startswith(prefix)]
 
+    def drain(self, number: int, left_s: float) -> None:
+        """Let an engine say from now on that it drains. Its link stays open."""
+        self._engines[str(number)].drain_ends_at = self._now + left_s
+
+    def at(self, second: float, happen: Callable[..., None], *arguments: Any) -> None:
+        """Plan something, so many seconds from now on. To be called before `run`, or by what happens."""
+        self._at(second, happen, *arguments)
+
     def waits_s(self, prefix: str) -> list[float]:
         """Return the waits for the first token, of the counted requests that have it."""
         return [asked.begun_at - asked.at for asked in self.counted(prefix) if asked.begun_at is not None]
+
+    def hand_overs(self) -> Counter[str]:
+        """Return the results of all hand-overs."""
+        return sum((ingress.fleet.hand_overs.results for ingress in self._ingresses), Counter[str]())
 
     def shares(self) -> dict[str, float]:
         """Return each tenant's share of the tokens of answers."""
@@ -203,12 +196,24 @@ class VirtualFleet:
 
     def _make_fleet(self) -> FleetState:
         settings = FleetSettings(
-            model="m", max_waiting_requests=100_000, no_replica_s=1e9, heartbeat_timeout_s=1e9, max_replicas=len(self._engines)
+            model="m",
+            max_waiting_requests=100_000,
+            no_replica_s=1e9,
+            heartbeat_timeout_s=1e9,
+            max_replicas=len(self._engines),
+            apart=self._apart is not None,
         )
         fleet = FleetState(settings, PrefixAffinity())
+        if self._apart is not None:
+            self._apart(fleet)
         for name, engine in self._engines.items():
             blocks = engine.core.vllm_config.cache_config.num_gpu_blocks
-            fleet.handle(LinkOpened(name, credit=2048, kv_tokens=blocks * BLOCK), now=self._now)
+            kv_transfer = "" if engine.scheduler.connector is None else "simulated"
+            opened = LinkOpened(name, credit=2048, weights="m", kv_tokens=blocks * BLOCK, kv_transfer=kv_transfer)
+            fleet.handle(opened, now=self._now)
+        if self._costs is not None:
+            fleet.handle(StepCostsMeasured(self._costs), now=self._now)
+            return fleet
         errors = dict.fromkeys(("step_error_s", "output_token_error_s", "prompt_token_error_s"), 1e-4)
         token_s, prompt_token_s = self._slowness * _STEP_S / self._places, self._slowness * _PROMPT_TOKEN_S
         costs = MeasuredCosts(step_s=0.0, output_token_s=token_s, prompt_token_s=prompt_token_s, **errors)
@@ -254,11 +259,21 @@ class VirtualFleet:
                     self._start(ingress, instruction)
                 case AbortAttempts():
                     self._engines[instruction.replica_id].scheduler.finish_requests(instruction.attempt_ids, _aborted())
+                case HandOverAttempt():
+                    self._hand_over(ingress, self._engines[instruction.replica_id], instruction.attempt_id)
                 case DeliverOutputs():
                     for output in instruction.outputs:
                         self._take(ingress, output)
                 case FailRequest():
                     self._fail(ingress.asked.pop(instruction.request_id), instruction.error)
+
+    def _hand_over(self, ingress: _Ingress, engine: _Engine, attempt_id: str) -> None:
+        ended = [each for outputs in engine.scheduler.hand_over([attempt_id]).values() for each in outputs]
+        if ended:
+            self._at(
+                _DELIVERED_S,
+                lambda: self._follow(ingress, ingress.fleet.handle(OutputsArrived(engine.name, ended), now=self._now)),
+            )
 
     def _start(self, ingress: _Ingress, start: StartAttempt) -> None:
         from vllm import SamplingParams
@@ -266,11 +281,14 @@ class VirtualFleet:
 
         asked, engine = ingress.asked[start.request_id], self._engines[start.replica_id]
         asked.state = ingress.fleet.requests[start.request_id]
+        kv = {} if start.kv is None else {"kv_transfer_params": {**dict(start.kv), CAME_AT: self._now}}
         made = EngineCoreRequest(
             request_id=start.attempt_id,
             prompt_token_ids=[*asked.prompt, *start.continue_from],
             mm_features=None,
-            sampling_params=SamplingParams(temperature=0.0, max_tokens=asked.state.max_tokens, ignore_eos=True, detokenize=False),
+            sampling_params=SamplingParams(
+                temperature=0.0, max_tokens=asked.state.max_tokens, ignore_eos=True, detokenize=False, extra_args=kv or None
+            ),
             pooling_params=None,
             arrival_time=self._now,
             lora_request=None,
@@ -302,11 +320,16 @@ class VirtualFleet:
 
     def _take(self, ingress: _Ingress, output: Any) -> None:
         asked = ingress.asked[output.request_id]
-        if output.new_token_ids and asked.begun_at is None:
-            asked.begun_at = self._now
+        if output.new_token_ids:
+            if asked.begun_at is None:
+                asked.begun_at = self._now
+            else:
+                asked.gaps.append(self._now - asked.token_at)
+            asked.token_at = self._now
         self.tokens[asked.load.tenant] += len(output.new_token_ids) * (self._now >= self._counts_from)
         if output.finish_reason is not None:
             del ingress.asked[output.request_id]
+            asked.is_complete = True
             self._ask_again(asked, _DELIVERED_S)
 
     def _fail(self, asked: Asked, error: Exception) -> None:
@@ -323,9 +346,14 @@ class VirtualFleet:
 
     def _beat(self, engine: _Engine) -> None:
         self._at(_HEARTBEAT_S, self._beat, engine)
-        load = EngineLoad(0, len(engine.scheduler.running), len(engine.scheduler.waiting))
+        scheduler = engine.scheduler
+        load = EngineLoad(0, len(scheduler.running), len(scheduler.waiting))
+        if scheduler.connector is not None:  # requests that wait for their KV count as running ones, as in a replica
+            reading = len(scheduler.skipped_waiting)
+            load = EngineLoad(0, load.running + reading, load.waiting, scheduler.kv_cache_manager.usage)
         for ingress in self._ingresses:
-            beat = HeartbeatArrived(engine.name, load, draining=False)
+            ends_at = engine.drain_ends_at
+            beat = HeartbeatArrived(engine.name, load, ends_at is not None, max(0.0, (ends_at or 0.0) - self._now))
             self._follow(ingress, ingress.fleet.handle(beat, now=self._now))
 
     def _tick(self, ingress: _Ingress) -> None:

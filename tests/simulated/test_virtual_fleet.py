@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks.fairness_virtual import GREEDY, NOISY, OVERLOADS, VICTIMS
-from benchmarks.virtual_fleet import Load, VirtualFleet
+from benchmarks.virtual_fleet import VirtualFleet
+from benchmarks.virtual_loads import Load
 
 MakeCores = Callable[[int], list[Any]]
 

@@ -1,0 +1,226 @@
+"""This benchmark measures prefill and decode apart, and drains with KV, on simulated H100s in virtual time; the seed decides all figures.
+
+    python -m benchmarks.apart [--parts mixed short drain] [--seeds 1 2 3 4 5] [--seconds 60] [--link efa-400g]
+
+    mixed      a tenth of the prompts has 8,000 tokens; the others are chats. Four engines with steps of 2,048 tokens
+    short      chats alone, as many as the engines can answer
+    drain      one of four engines drains with 64 streams of 10,000 tokens (two H100s each)
+
+The sides of *mixed* and *short*:
+
+    together   `routing.apart: false`
+    apart      `routing.apart: true`
+    fixed      one engine computes all prompts, and three make all answers
+    threshold  the same for prompts of more than 1,000 tokens, while fewer than three wait there; other prompts stay with their answers
+
+`benchmarks/virtual_fleet.py` says what is real, `serve_app/simulated/transfer.py` what a read takes. *fixed* and *threshold* are ours: they
+have the rules of fixed pools and of Dynamo's conditional disaggregation, and none of the rest of those systems.
+"""
+
+import argparse
+import heapq
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.fairness_virtual import row, spread
+from benchmarks.virtual_fleet import BLOCK, VirtualFleet
+from benchmarks.virtual_loads import Asked, Load
+from loadtest.quantiles import quantile
+from serve_app.checkpoints import make_tiny_llama
+from serve_app.core.apart import Apart
+from serve_app.core.fleet import FleetState
+from serve_app.core.request import RequestState
+from serve_app.core.routing import Choice, Reason, ReplicaState, rank_of
+from serve_app.core.step_costs import MeasuredCosts, TimedBatch, measured_costs
+from serve_app.simulated.profiles import profile_from
+from serve_app.simulated.timing import step_time_s, step_work
+
+ENGINES, PLACES = 4, 128
+CHATS = Load("chat", rate=36.0, own=(32, 400), answer=(100, 300))
+LONG = Load("long", rate=4.0, own=(7000, 9000), answer=(50, 150))
+GREEDY_CHATS = Load("chat", depth=ENGINES * PLACES, own=(32, 400), answer=(100, 300))
+TTFT_S, LONG_TTFT_S, ITL_S = 0.5, 3.0, 0.05
+"""Limits of a good answer: its first token, by kind, and the 99th percentile of its other gaps."""
+STREAMS, STREAM_TOKENS = 64, 10_000
+Play = Callable[..., VirtualFleet]
+
+
+class FixedRoles(Apart):
+    """Some engines compute all prompts of at least ``least`` tokens and hand the answers over, while not too many prompts wait there."""
+
+    def __init__(self, fleet: FleetState, prefill: Collection[str], least: int = 0, most_waiting: float = float("inf")) -> None:
+        super().__init__(fleet._routing, fleet.order, fleet.hand_overs)
+        self._prefill, self._least, self._most_waiting = prefill, least, most_waiting
+        fleet._routing = fleet._apart = self
+
+    def is_long(self, tokens: int) -> bool:
+        return tokens >= self._least
+
+    def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> Choice | None:
+        able = [replica for replica in replicas.values() if replica.takes(request)]
+        prefill = [replica for replica in able if replica.replica_id in self._prefill]
+        if request.attempt < 0 and self.is_long(request.prompt_tokens) and prefill:
+            best = min(prefill, key=lambda replica: replica.prefill_tokens)
+            if sum(bool(each.prefill_tokens) for each in best.held.values()) < self._most_waiting:
+                return Choice(best, Reason.PROMPT)
+        best = min((replica for replica in able if replica.replica_id not in self._prefill), key=rank_of, default=None)
+        return None if best is None else Choice(best, Reason.LOAD)
+
+    def burdened(self, replicas: Collection[ReplicaState]) -> list[ReplicaState]:
+        return []
+
+    def moves(
+        self, replica: ReplicaState, replicas: Mapping[str, ReplicaState], now: float, **which: Any
+    ) -> Iterator[tuple[RequestState, Choice]]:
+        request = which.get("only")
+        if request is None or replica.replica_id not in self._prefill:
+            return
+        decode = [other for other in replicas.values() if other.replica_id not in self._prefill and other.takes(request)]
+        for target in heapq.nsmallest(1, decode, key=lambda other: len(other.held) + len(other.coming)):
+            yield request, Choice(target, Reason.LOAD)
+
+
+def together(fleet: FleetState) -> None:
+    fleet._routing, fleet._apart = fleet._apart._inner, None  # type: ignore[union-attr]
+
+
+SIDES: Mapping[str, Callable[[FleetState], object]] = {
+    "together": together,
+    "apart": lambda fleet: None,
+    "fixed": lambda fleet: FixedRoles(fleet, {"0"}),
+    "threshold": lambda fleet: FixedRoles(fleet, {"0"}, 1000, 3),
+}
+
+
+def is_good(asked: Asked) -> bool:
+    """Return whether a complete answer kept its limits."""
+    if not asked.is_complete or asked.begun_at is None:
+        return False
+    first_s = LONG_TTFT_S if asked.load is LONG else TTFT_S
+    return asked.begun_at - asked.at <= first_s and p99(asked.gaps) <= ITL_S
+
+
+def p99(values: Sequence[float]) -> float:
+    return float(quantile(np.sort(np.array(values)), 0.99)) if values else 0.0
+
+
+def mixed(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
+    heads = (
+        "chats' ITL p99 ms | their TTFT p99 s | long prompts' TTFT p50 s | p99 s | good answers/s | tokens/s | moves/s | results"
+    )
+    yield f"| side | {heads} |"
+    for name in SIDES:
+        fleets = [play([CHATS, LONG], seconds, seed=seed, side=name) for seed in seeds]
+        counted = [[asked for asked in fleet.counted() if asked.at < fleet.monotonic() - 10.0] for fleet in fleets]
+        gaps = [[1000 * gap for asked in each if asked.load is CHATS for gap in asked.gaps] for each in counted]
+        results = sum((fleet.hand_overs() for fleet in fleets[1:]), fleets[0].hand_overs())
+        yield row(
+            name,
+            spread([p99(each) for each in gaps], 1),
+            spread([p99(fleet.waits_s("chat")) for fleet in fleets], 2),
+            spread([statistics.median(fleet.waits_s("long")) for fleet in fleets], 2),
+            spread([p99(fleet.waits_s("long")) for fleet in fleets], 2),
+            spread([sum(map(is_good, each)) / (seconds - 10.0) for each in counted], 1),
+            spread([fleet.tokens.total() / seconds for fleet in fleets], 0),
+            spread([fleet.hand_overs().total() / (seconds + 20.0) for fleet in fleets], 1),
+            ", ".join(f"{result} {count}" for result, count in sorted(results.items())) or "-",
+        )
+
+
+def short(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
+    yield "| side | tokens/s | ITL p99 ms | moves/s |"
+    for name in ("together", "apart"):
+        fleets = [play([GREEDY_CHATS], seconds, seed=seed, side=name) for seed in seeds]
+        yield row(
+            name,
+            spread([fleet.tokens.total() / seconds for fleet in fleets], 0),
+            spread([p99([1000 * gap for asked in fleet.counted() for gap in asked.gaps]) for fleet in fleets], 1),
+            spread([fleet.hand_overs().total() / (seconds + 20.0) for fleet in fleets], 2),
+        )
+
+
+PARTS: Mapping[str, Callable[[Play, Sequence[int], float], Iterator[str]]] = {"mixed": mixed, "short": short}
+
+
+def costs_of(profile_name: str) -> MeasuredCosts:
+    """Return what a replica of the profile would measure of its own steps."""
+    profile = profile_from(profile_name)
+    decodes = [
+        TimedBatch(output_tokens=n, prefilled_tokens=0, seconds=step_time_s(profile, step_work([241] * n, [1] * n)))
+        for n in (1, 32, 8)
+    ]
+    prompt = TimedBatch(output_tokens=0, prefilled_tokens=512, seconds=step_time_s(profile, step_work([0], [512])))
+    costs = measured_costs([*decodes, prompt])
+    assert costs is not None
+    return costs
+
+
+def engine_cores(checkpoint: Path, count: int, link: str, clock: Callable[[], float]) -> list[Any]:
+    """Return cores of vLLM's with our scheduler, each on a simulated H100, that read each other's KV over ``link``."""
+    from vllm.v1.engine.core import EngineCore
+
+    from serve_app.engine_args import SIMULATED_CONNECTOR
+    from serve_app.replica.engine_core import engine_config
+    from serve_app.replica.hand_over import handing_over
+    from serve_app.simulated.exchange import MemoryExchange
+    from serve_app.simulated.executor import SimulatedExecutor
+    from serve_app.simulated.kv_executor import in_virtual_time
+
+    executor, cores = in_virtual_time(SimulatedExecutor, clock, MemoryExchange()), []
+    for number in range(count):
+        config = engine_config(
+            {
+                "model": str(checkpoint),
+                "distributed_executor_backend": "serve_app.simulated.executor.SimulatedExecutor",
+                "additional_config": {"simulated": {"profile": PROFILE, "link": link}},
+                "kv_transfer_config": {**SIMULATED_CONNECTOR, "kv_role": "kv_both", "engine_id": f"engine-{number}"}
+                | {"kv_load_failure_policy": "recompute"},
+                "max_model_len": 16384,
+                "max_num_seqs": PLACES,
+                "max_num_batched_tokens": 2048,
+                "block_size": BLOCK,
+                "enforce_eager": True,
+            }
+        )
+        config.scheduler_config.scheduler_cls = handing_over(config.scheduler_config.get_scheduler_cls())
+        cores.append(EngineCore(config, executor, log_stats=False))
+    return cores
+
+
+PROFILE = "h100-llama-8b"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--link", default="efa-400g")
+    arguments = parser.parse_args()
+    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CONFIGURE_LOGGING": "0"}
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
+    playing: list[VirtualFleet] = []
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = make_tiny_llama(Path(folder) / "tiny-llama")
+        cores = engine_cores(checkpoint, ENGINES, arguments.link, lambda: playing[-1].monotonic() if playing else 0.0)
+
+        def play(loads: Sequence[Load], seconds: float, *, seed: int, side: str) -> VirtualFleet:
+            playing[:] = [VirtualFleet(cores, seed=seed, costs=costs_of(PROFILE), apart=SIDES[side])]
+            playing[-1].run(loads, seconds)
+            return playing[-1]
+
+        for part in arguments.parts:
+            head, *rows = PARTS[part](play, arguments.seeds, arguments.seconds)
+            print("\n".join(["", head, "|" + " --- |" * (head.count("|") - 1), *rows]), flush=True)
+        for core in cores:
+            core.shutdown()
+
+
+if __name__ == "__main__":
+    main()

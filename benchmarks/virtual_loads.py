@@ -1,0 +1,51 @@
+"""`Load` is what a tenant of a `VirtualFleet` sends, and `Asked` is one of its requests as its client sees it."""
+
+from dataclasses import dataclass, field
+
+from serve_app.core.request import RequestState
+
+
+@dataclass(eq=False)
+class Load:
+    """The load of one tenant: ``rate`` requests a second, or ``depth`` clients that each send one request after the other."""
+
+    tenant: str
+    rate: float = 0.0
+    depth: int = 0
+    weight: float = 1.0
+    own: tuple[int, int] = (32, 96)
+    """Least and most tokens of the prompt's own part."""
+    answer: tuple[int, int] = (16, 48)
+    first_token_s: float | None = None
+    """The tenant's limit for the first token; None for no limit."""
+
+
+@dataclass(eq=False)
+class Asked:
+    """One request at its client. A time is None until the event has happened."""
+
+    load: Load
+    at: float
+    connection: int
+    prompt: list[int]
+    answer: int
+    state: RequestState | None = None
+    begun_at: float | None = None
+    token_at: float = 0.0
+    """When the latest token came."""
+    gaps: list[float] = field(default_factory=list)
+    """Seconds between tokens that came one after the other."""
+    is_complete: bool = False
+    refused_at: float | None = None
+    expected_s: float = 0.0
+    """After how many seconds it would have begun, as it was told when it was refused."""
+    late_at: float | None = None
+    """When it was ended because it would begin too late."""
+
+    @property
+    def is_late(self) -> bool:
+        """Return whether it was admitted, and its first token came too late or not at all."""
+        within_s = self.load.first_token_s
+        return self.late_at is not None or (
+            within_s is not None and self.begun_at is not None and self.begun_at - self.at > within_s
+        )
