@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--link", default="efa-400g")
     arguments = parser.parse_args()
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CONFIGURE_LOGGING": "0"}
-    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
     playing: list[VirtualFleet] = []
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = make_tiny_llama(Path(folder) / "tiny-llama")
