@@ -349,7 +349,7 @@ class VirtualFleet:
         scheduler = engine.scheduler
         load = EngineLoad(0, len(scheduler.running), len(scheduler.waiting))
         if scheduler.connector is not None:  # requests that wait for their KV count as running ones, as in a replica
-            reading = len(scheduler.skipped_waiting)
+            reading = len(scheduler.kv_holding_waiting)
             load = EngineLoad(0, load.running + reading, load.waiting, scheduler.kv_cache_manager.usage)
         for ingress in self._ingresses:
             ends_at = engine.drain_ends_at
