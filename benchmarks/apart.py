@@ -55,7 +55,8 @@ class FixedRoles(Apart):
     """Some engines compute all prompts of at least ``least`` tokens and hand the answers over, while not too many prompts wait there."""
 
     def __init__(self, fleet: FleetState, prefill: Collection[str], least: int = 0, most_waiting: float = float("inf")) -> None:
-        super().__init__(fleet._routing, fleet.order, fleet.hand_overs)
+        assert fleet._apart is not None
+        super().__init__(fleet._apart._inner, fleet.order, fleet.hand_overs)
         self._prefill, self._least, self._most_waiting = prefill, least, most_waiting
         fleet._routing = fleet._apart = self
 
