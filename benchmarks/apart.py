@@ -1,17 +1,17 @@
-"""This benchmark measures prefill and decode apart, and drains with KV, on simulated H100s in virtual time; the seed decides all figures.
+"""This benchmark measures prefill and decode apart, and drains with KV, on pairs of simulated H100s in virtual time; the seed decides all figures.
 
     python -m benchmarks.apart [--parts mixed short drain] [--seeds 1 2 3 4 5] [--seconds 60] [--link efa-400g]
 
     mixed      a tenth of the prompts has 8,000 tokens; the others are chats. Four engines with steps of 2,048 tokens
     short      chats alone, as many as the engines can answer
-    drain      one of four engines drains with 64 streams of 10,000 tokens (two H100s each)
+    drain      one of four engines drains with 64 streams of 10,000 tokens
 
 The sides of *mixed* and *short*:
 
-    together   `routing.apart: false`
-    apart      `routing.apart: true`
-    fixed      one engine computes all prompts, and three make all answers
-    threshold  the same for prompts of more than 1,000 tokens, while fewer than three wait there; other prompts stay with their answers
+    together     `routing.apart: false`
+    apart        `routing.apart: true`
+    fixed N      N engines compute all prompts, and the others make all answers
+    threshold N  the same for prompts of more than 1,000 tokens, while fewer than three wait there; other prompts stay with their answers
 
 `benchmarks/virtual_fleet.py` says what is real, `serve_app/simulated/transfer.py` what a read takes. *fixed* and *threshold* are ours: they
 have the rules of fixed pools and of Dynamo's conditional disaggregation, and none of the rest of those systems.
@@ -41,13 +41,15 @@ from serve_app.core.step_costs import MeasuredCosts, TimedBatch, measured_costs
 from serve_app.simulated.profiles import profile_from
 from serve_app.simulated.timing import step_time_s, step_work
 
+PROFILE: dict[str, Any] = {"accelerator": "h100", "model": "llama-8b", "num_accelerators": 2}
 ENGINES, PLACES = 4, 128
-CHATS = Load("chat", rate=36.0, own=(32, 400), answer=(100, 300))
-LONG = Load("long", rate=4.0, own=(7000, 9000), answer=(50, 150))
+CHATS = Load("chat", rate=54.0, own=(32, 400), answer=(100, 300))
+LONG = Load("long", rate=6.0, own=(7000, 9000), answer=(50, 150))
 GREEDY_CHATS = Load("chat", depth=ENGINES * PLACES, own=(32, 400), answer=(100, 300))
 TTFT_S, LONG_TTFT_S, ITL_S = 0.5, 3.0, 0.05
 """Limits of a good answer: its first token, by kind, and the 99th percentile of its other gaps."""
-STREAMS, STREAM_TOKENS = 64, 10_000
+STREAMS = Load("stream", depth=64, own=(9744, 9744), answer=(4000, 4000))
+DRAIN_AT_S, DRAIN_S = 45.0, 2.0
 Play = Callable[..., VirtualFleet]
 
 
@@ -94,8 +96,10 @@ def together(fleet: FleetState) -> None:
 SIDES: Mapping[str, Callable[[FleetState], object]] = {
     "together": together,
     "apart": lambda fleet: None,
-    "fixed": lambda fleet: FixedRoles(fleet, {"0"}),
-    "threshold": lambda fleet: FixedRoles(fleet, {"0"}, 1000, 3),
+    "fixed 1": lambda fleet: FixedRoles(fleet, {"0"}),
+    "fixed 2": lambda fleet: FixedRoles(fleet, {"0", "1"}),
+    "threshold 1": lambda fleet: FixedRoles(fleet, {"0"}, 1000, 3),
+    "threshold 2": lambda fleet: FixedRoles(fleet, {"0", "1"}, 1000, 3),
 }
 
 
@@ -146,12 +150,40 @@ def short(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
         )
 
 
-PARTS: Mapping[str, Callable[[Play, Sequence[int], float], Iterator[str]]] = {"mixed": mixed, "short": short}
+def drain(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
+    yield "| KV | streams that moved | their gap p50 s | p99 s | from the first move to the last token after one s | prompt tokens computed again |"
+    for name in ("moves", "is computed"):
+        rows = [_drained(play, seed, with_kv=name == "moves") for seed in seeds]
+        yield row(
+            name, *(spread(values, digits) for values, digits in zip(zip(*rows, strict=True), (0, 2, 2, 2, 0), strict=True))
+        )
 
 
-def costs_of(profile_name: str) -> MeasuredCosts:
+def _drained(play: Play, seed: int, *, with_kv: bool) -> tuple[float, ...]:
+    """Let one engine have all streams, and then drain in two seconds."""
+
+    def begin(fleet: VirtualFleet) -> None:
+        for number in range(1, ENGINES):
+            fleet.drain(number, 1e6)
+            fleet.at(DRAIN_AT_S - 2.0, fleet.drain, number, None)
+        fleet.at(DRAIN_AT_S, fleet.drain, 0, DRAIN_S)
+
+    fleet = play([STREAMS], 40.0, seed=seed, side="together", begin=begin, with_kv=with_kv)
+    states = [asked.state for asked in fleet.asked if asked.state is not None]
+    moves = [gap for state in states for gap in state.trail.gaps]
+    gaps = [end - begin for begin, end in moves]
+    spanned = max(end for _, end in moves) - min(begin for begin, _ in moves)
+    read = fleet.kv_read_tokens()
+    computed = sum(state.prompt_tokens for state in states for _ in state.trail.gaps) - read
+    return len(moves), statistics.median(gaps), p99(gaps), spanned, max(0, computed)
+
+
+PARTS: Mapping[str, Callable[[Play, Sequence[int], float], Iterator[str]]] = {"mixed": mixed, "short": short, "drain": drain}
+
+
+def costs_of(settings: Mapping[str, Any]) -> MeasuredCosts:
     """Return what a replica of the profile would measure of its own steps."""
-    profile = profile_from(profile_name)
+    profile = profile_from(settings)
     decodes = [
         TimedBatch(output_tokens=n, prefilled_tokens=0, seconds=step_time_s(profile, step_work([241] * n, [1] * n)))
         for n in (1, 32, 8)
@@ -163,7 +195,7 @@ def costs_of(profile_name: str) -> MeasuredCosts:
 
 
 def engine_cores(checkpoint: Path, count: int, link: str, clock: Callable[[], float]) -> list[Any]:
-    """Return cores of vLLM's with our scheduler, each on a simulated H100, that read each other's KV over ``link``."""
+    """Return cores of vLLM's with our scheduler, each on two simulated H100s, that read each other's KV over ``link``."""
     from vllm.v1.engine.core import EngineCore
 
     from serve_app.engine_args import SIMULATED_CONNECTOR
@@ -194,9 +226,6 @@ def engine_cores(checkpoint: Path, count: int, link: str, clock: Callable[[], fl
     return cores
 
 
-PROFILE = "h100-llama-8b"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
@@ -209,10 +238,20 @@ def main() -> None:
     playing: list[VirtualFleet] = []
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = make_tiny_llama(Path(folder) / "tiny-llama")
+        costs = costs_of(PROFILE)
         cores = engine_cores(checkpoint, ENGINES, arguments.link, lambda: playing[-1].monotonic() if playing else 0.0)
 
-        def play(loads: Sequence[Load], seconds: float, *, seed: int, side: str) -> VirtualFleet:
-            playing[:] = [VirtualFleet(cores, seed=seed, costs=costs_of(PROFILE), apart=SIDES[side])]
+        def play(
+            loads: Sequence[Load],
+            seconds: float,
+            *,
+            seed: int,
+            side: str,
+            begin: Callable[[VirtualFleet], None] = lambda fleet: None,
+            with_kv: bool = True,
+        ) -> VirtualFleet:
+            playing[:] = [VirtualFleet(cores, seed=seed, costs=costs, apart=SIDES[side], moves_kv=with_kv)]
+            begin(playing[-1])
             playing[-1].run(loads, seconds)
             return playing[-1]
 

@@ -105,11 +105,12 @@ class VirtualFleet:
         slowness: float = 1.0,
         costs: MeasuredCosts | None = None,
         apart: Callable[[FleetState], object] | None = None,
+        moves_kv: bool = True,
     ) -> None:
         self._engines = {str(number): _Engine(str(number), core) for number, core in enumerate(cores)}
         self._places: int = cores[0].scheduler.max_num_running_reqs
         self._random, self._slowness = random.Random(seed), slowness
-        self._costs, self._apart = costs, apart
+        self._costs, self._apart, self._moves_kv = costs, apart, moves_kv
         self._now = self._counts_from = 10_000.0 * next(_NUMBERS)
         self._ingresses = [_Ingress(self._make_fleet()) for _ in range(ingresses)]
         self._board = OrderBoard(_SILENCE_S)
@@ -155,9 +156,9 @@ class VirtualFleet:
         """Return the requests that came after the warm-up, of tenants whose names begin so."""
         return [asked for asked in self.asked if asked.at >= self._counts_from and asked.load.tenant.startswith(prefix)]
 
-    def drain(self, number: int, left_s: float) -> None:
-        """Let an engine say from now on that it drains. Its link stays open."""
-        self._engines[str(number)].drain_ends_at = self._now + left_s
+    def drain(self, number: int, left_s: float | None) -> None:
+        """Let an engine say from now on that it drains, or, with None, that it does not. Its link stays open."""
+        self._engines[str(number)].drain_ends_at = None if left_s is None else self._now + left_s
 
     def at(self, second: float, happen: Callable[..., None], *arguments: Any) -> None:
         """Plan something, so many seconds from now on. To be called before `run`, or by what happens."""
@@ -170,6 +171,10 @@ class VirtualFleet:
     def hand_overs(self) -> Counter[str]:
         """Return the results of all hand-overs."""
         return sum((ingress.fleet.hand_overs.results for ingress in self._ingresses), Counter[str]())
+
+    def kv_read_tokens(self) -> int:
+        """Return the tokens whose KV was read."""
+        return sum(ingress.fleet.hand_overs.tokens for ingress in self._ingresses)
 
     def shares(self) -> dict[str, float]:
         """Return each tenant's share of the tokens of answers."""
@@ -208,7 +213,7 @@ class VirtualFleet:
             self._apart(fleet)
         for name, engine in self._engines.items():
             blocks = engine.core.vllm_config.cache_config.num_gpu_blocks
-            kv_transfer = "" if engine.scheduler.connector is None else "simulated"
+            kv_transfer = "simulated" if self._moves_kv and engine.scheduler.connector is not None else ""
             opened = LinkOpened(name, credit=2048, weights="m", kv_tokens=blocks * BLOCK, kv_transfer=kv_transfer)
             fleet.handle(opened, now=self._now)
         if self._costs is not None:
