@@ -158,7 +158,9 @@ class VirtualFleet:
 
     def drain(self, number: int, left_s: float | None) -> None:
         """Let an engine say from now on that it drains, or, with None, that it does not. Its link stays open."""
-        self._engines[str(number)].drain_ends_at = None if left_s is None else self._now + left_s
+        engine = self._engines[str(number)]
+        engine.drain_ends_at = None if left_s is None else self._now + left_s
+        self._say(engine)
 
     def at(self, second: float, happen: Callable[..., None], *arguments: Any) -> None:
         """Plan something, so many seconds from now on. To be called before `run`, or by what happens."""
@@ -351,6 +353,9 @@ class VirtualFleet:
 
     def _beat(self, engine: _Engine) -> None:
         self._at(_HEARTBEAT_S, self._beat, engine)
+        self._say(engine)
+
+    def _say(self, engine: _Engine) -> None:
         scheduler = engine.scheduler
         load = EngineLoad(0, len(scheduler.running), len(scheduler.waiting))
         if scheduler.connector is not None:  # requests that wait for their KV count as running ones, as in a replica
