@@ -44,6 +44,8 @@ class HandOvers:
         self._asked: dict[str, _Asked] = {}
         self._reading: dict[str, tuple[RequestState, float]] = {}
         """Requests by id that read KV and have no token since, and when that began."""
+        self._read_at: dict[str, float] = {}
+        """Sources of the latest reads, and when the latest read of each was over."""
 
     @staticmethod
     def is_possible(request: RequestState, source: ReplicaState, target: ReplicaState) -> bool:
@@ -77,6 +79,7 @@ class HandOvers:
     def overdue(self, now: float) -> list[tuple[RequestState, str]]:
         """Return the requests whose source has not answered, or whose target has made no token, in time; and the result of each."""
         self.costs.tick(now)
+        self._read_at = {source: at for source, at in self._read_at.items() if now - at < READ_S}
         unanswered = [(asked.request, "unanswered") for asked in self._asked.values() if now - asked.at > ANSWER_S]
         reading = [request for request, at in self._reading.values() if now - at > READ_S and not request.is_leaving]
         return unanswered + [(request, "late") for request in reading]
@@ -90,7 +93,12 @@ class HandOvers:
         """Count what the target read, which its first output with a token says."""
         request.reads_kv = False
         _, began_at = self._reading.pop(request.request_id)
-        self.costs.learn(request.prompt_tokens + len(request.emitted_ids), now - began_at, now)
+        source = request.trail.replicas[-2]
+        # Reads of one source share its link: while an earlier one went on, this one waited.
+        self.costs.learn(
+            request.prompt_tokens + len(request.emitted_ids), now - max(began_at, self._read_at.get(source, 0.0)), now
+        )
+        self._read_at[source] = now
         tokens = int(getattr(output.prefill_stats, "num_external_cached_tokens", 0))
         self.tokens += tokens
         self.results["read" if tokens else "computed"] += 1

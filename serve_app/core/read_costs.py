@@ -1,4 +1,4 @@
-"""`ReadCosts` measures how long a hand-over keeps a stream waiting, by the number of tokens whose KV is read. Pure."""
+"""`ReadCosts` measures how long a read of KV takes if no other read is before it, by the number of its tokens. Pure."""
 
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.core.usual_costs import GUESS
@@ -28,7 +28,7 @@ class ReadCosts:
         self._products = sum(tokens * seconds for tokens, seconds in pairs) / 2
 
     def learn(self, tokens: int, seconds: float, now: float) -> None:
-        """Take in a read: the seconds from the order to read to the next token of the answer."""
+        """Take in a read: the seconds from the order to read, or from the end of an earlier read of that source, to the next token."""
         self._learned_at = now
         self._tokens += _WEIGHT * (tokens - self._tokens)
         self._seconds += _WEIGHT * (seconds - self._seconds)
@@ -36,7 +36,7 @@ class ReadCosts:
         self._products += _WEIGHT * (tokens * seconds - self._products)
 
     def seconds(self, tokens: int) -> float:
-        """Return how long a stream of so many tokens would probably wait, > 0."""
+        """Return how long the read of so many tokens would probably take, > 0."""
         variance = self._squares - self._tokens**2
         slope = max(0.0, (self._products - self._tokens * self._seconds) / variance) if variance > 1.0 else 0.0
         slope = min(slope, self._seconds / self._tokens)  # so that no read has a negative cost
