@@ -185,6 +185,7 @@ class SimulatedExecutor(KvMovingExecutor):
         return output, step_s
 
     def _compute(self, batch: SchedulerOutput) -> tuple[ModelRunnerOutput | None, float]:
+        """Return the tokens of a batch, and the seconds, as `_step` does."""
         for request_id in batch.finished_req_ids:
             self._sequences.remove(request_id)
             self._prompt_logprobs.pop(request_id, None)
