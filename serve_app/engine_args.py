@@ -10,6 +10,7 @@ from typing import Any
 from serve_app.config import ModelSettings
 
 SIMULATED_EXECUTOR = "serve_app.simulated.executor.SimulatedExecutor"
+SIMULATED_CONNECTOR = {"kv_connector": "SimulatedConnector", "kv_connector_module_path": "serve_app.simulated.connector"}
 BATCH_STEP_SHARE = "serve_app_batch_step_share"
 """Key of `ModelSettings.batch_step_share` in vLLM's ``additional_config``."""
 
@@ -111,8 +112,9 @@ def engine_core_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
 
 def _kv_transfer(model: ModelSettings) -> dict[str, Any]:
     """Return vLLM's ``kv_transfer_config`` of an engine that starts now."""
+    connector = {"kv_connector": "NixlConnector"} if model.simulated is None else SIMULATED_CONNECTOR
     return {
-        "kv_connector": "NixlConnector",
+        **connector,
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "engine_id": uuid.uuid4().hex,  # other engines remember the memory of an engine by this
@@ -185,7 +187,7 @@ def engine_environment(model: ModelSettings, inherited: Mapping[str, str]) -> di
         # As `vllm serve` does. Forked workers would inherit the pipe to the supervisor and keep it open after the engine core's death. The
         # supervisor would then not notice the death while a worker hangs.
         env["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-    if model.kv.is_on:
+    if model.needs_nixl():
         env.update(model.kv.environment())
         if model.device == "cpu":
             env.setdefault("UCX_TLS", "tcp,sm,self")  # UCX would look for devices that the machine may lack

@@ -15,7 +15,14 @@ from serve_app.engine_args import (
 )
 
 SIMULATED = {"profile": "a10g-llama-8b"}
-SIMULATED_VALUES = {"profile": "a10g-llama-8b", "time_scale": 1.0, "startup_delay_s": 0.0, "eos_probability": 0.0, "seed": 0}
+SIMULATED_VALUES = {
+    "profile": "a10g-llama-8b",
+    "link": "efa-100g",
+    "time_scale": 1.0,
+    "startup_delay_s": 0.0,
+    "eos_probability": 0.0,
+    "seed": 0,
+}
 
 
 def model(**fields: Any) -> ModelSettings:
@@ -136,3 +143,17 @@ def test_an_engine_that_moves_kv_has_a_connector_with_an_id_of_its_own(device: s
     assert "kv_transfer_config" not in engine_core_args(model(device=device, gpus_per_replica=gpus), "/models/tiny")
     assert engine_environment(moves, INHERITED).get("UCX_TLS") == ("tcp,sm,self" if device == "cpu" else None)
     assert engine_environment(moves, {**INHERITED, "UCX_TLS": "all"})["UCX_TLS"] == "all"
+
+
+def test_a_simulated_engine_that_moves_kv_has_our_connector_and_nothing_of_ucx() -> None:
+    link = {"bandwidth_gbit_s": 10, "latency_us": 5}
+    moves = model(kv={"transfer": "nixl"}, simulated={"profile": "h100-llama-8b", "link": link})
+    arguments = engine_core_args(moves, "/models/tiny")
+    transfer = arguments["kv_transfer_config"]
+    assert (transfer["kv_connector"], transfer["kv_connector_module_path"]) == (
+        "SimulatedConnector",
+        "serve_app.simulated.connector",
+    )
+    assert (transfer["kv_role"], transfer["kv_load_failure_policy"]) == ("kv_both", "recompute")
+    assert arguments["additional_config"]["simulated"]["link"] == link
+    assert not [name for name in engine_environment(moves, INHERITED) if name.startswith("UCX")]

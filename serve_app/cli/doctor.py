@@ -76,7 +76,7 @@ def examine(file: Path) -> Iterator[Finding]:
     run, wrong_state = _run_of(settings.name)
     yield from wrong_state
     yield from _ports(settings, run)
-    if any(model.kv.is_on for model in settings.models.values()):
+    if any(model.needs_nixl() for model in settings.models.values()):
         yield findings.nixl(
             {name: version for name in findings.NIXL_BUILDS if (version := _installed(name))}, _installed("nixl"), _torch()[1]
         )

@@ -21,7 +21,7 @@ def refuse_hopeless_start(settings: Settings) -> None:
     the hub.
 
     Raises:
-        ClusterFailed: vLLM, or NIXL for a model that moves KV, is not installed, or an application of that name runs here.
+        ClusterFailed: vLLM, or NIXL for a model that needs it, is not installed, or an application of that name runs here.
         CheckpointError: An embedded model is not fetched or damaged.
         ConfigError: A model's or an adapter's files cannot be had.
         ListenFailed: The port is taken.
@@ -48,8 +48,8 @@ INSTALL_NIXL = "pip install 'serve-app[kv]', or set kv.transfer: none"
 
 
 def missing_nixl(settings: Settings) -> str:
-    """Return that this Python lacks NIXL, a sentence without its last word, the Python; "" if it has NIXL or no model moves KV."""
-    moving = [dotted(("models", name, "kv", "transfer")) for name, model in settings.models.items() if model.kv.is_on]
+    """Return that this Python lacks NIXL, a sentence without its last word, the Python; "" if it has NIXL or no model needs it."""
+    moving = [dotted(("models", name, "kv", "transfer")) for name, model in settings.models.items() if model.needs_nixl()]
     return f"{moving[0]} is nixl, and nixl is not installed for" if moving and find_spec("nixl") is None else ""
 
 

@@ -13,7 +13,7 @@ from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import BatchSettings, IngressSettings, LedgerSettings
 from serve_app.config.kv import KvSettings
 from serve_app.config.links import MembershipSettings, ProtocolSettings, TlsSettings
-from serve_app.config.model import GoldenPrompt, ModelSettings, SimulatedSettings
+from serve_app.config.model import GoldenPrompt, ModelSettings
 from serve_app.config.oidc import OidcSettings
 from serve_app.config.settings import (
     Settings,
@@ -26,6 +26,7 @@ from serve_app.config.settings import (
     problems,
     settings_json_schema,
 )
+from serve_app.config.simulated import SimulatedSettings
 from serve_app.config.tracing import TracingSettings
 from serve_app.config.ui import UiSettings
 

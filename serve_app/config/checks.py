@@ -14,7 +14,6 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 from serve_app.config.bounded_yaml import BoundedLoader
 from serve_app.environment import REMOVED
 from serve_app.errors import ConfigError
-from serve_app.simulated.profiles import PATH, profile_from
 
 RAY_PLACES = "Ray assigns the GPUs; set gpus_per_replica"
 RESERVED_ENVIRONMENT: Mapping[str, str] = {
@@ -127,17 +126,6 @@ def refuse_port_of_ray(port: int, *, way_out: str) -> int:
         if port in ports:
             raise wrong("", f"is {port}, the port of {owner}", way_out)
     return port
-
-
-def checked_profile(profile: Any) -> Any:
-    """Return a valid profile. This check runs before pydantic's, which would report the failure of a union as two failures."""
-    if not isinstance(profile, str | Mapping):
-        raise wrong("", f"is {profile!r}, neither a name nor a mapping", "name a profile, for example a10g-llama-8b")
-    try:
-        profile_from(profile)
-    except ConfigError as exc:
-        raise wrong(exc.path.removeprefix(PATH).removeprefix("."), exc.problem, exc.hint) from None
-    return profile
 
 
 def checked_regex(pattern: str) -> str:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterator
 from typing import Annotated, Literal, Self
@@ -16,7 +15,6 @@ from serve_app.config.base import Int, Real, Section
 from serve_app.config.checks import (
     checked_environment,
     checked_model,
-    checked_profile,
     checked_regex,
     checked_resources,
     dotted,
@@ -27,9 +25,8 @@ from serve_app.config.checks import (
 from serve_app.config.kv import KvSettings
 from serve_app.config.routing import RoutingSettings
 from serve_app.config.schedule import ScheduledBounds
+from serve_app.config.simulated import SimulatedSettings
 from serve_app.config.vllm_arguments import checked_engine_args, checked_frontend_args
-from serve_app.simulated.profiles import profile_from
-from serve_app.simulated.timing import StepWork, step_time_s
 
 DEFAULT_KV_CACHE_GIB = 1.0
 DEFAULT_BATCH_STEP_SHARE = 0.1
@@ -123,33 +120,6 @@ class GoldenPrompt(Section):
     """Most tokens of the answer."""
     within_s: Real = Field(default=60.0, gt=0)
     """Seconds within which the whole answer must be complete."""
-
-
-class SimulatedSettings(Section):
-    """Replaces the forward pass by a timing model; scheduler, KV cache and API stay vLLM's own."""
-
-    profile: Annotated[str | dict[str, JsonValue], BeforeValidator(checked_profile)]
-    """Name of an accelerator profile, or the profile itself as a mapping."""
-    time_scale: Real = Field(default=1.0, gt=0)
-    """Factor on every simulated time; 2 is half as fast."""
-    startup_delay_s: Real = Field(default=0.0, ge=0)
-    """Simulated seconds for loading the weights."""
-    eos_probability: Real = Field(default=0.0, ge=0, le=1)
-    """Probability that a token ends the answer. 0: every answer runs to its max_tokens."""
-    seed: Int = 0
-    """Seed of the hash that generates the tokens. Equal seeds and prompts give equal answers."""
-
-    def least_step_s(self) -> float:
-        """Return the seconds between two tokens of a single request."""
-        return self.time_scale * step_time_s(profile_from(self.profile), StepWork(1, 1, 1))
-
-    def prompt_step_s(self, num_tokens: int) -> float:
-        """Return the seconds of a step over a prompt of so many tokens; infinity if a float cannot hold them."""
-        work = StepWork(num_tokens, num_tokens, num_tokens * (num_tokens + 1) // 2)
-        try:
-            return self.time_scale * step_time_s(profile_from(self.profile), work)
-        except OverflowError:
-            return math.inf
 
 
 class MediaSettings(Section):
@@ -256,6 +226,10 @@ class ModelSettings(Section):
         """Return whether the model's engines limit what batches add to a step. They recognize batches by vLLM's priorities."""
         return self.engine_args.get("scheduling_policy") == "priority"
 
+    def needs_nixl(self) -> bool:
+        """Return whether the model's engines load NIXL: simulated ones move no bytes."""
+        return self.kv.is_on and self.simulated is None
+
     def release(self) -> str:
         """Return the identity of this release of the model: a digest of all settings that its replicas use."""
         unused = set() if self.yields_to_chats() else {"batch_step_share"}
@@ -297,9 +271,6 @@ class ModelSettings(Section):
 
     def _kv_problems(self) -> Iterator[PydanticCustomError]:
         here = f"is {self.kv.transfer!r}"
-        if self.simulated is not None:
-            problem = f"{here} and simulated.profile is {self.simulated.profile!r}: a simulated accelerator has no KV to send yet"
-            yield wrong("kv.transfer", problem, "set kv.transfer: none, or remove simulated")
         for name, pools in (("runner", ("pooling",)), ("convert", ("embed", "classify"))):
             if (value := self.engine_args.get(name)) in pools:
                 problem = (

@@ -2,13 +2,13 @@
 
 ``distributed_executor_backend="serve_app.simulated.executor.SimulatedExecutor"`` chooses it; its settings are a dump of
 `serve_app.config.SimulatedSettings` in ``additional_config["simulated"]``. Scheduler, KV cache manager, preemption and everything in
-front of them are vLLM's own. This is the only file of the package that uses vLLM or a clock.
+front of them are vLLM's own. Only this module, `connector` and `kv_executor` use vLLM; the clocks are in this one and the last.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,12 @@ from vllm import envs
 from vllm.logger import init_logger
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
-from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsLists, LogprobsTensors, ModelRunnerOutput
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, KVConnectorOutput, LogprobsLists, LogprobsTensors, ModelRunnerOutput
 from vllm.v1.worker.gpu.sample.logit_bias import MAX_NUM_ALLOWED_TOKEN_IDS, MAX_NUM_LOGIT_BIAS_TOKENS, MAX_NUM_STOP_TOKEN_IDS
 
 from serve_app.errors import ConfigError
+from serve_app.simulated.kv_executor import KvMovingExecutor
 from serve_app.simulated.profiles import profile_from
 from serve_app.simulated.sequences import SamplingRules, Sequences, slots_of
 from serve_app.simulated.timing import StepClock, step_time_s, step_work
@@ -64,7 +64,7 @@ class _StepFuture(Future[ModelRunnerOutput | None]):
         return super().result(timeout)
 
 
-class SimulatedExecutor(Executor):
+class SimulatedExecutor(KvMovingExecutor):
     """One simulated node: the accelerators of a profile behind one engine core."""
 
     def _init_executor(self) -> None:
@@ -80,6 +80,7 @@ class SimulatedExecutor(Executor):
         self._pending: _Step | None = None
         self._adapters = set[int]()
         self._prompt_logprobs: dict[str, LogprobsTensors] = {}  # of requests whose prompt is not yet computed
+        self._moved: KVConnectorOutput | None = None  # what the pending step reports
 
     def _token_source(self, eos_probability: float) -> TokenSource:
         tokenizer = None if self.model_config.skip_tokenizer_init else cached_tokenizer_from_config(self.model_config)
@@ -165,10 +166,26 @@ class SimulatedExecutor(Executor):
         """Sample the tokens of the step that `execute_model` left unsampled, within the grammar's bitmask."""
         step, self._pending = self._pending, None
         output = EMPTY_MODEL_RUNNER_OUTPUT if step is None else self._sample(step, grammar_output)
+        moved, self._moved = self._moved, None
+        if moved is not None:
+            output = replace(output, kv_connector_output=moved)
         return _StepFuture(output, 0.0) if non_block else output
 
     def _step(self, batch: SchedulerOutput) -> tuple[ModelRunnerOutput | None, float]:
-        """Return the output of a batch, None if it is pending, and the seconds that it takes on the accelerator."""
+        """Return the output of a batch, None if it is pending, and the seconds that it takes on the accelerator, not scaled.
+
+        The output also says which reads of KV are over by now, with and without tokens in the batch.
+        """
+        moved = self._move_kv(batch)
+        output, step_s = self._compute(batch)
+        if output is None:
+            self._moved = moved
+        elif moved is not None:
+            output = replace(output, kv_connector_output=moved)
+        return output, step_s
+
+    def _compute(self, batch: SchedulerOutput) -> tuple[ModelRunnerOutput | None, float]:
+        """Return the tokens of a batch, and the seconds, as `_step` does."""
         for request_id in batch.finished_req_ids:
             self._sequences.remove(request_id)
             self._prompt_logprobs.pop(request_id, None)
@@ -324,7 +341,8 @@ class SimulatedExecutor(Executor):
         """Do nothing: the executor is always healthy, because a failure ends the process."""
 
     def shutdown(self) -> None:
-        """Do nothing: the executor holds no resources."""
+        """Answer no other engine any more; the executor holds no other resources."""
+        self._end_transfers()
 
 
 def _unlikely(rows: int, columns: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:

@@ -176,7 +176,7 @@ PROFILES = {
 
 _SHARES = {"bandwidth_efficiency", "compute_efficiency", "parallel_efficiency", "memory_utilization"}
 _NUMBER = "give a number; with an exponent YAML needs a dot and a sign, as in 3.0e+11"
-_MAY_BE_ZERO = {"lookup_parameters", "workspace_bytes", "step_overhead_s"}
+_MAY_BE_ZERO = {"lookup_parameters", "workspace_bytes", "step_overhead_s", "latency_us"}
 
 
 def profile_from(value: str | Mapping[str, Any]) -> Profile:
@@ -188,29 +188,34 @@ def profile_from(value: str | Mapping[str, Any]) -> Profile:
         ConfigError: An unknown name or field, a value outside its range, or weights that leave no room for KV.
     """
     if isinstance(value, str):
-        return _named(PROFILES, value, PATH)
+        return named(PROFILES, value, PATH)
     parts = dict(value)
     for key, known, kind in (("accelerator", ACCELERATORS, Accelerator), ("model", MODELS, ModelShape)):
         part = parts.get(key)
         if isinstance(part, str):
-            parts[key] = _named(known, part, f"{PATH}.{key}")
+            parts[key] = named(known, part, f"{PATH}.{key}")
         elif part is not None:
-            parts[key] = _build(kind, part, f"{PATH}.{key}")
-    profile: Profile = _build(Profile, parts, PATH)
+            parts[key] = built(kind, part, f"{PATH}.{key}")
+    profile: Profile = built(Profile, parts, PATH)
     if profile.kv_cache_tokens == 0:
         problem = f"the weights of {profile.model.name} leave no memory for the KV cache on {profile.accelerator.name}"
         raise ConfigError(PATH, problem, "raise num_accelerators or lower model.bytes_per_parameter")
     return profile
 
 
-def _named(known: Mapping[str, Any], name: str, path: str) -> Any:
+def named(known: Mapping[str, Any], name: str, path: str) -> Any:
+    """Return the entry of that name; ConfigError names the known ones."""
     if name not in known:
         raise ConfigError(path, f"unknown name {name!r}", f"known are {', '.join(sorted(known))}, or give a mapping")
     return known[name]
 
 
-def _build(kind: type[Any], values: object, path: str) -> Any:
-    """Return ``kind(**values)`` after checking names, types and ranges."""
+def built(kind: type[Any], values: object, path: str) -> Any:
+    """Return ``kind(**values)`` after checking names, types and ranges of the fields, which are numbers, texts or given objects.
+
+    Raises:
+        ConfigError: A field is unknown, missing or out of its range.
+    """
     if not isinstance(values, Mapping):
         raise ConfigError(path, f"is {values!r}", "give a name or a mapping")
     types = {f.name: f.type for f in fields(kind)}

@@ -168,14 +168,20 @@ def test_missing_authorities_of_the_issuer_are_noted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("transfer", "is_there", "is_noted"), [("nixl", False, True), ("nixl", True, False), ("none", False, False)]
+    ("keys", "is_there", "is_noted"),
+    [
+        ("kv: {transfer: nixl}", False, True),
+        ("kv: {transfer: nixl}", True, False),
+        ("kv: {transfer: none}", False, False),
+        ("kv: {transfer: nixl}, simulated: {profile: h100-llama-8b, link: nvlink-4}", False, False),
+    ],
 )
 def test_a_model_that_moves_kv_without_nixl_is_noted_with_the_extra(
-    transfer: str, is_there: bool, is_noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    keys: str, is_there: bool, is_noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serve_app.cli.startable.find_spec", lambda name: {"nixl": object() if is_there else None}[name])
     file = tmp_path / "serve.yaml"
-    file.write_text(f"models: {{a/b: {{model: /models/any, kv: {{transfer: {transfer}}}}}}}")
+    file.write_text(f"models: {{a/b: {{model: /models/any, {keys}}}}}")
     code, output = run("check", "--no-vllm", str(file))
     said = (
         'note: models["a/b"].kv.transfer is nixl, and nixl is not installed for this Python; where replicas run, '

@@ -231,8 +231,15 @@ def test_nixl_has_to_be_there_in_the_build_that_it_loads(
     assert found == Finding("nixl", "error" if way_out else "ok", said, way_out)
 
 
-@pytest.mark.parametrize(("transfer", "is_judged"), [("none", False), ("nixl", True)])
-def test_nixl_is_looked_for_where_a_model_moves_kv(transfer: str, is_judged: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("keys", "is_judged"),
+    [
+        ("kv: {transfer: none}", False),
+        ("kv: {transfer: nixl}", True),
+        ("kv: {transfer: nixl}, simulated: {profile: a10g-llama-8b}", False),
+    ],
+)
+def test_nixl_is_looked_for_where_a_model_needs_it(keys: str, is_judged: bool, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    _, found = doctor(written(tmp_path, f"models: {{chat: {{model: {tmp_path}, kv: {{transfer: {transfer}}}}}}}"))
+    _, found = doctor(written(tmp_path, f"models: {{chat: {{model: {tmp_path}, {keys}}}}}"))
     assert ("nixl" in {finding["name"] for finding in found}) is is_judged

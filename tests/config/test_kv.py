@@ -60,11 +60,6 @@ def test_ports_of_ray_and_kuberay_are_refused_to_the_last_one(reserved: range) -
     ("changed", "said"),
     [
         (
-            {"simulated": {"profile": "a10g-llama-8b"}},
-            "is 'nixl' and simulated.profile is 'a10g-llama-8b': a simulated accelerator has no KV to send yet; "
-            "set kv.transfer: none, or remove simulated",
-        ),
-        (
             {"engine_args": {"runner": "pooling"}},
             "is 'nixl' and engine_args.runner is 'pooling': its requests end with their prompt, and no KV is left to move; "
             "set kv.transfer: none",
@@ -83,6 +78,15 @@ def test_ports_of_ray_and_kuberay_are_refused_to_the_last_one(reserved: range) -
 def test_a_model_without_kv_to_move_is_refused(changed: dict[str, Any], said: str) -> None:
     assert refusal(models={"m": NIXL | changed}) == f"models.m.kv.transfer: {said}"
     assert problems({"models": {"m": LLAMA | changed}}) == []
+
+
+def test_a_simulated_model_moves_kv_without_nixl() -> None:
+    simulated = LLAMA | {"simulated": {"profile": "a10g-llama-8b", "link": "nvlink-4"}, "kv": {"transfer": "nixl"}}
+    models = parse_settings({"models": {"simulated": simulated, "real": with_kv(port=15856)}}).models
+    assert {name: (model.kv.is_on, model.needs_nixl()) for name, model in models.items()} == {
+        "simulated": (True, False),
+        "real": (True, True),
+    }
 
 
 def test_ports_of_two_models_do_not_meet() -> None:

@@ -122,6 +122,18 @@ def test_a_size_in_gib_is_converted_too() -> None:
             {"simulated": {"profile": 8}},
             "simulated.profile: is 8, neither a name nor a mapping; name a profile, for example a10g-llama-8b",
         ),
+        (
+            {"simulated": {"profile": "a10g-llama-8b", "link": 100}},
+            "simulated.link: is 100, neither a name nor a mapping; name a link, for example efa-100g",
+        ),
+        (
+            {"simulated": {"profile": "a10g-llama-8b", "link": "efa"}},
+            "simulated.link: unknown name 'efa'; known are efa-100g, efa-400g, nvlink-4, pcie-4, or give a mapping",
+        ),
+        (
+            {"simulated": {"profile": "a10g-llama-8b", "link": {"bandwidth_gbit_s": 10, "latency_us": "2"}}},
+            "simulated.link.latency_us: is '2'; give a number; with an exponent YAML needs a dot and a sign, as in 3.0e+11",
+        ),
     ],
 )
 def test_a_model_that_contradicts_itself_is_refused(keys: Any, said: str) -> None:

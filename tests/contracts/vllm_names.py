@@ -89,8 +89,20 @@ CALLED = {
         Scheduler.update_from_output(self, scheduler_output, model_runner_output)""",
     "vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler": """
         NixlPullConnectorScheduler.update_state_after_alloc(self, request, blocks, num_external_tokens)""",
+    "vllm.distributed.kv_transfer.kv_connector.v1.base": """
+        KVConnectorBase_V1.__init__(self, vllm_config, role, kv_cache_config)
+        KVConnectorBase_V1.build_connector_meta(self, scheduler_output)
+        KVConnectorBase_V1.get_num_new_matched_tokens(self, request, num_computed_tokens)
+        KVConnectorBase_V1.request_finished(self, request, block_ids)
+        KVConnectorBase_V1.save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs)
+        KVConnectorBase_V1.start_load_kv(self, forward_context, **kwargs)
+        KVConnectorBase_V1.update_state_after_alloc(self, request, blocks, num_external_tokens)
+        KVConnectorBase_V1.wait_for_layer_load(self, layer_name)
+        KVConnectorBase_V1.wait_for_save(self)
+        SupportsHMA.request_finished_all_groups(self, request, block_ids)""",
+    "vllm.v1.core.kv_cache_manager": "KVCacheBlocks.get_unhashed_block_ids(self)",
     "vllm.v1.executor.abstract": """
-        Executor.get_class(vllm_config) Executor.get_kv_connector_handshake_metadata(self)""",
+        Executor.get_class(vllm_config) Executor.init_kv_output_aggregator(self, connector) Executor.get_kv_connector_handshake_metadata(self)""",
     "vllm.v1.request": """
         Request.take_events(self)
         Request.__init__(self, request_id, prompt_token_ids, sampling_params, pooling_params, client_index=, arrival_time=,
@@ -132,7 +144,7 @@ USED = {
         "ModelConfig": """code_revision config_format hf_config_path hf_overrides hf_token is_encoder_decoder max_logprobs
             max_model_len model original_max_model_len quantization revision runner_type skip_tokenizer_init trust_remote_code""",
         "KVTransferConfig": "engine_id get_from_extra_config kv_buffer_device kv_connector kv_connector_extra_config "
-        "kv_load_failure_policy kv_role",
+        "kv_connector_module_path kv_load_failure_policy kv_role",
         "ParallelConfig": "decode_context_parallel_size pipeline_parallel_size tensor_parallel_size world_size",
         "SchedulerConfig": "max_num_seqs",
         "VllmConfig": "__post_init__ additional_config cache_config kv_transfer_config model_config parallel_config scheduler_config "
@@ -197,7 +209,7 @@ USED = {
         "CachedRequestData": "num_computed_tokens req_ids",
         "GrammarOutput": "grammar_bitmask structured_output_request_ids",
         "NewRequestData": "num_computed_tokens prefill_token_ids prompt_len prompt_token_ids req_id sampling_params",
-        "SchedulerOutput": "finished_req_ids has_structured_output_requests num_scheduled_tokens scheduled_cached_reqs "
+        "SchedulerOutput": "finished_req_ids kv_connector_metadata has_structured_output_requests num_scheduled_tokens scheduled_cached_reqs "
         "scheduled_new_reqs total_num_scheduled_tokens",
     },
     "vllm.v1.core.sched.async_scheduler": {"AsyncScheduler": "schedule update_from_output"},
@@ -241,9 +253,16 @@ USED = {
         "Request": """client_index kv_transfer_params lora_request next_decode_eligible_step num_computed_tokens num_in_flight_tokens
             num_output_placeholders num_preemptions num_prompt_tokens num_stale_output_tokens num_tokens num_tokens_with_spec priority
             prompt_token_ids request_id sampling_params status structured_output_request trace_headers""",
-        "RequestStatus": "FINISHED_ABORTED FINISHED_LENGTH_CAPPED PREEMPTED RUNNING WAITING WAITING_FOR_REMOTE_KVS "
+        "RequestStatus": "FINISHED_ABORTED FINISHED_LENGTH_CAPPED FINISHED_STOPPED PREEMPTED RUNNING WAITING WAITING_FOR_REMOTE_KVS "
         "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR",
     },
+    "vllm.distributed.kv_transfer.kv_connector.v1.base": {
+        "KVConnectorBase_V1": "_cache_hit_source _vllm_config",
+        "KVConnectorHandshakeMetadata": "",
+        "KVConnectorMetadata": "",
+        "SupportsHMA": "",
+    },
+    "vllm.v1.metrics.cache_hit_source": {"CacheHitSource": "P2P"},
     "vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata": {"NixlHandshakePayload": "compatibility_hash"},
     "vllm.v1.structured_output": {"StructuredOutputManager": "executor"},
     "vllm.v1.structured_output.request": {"StructuredOutputRequest": "_grammar grammar reasoning_ended reasoning_parser_kwargs"},
@@ -266,8 +285,9 @@ USED = {
     },
     "vllm.v1.outputs": {
         "EMPTY_MODEL_RUNNER_OUTPUT": "",
+        "KVConnectorOutput": "failed_recving finished_recving finished_sending",
         "LogprobsTensors": "empty_cpu logprob_token_ids logprobs selected_token_ranks",
-        "ModelRunnerOutput": "logprobs prompt_logprobs_dict req_id_to_index req_ids sampled_token_ids",
+        "ModelRunnerOutput": "kv_connector_output logprobs prompt_logprobs_dict req_id_to_index req_ids sampled_token_ids",
     },
     "vllm.v1.serial_utils": {"UtilityResult": "result"},
 }

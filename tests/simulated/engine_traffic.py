@@ -1,5 +1,6 @@
 """`Traffic` runs requests on one vLLM engine core, step by step, in the test's own process."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from serve_app.core.fair_tags import BACKGROUND_PRIORITY
@@ -36,8 +37,15 @@ class Traffic:
         priority: int = 0,
         adapter: int = 0,
         regex: str = "",
+        emitted: Sequence[int] = (),
+        kv: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add a request; names that begin with `line` are a batch's."""
+        """Add a request; names that begin with `line` are a batch's.
+
+        Args:
+            emitted: Ids behind the prompt, of an answer that began elsewhere; ``answer`` does not count them.
+            kv: vLLM's ``kv_transfer_params``.
+        """
         from vllm import SamplingParams
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import StructuredOutputsParams
@@ -48,9 +56,15 @@ class Traffic:
             grammar._backend = "xgrammar"  # vLLM's front end sets it
         request = EngineCoreRequest(
             request_id=name,
-            prompt_token_ids=[first + (7 * i) % 900 for i in range(prompt)],
+            prompt_token_ids=[*(first + (7 * i) % 900 for i in range(prompt)), *emitted],
             mm_features=None,
-            sampling_params=SamplingParams(temperature=0.0, max_tokens=answer, detokenize=False, structured_outputs=grammar),
+            sampling_params=SamplingParams(
+                temperature=0.0,
+                max_tokens=answer,
+                detokenize=False,
+                structured_outputs=grammar,
+                extra_args=None if kv is None else {"kv_transfer_params": dict(kv)},
+            ),
             pooling_params=None,
             arrival_time=arrived_at or float(len(self.answers)),
             lora_request=LoRARequest(f"adapter{adapter}", adapter, "/none") if adapter else None,
