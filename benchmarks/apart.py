@@ -1,4 +1,4 @@
-"""This benchmark measures prefill and decode apart, and drains with KV, on pairs of simulated H100s in virtual time; the seed decides all figures.
+"""This benchmark measures prefill and decode apart, and drains with KV, on pairs of simulated H100s in virtual time.
 
     python -m benchmarks.apart [--parts mixed short drain] [--seeds 1 2 3 4 5] [--seconds 60] [--link efa-400g]
 
@@ -13,7 +13,7 @@ The sides of *mixed* and *short*:
     fixed N      N engines compute all prompts, and the others make all answers
     threshold N  the same for prompts of more than 1,000 tokens, while fewer than three wait there; other prompts stay with their answers
 
-`benchmarks/virtual_fleet.py` says what is real, `serve_app/simulated/transfer.py` what a read takes. *fixed* and *threshold* are ours: they
+The seed decides all figures. `benchmarks/virtual_fleet.py` says what is real, `serve_app/simulated/transfer.py` what a read takes. *fixed* and *threshold* are ours: they
 have the rules of fixed pools and of Dynamo's conditional disaggregation, and none of the rest of those systems.
 """
 
@@ -72,8 +72,8 @@ class FixedRoles(Apart):
             best = min(prefill, key=lambda replica: replica.prefill_tokens)
             if sum(bool(each.prefill_tokens) for each in best.held.values()) < self._most_waiting:
                 return Choice(best, Reason.PROMPT)
-        best = min((replica for replica in able if replica.replica_id not in self._prefill), key=rank_of, default=None)
-        return None if best is None else Choice(best, Reason.LOAD)
+        decode = min((replica for replica in able if replica.replica_id not in self._prefill), key=rank_of, default=None)
+        return None if decode is None else Choice(decode, Reason.LOAD)
 
     def burdened(self, replicas: Collection[ReplicaState]) -> list[ReplicaState]:
         return []
@@ -151,7 +151,7 @@ def short(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
 
 
 def drain(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
-    yield "| KV | streams that moved | their gap p50 s | p99 s | from the first move to the last token after one s | prompt tokens computed again |"
+    yield "| KV | streams that moved | their gap p50 s | p99 s | first move to last resumed s | tokens computed again |"
     for name in ("moves", "is computed"):
         rows = [_drained(play, seed, with_kv=name == "moves") for seed in seeds]
         yield row(

@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -288,7 +288,7 @@ class VirtualFleet:
 
         asked, engine = ingress.asked[start.request_id], self._engines[start.replica_id]
         asked.state = ingress.fleet.requests[start.request_id]
-        kv = {} if start.kv is None else {"kv_transfer_params": {**dict(start.kv), CAME_AT: self._now}}
+        kv: Any = {} if start.kv is None else {"kv_transfer_params": {**cast("dict[str, Any]", start.kv), CAME_AT: self._now}}
         made = EngineCoreRequest(
             request_id=start.attempt_id,
             prompt_token_ids=[*asked.prompt, *start.continue_from],
