@@ -121,3 +121,10 @@ def test_the_connector_is_not_an_argument_of_the_engine() -> None:
         "but serve-app sets this argument itself; set models.NAME.kv.transfer: nixl to move running requests with their KV"
         in said
     )
+
+
+def test_answers_make_way_for_long_prompts_only_where_kv_moves() -> None:
+    said = "is true and kv.transfer is 'none': answers move only with their KV; set kv.transfer: nixl, or routing.apart: false"
+    assert refusal(models={"m": LLAMA | {"routing": {"apart": True}}}) == f"models.m.routing.apart: {said}"
+    models = [parse_settings({"models": {"m": NIXL | {"routing": {"apart": apart}}}}).models["m"] for apart in (False, True)]
+    assert models[0].release() == models[1].release(), "replicas need not start again"
