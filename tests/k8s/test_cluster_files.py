@@ -133,7 +133,10 @@ def test_karpenter_repairs_broken_nodes_and_stays_off_its_own() -> None:
 
 @pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
 def test_karpenter_takes_no_node_under_a_stream() -> None:
-    """Only empty nodes by its own will, and where it must, later than the pods' own grace."""
+    """Only empty nodes by its own will, and where it must, later than the pods' own grace, which a budget lets begin one by one.
+
+    A pod with karpenter.sh/do-not-disrupt would not be evicted at a spot notice either.
+    """
     rendered = render(our_values())
     graces = [g["template"]["spec"]["terminationGracePeriodSeconds"] for g in rendered.cluster["workerGroupSpecs"]]
     for pool in karpenter("NodePool").values():
@@ -141,8 +144,10 @@ def test_karpenter_takes_no_node_under_a_stream() -> None:
         minutes = re.fullmatch(r"(\d+)m", pool["spec"]["template"]["spec"]["terminationGracePeriod"])
         assert minutes is not None
         assert int(minutes[1]) * 60 > max(graces)
-    for group in rendered.cluster["workerGroupSpecs"]:
-        assert group["template"]["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
+    budgets = rendered.of("PodDisruptionBudget").values()
+    assert [budget["spec"]["minAvailable"] for budget in budgets] == [1] * len(graces)
+    for values_of_eks in (rendered, render(files=(CHART / "ci/eks-gpu-values.yaml",))):
+        assert "karpenter.sh/do-not-disrupt" not in values_of_eks.text
 
 
 @pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
