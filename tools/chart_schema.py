@@ -193,6 +193,7 @@ BY_KEY: dict[str, Schema] = {
     "bytes": {"type": "integer", "minimum": 78643200},  # Ray's minimum
     "prefillSeconds": {"type": "integer", "minimum": 30},
     "activeDeadlineSeconds": {"type": "integer", "minimum": 1},
+    "upgradeStrategy": {"enum": ["NewCluster", "None"]},
     "rayVersion": {"type": "string", "pattern": r"^\d+\.\d+\.\d+$"},
     # The pattern accepts a tag or a digest at the end, which the chart itself refuses with the way out.
     "repository": {"type": "string", "pattern": f"^{_REPOSITORY}([:@][A-Za-z0-9._:-]+)?$"},

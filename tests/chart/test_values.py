@@ -86,6 +86,7 @@ TIMEOUTS: list[Row] = [
 ]
 
 CLUSTER: list[Row] = [
+    ("upgradeStrategy", "None", lambda r: r.service["upgradeStrategy"], {"type": "None"}, {}),
     ("podDisruptionBudgets.keepLast", True, lambda r: [*r.of("PodDisruptionBudget")], ["ingress", MODEL_GROUP], {}),
     (
         "podDisruptionBudgets.enabled",
