@@ -143,7 +143,7 @@ def test_karpenter_takes_no_node_under_a_stream() -> None:
         assert pool["spec"]["disruption"]["consolidationPolicy"] == "WhenEmpty"
         minutes = re.fullmatch(r"(\d+)m", pool["spec"]["template"]["spec"]["terminationGracePeriod"])
         assert minutes is not None
-        assert int(minutes[1]) * 60 > max(graces)
+        assert int(minutes[1]) * 60 >= our_values()["timeouts"]["nodeDrainSeconds"] >= max(graces)
     budgets = rendered.of("PodDisruptionBudget").values()
     assert [budget["spec"]["minAvailable"] for budget in budgets] == [1] * len(graces)
     for values_of_eks in (rendered, render(files=(CHART / "ci/eks-gpu-values.yaml",))):
