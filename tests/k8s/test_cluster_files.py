@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from serve_app.cli.manifests import manifest_problems
-from tests.chart.render import CHART, render, tool
+from tests.chart.render import CHART, merged, render, tool
 
 K8S = Path(__file__).parents[2] / "k8s"
 OUR_VALUES = K8S / "cluster/values/serve-app.yaml"
@@ -208,6 +208,14 @@ def test_the_runbook_explains_every_alert_of_the_chart() -> None:
     alerts = {r["alert"] for group in rule["spec"]["groups"] for r in group["rules"] if "alert" in r}
     runbook = (K8S.parent / "docs/runbook.md").read_text()
     assert set(re.findall(r"^### (\w+)$", runbook, re.MULTILINE)) == alerts
+
+
+@pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
+def test_pods_reach_the_dns_of_eks_auto_mode_by_the_values_of_the_readme() -> None:
+    (block,) = re.findall(r"\*\*EKS Auto Mode\*\*.*?```yaml\n(.*?)```", (K8S / "README.md").read_text(), re.DOTALL)
+    (rule,) = render(merged(our_values(), yaml.safe_load(block))).of("NetworkPolicy")["dns"]["spec"]["egress"]
+    assert rule["to"] == [{"ipBlock": {"cidr": "172.20.0.10/32"}}]
+    assert {(p["protocol"], p["port"]) for p in rule["ports"]} == {("UDP", 53), ("TCP", 53)}
 
 
 def test_the_namespaces_are_those_of_the_charts_network_policies() -> None:
