@@ -88,6 +88,16 @@ def test_gpu_nodes_are_spot_or_on_demand_and_new_enough_for_vllm() -> None:
     assert name in AMPERE_AND_LATER
 
 
+def test_what_pods_write_on_gpu_nodes_is_on_nvme_disks_that_every_one_has() -> None:
+    """The home of a model's pod may have 200Gi, and the volume of EBS has the system alone."""
+    node_class = karpenter("EC2NodeClass")["gpu"]["spec"]
+    assert node_class["instanceStorePolicy"] == "RAID0"
+    (nvme_gb,) = requirement(gpu_pool(), "karpenter.k8s.aws/instance-local-nvme")
+    assert int(nvme_gb) >= 199
+    (disk,) = node_class["blockDeviceMappings"]
+    assert disk["ebs"].keys() == {"volumeType", "volumeSize", "encrypted", "deleteOnTermination"}
+
+
 @pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
 def test_karpenters_cpu_nodes_take_the_cpu_pods_of_the_release_and_prometheus() -> None:
     """Redis and Prometheus too: where their volume is, Karpenter's may be the only node. An ingress's streams end with its node."""
