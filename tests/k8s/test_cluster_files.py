@@ -81,6 +81,20 @@ def test_the_gpu_nodes_take_the_model_pods() -> None:
     assert plugin["nodeSelector"].items() <= template["metadata"]["labels"].items()
 
 
+@pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
+def test_a_model_has_one_gpu_and_the_readme_gives_a_larger_one_the_four_of_a_node() -> None:
+    """Four times the GPUs for a model that one holds cost more than twice as much."""
+    (ours,) = our_values()["config"]["models"].values()
+    assert ours["gpus_per_replica"] == 1
+    text = (K8S / "README.md").read_text().replace("COMMIT", "a" * 40)
+    (block,) = re.findall(r"\*\*A model that one GPU does not hold\*\*.*?```yaml\n(.*?)```", text, re.DOTALL)
+    values_of_large = our_values()
+    del values_of_large["config"]["models"]
+    limits = render(merged(values_of_large, yaml.safe_load(block))).container("model")["resources"]["limits"]
+    assert limits["nvidia.com/gpu"] == 4
+    assert limits["memory"] == "183Gi"  # 132 / 0.9 and what the processes ask for: vLLM reads the weights ahead
+
+
 def test_gpu_nodes_are_spot_or_on_demand_and_new_enough_for_vllm() -> None:
     """Karpenter takes spot first where both are allowed."""
     assert set(requirement(gpu_pool(), "karpenter.sh/capacity-type")) == {"spot", "on-demand"}
