@@ -54,6 +54,12 @@ EDGE: list[Check] = [
         merged(ALB, at("ingress", {"hosts": [], "albCertificateArn": "arn:aws:acm:eu-west-1:1:certificate/a"})),
     ),
     (
+        "a Redis of many shards",
+        at("gcsFaultTolerance", {"enabled": True, "address": "rediss://a-b.serverless.euw1.cache.amazonaws.com:6379"}),
+        ("gcsFaultTolerance.address is rediss://a-b.serverless.euw1", "name a node-based one"),
+        at("gcsFaultTolerance", {"enabled": True, "address": "rediss://master.a.b.euw1.cache.amazonaws.com:6379"}),
+    ),
+    (
         "a certificate of no host",
         at("ingress", {"enabled": True, "tlsSecretName": "t"}),
         ("ingress.tlsSecretName is t, but ingress.hosts is empty", "name the hosts"),

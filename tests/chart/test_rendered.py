@@ -273,6 +273,17 @@ def test_text_that_looks_like_a_number_stays_text() -> None:
     assert 777 not in [*numbers(own.objects), *numbers(theirs.objects)]
 
 
+def test_rays_head_trusts_the_images_authorities_with_a_redis_over_tls_unless_told_others() -> None:
+    """KubeRay's job that cleans Redis has the environment of the head's container."""
+    own = at("head.extraEnv", [{"name": "RAY_REDIS_CA_CERT", "value": "/own.crt"}])
+    plain = {"gcsFaultTolerance": {"enabled": True, "address": "redis://r"}}
+    bundle = "/etc/ssl/certs/ca-certificates.crt"
+    for values, expected in ((OUTSIDE, bundle), (merged(OUTSIDE, own), "/own.crt"), (plain, None), ({}, None)):
+        made = render(values)
+        assert made.environment("head").get("RAY_REDIS_CA_CERT") == expected
+        assert "RAY_REDIS_CA_CERT" not in made.environment("ingress")
+
+
 @pytest.mark.parametrize("key", ["apiServerCidrs", "weightsCidrs", "redisCidrs"])
 def test_a_policy_takes_ranges_of_ipv6(key: str) -> None:
     made = render(merged(LOADED, OUTSIDE, at(f"networkPolicies.{key}", ["::/0", "fd00::/8"])))

@@ -106,6 +106,9 @@
 {{- if and (eq (include "serve-app.ownRedis" .) "true") (eq .Values.gcsFaultTolerance.existingSecret (include "serve-app.redisName" .)) -}}
 {{- list "redis-secret-of-chart" (printf "gcsFaultTolerance.existingSecret is %s, which the chart makes where the value is empty, and would delete now: give yours another name" .Values.gcsFaultTolerance.existingSecret) | toJson | nindent 0 -}}
 {{- end -}}
+{{- if contains ".serverless." .Values.gcsFaultTolerance.address -}}
+{{- list "redis-serverless" (printf "gcsFaultTolerance.address is %s, but Ray cannot use ElastiCache Serverless, which has many shards (ray#44965): name a node-based one with one shard, or leave the address empty" .Values.gcsFaultTolerance.address) | toJson | nindent 0 -}}
+{{- end -}}
 {{- if .Capabilities.APIVersions.Has "ray.io/v1/RayService" -}}
 {{- $live := lookup "ray.io/v1" "RayService" .Release.Namespace (include "serve-app.fullname" .) | default dict -}}
 {{- $used := dig "spec" "rayClusterConfig" "gcsFaultToleranceOptions" "redisAddress" "" $live -}}
