@@ -174,6 +174,29 @@ def test_karpenter_takes_no_node_under_a_stream() -> None:
         assert "karpenter.sh/do-not-disrupt" not in values_of_eks.text
 
 
+def test_gpu_alerts_have_an_exporter_that_prometheus_scrapes_and_that_starts_no_second_engine() -> None:
+    """Beside a second engine EKS's agent calls a GPU broken, and Karpenter ends the node."""
+    exporter = values(K8S / "cluster/values/dcgm-exporter.yaml")
+    assert exporter["nodeSelector"].items() <= gpu_pool()["spec"]["template"]["metadata"]["labels"].items()
+    assert tolerated(exporter, gpu_pool())
+    (host,) = exporter["extraEnv"]
+    assert exporter["arguments"][:2] == ["-r", f"$({host['name']}):5555"]
+    assert host["valueFrom"] == {"fieldRef": {"fieldPath": "status.hostIP"}}
+    prometheus = values(K8S / "cluster/values/kube-prometheus-stack.yaml")["prometheus"]["prometheusSpec"]
+    assert exporter["serviceMonitor"]["enabled"] is True
+    assert prometheus["serviceMonitorSelectorNilUsesHelmValues"] is False
+    installed = re.findall(r"-f k8s/cluster/values/(\S+)\.yaml", (K8S / "README.md").read_text())
+    assert {"dcgm-exporter", "kube-prometheus-stack", "nvidia-device-plugin"} <= set(installed)
+
+
+def test_grafana_has_a_password_of_its_own_before_it_is_installed() -> None:
+    admin = values(K8S / "cluster/values/kube-prometheus-stack.yaml")["grafana"]["admin"]
+    text = (K8S / "README.md").read_text()
+    made = text.index(f"kubectl -n monitoring create secret generic {admin['existingSecret']} ")
+    assert all(f"--from-literal={admin[key]}=" in text[made:] for key in ("userKey", "passwordKey"))
+    assert made < text.index("helm upgrade --install monitoring ")
+
+
 @pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
 def test_external_secrets_makes_the_keys_that_the_chart_mounts() -> None:
     made = {
