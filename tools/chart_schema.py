@@ -193,6 +193,7 @@ BY_KEY: dict[str, Schema] = {
     "bytes": {"type": "integer", "minimum": 78643200},  # Ray's minimum
     "prefillSeconds": {"type": "integer", "minimum": 30},
     "activeDeadlineSeconds": {"type": "integer", "minimum": 1},
+    "upgradeStrategy": {"enum": ["NewCluster", "None"]},
     "rayVersion": {"type": "string", "pattern": r"^\d+\.\d+\.\d+$"},
     # The pattern accepts a tag or a digest at the end, which the chart itself refuses with the way out.
     "repository": {"type": "string", "pattern": f"^{_REPOSITORY}([:@][A-Za-z0-9._:-]+)?$"},
@@ -205,7 +206,9 @@ BY_KEY: dict[str, Schema] = {
     "monitoring.slo.itl.seconds": {"enum": [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5]},
     "modelPods.image": {"enum": ["auto", "cpu", "cuda"]},
     "modelPods.resources": _closed(requests=_AMOUNTS, limits=_AMOUNTS),
-    **dict.fromkeys(("ingressPods.tmpSize", "modelPods.homeSize", "modelPods.shmSize"), _BYTES_OR_EMPTY),
+    **dict.fromkeys(
+        ("ingressPods.tmpSize", "modelPods.checkpointSize", "modelPods.homeSize", "modelPods.shmSize"), _BYTES_OR_EMPTY
+    ),
 }
 """Schemas by the name of a key, at any place. A name with dots is the path of one place, whose schema wins over that of the key's name."""
 

@@ -21,7 +21,8 @@ locals {
 data "aws_caller_identity" "this" {}
 
 data "aws_availability_zones" "this" {
-  state = "available"
+  state            = "available"
+  exclude_zone_ids = var.exclude_zone_ids
 
   filter {
     name   = "opt-in-status"

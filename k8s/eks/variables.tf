@@ -74,6 +74,12 @@ variable "num_zones" {
   }
 }
 
+variable "exclude_zone_ids" {
+  description = "Ids of availability zones not to use: by default those in which EKS makes no control plane. Add one without your GPUs."
+  type        = list(string)
+  default     = ["use1-az3", "usw1-az2", "cac1-az3"]
+}
+
 variable "nat_per_zone" {
   description = "One NAT gateway per zone instead of one for all. Costs more, survives the loss of a zone."
   type        = bool

@@ -1,7 +1,8 @@
 # Nodes and pods are in private subnets; load balancers of the internet-facing kind in public ones.
 
 data "aws_availability_zones" "this" {
-  state = "available"
+  state            = "available"
+  exclude_zone_ids = var.exclude_zone_ids
 
   filter {
     name   = "opt-in-status"

@@ -39,6 +39,8 @@ class Timeouts:
     """RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S of a Ray pod; Ray's own default is 30."""
     pod_grace_s: float | None = None
     """terminationGracePeriodSeconds of a Ray pod; Kubernetes' own default is 30."""
+    node_grace_s: float | None = None
+    """Time that the drain of a node gives its pods: Karpenter's terminationGracePeriod, 900 in an update of EKS's node groups."""
     prestop_s: float | None = None
     """Sleep of a Ray pod's preStop hook; no process in the pod ends before it is over."""
     head_prestop_s: float | None = None
@@ -143,6 +145,13 @@ RULES = (
         "Kubernetes would kill the pod while its node is draining",
     ),
     TimeoutRule(
+        "node-grace-outlasts-pod-grace",
+        "node_grace_s",
+        ("pod_grace_s",),
+        0,
+        "the drain of a node would cut the streams of its pods, or fail",
+    ),
+    TimeoutRule(
         "spot-notice-outlasts-drain",
         "spot_notice_s",
         ("drain_s", "unready_s"),
@@ -183,6 +192,7 @@ KEYS = {
     "prefill_s": "the longest prompt's prefill",
     "node_drain_s": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S",
     "pod_grace_s": "terminationGracePeriodSeconds",
+    "node_grace_s": "the drain of a node",
     "prestop_s": "the sleep of preStop",
     "head_prestop_s": "the sleep of the head's preStop",
     "probe_s": "the readiness probe's period times its failures",

@@ -9,6 +9,8 @@ NO_KEYS = at("apiKeys.enabled", False)
 SCHEME = {"alb.ingress.kubernetes.io/scheme": "internet-facing"}
 INTERVAL = "alb.ingress.kubernetes.io/healthcheck-interval-seconds"
 FAILURES = "alb.ingress.kubernetes.io/unhealthy-threshold-count"
+BALANCER_ATTRIBUTES = "alb.ingress.kubernetes.io/load-balancer-attributes"
+TARGET_ATTRIBUTES = "alb.ingress.kubernetes.io/target-group-attributes"
 REDIS = {"enabled": True, "address": "redis://r"}
 
 EDGE: list[Check] = [
@@ -33,11 +35,29 @@ EDGE: list[Check] = [
         )
         for name, value in ((INTERVAL, "30s"), (FAILURES, "two"))
     ],
+    *[
+        (
+            f"{attribute} of the chart and of an annotation",
+            merged(ALB, at("ingress.annotations", {name: f"a.b=c, {attribute}=30"})),
+            (f"{name} with {attribute}=30", f"{way} makes it {made}", "remove the former"),
+            merged(ALB, at("ingress.annotations", {name: f"a.b=c,{attribute}={made}"})),
+        )
+        for name, attribute, way, made in (
+            (BALANCER_ATTRIBUTES, "idle_timeout.timeout_seconds", "timeouts.loadBalancerIdleSeconds", 120),
+            (TARGET_ATTRIBUTES, "deregistration_delay.timeout_seconds", "config.timeouts.drain_s", 600),
+        )
+    ],
     (
         "an AWS load balancer that finds no certificate",
         merged(ALB, at("ingress.hosts", [])),
         ("ingress.albCertificateArn and ingress.hosts are empty", "name the certificate"),
         merged(ALB, at("ingress", {"hosts": [], "albCertificateArn": "arn:aws:acm:eu-west-1:1:certificate/a"})),
+    ),
+    (
+        "a Redis of many shards",
+        at("gcsFaultTolerance", {"enabled": True, "address": "rediss://a-b.serverless.euw1.cache.amazonaws.com:6379"}),
+        ("gcsFaultTolerance.address is rediss://a-b.serverless.euw1", "name a node-based one"),
+        at("gcsFaultTolerance", {"enabled": True, "address": "rediss://master.a.b.euw1.cache.amazonaws.com:6379"}),
     ),
     (
         "a certificate of no host",

@@ -104,6 +104,15 @@ PODS: list[Check] = [
         merged(GPU, at("modelPods", memory("limits", "20Gi"))),
     ),
     (
+        "a checkpoint that vLLM would not read ahead",
+        merged(GPU, at("modelPods", {"checkpointSize": "132Gi", **memory("limits", "146Gi")})),
+        (
+            "modelPods.checkpointSize is 132Gi, but modelPods.resources.limits.memory is 146Gi for config.models.m",
+            "raise the latter above 147Gi",
+        ),
+        merged(GPU, at("modelPods", {"checkpointSize": "132Gi", **memory("limits", "147Gi")})),
+    ),
+    (
         "objects that the /dev/shm of a second model cannot hold",
         merged(
             models(CUDA, {"name": "c", "model": "/opt/c"}),

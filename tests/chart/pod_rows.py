@@ -90,6 +90,7 @@ PODS: list[Row] = [
     *resources("ingressPods.resources", lambda r: r.container("ingress")["resources"], disk=True),
     *pods("modelPods", MODEL),
     ("modelPods.resources", AMOUNTS, lambda r: r.container(MODEL)["resources"], AMOUNTS, {}),
+    ("modelPods.checkpointSize", "90Gi", lambda r: r.container(MODEL)["resources"]["limits"]["memory"], "120Gi", GPU),
     ("modelPods.image", "cuda", lambda r: r.container(MODEL)["image"], "localhost/serve-app:0.2.0-cuda", SIMULATED),
     (
         "modelPods.compileCache.existingClaim",

@@ -38,6 +38,12 @@ TIMEOUTS: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
         at("timeouts.terminationGracePeriodSeconds", 641),
     ),
     (
+        "node-grace-outlasts-pod-grace",
+        at("timeouts.nodeDrainSeconds", 640),
+        ("nodeDrainSeconds is 640", "641"),
+        at("timeouts.nodeDrainSeconds", 641),
+    ),
+    (
         "old-cluster-outlasts-drain",
         at("timeouts.rayClusterDeletionDelaySeconds", 659),
         ("659", "600"),

@@ -133,6 +133,19 @@ def test_pods_on_cuda_are_sized_by_their_gpus(gpus: int, requests: Any, limits: 
     assert render(of_model(model)).container("model")["resources"]["limits"]["nvidia.com/gpu"] == gpus
 
 
+@pytest.mark.parametrize(
+    ("gpus", "size", "memory"),
+    [(1, "15Gi", "29Gi"), (4, "15Gi", "72Gi"), (2, "132Gi", "167Gi"), (8, "132Gi", "215Gi"), (8, "140000000000", "213Gi")],
+)
+def test_the_memory_of_pods_on_cuda_holds_the_checkpoint_that_vllm_reads_ahead(gpus: int, size: str, memory: str) -> None:
+    """vLLM reads no more than 90 % of what is free of it: here all but what the processes ask for."""
+    model = CUDA | {"model": "/opt/m", "gpus_per_replica": gpus}
+    requests, limits, *_ = sized(of_model(model, own={"checkpointSize": size}))
+    assert limits["memory"] == memory
+    assert requests["memory"] == f"{4 + 8 * gpus}Gi"
+    assert sized(of_model(CPU, checkpointSize=size))[1]["memory"] == "6Gi"
+
+
 @pytest.mark.parametrize(("model", "home"), [("org/name", "200Gi"), (EMBEDDED, "8Gi"), ("/opt/m", "8Gi")])
 def test_the_home_has_room_for_weights_that_come_from_a_hub(model: str, home: str) -> None:
     assert sized(of_model(CUDA | {"model": model}))[3] == home

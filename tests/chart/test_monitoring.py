@@ -16,7 +16,7 @@ from serve_app.core.load import EngineLoad
 from serve_app.ingress.books.metrics import CanaryCollector, Configured, FleetCollector
 from tests.chart.places import alert
 from tests.chart.render import Refused, Rendered, at, merged, render
-from tests.monitoring.expressions import selectors
+from tests.monitoring.expressions import OF_RAYS_NODES, selectors
 from tools.monitoring.boards import BOARDS, board_file
 from tools.monitoring.facts import default_facts, filled
 from tools.monitoring.rules import rules_file
@@ -56,7 +56,8 @@ def test_alerts_ask_the_jobs_that_the_pod_monitors_make() -> None:
     asked = [selector for rule in rules(r) for selector in selectors(rule["expr"]) if not selector.name.startswith(others)]
     strangers = [s.text for s in asked if 'job="serving/demo-ingress"' not in s.text]
     of_ray = {"up", f"ray_{PREFIX}desired"}  # whose pods have the GPUs; what the autoscaler wants
-    assert set(strangers) <= {f'{name}{{job="serving/demo-ray"}}' for name in of_ray}
+    of_head = {f'{name}{{RayNodeType="head",job="serving/demo-ray"}}' for name in OF_RAYS_NODES}
+    assert set(strangers) <= of_head | {f'{name}{{job="serving/demo-ray"}}' for name in of_ray}
 
 
 def test_pod_monitors_scrape_ports_that_their_pods_have() -> None:

@@ -16,7 +16,7 @@ from serve_app.cli.manifests import manifest_problems
 from serve_app.config import parse_settings
 from serve_app.ingress.routes.app import VLLM_ROUTES, WITHOUT_KEY
 from serve_app.ingress.routes.sagemaker import INVOCATIONS, PING
-from tests.chart.places import ALB, HUB, LOADED, MONITORS, OUTSIDE, ROUTE, S3, TOLERATION, annotations
+from tests.chart.places import HUB, LOADED, MONITORS, OUTSIDE, ROUTE, S3, TOLERATION
 from tests.chart.render import CHART, CI_FILES, Object, Rendered, at, merged, models, render, tool
 from tests.chart.schemas import kubeconform_schemas
 
@@ -273,6 +273,17 @@ def test_text_that_looks_like_a_number_stays_text() -> None:
     assert 777 not in [*numbers(own.objects), *numbers(theirs.objects)]
 
 
+def test_rays_head_trusts_the_images_authorities_with_a_redis_over_tls_unless_told_others() -> None:
+    """KubeRay's job that cleans Redis has the environment of the head's container."""
+    own = at("head.extraEnv", [{"name": "RAY_REDIS_CA_CERT", "value": "/own.crt"}])
+    plain = {"gcsFaultTolerance": {"enabled": True, "address": "redis://r"}}
+    bundle = "/etc/ssl/certs/ca-certificates.crt"
+    for values, expected in ((OUTSIDE, bundle), (merged(OUTSIDE, own), "/own.crt"), (plain, None), ({}, None)):
+        made = render(values)
+        assert made.environment("head").get("RAY_REDIS_CA_CERT") == expected
+        assert "RAY_REDIS_CA_CERT" not in made.environment("ingress")
+
+
 @pytest.mark.parametrize("key", ["apiServerCidrs", "weightsCidrs", "redisCidrs"])
 def test_a_policy_takes_ranges_of_ipv6(key: str) -> None:
     made = render(merged(LOADED, OUTSIDE, at(f"networkPolicies.{key}", ["::/0", "fd00::/8"])))
@@ -348,30 +359,6 @@ def test_a_drain_leaves_all_but_one_of_the_least_and_the_last_one_if_asked(
 def test_a_sleep_of_no_second_is_no_hook(seconds: int, has_hook: bool) -> None:
     """Kubernetes up to 1.32 refuses a hook that sleeps 0 seconds."""
     assert ("lifecycle" in render(at("timeouts.preStopSleepSeconds", seconds)).container("ingress")) is has_hook
-
-
-def test_an_aws_load_balancer_takes_the_health_check() -> None:
-    """AWS wants 5 s or more between two checks, and a timeout below that."""
-    found = annotations("Ingress")(render(ALB))
-    interval, timeout = (int(found[f"alb.ingress.kubernetes.io/healthcheck-{name}-seconds"]) for name in ("interval", "timeout"))
-    assert 2 <= timeout < interval == 5
-    assert found["alb.ingress.kubernetes.io/healthcheck-path"] == "/readyz"
-
-
-@pytest.mark.parametrize(
-    ("ingress", "num_bytes"),
-    [
-        ({}, 10485760),
-        ({"batch": None}, 10485760),
-        ({"max_body_bytes": 1000, "batch": {"files": "s3://b/p"}}, (200 << 20) + (64 << 10)),
-        ({"batch": {"files": "s3://b/p", "max_file_bytes": 1 << 30}}, (1 << 30) + (64 << 10)),
-        ({"max_body_bytes": 2 << 30, "batch": {"files": "s3://b/p"}}, 2 << 30),
-    ],
-    ids=str,
-)
-def test_nginx_takes_the_largest_body_and_the_largest_upload_with_its_form(ingress: dict[str, Any], num_bytes: int) -> None:
-    made = render(merged(at("ingress", {"enabled": True, "className": "nginx"}), at("config.ingress", ingress)))
-    assert annotations("Ingress")(made)["nginx.ingress.kubernetes.io/proxy-body-size"] == str(num_bytes)
 
 
 def test_two_releases_under_one_parent_select_their_own_pods_by_their_own_names() -> None:

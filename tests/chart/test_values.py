@@ -82,10 +82,12 @@ TIMEOUTS: list[Row] = [
     ),
     ("timeouts.gcsReconnectSeconds", 999, lambda r: r.environment("head")["RAY_gcs_rpc_server_reconnect_timeout_s"], "999", {}),
     ("timeouts.terminationGracePeriodSeconds", 900, lambda r: r.pod("ingress")["terminationGracePeriodSeconds"], 900, {}),
+    ("timeouts.nodeDrainSeconds", 900, lambda r: len(r.objects) > 0, True, {}),  # only checked: test_lint_timeouts.py
     ("timeouts.rayClusterDeletionDelaySeconds", 800, lambda r: r.service["rayClusterDeletionDelaySeconds"], 800, {}),
 ]
 
 CLUSTER: list[Row] = [
+    ("upgradeStrategy", "None", lambda r: r.service["upgradeStrategy"], {"type": "None"}, {}),
     ("podDisruptionBudgets.keepLast", True, lambda r: [*r.of("PodDisruptionBudget")], ["ingress", MODEL_GROUP], {}),
     (
         "podDisruptionBudgets.enabled",

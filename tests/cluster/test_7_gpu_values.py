@@ -24,6 +24,7 @@ FILES = {
     "ci": CHART / "ci/eks-gpu-values.yaml",
 }
 GPUS = 4
+"""GPUs of a pretended node, as many as the model of one of the files wants."""
 KWOK = {"key": "kwok.x-k8s.io/node", "operator": "Exists", "effect": "NoSchedule"}
 SMALL = {"requests": {"cpu": "50m", "memory": "1Gi"}, "limits": {"memory": "3Gi"}}
 ASK = """
@@ -43,6 +44,8 @@ class Installed:
 
     name: str
     model: str
+    gpus: int
+    """GPUs of one replica."""
     headroom: int
     images: Images
 
@@ -112,7 +115,8 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     headroom = values["modelPods"].get("headroom", {}).get("pods", 0)
     try:
         run("helm", "install", name, str(CHART), "-n", name, "--create-namespace", "-f", str(file))
-        yield Installed(name, next(iter(values["config"]["models"])), headroom, images)
+        ((model, settings),) = values["config"]["models"].items()
+        yield Installed(name, model, settings["gpus_per_replica"], headroom, images)
     finally:
         run("helm", "uninstall", name, "-n", name, "--wait", "--timeout", "5m", "--ignore-not-found", limit_s=400)
         kubectl("delete", "namespace", name, "--ignore-not-found", limit_s=400)
@@ -122,7 +126,8 @@ def test_every_model_pod_has_a_node_and_its_gpus(installed: Installed) -> None:
     num_pods = 2 + installed.headroom
     pods = wait_until("model pods on nodes", lambda: _all(installed, num_pods))
     assert {pod["spec"]["containers"][0]["image"] for pod in pods} == {installed.images.cuda}
-    assert [pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] for pod in pods] == [str(GPUS)] * num_pods
+    held = [pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] for pod in pods]
+    assert held == [str(installed.gpus)] * num_pods
     nodes = {pod["spec"]["nodeName"] for pod in pods}
     assert len(nodes) == num_pods
     assert nodes <= set(pretended_nodes())

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from serve_app.cli.manifests import manifest_problems
-from tests.chart.render import CHART, render, tool
+from tests.chart.render import CHART, merged, render, tool
 
 K8S = Path(__file__).parents[2] / "k8s"
 OUR_VALUES = K8S / "cluster/values/serve-app.yaml"
@@ -81,11 +81,35 @@ def test_the_gpu_nodes_take_the_model_pods() -> None:
     assert plugin["nodeSelector"].items() <= template["metadata"]["labels"].items()
 
 
+@pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
+def test_a_model_has_one_gpu_and_the_readme_gives_a_larger_one_the_four_of_a_node() -> None:
+    """Four times the GPUs for a model that one holds cost more than twice as much."""
+    (ours,) = our_values()["config"]["models"].values()
+    assert ours["gpus_per_replica"] == 1
+    text = (K8S / "README.md").read_text().replace("COMMIT", "a" * 40)
+    (block,) = re.findall(r"\*\*A model that one GPU does not hold\*\*.*?```yaml\n(.*?)```", text, re.DOTALL)
+    values_of_large = our_values()
+    del values_of_large["config"]["models"]
+    limits = render(merged(values_of_large, yaml.safe_load(block))).container("model")["resources"]["limits"]
+    assert limits["nvidia.com/gpu"] == 4
+    assert limits["memory"] == "183Gi"  # 132 / 0.9 and what the processes ask for: vLLM reads the weights ahead
+
+
 def test_gpu_nodes_are_spot_or_on_demand_and_new_enough_for_vllm() -> None:
     """Karpenter takes spot first where both are allowed."""
     assert set(requirement(gpu_pool(), "karpenter.sh/capacity-type")) == {"spot", "on-demand"}
     (name,) = requirement(gpu_pool(), "karpenter.k8s.aws/instance-gpu-name")  # one kind has one capacity
     assert name in AMPERE_AND_LATER
+
+
+def test_what_pods_write_on_gpu_nodes_is_on_nvme_disks_that_every_one_has() -> None:
+    """The home of a model's pod may have 200Gi, and the volume of EBS has the system alone."""
+    node_class = karpenter("EC2NodeClass")["gpu"]["spec"]
+    assert node_class["instanceStorePolicy"] == "RAID0"
+    (nvme_gb,) = requirement(gpu_pool(), "karpenter.k8s.aws/instance-local-nvme")
+    assert int(nvme_gb) >= 199
+    (disk,) = node_class["blockDeviceMappings"]
+    assert disk["ebs"].keys() == {"volumeType", "volumeSize", "encrypted", "deleteOnTermination"}
 
 
 @pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
@@ -133,16 +157,44 @@ def test_karpenter_repairs_broken_nodes_and_stays_off_its_own() -> None:
 
 @pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
 def test_karpenter_takes_no_node_under_a_stream() -> None:
-    """Only empty nodes by its own will, and where it must, later than the pods' own grace."""
+    """Only empty nodes by its own will, and where it must, later than the pods' own grace, which a budget lets begin one by one.
+
+    A pod with karpenter.sh/do-not-disrupt would not be evicted at a spot notice either.
+    """
     rendered = render(our_values())
     graces = [g["template"]["spec"]["terminationGracePeriodSeconds"] for g in rendered.cluster["workerGroupSpecs"]]
     for pool in karpenter("NodePool").values():
         assert pool["spec"]["disruption"]["consolidationPolicy"] == "WhenEmpty"
         minutes = re.fullmatch(r"(\d+)m", pool["spec"]["template"]["spec"]["terminationGracePeriod"])
         assert minutes is not None
-        assert int(minutes[1]) * 60 > max(graces)
-    for group in rendered.cluster["workerGroupSpecs"]:
-        assert group["template"]["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
+        assert int(minutes[1]) * 60 >= our_values()["timeouts"]["nodeDrainSeconds"] >= max(graces)
+    budgets = rendered.of("PodDisruptionBudget").values()
+    assert [budget["spec"]["minAvailable"] for budget in budgets] == [1] * len(graces)
+    for values_of_eks in (rendered, render(files=(CHART / "ci/eks-gpu-values.yaml",))):
+        assert "karpenter.sh/do-not-disrupt" not in values_of_eks.text
+
+
+def test_gpu_alerts_have_an_exporter_that_prometheus_scrapes_and_that_starts_no_second_engine() -> None:
+    """Beside a second engine EKS's agent calls a GPU broken, and Karpenter ends the node."""
+    exporter = values(K8S / "cluster/values/dcgm-exporter.yaml")
+    assert exporter["nodeSelector"].items() <= gpu_pool()["spec"]["template"]["metadata"]["labels"].items()
+    assert tolerated(exporter, gpu_pool())
+    (host,) = exporter["extraEnv"]
+    assert exporter["arguments"][:2] == ["-r", f"$({host['name']}):5555"]
+    assert host["valueFrom"] == {"fieldRef": {"fieldPath": "status.hostIP"}}
+    prometheus = values(K8S / "cluster/values/kube-prometheus-stack.yaml")["prometheus"]["prometheusSpec"]
+    assert exporter["serviceMonitor"]["enabled"] is True
+    assert prometheus["serviceMonitorSelectorNilUsesHelmValues"] is False
+    installed = re.findall(r"-f k8s/cluster/values/(\S+)\.yaml", (K8S / "README.md").read_text())
+    assert {"dcgm-exporter", "kube-prometheus-stack", "nvidia-device-plugin"} <= set(installed)
+
+
+def test_grafana_has_a_password_of_its_own_before_it_is_installed() -> None:
+    admin = values(K8S / "cluster/values/kube-prometheus-stack.yaml")["grafana"]["admin"]
+    text = (K8S / "README.md").read_text()
+    made = text.index(f"kubectl -n monitoring create secret generic {admin['existingSecret']} ")
+    assert all(f"--from-literal={admin[key]}=" in text[made:] for key in ("userKey", "passwordKey"))
+    assert made < text.index("helm upgrade --install monitoring ")
 
 
 @pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
@@ -203,6 +255,14 @@ def test_the_runbook_explains_every_alert_of_the_chart() -> None:
     alerts = {r["alert"] for group in rule["spec"]["groups"] for r in group["rules"] if "alert" in r}
     runbook = (K8S.parent / "docs/runbook.md").read_text()
     assert set(re.findall(r"^### (\w+)$", runbook, re.MULTILINE)) == alerts
+
+
+@pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
+def test_pods_reach_the_dns_of_eks_auto_mode_by_the_values_of_the_readme() -> None:
+    (block,) = re.findall(r"\*\*EKS Auto Mode\*\*.*?```yaml\n(.*?)```", (K8S / "README.md").read_text(), re.DOTALL)
+    (rule,) = render(merged(our_values(), yaml.safe_load(block))).of("NetworkPolicy")["dns"]["spec"]["egress"]
+    assert rule["to"] == [{"ipBlock": {"cidr": "172.20.0.10/32"}}]
+    assert {(p["protocol"], p["port"]) for p in rule["ports"]} == {("UDP", 53), ("TCP", 53)}
 
 
 def test_the_namespaces_are_those_of_the_charts_network_policies() -> None:

@@ -91,6 +91,15 @@ def test_the_layout_on_community_modules_takes_the_same_variables_and_gives_the_
     assert used == set(re.findall(r'^variable "(\w+)"', (EKS / "variables.tf").read_text(), re.MULTILINE))
 
 
+def test_both_layouts_leave_out_zones_that_eks_refuses() -> None:
+    """Their ids mean the same zone in every account; names do not."""
+    for file in (EKS / "vpc.tf", COMMUNITY / "main.tf"):
+        (zones,) = re.findall(r'data "aws_availability_zones" "this" \{(.*?)\n\}', file.read_text(), re.DOTALL)
+        assert "exclude_zone_ids = var.exclude_zone_ids" in zones
+    (ids,) = re.findall(r'variable "exclude_zone_ids" \{.*?default +=(.*?)\n', (EKS / "variables.tf").read_text(), re.DOTALL)
+    assert re.findall(r'"([a-z0-9-]+)"', ids) == ["use1-az3", "usw1-az2", "cac1-az3"]
+
+
 def test_the_community_modules_are_pinned() -> None:
     text = (COMMUNITY / "main.tf").read_text()
     sources = re.findall(r'source  = "(\S+)"\n  version = "(\S+)"', text)

@@ -108,6 +108,12 @@ def gpu(field: str, values: str, *, of: str = "serve-app") -> Series:
     }
 
 
+def head_memory(used: str, total: str, node: str = "head") -> Series:
+    """Return what Ray's agent on a node tells of its memory."""
+    labels = f'job="local/serve-app-ray",pod="demo-head",endpoint="metrics",RayNodeType="{node}"'
+    return {f"ray_node_mem_used{{{labels}}}": used, f"ray_node_mem_total{{{labels}}}": total}
+
+
 GPU = {"job": "local/serve-app-ray", "Hostname": "n1", "gpu": "0"}
 TTFT, ITL = "serve_app_ttft_seconds", "vllm:inter_token_latency_seconds"
 
@@ -209,6 +215,13 @@ CASES: dict[str, Case] = {
         "1GiB are free in the folder of batches.",
         {f"serve_app_batch_free_bytes{{{JOB}}}": "0x90"},
         labels={},
+    ),
+    "ServeAppHeadMemoryIsFull": Case(
+        head_memory("2700x90", "3000x90"),
+        "Ray's head demo-head has used 90% of its memory, and over 80 % for 10 minutes.",
+        head_memory("2700x55 2300 2700x40", "3000x90"),
+        labels={"job": "local/serve-app-ray", "pod": "demo-head"},
+        calm_too=head_memory("2700x90", "3000x90", node="worker"),
     ),
     "ServeAppReplicasAreLost": Case(
         {f"serve_app_resumptions_total{{{M}}}": "0+1x90"},

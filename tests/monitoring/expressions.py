@@ -24,7 +24,9 @@ OF_DCGM |= {"DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_ROW_REMAP_FA
 """Default fields of NVIDIA's exporter (docs.nvidia.com/datacenter/dcgm, "DCGM Exporter Metrics"); a fleet without GPUs has none."""
 OF_THE_AUTOSCALER = {f"ray_{PREFIX}{name}" for name in SERIES}
 """Through Ray's metrics agent, which `serve-app up` does not start."""
-ELSEWHERE = OF_DCGM | OF_THE_AUTOSCALER
+OF_RAYS_NODES = {"ray_node_mem_used", "ray_node_mem_total"}
+"""Through the same agent (ray/dashboard/modules/reporter/reporter_agent.py)."""
+ELSEWHERE = OF_DCGM | OF_THE_AUTOSCALER | OF_RAYS_NODES
 """Series that no ingress serves."""
 SUFFIXES = ("_bucket", "_sum", "_count")
 

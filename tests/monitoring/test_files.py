@@ -36,6 +36,7 @@ OF_THE_PROCESS = {"process_start_time_seconds", "process_cpu_seconds_total", "pr
 OF_THE_PROCESS |= {"process_open_fds", "process_max_fds"}
 OF_A_GPU = {"Hostname", "gpu", "namespace", "pod", "exported_namespace", "exported_pod"}
 OF_A_WISH = {"rule"}
+OF_A_NODE = {"RayNodeType", "pod"}
 TARGET_LABELS = {"job", "instance", "namespace", "app_kubernetes_io_instance", "alertname", "alertstate"}
 
 
@@ -73,7 +74,7 @@ def test_a_release_is_never_chosen_by_what_a_name_begins_with() -> None:
 
 
 def test_every_label_that_is_asked_for_exists() -> None:
-    known = {"le", "model_name"}.union(*(series.labels for series in TABLE)) | TARGET_LABELS | OF_A_GPU | OF_A_WISH
+    known = {"le", "model_name"}.union(*(series.labels for series in TABLE)) | TARGET_LABELS | OF_A_GPU | OF_A_WISH | OF_A_NODE
     for promql in all_promql():
         matched = set().union(*(selector.labels for selector in selectors(promql)))
         assert (grouped_labels(promql) | matched) - known == set(), promql

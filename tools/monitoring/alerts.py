@@ -29,6 +29,11 @@ def _increase(series: str, window: str, labels: str = "", by: str = "job, model"
     return f"{over} by ({by}) (increase({series}{{{selector}}}[{window}]))"
 
 
+def _of_head(series: str) -> str:
+    """Return what Ray's agent on the head reports; as the memory of the machine it gives the limit of its container."""
+    return f'max by (job, pod) (ray_node_{series}{{job="${{namespace}}/${{release}}-ray",RayNodeType="head"}})'
+
+
 _TENANT = "job, tenant, model"
 
 
@@ -130,6 +135,14 @@ CAPACITY = (
         f"min by (job) (serve_app_batch_free_bytes{{{IN_JOB}}} > 0) < ${{free_bytes}}",
         "{{ $value | humanize1024 }}B are free in the folder of batches.",
         "batch",
+        model=False,
+    ),
+    Alert(
+        "ServeAppHeadMemoryIsFull",
+        "warning",
+        "10m",
+        f"{_of_head('mem_used')} / {_of_head('mem_total')} > 0.8",
+        "Ray's head {{ $labels.pod }} has used {{ $value | humanizePercentage }} of its memory, and over 80 % for 10 minutes.",
         model=False,
     ),
 )

@@ -3,7 +3,7 @@ JSON list. All are reported together, but for those that ignoredRules names; tes
 {{- define "serve-app.lint" -}}
 {{- $problems := printf "%s\n%s" (include "serve-app.lintForeign" .) (include "serve-app.lintConfig" .) | trim -}}
 {{- if not $problems -}}{{- /* the other checks read names and configuration that these refuse */ -}}
-{{- range list "Ports" "ConfigSize" "Accounts" "Timeouts" "Edge" "Open" "Kinds" "Scaling" "Gpus" "Headroom" "Pods" "Additions" "Folders" "Images" "ModelImages" "Secrets"
+{{- range list "Ports" "ConfigSize" "Accounts" "Timeouts" "Alb" "Edge" "Open" "Kinds" "Scaling" "Gpus" "Headroom" "Pods" "Additions" "Folders" "Images" "ModelImages" "Secrets"
     "Weights" "Effect" "Tenants" "Redis" -}}
 {{- $problems = printf "%s\n%s" $problems (include (printf "serve-app.lint%s" .) $) -}}
 {{- end -}}

@@ -1,33 +1,5 @@
-{{- /* An AWS load balancer by this chart, as "true" or "false". */}}
-{{- define "serve-app.alb" -}}
-{{ and .Values.ingress.enabled .Values.ingress.alb }}
-{{- end }}
-
-{{- /* How an AWS load balancer learns that an ingress stops. The timeout must be below the interval, whose least is 5 s. */}}
-{{- define "serve-app.albHealthCheck" -}}
-alb.ingress.kubernetes.io/healthcheck-path: /readyz
-alb.ingress.kubernetes.io/healthcheck-interval-seconds: "5"
-alb.ingress.kubernetes.io/healthcheck-timeout-seconds: "2"
-alb.ingress.kubernetes.io/healthy-threshold-count: "2"
-alb.ingress.kubernetes.io/unhealthy-threshold-count: "2"
-{{- end }}
-
-{{- /* Seconds until an AWS load balancer turns away from an ingress that says it stops. */}}
-{{- define "serve-app.albHealthCheckSeconds" -}}
-{{- $check := mergeOverwrite (include "serve-app.albHealthCheck" . | fromYaml) .Values.ingress.annotations -}}
-{{- mul (index $check "alb.ingress.kubernetes.io/healthcheck-interval-seconds") (index $check "alb.ingress.kubernetes.io/unhealthy-threshold-count") -}}
-{{- end }}
-
 {{- define "serve-app.lintEdge" -}}
-{{- $drain := (include "serve-app.timeouts" . | fromYaml).drain | int -}}
-{{- $idle := .Values.timeouts.loadBalancerIdleSeconds | int -}}
 {{- $alb := eq (include "serve-app.alb" .) "true" -}}
-{{- if and $alb (gt $drain 3600) -}}
-{{- list "alb-cuts-drain" (printf "config.timeouts.drain_s is %d, but ingress.alb is true and an AWS load balancer keeps a stopping target for 3600 s at most: it would cut streams; lower drain_s, or use another load balancer" $drain) | toJson | nindent 0 -}}
-{{- end -}}
-{{- if and $alb (gt $idle 4000) -}}
-{{- list "alb-cuts-silence" (printf "timeouts.loadBalancerIdleSeconds is %d, but ingress.alb is true and an AWS load balancer waits 4000 s at most: lower it, or use another load balancer" $idle) | toJson | nindent 0 -}}
-{{- end -}}
 {{- $in := .Values.ingress -}}
 {{- if and $in.enabled (eq $in.className "alb") (not $in.alb) -}}
 {{- list "alb-without-settings" "ingress.className is alb, but ingress.alb is false: the load balancer would get none of the settings that long streams need; set ingress.alb to true" | toJson | nindent 0 -}}
@@ -133,6 +105,9 @@ alb.ingress.kubernetes.io/unhealthy-threshold-count: "2"
 {{- define "serve-app.lintRedis" -}}
 {{- if and (eq (include "serve-app.ownRedis" .) "true") (eq .Values.gcsFaultTolerance.existingSecret (include "serve-app.redisName" .)) -}}
 {{- list "redis-secret-of-chart" (printf "gcsFaultTolerance.existingSecret is %s, which the chart makes where the value is empty, and would delete now: give yours another name" .Values.gcsFaultTolerance.existingSecret) | toJson | nindent 0 -}}
+{{- end -}}
+{{- if contains ".serverless." .Values.gcsFaultTolerance.address -}}
+{{- list "redis-serverless" (printf "gcsFaultTolerance.address is %s, but Ray cannot use ElastiCache Serverless, which has many shards (ray#44965): name a node-based one with one shard, or leave the address empty" .Values.gcsFaultTolerance.address) | toJson | nindent 0 -}}
 {{- end -}}
 {{- if .Capabilities.APIVersions.Has "ray.io/v1/RayService" -}}
 {{- $live := lookup "ray.io/v1" "RayService" .Release.Namespace (include "serve-app.fullname" .) | default dict -}}

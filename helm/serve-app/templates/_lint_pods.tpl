@@ -19,6 +19,11 @@
 {{- $path := ternary (printf "%s.pods" $model.at) "modelPods" (hasKey $model "pods") -}}
 {{- $pods := include "serve-app.modelPods" (dict "root" $ "model" $model) | fromYaml -}}
 {{- include "serve-app.lintPod" (dict "root" $ "path" $path "pods" $pods "whose" (printf " for %s" $model.at)) -}}
+{{- $least := include "serve-app.readAheadGi" $pods | int64 -}}
+{{- $memory := dig "limits" "memory" "" $pods.resources -}}
+{{- if and $memory (eq (dig "device" "cpu" $model) "cuda") (lt (include "serve-app.quantity" $memory | float64) (mulf $least 1073741824)) -}}
+{{- list "checkpoint-above-memory" (printf "%s.checkpointSize is %v, but %s.resources.limits.memory is %v for %s: vLLM reads a checkpoint ahead only where it fits 90 %% of the free memory, and would load it piece by piece over the network; raise the latter above %dGi" $path $pods.checkpointSize $path $memory $model.at $least) | toJson | nindent 0 -}}
+{{- end -}}
 {{- $_ := set $labels (printf "%s.podLabels" $path) $pods.podLabels -}}
 {{- end -}}
 {{- range $name, $_ := $v.commonAnnotations -}}

@@ -18,6 +18,9 @@ head_prestop_s: {at: head.preStopSleepSeconds, s: {{ .Values.head.preStopSleepSe
 probe_s: {at: the readiness probe's periods, s: 4}
 old_cluster_s: {at: timeouts.rayClusterDeletionDelaySeconds, s: {{ $t.deletionDelay }}}
 gcs_reconnect_s: {at: timeouts.gcsReconnectSeconds, s: {{ $t.gcsReconnect }}}
+{{- with int $v.nodeDrainSeconds }}
+node_grace_s: {at: timeouts.nodeDrainSeconds, s: {{ . }}}
+{{- end }}
 {{- if eq (include "serve-app.alb" .) "true" }}
 health_check_s: {at: the load balancer's health check, s: {{ include "serve-app.albHealthCheckSeconds" . }}}
 {{- end }}

@@ -50,8 +50,8 @@ replace them, and values of the model's own `pods` replace both. `image` becomes
 compile cache, and a canary keeps no node free but by its own `pods`. Args: root, model. */}}
 {{- define "serve-app.modelPods" -}}
 {{- $cuda := eq (dig "device" "cpu" .model) "cuda" -}}
-{{- $sizes := include "serve-app.modelSizes" .model | fromYaml -}}
 {{- $pods := mergeOverwrite (deepCopy .root.Values.modelPods) (deepCopy (.model.pods | default dict)) -}}
+{{- $sizes := include "serve-app.modelSizes" (dict "model" .model "pods" $pods) | fromYaml -}}
 {{- $_ := set $pods "resources" (mergeOverwrite $sizes.resources $pods.resources) -}}
 {{- range $key := list "shmSize" "homeSize" -}}
 {{- $_ := set $pods $key (get $pods $key | default (get $sizes $key)) -}}
@@ -69,15 +69,22 @@ compile cache, and a canary keeps no node free but by its own `pods`. Args: root
 {{ toYaml $pods }}
 {{- end }}
 
-{{- /* What a model's pod needs when values say nothing. values.yaml has the formulas and their reasons. Args: the model. */}}
+{{- /* The least memory, in Gi, in which vLLM reads a checkpoint ahead: the checkpoint must fit 90 % of what the pod's limit leaves free.
+Args: the pods' settings. */}}
+{{- define "serve-app.readAheadGi" -}}
+{{- divf (include "serve-app.quantity" (.checkpointSize | default 0)) 1073741824 0.9 | ceil | int -}}
+{{- end }}
+
+{{- /* What a model's pod needs when values say nothing. values.yaml has the formulas and their reasons. Args: model, pods (its settings). */}}
 {{- define "serve-app.modelSizes" -}}
-{{- $gpus := dig "gpus_per_replica" 0 . | int -}}
-{{- if eq (dig "device" "cpu" .) "cuda" -}}
+{{- $gpus := dig "gpus_per_replica" 0 .model | int -}}
+{{- if eq (dig "device" "cpu" .model) "cuda" -}}
+{{- $asked := add 4 (mul 8 $gpus) -}}
 resources:
-  requests: {cpu: {{ add $gpus 2 | quote }}, memory: {{ add 4 (mul 8 $gpus) }}Gi, ephemeral-storage: 8Gi}
-  limits: {cpu: {{ add 4 (mul 4 $gpus) | quote }}, memory: {{ add 8 (mul 16 $gpus) }}Gi}
+  requests: {cpu: {{ add $gpus 2 | quote }}, memory: {{ $asked }}Gi, ephemeral-storage: 8Gi}
+  limits: {cpu: {{ add 4 (mul 4 $gpus) | quote }}, memory: {{ max (add 8 (mul 16 $gpus)) (include "serve-app.readAheadGi" .pods | int | add $asked) }}Gi}
 shmSize: {{ add 2 $gpus }}Gi
-homeSize: {{ ternary "8Gi" "200Gi" (or (hasPrefix "embedded:" .model) (hasPrefix "/" .model)) }}
+homeSize: {{ ternary "8Gi" "200Gi" (or (hasPrefix "embedded:" .model.model) (hasPrefix "/" .model.model)) }}
 {{- else -}}
 resources:
   requests: {cpu: 500m, memory: 3Gi, ephemeral-storage: 1Gi}

@@ -7,6 +7,11 @@
 - {name: RAY_gcs_rpc_server_reconnect_timeout_s, value: {{ (include "serve-app.timeouts" .root | fromYaml).gcsReconnect | quote }}}
 - {name: RAY_LOG_TO_STDERR, value: "1"} # for kubectl logs; Serve keeps its files besides
 {{ include "serve-app.logRotation" . }}
+{{- if eq .component "head" }}
+{{- with include "serve-app.redisAuthorities" .root }}
+{{ . }}
+{{- end }}
+{{- end }}
 {{- if not .pods.gpus }}
 {{ include "serve-app.noGpusEnv" . }}
 {{- end }}

@@ -24,6 +24,11 @@ run "defaults" {
   }
 
   assert {
+    condition     = contains(data.aws_availability_zones.this.exclude_zone_ids, "use1-az3")
+    error_message = "zones that EKS refuses are left out"
+  }
+
+  assert {
     condition     = length(distinct([for s in concat(values(aws_subnet.private), values(aws_subnet.public)) : s.cidr_block])) == 6
     error_message = "subnets must not overlap"
   }

@@ -20,6 +20,15 @@ secretKeyRef: {name: {{ include "serve-app.redisName" . }}, key: password}
 {{- end -}}
 {{- end }}
 
+{{- /* Whom Ray trusts with TLS: the image's public authorities, or what head.extraEnv says. Ray itself would trust nobody. */}}
+{{- define "serve-app.redisAuthorities" -}}
+{{- $own := list -}}
+{{- range .Values.head.extraEnv }}{{ if hasPrefix "RAY_REDIS_CA_" .name }}{{ $own = append $own .name }}{{ end }}{{ end -}}
+{{- if and .Values.gcsFaultTolerance.enabled (hasPrefix "rediss://" .Values.gcsFaultTolerance.address) (not $own) -}}
+- {name: RAY_REDIS_CA_CERT, value: /etc/ssl/certs/ca-certificates.crt}
+{{- end -}}
+{{- end }}
+
 {{- /* gcsFaultToleranceOptions. The storage namespace stays KubeRay's own, the RayCluster's UID: two clusters live during an upgrade. */}}
 {{- define "serve-app.redisOptions" -}}
 {{- $ft := .Values.gcsFaultTolerance -}}
