@@ -7,6 +7,7 @@ the request.
 import logging
 import queue
 import socket
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -24,6 +25,8 @@ from serve_app.replica import pipe
 logger = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 20
+_SAME_LOAD_S = 0.05
+"""The least time between two frames without outputs that report the same load while all requests wait for reads of KV."""
 
 Send = Callable[[pipe.FromEngine], None]
 
@@ -135,7 +138,8 @@ class OutputThread:
         self._send = send
         self._max_frame_bytes = max_frame_bytes
         self._encoder = MsgpackEncoder()
-        self._load = (0, 0, 0.0)
+        self._load = self._sent_load = (0, 0, 0.0)
+        self._sent_at = 0.0
         self._golden_ids: list[int] = []
 
     def run(self) -> None:
@@ -158,7 +162,17 @@ class OutputThread:
             # To vLLM, requests wait while they read KV of another engine. They have a place, so they do not show that the engine is full.
             reading = min(waiting, stats.num_kv_fetch_reqs_by_stage.get(KV_FETCH_IN_PROGRESS, 0))
             self._load = (stats.num_running_reqs + reading, waiting - reading, stats.kv_cache_usage)
+            if reading and not (stats.num_running_reqs or outputs.outputs) and self._has_said_so():
+                return
         self._send_step(slot, outputs, self._encoder.encode(outputs))
+
+    def _has_said_so(self) -> bool:
+        """Return whether the load was sent lately. While all requests wait for reads, vLLM steps a thousand times a second."""
+        now = time.monotonic()
+        if self._load == self._sent_load and now - self._sent_at < _SAME_LOAD_S:
+            return True
+        self._sent_load, self._sent_at = self._load, now
+        return False
 
     def _put_out_golden(self, outputs: Sequence[EngineCoreOutput]) -> None:
         for output in outputs:

@@ -5,6 +5,7 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 from serve_app.core.hand_over import HANDED_OVER
 from serve_app.links.protocol.frames import FrameDecoder
 from serve_app.links.protocol.messages import Outputs, decode_message
-from serve_app.replica import pipe
+from serve_app.replica import engine_io, pipe
 from serve_app.replica.engine_io import AttemptRefused, InputThread, OutputThread
 
 DEAD = b"dead"
@@ -154,6 +155,20 @@ def test_a_request_that_reads_kv_of_another_engine_runs() -> None:
     stats.num_kv_fetch_reqs_by_stage = {KV_FETCH_IN_PROGRESS: 2, "other": 1}
     (sent,) = [m for m in write(FakeCore(), (5, EngineCoreOutputs(scheduler_stats=stats))) if isinstance(m, pipe.StepOutputs)]
     assert (sent.load.running, sent.load.waiting) == (5, 3)
+
+
+def test_an_engine_that_only_waits_for_reads_reports_its_load_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits(reading: int, running: int = 0) -> tuple[int, EngineCoreOutputs]:
+        stats = SchedulerStats(num_running_reqs=running, num_skipped_waiting_reqs=reading)
+        stats.num_kv_fetch_reqs_by_stage = {KV_FETCH_IN_PROGRESS: reading}
+        return 5, EngineCoreOutputs(scheduler_stats=stats)
+
+    monkeypatch.setattr(engine_io, "time", SimpleNamespace(monotonic=lambda: 7.0))
+    sent = write(FakeCore(), waits(2), waits(2), waits(2), waits(1), waits(1), waits(1, running=1), waits(1, running=1), waits(0))
+    assert [m.load.running for m in sent if isinstance(m, pipe.StepOutputs)] == [2, 1, 2, 2, 0]
+    later = iter((7.0, 8.0))
+    monkeypatch.setattr(engine_io, "time", SimpleNamespace(monotonic=lambda: next(later)))
+    assert len(write(FakeCore(), waits(2), waits(2))) == 2
 
 
 @pytest.mark.parametrize(
