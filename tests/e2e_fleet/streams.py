@@ -97,7 +97,7 @@ def _logprobs(choice: dict[str, Any]) -> list[tuple[str, float]]:
     return list(zip(given.get("tokens") or (), given.get("token_logprobs") or (), strict=True))
 
 
-def completion(model: str, *, prompt: str = PROMPT, max_tokens: int = 400, **body: Any) -> Ask:
+def completion(model: str, *, prompt: str | list[int] = PROMPT, max_tokens: int = 400, **body: Any) -> Ask:
     """Return a greedy streamed completion that runs to ``max_tokens``; ``body`` overrides and adds."""
     base = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     return Ask("/v1/completions", {**base, **body})

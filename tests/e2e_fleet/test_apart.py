@@ -1,0 +1,55 @@
+"""Answers make way for long prompts, and their clients notice nothing: simulated accelerators and a simulated link, in real processes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e_fleet.conftest import Configure
+from tests.e2e_fleet.operations import MODEL, Fleet, fleet
+from tests.e2e_fleet.streams import Answer, completion, play
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+CHATS = [completion(MODEL, prompt=[number + 3] * 300, max_tokens=200) for number in range(16)]
+LONG = [completion(MODEL, prompt=[number + 3] * 1600, max_tokens=20) for number in range(8)]
+"""Their prefill takes half a second each on this accelerator, as long as 16 steps of answers."""
+
+
+@pytest.fixture(scope="module")
+def moving(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    config = configure(
+        8056,
+        replicas={"min": 2, "max": 2},
+        timeouts={"drain_s": 5.0, "no_replica_s": 30.0},
+        simulated={"profile": "a10g-llama-8b"},
+        engine_args={"max_num_batched_tokens": 512},
+    )
+    config["models"][MODEL] |= {"kv": {"transfer": "nixl", "port": 16300}, "routing": {"apart": True}}
+    with fleet(config, tmp_path_factory.mktemp("moving")) as running:
+        yield running
+
+
+def moves(fleet: Fleet, name: str, label: str) -> dict[str, float]:
+    series = fleet.ingresses()[0]
+    return {dict(labels)[label]: value for (found, labels), value in series.items() if found == name}
+
+
+def folded(answers: list[Answer]) -> list[dict[str, Any]]:
+    assert all(answer.is_complete() for answer in answers)
+    return [answer.folded() for answer in answers]
+
+
+def test_answers_that_make_way_for_long_prompts_are_the_same(moving: Fleet) -> None:
+    undisturbed = folded(play(moving.url, CHATS))
+    assert moves(moving, "serve_app_hand_overs_asked_total", "cause").get("prompts", 0) == 0
+    long: list[Answer] = []
+
+    def ask_long() -> None:
+        long.extend(play(moving.url, LONG))
+
+    assert folded(play(moving.url, CHATS, ask_long)) == undisturbed
+    assert len(folded(long)) == len(LONG)
+    assert moves(moving, "serve_app_hand_overs_asked_total", "cause")["prompts"] > 0
+    assert moves(moving, "serve_app_hand_overs_total", "result").get("read", 0) > 0
+    assert moves(moving, "serve_app_routed_total", "reason").get("prompt", 0) > 0
