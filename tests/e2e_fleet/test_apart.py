@@ -1,5 +1,7 @@
 """Answers make way for long prompts, and their clients notice nothing: simulated accelerators and a simulated link, in real processes."""
 
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,3 +55,17 @@ def test_answers_that_make_way_for_long_prompts_are_the_same(moving: Fleet) -> N
     assert moves(moving, "serve_app_hand_overs_asked_total", "cause")["prompts"] > 0
     assert moves(moving, "serve_app_hand_overs_total", "result").get("read", 0) > 0
     assert moves(moving, "serve_app_routed_total", "reason").get("prompt", 0) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_an_engine_that_is_lost_while_answers_move_costs_no_token(moving: Fleet, sent: signal.Signals) -> None:
+    undisturbed = folded(play(moving.url, CHATS))
+    long: list[Answer] = []
+
+    def lose_an_engine() -> None:
+        long.extend(play(moving.url, LONG, lambda: os.kill(moving.members("replica")[0]["load"]["engine_pid"], sent)))
+
+    assert folded(play(moving.url, CHATS, lose_an_engine)) == undisturbed
+    assert len(folded(long)) == len(LONG)
+    moving.wait_for_replicas(2)
