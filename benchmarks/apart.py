@@ -13,8 +13,8 @@ The sides of *mixed* and *short*:
     fixed N      N engines compute all prompts, and the others make all answers
     threshold N  the same for prompts of more than 1,000 tokens, while fewer than three wait there; other prompts stay with their answers
 
-The seed decides all figures. `benchmarks/virtual_fleet.py` says what is real, `serve_app/simulated/transfer.py` what a read takes. *fixed* and *threshold* are ours: they
-have the rules of fixed pools and of Dynamo's conditional disaggregation, and none of the rest of those systems.
+The seed decides all figures. `benchmarks/virtual_fleet.py` says what is real, `serve_app/simulated/transfer.py` what a read takes.
+*fixed* and *threshold* are ours: they have the rules of fixed pools and of Dynamo's conditional disaggregation, and nothing else of them.
 """
 
 import argparse
@@ -119,14 +119,15 @@ def mixed(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
     heads = (
         "chats' ITL p99 ms | their TTFT p99 s | long prompts' TTFT p50 s | p99 s | good answers/s | tokens/s | moves/s | results"
     )
-    yield f"| side | {heads} |"
-    for name in SIDES:
-        fleets = [play([CHATS, LONG], seconds, seed=seed, side=name) for seed in seeds]
+    yield f"| side | ingresses | {heads} |"
+    for name, ingresses in (*((name, 1) for name in SIDES), ("together", 2), ("apart", 2)):
+        fleets = [play([CHATS, LONG], seconds, seed=seed, side=name, ingresses=ingresses) for seed in seeds]
         counted = [[asked for asked in fleet.counted() if asked.at < fleet.monotonic() - 10.0] for fleet in fleets]
         gaps = [[1000 * gap for asked in each if asked.load is CHATS for gap in asked.gaps] for each in counted]
         results = sum((fleet.hand_overs() for fleet in fleets[1:]), fleets[0].hand_overs())
         yield row(
             name,
+            ingresses,
             spread([p99(each) for each in gaps], 1),
             spread([p99(fleet.waits_s("chat")) for fleet in fleets], 2),
             spread([statistics.median(fleet.waits_s("long")) for fleet in fleets], 2),
@@ -247,10 +248,11 @@ def main() -> None:
             *,
             seed: int,
             side: str,
+            ingresses: int = 1,
             begin: Callable[[VirtualFleet], None] = lambda fleet: None,
             with_kv: bool = True,
         ) -> VirtualFleet:
-            playing[:] = [VirtualFleet(cores, seed=seed, costs=costs, apart=SIDES[side], moves_kv=with_kv)]
+            playing[:] = [VirtualFleet(cores, seed=seed, ingresses=ingresses, costs=costs, apart=SIDES[side], moves_kv=with_kv)]
             begin(playing[-1])
             playing[-1].run(loads, seconds)
             return playing[-1]

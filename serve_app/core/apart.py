@@ -161,8 +161,10 @@ class Apart:
     def _cost_s(self, tokens: int, replica: ReplicaState) -> float:
         """Return the seconds that requests would wait in sum if the replica computed so many tokens of a prompt."""
         own_s = tokens * self._order.costs.prompt_token_s
-        before_s = replica.prefill_tokens * self._order.costs.prompt_token_s
-        num_answers = max(len(replica.held), replica.load.running)
+        # What waits in the engine for other ingresses may be prompts like this one.
+        unseen = max(0, replica.load.waiting - sum(bool(request.prefill_tokens) for request in replica.held.values()))
+        before_s = (replica.prefill_tokens + unseen * tokens) * self._order.costs.prompt_token_s
+        num_answers = replica.num_requests()
         each_s = own_s
         if replica.kv_transfer:
             each_s = min(
@@ -212,7 +214,8 @@ def _tokens(request: RequestState) -> int:
 
 
 def _slots(replica: ReplicaState) -> int:
-    return len(replica.held) + len(replica.coming)
+    """Return how many requests the replica has or will have soon, those of other ingresses included."""
+    return replica.num_requests() + len(replica.coming)
 
 
 def _prompt_burden(replica: ReplicaState) -> int:

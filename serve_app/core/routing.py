@@ -72,6 +72,10 @@ class ReplicaState:
         """The tokens by which replicas are compared: those outstanding, and those of long prompts like the latest, which are expected."""
         return self.outstanding_tokens + self.long_tokens
 
+    def num_requests(self) -> int:
+        """Return how many requests the replica has, with those of other ingresses that ran at the last heartbeat."""
+        return len(self.held) + self._others
+
     def has_room(self) -> bool:
         return not self.draining and len(self.held) + len(self.coming) < self.credit
 
