@@ -86,12 +86,11 @@ def fit(
         models = {name: as_json_value(each) if isinstance(each, Estimate) else {"error": each} for name, each in found.items()}
         typer.echo(json.dumps({"models": models}, indent=2))
     else:
-        for index, (name, each) in enumerate(found.items()):
-            if index:
-                typer.echo()
-            if isinstance(each, Estimate):
-                typer.echo("\n".join(lines_of(name, each)))
-            else:
+        sections = ["\n".join(lines_of(name, each)) for name, each in found.items() if isinstance(each, Estimate)]
+        if sections:
+            typer.echo("\n\n".join(sections))
+        for each in found.values():
+            if isinstance(each, str):
                 typer.secho(f"error: {each}", fg="red", err=True)
     if any(isinstance(each, str) for each in found.values()):
         raise typer.Exit(1)
