@@ -5,6 +5,8 @@ from serve_app.sizing.architecture import Architecture
 
 BLOCK_TOKENS = 16
 """Tokens of a block of vLLM's KV cache on GPUs; a request takes whole blocks."""
+STEPS_IN_FLIGHT = 2
+"""With async scheduling, vLLM's default on GPUs, a window is cut only after the step behind it."""
 _TYPES = {"float16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1}
 
 
@@ -37,11 +39,11 @@ def kv_bytes_per_token(shape: Architecture, element: int, num_gpus: int = 1) -> 
 def kv_bytes_of_request(shape: Architecture, tokens: int, *, element: int, num_gpus: int, step_tokens: int) -> int:
     """Return the bytes on each GPU of a request with a context of ``tokens``.
 
-    A layer with a sliding window holds the window and, while a prompt is computed, the tokens of one step.
+    A layer with a sliding window holds the window and, while a prompt is computed, the tokens of the steps in flight.
     """
     layer = layer_bytes_per_token(shape, element, num_gpus)
     held = _in_blocks(tokens)
-    in_window = min(held, _in_blocks(shape.sliding_window - 1 + step_tokens) + BLOCK_TOKENS)
+    in_window = min(held, _in_blocks(shape.sliding_window - 1 + STEPS_IN_FLIGHT * step_tokens) + BLOCK_TOKENS)
     return layer * (shape.num_full_layers * held + shape.num_sliding_layers * in_window)
 
 

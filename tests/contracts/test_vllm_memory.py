@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
-from vllm.config import ModelConfig, ParallelConfig
+from vllm.config import ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
 from vllm.config.cache import CacheConfig
 from vllm.engine import arg_utils
 from vllm.usage.usage_lib import UsageContext
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+from vllm.v1.core.kv_cache_utils import get_kv_cache_configs, get_max_concurrency_for_kv_cache_config
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
 from serve_app.checkpoints import make_tiny_llama, make_tiny_opt, resolve_model
 from serve_app.config import default_cache_dir
@@ -20,7 +21,7 @@ from serve_app.simulated.profiles import ACCELERATORS, Accelerator
 from serve_app.sizing.architecture import architecture_of
 from serve_app.sizing.checkpoint_files import read_config, tensor_bytes_of
 from serve_app.sizing.fits import DEFAULT_UTILIZATION, HIDDEN_BYTES, batch_defaults
-from serve_app.sizing.kv_memory import BLOCK_TOKENS, kv_bytes_per_token
+from serve_app.sizing.kv_memory import BLOCK_TOKENS, kv_bytes_of_request, kv_bytes_per_token
 from serve_app.sizing.weights import parameters_of
 from tests.contracts.test_engine_defaults import FakePlatform
 from tests.sizing import shapes
@@ -62,6 +63,38 @@ def test_kv_bytes_and_the_longest_context_are_those_of_vllm(name: str, num_gpus:
     shape = architecture_of(config, "config.json")
     assert kv_bytes_per_token(shape, 2, num_gpus) == kv_bytes_of_vllm(model, parallel)
     assert shape.max_tokens == model.max_model_len
+
+
+@pytest.mark.parametrize(
+    ("config", "context"), [(shapes.GEMMA2_9B, 8192), (shapes.GEMMA3_27B, 16384), (shapes.GEMMA3_27B, 131072)]
+)
+def test_requests_with_sliding_windows_are_within_the_error_that_fit_prints(
+    config: dict[str, Any], context: int, tmp_path: Path
+) -> None:
+    shape = architecture_of(config, "config.json")
+    model = ModelConfig(written(tmp_path, config), skip_tokenizer_init=True, max_model_len=context)
+    scheduler = SchedulerConfig(
+        max_model_len=context, is_encoder_decoder=False, max_num_batched_tokens=2048, async_scheduling=True
+    )
+    whole = VllmConfig(model_config=model, cache_config=CacheConfig(block_size=BLOCK_TOKENS), scheduler_config=scheduler)
+    whole.cache_config.kv_cache_layout = "LBNHC"  # an engine core resolves it
+    whole.scheduler_config.async_scheduling = True  # as on a GPU
+    layer = {
+        "block_size": BLOCK_TOKENS,
+        "num_kv_heads": shape.num_kv_heads,
+        "head_size": shape.head_size,
+        "dtype": torch.bfloat16,
+    }
+    every = shape.num_layers // shape.num_full_layers
+    specs = {
+        str(n): FullAttentionSpec(**layer)
+        if n % every == every - 1
+        else SlidingWindowSpec(**layer, sliding_window=shape.sliding_window)
+        for n in range(shape.num_layers)
+    }
+    (cache,) = get_kv_cache_configs(whole, [specs], [40 << 30])
+    fits = (40 << 30) / kv_bytes_of_request(shape, context, element=2, num_gpus=1, step_tokens=2048)
+    assert 0.85 * fits < get_max_concurrency_for_kv_cache_config(whole, cache) < 1.01 * fits
 
 
 @pytest.mark.parametrize("make", [make_tiny_llama, make_tiny_opt])

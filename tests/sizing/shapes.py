@@ -101,6 +101,19 @@ GEMMA2_9B = _config(
     max_position_embeddings=8192,
     sliding_window=4096,
 )
+GEMMA3_27B = GEMMA2_9B | {
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "hidden_size": 5376,
+    "intermediate_size": 21504,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "head_dim": 128,
+    "vocab_size": 262208,
+    "sliding_window": 1024,
+    "max_position_embeddings": 131072,
+}
 DEEPSEEK_V3 = _config(
     "deepseek_v3",
     "DeepseekV3ForCausalLM",

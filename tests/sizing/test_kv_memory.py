@@ -35,11 +35,11 @@ def test_a_request_takes_whole_blocks() -> None:
     assert kv_bytes_of_request(shape, 17, element=2, num_gpus=1, step_tokens=2048) == 32 * 131_072
 
 
-def test_a_layer_with_a_sliding_window_holds_the_window_and_one_step() -> None:
+def test_a_layer_with_a_sliding_window_holds_the_window_and_two_steps() -> None:
     shape = architecture_of(shapes.GPT_OSS_120B, "config.json")
-    # 18 layers of 131,072 tokens, and 18 of 127 + 2,048 tokens in whole blocks, and a block: 2,176 + 16.
+    # 18 layers of 131,072 tokens, and 18 of 127 + 2 x 2,048 tokens in whole blocks, and a block: 4,224 + 16.
     layer = 2 * 8 * 64 * 2
-    expected = layer * (18 * 131_072 + 18 * 2_192)
+    expected = layer * (18 * 131_072 + 18 * 4_240)
     assert kv_bytes_of_request(shape, 131_072, element=2, num_gpus=1, step_tokens=2048) == expected
 
 
@@ -57,8 +57,7 @@ def test_layers_with_a_window_are_counted(config: Config, windowed: int) -> None
 
 
 def test_gemma_3_has_one_full_layer_in_six() -> None:
-    config = shapes.GEMMA2_9B | {"model_type": "gemma3_text", "num_hidden_layers": 62, "sliding_window": 1024}
-    shape = architecture_of(config, "config.json")
+    shape = architecture_of(shapes.GEMMA3_27B, "config.json")
     assert (shape.num_full_layers, shape.num_sliding_layers) == (10, 52)
 
 
