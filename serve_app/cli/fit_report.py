@@ -11,7 +11,7 @@ from serve_app.sizing.nodes import PRICES_OF, Nodes
 
 WIDTH = 80
 _LABEL, _AMOUNT = 18, 15
-_MOST_TYPES = 3
+_MOST_TYPES = 2
 
 
 def lines_of(name: str, found: Estimate) -> Iterator[str]:

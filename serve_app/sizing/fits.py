@@ -17,8 +17,8 @@ from serve_app.sizing.weights import ParameterCounts, bytes_on_each_gpu
 
 GIB = 2**30
 HIDDEN_BYTES = 512 * MIB
-"""Memory that nvidia-smi counts and CUDA does not give: 0.42 GiB of an A10G (vLLM says 22.07 GiB), 0.43 of an H100 (79.22), 0.5 of an
-A100 of 40 GB (39.50), 0.6 of an H200 (139.8), 0.8 of an A100 of 80 GB."""
+"""Memory that nvidia-smi counts and CUDA does not give: 0.5 GiB of an A100 of 40 GB, of which a log of vLLM has 39.50, and 0.6 of an
+H200, of which it has 139.8."""
 OUTSIDE_TORCH_BYTES, OF_SEVERAL_BYTES = 256 * MIB, 512 * MIB
 """Memory outside of torch: 0.05 to 0.35 GiB on one GPU in logs of vLLM; more for NCCL where several GPUs share a model."""
 GRAPH_BYTES = 768 * MIB

@@ -51,7 +51,8 @@ def kv_bytes_of_vllm(model: ModelConfig, parallel: ParallelConfig) -> int:
         head_size=model.get_head_size(),
         dtype=torch.bfloat16,
     )
-    return model.get_num_layers(parallel) * page.page_size_bytes // BLOCK_TOKENS
+    num_bytes: int = model.get_num_layers(parallel) * page.page_size_bytes
+    return num_bytes // BLOCK_TOKENS
 
 
 @pytest.mark.parametrize("num_gpus", [1, 8])
