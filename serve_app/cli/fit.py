@@ -138,9 +138,14 @@ def _estimate(asked: Asked, options: Options) -> Estimate:
         load=None if options.requests_per_s is None else _load_of(options, options.requests_per_s, scaling),
     )
     found = _estimate_of(_folder(asked), wish)
-    if asked.settings is None or asked.settings.device == "cuda":
-        return found
-    return dataclasses.replace(found, notes=("device is cpu in the configuration: sized as if it were cuda", *found.notes))
+    return found if asked.settings is None else dataclasses.replace(found, notes=(*_notes(asked.settings), *found.notes))
+
+
+def _notes(model: ModelSettings) -> Iterator[str]:
+    if model.device == "cpu":
+        yield "device is cpu in the configuration: sized as if it were cuda"
+    if model.adapters:
+        yield f"left out: {len(model.adapters)} adapters"
 
 
 def _load_of(options: Options, requests_per_s: float, scaling: ScalingSettings) -> Load:
@@ -173,7 +178,7 @@ def _folder(asked: Asked) -> Path:
     named = "" if asked.settings is None else f"{source} "
     where = asked.where if asked.settings is None else f"{asked.where}.model"
     if is_hub_id(source) and source.count("/") == 1 and not source.startswith("."):
-        if (cached := _cached(source)) is not None:
+        if (cached := _cached(source, _revision(asked))) is not None:
             return cached
         hint = f"fit downloads nothing: give the folder of what `hf download {source} config.json` prints"
         raise ConfigError(where, f"{named}is neither here nor in the cache of the hub", hint)
@@ -181,13 +186,17 @@ def _folder(asked: Asked) -> Path:
     raise ConfigError(where, f"{named}does not exist", hint)
 
 
-def _cached(repository: str) -> Path | None:
+def _revision(asked: Asked) -> str:
+    return str((asked.settings.engine_args.get("revision") if asked.settings else None) or "main")
+
+
+def _cached(repository: str, revision: str) -> Path | None:
     """Return the folder of a repository in this machine's cache of the hub; None if it has no config.json there."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(repository, "config.json")
+        found = try_to_load_from_cache(repository, "config.json", revision=revision)
     except HFValidationError:
         return None
     return Path(found).parent if isinstance(found, str) else None

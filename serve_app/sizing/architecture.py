@@ -138,6 +138,8 @@ def architecture_of(values: object, where: str) -> Architecture:
     inner = config.whole("intermediate_size", "ffn_dim", "n_inner", most=2**24, default=4 * hidden)
     latent = _latent(config)
     window, sliding, stateful = _layer_kinds(config, family, layers)
+    if stateful == layers:
+        raise ConfigError(f"{where}: layer_types", "has no layer of attention", "fit sizes models whose requests hold a KV cache")
     if stateful:
         notes.append(f"{stateful} layers of linear attention: their state, some MiB per request, is left out")
     if sliding:

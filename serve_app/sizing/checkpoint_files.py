@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from serve_app.sizing.weights import TensorBytes
 
 MOST_CONFIG_BYTES = 4 << 20
 """The largest config.json that is read; the largest known ones have some 100 KB."""
+_GIVE_FOLDER = "give the folder of a Hugging Face checkpoint, or its config.json; a file of GGUF has none"
 _MOST_INDEX_BYTES = 64 << 20
 _MOST_HEADER_BYTES = 100_000_000  # the specification's limit
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -27,9 +29,10 @@ def config_file_of(path: Path) -> Path:
     """
     if path.is_dir():
         if not (path / "config.json").is_file():
-            hint = "give the folder of a Hugging Face checkpoint, or its config.json; a file of GGUF has none"
-            raise ConfigError(str(path), "holds no config.json", hint)
+            raise ConfigError(str(path), "holds no config.json", _GIVE_FOLDER)
         return path / "config.json"
+    if path.suffix != ".json":
+        raise ConfigError(str(path), "is no config.json", _GIVE_FOLDER)
     return path
 
 
@@ -39,13 +42,14 @@ def read_config(path: Path) -> Any:
     Raises:
         ConfigError: It cannot be read, is too large, or is no JSON.
     """
-    text = read_regular_file(path, MOST_CONFIG_BYTES)
     try:
-        return json.loads(text)
+        return json.loads(read_regular_file(path, MOST_CONFIG_BYTES))
+    except ConfigError as exc:
+        raise replace(exc, hint=_GIVE_FOLDER) from exc
     except RecursionError as exc:
-        raise ConfigError(str(path), "nests too deep", "give a checkpoint's config.json") from exc
+        raise ConfigError(str(path), "nests too deep", _GIVE_FOLDER) from exc
     except ValueError as exc:
-        raise ConfigError(str(path), f"is no JSON: {exc}"[:200], "give a checkpoint's config.json") from exc
+        raise ConfigError(str(path), f"is no JSON: {exc}"[:200], _GIVE_FOLDER) from exc
 
 
 def tensor_bytes_of(folder: Path, shape: Architecture) -> TensorBytes | None:

@@ -34,7 +34,8 @@ class ConfigValues:
                 raise ConfigError(self.key(name), problem, _DAMAGED)
             return value
         if default is None:
-            raise ConfigError(self.key(names[0]), "is missing", _DAMAGED)
+            hint = "the defaults of Transformers are not known here: write the key into a copy of the file"
+            raise ConfigError(self.key(names[0]), "is missing", hint)
         return default
 
     def flag(self, name: str, default: bool) -> bool:

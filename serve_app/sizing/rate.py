@@ -77,14 +77,22 @@ def steps_of(profile: Profile, counts: ParameterCounts) -> StepModel:
     return lambda decodes, kv, prefill: max(computes(decodes, kv, prefill), reads(decodes, kv, prefill))
 
 
+def hardware_of(shape: Architecture, counts: ParameterCounts, of: Fit, tokens: int) -> Hardware:
+    """Return a simulated replica whose KV cache holds as many requests of ``tokens`` as the GPUs of ``of`` do."""
+    held = kv_bytes_of_request(shape, tokens, element=of.plan.kv_element, num_gpus=of.num_gpus, step_tokens=of.plan.step_tokens)
+    return Hardware(
+        step_s=steps_of(profile_of(shape, counts, of), counts),
+        kv_tokens=int(of.kv_bytes / held * tokens),
+        max_num_seqs=of.plan.max_seqs,
+        max_batched_tokens=of.plan.step_tokens,
+    )
+
+
 def replicas_for(shape: Architecture, counts: ParameterCounts, of: Fit, load: Load) -> Replicas | None:
     """Return the replicas for a load on GPUs that hold a request of its length; None if the engine's limits hide what a token costs."""
     tokens = load.prompt_tokens + load.answer_tokens
-    held = kv_bytes_of_request(shape, tokens, element=of.plan.kv_element, num_gpus=of.num_gpus, step_tokens=of.plan.step_tokens)
-    max_batch = max(1.0, min(of.plan.max_seqs, KV_GUARD * of.kv_bytes / held))
-    steps = steps_of(profile_of(shape, counts, of), counts)
-    room = int(of.kv_bytes / held * tokens)
-    hardware = Hardware(step_s=steps, kv_tokens=room, max_num_seqs=of.plan.max_seqs, max_batched_tokens=of.plan.step_tokens)
+    hardware = hardware_of(shape, counts, of, tokens)
+    max_batch = max(1.0, min(of.plan.max_seqs, KV_GUARD * hardware.kv_tokens / tokens))
     measured = hardware.measured()
     if measured is None:
         return None
@@ -99,7 +107,7 @@ def replicas_for(shape: Architecture, counts: ParameterCounts, of: Fit, load: Lo
     return Replicas(
         num=num,
         most_per_replica=capacity.saturation() / capacity.work_s,
-        prompt_s=steps(0, 0, load.prompt_tokens),
+        prompt_s=hardware.step_s(0, 0, load.prompt_tokens),
         token_s=token_s,
         batch=batch,
         missed=missed,

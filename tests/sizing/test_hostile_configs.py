@@ -8,9 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve_app.autoscaling.capacity import Slo
+from serve_app.cli.fit_report import as_json_value, lines_of
 from serve_app.errors import ConfigError
 from serve_app.sizing.architecture import architecture_of
 from serve_app.sizing.checkpoint_files import config_file_of, read_config, tensor_bytes_of
+from serve_app.sizing.estimate import Wish, estimate
+from serve_app.sizing.fits import accelerator_named
+from serve_app.sizing.rate import Load
 from serve_app.sizing.weights import TensorBytes
 from tests.sizing.shapes import DEEPSEEK_V3, GPT_OSS_120B, LLAMA_8B, QWEN3_235B
 
@@ -35,6 +40,7 @@ KEYS = sorted({*LLAMA_8B, *QWEN3_235B, *DEEPSEEK_V3, *GPT_OSS_120B, "rope_scalin
         ({"quantization_config": "fp8"}, "quantization_config: is 'fp8', and should be a mapping"),
         ({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 0}}, "group_size: is 0"),
         ({"quantization_config": {"quant_method": "awq", "bits": "x"}}, "quantization_config.bits: is 'x', and"),
+        ({"layer_types": ["mamba"] * 32}, "layer_types: has no layer of attention; "),
         ({"model_type": "bert"}, "model_type: is 'bert'; an encoder has no KV cache"),
         ({"model_type": ["llama"]}, "model_type: is a list of 1 entries, and should be a text"),
     ],
@@ -53,14 +59,27 @@ def test_what_is_no_mapping_is_refused(value: Any) -> None:
 
 
 @given(
-    base=st.sampled_from([LLAMA_8B, QWEN3_235B, DEEPSEEK_V3, GPT_OSS_120B]), changed=st.dictionaries(st.sampled_from(KEYS), JSON)
+    base=st.sampled_from([LLAMA_8B, QWEN3_235B, DEEPSEEK_V3, GPT_OSS_120B]),
+    changed=st.dictionaries(st.sampled_from(KEYS), JSON | st.integers(1, 2**24), max_size=4),
+    gpu=st.sampled_from(["t4", "b200"]),
+    rate=st.floats(1e-3, 1e6),
 )
-def test_any_value_gives_a_shape_or_a_config_error(base: dict[str, Any], changed: dict[str, Any]) -> None:
+def test_any_value_gives_an_estimate_or_a_config_error(
+    base: dict[str, Any], changed: dict[str, Any], gpu: str, rate: float
+) -> None:
+    load = Load(
+        requests_per_s=rate, prompt_tokens=3, answer_tokens=2, slo=Slo(ttft_s=2, itl_s=0.1), utilization=0.95, headroom=0.4
+    )
     try:
         shape = architecture_of(base | changed, "config.json")
+        found = estimate(shape, None, Wish(accelerator=accelerator_named(gpu), engine_args={}, load=load))
     except ConfigError:
         return
-    assert 0 <= shape.num_full_layers <= shape.num_layers
+    assert 0 < shape.num_full_layers + shape.num_sliding_layers <= shape.num_layers
+    assert found.fit.fits == (found.fit.longest_context == shape.max_tokens)
+    assert found.fit.fits or found.replicas is None
+    assert list(lines_of("m", found))
+    assert json.dumps(as_json_value(found))
 
 
 @pytest.mark.parametrize(
@@ -83,6 +102,12 @@ def test_a_file_that_is_no_config_is_refused(tmp_path: Path, content: bytes, sai
 def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no config\.json; give the folder of a Hugging Face checkpoint"):
         config_file_of(tmp_path)
+
+
+def test_a_file_of_weights_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ConfigError, match=r"model\.gguf: is no config\.json; give the folder of a Hugging Face checkpoint"):
+        config_file_of(tmp_path / "model.gguf")
 
 
 def header(tensors: dict[str, Any]) -> bytes:
