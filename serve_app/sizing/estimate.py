@@ -10,6 +10,7 @@ from serve_app.simulated.profiles import Accelerator
 from serve_app.sizing.architecture import FAMILIES, MOST_TOKENS, Architecture
 from serve_app.sizing.fits import (
     DEFAULT_UTILIZATION,
+    GIB,
     GPU_NUMBERS,
     Fit,
     Plan,
@@ -17,7 +18,7 @@ from serve_app.sizing.fits import (
     can_share,
     fit,
     least_fit,
-    reserve_error,
+    reserve_error_gib,
     ways_out,
 )
 from serve_app.sizing.kv_memory import kv_element_bytes
@@ -88,7 +89,7 @@ class Estimate:
 
     @property
     def reserve_error(self) -> str:
-        return reserve_error(self.shape, self.fit.num_gpus)
+        return f"up to {reserve_error_gib(self.shape, self.fit.num_gpus)} GiB"
 
 
 def tokens_of(text: str | int, where: str) -> int:
@@ -144,7 +145,7 @@ def estimate(shape: Architecture, files: TensorBytes | None, wish: Wish) -> Esti
         load=wish.load,
         replicas=replicas,
         nodes=tuple(nodes_for(accelerator.name, found.num_gpus, replicas.num if replicas else 1)),
-        notes=(*shape.notes, *_notes(wish, found, replicas)),
+        notes=(*shape.notes, *_notes(shape, wish, found, replicas)),
     )
 
 
@@ -191,7 +192,9 @@ def _whole(args: Mapping[str, Any], name: str) -> int | None:
     return value
 
 
-def _notes(wish: Wish, found: Fit, replicas: Replicas | None) -> Iterator[str]:
+def _notes(shape: Architecture, wish: Wish, found: Fit, replicas: Replicas | None) -> Iterator[str]:
+    if 0 <= found.kv_bytes - found.request_bytes < reserve_error_gib(shape, found.num_gpus) * GIB:
+        yield "it fits by less than the error of the reserve: measure it before you rely on it"
     if left := [name for name in _LEFT_OUT if wish.engine_args.get(name)]:
         yield f"left out: {', '.join(left)}"
     method = str(wish.engine_args.get("quantization") or "")

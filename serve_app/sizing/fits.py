@@ -3,7 +3,7 @@
     KV = (memory - HIDDEN_BYTES) x gpu_memory_utilization - weights - reserve        on each GPU
 
 The reserve is what vLLM measures at its start as activations, CUDA graphs and memory outside of torch. It is estimated here
-(`reserve_bytes`), and `reserve_error` says how well.
+(`reserve_bytes`), and `reserve_error_gib` says how well.
 """
 
 from collections.abc import Iterator
@@ -107,11 +107,11 @@ def reserve_bytes(shape: Architecture, plan: Plan, num_gpus: int) -> int:
     return activations + logits + fixed
 
 
-def reserve_error(shape: Architecture, num_gpus: int) -> str:
-    """Return the error of `reserve_bytes` on each GPU. Source: the logs of vLLM in tests/sizing/test_published_logs.py."""
+def reserve_error_gib(shape: Architecture, num_gpus: int) -> int:
+    """Return the largest error of `reserve_bytes` seen on a GPU. Source: the logs of vLLM in tests/sizing/test_published_logs.py."""
     if shape.experts is not None:
-        return "up to 6 GiB"
-    return "about 1 GiB" if num_gpus == 1 else "up to 3 GiB"
+        return 6
+    return 1 if num_gpus == 1 else 3
 
 
 def can_share(shape: Architecture, num_gpus: int) -> bool:

@@ -1,6 +1,7 @@
 """`serve-app fit` runs here as a user runs it, on folders of the test's own, offline."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,18 @@ def test_the_table_has_memory_contexts_pods_nodes_replicas_and_cost(
     assert "128 KiB  of each GPU, at 16,000 tokens; exact" in output
     assert "3 replicas  for 500 + 200 tokens each" in output
     assert "$1,763  a month (730 h): 3 x g6.xlarge" in output  # 3 x $0.8048 x 730
+
+
+def test_the_page_shows_what_the_command_prints(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.rename(folder.parent / "llama-3.1-8b")
+    monkeypatch.chdir(folder.parent)
+    page = (Path(__file__).parents[2] / "docs" / "fit.md").read_text()
+    command, shown = re.findall(r"^```\w*\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert run(*command.split()[2:]) == (0, shown)
+    code, more = run(*command.split()[2:], "--requests/s", "5")
+    assert code == 0
+    assert "3 replicas" in more
+    assert "$1,763  a month" in more
 
 
 def test_an_equals_sign_after_the_slash_works_too(folder: Path) -> None:

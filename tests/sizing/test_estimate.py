@@ -53,6 +53,11 @@ def test_what_does_not_fit_says_what_would() -> None:
     assert not of(shapes.LLAMA_8B, "l4", gpus=1, context=found.fit.longest_context + 16).fit.fits
 
 
+def test_a_fit_within_the_error_is_noted() -> None:
+    notes = [of(shapes.LLAMA_8B, "l4", gpus=1, context=context).notes for context in (16384, 31360, 31376)]
+    assert notes == [(), ("it fits by less than the error of the reserve: measure it before you rely on it",), ()]
+
+
 def test_fewer_bits_are_a_way_out() -> None:
     found = of(shapes.QWEN_32B, "l40s", gpus=1)
     assert found.ways_out == ("2 x l40s", "FP8 weights", "1 x h100")
