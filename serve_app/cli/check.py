@@ -176,6 +176,7 @@ def file_problems(settings: Settings, *, here: bool = False) -> list[ConfigError
 def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
     """Yield what is missing on this machine, though the file is right. vLLM was ``asked`` about these models."""
     from serve_app.checkpoints import CheckpointError, resolve_model
+    from serve_app.cli.fit import memory_notes
 
     if not engine_arg_types():
         yield "vLLM is not installed: engine_args and frontend_args are unchecked"
@@ -191,6 +192,7 @@ def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
                 yield f"{source} was not looked for; serve-app doctor asks this machine's cache and the hub"
             elif not os.path.exists(source):
                 yield f"{source} does not exist on this machine"
+    yield from memory_notes(settings.models)
     if missing := missing_nixl(settings):
         yield f"{missing} this Python; where replicas run, {INSTALL_NIXL}"
     if settings.ingress.needs_keys:

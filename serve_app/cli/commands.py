@@ -59,6 +59,45 @@ def doctor(
     doctor.doctor(file or demo.EXAMPLE, as_json=as_json)
 
 
+def fit(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|CONFIG", help="A checkpoint's folder or config.json, or a configuration file.", show_default=False
+        ),
+    ],
+    gpu: Annotated[str, typer.Option(help="The kind of GPU, for example l4, a10g, l40s, a100-80gb, h100.", show_default=False)],
+    gpus: Annotated[
+        int | None, typer.Option(help="GPUs of a replica. Default: the configuration's, or the fewest that do.", min=1, max=8)
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option(help="Tokens of the longest request: 16384, 16k (16,000), 16K (16,384). Default: the model's.")
+    ] = None,
+    requests_per_s: Annotated[
+        float | None, typer.Option(help="Rate for which replicas and their price are computed; also --requests/s.")
+    ] = None,
+    prompt: Annotated[int, typer.Option(help="Tokens of a prompt, for the replicas.", min=1, max=1 << 30)] = 500,
+    answer: Annotated[int, typer.Option(help="Tokens of an answer, for the replicas.", min=1, max=1 << 30)] = 200,
+    as_json: AsJson = False,
+) -> None:
+    """Estimate what a model needs: memory, GPUs, pods, AWS nodes, replicas for a rate. Reads files on this machine, downloads nothing.
+
+    Exit status 0: it fits. 1: it cannot be estimated. 3: it does not fit, and what would is printed.
+    """
+    from serve_app.cli import fit
+
+    fit.fit(
+        source,
+        gpu=gpu,
+        gpus=gpus,
+        context=context,
+        requests_per_s=requests_per_s,
+        prompt=prompt,
+        answer=answer,
+        as_json=as_json,
+    )
+
+
 def top(
     url: Annotated[str, typer.Option(help="An ingress of serve-app.")] = "http://127.0.0.1:8010",
     key: Annotated[str, typer.Option(help="API key.", envvar="SERVE_APP_API_KEY")] = "",

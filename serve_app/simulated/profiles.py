@@ -88,17 +88,47 @@ class Profile:
         return self.kv_cache_bytes // self.model.kv_bytes_per_token
 
 
+B200 = Accelerator(
+    name="b200",
+    memory_bytes=183_359 * MIB,  # nvidia-smi, B200 (HGX)
+    bandwidth_bytes_per_s=8.0e12,  # NVIDIA DGX B200 datasheet: 64 TB/s for 8 GPUs
+    flops_per_s=2250e12,  # NVIDIA Blackwell datasheet, HGX B200: BF16 4.5 PFLOPS with sparsity, half of it dense
+)
+H200 = Accelerator(
+    name="h200",
+    memory_bytes=143_771 * MIB,  # nvidia-smi, H200 141GB HBM3e
+    bandwidth_bytes_per_s=4.8e12,  # NVIDIA H200 datasheet, SXM: 4.8 TB/s
+    flops_per_s=989.4e12,  # NVIDIA H200 datasheet, SXM: as the H100
+)
 H100 = Accelerator(
     name="h100",
     memory_bytes=81_559 * MIB,  # nvidia-smi, H100 80GB HBM3
     bandwidth_bytes_per_s=3.35e12,  # NVIDIA H100 datasheet, SXM5: 3.35 TB/s
     flops_per_s=989.4e12,  # NVIDIA H100 datasheet, SXM5: BF16 1,979 TFLOPS with sparsity, half of it dense
 )
+A100_80GB = Accelerator(
+    name="a100-80gb",
+    memory_bytes=81_920 * MIB,  # nvidia-smi, A100-SXM4-80GB
+    bandwidth_bytes_per_s=2.039e12,  # NVIDIA A100 datasheet, 80 GB SXM: 2,039 GB/s
+    flops_per_s=312e12,  # NVIDIA A100 datasheet: BF16 312 TFLOPS dense
+)
 A100_40GB = Accelerator(
     name="a100-40gb",
     memory_bytes=40_960 * MIB,  # nvidia-smi, A100-SXM4-40GB
     bandwidth_bytes_per_s=1.555e12,  # NVIDIA A100 datasheet, 40 GB: 1,555 GB/s
     flops_per_s=312e12,  # NVIDIA A100 datasheet: BF16 312 TFLOPS dense
+)
+L40S = Accelerator(
+    name="l40s",
+    memory_bytes=46_068 * MIB,  # nvidia-smi, L40S 48 GB
+    bandwidth_bytes_per_s=864e9,  # NVIDIA L40S datasheet: 864 GB/s
+    flops_per_s=362.05e12,  # NVIDIA L40S datasheet: BF16 362.05 TFLOPS dense
+)
+L4 = Accelerator(
+    name="l4",
+    memory_bytes=23_034 * MIB,  # nvidia-smi, L4 24 GB
+    bandwidth_bytes_per_s=300e9,  # NVIDIA L4 datasheet: 300 GB/s
+    flops_per_s=121e12,  # NVIDIA L4 datasheet: BF16 242 TFLOPS with sparsity, half of it dense
 )
 A10G = Accelerator(
     name="a10g",
@@ -160,7 +190,7 @@ GEMMA_2B = ModelShape(
     head_size=256,
 )
 
-ACCELERATORS = {a.name: a for a in (H100, A100_40GB, A10G, T4)}
+ACCELERATORS = {a.name: a for a in (B200, H200, H100, A100_80GB, A100_40GB, L40S, A10G, L4, T4)}
 MODELS = {m.name: m for m in (LLAMA_8B, LLAMA_7B, LLAMA_13B, OPT_13B, GEMMA_2B)}
 PROFILES = {
     f"{accelerator.name}-{model.name}": Profile(name=f"{accelerator.name}-{model.name}", accelerator=accelerator, model=model)

@@ -1,0 +1,222 @@
+"""`serve-app fit MODEL|CONFIG --gpu NAME` estimates memory, GPUs, pods, nodes and replicas from config.json files alone, offline."""
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from serve_app.autoscaling.capacity import Slo
+from serve_app.checkpoints import resolve_model
+from serve_app.cli.fit_report import as_json_value, lines_of
+from serve_app.cli.hub import is_hub_id
+from serve_app.cli.settings_file import read_settings
+from serve_app.config import ModelSettings, default_cache_dir
+from serve_app.config.checks import dotted
+from serve_app.config.model import ScalingSettings
+from serve_app.errors import CheckpointError, ConfigError
+from serve_app.simulated.profiles import ACCELERATORS
+from serve_app.sizing.architecture import architecture_of
+from serve_app.sizing.checkpoint_files import config_file_of, read_config, tensor_bytes_of
+from serve_app.sizing.estimate import Estimate, Wish, estimate, tokens_of
+from serve_app.sizing.fits import accelerator_named
+from serve_app.sizing.rate import Load
+
+DOES_NOT_FIT = 3
+"""Exit status when a model does not fit."""
+_YAML = (".yaml", ".yml")
+_RAYS_KIND = "accelerator_type:"
+"""Beginning of the Ray resources that name the accelerator of a node, such as ``accelerator_type:L4``."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A model to estimate: its name in the output, and the file or folder that describes it."""
+
+    name: str
+    where: str
+    """What errors begin with: the model as it was given, or the key of a configuration."""
+    model: str
+    """A folder, a config.json, an id of the hub, or an embedded model."""
+    settings: ModelSettings | None = None
+    """Its section, if it comes from a configuration."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of the command, read."""
+
+    gpu: str
+    gpus: int | None
+    context: int | None
+    requests_per_s: float | None
+    prompt: int
+    answer: int
+
+
+def fit(
+    source: str,
+    *,
+    gpu: str,
+    gpus: int | None,
+    context: str | None,
+    requests_per_s: float | None,
+    prompt: int,
+    answer: int,
+    as_json: bool,
+) -> None:
+    """Run `serve-app fit`."""
+    if requests_per_s is not None and not (math.isfinite(requests_per_s) and 0 < requests_per_s <= 1e6):
+        raise ConfigError("--requests-per-s", f"is {requests_per_s:g}", "give requests per second above 0, at most a million")
+    options = Options(
+        gpu=accelerator_named(gpu).name,
+        gpus=gpus,
+        context=None if context is None else tokens_of(context, "--context"),
+        requests_per_s=requests_per_s,
+        prompt=prompt,
+        answer=answer,
+    )
+    found = {asked.name: _answered(asked, options) for asked in _asked(source)}
+    if as_json:
+        models = {name: as_json_value(each) if isinstance(each, Estimate) else {"error": each} for name, each in found.items()}
+        typer.echo(json.dumps({"models": models}, indent=2))
+    else:
+        sections = ["\n".join(lines_of(name, each)) for name, each in found.items() if isinstance(each, Estimate)]
+        if sections:
+            typer.echo("\n\n".join(sections))
+        for each in found.values():
+            if isinstance(each, str):
+                typer.secho(f"error: {each}", fg="red", err=True)
+    if any(isinstance(each, str) for each in found.values()):
+        raise typer.Exit(1)
+    if not all(isinstance(each, Estimate) and each.fit.fits for each in found.values()):
+        raise typer.Exit(DOES_NOT_FIT)
+
+
+def _asked(source: str) -> Iterator[Asked]:
+    """Yield the model, or each model of a configuration.
+
+    Raises:
+        ConfigError: The source is neither a checkpoint, its config.json, nor a configuration.
+    """
+    if source.endswith(_YAML) and not os.path.isdir(source):
+        for name, model in read_settings(Path(source)).models.items():
+            yield Asked(name, f"{source}: {dotted(('models', name))}", model.model, model)
+        return
+    yield Asked(source, source or "MODEL|CONFIG", source)
+
+
+def _answered(asked: Asked, options: Options) -> Estimate | str:
+    """Return the estimate of a model; the reason if there is none. A model given alone raises it."""
+    try:
+        return _estimate(asked, options)
+    except (ConfigError, CheckpointError) as exc:
+        if asked.settings is None:
+            raise
+        said = str(exc)
+        return said if said.startswith(asked.where) else f"{asked.where}: {said}"
+
+
+def _estimate(asked: Asked, options: Options) -> Estimate:
+    args: Mapping[str, Any] = {}
+    num_gpus, scaling = options.gpus, ScalingSettings()
+    if asked.settings is not None:
+        if asked.settings.simulated is not None:
+            raise ConfigError(asked.where, "is simulated", "its profile sets memory and times; fit sizes models that compute")
+        args, scaling = asked.settings.engine_args, asked.settings.replicas
+        num_gpus = options.gpus or asked.settings.gpus_per_replica or None
+    wish = Wish(
+        accelerator=ACCELERATORS[options.gpu],
+        num_gpus=num_gpus,
+        context=options.context,
+        engine_args=args,
+        load=None if options.requests_per_s is None else _load_of(options, options.requests_per_s, scaling),
+    )
+    found = _estimate_of(_folder(asked), wish)
+    return found if asked.settings is None else dataclasses.replace(found, notes=(*_notes(asked.settings), *found.notes))
+
+
+def _notes(model: ModelSettings) -> Iterator[str]:
+    if model.device == "cpu":
+        yield "device is cpu in the configuration: sized as if it were cuda"
+    if model.adapters:
+        yield f"left out: {len(model.adapters)} adapters"
+
+
+def _load_of(options: Options, requests_per_s: float, scaling: ScalingSettings) -> Load:
+    return Load(
+        requests_per_s=requests_per_s,
+        prompt_tokens=options.prompt,
+        answer_tokens=options.answer,
+        slo=Slo(ttft_s=scaling.ttft_slo_s, itl_s=scaling.itl_slo_s),
+        utilization=scaling.utilization,
+        headroom=scaling.headroom,
+    )
+
+
+def _estimate_of(path: Path, wish: Wish) -> Estimate:
+    file = config_file_of(path)
+    shape = architecture_of(read_config(file), str(file))
+    return estimate(shape, tensor_bytes_of(file.parent, shape), wish)
+
+
+def _folder(asked: Asked) -> Path:
+    """Return the folder or file of a model on this machine.
+
+    Raises:
+        ConfigError: It is not here. Nothing is downloaded.
+        CheckpointError: An embedded model is unknown, not fetched, or damaged.
+    """
+    source = resolve_model(asked.model, default_cache_dir())
+    if os.path.exists(source):
+        return Path(source)
+    named = "" if asked.settings is None else f"{source} "
+    where = asked.where if asked.settings is None else f"{asked.where}.model"
+    if is_hub_id(source) and source.count("/") == 1 and not source.startswith("."):
+        if (cached := _cached(source, _revision(asked))) is not None:
+            return cached
+        hint = f"fit downloads nothing: give the folder of what `hf download {source} config.json` prints"
+        raise ConfigError(where, f"{named}is neither here nor in the cache of the hub", hint)
+    hint = "give a checkpoint's folder, its config.json, or a configuration of serve-app (.yaml)"
+    raise ConfigError(where, f"{named}does not exist", hint)
+
+
+def _revision(asked: Asked) -> str:
+    return str((asked.settings.engine_args.get("revision") if asked.settings else None) or "main")
+
+
+def _cached(repository: str, revision: str) -> Path | None:
+    """Return the folder of a repository in this machine's cache of the hub; None if it has no config.json there."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(repository, "config.json", revision=revision)
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def memory_notes(models: Mapping[str, ModelSettings]) -> Iterator[str]:
+    """Yield, for `serve-app check`, which models do not fit on the accelerator that their `resources` name.
+
+    A model counts if its checkpoint is on this machine, and its resources name an accelerator as Ray does (``accelerator_type:L4``).
+    """
+    for name, model in models.items():
+        named = [key.removeprefix(_RAYS_KIND) for key in model.resources if key.startswith(_RAYS_KIND)]
+        if model.device != "cuda" or model.simulated is not None or not named or not os.path.isabs(model.model):
+            continue
+        try:
+            wish = Wish(accelerator=accelerator_named(named[0]), num_gpus=model.gpus_per_replica, engine_args=model.engine_args)
+            found = _estimate_of(Path(model.model), wish)
+        except ConfigError:  # an accelerator or an architecture that fit does not know is no mistake of the configuration
+            continue
+        if not found.fit.fits:
+            ways = " or ".join(found.ways_out) or "another GPU"
+            kind = f"{model.gpus_per_replica} x {found.fit.accelerator.name}"
+            yield f"{dotted(('models', name))} does not fit on {kind} with {found.fit.context:,} tokens; {ways} would (serve-app fit)"

@@ -1,0 +1,159 @@
+"""This module prints an estimate of `serve-app fit`: as lines of at most 80 columns, or as JSON."""
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from serve_app.sizing.estimate import Estimate
+from serve_app.sizing.fits import GIB
+from serve_app.sizing.nodes import PRICES_OF, Nodes
+
+WIDTH = 80
+_LABEL, _AMOUNT = 18, 15
+_MOST_TYPES = 2
+
+
+def lines_of(name: str, found: Estimate) -> Iterator[str]:
+    """Yield the lines for a model."""
+    yield from textwrap.wrap(f"{name}: {_model(found)}", WIDTH, break_on_hyphens=False)
+    for row in (*_memory(found), *_contexts(found), *_pods(found), *_nodes(found), *_replicas(found)):
+        yield from _row(*row)
+    for note in found.notes:
+        yield from textwrap.wrap(f"note: {note}", WIDTH, subsequent_indent="  ")
+    if found.fit.fits:
+        return
+    where = f"{found.fit.num_gpus} x {found.fit.accelerator.name}"
+    ways = "; ".join(found.ways_out) or "no GPU that is known here, in one node"
+    verdict = f"does not fit: {found.fit.context:,} tokens on {where}. What would: {ways}"
+    yield from textwrap.wrap(verdict, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _row(label: str, amount: str, rest: str) -> Iterator[str]:
+    """Yield a label, an amount and its explanation, which is wrapped below itself."""
+    first, *more = textwrap.wrap(rest, WIDTH - _LABEL - _AMOUNT - 2, break_on_hyphens=False) or [""]
+    yield f"{label:<{_LABEL}}{amount:>{_AMOUNT}}  {first}".rstrip()
+    for line in more:
+        yield " " * (_LABEL + _AMOUNT + 2) + line
+
+
+def _model(found: Estimate) -> str:
+    counts, shape = found.counts, found.shape
+    active = f", {_billions(counts.active)} of them for a token" if counts.active != counts.total else ""
+    kind = shape.quantization.method if shape.quantization else shape.dtype or "type not named"
+    return f"{shape.family or 'unnamed'}, {_billions(counts.total)} parameters{active}, {kind}"
+
+
+def _memory(found: Estimate) -> Iterator[tuple[str, str, str]]:
+    of = found.fit
+    yield (
+        f"on {of.num_gpus} x {of.accelerator.name}",
+        _gib(of.accelerator.memory_bytes),
+        f"each; {of.plan.utilization:.0%} for vLLM",
+    )
+    yield "  weights", _gib(of.weight_bytes), f"of each GPU; error {found.weight_error}"
+    yield "  reserve", _gib(of.reserve_bytes), f"activations, graphs; error {found.reserve_error}"
+    yield "  KV cache", _gib(of.kv_bytes), "what is left, with the errors above"
+
+
+def _contexts(found: Estimate) -> Iterator[tuple[str, str, str]]:
+    of = found.fit
+    per_token = of.request_bytes / of.context / 1024
+    yield "KV per token", f"{per_token:,.4g} KiB", f"of each GPU, at {of.context:,} tokens; {found.kv_error}"
+    yield "longest context", f"{of.longest_context:,}", f"the model allows {found.shape.max_tokens:,}"
+    spread = GIB / of.request_bytes
+    error = f"{spread:.0f} more or fewer per GiB of error" if spread >= 1 else "a GiB of error is less than one"
+    yield "requests at once", str(of.concurrency), f"of {of.context:,} tokens each; {error}"
+
+
+def _pods(found: Estimate) -> Iterator[tuple[str, str, str]]:
+    pod = found.pod
+    yield "pod: CPU", f"{pod.cpu_request} to {pod.cpu_limit}", "request and limit, as the chart sets them"
+    yield "pod: memory", f"{pod.memory_request_gib} to {pod.memory_limit_gib} GiB", f"/dev/shm of {pod.shm_gib} GiB included"
+    if not pod.prefetches(found.checkpoint_bytes):
+        limit = pod.limit_to_prefetch_gib(found.checkpoint_bytes)
+        yield "", "", f"below a memory limit of {limit} GiB vLLM does not read the checkpoint ahead from NFS or Lustre"
+
+
+def _nodes(found: Estimate) -> Iterator[tuple[str, str, str]]:
+    if not found.nodes:
+        yield "nodes on AWS", "none", f"has {found.fit.num_gpus} x {found.fit.accelerator.name} or more"
+    for index, nodes in enumerate(found.nodes[:_MOST_TYPES]):
+        instance = nodes.instance
+        price = f"${instance.usd_per_hour:,.4g} an hour" if instance.usd_per_hour is not None else "price unknown"
+        shape = f"{instance.num_gpus} GPU, {instance.vcpus} vCPU, {instance.memory_gib:,} GiB; {price}"
+        yield "" if index else "nodes on AWS", instance.name, shape
+    if found.nodes:
+        yield "", "", f"on demand, us-east-1, {PRICES_OF}"
+
+
+def _replicas(found: Estimate) -> Iterator[tuple[str, str, str]]:
+    replicas, load = found.replicas, found.load
+    if replicas is None or load is None:
+        return
+    amount = "1 replica" if replicas.num == 1 else f"{replicas.num:,} replicas"
+    yield f"{load.requests_per_s:g} requests/s", amount, f"for {load.prompt_tokens:,} + {load.answer_tokens:,} tokens each"
+    limits = f"first token in {load.slo.ttft_s:g} s, {1000 * load.slo.itl_s:g} ms a token, {load.headroom:.0%} headroom"
+    yield "", "", f"{limits}; simulated, error tens of percent"
+    yield "", f"{_figure(replicas.most_per_replica)}/s", "the most that one replica does"
+    yield "", f"{_figure(1000 * replicas.token_s)} ms", f"a token, with {_figure(replicas.batch)} requests at once"
+    yield "", f"{_figure(1000 * replicas.prompt_s)} ms", "a prompt alone"
+    if found.nodes and (cost := found.nodes[0].usd_per_month) is not None:
+        yield "cost", f"${cost:,.0f}", f"a month (730 h): {_node_count(found.nodes[0])}"
+
+
+def _figure(value: float) -> str:
+    """Return a number with two or more digits."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _node_count(nodes: Nodes) -> str:
+    shared = ", modelPods.onePerNode: false" if nodes.per_node > 1 else ""
+    return f"{nodes.num} x {nodes.instance.name}{shared}"
+
+
+def _billions(count: int) -> str:
+    return f"{count / 1e9:.2f} billion" if count >= 1e9 else f"{count / 1e6:.1f} million"
+
+
+def _gib(amount: int) -> str:
+    return f"{amount / GIB:,.2f} GiB"
+
+
+def as_json_value(found: Estimate) -> dict[str, Any]:
+    """Return an estimate as a JSON value. Sizes are in bytes, and each estimate has its error in words."""
+    of, shape = found.fit, found.shape
+    return {
+        "fits": of.fits,
+        "ways_out": list(found.ways_out),
+        "gpu": of.accelerator.name,
+        "gpus": of.num_gpus,
+        "architecture": shape.family,
+        "quantization": shape.quantization.method if shape.quantization else None,
+        "parameters": found.counts.total,
+        "active_parameters": found.counts.active,
+        "weight_bytes": {"all": found.weight_bytes, "of_each_gpu": of.weight_bytes, "error": found.weight_error},
+        "reserve_bytes": {"of_each_gpu": of.reserve_bytes, "error": found.reserve_error},
+        "kv_bytes": {"of_each_gpu": of.kv_bytes, "of_a_request": of.request_bytes, "error": found.kv_error},
+        "context": of.context,
+        "longest_context": of.longest_context,
+        "model_max_tokens": shape.max_tokens,
+        "requests_at_once": of.concurrency,
+        "pod": asdict(found.pod),
+        "replicas": None if found.replicas is None else asdict(found.replicas),
+        "nodes": [
+            {
+                "type": nodes.instance.name,
+                "gpus": nodes.instance.num_gpus,
+                "vcpus": nodes.instance.vcpus,
+                "memory_gib": nodes.instance.memory_gib,
+                "usd_per_hour": nodes.instance.usd_per_hour,
+                "nodes": nodes.num,
+                "replicas_per_node": nodes.per_node,
+                "usd_per_month": nodes.usd_per_month,
+            }
+            for nodes in found.nodes
+        ],
+        "prices_of": PRICES_OF,
+        "notes": list(found.notes),
+    }

@@ -1,0 +1,208 @@
+"""`estimate` answers `serve-app fit` for one model: it joins memory, pods, nodes and replicas, and the error of each. Pure."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from serve_app.errors import ConfigError
+from serve_app.simulated.profiles import Accelerator
+from serve_app.sizing.architecture import FAMILIES, MOST_TOKENS, Architecture
+from serve_app.sizing.fits import (
+    DEFAULT_UTILIZATION,
+    GIB,
+    GPU_NUMBERS,
+    Fit,
+    Plan,
+    batch_defaults,
+    can_share,
+    fit,
+    least_fit,
+    reserve_error_gib,
+    ways_out,
+)
+from serve_app.sizing.kv_memory import kv_element_bytes
+from serve_app.sizing.nodes import Nodes, PodSizes, nodes_for, pod_sizes
+from serve_app.sizing.quantization import online_quantization
+from serve_app.sizing.rate import Load, Replicas, replicas_for
+from serve_app.sizing.weights import ParameterCounts, TensorBytes, element_bytes, parameters_of, weight_bytes
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
+_MOST = 2**50
+_LEFT_OUT = (
+    "speculative_config",
+    "enable_lora",
+    "cpu_offload_gb",
+    "pipeline_parallel_size",
+    "hf_overrides",
+    "kv_offloading_size",
+)
+"""Engine arguments that change memory and are not counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What is asked about a model."""
+
+    accelerator: Accelerator
+    num_gpus: int | None = None
+    """None: the fewest on which the context fits."""
+    context: int | None = None
+    """None: `engine_args.max_model_len`, else the model's own limit."""
+    engine_args: Mapping[str, Any]
+    load: Load | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The answer about one model."""
+
+    shape: Architecture
+    counts: ParameterCounts
+    weight_bytes: int
+    """Bytes in the memory of all GPUs together, before any is held twice."""
+    checkpoint_bytes: int
+    """Bytes of the files."""
+    is_from_files: bool
+    fit: Fit
+    ways_out: tuple[str, ...]
+    """What would make it fit; empty if it fits, or nothing known would."""
+    pod: PodSizes
+    load: Load | None
+    replicas: Replicas | None
+    """The replicas for the load; None without one, or if the model does not fit."""
+    nodes: tuple[Nodes, ...]
+    """Types of nodes for the replicas, the cheapest first."""
+    notes: tuple[str, ...]
+
+    @property
+    def weight_error(self) -> str:
+        if self.is_from_files:
+            return "exact: from the weights' files"
+        if self.shape.family not in FAMILIES:
+            return "unknown: this architecture is counted like a Llama"
+        return "up to 15 %: layers left in 16 bits" if self.shape.quantization else "below 1 %"
+
+    @property
+    def kv_error(self) -> str:
+        return "up to 15 %" if self.shape.num_sliding_layers or self.shape.num_stateful_layers else "exact"
+
+    @property
+    def reserve_error(self) -> str:
+        return f"up to {reserve_error_gib(self.shape, self.fit.num_gpus)} GiB"
+
+
+def tokens_of(text: str | int, where: str) -> int:
+    """Return a number of tokens, written as vLLM takes it: 16384, 16k (16,000) or 16K (16,384).
+
+    Raises:
+        ConfigError: It is no such number, or outside of 1 to 2**30.
+    """
+    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([kmKM]?)", str(text))
+    tokens = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if not 1 <= tokens <= MOST_TOKENS:
+        raise ConfigError(where, f"is {str(text)[:40]!r}", "give tokens such as 16384, 16k (16,000) or 16K (16,384)")
+    return tokens
+
+
+def estimate(shape: Architecture, files: TensorBytes | None, wish: Wish) -> Estimate:
+    """Return the answer for a model of this shape.
+
+    Args:
+        files: What the weights' files hold; None if they are not there.
+
+    Raises:
+        ConfigError: A value of the wish is wrong: the context is longer than the model allows, or the number of GPUs does not divide its
+            heads, or an engine argument has a type whose size is unknown.
+    """
+    args, accelerator = wish.engine_args, wish.accelerator
+    context = _context(shape, wish)
+    if wish.load is not None and (tokens := wish.load.prompt_tokens + wish.load.answer_tokens) > context:
+        problem = f"prompt and answer are {tokens} tokens, and the longest request has {context}"
+        raise ConfigError("--prompt", problem, "lower --prompt or --answer, or raise --context")
+    counts = parameters_of(shape)
+    plan = _plan(shape, accelerator, args)
+    online = online_quantization(str(args.get("quantization") or ""))
+    weights = weight_bytes(shape, counts, element=plan.element, files=files, online=online)
+    if wish.num_gpus is not None:
+        _check_gpus(shape, wish.num_gpus)
+        found = fit(shape, counts, weights, accelerator, wish.num_gpus, context, plan)
+    else:
+        most = max(n for n in GPU_NUMBERS if can_share(shape, n))
+        least = least_fit(shape, counts, weights, accelerator, context, plan)
+        found = least or fit(shape, counts, weights, accelerator, most, context, plan)
+    replicas = replicas_for(shape, counts, found, wish.load) if wish.load is not None and found.fits else None
+    stored = files.file_bytes if files is not None else weight_bytes(shape, counts, element=4 if shape.dtype == "float32" else 2)
+    return Estimate(
+        shape=shape,
+        counts=counts,
+        weight_bytes=weights,
+        checkpoint_bytes=stored,
+        is_from_files=files is not None,
+        fit=found,
+        ways_out=() if found.fits else tuple(ways_out(shape, counts, weights, found)),
+        pod=pod_sizes(found.num_gpus),
+        load=wish.load,
+        replicas=replicas,
+        nodes=tuple(nodes_for(accelerator.name, found.num_gpus, replicas.num if replicas else 1)),
+        notes=(*shape.notes, *_notes(shape, wish, found, replicas)),
+    )
+
+
+def _context(shape: Architecture, wish: Wish) -> int:
+    context, where = wish.context, "--context"
+    if context is None:
+        given = wish.engine_args.get("max_model_len")
+        where = "engine_args.max_model_len"
+        context = shape.max_tokens if given in (None, -1, "auto") else tokens_of(str(given), where)
+    if context > shape.max_tokens:
+        raise ConfigError(where, f"is {context}, and the model's config.json allows {shape.max_tokens}", "give at most that")
+    return context
+
+
+def _check_gpus(shape: Architecture, num_gpus: int) -> None:
+    if not can_share(shape, num_gpus):
+        possible = ", ".join(str(n) for n in GPU_NUMBERS if can_share(shape, n))
+        problem = f"is {num_gpus}, and the model has {shape.num_heads} attention heads and {shape.num_kv_heads} KV heads"
+        raise ConfigError("--gpus, or gpus_per_replica", problem, f"vLLM splits them evenly: possible are {possible}")
+
+
+def _plan(shape: Architecture, accelerator: Accelerator, args: Mapping[str, Any]) -> Plan:
+    step_tokens, max_seqs = batch_defaults(accelerator)
+    element = element_bytes(shape, str(args.get("dtype") or "auto"))
+    utilization = args.get("gpu_memory_utilization", DEFAULT_UTILIZATION)
+    if isinstance(utilization, bool) or not isinstance(utilization, int | float) or not 0 < utilization <= 1:
+        raise ConfigError("engine_args.gpu_memory_utilization", f"is {utilization!r}", "give a share above 0, at most 1")
+    return Plan(
+        utilization=float(utilization),
+        kv_element=kv_element_bytes(shape, element, str(args.get("kv_cache_dtype") or "auto")),
+        element=element,
+        step_tokens=_whole(args, "max_num_batched_tokens") or step_tokens,
+        max_seqs=_whole(args, "max_num_seqs") or max_seqs,
+        has_graphs=not args.get("enforce_eager"),
+        kv_bytes=_whole(args, "kv_cache_memory_bytes"),
+    )
+
+
+def _whole(args: Mapping[str, Any], name: str) -> int | None:
+    """Return an engine argument that is a number of things, None if it is not given; anything else is a ConfigError."""
+    value = args.get(name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST):
+        raise ConfigError(f"engine_args.{name}", f"is {str(value)[:40]!r}", "give a whole number above 0")
+    return value
+
+
+def _notes(shape: Architecture, wish: Wish, found: Fit, replicas: Replicas | None) -> Iterator[str]:
+    if 0 <= found.kv_bytes - found.request_bytes < reserve_error_gib(shape, found.num_gpus) * GIB:
+        yield "it fits by less than the error of the reserve: measure it before you rely on it"
+    if left := [name for name in _LEFT_OUT if wish.engine_args.get(name)]:
+        yield f"left out: {', '.join(left)}"
+    method = str(wish.engine_args.get("quantization") or "")
+    if method and online_quantization(method) is None:
+        yield f"quantization {method} counts only if the checkpoint is quantized already"
+    if wish.accelerator.name == "t4" and found.plan.element == 2:
+        yield "a T4 needs dtype: half; bfloat16 does not run on it"
+    if wish.load is not None and found.fits and replicas is None:
+        yield "replicas: the limits of the engine leave too few batches to tell its costs apart"
+    if replicas is not None and replicas.missed:
+        yield f"even one request alone breaks the limit of {', '.join(replicas.missed)}: more replicas do not help"

@@ -1,0 +1,224 @@
+"""`serve-app fit` runs here as a user runs it, on folders of the test's own, offline."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from serve_app.checkpoints import make_tiny_llama
+from serve_app.cli.fit import memory_notes
+from serve_app.cli.main import app, main
+from serve_app.config import parse_settings
+from tests.sizing.shapes import LLAMA_8B, QWEN3_235B_FP8
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "llama"
+    made.mkdir()
+    (made / "config.json").write_text(json.dumps(LLAMA_8B))
+    return made
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["fit", *map(str, arguments)], terminal_width=80)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Return the one line on standard error of a command that ends with 1."""
+    monkeypatch.setattr(sys, "argv", ["serve-app", "fit", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exited:
+        main()
+    captured = capsys.readouterr()
+    assert (exited.value.code, captured.out, captured.err.count("\n")) == (1, "", 1)
+    return captured.err
+
+
+@pytest.mark.parametrize("spelling", ["--requests/s", "--requests-per-s"])
+def test_the_table_has_memory_contexts_pods_nodes_replicas_and_cost(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, spelling: str
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    code, output = run("llama", "--gpu", "l4", "--context", "16k", spelling, "5")
+    assert code == 0, output
+    assert max(map(len, output.splitlines())) <= 80
+    assert output.splitlines()[0] == "llama: llama, 8.03 billion parameters, bfloat16"
+    assert [begin for line in output.splitlines()[1:] if (begin := line[:18].strip())] == [
+        "on 1 x l4",
+        *("weights", "reserve", "KV cache"),
+        *("KV per token", "longest context", "requests at once"),
+        *("pod: CPU", "pod: memory"),
+        *("nodes on AWS", "5 requests/s", "cost"),
+    ]
+    assert "14.96 GiB  of each GPU; error below 1 %" in output
+    assert "128 KiB  of each GPU, at 16,000 tokens; exact" in output
+    assert "3 replicas  for 500 + 200 tokens each" in output
+    assert "$1,763  a month (730 h): 3 x g6.xlarge" in output  # 3 x $0.8048 x 730
+
+
+def test_the_page_shows_what_the_command_prints(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.rename(folder.parent / "llama-3.1-8b")
+    monkeypatch.chdir(folder.parent)
+    page = (Path(__file__).parents[2] / "docs" / "fit.md").read_text()
+    command, shown = re.findall(r"^```\w*\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert run(*command.split()[2:]) == (0, shown)
+    code, more = run(*command.split()[2:], "--requests/s", "5")
+    assert code == 0
+    assert "3 replicas" in more
+    assert "$1,763  a month" in more
+
+
+def test_an_equals_sign_after_the_slash_works_too(folder: Path) -> None:
+    assert run(folder, "--gpu", "l4", "--context", "16k", "--requests/s=5")[0] == 0
+
+
+def test_what_does_not_fit_ends_with_3_and_says_what_would(folder: Path) -> None:
+    code, output = run(folder / "config.json", "--gpu", "l4", "--gpus", "1")
+    assert code == 3
+    said = " ".join(output.split())
+    assert "does not fit: 131,072 tokens on 1 x l4. What would: a context of 31,360 tokens; 2 x l4; 1 x a100-40gb" in said
+
+
+def test_json_has_the_numbers_and_their_errors(folder: Path) -> None:
+    code, output = run(folder, "--gpu", "h100", "--context", "8192", "--requests/s", "5", "--json")
+    told = json.loads(output)["models"][str(folder)]
+    assert code == 0
+    assert (told["fits"], told["gpu"], told["gpus"], told["parameters"]) == (True, "h100", 1, 8_030_261_248)
+    assert told["weight_bytes"] == {"all": 16_060_522_496, "of_each_gpu": 16_060_522_496, "error": "below 1 %"}
+    assert told["kv_bytes"]["of_a_request"] == 8192 * 131_072
+    assert told["pod"]["shm_gib"] == 3
+    assert told["replicas"]["num"] == 1
+    assert told["nodes"][0]["type"] == "p5.4xlarge"
+
+
+def test_the_files_of_weights_count_where_they_are(tmp_path: Path) -> None:
+    made = make_tiny_llama(tmp_path / "tiny")
+    told = json.loads(run(made, "--gpu", "l4", "--json")[1])["models"][str(made)]
+    assert told["weight_bytes"]["error"] == "exact: from the weights' files"
+    # The file has 32-bit floats, of which a GPU gets 16 bits.
+    elements = (made / "model.safetensors").stat().st_size // 4
+    assert told["weight_bytes"]["all"] / 2 == pytest.approx(elements, rel=0.001)
+    assert told["parameters"] * 2 == told["weight_bytes"]["all"]
+
+
+def test_a_configuration_has_a_section_for_each_model(folder: Path, tmp_path: Path) -> None:
+    moe = tmp_path / "moe"
+    moe.mkdir()
+    (moe / "config.json").write_text(json.dumps(QWEN3_235B_FP8))
+    on_gpu: dict[str, Any] = {"device": "cuda", "gpus_per_replica": 1}
+    small = {"max_model_len": 8192, "gpu_memory_utilization": 0.9, "kv_cache_dtype": "fp8"}
+    models = {
+        "chat": {"model": str(folder), **on_gpu, "engine_args": small},
+        "large": {"model": str(moe), **on_gpu, "gpus_per_replica": 4},
+        "on-cpu": {"model": str(folder), "engine_args": {"max_model_len": 1024}},
+        "away": {"model": "some/one"},
+        "shown": {"model": str(folder), "simulated": {"profile": "h100-llama-8b"}},
+    }
+    file = tmp_path / "fleet.yaml"
+    file.write_text(yaml.safe_dump({"models": models}))
+    code, output = run(file, "--gpu", "h200", "--json")
+    told = json.loads(output)["models"]
+    assert code == 1
+    assert told["chat"]["kv_bytes"]["of_a_request"] == 8192 * 65_536
+    assert (told["large"]["gpus"], told["large"]["context"]) == (4, 40960)
+    assert told["on-cpu"]["notes"] == ["device is cpu in the configuration: sized as if it were cuda"]
+    at = f"{file}: models"
+    assert told["away"]["error"].startswith(
+        f"{at}.away.model: some/one is neither here nor in the cache of the hub; fit downloads"
+    )
+    assert told["shown"]["error"].startswith(f"{at}.shown: is simulated; ")
+
+
+def test_a_model_in_the_cache_of_the_hub_is_found(tmp_path: Path) -> None:
+    repository = tmp_path / "hub" / "models--some--one"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("a" * 40)
+    snapshot = repository / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(LLAMA_8B))
+    program = "import sys; from serve_app.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "fit", "some/one", "--gpu", "h100", "--json"]
+    environment = {"HF_HUB_CACHE": str(tmp_path / "hub"), "PYTHONPATH": ":".join(filter(None, sys.path))}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["models"]["some/one"]["fits"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["FOLDER", "--gpu", "rtx"], "--gpu: 'rtx' is not known; known are a100-40gb, "),
+        (["FOLDER", "--gpu", "l4", "--context", "lots"], "--context: is 'lots'; give tokens such as 16384"),
+        (["FOLDER", "--gpu", "l4", "--requests/s", "nan"], "--requests-per-s: is nan; "),
+        (["FOLDER", "--gpu", "l4", "--requests/s", "0"], "--requests-per-s: is 0; "),
+        (["FOLDER", "--gpu", "l4", "--gpus", "5"], "--gpus, or gpus_per_replica: is 5, and"),
+        (["/nowhere", "--gpu", "l4"], "/nowhere: does not exist; give a checkpoint's folder, its config.json, or"),
+        (["", "--gpu", "l4"], "MODEL|CONFIG: does not exist; "),
+        (
+            ["some/one", "--gpu", "l4"],
+            "some/one: is neither here nor in the cache of the hub; fit downloads nothing: give the folder",
+        ),
+        (["a b/c", "--gpu", "l4"], "a b/c: is neither here nor in the cache of the hub; "),
+        (["embedded:gpt-9", "--gpu", "l4"], "no embedded model 'gpt-9'; known: smollm2-135m-instruct"),
+        (["/nowhere.yaml", "--gpu", "l4"], "/nowhere.yaml cannot be read: No such file or directory"),
+    ],
+)
+def test_errors_are_one_line_that_names_the_value(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    given = [str(folder) if word == "FOLDER" else word for word in arguments]
+    assert error(monkeypatch, capsys, *given).startswith(f"error: {said}")
+
+
+def test_check_notes_a_model_that_does_not_fit_on_the_accelerator_that_it_names(folder: Path) -> None:
+    def model(**changed: Any) -> dict[str, Any]:
+        return {
+            "model": str(folder),
+            "device": "cuda",
+            "gpus_per_replica": 1,
+            "resources": {"accelerator_type:L4": 0.001},
+        } | changed
+
+    models = {
+        "long": model(),
+        "short": model(engine_args={"max_model_len": 16384}),
+        "nameless": model(resources={}),
+        "unknown": model(resources={"accelerator_type:A100": 0.001}),
+        "away": model(model="some/one"),
+        "gone": model(model="/nowhere"),
+    }
+    assert list(memory_notes(parse_settings({"models": models}).models)) == [
+        "models.long does not fit on 1 x l4 with 131,072 tokens; a context of 31,360 tokens or 2 x l4 or 1 x a100-40gb would"
+        " (serve-app fit)"
+    ]
+
+
+def test_check_prints_the_note(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    resources = {"accelerator_type:L4": 0.001}
+    model = {"model": str(folder), "device": "cuda", "gpus_per_replica": 1, "resources": resources}
+    file.write_text(yaml.safe_dump({"models": {"m": model}}))
+    output = CliRunner().invoke(app, ["check", "--no-vllm", str(file)]).output
+    assert "note: models.m does not fit on 1 x l4 with 131,072 tokens; " in output
+
+
+def test_fit_imports_neither_vllm_nor_torch_nor_ray(folder: Path) -> None:
+    program = (
+        "import sys; from serve_app.cli.main import app; app(sys.argv[1:], standalone_mode=False); "
+        "print(sorted({'vllm', 'torch', 'ray', 'transformers'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", program, "fit", str(folder), "--gpu", "h100"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1] == "[]"
