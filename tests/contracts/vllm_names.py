@@ -102,7 +102,8 @@ CALLED = {
         SupportsHMA.request_finished_all_groups(self, request, block_ids)""",
     "vllm.v1.core.kv_cache_manager": "KVCacheBlocks.get_unhashed_block_ids(self)",
     "vllm.v1.executor.abstract": """
-        Executor.get_class(vllm_config) Executor.init_kv_output_aggregator(self, connector) Executor.get_kv_connector_handshake_metadata(self)""",
+        Executor.get_class(vllm_config) Executor.init_kv_output_aggregator(self, connector)
+        Executor.get_kv_connector_handshake_metadata(self)""",
     "vllm.v1.request": """
         Request.take_events(self)
         Request.__init__(self, request_id, prompt_token_ids, sampling_params, pooling_params, client_index=, arrival_time=,
@@ -209,8 +210,8 @@ USED = {
         "CachedRequestData": "num_computed_tokens req_ids",
         "GrammarOutput": "grammar_bitmask structured_output_request_ids",
         "NewRequestData": "num_computed_tokens prefill_token_ids prompt_len prompt_token_ids req_id sampling_params",
-        "SchedulerOutput": "finished_req_ids kv_connector_metadata has_structured_output_requests num_scheduled_tokens scheduled_cached_reqs "
-        "scheduled_new_reqs total_num_scheduled_tokens",
+        "SchedulerOutput": "finished_req_ids kv_connector_metadata has_structured_output_requests num_scheduled_tokens "
+        "scheduled_cached_reqs scheduled_new_reqs total_num_scheduled_tokens",
     },
     "vllm.v1.core.sched.async_scheduler": {"AsyncScheduler": "schedule update_from_output"},
     "vllm.v1.core.sched.interface": {"PauseState": "UNPAUSED"},
