@@ -90,6 +90,7 @@ def test_any_value_gives_an_estimate_or_a_config_error(
         (b"[" * 100_000, "nests too deep"),
         (b" " * ((4 << 20) + 1), "has more than 4194304 bytes"),
     ],
+    ids=["cut off", "not text", "nested", "large"],
 )
 def test_a_file_that_is_no_config_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "config.json").write_bytes(content)
