@@ -260,24 +260,23 @@ def test_a_target_with_the_prompt_in_its_prefix_cache_reads_only_the_rest(make: 
     source.assert_empty()
 
 
-def test_engines_reach_each_other_over_tcp_on_their_side_channels(
-    make: Callable[..., Engine], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engines_reach_each_other_over_tcp_on_their_side_channels(make: Callable[..., Engine], clock: FakeClock) -> None:
     with contextlib.ExitStack() as sockets:
         channels = [reserve("127.0.0.1", range(23900, 23964), "key") for _ in range(2)]
         for channel in channels:
             sockets.enter_context(channel.sock)
         source, target = (make(TcpExchange(channel.host, channel.port)) for channel in channels)
-        for name, value in channels[0].environment().items():
-            monkeypatch.setenv(name, value)  # of the source, which names its address
         source.begin("r")
-        target.go_on("r", source, source.hand_over("r"), clock.now)
+        # vLLM has read the variables of the side channel once in this process, where both engines are.
+        params = source.hand_over("r") | {"remote_host": channels[0].host, "remote_port": channels[0].port}
+        target.go_on("r", source, params, clock.now)
         while target.executor.next_read_at() is None:
+            assert target.steps_of("r") == []
             target.traffic.step()
         assert target.executor.next_read_at() == pytest.approx(1000.0 + READ_S)
         clock.now += READ_S
         target.assert_empty()
         assert target.steps_of("r")[0] == 1
-        source.assert_empty()
+        source.assert_empty()  # as soon as it hears of the end
         for engine in (source, target):
             engine.executor.shutdown()
