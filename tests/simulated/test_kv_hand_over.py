@@ -1,5 +1,6 @@
 """A simulated engine reads the KV of a request that another one hands over, in the time of the modelled link and with vLLM's scheduler."""
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable
@@ -11,7 +12,9 @@ import pytest
 
 from serve_app.engine_args import KV_LEASE_S, SIMULATED_CONNECTOR
 from serve_app.replica.kv_params import params_of
-from serve_app.simulated.exchange import MemoryExchange
+from serve_app.replica.side_channel import reserve
+from serve_app.simulated.exchange import Exchange, MemoryExchange
+from serve_app.simulated.tcp_exchange import TcpExchange
 from tests.simulated.engine_traffic import Traffic
 
 pytestmark = pytest.mark.engine
@@ -21,8 +24,13 @@ PROMPT, ANSWER = 320, 40
 TIME_SCALE = 1e-6
 _BLOCK_BITS = BLOCK * 131_072 * 8
 """KV of a block of the profile's model, as in test_profiles.py."""
-SECOND_A_BLOCK = {"bandwidth_gbit_s": _BLOCK_BITS * TIME_SCALE / 1e9, "latency_us": 0, "bandwidth_efficiency": 1.0}
-SIMULATED = {"profile": "h100-llama-8b", "link": SECOND_A_BLOCK, "time_scale": TIME_SCALE}
+BLOCK_S = 0.25
+"""Seconds that a read takes for each block, so that a whole one ends within half of the lease."""
+LINK = {"bandwidth_gbit_s": _BLOCK_BITS * TIME_SCALE / BLOCK_S / 1e9, "latency_us": 0, "bandwidth_efficiency": 1.0}
+SIMULATED = {"profile": "h100-llama-8b", "link": LINK, "time_scale": TIME_SCALE}
+NUM_BLOCKS = 21
+"""Blocks of a prompt and five tokens."""
+READ_S = NUM_BLOCKS * BLOCK_S
 
 
 class FakeClock:
@@ -83,14 +91,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 @pytest.fixture
 def make(make_traffic: Callable[..., Traffic], clock: FakeClock) -> Callable[..., Engine]:
-    """Return a function that makes an engine; all of them share one exchange."""
+    """Return a function that makes an engine; all share one exchange if they get no other."""
     from serve_app.replica.hand_over import handing_over
     from serve_app.simulated.kv_executor import in_virtual_time
 
-    executor_of = functools.partial(in_virtual_time, clock=clock, exchange=MemoryExchange())
+    shared = MemoryExchange()
     numbers = itertools.count()
 
-    def make(**more: Any) -> Engine:
+    def make(exchange: Exchange = shared, **more: Any) -> Engine:
         transfer = {
             **SIMULATED_CONNECTOR,
             "kv_role": "kv_both",
@@ -100,7 +108,7 @@ def make(make_traffic: Callable[..., Traffic], clock: FakeClock) -> Callable[...
         }
         arguments = {
             "scheduler_of": handing_over,
-            "executor_of": executor_of,
+            "executor_of": functools.partial(in_virtual_time, clock=clock, exchange=exchange),
             "simulated": SIMULATED,
             "kv_transfer_config": transfer,
         }
@@ -125,16 +133,15 @@ def test_a_request_that_was_handed_over_goes_on_after_exactly_the_time_of_its_re
     source.begin("r")
     params = source.hand_over("r")
     source.traffic.step(3)
-    num_blocks = -(-(PROMPT + 5) // BLOCK)
-    assert source.num_free - source.free_blocks() == num_blocks
+    assert source.num_free - source.free_blocks() == NUM_BLOCKS
     target.go_on("r", source, params, clock.now)
     target.traffic.step(3)
-    assert target.executor.next_read_at() == pytest.approx(1000.0 + num_blocks)
-    clock.now = 1000.0 + num_blocks - 0.01
+    assert target.executor.next_read_at() == pytest.approx(1000.0 + READ_S)
+    clock.now = 1000.0 + READ_S - 0.01
     target.traffic.step(3)
     assert target.steps_of("r") == []
     assert target.scheduler.has_requests()  # so that vLLM's loop steps on
-    clock.now = 1000.0 + num_blocks + 0.01
+    clock.now = 1000.0 + READ_S + 0.01
     target.traffic.step(3)
     assert target.steps_of("r")[0] == 1
     target.traffic.finish()
@@ -166,9 +173,9 @@ def test_a_read_beside_a_step_with_a_grammar_is_reported_too(make: Callable[...,
     target.traffic.add("digits", prompt=10, answer=200, regex="[0-9]{400}")
     while not target.steps_of("digits"):
         target.traffic.step()
-    clock.now += 21.0
+    clock.now += 2 * READ_S
     target.traffic.step(2)
-    assert target.steps_of("r")
+    assert target.steps_of("r")[0] == 1
     target.assert_empty()
     source.assert_empty()
 
@@ -180,7 +187,7 @@ def test_two_reads_of_one_source_follow_each_other(make: Callable[..., Engine], 
         target.go_on(name, source, source.hand_over(name), clock.now)
         target.traffic.step()
     ends = [target.executor.next_read_at() for target in targets]
-    assert ends == pytest.approx([1021.0, 1042.0])
+    assert ends == pytest.approx([1000.0 + READ_S, 1000.0 + 2 * READ_S])
     for engine, now in zip(targets, ends, strict=True):
         clock.now = now
         engine.assert_empty()
@@ -214,7 +221,7 @@ def test_a_late_read_is_computed_again(make: Callable[..., Engine], clock: FakeC
     source.begin("r")
     target.go_on("r", source, source.hand_over("r"), clock.now)
     target.traffic.step()
-    clock.now += 21.0  # the read is over: after half of the lease
+    clock.now += KV_LEASE_S / 2 + 1  # the read is over long since, which no step has noticed
     target.traffic.step(2)
     assert target.steps_of("r") == [PROMPT + 5]
     target.assert_empty()
@@ -234,7 +241,7 @@ def test_a_request_that_ends_before_or_during_its_read_leaves_no_block_behind(
     target.traffic.step()
     source.traffic.step()
     assert source.scheduler.requests.keys() == {"during"}
-    clock.now += 21.0
+    clock.now += READ_S
     target.assert_empty()
     source.assert_empty()
 
@@ -245,7 +252,31 @@ def test_a_target_with_the_prompt_in_its_prefix_cache_reads_only_the_rest(make: 
     source.begin("r", 20)
     target.go_on("r", source, source.hand_over("r"), clock.now)
     target.traffic.step()
-    assert target.executor.next_read_at() == pytest.approx(1002.0)  # 340 tokens: 22 blocks, of which 20 are the prompt's
-    clock.now += 2.0
+    assert target.executor.next_read_at() == pytest.approx(
+        1000.0 + 2 * BLOCK_S
+    )  # 340 tokens: 22 blocks, of which 20 are the prompt's
+    clock.now += READ_S
     target.assert_empty()
     source.assert_empty()
+
+
+def test_engines_reach_each_other_over_tcp_on_their_side_channels(make: Callable[..., Engine], clock: FakeClock) -> None:
+    with contextlib.ExitStack() as sockets:
+        channels = [reserve("127.0.0.1", range(23900, 23964), "key") for _ in range(2)]
+        for channel in channels:
+            sockets.enter_context(channel.sock)
+        source, target = (make(TcpExchange(channel.host, channel.port)) for channel in channels)
+        source.begin("r")
+        # vLLM has read the variables of the side channel once in this process, where both engines are.
+        params = source.hand_over("r") | {"remote_host": channels[0].host, "remote_port": channels[0].port}
+        target.go_on("r", source, params, clock.now)
+        while target.executor.next_read_at() is None:
+            assert target.steps_of("r") == []
+            target.traffic.step()
+        assert target.executor.next_read_at() == pytest.approx(1000.0 + READ_S)
+        clock.now += READ_S
+        target.assert_empty()
+        assert target.steps_of("r")[0] == 1
+        source.assert_empty()  # as soon as it hears of the end
+        for engine in (source, target):
+            engine.executor.shutdown()
