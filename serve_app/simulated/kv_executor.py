@@ -58,9 +58,10 @@ class KvMovingExecutor(Executor):
     def get_kv_connector_handshake_metadata(self) -> list[dict[tuple[int, int], Any]]:
         """Return a hash that is the same for all engines with the same vLLM and model, whose KV has the same layout.
 
-        The engine core asks before it has a connector.
+        Our engine core asks before there is a scheduler (`_label_of_kv`), and so before there are transfers.
         """
-        if self.vllm_config.kv_transfer_config is None:
+        transfer = self.vllm_config.kv_transfer_config
+        if transfer is None or transfer.kv_connector != SimulatedConnector.__name__:
             return super().get_kv_connector_handshake_metadata()
         digest = hashlib.sha256(f"simulated {VLLM_VERSION} {self.profile.model}".encode())
         return [{(0, 0): SimulatedHandshake(digest.hexdigest())}]

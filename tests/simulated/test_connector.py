@@ -8,6 +8,7 @@ import pytest
 
 from serve_app.replica.kv_params import params_of
 from serve_app.simulated.kv_transfers import Read
+from serve_app.simulated.profiles import PROFILES
 
 BLOCKS = [7, 8, 9]
 
@@ -132,3 +133,18 @@ def test_what_needs_no_read_frees_the_source(connector: Any) -> None:
 
 def test_a_client_of_ours_never_reads(connector: Any) -> None:
     assert connector.get_num_new_matched_tokens(request("r"), 0) == (0, False)
+
+
+def test_engines_of_one_model_have_one_hash_before_there_is_a_scheduler() -> None:
+    from vllm.config import KVTransferConfig
+
+    from serve_app.simulated.executor import SimulatedExecutor
+
+    def digest(profile: str) -> str:
+        executor = object.__new__(SimulatedExecutor)
+        executor.vllm_config = SimpleNamespace(kv_transfer_config=KVTransferConfig("SimulatedConnector", kv_role="kv_both"))
+        executor.profile = PROFILES[profile]
+        ((metadata,),) = (worker.values() for worker in executor.get_kv_connector_handshake_metadata())
+        return str(metadata.compatibility_hash)
+
+    assert digest("h100-llama-8b") == digest("a10g-llama-8b") != digest("a10g-llama-7b")
