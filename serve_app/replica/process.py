@@ -99,7 +99,8 @@ class EngineProcess:
             model_path: Awaited while the process imports vLLM, which takes as long as many a download. Its errors are passed on.
             timeout_s: Limit for the engine's first token, from when it has the path.
             max_frame_bytes: Limit of the frames of its outputs.
-            measures_itself: Whether the engine core measures the costs of its steps, which it does in any case for the autoscaler.
+            measures_itself: Whether the engine core measures the costs of its steps, which it does in any case for the autoscaler, and
+                where KV moves.
 
         Raises:
             EngineStartFailed: The process ended, had no token in time, or a golden prompt's answer was wrong or late. It no longer runs.
@@ -147,7 +148,7 @@ class EngineProcess:
             "max_frame_bytes": max_frame_bytes,
             "supervisor_silence_s": self._health.eject_after_s,
             # A simulated accelerator measures as long as the one that it simulates.
-            "measures_itself": measures_itself or model.replicas.is_scaled,
+            "measures_itself": measures_itself or model.replicas.is_scaled or model.kv.is_on,
             "measured_as": "cuda" if model.simulated is not None else model.device,
         }
         self._process.stdin.write(msgspec.json.encode(start))
