@@ -93,22 +93,19 @@ class Attempts:
         while (chosen := self.waiting.next_start(self._kinds, self.replicas, self._routing, self.quarantine)) is not None:
             request, choice = chosen
             self.waiting.remove(request)
-            if self._apart is not None and request.attempt < 0:
-                started += self._make_way(request, choice.replica, now)
+            if self._apart is not None and request.attempt < 0 and self._apart.is_long(request.prompt_tokens):
+                started += self._make_way(self._apart, request, choice.replica, now)
             started.append(self._start(request, choice, now=now))
         self.order.note_fullness(len(self.replicas), self.waiting.first(), now)
         return started
 
-    def _make_way(self, request: RequestState, replica: ReplicaState, now: float) -> list[Instruction]:
+    def _make_way(self, apart: Apart, request: RequestState, replica: ReplicaState, now: float) -> list[Instruction]:
         """Move answers off the replica that is to compute a long prompt, those for which that is cheaper."""
-        assert self._apart is not None
-        tokens = request.prompt_tokens - self._routing.hit_tokens(request, replica)
-        if not self._apart.is_long(tokens):
+        tokens = request.prompt_tokens - apart.hit_tokens(request, replica)
+        if not apart.is_long(tokens):
             return []
-        return [
-            self._ask_hand_over(leaving, target, "prompts", now)
-            for leaving, target in self._apart.moves(replica, self.replicas, now, more_tokens=tokens)
-        ]
+        moves = apart.moves(replica, self.replicas, now, more_tokens=tokens)
+        return [self._ask_hand_over(leaving, target, "prompts", now) for leaving, target in moves]
 
     def _ask_hand_over(self, request: RequestState, target: Choice, cause: str, now: float) -> HandOverAttempt:
         assert request.replica_id is not None
