@@ -75,7 +75,7 @@ class FixedRoles(Apart):
         decode = min((replica for replica in able if replica.replica_id not in self._prefill), key=rank_of, default=None)
         return None if decode is None else Choice(decode, Reason.LOAD)
 
-    def burdened(self, replicas: Collection[ReplicaState]) -> list[ReplicaState]:
+    def burdened(self, replicas: Collection[ReplicaState]) -> Sequence[ReplicaState]:
         return []
 
     def moves(

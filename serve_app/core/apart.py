@@ -12,7 +12,8 @@ answers would come back after each long prompt, only to move again.
 
 import heapq
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from serve_app.core.drain import MAX_UNANSWERED, takes_moved
 from serve_app.core.fair_order import FairOrder
@@ -34,11 +35,13 @@ MIN_STAY_S = 5.0
 FULL, ROOMY = 0.9, 0.7
 """Used share of a KV cache from which on an engine may soon preempt requests, and up to which another may take one of them."""
 _BATCH = 16
-"""Answers of a usual step."""
+"""Answers of a usual step, whose time is the measure of long prompts."""
 _MORE_TOKENS = 32
 """An answer is expected to become as long again as it is, and this many tokens longer."""
 _CANDIDATES = 16
 """The least burdened replicas, among which the target of a move is chosen."""
+_TRIES = 16
+"""After so many answers without a target that is worth a move, the others of the replica are not looked at."""
 
 
 class Apart:
@@ -112,13 +115,16 @@ class Apart:
             changed.append(replica.replica_id)
         return changed
 
-    def burdened(self, replicas: Collection[ReplicaState]) -> list[ReplicaState]:
-        """Return the replicas that some answers should perhaps leave: the one with most prompt tokens to do, and that with most answers."""
+    def burdened(self, replicas: Collection[ReplicaState]) -> Iterable[ReplicaState]:
+        """Return the replicas with most prompt tokens to do, with most requests, and with the fullest cache, each once.
+
+        Answers leave other replicas at later ticks.
+        """
         able = [replica for replica in replicas if replica.held and replica.kv_transfer and not replica.draining]
-        if not able:
-            return []
-        prompts, answers = max(able, key=_prompt_burden), max(able, key=lambda replica: (_slots(replica), replica.load.kv_usage))
-        return [prompts] if prompts is answers else [prompts, answers]
+        most = [
+            max(able, key=measure, default=None) for measure in (_prompt_burden, _num_requests, lambda each: each.load.kv_usage)
+        ]
+        return {each.replica_id: each for each in most if each is not None}.values()
 
     def moves(
         self,
@@ -137,22 +143,31 @@ class Apart:
         """
         if not replica.kv_transfer or replica.draining or self._order.costs is GUESS:
             return
-        others = (r for r in replicas.values() if r is not replica and r.kv_transfer == replica.kv_transfer and r.has_room())
-        targets = heapq.nsmallest(_CANDIDATES, others, key=lambda r: (_prompt_burden(r), _slots(r)))
+        coming = self._hand_overs.coming_tokens()
+        others = (r for r in replicas.values() if r is not replica and r.kv_transfer == replica.kv_transfer)
+        able = [r for r in others if takes_moved(r, MAX_UNANSWERED)]
+        targets = [_Target(r, coming[r.replica_id]) for r in heapq.nsmallest(_CANDIDATES, able, key=_burden)]
+        source = _Source(replica, more_tokens)
         streams = [only] if only is not None else sorted(replica.held.values(), key=_left, reverse=True)
+        tries = _TRIES
         for request in streams:
-            if self._budget < 1.0:
+            if self._budget < 1.0 or not targets or not tries:
                 return
             if not _may_leave(request, now):
                 continue
             best, gain_s = None, MIN_GAIN * self._hand_overs.costs.seconds(_tokens(request))
             for target in targets:
-                gain = self._gain_s(request, replica, target, more_tokens)
-                if gain > gain_s and self._is_possible(request, replica, target):
+                gain = self._gain_s(request, source, target)
+                if gain > gain_s and target.takes(request) and self._hand_overs.is_possible(request, replica, target.replica):
                     best, gain_s = target, gain
-            if best is not None:
-                self._budget -= 1.0
-                yield request, Choice(best, Reason.LOAD)
+            if best is None:
+                tries -= 1
+                continue
+            self._budget -= 1.0
+            yield request, Choice(best.replica, Reason.LOAD)
+            source.leave(request)
+            best.coming_tokens += _tokens(request)
+            targets = [target for target in targets if takes_moved(target.replica, MAX_UNANSWERED)]
 
     def _step_s(self) -> float:
         costs = self._order.costs
@@ -161,8 +176,9 @@ class Apart:
     def _cost_s(self, tokens: int, replica: ReplicaState) -> float:
         """Return the seconds that requests would wait in sum if the replica computed so many tokens of a prompt."""
         own_s = tokens * self._order.costs.prompt_token_s
-        # What waits in the engine for other ingresses may be prompts like this one.
-        unseen = max(0, replica.load.waiting - sum(bool(request.prefill_tokens) for request in replica.held.values()))
+        unseen = 0
+        if replica.load.waiting:  # what waits in the engine for other ingresses may be prompts like this one
+            unseen = max(0, replica.load.waiting - sum(bool(request.prefill_tokens) for request in replica.held.values()))
         before_s = (replica.prefill_tokens + unseen * tokens) * self._order.costs.prompt_token_s
         num_answers = replica.num_requests()
         each_s = own_s
@@ -172,23 +188,52 @@ class Apart:
             )
         return before_s + own_s + MIN_GAIN * num_answers * each_s
 
-    def _gain_s(self, request: RequestState, source: ReplicaState, target: ReplicaState, more_tokens: int) -> float:
+    def _gain_s(self, request: RequestState, source: "_Source", target: "_Target") -> float:
         """Return how many seconds shorter the rest of the answers would be in sum, without what the move costs."""
-        costs, left = self._order.costs, _left(request)
+        costs, left, here, there = self._order.costs, _left(request), source.replica, target.replica
         part = min(1.0, left * self._step_s() / WINDOW_S)
-        prompts = source.prefill_tokens + more_tokens - target.prefill_tokens + part * (source.long_tokens - target.long_tokens)
-        answers = left * (_slots(source) - 1 - _slots(target))
-        again = _tokens(request) if source.load.kv_usage > FULL and target.load.kv_usage < ROOMY else 0
+        prompts = source.prompt_tokens - there.prefill_tokens + part * (here.long_tokens - there.long_tokens)
+        answers = left * (source.num_requests - 1 - _num_requests(there))
+        again = _tokens(request) if source.kv_usage() > FULL and target.kv_usage() < ROOMY else 0
         return (prompts + again) * costs.prompt_token_s + answers * costs.output_token_s
 
-    def _is_possible(self, request: RequestState, source: ReplicaState, target: ReplicaState) -> bool:
-        free = (FULL - target.load.kv_usage) * target.kv_tokens
-        return (
-            takes_moved(target, MAX_UNANSWERED)
-            and target.can_run(request)
-            and (not target.kv_tokens or _tokens(request) <= free)
-            and self._hand_overs.is_possible(request, source, target)
-        )
+
+class _Source:
+    """A replica without the answers that leave it."""
+
+    def __init__(self, replica: ReplicaState, more_tokens: int) -> None:
+        self.replica = replica
+        self.prompt_tokens = replica.prefill_tokens + more_tokens
+        self.num_requests = _num_requests(replica)
+        self._leaving_tokens = 0
+        for request in replica.held.values():
+            if request.is_leaving:
+                self.leave(request)
+
+    def leave(self, request: RequestState) -> None:
+        """Note that the request was asked to leave."""
+        self.num_requests -= 1
+        self._leaving_tokens += _tokens(request)
+
+    def kv_usage(self) -> float:
+        """Return the used share of the cache, from 0 to 1."""
+        return self.replica.load.kv_usage - self._leaving_tokens / max(1, self.replica.kv_tokens)
+
+
+@dataclass(slots=True)
+class _Target:
+    """A replica with the answers that come to it. ``coming_tokens``: those whose KV it is to read, or reads."""
+
+    replica: ReplicaState
+    coming_tokens: int
+
+    def kv_usage(self) -> float:
+        return self.replica.load.kv_usage + self.coming_tokens / max(1, self.replica.kv_tokens)
+
+    def takes(self, request: RequestState) -> bool:
+        """Return whether the engine can run the request and has room for its KV."""
+        fits = not self.replica.kv_tokens or self.kv_usage() + _tokens(request) / self.replica.kv_tokens <= FULL
+        return fits and self.replica.can_run(request)
 
 
 def _may_leave(request: RequestState, now: float) -> bool:
@@ -213,7 +258,11 @@ def _tokens(request: RequestState) -> int:
     return request.prompt_tokens + len(request.emitted_ids)
 
 
-def _slots(replica: ReplicaState) -> int:
+def _burden(replica: ReplicaState) -> tuple[int, int]:
+    return _prompt_burden(replica), _num_requests(replica)
+
+
+def _num_requests(replica: ReplicaState) -> int:
     """Return how many requests the replica has or will have soon, those of other ingresses included."""
     return replica.num_requests() + len(replica.coming)
 

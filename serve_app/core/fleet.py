@@ -241,11 +241,8 @@ class FleetState(Attempts):
                     self.tally.first_token(request, output, late=now - request.arrived_at > self.settings.ttft_s)
                 self._count_emitted(replica, request, output.new_token_ids)
                 request.trail.delivered(output, now)
-                if (
-                    self._apart is not None
-                    and len(request.emitted_ids) == len(output.new_token_ids)
-                    and output.finish_reason is None
-                ):
+                is_first = len(request.emitted_ids) == len(output.new_token_ids) and output.finish_reason is None
+                if replica.long_tokens and is_first and self._apart is not None:
                     for _, target in self._apart.moves(replica, self.replicas, now, only=request):
                         others.append(self._ask_hand_over(request, target, "prompts", now))
             if output.stop_reason == HANDED_OVER:
@@ -319,6 +316,7 @@ class FleetState(Attempts):
     def _end_hand_overs(self, now: float) -> list[Instruction]:
         """Start requests again whose source did not hand them over, or whose target made no token, in time."""
         instructions: list[Instruction] = []
+        self.hand_overs.tick(now)
         for request, result in self.hand_overs.overdue(now):
             assert request.replica_id is not None
             instructions.append(AbortAttempts(request.replica_id, (request.attempt_id,)))

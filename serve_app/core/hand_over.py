@@ -21,6 +21,20 @@ READ_S = 10.0
 """The longest wait for the first token of an attempt that reads KV. The first read between two engines has to connect them."""
 
 
+_LATE = 4.0
+"""A late read counts as one that took this many times as long as expected."""
+
+
+@dataclass(slots=True)
+class _Ended:
+    """Reads of one source whose end the same frame showed: ``num`` reads of ``tokens`` in all took ``seconds``; 0 reads if learned."""
+
+    at: float
+    seconds: float
+    num: int
+    tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class _Asked:
     request: RequestState
@@ -44,8 +58,8 @@ class HandOvers:
         self._asked: dict[str, _Asked] = {}
         self._reading: dict[str, tuple[RequestState, float]] = {}
         """Requests by id that read KV and have no token since, and when that began."""
-        self._read_at: dict[str, float] = {}
-        """Sources of the latest reads, and when the latest read of each was over."""
+        self._ended: dict[str, _Ended] = {}
+        """Source -> its reads that ended last."""
 
     @staticmethod
     def is_possible(request: RequestState, source: ReplicaState, target: ReplicaState) -> bool:
@@ -65,8 +79,9 @@ class HandOvers:
         """Forget the request's hand-over, whose place at the target is free again; return the target, None if nothing was asked."""
         if (reading := self._reading.pop(request.request_id, None)) is not None:
             request.reads_kv = False
-            if result == "late":
-                self.costs.learn(request.prompt_tokens + len(request.emitted_ids), READ_S, reading[1] + READ_S)
+            if result == "late":  # perhaps the target hangs, which says nothing about reads: so it counts only in part
+                tokens = _tokens(request)
+                self.costs.learn(tokens, min(READ_S, _LATE * self.costs.seconds(tokens)), reading[1] + READ_S)
             self.results["ended" if request.is_leaving or not result else result] += 1
         if (asked := self._asked.pop(request.request_id, None)) is None:
             return None
@@ -78,11 +93,25 @@ class HandOvers:
 
     def overdue(self, now: float) -> list[tuple[RequestState, str]]:
         """Return the requests whose source has not answered, or whose target has made no token, in time; and the result of each."""
-        self.costs.tick(now)
-        self._read_at = {source: at for source, at in self._read_at.items() if now - at < READ_S}
         unanswered = [(asked.request, "unanswered") for asked in self._asked.values() if now - asked.at > ANSWER_S]
         reading = [request for request, at in self._reading.values() if now - at > READ_S and not request.is_leaving]
         return unanswered + [(request, "late") for request in reading]
+
+    def tick(self, now: float) -> None:
+        """Learn from the reads that ended, and forget old costs."""
+        self.costs.tick(now)
+        for ended in self._ended.values():
+            self._learn(ended)
+        self._ended = {source: ended for source, ended in self._ended.items() if now - ended.at < READ_S}
+
+    def coming_tokens(self) -> Counter[str]:
+        """Return, by replica, the tokens whose KV it reads, or is to read once the source has answered."""
+        coming = Counter[str]()
+        for asked in self._asked.values():
+            coming[asked.target.replica.replica_id] += _tokens(asked.request)
+        for request, _ in self._reading.values():
+            coming[request.replica_id or ""] += _tokens(request)
+        return coming
 
     def begin_read(self, request: RequestState, now: float) -> None:
         """Note that an attempt starts that reads KV."""
@@ -94,14 +123,24 @@ class HandOvers:
         request.reads_kv = False
         _, began_at = self._reading.pop(request.request_id)
         source = request.trail.replicas[-2]
-        # Reads of one source share its link: while an earlier one went on, this one waited.
-        self.costs.learn(
-            request.prompt_tokens + len(request.emitted_ids), now - max(began_at, self._read_at.get(source, 0.0)), now
-        )
-        self._read_at[source] = now
+        before = self._ended.get(source)
+        if before is not None and before.at == now:
+            before.num += 1
+            before.tokens += _tokens(request)
+        else:
+            # Reads of one source share its link: while an earlier one went on, this one waited.
+            since = began_at if before is None else max(began_at, before.at)
+            if before is not None:
+                self._learn(before)
+            self._ended[source] = _Ended(now, now - since, 1, _tokens(request))
         tokens = int(getattr(output.prefill_stats, "num_external_cached_tokens", 0))
         self.tokens += tokens
         self.results["read" if tokens else "computed"] += 1
+
+    def _learn(self, ended: "_Ended") -> None:
+        if ended.num:
+            self.costs.learn(round(ended.tokens / ended.num), ended.seconds / ended.num, ended.at)
+            ended.num = 0
 
     def validate(self, requests: Collection[RequestState], replicas: Collection[ReplicaState]) -> None:
         """Assert that a place is kept for each hand-over that has no answer, and for nothing else."""
@@ -112,3 +151,7 @@ class HandOvers:
         assert coming <= leaving
         assert {request.request_id for request in requests if request.reads_kv} == self._reading.keys()
         assert all(request.replica_id is not None for request, _ in self._reading.values())
+
+
+def _tokens(request: RequestState) -> int:
+    return request.prompt_tokens + len(request.emitted_ids)
