@@ -153,7 +153,7 @@ TABLE = (
         "hand_overs_asked",
         "counter",
         ("model", "cause"),
-        "The same moves by cause: drain; prompts, a long prompt would have slowed the answer; balance, another replica had less to do.",
+        "The same moves by cause: drain; prompts, a long prompt began, or its first token came; balance, another replica had less to do.",
     ),
     Series("kv_read_tokens", "counter", _MODEL, "Tokens whose KV was read from another replica instead of computed again."),
     Series("routed", "counter", ("model", "reason"), "Attempts that were given to a replica, by the reason for that replica."),

@@ -53,7 +53,8 @@ class HandOvers:
         self.tokens = 0
         """Tokens whose KV was read."""
         self.asked: Counter[str] = Counter()
-        """Hand-overs that were asked for, by cause: ``drain``; ``prompts``: a long prompt would have slowed the answer; ``balance``."""
+        """Hand-overs that were asked for, by cause: ``drain``; ``prompts``: a long prompt began, or its
+        first token came; ``balance``."""
         self.costs = ReadCosts()
         self._asked: dict[str, _Asked] = {}
         self._reading: dict[str, tuple[RequestState, float]] = {}

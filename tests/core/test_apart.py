@@ -164,6 +164,43 @@ def test_answers_go_to_a_new_replica_where_large_batches_are_slow() -> None:
         assert fleet.hand_overs.asked["balance"] == len(asked) <= 4, "the target first shows that it can read"
 
 
+def test_a_replica_keeps_its_part_of_the_answers_however_many_others_there_are() -> None:
+    fleet = fleet_apart("a", costs=replace(COSTS, output_token_s=2e-3))
+    answers(fleet, *map(str, range(20)))
+    run(fleet, *map(linked, "bcdefghi"))
+    for number, replica_id in enumerate("bcdefghi"):
+        run(fleet, HeartbeatArrived(replica_id, EngineLoad(1, 10 + (number == 0), 0, 0.1), draining=False))
+    asked = leaving(run(fleet, Ticked(), now=1.0))
+    assert 1 <= len(asked) <= 9
+
+
+def test_answers_that_come_take_room_in_the_cache() -> None:
+    fleet = fleet_apart("a")
+    answers(fleet, *"12345678", prompt=9000)
+    run(fleet, linked("b"))
+    run(fleet, beat("a", 0.95), beat("b", 0.69), now=1.0)
+    assert len(leaving(run(fleet, Ticked(), now=1.0))) == 2, "with three, b would be nearly full, too"
+
+
+def test_a_full_cache_is_seen_though_others_have_more_answers() -> None:
+    fleet = fleet_apart("a", "b")
+    answers(fleet, "1", prompt=3000)
+    run(fleet, Ticked(), now=WINDOW_S + 1)
+    run(fleet, linked("c"), now=WINDOW_S + 1)
+    answers(fleet, *"23456789", now=WINDOW_S + 1)
+    run(fleet, beat("a", 0.97), beat("b", 0.3), beat("c", 0.3), now=13.0)
+    assert "1" in leaving(run(fleet, Ticked(), now=13.0))
+
+
+def test_first_tokens_of_short_prompts_move_nothing() -> None:
+    fleet = fleet_apart("a", "b")
+    for number in range(16):
+        run(fleet, arrived(str(number), prompt_tokens=SHORT, max_tokens=500))
+    for replica_id in "ba":
+        for name in [name for name, request in fleet.requests.items() if request.replica_id == replica_id]:
+            assert leaving(first_token(fleet, name)) == []
+
+
 def test_an_answer_leaves_an_engine_whose_cache_is_nearly_full_unless_all_are() -> None:
     fleet = fleet_apart("a", "b")
     assert answers(fleet, "1", prompt=3000) == ["a"]

@@ -185,6 +185,22 @@ def test_a_stalled_target_that_drains_meanwhile_ends_its_attempt_once() -> None:
     assert dict(fleet.hand_overs.results) == {"ended": 1, "unanswered": 1}
 
 
+def test_reads_of_one_source_that_end_together_are_learned_as_parts_of_their_time() -> None:
+    fleet = FleetState(FleetSettings(model="tiny", heartbeat_timeout_s=1000.0))
+    run(fleet, linked("a", credit=20))
+    for i in range(4):
+        run(fleet, arrived(f"r{i}", prompt_tokens=MIN_TOKENS, max_tokens=9), outputs("a", Output(f"r{i}@0", [7])))
+    run(fleet, linked("b", credit=20), HeartbeatArrived("b", EngineLoad(1), draining=False), draining("a", 8.0))
+    assert len(run(fleet, Ticked(), now=7.2)) == 4
+    ends = [Output(f"r{i}@0", [], "length", stop_reason=HANDED_OVER, kv_transfer_params=WHERE) for i in range(4)]
+    run(fleet, outputs("a", *ends), now=7.3)
+    expected = fleet.hand_overs.costs.seconds(MIN_TOKENS)
+    stats = SimpleNamespace(num_external_cached_tokens=MIN_TOKENS, num_cached_tokens=0)
+    run(fleet, outputs("b", *(Output(f"r{i}@1", [8], prefill_stats=stats) for i in range(4))), now=9.3)
+    run(fleet, Ticked(), now=9.4)
+    assert expected < fleet.hand_overs.costs.seconds(MIN_TOKENS) < 0.5, "0.5 s is the time of each, 2 s that of all"
+
+
 def test_a_read_ends_with_its_request() -> None:
     for end in (RequestsAborted(["r"]), LinkLost("b", LinkEnd.BROKE_OFF), outputs("b", Output("r@1", [], "abort"))):
         fleet = asked(fleet_with(linked("a"), linked("b")))

@@ -65,6 +65,8 @@ def test_an_engine_that_is_lost_while_answers_move_costs_no_token(moving: Fleet,
     def lose_an_engine() -> None:
         long.extend(play(moving.url, LONG, lambda: os.kill(moving.members("replica")[0]["load"]["engine_pid"], sent)))
 
+    before = moves(moving, "serve_app_hand_overs_asked_total", "cause").get("prompts", 0)
     assert folded(play(moving.url, CHATS, lose_an_engine)) == undisturbed
     assert len(folded(long)) == len(LONG)
+    assert moves(moving, "serve_app_hand_overs_asked_total", "cause").get("prompts", 0) > before
     moving.wait_for_replicas(2)
