@@ -48,7 +48,7 @@ class Wish:
     num_gpus: int | None = None
     """None: the fewest on which the context fits."""
     context: int | None = None
-    """None: `engine_args.max_model_len`, else the model's own limit."""
+    """None: `engine_args.max_model_len`, else what vLLM takes by itself."""
     engine_args: Mapping[str, Any]
     load: Load | None = None
 
@@ -117,9 +117,6 @@ def estimate(shape: Architecture, files: TensorBytes | None, wish: Wish) -> Esti
     """
     args, accelerator = wish.engine_args, wish.accelerator
     context = _context(shape, wish)
-    if wish.load is not None and (tokens := wish.load.prompt_tokens + wish.load.answer_tokens) > context:
-        problem = f"prompt and answer are {tokens} tokens, and the longest request has {context}"
-        raise ConfigError("--prompt", problem, "lower --prompt or --answer, or raise --context")
     counts = parameters_of(shape)
     plan = _plan(shape, accelerator, args)
     online = online_quantization(str(args.get("quantization") or ""))
@@ -131,6 +128,11 @@ def estimate(shape: Architecture, files: TensorBytes | None, wish: Wish) -> Esti
         most = max(n for n in GPU_NUMBERS if can_share(shape, n))
         least = least_fit(shape, counts, weights, accelerator, context, plan)
         found = least or fit(shape, counts, weights, accelerator, most, context, plan)
+    if _is_to_memory(wish) and 0 < found.longest_context < context:
+        found = fit(shape, counts, weights, accelerator, found.num_gpus, found.longest_context, plan)
+    if wish.load is not None and (tokens := wish.load.prompt_tokens + wish.load.answer_tokens) > found.context:
+        problem = f"prompt and answer are {tokens} tokens, and the longest request has {found.context}"
+        raise ConfigError("--prompt", problem, "lower --prompt or --answer, or raise --context")
     replicas = replicas_for(shape, counts, found, wish.load) if wish.load is not None and found.fits else None
     stored = files.file_bytes if files is not None else weight_bytes(shape, counts, element=4 if shape.dtype == "float32" else 2)
     return Estimate(
@@ -149,12 +151,17 @@ def estimate(shape: Architecture, files: TensorBytes | None, wish: Wish) -> Esti
     )
 
 
+def _is_to_memory(wish: Wish) -> bool:
+    """Return whether vLLM shortens the context to what its memory holds."""
+    return wish.context is None and wish.engine_args.get("max_model_len") in (-1, "-1", "auto")
+
+
 def _context(shape: Architecture, wish: Wish) -> int:
     context, where = wish.context, "--context"
     if context is None:
         given = wish.engine_args.get("max_model_len")
         where = "engine_args.max_model_len"
-        context = shape.max_tokens if given in (None, -1, "auto") else tokens_of(str(given), where)
+        context = shape.default_tokens if given is None or _is_to_memory(wish) else tokens_of(str(given), where)
     if context > shape.max_tokens:
         raise ConfigError(where, f"is {context}, and the model's config.json allows {shape.max_tokens}", "give at most that")
     return context
@@ -193,7 +200,8 @@ def _whole(args: Mapping[str, Any], name: str) -> int | None:
 
 
 def _notes(shape: Architecture, wish: Wish, found: Fit, replicas: Replicas | None) -> Iterator[str]:
-    if 0 <= found.kv_bytes - found.request_bytes < reserve_error_gib(shape, found.num_gpus) * GIB:
+    spare = found.kv_bytes - (0 if _is_to_memory(wish) else found.request_bytes)
+    if found.fits and spare < reserve_error_gib(shape, found.num_gpus) * GIB:
         yield "it fits by less than the error of the reserve: measure it before you rely on it"
     if left := [name for name in _LEFT_OUT if wish.engine_args.get(name)]:
         yield f"left out: {', '.join(left)}"

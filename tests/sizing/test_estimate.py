@@ -53,6 +53,21 @@ def test_what_does_not_fit_says_what_would() -> None:
     assert not of(shapes.LLAMA_8B, "l4", gpus=1, context=found.fit.longest_context + 16).fit.fits
 
 
+def test_without_a_wish_the_context_is_the_one_that_vllm_takes() -> None:
+    assert of(shapes.PHI3_MINI_128K, "h100", context=None).fit.context == 4096
+    assert of(shapes.PHI3_MINI_128K, "h100", context=131072).fit.context == 131072
+
+
+@pytest.mark.parametrize("given", [-1, "auto"])
+def test_a_context_that_vllm_sets_itself_is_what_the_memory_holds(given: object) -> None:
+    found = of(shapes.LLAMA_8B, "l4", gpus=1, context=None, max_model_len=given)
+    assert (found.fit.fits, found.fit.context, found.fit.longest_context, found.notes) == (True, 31360, 31360, ())
+    assert of(shapes.LLAMA_8B, "h100", context=None, max_model_len=given).fit.context == 131072
+    assert not of(shapes.LLAMA_70B, "l4", gpus=1, context=None, max_model_len=given).fit.fits
+    with pytest.raises(ConfigError, match="prompt and answer are 40000 tokens, and the longest request has 31360"):
+        of(shapes.LLAMA_8B, "l4", gpus=1, context=None, max_model_len=given, load=replace(LOAD, prompt_tokens=39800))
+
+
 def test_a_fit_within_the_error_is_noted() -> None:
     notes = [of(shapes.LLAMA_8B, "l4", gpus=1, context=context).notes for context in (16384, 31360, 31376)]
     assert notes == [(), ("it fits by less than the error of the reserve: measure it before you rely on it",), ()]
