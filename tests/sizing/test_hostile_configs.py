@@ -132,6 +132,23 @@ def test_an_index_counts_while_its_shards_are_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("metadata", "found"),
+    [
+        ({"total_size": 1000.0}, TensorBytes(500, 1000, 0)),
+        ({"format": "pt"}, None),
+        (None, None),
+    ],
+)
+def test_an_index_may_lack_its_total_or_hold_it_as_a_float(tmp_path: Path, metadata: Any, found: TensorBytes | None) -> None:
+    index = {"metadata": metadata, "weight_map": {"a": "model-00001-of-00001.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert tensor_bytes_of(tmp_path, architecture_of(LLAMA_8B, "")) == found
+    plain = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
+    (tmp_path / "model-00001-of-00001.safetensors").write_bytes(header({"a": plain}))
+    assert tensor_bytes_of(tmp_path, architecture_of(LLAMA_8B, "")) == TensorBytes(4, 16, 0)
+
+
+@pytest.mark.parametrize(
     ("name", "content"),
     [
         ("model.safetensors", b"\x00"),
@@ -140,6 +157,10 @@ def test_an_index_counts_while_its_shards_are_missing(tmp_path: Path) -> None:
         ("model.safetensors", header({"a": []})),
         ("model.safetensors.index.json", b'{"metadata": {"total_size": -1}, "weight_map": {}}'),
         ("model.safetensors.index.json", b'{"metadata": {"total_size": "many"}, "weight_map": {}}'),
+        ("model.safetensors.index.json", b'{"metadata": {"total_size": 1.5}, "weight_map": {}}'),
+        ("model.safetensors.index.json", b'{"metadata": {"total_size": NaN}, "weight_map": {}}'),
+        ("model.safetensors.index.json", b'{"metadata": {"total_size": 10}}'),
+        ("model.safetensors.index.json", b'{"metadata": 3, "weight_map": {}}'),
         ("model.safetensors.index.json", b"[]"),
     ],
 )
