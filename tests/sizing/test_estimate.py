@@ -198,9 +198,10 @@ def test_a_node_holds_a_replica_only_with_cpus_and_memory_for_its_pod() -> None:
     assert replace(small, pods_memory_mib=12 * 1024 - 1).replicas(1) == 0
 
 
-def test_a_checkpoint_is_read_ahead_if_90_percent_of_the_limit_hold_it() -> None:
+def test_a_checkpoint_is_read_ahead_if_90_percent_of_the_free_memory_hold_it() -> None:
     pod = pod_sizes(1)
-    assert pod.memory_limit_gib == 24
-    held = int(0.9 * 24 * 2**30)
+    assert (pod.memory_request_gib, pod.memory_limit_gib) == (12, 24)
+    held = int(0.9 * 12 * 2**30)
     assert (pod.prefetches(held), pod.prefetches(held + 1)) == (True, False)
-    assert (pod.limit_to_prefetch_gib(held), pod.limit_to_prefetch_gib(held + 1)) == (24, 25)
+    # 10 / 0.9 and 11 / 0.9, rounded up, beside 12 GiB.
+    assert [pod.limit_of_chart_gib(gib) for gib in (0, 10, 11, 18)] == [24, 24, 25, 32]
