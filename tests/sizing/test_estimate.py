@@ -123,6 +123,32 @@ def test_arguments_that_are_not_counted_are_named() -> None:
     )
 
 
+def test_overrides_of_the_file_may_allow_a_longer_context() -> None:
+    rope = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    found = of(shapes.LLAMA_8B, "h100", context=None, max_model_len=200_000, hf_overrides=rope)
+    assert (found.fit.fits, found.fit.context, found.fit.longest_context) == (True, 200_000, 200_000)
+    assert found.notes == (
+        "the file allows 131,072 tokens: whether hf_overrides allow more is not checked",
+        "left out: hf_overrides",
+    )
+
+
+def test_a_method_of_quantized_checkpoints_is_noted_only_for_others() -> None:
+    stored = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    assert of(shapes.LLAMA_8B | stored, "h100", quantization="gptq_marlin").notes == ()
+
+
+@pytest.mark.parametrize(("args", "is_noted"), [({}, False), ({"dtype": "half"}, False), ({"dtype": "bfloat16"}, True)])
+def test_a_t4_is_noted_where_bfloat16_is_asked_for(args: dict[str, Any], is_noted: bool) -> None:
+    notes = of(shapes.LLAMA_1B, "t4", **args).notes  # by itself vLLM takes float16 there
+    assert notes == (("a T4 does not run bfloat16: leave dtype out",) if is_noted else ())
+
+
+def test_a_t4_computes_gemma_in_32_bits() -> None:
+    t4, l4 = (of(shapes.GEMMA2_9B, gpu, context=4096).weight_bytes for gpu in ("t4", "l4"))
+    assert t4 == 2 * l4
+
+
 def test_replicas_are_those_of_the_autoscaler_and_grow_with_the_rate() -> None:
     rates = (1, 5, 50)
     found = [of(shapes.LLAMA_8B, "l4", load=replace(LOAD, requests_per_s=rate)).replicas for rate in rates]
