@@ -25,6 +25,12 @@ FAMILIES = frozenset(
 _ENCODERS = frozenset({"bert", "roberta", "xlm-roberta", "modernbert", "distilbert", "nomic_bert", "t5", "whisper", "clip"})
 _SHIFTED_POSITIONS = {"opt": 2}
 MOST_TOKENS = 2**30
+_CONTEXT_KEYS = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    *("max_sequence_length", "max_seq_length", "seq_len"),
+)
+"""The least of them counts, as in vLLM; `model_max_length` comes before them."""
+_UNNAMED_CONTEXT = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,10 +154,14 @@ def architecture_of(values: object, where: str) -> Architecture:
         notes.append("KV of layers with a sliding window: vLLM pads groups of layers, up to 15 % more")
     shape: dict[str, Any] = {
         "num_kv_heads": config.whole("num_key_value_heads", "num_kv_heads", "n_head_kv", most=2**14, default=heads),
-        "head_size": config.whole("head_dim", "head_size", most=2**14, default=max(1, hidden // heads)),
+        "head_size": config.whole(
+            "head_dim", "head_size", most=2**14, default=None if "gemma" in family else max(1, hidden // heads)
+        ),
         "vocab_size": config.whole("vocab_size", most=2**24),
     }
     max_tokens, default_tokens = _contexts(config, family)
+    if not config.has("model_max_length", *_CONTEXT_KEYS):
+        notes.append(f"the file names no longest context: {_UNNAMED_CONTEXT:,} is assumed")
     quantization = quantization_of(whole) or quantization_of(config)
     if quantization is not None and not quantization.is_known:
         notes.append(f"quantization {quantization.method} is unknown here: weights count 16 bits unless their files are read")
@@ -183,7 +193,8 @@ def _contexts(config: ConfigValues, family: str) -> tuple[int, int]:
     Linear and dynamic scaling lengthen the context of the file. With other kinds the file names the longer one already, and so do
     all files of Gemma 3.
     """
-    most = config.whole("max_position_embeddings", "n_positions", "max_sequence_length", most=MOST_TOKENS, default=2048)
+    named = [config.whole(key, most=MOST_TOKENS) for key in _CONTEXT_KEYS if config.has(key)]
+    most = config.whole("model_max_length", most=MOST_TOKENS, default=min(named, default=_UNNAMED_CONTEXT))
     kinds = {rope.text("rope_type", "type"): rope.values.get("factor") for rope in _ropes(config)}
     if "longrope" in kinds or "su" in kinds:
         return most, config.whole("original_max_position_embeddings", most=MOST_TOKENS, default=most)

@@ -77,8 +77,10 @@ def test_kv_bytes_and_the_longest_context_are_those_of_vllm(name: str, num_gpus:
         (shapes.QWEN_32B_YARN | {"max_position_embeddings": 32768}, 32768),
         (shapes.PHI3_MINI_128K, 131072),
         (shapes.GEMMA3_27B_LINEAR, 131072),
+        (shapes.LLAMA_8B | {"seq_length": 4096}, 4096),
+        (shapes.LLAMA_8B | {"model_max_length": 262144}, 262144),
     ],
-    ids=["linear", "yarn", "yarn of a short file", "longrope", "gemma3"],
+    ids=["linear", "yarn", "yarn of a short file", "longrope", "gemma3", "seq_length", "model_max_length"],
 )
 def test_the_longest_context_that_may_be_asked_for_is_that_of_vllm(config: dict[str, Any], most: int, tmp_path: Path) -> None:
     assert architecture_of(config, "config.json").max_tokens == most
