@@ -162,7 +162,7 @@ def architecture_of(values: object, where: str) -> Architecture:
     max_tokens, default_tokens = _contexts(config, family)
     if not config.has("model_max_length", *_CONTEXT_KEYS):
         notes.append(f"the file names no longest context: {_UNNAMED_CONTEXT:,} is assumed")
-    quantization = quantization_of(whole) or quantization_of(config)
+    quantization = quantization_of(whole, layers - stateful) or quantization_of(config, layers - stateful)
     if quantization is not None and not quantization.is_known:
         notes.append(f"quantization {quantization.method} is unknown here: weights count 16 bits unless their files are read")
     return Architecture(

@@ -105,7 +105,7 @@ def test_engine_arguments_count(args: dict[str, Any], grows: bool) -> None:
         ({"gpus": 3}, "--gpus, or gpus_per_replica: is 3, and the model has 32 attention heads and 8 KV heads; "),
         ({"gpu_memory_utilization": "half"}, "engine_args.gpu_memory_utilization: is 'half'"),
         ({"max_num_seqs": -1}, "engine_args.max_num_seqs: is '-1'; give a whole number above 0"),
-        ({"dtype": "int7"}, "dtype: is 'int7'; known are auto, float16"),
+        ({"dtype": "int7"}, "engine_args.dtype: is 'int7'; known are auto, float16"),
         ({"context": 600, "load": LOAD}, "--prompt: prompt and answer are 700 tokens, and the longest request has 600"),
     ],
 )

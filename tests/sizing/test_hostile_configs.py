@@ -38,7 +38,7 @@ KEYS = sorted({*LLAMA_8B, *QWEN3_235B, *DEEPSEEK_V3, *GPT_OSS_120B, "rope_scalin
         ({"vocab_size": True}, "vocab_size: is True, and"),
         ({"layer_types": ["full_attention"]}, "layer_types: is a list of 1 entries, and should be a list of 32 texts"),
         ({"quantization_config": "fp8"}, "quantization_config: is 'fp8', and should be a mapping"),
-        ({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 0}}, "group_size: is 0"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 0}}, "quantization_config.group_size: is 0"),
         ({"quantization_config": {"quant_method": "awq", "bits": "x"}}, "quantization_config.bits: is 'x', and"),
         ({"layer_types": ["mamba"] * 32}, "layer_types: has no layer of attention; "),
         ({"model_type": "gemma2"}, "head_dim: is missing; "),
@@ -49,7 +49,7 @@ KEYS = sorted({*LLAMA_8B, *QWEN3_235B, *DEEPSEEK_V3, *GPT_OSS_120B, "rope_scalin
 def test_a_wrong_value_is_named(changed: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         architecture_of(LLAMA_8B | changed, "m/config.json")
-    assert str(caught.value).startswith("m/config.json: ") or said.startswith("group_size")
+    assert str(caught.value).startswith("m/config.json: ")
     assert said in str(caught.value)
 
 

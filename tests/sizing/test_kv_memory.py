@@ -91,5 +91,5 @@ def test_the_type_of_the_kv_cache_is_the_argument_else_the_checkpoint_else_the_w
     asking = architecture_of(shapes.LLAMA_8B | {"quantization_config": asks}, "config.json")
     found = [kv_element_bytes(plain, 2), kv_element_bytes(plain, 2, "fp8"), kv_element_bytes(asking, 2)]
     assert found == [2, 1, 1]
-    with pytest.raises(ConfigError, match="kv_cache_dtype: is 'int3'; fit knows auto, float16"):
+    with pytest.raises(ConfigError, match=r"^engine_args\.kv_cache_dtype: is 'int3'; fit knows auto, float16"):
         kv_element_bytes(plain, 2, "int3")
