@@ -71,8 +71,10 @@ def _pods(found: Estimate) -> Iterator[tuple[str, str, str]]:
     yield "pod: CPU", f"{pod.cpu_request} to {pod.cpu_limit}", "request and limit, as the chart sets them"
     yield "pod: memory", f"{pod.memory_request_gib} to {pod.memory_limit_gib} GiB", f"/dev/shm of {pod.shm_gib} GiB included"
     if not pod.prefetches(found.checkpoint_bytes):
-        limit = pod.limit_to_prefetch_gib(found.checkpoint_bytes)
-        yield "", "", f"below a memory limit of {limit} GiB vLLM does not read the checkpoint ahead from NFS or Lustre"
+        size = -(-found.checkpoint_bytes // GIB)
+        limit = pod.limit_of_chart_gib(size)
+        yield "", "", f"too little for vLLM to read ahead from NFS or Lustre. A limit of {limit} GiB, if nodes have it:"
+        yield "", "", f"modelPods.checkpointSize: {size}Gi"
 
 
 def _nodes(found: Estimate) -> Iterator[tuple[str, str, str]]:

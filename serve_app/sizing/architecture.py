@@ -25,6 +25,12 @@ FAMILIES = frozenset(
 _ENCODERS = frozenset({"bert", "roberta", "xlm-roberta", "modernbert", "distilbert", "nomic_bert", "t5", "whisper", "clip"})
 _SHIFTED_POSITIONS = {"opt": 2}
 MOST_TOKENS = 2**30
+_CONTEXT_KEYS = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    *("max_sequence_length", "max_seq_length", "seq_len"),
+)
+"""The least of them counts, as in vLLM; `model_max_length` comes before them."""
+_UNNAMED_CONTEXT = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +75,8 @@ class Architecture:
     vocab_size: int
     max_tokens: int
     """Longest context that the file allows."""
+    default_tokens: int
+    """Longest context that vLLM takes where `max_model_len` says nothing."""
     tied: bool = False
     """Whether the output layer shares the token embeddings."""
     qkv_bias: bool = False
@@ -146,11 +154,15 @@ def architecture_of(values: object, where: str) -> Architecture:
         notes.append("KV of layers with a sliding window: vLLM pads groups of layers, up to 15 % more")
     shape: dict[str, Any] = {
         "num_kv_heads": config.whole("num_key_value_heads", "num_kv_heads", "n_head_kv", most=2**14, default=heads),
-        "head_size": config.whole("head_dim", "head_size", most=2**14, default=max(1, hidden // heads)),
+        "head_size": config.whole(
+            "head_dim", "head_size", most=2**14, default=None if "gemma" in family else max(1, hidden // heads)
+        ),
         "vocab_size": config.whole("vocab_size", most=2**24),
-        "max_tokens": _max_tokens(config),
     }
-    quantization = quantization_of(whole) or quantization_of(config)
+    max_tokens, default_tokens = _contexts(config, family)
+    if not config.has("model_max_length", *_CONTEXT_KEYS):
+        notes.append(f"the file names no longest context: {_UNNAMED_CONTEXT:,} is assumed")
+    quantization = quantization_of(whole, layers - stateful) or quantization_of(config, layers - stateful)
     if quantization is not None and not quantization.is_known:
         notes.append(f"quantization {quantization.method} is unknown here: weights count 16 bits unless their files are read")
     return Architecture(
@@ -160,6 +172,8 @@ def architecture_of(values: object, where: str) -> Architecture:
         hidden_size=hidden,
         intermediate_size=inner,
         num_heads=heads,
+        max_tokens=max_tokens,
+        default_tokens=default_tokens,
         tied=whole.flag("tie_word_embeddings", config.flag("tie_word_embeddings", family in _TIED)),
         qkv_bias=config.flag("attention_bias", family in ("qwen2", "qwen2_moe", "gpt_oss")),
         sliding_window=window,
@@ -173,17 +187,32 @@ def architecture_of(values: object, where: str) -> Architecture:
     )
 
 
-def _max_tokens(config: ConfigValues) -> int:
-    """Return the longest context, as vLLM derives it: some kinds of rope scaling lengthen it."""
-    most = config.whole("max_position_embeddings", "n_positions", "max_sequence_length", most=MOST_TOKENS, default=2048)
-    scaling = config.part("rope_scaling") or config.part("rope_parameters")
-    factor = scaling.values.get("factor") if scaling else None
-    if scaling is None or not isinstance(factor, int | float) or not 1 <= factor <= 1024:
-        return most
-    if scaling.text("rope_type", "type") not in ("linear", "dynamic", "yarn"):
-        return most
-    first = scaling.whole("original_max_position_embeddings", most=MOST_TOKENS, default=most)
-    return max(most, min(MOST_TOKENS, int(first * factor)))
+def _contexts(config: ConfigValues, family: str) -> tuple[int, int]:
+    """Return the longest context that vLLM allows, and the one that it takes if none is asked for.
+
+    Linear and dynamic scaling lengthen the context of the file. With other kinds the file names the longer one already, and so do
+    all files of Gemma 3.
+    """
+    named = [config.whole(key, most=MOST_TOKENS) for key in _CONTEXT_KEYS if config.has(key)]
+    most = config.whole("model_max_length", most=MOST_TOKENS, default=min(named, default=_UNNAMED_CONTEXT))
+    kinds = {rope.text("rope_type", "type"): rope.values.get("factor") for rope in _ropes(config)}
+    if "longrope" in kinds or "su" in kinds:
+        return most, config.whole("original_max_position_embeddings", most=MOST_TOKENS, default=most)
+    factor = kinds.get("linear") or kinds.get("dynamic")
+    if "gemma3" not in family and isinstance(factor, int | float) and 1 <= factor <= 1024:
+        most = min(MOST_TOKENS, int(most * factor))
+    return most, most
+
+
+def _ropes(config: ConfigValues) -> list[ConfigValues]:
+    """Return the parameters of rotary positions: one set, or one for each type of layer."""
+    whole = config.part("rope_scaling") or config.part("rope_parameters")
+    if whole is None:
+        return []
+    nested = [
+        whole.part(name) for name, value in whole.values.items() if name.endswith("_attention") and isinstance(value, Mapping)
+    ]
+    return [part for part in nested if part is not None] or [whole]
 
 
 def _experts(config: ConfigValues, family: str, layers: int) -> Experts | None:

@@ -1,6 +1,7 @@
 """This module reads a checkpoint's config.json, and how many weights its files hold. No weight is read, and nothing is downloaded."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +28,8 @@ def config_file_of(path: Path) -> Path:
     Raises:
         ConfigError: ``path`` is neither a folder with a config.json nor a file.
     """
-    if path.is_dir():
-        if not (path / "config.json").is_file():
+    if os.path.isdir(path):  # not `Path.is_dir`, which raises for a name too long or a folder that may not be read
+        if not os.path.isfile(path / "config.json"):
             raise ConfigError(str(path), "holds no config.json", _GIVE_FOLDER)
         return path / "config.json"
     if path.suffix != ".json":
@@ -60,7 +61,7 @@ def tensor_bytes_of(folder: Path, shape: Architecture) -> TensorBytes | None:
     """
     index, total = _index_of(folder)
     shards = sorted(folder / name for name in index) if index else sorted(folder.glob("model*.safetensors"))
-    if shards and all(shard.is_file() for shard in shards):
+    if shards and all(os.path.isfile(shard) for shard in shards):
         found = [_header_of(shard) for shard in shards]
         return TensorBytes(*(sum(getattr(each, name) for each in found) for name in ("plain", "plain_bytes", "packed_bytes")))
     if not total:
@@ -71,22 +72,20 @@ def tensor_bytes_of(folder: Path, shape: Architecture) -> TensorBytes | None:
 
 
 def _index_of(folder: Path) -> tuple[frozenset[str], int]:
-    """Return the names of the shards and the sum of their bytes that an index names; nothing without an index."""
+    """Return the names of the shards and the sum of their bytes that an index names; 0 if it names none."""
     for name in _INDEXES:
         file = folder / name
-        if not file.is_file():
+        if not os.path.isfile(file):
             continue
         try:
             values = json.loads(read_regular_file(file, _MOST_INDEX_BYTES))
-            total = values["metadata"]["total_size"]
+            total = (values.get("metadata") or {}).get("total_size", 0)
             shards = frozenset(map(str, values["weight_map"].values()))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-            raise ConfigError(
-                str(file), "is damaged: no metadata.total_size or weight_map", "fetch the checkpoint again"
-            ) from exc
-        if not isinstance(total, int) or not 0 < total < _MOST_BYTES:
+            raise ConfigError(str(file), "is damaged: metadata or weight_map is wrong", "fetch the checkpoint again") from exc
+        if not isinstance(total, int | float) or not 0 <= total < _MOST_BYTES or total != int(total):
             raise ConfigError(str(file), "has a metadata.total_size that no checkpoint has", "fetch the checkpoint again")
-        return (shards if name.startswith("model.") and all("/" not in shard for shard in shards) else frozenset()), total
+        return (shards if name.startswith("model.") and all("/" not in shard for shard in shards) else frozenset()), int(total)
     return frozenset(), 0
 
 

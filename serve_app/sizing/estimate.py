@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from serve_app.errors import ConfigError
@@ -40,6 +40,10 @@ _LEFT_OUT = (
 """Engine arguments that change memory and are not counted."""
 
 
+_NO_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
+"""Families that vLLM computes in 32 bits where there is no bfloat16; others it computes in float16 there."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """What is asked about a model."""
@@ -48,7 +52,7 @@ class Wish:
     num_gpus: int | None = None
     """None: the fewest on which the context fits."""
     context: int | None = None
-    """None: `engine_args.max_model_len`, else the model's own limit."""
+    """None: `engine_args.max_model_len`, else what vLLM takes by itself."""
     engine_args: Mapping[str, Any]
     load: Load | None = None
 
@@ -117,9 +121,9 @@ def estimate(shape: Architecture, files: TensorBytes | None, wish: Wish) -> Esti
     """
     args, accelerator = wish.engine_args, wish.accelerator
     context = _context(shape, wish)
-    if wish.load is not None and (tokens := wish.load.prompt_tokens + wish.load.answer_tokens) > context:
-        problem = f"prompt and answer are {tokens} tokens, and the longest request has {context}"
-        raise ConfigError("--prompt", problem, "lower --prompt or --answer, or raise --context")
+    if context > shape.max_tokens:
+        note = f"the file allows {shape.max_tokens:,} tokens: whether hf_overrides allow more is not checked"
+        shape = replace(shape, max_tokens=context, notes=(*shape.notes, note))
     counts = parameters_of(shape)
     plan = _plan(shape, accelerator, args)
     online = online_quantization(str(args.get("quantization") or ""))
@@ -131,6 +135,11 @@ def estimate(shape: Architecture, files: TensorBytes | None, wish: Wish) -> Esti
         most = max(n for n in GPU_NUMBERS if can_share(shape, n))
         least = least_fit(shape, counts, weights, accelerator, context, plan)
         found = least or fit(shape, counts, weights, accelerator, most, context, plan)
+    if _is_to_memory(wish) and 0 < found.longest_context < context:
+        found = fit(shape, counts, weights, accelerator, found.num_gpus, found.longest_context, plan)
+    if wish.load is not None and (tokens := wish.load.prompt_tokens + wish.load.answer_tokens) > found.context:
+        problem = f"prompt and answer are {tokens} tokens, and the longest request has {found.context}"
+        raise ConfigError("--prompt", problem, "lower --prompt or --answer, or raise --context")
     replicas = replicas_for(shape, counts, found, wish.load) if wish.load is not None and found.fits else None
     stored = files.file_bytes if files is not None else weight_bytes(shape, counts, element=4 if shape.dtype == "float32" else 2)
     return Estimate(
@@ -149,13 +158,18 @@ def estimate(shape: Architecture, files: TensorBytes | None, wish: Wish) -> Esti
     )
 
 
+def _is_to_memory(wish: Wish) -> bool:
+    """Return whether vLLM shortens the context to what its memory holds."""
+    return wish.context is None and wish.engine_args.get("max_model_len") in (-1, "-1", "auto")
+
+
 def _context(shape: Architecture, wish: Wish) -> int:
     context, where = wish.context, "--context"
     if context is None:
         given = wish.engine_args.get("max_model_len")
         where = "engine_args.max_model_len"
-        context = shape.max_tokens if given in (None, -1, "auto") else tokens_of(str(given), where)
-    if context > shape.max_tokens:
+        context = shape.default_tokens if given is None or _is_to_memory(wish) else tokens_of(str(given), where)
+    if context > shape.max_tokens and not wish.engine_args.get("hf_overrides"):
         raise ConfigError(where, f"is {context}, and the model's config.json allows {shape.max_tokens}", "give at most that")
     return context
 
@@ -169,7 +183,10 @@ def _check_gpus(shape: Architecture, num_gpus: int) -> None:
 
 def _plan(shape: Architecture, accelerator: Accelerator, args: Mapping[str, Any]) -> Plan:
     step_tokens, max_seqs = batch_defaults(accelerator)
-    element = element_bytes(shape, str(args.get("dtype") or "auto"))
+    dtype = str(args.get("dtype") or "auto")
+    if dtype == "auto" and accelerator.name == "t4" and shape.family in _NO_FLOAT16:
+        dtype = "float32"
+    element = element_bytes(shape, dtype)
     utilization = args.get("gpu_memory_utilization", DEFAULT_UTILIZATION)
     if isinstance(utilization, bool) or not isinstance(utilization, int | float) or not 0 < utilization <= 1:
         raise ConfigError("engine_args.gpu_memory_utilization", f"is {utilization!r}", "give a share above 0, at most 1")
@@ -193,15 +210,16 @@ def _whole(args: Mapping[str, Any], name: str) -> int | None:
 
 
 def _notes(shape: Architecture, wish: Wish, found: Fit, replicas: Replicas | None) -> Iterator[str]:
-    if 0 <= found.kv_bytes - found.request_bytes < reserve_error_gib(shape, found.num_gpus) * GIB:
+    spare = found.kv_bytes - (0 if _is_to_memory(wish) else found.request_bytes)
+    if found.fits and spare < reserve_error_gib(shape, found.num_gpus) * GIB:
         yield "it fits by less than the error of the reserve: measure it before you rely on it"
     if left := [name for name in _LEFT_OUT if wish.engine_args.get(name)]:
         yield f"left out: {', '.join(left)}"
     method = str(wish.engine_args.get("quantization") or "")
-    if method and online_quantization(method) is None:
+    if method and shape.quantization is None and online_quantization(method) is None:
         yield f"quantization {method} counts only if the checkpoint is quantized already"
-    if wish.accelerator.name == "t4" and found.plan.element == 2:
-        yield "a T4 needs dtype: half; bfloat16 does not run on it"
+    if wish.accelerator.name == "t4" and str(wish.engine_args.get("dtype")).lower() == "bfloat16":
+        yield "a T4 does not run bfloat16: leave dtype out"
     if wish.load is not None and found.fits and replicas is None:
         yield "replicas: the limits of the engine leave too few batches to tell its costs apart"
     if replicas is not None and replicas.missed:

@@ -19,7 +19,7 @@ GIB = 2**30
 HIDDEN_BYTES = 512 * MIB
 """Memory that nvidia-smi counts and CUDA does not give: 0.5 GiB of an A100 of 40 GB, of which a log of vLLM has 39.50, and 0.6 of an
 H200, of which it has 139.8."""
-OUTSIDE_TORCH_BYTES, OF_SEVERAL_BYTES = 256 * MIB, 512 * MIB
+NON_TORCH_BYTES, NCCL_BYTES = 256 * MIB, 512 * MIB
 """Memory outside of torch: 0.05 to 0.35 GiB on one GPU in logs of vLLM; more for NCCL where several GPUs share a model."""
 GRAPH_BYTES = 768 * MIB
 """CUDA graphs: vLLM reports 0.50 to 0.75 GiB."""
@@ -103,7 +103,7 @@ def reserve_bytes(shape: Architecture, plan: Plan, num_gpus: int) -> int:
         inner = moe.per_token * (shape.hidden_size + 2 * moe.size // num_gpus) + 2 * moe.shared_size // num_gpus
     activations = plan.step_tokens * (6 * shape.hidden_size + inner) * plan.element
     logits = min(plan.max_seqs, plan.step_tokens) * shape.vocab_size * 8  # as 32-bit floats, and a copy of them for sampling
-    fixed = OUTSIDE_TORCH_BYTES + (GRAPH_BYTES if plan.has_graphs else 0) + (OF_SEVERAL_BYTES if num_gpus > 1 else 0)
+    fixed = NON_TORCH_BYTES + (GRAPH_BYTES if plan.has_graphs else 0) + (NCCL_BYTES if num_gpus > 1 else 0)
     return activations + logits + fixed
 
 

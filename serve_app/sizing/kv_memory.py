@@ -20,7 +20,7 @@ def kv_element_bytes(shape: Architecture, weight_element: int, kv_cache_dtype: s
         asked = shape.quantization.kv_cache_bytes if shape.quantization else None
         return asked or weight_element
     if kv_cache_dtype not in _TYPES:
-        raise ConfigError("kv_cache_dtype", f"is {kv_cache_dtype!r}", f"fit knows auto, {', '.join(_TYPES)}")
+        raise ConfigError("engine_args.kv_cache_dtype", f"is {kv_cache_dtype!r}", f"fit knows auto, {', '.join(_TYPES)}")
     return _TYPES[kv_cache_dtype]
 
 

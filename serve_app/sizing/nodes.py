@@ -11,8 +11,6 @@ github.com/aws/karpenter-provider-aws, 1d927085."""
 HOURS_PER_MONTH = 730
 GIB = 2**30
 MIB = 2**20
-PREFETCH_SHARE = 0.9
-"""vLLM reads a checkpoint of a network file system ahead if this share of the pod's memory holds it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +25,12 @@ class PodSizes:
     """Size limit of /dev/shm, which counts as memory of the pod."""
 
     def prefetches(self, checkpoint_bytes: int) -> bool:
-        """Return whether vLLM reads so large a checkpoint ahead."""
-        return checkpoint_bytes <= PREFETCH_SHARE * self.memory_limit_gib * GIB
+        """Return whether vLLM reads so large a checkpoint ahead: 90 % of the memory that the limit leaves free must hold it."""
+        return 10 * checkpoint_bytes <= 9 * (self.memory_limit_gib - self.memory_request_gib) * GIB
 
-    def limit_to_prefetch_gib(self, checkpoint_bytes: int) -> int:
-        """Return the memory limit in GiB with which vLLM reads so large a checkpoint ahead."""
-        return max(self.memory_limit_gib, int(-(-checkpoint_bytes // (PREFETCH_SHARE * GIB))))
+    def limit_of_chart_gib(self, checkpoint_gib: int) -> int:
+        """Return the memory limit in GiB that the chart sets with `modelPods.checkpointSize`."""
+        return max(self.memory_limit_gib, -(-10 * checkpoint_gib // 9) + self.memory_request_gib)
 
 
 def pod_sizes(num_gpus: int) -> PodSizes:

@@ -1,13 +1,12 @@
 """This module reads how a checkpoint's weights are quantized. Pure."""
 
+import re
 from dataclasses import dataclass, replace
 
 from serve_app.errors import ConfigError
 from serve_app.sizing.config_values import ConfigValues
 
 _SCALE_BITS = 16
-_ONE_BY_ONE = 64
-"""So many modules of attention named one by one are those of all layers; checkpoints that leave single layers out name fewer."""
 _EIGHT_BITS = frozenset({"fp8", "fbgemm_fp8", "int8", "ptpc_fp8", "fp8_per_tensor", "fp8_per_block", "experts_int8"})
 _MODELOPT = {"fp8": 8.0, "nvfp4": 4.5, "mxfp8": 8.25}
 """Bits a weight, scales included: NVFP4 has one 8-bit scale for 16 weights, MXFP8 one for 32."""
@@ -31,20 +30,21 @@ class Quantization:
         return self.bits < 16
 
 
-def quantization_of(config: ConfigValues) -> Quantization | None:
+def quantization_of(config: ConfigValues, num_attention_layers: int) -> Quantization | None:
     """Return what `quantization_config` (or `compression_config`) says; None if the weights are not quantized."""
     found = config.part("quantization_config") or config.part("compression_config")
     if found is None:
         return None
     plain = _plain_quantization(found)
-    return replace(plain, keeps_attention=plain.keeps_attention or _leaves_attention(found))
+    return replace(plain, keeps_attention=plain.keeps_attention or _leaves_attention(found, num_attention_layers))
 
 
-def _leaves_attention(found: ConfigValues) -> bool:
+def _leaves_attention(found: ConfigValues, num_layers: int) -> bool:
     """Return whether the modules that stay as they are include the attention of all layers: by a pattern, or one by one."""
     names = [found.values.get(key) for key in ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")]
     left = [str(name) for each in names if isinstance(each, list) for name in each if "attn" in str(name)]
-    return len(left) >= _ONE_BY_ONE or any("*" in name for name in left)
+    layers = {number[1] for name in left if (number := re.search(r"\.(\d+)\.", name))}
+    return len(layers) >= num_layers or any("*" in name for name in left)
 
 
 def _plain_quantization(found: ConfigValues) -> Quantization:
@@ -61,9 +61,7 @@ def _plain_quantization(found: ConfigValues) -> Quantization:
         return Quantization(method, 4.25, keeps_attention=True)
     if method in ("awq", "gptq", "awq_marlin", "gptq_marlin", "auto-round"):
         bits = found.whole("bits", "w_bit", most=8, default=4)
-        return Quantization(
-            method, _with_scales(bits, found.whole("group_size", "q_group_size", least=-1, most=2**16, default=128))
-        )
+        return Quantization(method, _with_scales(bits, found, default=128))
     if method == "bitsandbytes":
         return Quantization(method, 8.0 if found.flag("load_in_8bit", False) else 4.5)
     return Quantization(method or "unnamed", 16.0)
@@ -86,14 +84,15 @@ def _compressed_tensors(found: ConfigValues) -> Quantization:
         weights = (groups.part(name) or groups).part("weights")
         if weights is not None:  # the widest group counts for all weights
             own = weights.whole("num_bits", most=16, default=8)
-            bits = max(bits, _with_scales(own, weights.whole("group_size", least=-1, most=2**16, default=-1)))
+            bits = max(bits, _with_scales(own, weights, default=-1))
     return Quantization("compressed-tensors", bits or 16.0, kv_cache_bytes=kv_bytes)
 
 
-def _with_scales(bits: int, group_size: int) -> float:
+def _with_scales(bits: int, found: ConfigValues, default: int) -> float:
     """Return bits of a weight with its part of the scale and zero point; -1 is one group for each row, whose part is below a thousandth."""
+    group_size = found.whole("group_size", "q_group_size", least=-1, most=2**16, default=default)
     if bits >= 8:
         return float(bits)
     if group_size == 0:
-        raise ConfigError("quantization_config.group_size", "is 0", "a group holds at least one weight; -1 is a whole row")
+        raise ConfigError(found.key("group_size"), "is 0", "a group holds at least one weight; -1 is a whole row")
     return bits + (_SCALE_BITS + bits) / group_size if group_size > 0 else float(bits)

@@ -1,6 +1,6 @@
 """This module counts the replicas that a rate of requests needs, with the step times of the simulated accelerator. Pure.
 
-Nothing of it is a second model: the steps are `serve_app/simulated/timing.py`'s, a replica measures them as it does at its start
+It has no model of times of its own: `serve_app/simulated/timing.py` times the steps, a replica measures them as it does at its start
 (`Hardware.measured`), and the autoscaler's `Capacity` says how many replicas the rate then needs.
 """
 

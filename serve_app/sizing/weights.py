@@ -108,7 +108,7 @@ def element_bytes(shape: Architecture, dtype: str = "auto") -> int:
     if name == "auto":
         return 2
     if name not in _BYTES:
-        raise ConfigError("dtype", f"is {dtype!r}", f"known are auto, {', '.join(_BYTES)}")
+        raise ConfigError("engine_args.dtype", f"is {dtype!r}", f"known are auto, {', '.join(_BYTES)}")
     return _BYTES[name]
 
 

@@ -18,6 +18,12 @@ TIMEOUTS: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
         at("timeouts.loadBalancerIdleSeconds", 90),
     ),
     (
+        "load-balancer-outlasts-silence",
+        at("timeouts.prefillSeconds", 91),
+        ("prefillSeconds is 91", "121"),
+        at("timeouts.prefillSeconds", 90),
+    ),
+    (
         "keep-alive-outlasts-load-balancer",
         at("config.ingress.keep_alive_s", 120),
         ("120",),

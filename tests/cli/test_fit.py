@@ -199,6 +199,7 @@ def test_check_notes_a_model_that_does_not_fit_on_the_accelerator_that_it_names(
         "unknown": model(resources={"accelerator_type:A100": 0.001}),
         "away": model(model="some/one"),
         "gone": model(model="/nowhere"),
+        "too-long-a-path": model(model="/" + "a" * 300),
     }
     assert list(memory_notes(parse_settings({"models": models}).models)) == [
         "models.long does not fit on 1 x l4 with 131,072 tokens; a context of 31,360 tokens or 2 x l4 or 1 x a100-40gb would"

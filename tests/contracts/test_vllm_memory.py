@@ -33,6 +33,9 @@ DENSE = {
     "mixtral-8x7b": shapes.MIXTRAL,
     "qwen3-235b": shapes.QWEN3_235B,
     "deepseek-v3": shapes.DEEPSEEK_V3,
+    "llama-8b linear": shapes.LLAMA_8B_LINEAR,
+    "qwen2.5-32b yarn": shapes.QWEN_32B_YARN,
+    "phi3-mini-128k": shapes.PHI3_MINI_128K,
 }
 NAMES = {"a100-80gb": "NVIDIA A100-SXM4-80GB", "a100-40gb": "NVIDIA A100-SXM4-40GB"}
 
@@ -63,7 +66,28 @@ def test_kv_bytes_and_the_longest_context_are_those_of_vllm(name: str, num_gpus:
     parallel = ParallelConfig(tensor_parallel_size=num_gpus, distributed_executor_backend="mp")
     shape = architecture_of(config, "config.json")
     assert kv_bytes_per_token(shape, 2, num_gpus) == kv_bytes_of_vllm(model, parallel)
-    assert shape.max_tokens == model.max_model_len
+    assert shape.default_tokens == model.max_model_len
+
+
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [
+        (shapes.LLAMA_8B_LINEAR, 20480),
+        (shapes.QWEN_32B_YARN, 131072),
+        (shapes.QWEN_32B_YARN | {"max_position_embeddings": 32768}, 32768),
+        (shapes.PHI3_MINI_128K, 131072),
+        (shapes.GEMMA3_27B_LINEAR, 131072),
+        (shapes.LLAMA_8B | {"seq_length": 4096}, 4096),
+        (shapes.LLAMA_8B | {"model_max_length": 262144}, 262144),
+    ],
+    ids=["linear", "yarn", "yarn of a short file", "longrope", "gemma3", "seq_length", "model_max_length"],
+)
+def test_the_longest_context_that_may_be_asked_for_is_that_of_vllm(config: dict[str, Any], most: int, tmp_path: Path) -> None:
+    assert architecture_of(config, "config.json").max_tokens == most
+    model = ModelConfig(written(tmp_path, config), skip_tokenizer_init=True, max_model_len=most)
+    assert model.max_model_len == most
+    with pytest.raises(ValueError, match="is greater than the derived max_model_len"):
+        ModelConfig(str(tmp_path), skip_tokenizer_init=True, max_model_len=most + 1)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,11 @@ import pytest
 import yaml
 
 from serve_app.cli.manifests import manifest_problems
+from serve_app.simulated.profiles import ACCELERATORS
+from serve_app.sizing.architecture import architecture_of
+from serve_app.sizing.estimate import Wish, estimate
 from tests.chart.render import CHART, merged, render, tool
+from tests.sizing.shapes import LLAMA_70B
 
 K8S = Path(__file__).parents[2] / "k8s"
 OUR_VALUES = K8S / "cluster/values/serve-app.yaml"
@@ -92,6 +96,11 @@ def test_a_model_has_one_gpu_and_the_readme_gives_a_larger_one_the_four_of_a_nod
     del values_of_large["config"]["models"]
     limits = render(merged(values_of_large, yaml.safe_load(block))).container("model")["resources"]["limits"]
     assert limits["nvidia.com/gpu"] == 4
+    (large,) = yaml.safe_load(block)["config"]["models"].values()
+    wish = Wish(accelerator=ACCELERATORS["l40s"], num_gpus=large["gpus_per_replica"], engine_args=large["engine_args"])
+    found = estimate(architecture_of(LLAMA_70B, "config.json"), None, wish)
+    assert found.fit.fits
+    assert f"some {4 * found.fit.kv_bytes / 1e9:.0f} GB for the KV cache ({found.fit.longest_context // 1000},000 tokens" in text
     assert limits["memory"] == "183Gi"  # 132 / 0.9 and what the processes ask for: vLLM reads the weights ahead
 
 

@@ -114,6 +114,27 @@ GEMMA3_27B = GEMMA2_9B | {
     "sliding_window": 1024,
     "max_position_embeddings": 131072,
 }
+LLAMA_8B_LINEAR = LLAMA_8B | {"max_position_embeddings": 8192, "rope_scaling": {"rope_type": "linear", "factor": 2.5}}
+GEMMA3_27B_LINEAR = GEMMA3_27B | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+QWEN_32B_YARN = QWEN_32B | {
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+    "max_position_embeddings": 131072,
+}
+PHI3_MINI_128K = _config(
+    "phi3",
+    "Phi3ForCausalLM",
+    hidden_size=3072,
+    intermediate_size=8192,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=32,
+    vocab_size=32064,
+    max_position_embeddings=131072,
+    original_max_position_embeddings=4096,
+    rope_scaling={"type": "longrope", "long_factor": [1.5] * 48, "short_factor": [1.1] * 48},
+    sliding_window=262144,
+    tie_word_embeddings=False,
+)
 DEEPSEEK_V3 = _config(
     "deepseek_v3",
     "DeepseekV3ForCausalLM",

@@ -53,6 +53,21 @@ def test_what_does_not_fit_says_what_would() -> None:
     assert not of(shapes.LLAMA_8B, "l4", gpus=1, context=found.fit.longest_context + 16).fit.fits
 
 
+def test_without_a_wish_the_context_is_the_one_that_vllm_takes() -> None:
+    assert of(shapes.PHI3_MINI_128K, "h100", context=None).fit.context == 4096
+    assert of(shapes.PHI3_MINI_128K, "h100", context=131072).fit.context == 131072
+
+
+@pytest.mark.parametrize("given", [-1, "auto"])
+def test_a_context_that_vllm_sets_itself_is_what_the_memory_holds(given: object) -> None:
+    found = of(shapes.LLAMA_8B, "l4", gpus=1, context=None, max_model_len=given)
+    assert (found.fit.fits, found.fit.context, found.fit.longest_context, found.notes) == (True, 31360, 31360, ())
+    assert of(shapes.LLAMA_8B, "h100", context=None, max_model_len=given).fit.context == 131072
+    assert not of(shapes.LLAMA_70B, "l4", gpus=1, context=None, max_model_len=given).fit.fits
+    with pytest.raises(ConfigError, match="prompt and answer are 40000 tokens, and the longest request has 31360"):
+        of(shapes.LLAMA_8B, "l4", gpus=1, context=None, max_model_len=given, load=replace(LOAD, prompt_tokens=39800))
+
+
 def test_a_fit_within_the_error_is_noted() -> None:
     notes = [of(shapes.LLAMA_8B, "l4", gpus=1, context=context).notes for context in (16384, 31360, 31376)]
     assert notes == [(), ("it fits by less than the error of the reserve: measure it before you rely on it",), ()]
@@ -90,7 +105,7 @@ def test_engine_arguments_count(args: dict[str, Any], grows: bool) -> None:
         ({"gpus": 3}, "--gpus, or gpus_per_replica: is 3, and the model has 32 attention heads and 8 KV heads; "),
         ({"gpu_memory_utilization": "half"}, "engine_args.gpu_memory_utilization: is 'half'"),
         ({"max_num_seqs": -1}, "engine_args.max_num_seqs: is '-1'; give a whole number above 0"),
-        ({"dtype": "int7"}, "dtype: is 'int7'; known are auto, float16"),
+        ({"dtype": "int7"}, "engine_args.dtype: is 'int7'; known are auto, float16"),
         ({"context": 600, "load": LOAD}, "--prompt: prompt and answer are 700 tokens, and the longest request has 600"),
     ],
 )
@@ -106,6 +121,32 @@ def test_arguments_that_are_not_counted_are_named() -> None:
         "left out: speculative_config",
         "quantization gptq counts only if the checkpoint is quantized already",
     )
+
+
+def test_overrides_of_the_file_may_allow_a_longer_context() -> None:
+    rope = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    found = of(shapes.LLAMA_8B, "h100", context=None, max_model_len=200_000, hf_overrides=rope)
+    assert (found.fit.fits, found.fit.context, found.fit.longest_context) == (True, 200_000, 200_000)
+    assert found.notes == (
+        "the file allows 131,072 tokens: whether hf_overrides allow more is not checked",
+        "left out: hf_overrides",
+    )
+
+
+def test_a_method_of_quantized_checkpoints_is_noted_only_for_others() -> None:
+    stored = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    assert of(shapes.LLAMA_8B | stored, "h100", quantization="gptq_marlin").notes == ()
+
+
+@pytest.mark.parametrize(("args", "is_noted"), [({}, False), ({"dtype": "half"}, False), ({"dtype": "bfloat16"}, True)])
+def test_a_t4_is_noted_where_bfloat16_is_asked_for(args: dict[str, Any], is_noted: bool) -> None:
+    notes = of(shapes.LLAMA_1B, "t4", **args).notes  # by itself vLLM takes float16 there
+    assert notes == (("a T4 does not run bfloat16: leave dtype out",) if is_noted else ())
+
+
+def test_a_t4_computes_gemma_in_32_bits() -> None:
+    t4, l4 = (of(shapes.GEMMA2_9B, gpu, context=4096).weight_bytes for gpu in ("t4", "l4"))
+    assert t4 == 2 * l4
 
 
 def test_replicas_are_those_of_the_autoscaler_and_grow_with_the_rate() -> None:
@@ -183,9 +224,10 @@ def test_a_node_holds_a_replica_only_with_cpus_and_memory_for_its_pod() -> None:
     assert replace(small, pods_memory_mib=12 * 1024 - 1).replicas(1) == 0
 
 
-def test_a_checkpoint_is_read_ahead_if_90_percent_of_the_limit_hold_it() -> None:
+def test_a_checkpoint_is_read_ahead_if_90_percent_of_the_free_memory_hold_it() -> None:
     pod = pod_sizes(1)
-    assert pod.memory_limit_gib == 24
-    held = int(0.9 * 24 * 2**30)
+    assert (pod.memory_request_gib, pod.memory_limit_gib) == (12, 24)
+    held = int(0.9 * 12 * 2**30)
     assert (pod.prefetches(held), pod.prefetches(held + 1)) == (True, False)
-    assert (pod.limit_to_prefetch_gib(held), pod.limit_to_prefetch_gib(held + 1)) == (24, 25)
+    # 10 / 0.9 and 11 / 0.9, rounded up, beside 12 GiB.
+    assert [pod.limit_of_chart_gib(gib) for gib in (0, 10, 11, 18)] == [24, 24, 25, 32]

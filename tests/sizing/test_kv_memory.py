@@ -67,11 +67,29 @@ def test_linear_attention_holds_no_kv_and_is_noted() -> None:
     assert shape.notes[-1].startswith("36 layers of linear attention")
 
 
+@pytest.mark.parametrize(
+    ("named", "tokens"),
+    [
+        ({"seq_length": 8192}, 8192),
+        ({"max_seq_len": 4096, "n_positions": 8192}, 4096),
+        ({"model_max_length": 16384, "max_position_embeddings": 8192}, 16384),
+    ],
+)
+def test_the_longest_context_has_several_names(named: Config, tokens: int) -> None:
+    shape = architecture_of(shapes.LLAMA_8B | {"max_position_embeddings": None} | named, "config.json")
+    assert (shape.max_tokens, shape.notes) == (tokens, ())
+
+
+def test_a_file_without_a_longest_context_is_noted() -> None:
+    shape = architecture_of(shapes.LLAMA_8B | {"max_position_embeddings": None}, "config.json")
+    assert (shape.max_tokens, shape.notes) == (2048, ("the file names no longest context: 2,048 is assumed",))
+
+
 def test_the_type_of_the_kv_cache_is_the_argument_else_the_checkpoint_else_the_weights() -> None:
     plain = architecture_of(shapes.LLAMA_8B, "config.json")
     asks = {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8}, "config_groups": {}}
     asking = architecture_of(shapes.LLAMA_8B | {"quantization_config": asks}, "config.json")
     found = [kv_element_bytes(plain, 2), kv_element_bytes(plain, 2, "fp8"), kv_element_bytes(asking, 2)]
     assert found == [2, 1, 1]
-    with pytest.raises(ConfigError, match="kv_cache_dtype: is 'int3'; fit knows auto, float16"):
+    with pytest.raises(ConfigError, match=r"^engine_args\.kv_cache_dtype: is 'int3'; fit knows auto, float16"):
         kv_element_bytes(plain, 2, "int3")

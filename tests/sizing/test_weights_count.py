@@ -75,6 +75,15 @@ def test_quantization_changes_linear_layers_only(quantization: Config | None, gi
     assert weight_bytes(shape, parameters_of(shape), element=2) / 1e9 == pytest.approx(gigabytes, rel=0.001)
 
 
+@pytest.mark.parametrize(("num_layers", "num_left", "keeps"), [(4, 4, True), (126, 126, True), (126, 125, False)])
+def test_attention_keeps_its_type_if_all_layers_are_left_out_one_by_one(num_layers: int, num_left: int, keeps: bool) -> None:
+    names = [f"model.layers.{n}.self_attn.{part}_proj" for n in range(num_left) for part in "qkvo"]
+    stored = {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": names}}
+    quantization = architecture_of(shapes.LLAMA_1B | stored | {"num_hidden_layers": num_layers}, "").quantization
+    assert quantization is not None
+    assert quantization.keeps_attention is keeps
+
+
 def test_weights_quantized_while_they_are_loaded_count_like_those_of_a_quantized_checkpoint() -> None:
     shape = architecture_of(shapes.LLAMA_8B, "config.json")
     counts = parameters_of(shape)
