@@ -75,7 +75,7 @@ class ScalingSettings(Bounds):
     """The autoscaler adds a replica at this share of the load that would just keep both limits. Lower: more headroom."""
     headroom: Real = Field(default=0.4, ge=0, le=10)
     """Share by which a steady load may rise at once before the replicas are full. With 0.4, 99 % of first tokens stay in time after a step
-    to 1.5 times the load of several replicas; this costs up to a quarter more replicas, and two replicas where one would do. With 0 only
+    to 1.5 times the load of several replicas; this costs 12 to 33 % more replicas, and two replicas where one would do. With 0 only
     the room within the limits is left, and after such a step first tokens are late for about a cold start."""
     schedule: tuple[ScheduledBounds, ...] = ()
     """Windows of the week with other bounds, all between min and max."""
