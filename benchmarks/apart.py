@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fairness_virtual import row, spread
+from benchmarks.fairness_virtual import print_table, row, spread
 from benchmarks.virtual_fleet import BLOCK, VirtualFleet
 from benchmarks.virtual_loads import Asked, Load
 from loadtest.quantiles import quantile
@@ -258,8 +258,7 @@ def main() -> None:
             return playing[-1]
 
         for part in arguments.parts:
-            head, *rows = PARTS[part](play, arguments.seeds, arguments.seconds)
-            print("\n".join(["", head, "|" + " --- |" * (head.count("|") - 1), *rows]), flush=True)
+            print_table(PARTS[part](play, arguments.seeds, arguments.seconds))
         for core in cores:
             core.shutdown()
 

@@ -103,6 +103,12 @@ def late(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
 PARTS: Mapping[str, Callable[[Play, Sequence[int], float], Iterator[str]]] = {"noisy": noisy, "weights": weights, "late": late}
 
 
+def print_table(lines: Iterator[str]) -> None:
+    """Print a table whose first line is its head."""
+    head, *rows = lines
+    print("\n".join(["", head, "|" + " --- |" * (head.count("|") - 1), *rows]), flush=True)
+
+
 def row(*cells: object) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
@@ -158,8 +164,7 @@ def main() -> None:
             return fleet
 
         for part in arguments.parts:
-            head, *rows = PARTS[part](play, arguments.seeds, arguments.seconds)
-            print("\n".join(["", head, "|" + " --- |" * (head.count("|") - 1), *rows]), flush=True)
+            print_table(PARTS[part](play, arguments.seeds, arguments.seconds))
         for core in cores:
             core.shutdown()
 

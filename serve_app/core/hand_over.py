@@ -19,8 +19,6 @@ ANSWER_S = 2.0
 """The longest wait for that output. A step takes less, and until then tokens come as before."""
 READ_S = 10.0
 """The longest wait for the first token of an attempt that reads KV. The first read between two engines has to connect them."""
-
-
 _LATE = 4.0
 """A late read counts as one that took this many times as long as expected."""
 
@@ -53,8 +51,8 @@ class HandOvers:
         self.tokens = 0
         """Tokens whose KV was read."""
         self.asked: Counter[str] = Counter()
-        """Hand-overs that were asked for, by cause: ``drain``; ``prompts``: a long prompt began, or its
-        first token came; ``balance``."""
+        """Hand-overs that were asked for, by cause: ``drain``; ``prompts``: a long prompt began, or its first token came; ``balance``:
+        another replica had less to do."""
         self.costs = ReadCosts()
         self._asked: dict[str, _Asked] = {}
         self._reading: dict[str, tuple[RequestState, float]] = {}

@@ -128,17 +128,7 @@ def architecture_of(values: object, where: str) -> Architecture:
     if not isinstance(values, Mapping):
         raise ConfigError(where, f"holds a {type(values).__name__} and no mapping", "give a checkpoint's config.json")
     whole = ConfigValues(values, where)
-    config, notes = whole, []
-    if (text := whole.part("text_config") or whole.part("llm_config")) is not None and not whole.has("num_hidden_layers"):
-        config = text
-        notes.append("the encoders of images and sounds are counted only where the weights' own files are read")
-    family = config.text("model_type") or whole.text("model_type")
-    if family in _ENCODERS:
-        raise ConfigError(
-            f"{where}: model_type", f"is {family!r}", "an encoder has no KV cache: fit sizes models that write text"
-        )
-    if family not in FAMILIES:
-        notes.append(f"model_type {family or '(none)'} is counted like a Llama; its own parts may be missing")
+    config, family, notes = _language_model(whole, where)
     heads = config.whole("num_attention_heads", "n_head", "n_heads", most=2**14)
     hidden = config.whole("hidden_size", "n_embd", "d_model", most=2**20)
     layers = config.whole("num_hidden_layers", "n_layer", "n_layers", most=2**12)
@@ -185,6 +175,22 @@ def architecture_of(values: object, where: str) -> Architecture:
         notes=tuple(notes),
         **shape,
     )
+
+
+def _language_model(whole: ConfigValues, where: str) -> tuple[ConfigValues, str, list[str]]:
+    """Return the part of the file that describes the decoder, its family, and what is to be noted of both."""
+    config, notes = whole, list[str]()
+    if (text := whole.part("text_config") or whole.part("llm_config")) is not None and not whole.has("num_hidden_layers"):
+        config = text
+        notes.append("the encoders of images and sounds are counted only where the weights' own files are read")
+    family = config.text("model_type") or whole.text("model_type")
+    if family in _ENCODERS:
+        raise ConfigError(
+            f"{where}: model_type", f"is {family!r}", "an encoder has no KV cache: fit sizes models that write text"
+        )
+    if family not in FAMILIES:
+        notes.append(f"model_type {family or '(none)'} is counted like a Llama; its own parts may be missing")
+    return config, family, notes
 
 
 def _contexts(config: ConfigValues, family: str) -> tuple[int, int]:

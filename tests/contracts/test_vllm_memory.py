@@ -1,4 +1,4 @@
-"""What `serve-app fit` counts is what vLLM and Transformers count for the same config.json: KV, contexts, limits, parameters."""
+"""`serve-app fit` counts KV, contexts, limits and parameters as vLLM and Transformers do for the same config.json."""
 
 import json
 from pathlib import Path

@@ -116,6 +116,7 @@ def test_a_source_that_does_not_answer_is_waited_for_a_second(channel: SideChann
     with socket.create_server((HOST, channel.port)):  # takes connections, and reads nothing
         began = time.monotonic()
         TcpExchange(HOST, channel.port).ask(ask(channel.port), reading)
+        assert not reading.is_answered.is_set()  # the engine's step goes on
         assert reading.wait() == [None]
         assert time.monotonic() - began >= 0.9 * ANSWER_S
 
