@@ -87,7 +87,7 @@ def test_small_and_slow_engines_are_shared_by_weight_and_no_request_waits_for_ev
     fleet = VirtualFleet(make_cores(4), seed=seed, slowness=3.0)
     fleet.run(loads, 480, warmup_s=60)
     weights = sum(load.weight for load in loads)
-    assert list(fleet.shares().values()) == pytest.approx([load.weight / weights for load in loads], rel=0.15)
+    assert list(fleet.shares().values()) == pytest.approx([load.weight / weights for load in loads], rel=0.2)
     assert all(asked.begun_at is not None for asked in fleet.asked if asked.at < fleet.monotonic() - 100.0)
 
 
