@@ -126,7 +126,7 @@ def test_karpenters_cpu_nodes_take_the_cpu_pods_of_the_release_and_prometheus() 
     """Redis and Prometheus too: where their volume is, Karpenter's may be the only node. An ingress's streams end with its node."""
     pool, ours = karpenter("NodePool")["cpu"], our_values()
     prometheus = values(K8S / "cluster/values/kube-prometheus-stack.yaml")["prometheus"]["prometheusSpec"]
-    for pods in (ours["head"], ours["ingressPods"], ours["gcsFaultTolerance"]["redis"], ours["weights"], prometheus):
+    for pods in (ours["head"], ours["ingressPods"], ours["gcsFaultTolerance"]["redis"], ours["jobs"], prometheus):
         assert pods["nodeSelector"].items() <= pool["spec"]["template"]["metadata"]["labels"].items()
         assert tolerated(pods, pool)
     assert requirement(pool, "karpenter.sh/capacity-type") == ["on-demand"]
@@ -179,8 +179,7 @@ def test_karpenter_takes_no_node_under_a_stream() -> None:
         assert int(minutes[1]) * 60 >= our_values()["timeouts"]["nodeDrainSeconds"] >= max(graces)
     budgets = rendered.of("PodDisruptionBudget").values()
     assert [budget["spec"]["minAvailable"] for budget in budgets] == [1] * len(graces)
-    for values_of_eks in (rendered, render(files=(CHART / "ci/eks-gpu-values.yaml",))):
-        assert "karpenter.sh/do-not-disrupt" not in values_of_eks.text
+    assert "karpenter.sh/do-not-disrupt" not in rendered.text
 
 
 def test_gpu_alerts_have_an_exporter_that_prometheus_scrapes_and_that_starts_no_second_engine() -> None:
