@@ -16,13 +16,13 @@ IMAGES = {
 }
 HISTORY = {"docs/platform.md"}
 """Pages on how one version differs from the next."""
-SHOWN = {"helm/serve-app/values.yaml", "helm/serve-app/README.md", "k8s/manifests/serve-app.yaml"}
-"""The chart's values, and what is made from them."""
+SHOWN = {f"helm/{chart}/{file}" for chart in ("serve-app", "loadtest") for file in ("values.yaml", "README.md")}
+"""Values of charts, and what is made from them."""
 
 
 def texts() -> dict[str, str]:
     """Return the files that a reader copies commands or versions from, by path."""
-    files = [ROOT / "README.md", ROOT / "Makefile"]
+    files = [ROOT / "README.md"]
     files += [file for folder in ("k8s", "docs", "helm", "examples") for file in (ROOT / folder).rglob("*") if file.is_file()]
     kinds = {".md", ".yaml", ".tf", ".gotmpl", ".tpl", ".env", ""}
     return {str(f.relative_to(ROOT)): f.read_text() for f in files if f.suffix in kinds and ".terraform" not in f.parts}
@@ -41,6 +41,8 @@ def test_no_other_file_names_a_pinned_version() -> None:
 
 def test_images_of_others_have_their_version_in_the_charts_values_alone() -> None:
     assert {path for tag in IMAGES.values() for path in places_of(tag)} - SHOWN == set()
+    of_load_tests = (ROOT / "helm/loadtest/values.yaml").read_text()
+    assert f"tag: {IMAGES['aws']}\n" in of_load_tests, "both charts fetch by the same image"
 
 
 def test_every_pin_is_used_and_the_commands_read_the_file_first() -> None:
