@@ -2,19 +2,22 @@
 
 {{- define "serve-app.lintImages" -}}
 {{- $in := . -}}{{- $v := .root.Values -}}
-{{- range $path, $image := dict "image" $v.image "cudaImage" $v.cudaImage "gcsFaultTolerance.redis.image" $v.gcsFaultTolerance.redis.image "weights.s3Image" $v.weights.s3Image -}}
+{{- range $path, $image := dict "image" $v.image "cudaImage" $v.cudaImage "gcsFaultTolerance.redis.image" $v.gcsFaultTolerance.redis.image
+    "weights.s3Image" $v.weights.s3Image -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "images" "path" $path "image" $image) -}}
 {{- end -}}
 {{- range .groups -}}
-{{- include "serve-app.judge" (dict "in" $in "table" "model_images" "model" .model "pods" .pods "made" (include "serve-app.cudaTag" $in.root)) -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "model_images" "model" .model "pods" .pods "made" (include
+    "serve-app.cudaTag" $in.root)) -}}
 {{- end -}}
 {{- end }}
 
-{{- /* Whether a variable holds a secret, as "true" or "false": its name says so, and its value is neither short, nor a number, nor the path of a
-file, nor another variable. Args: name, value. */}}
+{{- /* Whether a variable holds a secret, as "true" or "false": its name says so, and its value is neither short, nor a number, nor the
+path of a file, nor another variable. Args: name, value. */}}
 {{- define "serve-app.isSecret" -}}
 {{- $value := toString .value -}}
-{{- and (regexMatch "(?i)(token$|secret|passw|api_?key|credential)" .name) (ge (len $value) 8) (not (regexMatch "^([0-9.]+|(file:/*)?(/[A-Za-z0-9._-]+)+/?|[$][(].*[)])$" $value)) -}}
+{{- and (regexMatch "(?i)(token$|secret|passw|api_?key|credential)" .name) (ge (len $value) 8)
+    (not (regexMatch "^([0-9.]+|(file:/*)?(/[A-Za-z0-9._-]+)+/?|[$][(].*[)])$" $value)) -}}
 {{- end }}
 
 {{- define "serve-app.lintSecrets" -}}
@@ -23,7 +26,8 @@ file, nor another variable. Args: name, value. */}}
 {{- range .groups -}}
 {{- $model := .model -}}
 {{- range $name := list "hf_token" "hf-token" -}}
-{{- include "serve-app.judge" (dict "in" $in "table" "secret_arguments" "model" $model "name" $name "token" (get ($model.engine_args | default dict) $name)) -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "secret_arguments" "model" $model "name" $name "token" (get
+    ($model.engine_args | default dict) $name)) -}}
 {{- end -}}
 {{- range $name, $value := $model.env | default dict -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "secret_env" "model" $model "name" $name "value" $value) -}}
@@ -41,9 +45,9 @@ file, nor another variable. Args: name, value. */}}
 {{- range $v.extraObjects -}}
 {{- if kindIs "map" . }}{{ include "serve-app.judge" (dict "in" $in "table" "secret_objects" "object" .) }}{{ end -}}
 {{- end -}}
-{{- /* In JSON, a new line before a key is a backslash and an n. */ -}}
-{{- $known := "(hf_[A-Za-z0-9]{30,}|AKIA[0-9A-Z]{16}|([^A-Za-z0-9-]|\\\\n)sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{20,}|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/@:\"\\s]*:[^/@\"\\s]+@)" -}}
-{{- include "serve-app.judge" (dict "in" . "table" "secret_texts" "found" (regexFind $known (toJson $v) | regexFind "[A-Za-z:-].{5,}")) -}}
+{{- $known := printf "(%s)" (join "|" .tables.secretForms) -}}
+{{- $found := regexFind $known (toJson $v) | regexFind "[A-Za-z:-].{5,}" -}}
+{{- include "serve-app.judge" (dict "in" . "table" "secret_texts" "found" $found) -}}
 {{- end }}
 
 {{- /* Args: in, at, path, what, paths, as of the table `fetched`. A download brings all that is below its path. */}}
@@ -60,7 +64,8 @@ file, nor another variable. Args: name, value. */}}
 {{- $is_open := or (not $v.networkPolicies.enabled) (not (empty $v.networkPolicies.extraEgress)) -}}
 {{- range $model := .models -}}
 {{- if hasPrefix "/models/" $model.model -}}
-{{- include "serve-app.lintFetched" (dict "in" $in "at" (printf "%s.model is %s" $model.at $model.model) "path" $model.model "what" "weights" "paths" $paths) -}}
+{{- include "serve-app.lintFetched" (dict "in" $in "at" (printf "%s.model is %s" $model.at $model.model) "path" $model.model "what"
+    "weights" "paths" $paths) -}}
 {{- end -}}
 {{- range $name, $adapter := $model.adapters | default dict -}}
 {{- if hasPrefix "/models/" $adapter.path -}}

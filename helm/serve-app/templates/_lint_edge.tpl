@@ -1,5 +1,5 @@
-{{- /* What the tables of files/lints/edge.yaml judge: load balancers, other operators' kinds, values without effect, Redis. Args of all: in, as
-of serve-app.judge. */}}
+{{- /* What the tables of files/lints/edge.yaml judge: load balancers, other operators' kinds, values without effect, Redis. Args of all:
+in, as of serve-app.judge. */}}
 
 {{- define "serve-app.lintAlb" -}}
 {{- if eq (include "serve-app.alb" .root) "true" -}}
@@ -7,8 +7,10 @@ of serve-app.judge. */}}
 {{- include "serve-app.judge" (dict "in" . "table" "albs" "drain" ((include "serve-app.timeouts" .root | fromYaml).drain | int)
     "idle" (int .root.Values.timeouts.loadBalancerIdleSeconds)) -}}
 {{- range $name, $ours := include "serve-app.albAttributes" .root | fromYaml -}}
-{{- $given := get $in.root.Values.ingress.annotations (printf "alb.ingress.kubernetes.io/%s" $name) | include "serve-app.attributesIn" | fromYaml -}}
-{{- range $key, $way := dict "idle_timeout.timeout_seconds" "timeouts.loadBalancerIdleSeconds" "deregistration_delay.timeout_seconds" "config.timeouts.drain_s" -}}
+{{- $given := get $in.root.Values.ingress.annotations (printf "alb.ingress.kubernetes.io/%s" $name)
+    | include "serve-app.attributesIn" | fromYaml -}}
+{{- range $key, $way := dict "idle_timeout.timeout_seconds" "timeouts.loadBalancerIdleSeconds"
+    "deregistration_delay.timeout_seconds" "config.timeouts.drain_s" -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "alb_attributes" "name" $name "key" $key "way" $way "given" $given "ours" $ours) -}}
 {{- end -}}
 {{- end -}}

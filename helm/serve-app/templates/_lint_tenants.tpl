@@ -1,5 +1,5 @@
-{{- /* What the tables of files/lints/tenants.yaml judge: tenants.inline, and what tokens of an identity provider need. The job RELEASE-check finds
-all other mistakes. Args: in, as of serve-app.judge. */}}
+{{- /* What the tables of files/lints/tenants.yaml judge: tenants.inline, and what tokens of an identity provider need. The job
+RELEASE-check finds all other mistakes. Args: in, as of serve-app.judge. */}}
 {{- define "serve-app.lintTenants" -}}
 {{- $in := . -}}
 {{- $served := list -}}
@@ -14,7 +14,8 @@ all other mistakes. Args: in, as of serve-app.judge. */}}
 {{- range $i, $key := $tenant.keys -}}
 {{- $at := printf "%s.keys[%d]" $at $i -}}
 {{- $digest := lower $key.sha256 -}}
-{{- include "serve-app.judge" (dict "in" $in "table" "tenant_keys" "at" $at "same_id" (get $ids $key.id) "same_digest" (get $digests $digest)) -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "tenant_keys" "at" $at "same_id" (get $ids $key.id) "same_digest"
+    (get $digests $digest)) -}}
 {{- $_ := set $ids $key.id $at -}}{{- $_ := set $digests $digest $at -}}
 {{- range $field := list "expires" "revoked" -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "tenant_days" "at" $at "field" $field "day" (get $key $field)) -}}

@@ -29,8 +29,8 @@ spot_notice_s: {at: ingressPods.spotNoticeSeconds, s: {{ .Values.ingressPods.spo
 {{- end }}
 {{- end }}
 
-{{- /* The rules of serve-app check: `longer` is at least the sum of `shorter` and `margin_s`. A quantity that is not known is not judged. Args: in,
-as of serve-app.judge. */}}
+{{- /* The rules of serve-app check: `longer` is at least the sum of `shorter` and `margin_s`. A quantity that is not known is not judged.
+Args: in, as of serve-app.judge. */}}
 {{- define "serve-app.lintTimeouts" -}}
 {{- $known := include "serve-app.knownTimeouts" .root | fromYaml -}}
 {{- range $rule := .shared.timeouts -}}
