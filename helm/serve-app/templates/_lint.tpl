@@ -1,22 +1,41 @@
-{{- /* Checks across values. The rules are tables in files/lints/*.yaml: of each, its name (`rule`), the condition of a broken one
-(`when`) and the sentence (`says`). The templates serve-app.lintX find what a table is to judge. All problems are reported together, but
-for those whose rules ignoredRules names; tests/chart/test_lint.py and test_lint_timeouts.py trigger each. */}}
+{{- /* Checks across values. The rules are tables in files/lints/*.yaml: of each, its name (`rule`), the condition of a broken one (`when`)
+and the sentence (`says`). The templates serve-app.lintX find what a table is to judge. All problems are reported together, but for those
+whose rules ignoredRules names; tests/chart/test_lint.py and test_lint_timeouts.py trigger each. */}}
 {{- define "serve-app.lint" -}}
 {{- $tables := dict -}}
 {{- range $file, $_ := .Files.Glob "files/lints/*.yaml" }}{{ $tables = merge $tables ($.Files.Get $file | fromYaml) }}{{ end -}}
 {{- $in := dict "root" . "tables" $tables "shared" (.Files.Get "files/rules.yaml" | fromYaml) -}}
 {{- $problems := printf "%s\n%s" (include "serve-app.lintForeign" $in) (include "serve-app.lintConfig" $in) | trim -}}
-{{- if not $problems -}}{{- /* the other checks read names and configuration that these refuse */ -}} {{- $_ := set $in "models" (include "serve-app.models" . |
-fromYamlArray) -}} {{- $_ := set $in "groups" list -}} {{- range include "serve-app.groups" . | fromYamlArray -}} {{- $pods := include
-"serve-app.modelPods" (dict "root" $ "model" .) | fromYaml -}} {{- $path := ternary (printf "%s.pods" .at) "modelPods" (hasKey . "pods")
--}} {{- $_ := set $in "groups" (append $in.groups (dict "model" . "pods" $pods "path" $path)) -}} {{- end -}} {{- range list "Ports"
-"Accounts" "Timeouts" "Alb" "Edge" "Scaling" "Gpus" "Pods" "Additions" "Folders" "Images" "Secrets" "Weights" "Effect" "Tenants" "Redis"
--}} {{- $problems = printf "%s\n%s" $problems (include (printf "serve-app.lint%s" .) $in) -}} {{- end -}} {{- end -}} {{- $found := list
--}} {{- range splitList "\n" $problems | uniq -}} {{- if . -}} {{- $problem := fromJsonArray . -}} {{- if not (has (first $problem)
-$.Values.ignoredRules) -}} {{- $found = append $found (printf " %s: %s" (first $problem) (last $problem)) -}} {{- end -}} {{- end -}} {{-
-end -}} {{- if $found -}} {{- fail (printf "the values break %d of the chart's rules:\n%s\nTo break a rule on purpose, put its name into
-ignoredRules." (len $found) (join "\n" $found)) -}} {{- end -}} {{- end }} {{- /* Judge by one table: a JSON list of name and sentence per
-broken rule, each in a line. Args: in (root, tables, shared, models, groups), table, and what its rules read. */}}
+{{- if not $problems -}}{{- /* the other checks read names and configuration that these refuse */ -}}
+{{- $_ := set $in "models" (include "serve-app.models" . | fromYamlArray) -}}
+{{- $_ := set $in "groups" list -}}
+{{- range include "serve-app.groups" . | fromYamlArray -}}
+{{- $pods := include "serve-app.modelPods" (dict "root" $ "model" .) | fromYaml -}}
+{{- $path := ternary (printf "%s.pods" .at) "modelPods" (hasKey . "pods") -}}
+{{- $_ := set $in "groups" (append $in.groups (dict "model" . "pods" $pods "path" $path)) -}}
+{{- end -}}
+{{- range list "Ports" "Accounts" "Timeouts" "Alb" "Edge" "Scaling" "Gpus" "Pods" "Additions" "Folders"
+    "Images" "Secrets" "Weights" "Effect" "Tenants" "Redis" -}}
+{{- $problems = printf "%s\n%s" $problems (include (printf "serve-app.lint%s" .) $in) -}}
+{{- end -}}
+{{- end -}}
+{{- $found := list -}}
+{{- range splitList "\n" $problems | uniq -}}
+{{- if . -}}
+{{- $problem := fromJsonArray . -}}
+{{- if not (has (first $problem) $.Values.ignoredRules) -}}
+{{- $found = append $found (printf "  %s: %s" (first $problem) (last $problem)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if $found -}}
+{{- $way := "To break a rule on purpose, put its name into ignoredRules." -}}
+{{- fail (printf "the values break %d of the chart's rules:\n%s\n%s" (len $found) (join "\n" $found) $way) -}}
+{{- end -}}
+{{- end }}
+
+{{- /* Judge by one table: a JSON list of name and sentence per broken rule, each in a line. Args: in (root, tables, shared, models,
+groups), table, and what its rules read. */}}
 {{- define "serve-app.judge" -}}
 {{- $rules := "" -}}
 {{- range index .in.tables .table -}}
@@ -54,7 +73,10 @@ broken rule, each in a line. Args: in (root, tables, shared, models, groups), ta
 {{- range initial $keys }}{{ $parent = get ($parent | default dict) . }}{{ end -}}
 {{- if hasKey ($parent | default dict) (last $keys) -}}
 {{- $names := dict "path" $path "now" $now -}}
-{{- if $at }}{{ $names = dict "path" (replace "modelPods." (printf "%s." $at) $path) "now" (replace "modelPods." (printf "%s." $at) $now) }}{{ end -}}
+{{- if $at -}}
+{{- $own := printf "%s." $at -}}
+{{- $names = dict "path" (replace "modelPods." $own $path) "now" (replace "modelPods." $own $now) -}}
+{{- end -}}
 {{- include "serve-app.judge" (merge (dict "in" $in "table" "moved") $names) -}}
 {{- end -}}
 {{- end -}}
@@ -69,7 +91,8 @@ broken rule, each in a line. Args: in (root, tables, shared, models, groups), ta
     "called" (ternary "fullnameOverride is" "the release is called" $given)
     "way" (ternary "choose another" "choose another name, or set fullnameOverride" $given)) -}}
 {{- $made := include "serve-app.config" $root | fromYaml -}}
-{{- range $path := list "name" "ingress.host" "ingress.resources" "ingress.api_keys_file" "ingress.tenants_file" "protocol.host" "protocol.cluster_token_file" -}}
+{{- range $path := list "name" "ingress.host" "ingress.resources" "ingress.api_keys_file" "ingress.tenants_file"
+    "protocol.host" "protocol.cluster_token_file" -}}
 {{- $keys := splitList "." $path -}}
 {{- $parent := $root.Values.config -}}
 {{- $wanted := $made -}}
@@ -78,8 +101,8 @@ broken rule, each in a line. Args: in (root, tables, shared, models, groups), ta
 {{- $wanted = index $wanted . -}}
 {{- end -}}
 {{- if hasKey $parent (last $keys) -}}
-{{- include "serve-app.judge" (dict "in" $in "table" "ours" "path" $path "given" (index $parent (last $keys) | toJson) "wanted"
-    (index $wanted (last $keys) | toJson)) -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "ours" "path" $path
+    "given" (index $parent (last $keys) | toJson) "wanted" (index $wanted (last $keys) | toJson)) -}}
 {{- end -}}
 {{- end -}}
 {{- include "serve-app.judge" (dict "in" . "table" "served" "models" (include "serve-app.models" $root | fromYamlArray)) -}}

@@ -23,8 +23,8 @@
 {{- $_ := set $parts (printf "%s.replicas" .at) (.replicas | default dict) -}}
 {{- end -}}
 {{- range $path, $replicas := $parts -}}
-{{- include "serve-app.judge" (dict "in" $in "table" "replicas" "path" $path "min" (dig "min" 1 $replicas | int) "max" (dig
-    "max" 1 $replicas | int)) -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "replicas" "path" $path
+    "min" (dig "min" 1 $replicas | int) "max" (dig "max" 1 $replicas | int)) -}}
 {{- end -}}
 {{- include "serve-app.judge" (dict "in" . "table" "links" "links" (dig "protocol" "max_ingresses" 64 $config | int)
     "ingresses" (dig "ingress" "replicas" "max" 1 $config | int)) -}}

@@ -7,8 +7,8 @@
 {{- include "serve-app.judge" (dict "in" $in "table" "images" "path" $path "image" $image) -}}
 {{- end -}}
 {{- range .groups -}}
-{{- include "serve-app.judge" (dict "in" $in "table" "model_images" "model" .model "pods" .pods "made" (include
-    "serve-app.cudaTag" $in.root)) -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "model_images" "model" .model "pods" .pods 
+    "made" (include "serve-app.cudaTag" $in.root)) -}}
 {{- end -}}
 {{- end }}
 
@@ -26,8 +26,8 @@ path of a file, nor another variable. Args: name, value. */}}
 {{- range .groups -}}
 {{- $model := .model -}}
 {{- range $name := list "hf_token" "hf-token" -}}
-{{- include "serve-app.judge" (dict "in" $in "table" "secret_arguments" "model" $model "name" $name "token" (get
-    ($model.engine_args | default dict) $name)) -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "secret_arguments" "model" $model "name" $name 
+    "token" (get ($model.engine_args | default dict) $name)) -}}
 {{- end -}}
 {{- range $name, $value := $model.env | default dict -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "secret_env" "model" $model "name" $name "value" $value) -}}
@@ -37,7 +37,9 @@ path of a file, nor another variable. Args: name, value. */}}
 {{- range $path, $pods := $all -}}
 {{- $env := $pods.extraEnv | default list -}}
 {{- $extra := $pods.extra | default dict -}}
-{{- range concat ($extra.containers | default list) ($extra.initContainers | default list) }}{{ $env = concat $env (.env | default list) }}{{ end -}}
+{{- range concat ($extra.containers | default list) ($extra.initContainers | default list) -}}
+{{- $env = concat $env (.env | default list) -}}
+{{- end -}}
 {{- range $env -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "secret_variables" "path" $path "name" .name "value" (.value | default "")) -}}
 {{- end -}}
@@ -64,8 +66,8 @@ path of a file, nor another variable. Args: name, value. */}}
 {{- $is_open := or (not $v.networkPolicies.enabled) (not (empty $v.networkPolicies.extraEgress)) -}}
 {{- range $model := .models -}}
 {{- if hasPrefix "/models/" $model.model -}}
-{{- include "serve-app.lintFetched" (dict "in" $in "at" (printf "%s.model is %s" $model.at $model.model) "path" $model.model "what"
-    "weights" "paths" $paths) -}}
+{{- include "serve-app.lintFetched" (dict "in" $in "at" (printf "%s.model is %s" $model.at $model.model) "path" $model.model
+    "what" "weights" "paths" $paths) -}}
 {{- end -}}
 {{- range $name, $adapter := $model.adapters | default dict -}}
 {{- if hasPrefix "/models/" $adapter.path -}}

@@ -30,8 +30,8 @@ in, as of serve-app.judge. */}}
 {{- include "serve-app.judge" (dict "in" $in "table" "requests" "path" $of.path "whose" $of.whose "name" $name "request" $request
     "limit" (get ($of.pods.resources.limits | default dict) $name)) -}}
 {{- end -}}
-{{- include "serve-app.judge" (dict "in" $in "table" "objects" "path" .path "whose" .whose "bytes" $v.objectStore.bytes "shm" (get .pods
-    "shmSize")) -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "objects" "path" .path "whose" .whose "bytes" $v.objectStore.bytes
+    "shm" (get .pods "shmSize")) -}}
 {{- end -}}
 {{- range $name, $_ := $v.commonAnnotations -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "annotations" "name" $name) -}}
@@ -56,8 +56,8 @@ in, as of serve-app.judge. */}}
 {{- /* What values added to the pods, judged in the pods that came of it. */}}
 {{- define "serve-app.lintAdditions" -}}
 {{- $in := . -}}
-{{- $pods := dict "head" (include "serve-app.headGroup" .root | fromYaml).template "ingressPods" (include "serve-app.ingressGroup"
-    .root | fromYaml).template -}}
+{{- $pods := dict "head" (include "serve-app.headGroup" .root | fromYaml).template
+    "ingressPods" (include "serve-app.ingressGroup" .root | fromYaml).template -}}
 {{- range .groups -}}
 {{- $_ := set $pods .path (include "serve-app.modelGroup" (dict "root" $in.root "model" .model) | fromYaml).template -}}
 {{- end -}}
@@ -94,10 +94,12 @@ in, as of serve-app.judge. */}}
 {{- $volumes := list -}}
 {{- range .spec.volumes }}{{ $volumes = append $volumes .name }}{{ end -}}
 {{- range $main.env -}}
-{{- if eq .name "NVIDIA_VISIBLE_DEVICES" }}{{ include "serve-app.judge" (dict "in" $in "table" "variables" "path" $path "variable" .) }}{{ end -}}
+{{- if eq .name "NVIDIA_VISIBLE_DEVICES" -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "variables" "path" $path "variable" .) -}}
 {{- end -}}
-{{- range list (list "extraEnv" "name" $main.env) (list "extraVolumes" "name" .spec.volumes) (list "extraVolumeMounts"
-    "mountPath" $main.volumeMounts)
+{{- end -}}
+{{- range list (list "extraEnv" "name" $main.env) (list "extraVolumes" "name" .spec.volumes)
+    (list "extraVolumeMounts" "mountPath" $main.volumeMounts)
     (list "extra.containers or extra.initContainers" "name" (concat .spec.containers (.spec.initContainers | default list))) -}}
 {{- $where := index . 0 -}}{{- $key := index . 1 -}}
 {{- $names := list -}}

@@ -14,8 +14,8 @@ RELEASE-check finds all other mistakes. Args: in, as of serve-app.judge. */}}
 {{- range $i, $key := $tenant.keys -}}
 {{- $at := printf "%s.keys[%d]" $at $i -}}
 {{- $digest := lower $key.sha256 -}}
-{{- include "serve-app.judge" (dict "in" $in "table" "tenant_keys" "at" $at "same_id" (get $ids $key.id) "same_digest"
-    (get $digests $digest)) -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "tenant_keys" "at" $at "same_id" (get $ids $key.id)
+    "same_digest" (get $digests $digest)) -}}
 {{- $_ := set $ids $key.id $at -}}{{- $_ := set $digests $digest $at -}}
 {{- range $field := list "expires" "revoked" -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "tenant_days" "at" $at "field" $field "day" (get $key $field)) -}}
