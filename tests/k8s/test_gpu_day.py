@@ -74,7 +74,7 @@ def test_a_dry_run_prints_every_step_in_order_and_runs_nothing(tmp_path: Path) -
     assert (done.returncode, done.stderr) == (0, "")
     assert re.findall(r"^== (\w+)", done.stdout, re.MULTILINE) == list(STEPS)
     assert not (tmp_path / "calls").exists()
-    assert not (tmp_path / "gpu-day").exists()
+    assert not (tmp_path / "results").exists()
 
 
 def test_a_dry_run_prints_command_lines_that_our_commands_take(tmp_path: Path) -> None:
@@ -91,13 +91,15 @@ def test_the_steps_run_what_the_dry_run_prints(tmp_path: Path) -> None:
     planned = [words[0] for words in printed(day(tmp_path, "--dry-run", variables={}).stdout) if words[0] in TOOLS]
     assert [words[0] for words in real] == planned
     assert "sk-secret" not in done.stdout
-    assert (tmp_path / "gpu-day/steps.txt").read_text() == done.stdout
+    assert (tmp_path / "results/gpu-day/steps.txt").read_text() == done.stdout
 
 
 def test_the_spot_node_alone_is_interrupted_with_the_notice_of_aws(tmp_path: Path) -> None:
     assert day(tmp_path, "spot").returncode == 0
     (made,) = (
-        words for words in printed((tmp_path / "gpu-day/steps.txt").read_text()) if "create-experiment-template" in str(words)
+        words
+        for words in printed((tmp_path / "results/gpu-day/steps.txt").read_text())
+        if "create-experiment-template" in str(words)
     )
     template = json.loads(str(made)[str(made).index("{") : str(made).rindex("}") + 1].replace("\\n", " "))
     assert template["targets"]["node"]["resourceArns"] == ["arn:aws:ec2:eu-west-1:111122223333:instance/i-0123456789abcdef0"]
@@ -148,7 +150,10 @@ def test_an_unknown_step_is_refused(tmp_path: Path) -> None:
 def test_the_named_cost_is_that_of_its_nodes_at_the_list_prices() -> None:
     prices = {instance.name: instance.usd_per_hour or 0.0 for instance in INSTANCES}
     dollars = 2 * 8 * prices["g6e.2xlarge"] + 2 * prices["g6e.48xlarge"]
-    assert f"about ${dollars:.0f} on demand (us-east-1, list prices of {PRICES_OF})" in SCRIPT.read_text()
+    text = SCRIPT.read_text()
+    assert f"about ${dollars:.0f} on demand (us-east-1, list prices of {PRICES_OF})" in text
+    assert f"${prices['g6e.48xlarge']:.0f} an hour" in text
+    assert f"about ${dollars:.0f} of GPU nodes" in (ROOT / "docs/first-gpu-run.md").read_text()
 
 
 def test_its_node_pool_and_labels_are_those_of_karpenter_and_the_chart() -> None:

@@ -1,4 +1,4 @@
-"""Each file of k8s/cluster/values/models renders, passes `serve-app check`, and its models fit the GPUs, pods and nodes that its README names."""
+"""Each file of k8s/cluster/values/models renders, passes the check, and its models fit the GPUs, pods and nodes of the README there."""
 
 import functools
 import re
