@@ -292,9 +292,10 @@ def test_the_namespaces_are_those_of_the_charts_network_policies() -> None:
     assert {policies["operatorNamespace"], policies["prometheusNamespace"]} <= names
 
 
-def test_every_variable_of_the_files_is_exported_in_the_readme() -> None:
+def test_every_variable_of_the_files_is_exported_in_a_readme() -> None:
     used = {v for f in (K8S / "cluster").rglob("*.yaml") for v in re.findall(r"\$\{(\w+)\}", f.read_text())}
-    exports = [line for line in (K8S / "README.md").read_text().splitlines() if line.startswith("export ")]
+    text = (K8S / "README.md").read_text() + (K8S / "cluster/values/models/README.md").read_text()
+    exports = [line for line in text.splitlines() if line.startswith("export ")]
     exported = set(re.findall(r"\b([A-Z_]+)=", " ".join(exports)))
     assert set(FILLED_IN) < used
     assert used <= exported
