@@ -250,4 +250,5 @@ def test_the_autoscaling_demo_ends_with_a_plot_of_replicas_that_came(tmp_path: P
     samples = [json.loads(line) for line in (out / "server.jsonl").read_text().splitlines() if '"fleet"' in line]
     desired = [s["values"]["replicas_desired/replica-llama-8b-simulated"] for s in samples if s.get("values")]
     assert (min(desired), max(desired) > 1) == (1.0, True)
-    assert (out / "figures" / "autoscaling.svg").is_file()
+    assert (out / "plot" / "autoscaling.svg").is_file()
+    assert (out / "decisions.jsonl").is_file()
