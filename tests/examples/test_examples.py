@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -183,6 +184,29 @@ def test_each_client_has_an_answer_of_a_real_fleet(fleet: str, capsys: pytest.Ca
     assert printed["structured_output"].startswith("{'city': ")
     assert "Paris" in printed["batch"]
     assert "Paris" in printed["sagemaker_client"]
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("embedded_model")
+def test_the_simulated_model_with_tools_calls_one_and_then_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    with FleetProcess(EXAMPLES / "tools.yaml") as running:
+        for choice in ([], ["--choose"]):
+            run("tools", "--url", running.url, "--model", "tools-simulated", *choice)
+        forced, chosen = capsys.readouterr().out.splitlines()
+        assert forced.startswith("get_weather {'city': ")
+        assert chosen == "get_weather {'city': 'Paris'}"
+        call = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+        tools = runpy.run_path(str(EXAMPLES / "tools.py"))
+        messages = [tools["QUESTION"], {"role": "assistant", "tool_calls": [call]}]
+        body = {
+            "model": "tools-simulated",
+            "messages": [*messages, {"role": "tool", "tool_call_id": "1", "content": "17 degrees"}],
+        }
+        body |= {"tools": [{"type": "function", "function": tools["WEATHER"]}], "max_tokens": 20}
+        (choice,) = requests.post(f"{running.url}/v1/chat/completions", json=body, timeout=60).json()["choices"]
+        assert (choice["message"]["tool_calls"], bool(choice["message"]["content"])) == ([], True)
 
 
 @pytest.mark.slow
