@@ -48,8 +48,8 @@ class SimulatedSettings(Section):
     eos_probability: Real = Field(default=0.0, ge=0, le=1)
     """Probability that a token ends the answer. 0: every answer runs to its max_tokens."""
     calls_tools: bool = Field(default=False, strict=True)
-    """Answer a question in a chat that offers tools by a call of the one that fits best; a tool's result gets a random answer. The
-    model's chat template must show tools as Hermes and Qwen do, and `frontend_args.tool_call_parser` read them: examples/tools.yaml."""
+    """Answer questions in chats with tools by a call. Needs `frontend_args.tool_call_parser: hermes` and a chat template that shows
+    tools, as in examples/tools.yaml."""
     seed: Int = 0
     """Seed of the hash that generates the tokens. Equal seeds and prompts give equal answers."""
 
