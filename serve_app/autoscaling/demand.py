@@ -82,12 +82,14 @@ class Arrivals:
 def arrivals(history: History, now: float, weights: Weights) -> Arrivals:
     """Return the present arrivals: the work of the long window, unless a shorter window contradicts it.
 
-    A shorter window that contradicts gives the nearest work per second that its deviation allows, and its prompts. Windows shorter than
-    that one are compared with the part of it that is before them (`_before`): 15 s after a step, the window of 30 s is half new load, and
-    would make the last 15 s look usual. The work of n requests
-    has a relative deviation of sqrt((d + p^2 v) / n): d is the dispersion of arrivals, v the relative variance of the prompts' lengths, p
-    the prompts' share of the work. Answers add nothing, because each counts with the mean length. A measured d above 1 is inexact, so the
-    second term is then at least d - 1, up to 1. Real answers do vary: the error of the result is sqrt((d + 1) / n).
+    A shorter window that contradicts gives the nearest work per second that its deviation allows, and its prompts. Still shorter windows
+    are compared with the part of that window which came before them (`_before`): 15 s after a step, half of the window of 30 s is new
+    load, beside which the last 15 s would look usual.
+
+    The work of n requests has a relative deviation of sqrt((d + p^2 v) / n): d is the dispersion of arrivals, v the relative variance of
+    the prompts' lengths, p the prompts' share of the work. Answers add nothing, because each counts with the mean length. A measured d
+    above 1 is inexact, so the second term is then at least d - 1, up to 1. Real answers do vary: the error of the result is
+    sqrt((d + 1) / n).
     """
     base = history.sums(now, HISTORY_S)
     if base.requests > LONG_REQUESTS:
