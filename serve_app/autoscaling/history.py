@@ -14,8 +14,8 @@ DISPERSION_S = 5
 """Arrivals of this many observations are counted together to measure how bursty arrivals are."""
 QUARTILE_OF_SQUARE = 1.323
 """Upper quartile of the square of a standard normal variable."""
-SPREAD_KNOWN = 12
-"""The spread is fully measured from this many differences of groups' means on: a minute or so of arrivals."""
+SPREAD_KNOWN = 6
+"""The spread is fully measured from this many differences of groups' means on: half a minute or so of arrivals."""
 GUARD_S = 3.0
 """A condition counts once it has held this long: one burst of arrivals fills a queue for a moment."""
 MEAN_REQUESTS, MEAN_S = 300.0, 30.0

@@ -71,10 +71,10 @@ def test_a_step_in_the_lengths_of_prompts_is_no_spread() -> None:
 
 
 def test_each_known_prompt_moves_the_spread_from_that_of_exponential_lengths() -> None:
-    """Half a minute has six groups and five differences, of the twelve with which the spread is known."""
+    """Twenty seconds have four groups and three differences, of the six with which the spread is known."""
     assert History().prompts_spread() == 1.0
-    assert prompts_of([300.0] * 30, shape=100.0) == pytest.approx(1 - 5 / 12, abs=0.02)
-    assert prompts_of([300.0] * 65, shape=100.0) == pytest.approx(0.01, abs=0.01)
+    assert prompts_of([300.0] * 20, shape=100.0) == pytest.approx(1 - 3 / 6, abs=0.02)
+    assert prompts_of([300.0] * 35, shape=100.0) == pytest.approx(0.01, abs=0.01)
 
 
 def test_the_time_before_the_first_request_makes_arrivals_no_burstier() -> None:
