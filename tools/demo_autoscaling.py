@@ -137,7 +137,10 @@ def show(run: Path, status: int) -> int:
         print(f"\n{why(records)}\n\nevery decision: serve-app autoscale log -f {decisions}")
     print(f"\nreplicas and latencies over time: {plot}\nthe whole report: {run / 'report.html'}")
     if status:
-        print("The load test's own verdict above is about the SLO and the sample; the demo itself is complete.")
+        print(
+            "The load test's own verdict above is about the SLO and the sample, and first tokens are late until more replicas serve."
+        )
+        print("The demo itself is complete.")
     return 0
 
 
