@@ -65,7 +65,7 @@ def draw(run: Path) -> Path:
     data = read_run(run)
     (kind,) = (kind for kind in KINDS if kind.name == "autoscaling")
     if not draw_all([kind], data, run / "plot", events=[*data.events, *marks(data)]):
-        raise UsageError(f"{run} has no record of replicas")
+        raise UsageError(str(run), "has no record of replicas")
     return run / "plot" / f"{kind.name}.svg"
 
 

@@ -72,7 +72,13 @@ def test_the_plot_marks_the_jump_the_orders_and_when_replicas_serve(tmp_path: Pa
 
 def test_without_records_the_demo_ends_with_the_load_tests_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [demo_autoscaling.show(tmp_path, status) for status in (0, 4)] == [1, 4]
-    assert "error: no plot: " in capsys.readouterr().err
+    run = write_run(tmp_path / "run")
+    (run / "server.jsonl").write_text("")
+    assert demo_autoscaling.show(run, 0) == 1
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert first == second
+    assert first.startswith(f"error: no plot: {tmp_path}: holds no run")
+    assert third == f"error: no plot: {run}: has no record of replicas"
 
 
 def test_an_application_that_is_gone_leaves_no_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

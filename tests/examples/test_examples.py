@@ -192,19 +192,20 @@ def test_each_client_has_an_answer_of_a_real_fleet(fleet: str, capsys: pytest.Ca
 @pytest.mark.usefixtures("embedded_model")
 def test_the_simulated_model_with_tools_calls_one_and_then_answers(capsys: pytest.CaptureFixture[str]) -> None:
     with FleetProcess(EXAMPLES / "tools.yaml") as running:
-        for choice in ([], ["--choose"]):
-            run("tools", "--url", running.url, "--model", "tools-simulated", *choice)
+        for more in ([], ["--choose"]):
+            run("tools", "--url", running.url, "--model", "tools-simulated", *more)
         forced, chosen = capsys.readouterr().out.splitlines()
         assert forced.startswith("get_weather {'city': ")
         assert chosen == "get_weather {'city': 'Paris'}"
         call = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
         tools = runpy.run_path(str(EXAMPLES / "tools.py"))
-        messages = [tools["QUESTION"], {"role": "assistant", "tool_calls": [call]}]
+        result = {"role": "tool", "tool_call_id": "1", "content": "17 degrees"}
         body = {
             "model": "tools-simulated",
-            "messages": [*messages, {"role": "tool", "tool_call_id": "1", "content": "17 degrees"}],
+            "messages": [tools["QUESTION"], {"role": "assistant", "tool_calls": [call]}, result],
+            "tools": [{"type": "function", "function": tools["WEATHER"]}],
+            "max_tokens": 20,
         }
-        body |= {"tools": [{"type": "function", "function": tools["WEATHER"]}], "max_tokens": 20}
         (choice,) = requests.post(f"{running.url}/v1/chat/completions", json=body, timeout=60).json()["choices"]
         assert (choice["message"]["tool_calls"], bool(choice["message"]["content"])) == ([], True)
 
