@@ -46,9 +46,9 @@ def main(arguments: list[str]) -> None:
     if not answer.ok:
         raise SystemExit(f"{answer.status_code}: {answer.text}")
     message = answer.json()["choices"][0]["message"]
-    if not message["tool_calls"]:
+    if not (calls := message.get("tool_calls")):
         print(message["content"])
-    for call in message["tool_calls"]:
+    for call in calls or ():
         print(call["function"]["name"], json.loads(call["function"]["arguments"]))
 
 
