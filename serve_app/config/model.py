@@ -329,6 +329,9 @@ class ModelSettings(Section):
         if (backend := self.engine_args.get("distributed_executor_backend")) is not None:
             problem = f"is {backend!r} {there}"
             yield wrong("engine_args.distributed_executor_backend", problem, "remove it: simulated sets the executor")
+        if simulated.calls_tools and (parser := self.frontend_args.get("tool_call_parser")) != "hermes":
+            problem = f"is True and frontend_args.tool_call_parser is {parser!r}: calls would be text"
+            yield wrong("simulated.calls_tools", problem, "set tool_call_parser: hermes and enable_auto_tool_choice: true")
         step_s, replicas = simulated.least_step_s(), self.replicas
         for key, limit_s in (("itl_slo_s", replicas.itl_slo_s), ("ttft_slo_s", replicas.ttft_slo_s)):
             if replicas.min != replicas.max and limit_s <= step_s:
