@@ -1,6 +1,6 @@
 """The pages run in front of a real fleet of two simulated replicas, all by `serve-app up`; one of them dies under an answer.
 
-What a browser adds is in test_browser.py; here it shows that the pages, the ingress and the engines agree.
+What a browser adds is in test_browser_*.py; here it shows that the pages, the ingress and the engines agree.
 """
 
 import os
