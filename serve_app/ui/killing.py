@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from serve_app.config.checks import is_loopback
+from serve_app.environment import LOOPBACK
 from serve_app.ui.changes import short
 from serve_app.ui.replicas import Replica, Report, models_of, replicas_of
 
@@ -16,7 +16,7 @@ from serve_app.ui.replicas import Replica, Report, models_of, replicas_of
 def is_local(host: str) -> bool:
     """Return whether a `Host` header names this machine. One of another site's page, whose name leads here, does not."""
     try:
-        return is_loopback(urlsplit(f"//{host}").hostname or "")
+        return urlsplit(f"//{host}").hostname in LOOPBACK
     except ValueError:
         return False
 

@@ -63,7 +63,12 @@ def test_a_demo_offers_to_kill_engines_only_where_no_other_machine_reaches_the_p
     monkeypatch.setattr(ui, "is_installed", lambda: True)
     monkeypatch.setattr(ui, "refuse_taken_port", lambda *_: None)
     started: list[list[str]] = []
-    monkeypatch.setattr(ui.subprocess, "Popen", lambda command, **_: started.append(command) or ENDED)
+
+    def start(command: list[str], **_: object) -> SimpleNamespace:
+        started.append(command)
+        return ENDED
+
+    monkeypatch.setattr("subprocess.Popen", start)
     for host, demo in [("127.0.0.1", True), ("127.0.0.1", False), ("0.0.0.0", True)]:
         out = io.StringIO()
         where = {"models": {"a": {"model": "some/model"}}, "ui": {"host": host, "port": 8011}}

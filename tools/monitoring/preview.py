@@ -178,7 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     given.out.mkdir(parents=True, exist_ok=True)
     facts = default_facts(namespace="local", release="serve-app")
-    mpl.rcParams.update(STYLE | {"axes.prop_cycle": cycler(color=SERIES)})
+    style: Any = STYLE | {"axes.prop_cycle": cycler(color=SERIES)}
+    mpl.rcParams.update(style)
     for board in (board for board in BOARDS if not given.boards or board.name in given.boards):
         file = given.out / f"{board.name}.png"
         made = json.loads(filled(board_file(board), facts))
