@@ -179,15 +179,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     facts = default_facts(namespace="local", release="serve-app")
     style: Any = STYLE | {"axes.prop_cycle": cycler(color=SERIES)}
-    mpl.rcParams.update(style)
-    for board in (board for board in BOARDS if not given.boards or board.name in given.boards):
-        file = given.out / f"{board.name}.png"
-        made = json.loads(filled(board_file(board), facts))
-        source = Prometheus(given.prometheus, given.minutes)
-        if given.with_data:
-            made["panels"] = with_data(made["panels"], source)
-        picture(made, source).savefig(file, dpi=80)
-        print(file, flush=True)
+    with mpl.rc_context(style):
+        for board in (board for board in BOARDS if not given.boards or board.name in given.boards):
+            file = given.out / f"{board.name}.png"
+            made = json.loads(filled(board_file(board), facts))
+            source = Prometheus(given.prometheus, given.minutes)
+            if given.with_data:
+                made["panels"] = with_data(made["panels"], source)
+            picture(made, source).savefig(file, dpi=80)
+            print(file, flush=True)
     return 0
 
 
