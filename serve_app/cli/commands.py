@@ -114,11 +114,12 @@ def top(
 def up(
     file: ConfigFile,
     address: Annotated[str, typer.Option(help="Ray cluster to use; empty: start one here.")] = "",
+    demo: Annotated[bool, typer.Option("--demo", help="The fleet page offers to kill an engine. Not with --address.")] = False,
 ) -> None:
     """Start what FILE describes, print the URL, and serve until Ctrl-C."""
     from serve_app.cli import up
 
-    up.up(file, address)
+    up.up(file, address, demo=demo)
 
 
 def demo(
@@ -164,8 +165,9 @@ def ui(
     host: Annotated[str, typer.Option(help="Address to listen on. The pages have no login.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8011,
     ends_with_input: Annotated[bool, typer.Option(hidden=True)] = False,
+    kills: Annotated[bool, typer.Option("--kills", hidden=True)] = False,
 ) -> None:
     """Serve the chat page and the fleet page for a service that runs, until Ctrl-C. Needs Gradio: pip install 'serve-app\\[ui]'."""
     from serve_app.cli import ui
 
-    ui.ui(url, host, port, ends_with_input=ends_with_input)
+    ui.ui(url, host, port, ends_with_input=ends_with_input, kills=kills)
