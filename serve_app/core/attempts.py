@@ -12,7 +12,7 @@ from serve_app.core.failover import Failover
 from serve_app.core.fair_order import FairOrder
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.hand_over import HandOvers
-from serve_app.core.instructions import AbortAttempts, FailRequest, HandOverAttempt, Instruction, StartAttempt
+from serve_app.core.instructions import AbortAttempts, FailRequest, FreeKeptKv, HandOverAttempt, Instruction, StartAttempt
 from serve_app.core.quarantine import Quarantine
 from serve_app.core.refusals import Refusals
 from serve_app.core.request import RequestState
@@ -146,6 +146,9 @@ class Attempts:
             result: How the hand-over ends; "" if that is not known yet.
             kv: Where the KV is; None if it is not kept.
         """
+        unread: list[Instruction] = []
+        if kv is not None and request.replica_id is not None:
+            unread.append(FreeKeptKv(request.replica_id, request.attempt_id))
         target = self._release(request, result)
         self.failover.note_loss(request, now=now)
         is_blocked = self.quarantine.refusal(request.fingerprint, now=now) is not None
@@ -157,7 +160,7 @@ class Attempts:
             self.hand_overs.results["no_target"] += 1
         request.replica_id, request.outstanding_tokens = None, 0
         self.waiting.add(request)
-        return self._end_blocked(now)
+        return unread + self._end_blocked(now)
 
     def _finish(self, request: RequestState, reason: object, now: float) -> None:
         self._release(request)

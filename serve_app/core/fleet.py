@@ -11,6 +11,7 @@ import msgspec
 
 from serve_app.core.attempts import Attempts
 from serve_app.core.events import (
+    ENGINE_ENDED,
     AttemptUnsendable,
     BlocksReported,
     Event,
@@ -33,6 +34,7 @@ from serve_app.core.instructions import (
     CloseLink,
     DeliverOutputs,
     FailRequest,
+    FreeKeptKv,
     Instruction,
     PassTrial,
 )
@@ -183,6 +185,9 @@ class FleetState(Attempts):
         """Put the replica's requests at the front of the queue. A second LinkLost finds nothing."""
         if (replica := self.replicas.pop(replica_id, None)) is None:
             return []
+        freed: list[Instruction] = []
+        if end in ENGINE_ENDED:
+            freed += self._linked(*self.hand_overs.target_died(replica_id))
         self.drains.forget(replica_id)
         self.order.note_queue(replica_id, 0)
         self._routing.forget(replica_id)
@@ -196,7 +201,11 @@ class FleetState(Attempts):
             self._count_failed(failure, now)
         for request in continuing:
             self.waiting.add(request)
-        return failed + self._end_blocked(now)
+        return freed + failed + self._end_blocked(now)
+
+    def _linked(self, *orders: FreeKeptKv) -> list[FreeKeptKv]:
+        """Return the orders for replicas to which there is a link."""
+        return [order for order in orders if order.replica_id in self.replicas]
 
     def _on_attempt_unsendable(self, event: AttemptUnsendable, *, now: float) -> list[Instruction]:
         request = self.requests.get(event.request_id)
@@ -216,9 +225,11 @@ class FleetState(Attempts):
         for output in event.outputs:
             request = attempts.get(output.request_id)
             if request is None or request.replica_id != event.replica_id:
+                if output.kv_transfer_params and output.stop_reason == HANDED_OVER:
+                    others.append(FreeKeptKv(event.replica_id, output.request_id))
                 continue  # an attempt that was aborted or moved while this frame was under way
             if request.reads_kv and output.new_token_ids:
-                self.hand_overs.note_read(request, output, now)
+                others += self._linked(self.hand_overs.note_read(request, output, replica, now))
             if request.prefill_tokens and output.new_token_ids:
                 replica.end_prefill(request)
             if request.attempt:
