@@ -40,7 +40,7 @@ from serve_app.core.instructions import (
 )
 from serve_app.core.request import EngineOutput, RequestState, Trial
 from serve_app.core.routing import ReplicaState, mark_longest
-from serve_app.core.trail import MOVED
+from serve_app.core.trail import MOVED, TAKEN_BACK
 from serve_app.errors import ResumeDiverged
 
 
@@ -162,6 +162,7 @@ class FleetState(Attempts):
             queued = [r for r in leaving if new.can_run(r)][: new.credit - len(back)]
             aborts += [AbortAttempts(replica.replica_id, tuple(r.attempt_id for r in queued))] if queued else []
             for request in queued:
+                request.trail.moves_on(TAKEN_BACK, now)
                 self._release(request)
                 request.replica_id, request.outstanding_tokens, request.waiting_since = None, 0, now
             back += queued
@@ -302,10 +303,13 @@ class FleetState(Attempts):
         while (move := self.drains.due(self.replicas, self._routing, self.quarantine, now=now)) is not None:
             request, replica_id, target = move.request, move.replica_id, move.target
             self.drains.moved(move)
-            pays = self.hand_overs.costs.pays(request.prompt_tokens + len(request.emitted_ids), self.order.costs)
+            tokens = request.prompt_tokens + len(request.emitted_ids)
+            pays = self.hand_overs.costs.pays(tokens, self.order.costs)
             if pays and self.hand_overs.is_possible(request, self.replicas[replica_id], target.replica):
+                target = target._replace(saves_s=tokens * self.order.costs.prompt_token_s)
                 instructions.append(self._ask_hand_over(request, target, "drain", now))
                 continue
+            request.trail.moves_on("drain", now)
             instructions.append(AbortAttempts(replica_id, (request.attempt_id,)))
             self._release(request)
             self.failover.note_loss(request, now=now)

@@ -90,6 +90,7 @@ class HandOvers:
         """Note that the source was asked, and keep a place at the target."""
         self.asked[cause] += 1
         request.is_leaving = True
+        request.trail.moves_on(cause, now, saves_s=target.saves_s, read_s=self.costs.seconds(_tokens(request)))
         target.replica.coming.add(request.request_id)
         self._asked[request.request_id] = _Asked(request, target, now)
 
@@ -100,14 +101,19 @@ class HandOvers:
             if result == "late":  # perhaps the target hangs, which says nothing about reads: so it counts only in part
                 tokens = _tokens(request)
                 self.costs.learn(tokens, min(READ_S, _LATE * self.costs.seconds(tokens)), reading[1] + READ_S)
-            self.results["ended" if request.is_leaving or not result else result] += 1
+            self.count(request, "ended" if request.is_leaving or not result else result)
         if (asked := self._asked.pop(request.request_id, None)) is None:
             return None
         request.is_leaving = False
         asked.target.replica.coming.discard(request.request_id)
         if result:
-            self.results[result] += 1
+            self.count(request, result)
         return asked.target
+
+    def count(self, request: RequestState, result: str, read_tokens: int = 0) -> None:
+        """Count how a hand-over of the request ended."""
+        self.results[result] += 1
+        request.trail.moved(result, read_tokens)
 
     def overdue(self, now: float) -> list[tuple[RequestState, str]]:
         """Return the requests whose source has not answered, or whose target has made no token, in time; and the result of each."""
@@ -162,7 +168,7 @@ class HandOvers:
         tokens = int(getattr(output.prefill_stats, "num_external_cached_tokens", 0))
         self.tokens += tokens
         self.num_bytes += tokens * target.kv_token_bytes
-        self.results["read" if tokens else "computed"] += 1
+        self.count(request, "read" if tokens else "computed", tokens)
         return FreeKeptKv(source, _attempt_before(request))
 
     def target_died(self, replica_id: str) -> list[FreeKeptKv]:

@@ -212,10 +212,11 @@ class Reason(StrEnum):
 
 
 class Choice(NamedTuple):
-    """A replica for an attempt, and why."""
+    """A replica for an attempt, and why. ``saves_s`` is that of `Route`."""
 
     replica: ReplicaState
     reason: Reason
+    saves_s: float = 0.0
 
 
 class RoutingPolicy(Protocol):

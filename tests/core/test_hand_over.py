@@ -11,8 +11,9 @@ from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.hand_over import ANSWER_S, HANDED_OVER, KEPT_S, READ_S
 from serve_app.core.instructions import AbortAttempts, DeliverOutputs, FreeKeptKv, HandOverAttempt, Instruction, StartAttempt
 from serve_app.core.load import EngineLoad
-from serve_app.core.read_costs import MIN_TOKENS
+from serve_app.core.read_costs import MIN_TOKENS, ReadCosts
 from serve_app.core.request import Resume
+from serve_app.core.trail import WITHOUT_KV, Move
 from tests.core.helpers import Output, arrived, outputs, run, start
 from tests.core.test_drain import draining
 
@@ -60,6 +61,8 @@ def test_a_stream_goes_on_with_its_kv_after_all_tokens_that_came_meanwhile() -> 
     assert fleet.requests["r"].emitted_ids == [7, 8, 9, 10]
     assert (dict(fleet.hand_overs.results), fleet.hand_overs.tokens, fleet.drains.num_moved) == ({"read": 1}, 300, 1)
     assert fleet.hand_overs.num_bytes == 300 * TOKEN_BYTES
+    expected = {"saves_s": (MIN_TOKENS + 1) * fleet.order.costs.prompt_token_s, "read_s": ReadCosts().seconds(MIN_TOKENS + 1)}
+    assert fleet.requests["r"].trail.moves == [Move(0, ASKED_AT, "drain", **expected, result="read", read_tokens=300)]
 
 
 def test_a_target_that_read_nothing_is_counted_and_the_kv_is_freed() -> None:
@@ -125,6 +128,7 @@ def test_a_stream_moves_without_its_kv_where_a_read_is_not_possible_or_not_worth
     assert aborted == AbortAttempts("a", ("r@0",))
     assert isinstance(started, StartAttempt)
     assert started.kv is None
+    assert fleet.requests["r"].trail.moves == [Move(0, ASKED_AT, "drain", 0.0, None, WITHOUT_KV)]
 
 
 def test_a_source_that_has_no_whole_kv_lets_the_target_compute_it() -> None:
@@ -224,6 +228,8 @@ def test_a_stalled_target_that_drains_meanwhile_ends_its_attempt_once() -> None:
     aborted, started = run(fleet, Ticked(), now=7.3 + READ_S)
     assert aborted == AbortAttempts("b", ("r@1",))
     assert started == replace(moved(2, kv=None), replica_id="c")
+    moves = [(move.attempt, move.cause, move.result) for move in fleet.requests["r"].trail.moves]
+    assert moves == [(0, "drain", "ended"), (1, "drain", "unanswered")]
     assert dict(fleet.hand_overs.results) == {"ended": 1, "unanswered": 1}
 
 
