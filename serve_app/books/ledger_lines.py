@@ -51,7 +51,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     counts: LedgerCounts
 
 
-class LedgerRoute(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LedgerRoute(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why an attempt went to its replica."""
 
     reason: str

@@ -116,13 +116,8 @@ def line_of(exchange: Exchange, ending: Ending, totals: Totals, gpu_s: float | N
 
 
 def _route(reason: str, start: float, route: Route, arrived_at: float) -> LedgerRoute:
-    return LedgerRoute(
-        reason=reason,
-        start_s=round(start - arrived_at, 4),
-        hit_tokens=route.hit_tokens,
-        tokens_before=route.tokens_before,
-        saves_s=round(route.saves_s, 4),
-    )
+    saves_s = round(route.saves_s, 4) if route.saves_s else 0.0
+    return LedgerRoute(reason, round(start - arrived_at, 4), route.hit_tokens, route.tokens_before, saves_s)
 
 
 def _move(attempt: int, move: Move, arrived_at: float) -> LedgerMove:

@@ -72,7 +72,7 @@ class Totals:
         if len(self.replicas) < MAX_ATTEMPTS_LISTED:
             if trail.moves:
                 self.moves += [(len(self.replicas) + move.attempt, move) for move in trail.moves]
-            self.routes += zip(trail.reasons, trail.starts, trail.routes, strict=True)
+            self.routes += zip(trail.reasons, trail.starts, trail.routes, strict=False)
             self.replicas += trail.replicas
             self.ends += trail.ends if len(trail.ends) == len(trail.replicas) else [*trail.ends, end]
         self.gaps_s += trail.gaps_s
