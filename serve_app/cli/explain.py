@@ -37,8 +37,7 @@ RESULTS: Mapping[str, str] = {
     "without_kv": "without its KV",
     "": "its end is not known",
 }
-_MOVED = "moved away"
-ENDS: Mapping[str, str] = {"moved": _MOVED} | {end.name.lower(): end.value for end in LinkEnd}
+ENDS: Mapping[str, str] = {"moved": "moved away"} | {end.name.lower(): end.value for end in LinkEnd}
 
 
 def explain(request: str, paths: Iterable[Path], *, as_json: bool) -> None:

@@ -87,12 +87,14 @@ class HandOvers:
         return bool(request.emitted_ids) and request.resume is Resume.CONTINUE
 
     def ask(self, request: RequestState, target: Choice, cause: str, now: float) -> None:
-        """Note that the source was asked, and keep a place at the target."""
+        """Note that the source was asked, and keep a place at the target, whose ``saves_s`` is what the move should save."""
         self.asked[cause] += 1
         request.is_leaving = True
         request.trail.moves_on(cause, now, saves_s=target.saves_s, read_s=self.costs.seconds(_tokens(request)))
         target.replica.coming.add(request.request_id)
-        self._asked[request.request_id] = _Asked(request, target, now)
+        self._asked[request.request_id] = _Asked(
+            request, target._replace(saves_s=0.0), now
+        )  # the move has saved it, not the choice
 
     def end(self, request: RequestState, result: str) -> Choice | None:
         """Forget the request's hand-over, whose place at the target is free again; return the target, None if nothing was asked."""

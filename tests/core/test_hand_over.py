@@ -63,6 +63,7 @@ def test_a_stream_goes_on_with_its_kv_after_all_tokens_that_came_meanwhile() -> 
     assert fleet.hand_overs.num_bytes == 300 * TOKEN_BYTES
     saves_s, read_s = (MIN_TOKENS + 1) * fleet.order.costs.prompt_token_s, ReadCosts().seconds(MIN_TOKENS + 1)
     assert fleet.requests["r"].trail.moves == [Move(0, ASKED_AT, "drain", saves_s, read_s, "read", 300)]
+    assert fleet.requests["r"].trail.routes[1].saves_s == 0.0, "the choice of the replica was one by load"
 
 
 def test_a_target_that_read_nothing_is_counted_and_the_kv_is_freed() -> None:
