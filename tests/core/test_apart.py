@@ -52,8 +52,9 @@ def test_a_long_prompt_goes_where_few_answers_are_and_those_leave_before_it_star
     assert asked == [HandOverAttempt("a", "0@0")]
     assert dict(fleet.hand_overs.asked) == {"prompts": 1}
     (move,) = fleet.requests["0"].trail.moves
-    assert (move.cause, move.read_s) == ("prompts", fleet.hand_overs.costs.seconds(SHORT + 1))
-    assert move.saves_s > MIN_GAIN * move.read_s
+    read_s = fleet.hand_overs.costs.seconds(SHORT + 1)
+    assert (move.cause, move.read_s) == ("prompts", read_s)
+    assert move.saves_s > MIN_GAIN * read_s
     assert fleet.requests["long"].trail.routes[0].saves_s > 0
 
 

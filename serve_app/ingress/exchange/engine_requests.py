@@ -83,8 +83,9 @@ class Totals:
 
     def copy(self) -> "Totals":
         """Return totals to which more can be added without changing these."""
-        lists = {name: [*getattr(self, name)] for name in ("replicas", "ends", "routes", "moves", "gaps_s")}
-        return replace(self, **lists)
+        more = replace(self, replicas=[*self.replicas], ends=[*self.ends], gaps_s=[*self.gaps_s])
+        more.routes, more.moves = [*self.routes], [*self.moves]
+        return more
 
 
 class EngineRequests:
