@@ -111,6 +111,23 @@ def top(
     top.top(url, key, interval_s=interval_s, once=once, as_json=as_json)
 
 
+def explain(
+    request: Annotated[str, typer.Argument(help="Id of the request: the client's X-Request-Id, or else the answer's id.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR|FILE...", help="The folder of `ingress.ledger.dir`, of each node, or files of it."),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Explain where a request went and why: each attempt, each move with its cause and costs, from the ledger.
+
+    Exit status 0: it was found. 1: no line has this id. 2: there is no ledger, or it cannot be read.
+    """
+    from serve_app.cli import explain
+
+    explain.explain(request, paths, as_json=as_json)
+
+
 def up(
     file: ConfigFile,
     address: Annotated[str, typer.Option(help="Ray cluster to use; empty: start one here.")] = "",

@@ -32,6 +32,7 @@ _UNITS = {
     "s": (1.0, " s"),
     "percentunit": (100.0, " %"),
     "bytes": (1 / 2**30, " GiB"),
+    "Bps": (1e-6, " MB/s"),
     "reqps": (1.0, " req/s"),
     "ops": (1.0, "/s"),
 }
