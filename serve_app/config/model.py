@@ -307,6 +307,9 @@ class ModelSettings(Section):
         if (backend := self.engine_args.get("distributed_executor_backend")) not in (None, "mp") and not self.simulated:
             problem = f"is {backend!r} and nodes {here}"
             yield wrong("engine_args.distributed_executor_backend", problem, "remove it: an engine over several nodes has mp")
+        if (address := self.env.get("VLLM_HOST_IP")) is not None:
+            problem = f"is {address!r} and nodes {here}: each node has its own address"
+            yield wrong("env.VLLM_HOST_IP", problem, "remove it: Ray knows the nodes' addresses")
 
     def _kv_problems(self) -> Iterator[PydanticCustomError]:
         here = f"is {self.kv.transfer!r}"

@@ -30,6 +30,7 @@ from serve_app.replica.side_channel import reserve
 from tests.replica.tensor_parallel import ATTEMPT_ID, ENVIRONMENT, say
 
 HERE = "127.0.0.1"
+INHERITED = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
 HEALTH = HealthSettings(probe_after_s=1.0, eject_after_s=4.0, max_step_s=60.0)
 
 
@@ -41,7 +42,7 @@ def model_of(path: str) -> ModelSettings:
         gpus_per_replica=2,
         nodes=2,
         engine_args={"max_model_len": 2048, "max_num_seqs": 4, "enforce_eager": True, "dtype": "float32"},
-        env={**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo", "VLLM_CPU_KVCACHE_SPACE": "1"},
+        env={**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo"},
     )
 
 
@@ -64,6 +65,7 @@ def show(message: pipe.FromEngine) -> None:
 
 
 async def first(path: str, request_file: str) -> None:
+    request = await asyncio.to_thread(Path(request_file).read_bytes)
     model = model_of(path)
     lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     engine = EngineProcess(HEALTH, on_message=show, on_lost=lambda error: lost.set_result(str(error)))
@@ -76,7 +78,7 @@ async def first(path: str, request_file: str) -> None:
     start = engine.start(
         model,
         found,
-        environment=os.environ,
+        environment=INHERITED,
         timeout_s=240.0,
         max_frame_bytes=1 << 20,
         node=NodeOfEngine(0, HERE, HERE, rendezvous.port),
@@ -84,13 +86,13 @@ async def first(path: str, request_file: str) -> None:
     )
     await alongside(start, engine)
     say("ready")
-    engine.send(pipe.AddToEngine(0, ATTEMPT_ID, [Path(request_file).read_bytes()], 0))
+    engine.send(pipe.AddToEngine(0, ATTEMPT_ID, [request], 0))
     say("died", await lost)
 
 
 async def second(path: str, port: str, first_port: str, secret: str) -> None:
     summons = Summons(NodeOfEngine(1, HERE, HERE, int(first_port)), int(port), bytes.fromhex(secret), HEALTH.eject_after_s)
-    shard = Shard(model_of(path), summons)
+    shard = Shard(model_of(path), summons, INHERITED)
     say("ended", await alongside(shard.run(), shard))
 
 
