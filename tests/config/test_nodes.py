@@ -59,7 +59,8 @@ def test_other_nodes_are_another_release() -> None:
         ),
         (
             {"engine_args": {"nnodes": 2}},
-            "engine_args.nnodes: is set by serve-app itself; set nodes beside engine_args; ranks and addresses follow from it",
+            "engine_args.nnodes: is 2, but serve-app sets this argument itself; set nodes beside engine_args; "
+            "ranks and addresses follow from it",
         ),
         (
             {"env": {"VLLM_HOST_IP": "10.0.0.7"}},
