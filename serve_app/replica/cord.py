@@ -9,6 +9,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
+from typing import cast
 
 import msgspec
 
@@ -68,8 +69,7 @@ class Cord(asyncio.Protocol):
         self._over = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(GONE_S * 1000))
