@@ -15,9 +15,6 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from vllm.v1.engine import EngineCoreOutputs
-from vllm.v1.serial_utils import MsgpackDecoder
-
 from serve_app.config import HealthSettings, ModelSettings
 from serve_app.engine_args import NodeOfEngine
 from serve_app.links.protocol.frames import FrameDecoder
@@ -56,6 +53,9 @@ async def alongside(work: Coroutine[Any, Any, Any], supervisor: EngineProcess | 
 
 
 def show(message: pipe.FromEngine) -> None:
+    from vllm.v1.engine import EngineCoreOutputs  # late, because some engines here are without vLLM
+    from vllm.v1.serial_utils import MsgpackDecoder
+
     if isinstance(message, pipe.StepOutputs) and message.frame:
         for frame in FrameDecoder(max_frame_bytes=1 << 20).receive_data(message.frame):
             outputs = decode_message(frame)

@@ -1,19 +1,13 @@
 """An engine over two nodes answers as one on one node does, and ends as a whole, whichever of its processes ends or stops.
 
-Both nodes are this machine. A test sleeps between two looks at processes that are not its children.
+Both nodes are this machine.
 """
 
-import contextlib
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
@@ -21,46 +15,10 @@ from vllm.v1.serial_utils import MsgpackEncoder
 
 from serve_app.checkpoints import make_tiny_llama
 from tests.replica.answering import NUM_TOKENS, PROMPT, greedy
-from tests.replica.tensor_parallel import ATTEMPT_ID, living_group, until_gone
+from tests.replica.nodes import VICTIMS, Nodes, two_nodes, until_all_gone
+from tests.replica.tensor_parallel import ATTEMPT_ID
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
-
-
-@dataclass
-class Node:
-    """A supervisor, and the process that leads its part of the engine."""
-
-    supervisor: subprocess.Popen[str]
-    engine_pid: int = 0
-    heard: list[str] = field(default_factory=list)
-
-    def hears(self, word: str) -> list[str]:
-        """Return the words after ``word`` in the supervisor's next line that begins with it."""
-        assert self.supervisor.stdout is not None
-        for line in self.supervisor.stdout:
-            self.heard.append(line)
-            if line.split()[:1] == [word]:
-                return line.split()[1:]
-        raise AssertionError(f"the supervisor ended without a line {word!r}: {self.heard}")
-
-    def workers(self) -> list[int]:
-        return [p.pid for p in living_group(self.engine_pid) if p.pid != self.engine_pid and is_worker(p)]
-
-    def worker(self) -> int:
-        """Wait for the node's only worker; return its process."""
-        while not (workers := self.workers()):
-            time.sleep(0.05)
-        return workers[0]
-
-
-def is_worker(process: psutil.Process) -> bool:
-    try:
-        return "resource_tracker" not in " ".join(process.cmdline())
-    except psutil.Error:
-        return False
-
-
-Nodes = tuple[Node, Node]
 
 
 @pytest.fixture(scope="module")
@@ -84,42 +42,11 @@ def nodes(model: Path) -> Iterator[Nodes]:
     )
     (encoded,) = MsgpackEncoder().encode(request)
     (model / "request").write_bytes(encoded)
-    with contextlib.ExitStack() as stack:
-
-        def start(*arguments: str) -> Node:
-            command = [sys.executable, "-m", "tests.replica.sharded", *arguments]
-            node = Node(stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)))
-            stack.callback(end, node)
-            return node
-
-        first = start("first", str(model), str(model / "request"))
-        second = start("second", str(model), *first.hears("summons"))
-        for node in (first, second):
-            node.engine_pid = int(node.hears("engine")[0])
-        yield first, second
+    with two_nodes(model, model / "request") as started:
+        yield started
 
 
-def end(node: Node) -> None:
-    node.supervisor.kill()
-    for process in living_group(node.engine_pid) if node.engine_pid else ():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
-VICTIMS: dict[str, Callable[[Nodes], int]] = {
-    "first supervisor": lambda nodes: nodes[0].supervisor.pid,
-    "engine core": lambda nodes: nodes[0].engine_pid,
-    "first worker": lambda nodes: nodes[0].worker(),
-    "second supervisor": lambda nodes: nodes[1].supervisor.pid,
-    "headless executor": lambda nodes: nodes[1].engine_pid,
-    "second worker": lambda nodes: nodes[1].worker(),
-}
 each_process = pytest.mark.parametrize("victim", VICTIMS)
-
-
-def until_all_gone(nodes: Nodes) -> None:
-    for node in nodes:
-        until_gone(node.engine_pid)
 
 
 def test_greedy_answers_are_those_of_one_process(nodes: Nodes, model: Path) -> None:
