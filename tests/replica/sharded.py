@@ -11,7 +11,7 @@ takes; `engine PID`, `ready`, `tokens` with the ids of each step of the request,
 import asyncio
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from tests.replica.tensor_parallel import ATTEMPT_ID, ENVIRONMENT, say
 
 HERE = "127.0.0.1"
 INHERITED = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
-HEALTH = HealthSettings(probe_after_s=1.0, eject_after_s=4.0, max_step_s=60.0)
+HEALTH = HealthSettings()
 
 
 def model_of(path: str) -> ModelSettings:
@@ -52,22 +52,27 @@ async def alongside(work: Coroutine[Any, Any, Any], supervisor: EngineProcess | 
     return await working
 
 
-def show(message: pipe.FromEngine) -> None:
-    from vllm.v1.engine import EngineCoreOutputs  # late, because some engines here are without vLLM
+def shown() -> Callable[[pipe.FromEngine], None]:
+    """Return what says the tokens of each step. It imports vLLM, which would keep a supervisor from its engine for too long later."""
+    from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.serial_utils import MsgpackDecoder
 
-    if isinstance(message, pipe.StepOutputs) and message.frame:
-        for frame in FrameDecoder(max_frame_bytes=1 << 20).receive_data(message.frame):
-            outputs = decode_message(frame)
-            assert isinstance(outputs, Outputs)
-            for output in MsgpackDecoder(EngineCoreOutputs).decode(outputs.buffers).outputs:
-                say("tokens", *output.new_token_ids)
+    def show(message: pipe.FromEngine) -> None:
+        if isinstance(message, pipe.StepOutputs) and message.frame:
+            for frame in FrameDecoder(max_frame_bytes=1 << 20).receive_data(message.frame):
+                outputs = decode_message(frame)
+                assert isinstance(outputs, Outputs)
+                for output in MsgpackDecoder(EngineCoreOutputs).decode(outputs.buffers).outputs:
+                    say("tokens", *output.new_token_ids)
+
+    return show
 
 
 async def first(path: str, request_file: str) -> None:
     request = await asyncio.to_thread(Path(request_file).read_bytes)
     model = model_of(path)
     lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    show = shown() if request else say  # without a request, the engine may be one without vLLM
     engine = EngineProcess(HEALTH, on_message=show, on_lost=lambda error: lost.set_result(str(error)))
     members = Members(1, silence_s=HEALTH.eject_after_s)
     port, rendezvous = await members.listen(HERE), reserve(HERE, range(1), "nodes")
@@ -86,7 +91,8 @@ async def first(path: str, request_file: str) -> None:
     )
     await alongside(start, engine)
     say("ready")
-    engine.send(pipe.AddToEngine(0, ATTEMPT_ID, [request], 0))
+    if request:
+        engine.send(pipe.AddToEngine(0, ATTEMPT_ID, [request], 0))
     say("died", await lost)
 
 
