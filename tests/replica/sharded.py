@@ -103,4 +103,5 @@ async def second(path: str, port: str, first_port: str, secret: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run({"first": first, "second": second}[sys.argv[1]](*sys.argv[2:]))
+    programs: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {"first": first, "second": second}
+    asyncio.run(programs[sys.argv[1]](*sys.argv[2:]))
