@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run observe preview test-ui test-clients demo record-demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-locks check-cuda model lock lock-audit bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live bench-tenants bench-tenants-litellm bench-fairness bench-fairness-at-scale bench-fairness-virtual bench-apart soak hostile bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
+.PHONY: help run observe preview test-ui test-clients demo record-demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-locks check-cuda model lock lock-audit bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live bench-tenants bench-tenants-litellm bench-fairness bench-fairness-at-scale bench-fairness-virtual bench-apart soak hostile bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda test-interruptions clean
 
 .PHONY: charts generated chart-files monitoring-files lock-charts
 BIN := .venv/bin
@@ -257,6 +257,11 @@ test-cluster-cuda: image image-cuda ## the same for a fleet of both images: inst
 	$(BUILD) -t $(REDIS_IMAGE) tests/cluster/redis
 	SERVE_APP_IMAGE=$(IMAGE) SERVE_APP_REDIS_IMAGE=$(REDIS_IMAGE) SERVE_APP_CUDA_IMAGE=$(CUDA_IMAGE) $(BIN)/pytest -m cluster --durations=0 \
 	  $(addprefix tests/cluster/test_,1_release.py 4_losses.py 5_scaling.py 7_gpu_values.py)
+
+test-interruptions: image ## spot notices, drift, consolidation, upgrades without spare GPUs, on a cluster with three nodes of one GPU each, pretended or not, that have the taint nvidia.com/gpu: .ci/interruptions makes one; 20 minutes
+	@[ -n "$${KUBECONFIG:-}" ] || { echo "error: KUBECONFIG names no cluster" >&2; exit 2; }
+	$(BUILD) -t $(REDIS_IMAGE) tests/cluster/redis
+	SERVE_APP_IMAGE=$(IMAGE) SERVE_APP_REDIS_IMAGE=$(REDIS_IMAGE) $(BIN)/pytest -m cluster --durations=0 tests/cluster/test_4_interruptions.py
 
 lock: .venv ## renew requirements/*.lock after a change of pyproject.toml; known versions stay
 	@links=$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}; \

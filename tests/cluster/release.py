@@ -21,7 +21,11 @@ CLIENT_NAMESPACE = "serve-app-client"
 MODEL = "sim"
 ANSWERS_END_S = 600.0
 # Where nodes offer GPUs, be they pretended: a replica holds one, and Kubernetes and Ray count them. The accelerator stays simulated.
-GPU_VALUES = ("--set", "config.models.sim.gpus_per_replica=1,modelPods.gpusPerNode=0,modelPods.onePerNode=false")
+# Such nodes may have the taint that keeps other pods off.
+GPU_VALUES = (
+    *("--set", "config.models.sim.gpus_per_replica=1,modelPods.gpusPerNode=0,modelPods.onePerNode=false"),
+    *("--set", "modelPods.tolerations[0].key=nvidia.com/gpu,modelPods.tolerations[0].operator=Exists"),
+)
 
 
 @dataclass(frozen=True)

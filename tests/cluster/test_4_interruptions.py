@@ -1,0 +1,134 @@
+"""These tests interrupt nodes under streams, as Karpenter and spot markets do. Accelerators are simulated; `FakeKarpenter` is the cloud.
+
+Of one node, a pod counts as what runs on the interrupted node, and the deadline is seconds. With three or more nodes of one pretended GPU
+each (`make test-interruptions`), whole nodes are disrupted, with the 120 s of a spot notice.
+"""
+
+import functools
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.karpenter import SPOT_NOTICE_S, FakeKarpenter
+from tests.cluster.kube import wait_until
+from tests.cluster.release import NAMESPACE, Release
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+
+NUM_STREAMS, TOKENS = 6, 300
+LONG_TOKENS = 900  # 29 s at 32 ms a step
+SHORT_NOTICE_S = 10.0
+"""In place of `SPOT_NOTICE_S`: less than half of drain_s (30 s), so that no stream has been moved when the node ends."""
+DRIFT_LIMIT_S = 600.0
+"""terminationGracePeriod of the NodePool; in k8s/cluster/karpenter.yaml 30 minutes, longer than these tests wait."""
+NUM_REPLICAS = 2
+IN_USE = NUM_REPLICAS
+"""GPU nodes that the release needs."""
+
+
+@pytest.fixture
+def karpenter() -> Iterator[FakeKarpenter]:
+    """Karpenter, with as many GPU nodes as there are afterwards."""
+    karpenter = FakeKarpenter(NAMESPACE)
+    yield karpenter
+    karpenter.launch_all()
+
+
+@pytest.fixture
+def nodes(release: Release, karpenter: FakeKarpenter) -> list[str]:
+    """The GPU nodes, each with one replica. The others have ended, so that each further pod waits until Karpenter brings one."""
+    nodes = karpenter.gpu_nodes()
+    if len(nodes) <= IN_USE:
+        pytest.skip(f"it needs more than {IN_USE} GPU nodes: see `make test-interruptions`")
+    wait_until("the smallest fleet", functools.partial(has_replicas, release, NUM_REPLICAS))
+    karpenter.remove_empty()
+    used = karpenter.gpu_nodes()
+    assert len(used) == IN_USE, used
+    return used
+
+
+def has_replicas(release: Release, num: int) -> bool:
+    """Whether there are that many model pods, and all are ready."""
+    return len(release.ready_pods("model")) == num == len(release.pods("model"))
+
+
+def test_streams_continue_when_a_spot_node_ends_in_the_drain_of_its_replica(release: Release, karpenter: FakeKarpenter) -> None:
+    """The next replica's pod waits until Karpenter brings a node; the streams do not."""
+    victim = release.pods("model")[0]
+    name, node = victim["metadata"]["name"], victim["spec"]["nodeName"]
+    with release.streams(num=NUM_STREAMS, tokens=LONG_TOKENS) as seen:
+        notice = karpenter.notify({node: [name]}, limit_s=SHORT_NOTICE_S)
+        karpenter.drain(notice)
+        karpenter.take_back(node)
+        wait_until("as many replicas as before", functools.partial(has_replicas, release, NUM_REPLICAS))
+    assert not notice.refused
+    assert notice.left == {name}
+    seen[0].require_all_complete()
+
+
+@pytest.mark.slow
+def test_a_spot_notice_of_120_s_cuts_no_stream_and_the_node_ends_empty(
+    release: Release, karpenter: FakeKarpenter, nodes: list[str]
+) -> None:
+    """Karpenter brings the next node at the notice, beside the drain."""
+    with release.streams(num=NUM_STREAMS, tokens=LONG_TOKENS) as seen:
+        notice = karpenter.notify({nodes[0]: karpenter.pods_on(nodes[0])}, limit_s=SPOT_NOTICE_S)
+        karpenter.launch()
+        karpenter.drain(notice)
+        karpenter.end(nodes[0])
+        wait_until("as many replicas as before", functools.partial(has_replicas, release, NUM_REPLICAS))
+    assert not notice.left
+    seen[0].require_all_complete()
+
+
+@pytest.mark.slow
+def test_of_two_spot_nodes_reclaimed_together_one_serves_until_the_next_node_does(
+    release: Release, karpenter: FakeKarpenter, nodes: list[str]
+) -> None:
+    """The disruption budget keeps one of two pods, but no node: the next replica must be ready before the second node ends."""
+    pods = {node: karpenter.pods_on(node) for node in nodes}
+    with release.streams(num=NUM_STREAMS, tokens=LONG_TOKENS) as seen:
+        notice = karpenter.notify(pods, limit_s=SPOT_NOTICE_S)
+        assert len(notice.refused) == 1
+        karpenter.launch()
+        karpenter.drain(notice)
+        for node in nodes:
+            karpenter.end(node)
+        karpenter.launch()
+        wait_until("as many replicas as before", functools.partial(has_replicas, release, NUM_REPLICAS))
+    seen[0].require_all_complete()
+
+
+@pytest.mark.slow
+def test_drift_replaces_every_node_one_at_a_time_and_cuts_no_stream(
+    release: Release, karpenter: FakeKarpenter, nodes: list[str]
+) -> None:
+    """The budget of Drifted is one node: the next is up before the old one drains, and the second drains when the first has ended."""
+    with release.streams(num=NUM_STREAMS, tokens=LONG_TOKENS) as seen:
+        for node in nodes:
+            karpenter.launch()
+            notice = karpenter.notify({node: karpenter.pods_on(node)}, limit_s=DRIFT_LIMIT_S)
+            karpenter.drain(notice)
+            assert not notice.left
+            karpenter.end(node)
+        wait_until("as many replicas as before", functools.partial(has_replicas, release, NUM_REPLICAS))
+    seen[0].require_all_complete()
+
+
+@pytest.mark.slow
+def test_consolidation_ends_a_node_after_its_replica_has_gone_and_none_before(
+    release: Release, karpenter: FakeKarpenter, nodes: list[str]
+) -> None:
+    """With the policy WhenEmpty, nothing that runs is touched: the fleet shrinks first, by a drain."""
+    more = karpenter.launch()
+    with release.streams(num=NUM_STREAMS, tokens=LONG_TOKENS) as seen:
+        release.upgrade("--set", f"config.models.sim.replicas.min={NUM_REPLICAS + 1}")
+        wait_until("a replica on each node", functools.partial(has_replicas, release, NUM_REPLICAS + 1))
+        assert not karpenter.remove_empty()
+        release.upgrade()
+        wait_until("the smallest fleet again", functools.partial(has_replicas, release, NUM_REPLICAS))
+        running = release.ready_pods("model")
+        assert len(karpenter.remove_empty()) == 1
+        assert release.ready_pods("model") == running
+    seen[0].require_all_complete()
+    assert {more, *nodes} > set(karpenter.gpu_nodes())
