@@ -121,6 +121,17 @@ class FakeKarpenter:
         wait_until(f"{node} is ready", lambda: is_ready(get("node", node)))
         return node
 
+    def provision(self) -> None:
+        """Bring a node if a pod waits for one and none is empty."""
+        if self._ended and self._waiting() and all(self.pods_on(node) for node in self.gpu_nodes()):
+            self.launch()
+
+    def _waiting(self) -> bool:
+        """Whether the scheduler finds no node for one of the namespace's pods."""
+        pods = get("pods", "-n", self.namespace)["items"]
+        conditions = [condition for pod in pods for condition in pod["status"].get("conditions", [])]
+        return any(c["type"] == "PodScheduled" and c.get("reason") == "Unschedulable" for c in conditions)
+
     def launch_all(self) -> None:
         """Bring every node that has ended."""
         while self._ended:

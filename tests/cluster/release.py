@@ -170,6 +170,17 @@ class Release:
             seen.append(Streams(**json.loads(rest)))
 
 
+def ray_clusters() -> list[str]:
+    """Return the names of the namespace's Ray clusters."""
+    return [item["metadata"]["name"] for item in get("rayclusters", "-n", NAMESPACE)["items"]]
+
+
+def pods_of(cluster: str) -> list[str]:
+    """Return the names of a Ray cluster's pods; that of the job which cleans Redis after it is none of them."""
+    selector = f"ray.io/cluster={cluster},ray.io/node-type in (head, worker)"
+    return [pod["metadata"]["name"] for pod in get("pods", "-n", NAMESPACE, "-l", selector)["items"]]
+
+
 @functools.cache
 def num_gpus() -> int:
     """Return how many GPUs the cluster's nodes offer, or pretend to offer."""

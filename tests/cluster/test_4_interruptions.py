@@ -4,14 +4,13 @@ Of one node, a pod counts as what runs on the interrupted node, and the deadline
 each (`make test-interruptions`), whole nodes are disrupted, with the 120 s of a spot notice.
 """
 
-import functools
 from collections.abc import Iterator
 
 import pytest
 
 from tests.cluster.karpenter import SPOT_NOTICE_S, FakeKarpenter
-from tests.cluster.kube import wait_until
-from tests.cluster.release import NAMESPACE, Release
+from tests.cluster.kube import kubectl, run, wait_until
+from tests.cluster.release import NAMESPACE, Release, pods_of, ray_clusters
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
@@ -21,6 +20,8 @@ SHORT_NOTICE_S = 10.0
 """In place of `SPOT_NOTICE_S`: less than half of drain_s (30 s), so that no stream has been moved when the node ends."""
 DRIFT_LIMIT_S = 600.0
 """terminationGracePeriod of the NodePool; in k8s/cluster/karpenter.yaml 30 minutes, longer than these tests wait."""
+PATIENCE_S = 60
+"""How long `rollout` watches an upgrade that cannot end."""
 NUM_REPLICAS = 2
 IN_USE = NUM_REPLICAS
 """GPU nodes that the release needs."""
@@ -40,16 +41,25 @@ def nodes(release: Release, karpenter: FakeKarpenter) -> list[str]:
     nodes = karpenter.gpu_nodes()
     if len(nodes) <= IN_USE:
         pytest.skip(f"it needs more than {IN_USE} GPU nodes: see `make test-interruptions`")
-    wait_until("the smallest fleet", functools.partial(has_replicas, release, NUM_REPLICAS))
+    wait_for_replicas(release, karpenter)
     karpenter.remove_empty()
     used = karpenter.gpu_nodes()
     assert len(used) == IN_USE, used
     return used
 
 
-def has_replicas(release: Release, num: int) -> bool:
-    """Whether there are that many model pods, and all are ready."""
-    return len(release.ready_pods("model")) == num == len(release.pods("model"))
+def wait_for_replicas(release: Release, karpenter: FakeKarpenter, num: int = NUM_REPLICAS) -> None:
+    """Wait until there are that many model pods and all are ready, while Karpenter brings nodes for those that wait.
+
+    Ray's autoscaler replaces the pod of a replica that drains, and KubeRay replaces it again when it has ended: one pod too many, and in
+    the cloud a node for it, until the autoscaler finds it idle.
+    """
+
+    def is_done() -> bool:
+        karpenter.provision()
+        return len(release.ready_pods("model")) == num == len(release.pods("model"))
+
+    wait_until(f"{num} replicas", is_done)
 
 
 def test_streams_continue_when_a_spot_node_ends_in_the_drain_of_its_replica(release: Release, karpenter: FakeKarpenter) -> None:
@@ -60,7 +70,7 @@ def test_streams_continue_when_a_spot_node_ends_in_the_drain_of_its_replica(rele
         notice = karpenter.notify({node: [name]}, limit_s=SHORT_NOTICE_S)
         karpenter.drain(notice)
         karpenter.take_back(node)
-        wait_until("as many replicas as before", functools.partial(has_replicas, release, NUM_REPLICAS))
+        wait_for_replicas(release, karpenter)
     assert not notice.refused
     assert notice.left == {name}
     seen[0].require_all_complete()
@@ -76,7 +86,7 @@ def test_a_spot_notice_of_120_s_cuts_no_stream_and_the_node_ends_empty(
         karpenter.launch()
         karpenter.drain(notice)
         karpenter.end(nodes[0])
-        wait_until("as many replicas as before", functools.partial(has_replicas, release, NUM_REPLICAS))
+        wait_for_replicas(release, karpenter)
     assert not notice.left
     seen[0].require_all_complete()
 
@@ -95,7 +105,7 @@ def test_of_two_spot_nodes_reclaimed_together_one_serves_until_the_next_node_doe
         for node in nodes:
             karpenter.end(node)
         karpenter.launch()
-        wait_until("as many replicas as before", functools.partial(has_replicas, release, NUM_REPLICAS))
+        wait_for_replicas(release, karpenter)
     seen[0].require_all_complete()
 
 
@@ -111,7 +121,7 @@ def test_drift_replaces_every_node_one_at_a_time_and_cuts_no_stream(
             karpenter.drain(notice)
             assert not notice.left
             karpenter.end(node)
-        wait_until("as many replicas as before", functools.partial(has_replicas, release, NUM_REPLICAS))
+        wait_for_replicas(release, karpenter)
     seen[0].require_all_complete()
 
 
@@ -123,12 +133,72 @@ def test_consolidation_ends_a_node_after_its_replica_has_gone_and_none_before(
     more = karpenter.launch()
     with release.streams(num=NUM_STREAMS, tokens=LONG_TOKENS) as seen:
         release.upgrade("--set", f"config.models.sim.replicas.min={NUM_REPLICAS + 1}")
-        wait_until("a replica on each node", functools.partial(has_replicas, release, NUM_REPLICAS + 1))
+        wait_for_replicas(release, karpenter, NUM_REPLICAS + 1)
         assert not karpenter.remove_empty()
         release.upgrade()
-        wait_until("the smallest fleet again", functools.partial(has_replicas, release, NUM_REPLICAS))
+        wait_for_replicas(release, karpenter)
         running = release.ready_pods("model")
         assert len(karpenter.remove_empty()) == 1
         assert release.ready_pods("model") == running
     seen[0].require_all_complete()
     assert {more, *nodes} > set(karpenter.gpu_nodes())
+
+
+@pytest.mark.slow
+def test_an_upgrade_without_spare_gpus_says_what_it_waits_for_and_its_way_back_cuts_no_stream(
+    release: Release, nodes: list[str]
+) -> None:
+    first = release.active_cluster()
+    with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
+        release.upgrade("--set", "ingressPods.podAnnotations.changed=no-spare-gpus")
+        said = release.serve_app("rollout", "--timeout-s", str(PATIENCE_S), code=4)
+        assert "Insufficient nvidia.com/gpu" in said
+        _, way_back = said.split("way back: ")
+        run(*way_back.split())
+        release.serve_app("rollout")
+        wait_until("one Ray cluster", lambda: ray_clusters() == [first])
+    seen[0].require_all_complete()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["None", "NewCluster"])
+def test_the_end_of_the_old_ray_cluster_gives_its_gpus_to_the_new_one_and_cuts_no_answer_that_has_begun(
+    release: Release, nodes: list[str], strategy: str
+) -> None:
+    """The way of the runbook for fleets without spare GPUs. Until the new replicas serve, requests are refused or find no ingress."""
+    first = release.active_cluster()
+    with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
+        changed = f"ingressPods.podAnnotations.changed=strategy-{strategy}"
+        release.upgrade("--set-string", f"{changed},upgradeStrategy={strategy}")
+        if strategy == "None":
+            assert f"cluster {first} is ready" in release.serve_app("rollout")
+            assert ray_clusters() == [first]
+        else:
+            assert "Insufficient nvidia.com/gpu" in release.serve_app("rollout", "--timeout-s", str(PATIENCE_S), code=4)
+        kubectl("delete", "raycluster", "-n", NAMESPACE, first, "--wait=false")
+        wait_until("the old pods are gone", lambda: not pods_of(first))
+        release.serve_app("rollout")
+        wait_until("the new Ray cluster's ingress", lambda: release.active_cluster() != first and release.ready_pods("ingress"))
+    counts = dict(seen[0].counts)
+    assert counts.pop("complete")
+    assert counts.keys() <= {"not answered", "refused with 503"}, seen[0]
+    assert seen[0].num_texts == 1
+
+
+@pytest.mark.slow
+def test_a_node_lost_in_an_upgrade_cuts_no_stream_of_either_ray_cluster(
+    release: Release, karpenter: FakeKarpenter, nodes: list[str]
+) -> None:
+    """The node ends without notice, with a replica of the old Ray cluster and the pod of one that starts for the new."""
+    first = release.active_cluster()
+    for node in nodes:
+        karpenter.offer(node, 2)
+    with release.streams(num=NUM_STREAMS, tokens=LONG_TOKENS) as seen:
+        release.upgrade("--set", "ingressPods.podAnnotations.changed=lost-node")
+        wait_until("both Ray clusters on each node", lambda: all(len(karpenter.pods_on(node)) == 2 for node in nodes))
+        karpenter.end(nodes[0])
+        karpenter.launch(gpus=2)
+        release.serve_app("rollout")
+        wait_until("the old pods are gone", lambda: not pods_of(first))
+    assert release.active_cluster() != first
+    seen[0].require_all_complete()
