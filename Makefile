@@ -114,7 +114,7 @@ charts: .venv .venv-charts/.installed ## tests of the Helm charts, lint of Docke
 	@PATH="$(CHARTS_PATH)" command -v helm >/dev/null || { echo "error: helm is neither on the PATH nor in KUBE_TESTBED/bin" >&2; exit 2; }
 	.venv-charts/bin/yamllint --strict .github .pre-commit-config.yaml helm/*/Chart.yaml helm/*/values.yaml helm/*/ci helm/loadtest/files
 	.venv-charts/bin/hadolint Dockerfile tests/cluster/redis/Dockerfile
-	.venv-charts/bin/shellcheck .ci/run .ci/kind k8s/manifests/render requirements/complete-cuda tools/fetch-prometheus tools/verify-release .github/release.env
+	.venv-charts/bin/shellcheck .ci/run .ci/kind .ci/interruptions k8s/manifests/render requirements/complete-cuda tools/fetch-prometheus tools/verify-release .github/release.env
 	.venv-charts/bin/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	.venv-charts/bin/zizmor --offline --no-progress --quiet .github/workflows
 	.venv-charts/bin/check-jsonschema -q --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/feature.yml

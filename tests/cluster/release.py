@@ -168,6 +168,7 @@ class Release:
             finally:
                 rest, _ = process.communicate(timeout=ANSWERS_END_S)
             seen.append(Streams(**json.loads(rest)))
+            print(seen[-1])  # pytest's -rP shows the counts of tests that passed
 
 
 def ray_clusters() -> list[str]:
