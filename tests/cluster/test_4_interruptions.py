@@ -4,6 +4,7 @@ Of one node, a pod counts as what runs on the interrupted node, and the deadline
 each (`make test-interruptions`), whole nodes are disrupted, with the 120 s of a spot notice.
 """
 
+import shlex
 from collections.abc import Iterator
 
 import pytest
@@ -146,13 +147,15 @@ def test_consolidation_ends_a_node_after_its_replica_has_gone_and_none_before(re
 def test_an_upgrade_without_spare_gpus_says_what_it_waits_for_and_its_way_back_cuts_no_stream(
     release: Release, nodes: list[str]
 ) -> None:
+    """After the rollback KubeRay makes a third Ray cluster, which waits as well, until it is made to forget that."""
     first = release.active_cluster()
     with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
         release.upgrade("--set", "ingressPods.podAnnotations.changed=no-spare-gpus")
         said = release.serve_app("rollout", "--timeout-s", str(PATIENCE_S), code=4)
         assert "Insufficient nvidia.com/gpu" in said
-        _, way_back = said.split("way back: ")
-        run(*way_back.split())
+        way_back, then = said.split("way back: ")[1].split("and then: ")
+        for command in (way_back, then):
+            run(*shlex.split(command))
         release.serve_app("rollout")
         wait_until("one Ray cluster", lambda: ray_clusters() == [first])
     seen[0].require_all_complete()
