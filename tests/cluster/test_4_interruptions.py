@@ -17,12 +17,12 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 NUM_STREAMS, TOKENS = 6, 300
 LONG_TOKENS = 900  # 29 s at 32 ms a step
-MUCH, LITTLE = 16, 2  # streams; values.yaml wants a third replica at about 10
+MUCH, LITTLE = 16, 2  # streams; values.yaml wants a third replica at about 10, on a busy machine sometimes at 6
 SHORT_NOTICE_S = 10.0
 """In place of `SPOT_NOTICE_S`: less than half of drain_s (30 s), so that no stream has been moved when the node ends."""
 DRIFT_LIMIT_S = 600.0
 """terminationGracePeriod of the NodePool; in k8s/cluster/karpenter.yaml 30 minutes, longer than these tests wait."""
-PATIENCE_S = 60
+PATIENCE_S = 30
 """How long `rollout` watches an upgrade that cannot end."""
 NUM_REPLICAS = 2
 IN_USE = NUM_REPLICAS
@@ -149,7 +149,7 @@ def test_an_upgrade_without_spare_gpus_says_what_it_waits_for_and_its_way_back_c
 ) -> None:
     """After the rollback KubeRay makes a third Ray cluster, which waits as well, until it is made to forget that."""
     first = release.active_cluster()
-    with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
+    with release.streams(num=LITTLE, tokens=TOKENS) as seen:
         release.upgrade("--set", "ingressPods.podAnnotations.changed=no-spare-gpus")
         said = release.serve_app("rollout", "--timeout-s", str(PATIENCE_S), code=4)
         assert "Insufficient nvidia.com/gpu" in said
@@ -168,7 +168,7 @@ def test_the_end_of_the_old_ray_cluster_gives_its_gpus_to_the_new_one_and_cuts_n
 ) -> None:
     """The way of the runbook for fleets without spare GPUs. Until the new replicas serve, requests are refused or find no ingress."""
     first = release.active_cluster()
-    with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
+    with release.streams(num=LITTLE, tokens=TOKENS) as seen:
         changed = f"ingressPods.podAnnotations.changed=strategy-{strategy}"
         release.upgrade("--set-string", f"{changed},upgradeStrategy={strategy}")
         if strategy == "None":
@@ -194,7 +194,7 @@ def test_a_node_lost_in_an_upgrade_cuts_no_stream_of_either_ray_cluster(
     first = release.active_cluster()
     for node in nodes:
         karpenter.offer(node, 2)
-    with release.streams(num=NUM_STREAMS, tokens=LONG_TOKENS) as seen:
+    with release.streams(num=LITTLE, tokens=LONG_TOKENS) as seen:
         release.upgrade("--set", "ingressPods.podAnnotations.changed=lost-node")
         wait_until("both Ray clusters on each node", lambda: all(len(karpenter.pods_on(node)) == 2 for node in nodes))
         karpenter.end(nodes[0])
