@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run observe preview test-ui test-clients demo record-demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-locks check-cuda model lock lock-audit bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live bench-tenants bench-tenants-litellm bench-fairness bench-fairness-at-scale bench-fairness-virtual bench-apart soak hostile bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda test-interruptions clean
+.PHONY: help run observe preview pictures axe-core test-ui test-clients demo record-demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-locks check-cuda model lock lock-audit bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live bench-tenants bench-tenants-litellm bench-fairness bench-fairness-at-scale bench-fairness-virtual bench-apart soak hostile bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda test-interruptions clean
 
 .PHONY: charts generated chart-files monitoring-files lock-charts
 BIN := .venv/bin
@@ -18,6 +18,7 @@ OPENAI_AGENTS := openai-agents==0.20.0
 OPENAI_PYTHON := openai==2.54.0
 OPENAI_JS := openai@6.49.0
 VERCEL_AI := ai@7.0.173 @ai-sdk/openai-compatible@3.0.92
+AXE_CORE := axe-core@4.14.1
 EMBEDDED_MODEL := smollm2-135m-instruct
 # Two workers have the tests that start engines (tests/conftest.py): Ray gives its raylet 30 s, and two cores cannot start three fleets in
 # that time. The third has tests that mostly wait.
@@ -50,8 +51,8 @@ IMAGE_STORE ?= docker-daemon:
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "  make %-24s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: model ## serve CONFIG (default examples/cpu.yaml) on this machine; Ctrl-C stops
-	$(BIN)/serve-app up -f $(CONFIG)
+run: model ## serve CONFIG (default examples/cpu.yaml) on this machine, with a button on the fleet page that kills an engine; Ctrl-C stops
+	$(BIN)/serve-app up --demo -f $(CONFIG)
 
 observe: .venv ## Prometheus, and Grafana where it is installed, beside `make run`: rules, alerts, dashboards; TARGET=HOST:PORT, Ctrl-C stops
 	tools/fetch-prometheus build/prometheus
@@ -59,6 +60,10 @@ observe: .venv ## Prometheus, and Grafana where it is installed, beside `make ru
 
 preview: .venv ## a picture of each dashboard in build/preview, drawn from the Prometheus of `make observe`
 	$(BIN)/python -m tools.monitoring.preview --prometheus http://127.0.0.1:$(PROMETHEUS_PORT)
+
+pictures: model ## renew the pictures of the pages and of two dashboards in docs/figures, from a simulated fleet; wants chromium; 6 minutes
+	tools/fetch-prometheus build/prometheus
+	$(BIN)/python -m tests.ui.pictures docs/figures
 
 demo: model ## start, ask, break a replica in mid-stream, show that the answer continues
 	$(BIN)/serve-app demo
@@ -79,6 +84,11 @@ test-all: .venv ## the same and the slow ones, then the answers of an ingress wi
 test-ui: .venv ## the chat page and the fleet page in a headless Chromium, in front of a fake service and of a fleet; 2 minutes
 	@command -v chromium >/dev/null || { echo "error: no chromium on the PATH; on Debian and Ubuntu: apt install chromium" >&2; exit 2; }
 	$(BIN)/pytest --durations 10 tests/ui
+
+axe-core: ## renew tests/ui/axe.min.js.gz, which checks the pages for people who cannot see or use no mouse; wants npm
+	rm -rf build/axe-core; mkdir -p build/axe-core
+	npm pack --silent --pack-destination build/axe-core $(AXE_CORE)
+	tar -xzOf build/axe-core/axe-core-*.tgz package/axe.min.js | gzip -9n > tests/ui/axe.min.js.gz
 
 test-clients: model ## client libraries against a fleet, with silences and a killed engine, and the code of docs/api.md; fetches them; without node no JavaScript; 8 minutes
 	@[ -x .venv-clients/bin/python ] || $(BIN)/python -m venv .venv-clients
@@ -114,7 +124,7 @@ charts: .venv .venv-charts/.installed ## tests of the Helm charts, lint of Docke
 	@PATH="$(CHARTS_PATH)" command -v helm >/dev/null || { echo "error: helm is neither on the PATH nor in KUBE_TESTBED/bin" >&2; exit 2; }
 	.venv-charts/bin/yamllint --strict .github .pre-commit-config.yaml helm/*/Chart.yaml helm/*/values.yaml helm/*/ci helm/loadtest/files
 	.venv-charts/bin/hadolint Dockerfile tests/cluster/redis/Dockerfile
-	.venv-charts/bin/shellcheck .ci/run .ci/kind .ci/interruptions k8s/manifests/render requirements/complete-cuda tools/fetch-prometheus tools/verify-release .github/release.env
+	.venv-charts/bin/shellcheck .ci/run .ci/kind .ci/interruptions k8s/gpu-day k8s/manifests/render requirements/complete-cuda tools/fetch-prometheus tools/verify-release .github/release.env
 	.venv-charts/bin/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	.venv-charts/bin/zizmor --offline --no-progress --quiet .github/workflows
 	.venv-charts/bin/check-jsonschema -q --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/feature.yml

@@ -67,6 +67,7 @@ class _Engine:
     core: Any
     is_busy: bool = False
     drain_ends_at: float | None = None
+    stalled_until: float = 0.0
     num_free: int = 0
     """Places that are free, if no request waits."""
     free_s: float = 0.0
@@ -161,6 +162,10 @@ class VirtualFleet:
         engine = self._engines[str(number)]
         engine.drain_ends_at = None if left_s is None else self._now + left_s
         self._say(engine)
+
+    def stall(self, number: int, seconds: float) -> None:
+        """Let an engine stand still from now on for so many seconds. Its heartbeats go on."""
+        self._engines[str(number)].stalled_until = self._now + seconds
 
     def at(self, second: float, happen: Callable[..., None], *arguments: Any) -> None:
         """Plan something, so many seconds from now on. To be called before `run`, or by what happens."""
@@ -318,6 +323,9 @@ class VirtualFleet:
             self._at(max(step_s, _DELIVERED_S) * self._slowness + _DELIVERED_S, self._deliver, engine, planned, made)
 
     def _deliver(self, engine: _Engine, planned: Any, made: Any) -> None:
+        if self._now < engine.stalled_until:
+            self._at(engine.stalled_until - self._now, self._deliver, engine, planned, made)
+            return
         outputs = [each for frame in engine.scheduler.update_from_output(planned, made).values() for each in frame.outputs]
         for ingress in self._ingresses:
             own = [each for each in outputs if each.request_id.rpartition("@")[0] in ingress.asked]

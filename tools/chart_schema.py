@@ -76,7 +76,8 @@ def _named(*keys: str) -> Schema:
 _NEVER_IGNORED = {
     *("release-name", "set-by-chart", "foreign-key", "port-taken", "min-above-max", "config-too-large"),
     *("label-of-chart", "annotation-of-helm", "name-twice", "mount-without-volume", "request-above-limit"),
-    *("weights-path-twice", "alb-check-not-a-number", "redis-secret-of-chart", "serve-outlasts-drain", "nothing-served"),
+    *("value-moved", "weights-path-twice", "weights-revision-moves"),
+    *("alb-check-not-a-number", "redis-secret-of-chart", "serve-outlasts-drain", "nothing-served"),
     *("tenant-name", "tenant-model-not-served", "tenant-key-twice", "tenant-day", "oidc-without-tenants"),
 }
 """Rules that cannot be ignored: Kubernetes, Helm or serve-app itself would refuse the release, or the chart could not make it."""
@@ -103,10 +104,32 @@ _FOREIGN_VALUES = {
 """Values of other charts at the top level -> the chart's own, or one sentence."""
 
 
+def _moved_values() -> Iterator[tuple[str, str]]:
+    """Yield path and new path of the values that have moved (UPGRADE.md)."""
+    for job in ("weights", "test", "check", "ui"):
+        for key in ("nodeSelector", "tolerations", "podLabels"):
+            yield f"{job}.{key}", f"jobs.{key}"
+    yield "uninstall", "jobs"
+    for image in ("cudaImage", "gcsFaultTolerance.redis.image", "weights.s3Image"):
+        for key in ("pullPolicy", "pullSecrets"):
+            yield f"{image}.{key}", f"image.{key}"
+    extra = {"extraEnvFrom": "envFrom", "extraContainers": "containers", "extraInitContainers": "initContainers"}
+    for pods in ("head", "ingressPods", "modelPods"):
+        for old, new in {**extra, "schedulerName": "schedulerName"}.items():
+            yield f"{pods}.{old}", f"{pods}.extra.{new}"
+        if pods != "head":
+            yield f"{pods}.topologySpreadConstraints", f"{pods}.extra.topologySpreadConstraints"
+    for key in _TIMEOUTS:
+        yield f"timeouts.{key}", f"timeouts.overrides.{key}"
+    yield "gcsFaultTolerance.redis.priorityClassName", "head.priorityClassName"
+    for pods in ("head", "worker"):
+        yield f"priorityClasses.{pods}Value", f"priorityClasses.values.{pods}"
+
+
 def rule_names() -> set[str]:
-    """Return the names of all rules: those of the chart's templates, and those of the timeouts."""
-    templates = [template.read_text(encoding="utf-8") for template in (CHART / "templates").rglob("*.tpl")]
-    own = {name for text in templates for name in re.findall(r'\{\{- list "([a-z-]+)" \(?(?:printf )?"', text)}
+    """Return the names of all rules: those of the chart's own tables, and those of the timeouts."""
+    files = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in sorted((CHART / "files" / "lints").glob("*.yaml"))]
+    own = {rule["rule"] for tables in files for table in tables.values() for rule in table if "rule" in rule}
     return own | {rule.name for rule in RULES}
 
 
@@ -142,10 +165,14 @@ _DOWNLOAD: Schema = {
     "properties": {
         "path": {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9._-]*$"},
         "source": {"type": "string", "pattern": r"^(hf:[^/@:]+/[^/@:]+|s3://[^/]+/.+)$"},
-        "revision": {"type": "string", "pattern": r"^[0-9a-f]{40}$"},
+        "revision": {"type": "string", "pattern": r"^[A-Za-z0-9._/-]+$"},  # the chart's rule says how to find the commit
         "sha256": {"type": "string", "pattern": r"^[0-9a-f]{64}$"},
     },
 }
+
+_TIMEOUTS = ("rayDrainSeconds", "gcsReconnectSeconds", "terminationGracePeriodSeconds", "rayClusterDeletionDelaySeconds")
+_CONTAINERS = _named("name")
+_EXTRA = {"containers": _CONTAINERS, "initContainers": _CONTAINERS, "envFrom": _OBJECTS, "schedulerName": {"type": "string"}}
 
 BY_KEY: dict[str, Schema] = {
     **dict.fromkeys(
@@ -154,10 +181,11 @@ BY_KEY: dict[str, Schema] = {
     ),
     **dict.fromkeys(("nodeSelector", "podLabels", "labels", "dashboardLabels", "commonLabels"), _LABELS),
     **dict.fromkeys(("tolerations", "parentRefs", "clients", "extraEgress"), _OBJECTS),
-    **dict.fromkeys(("extraEnv", "extraVolumes", "extraContainers", "extraInitContainers"), _named("name")),
-    "extraEnvFrom": _OBJECTS,
+    **dict.fromkeys(("extraEnv", "extraVolumes"), _named("name")),
+    "head.extra": _closed(**_EXTRA),
+    **dict.fromkeys(("ingressPods.extra", "modelPods.extra"), _closed(**_EXTRA, topologySpreadConstraints=_SPREAD)),
+    "timeouts.overrides": _closed(**{key: {"type": "integer", "minimum": 0} for key in _TIMEOUTS}),
     "ignoredRules": {"type": "array", "items": {"enum": sorted(rule_names() - _NEVER_IGNORED)}},
-    "topologySpreadConstraints": _SPREAD,
     "tls": _OBJECTS,
     "extraObjects": {"type": "array", "items": {"type": ["object", "string"]}},
     "weightsPorts": {"type": "array", "items": _PORT},
@@ -177,7 +205,6 @@ BY_KEY: dict[str, Schema] = {
     "apiServerPorts": {"type": "array", "items": _PORT, "minItems": 1},
     "downloads": {"type": "array", "items": _DOWNLOAD},
     "digest": {"type": "string", "pattern": r"^(sha256:[0-9a-f]{64})?$"},
-    "cudaImage.pullPolicy": {"enum": ["", "Always", "IfNotPresent", "Never"]},
     "imagePullSecrets": {"type": ["array", "null"], "items": {"type": ["string", "object"]}},
     "imageRegistry": {"type": ["string", "null"], "pattern": f"^({_REPOSITORY}/?)?$"},
     **dict.fromkeys((f"serviceAccounts.{account}.name" for account in ("head", "worker", "weights")), _ACCOUNT),
@@ -220,6 +247,7 @@ def values_schema() -> Schema:
     config = _moved(settings_json_schema())
     del config["properties"]["ui"], config["$defs"]["UiSettings"]  # only for `serve-app up`; the chart's own value is `ui`
     del values["config"]
+    old = dict(_moved_values())
     properties = {key: schema_of(value, (key,), described) for key, value in values.items()}
     tenants = tenants_json_schema()
     config["$defs"] |= tenants.pop("$defs")
@@ -229,10 +257,13 @@ def values_schema() -> Schema:
     }
     for account in properties["serviceAccounts"]["properties"].values():
         account |= {"if": {"properties": {"create": {"const": False}}}, "then": {"properties": {"name": {"minLength": 1}}}}
+    for path in old:
+        _let_through(path, properties)
     pods = properties["modelPods"]["properties"]
     own = {key: _partial(schema) for key, schema in pods.items()}
     described_pods = {"type": "object", "description": "Keys of modelPods that differ for this model.", "properties": own}
-    of_models = {"order": _ORDER, "pods": {**described_pods, "additionalProperties": False}, "served": _SERVED}
+    closed = {"additionalProperties": False, "patternProperties": properties["modelPods"]["patternProperties"]}
+    of_models = {"order": _ORDER, "pods": {**described_pods, **closed}, "served": _SERVED}
     config["$defs"]["ModelSettings"]["properties"] |= of_models
     for section in (config, config["$defs"]["ModelSettings"], config["$defs"]["IngressSettings"]):
         section["patternProperties"] = _patterns(set(_written(FOREIGN)) - set(section["properties"]))
@@ -244,7 +275,7 @@ def values_schema() -> Schema:
         "type": "object",
         "additionalProperties": False,
         "required": ["config", *properties],
-        "patternProperties": _patterns(_FOREIGN_VALUES),
+        "patternProperties": _patterns({*_FOREIGN_VALUES, *(path for path in old if "." not in path)}),
         "properties": {
             **properties,
             "enabled": {"type": "boolean", "description": "Read by a parent chart alone, as the `condition` of this one."},
@@ -255,12 +286,21 @@ def values_schema() -> Schema:
     }
 
 
+def _let_through(path: str, properties: dict[str, Any]) -> None:
+    """Let the schema pass a value that has moved: the rule value-moved refuses it by a sentence with its new place."""
+    *parents, key = path.split(".")
+    section: Schema = {"properties": properties}
+    for parent in parents:
+        section = section["properties"][parent]
+    section["patternProperties"] = section.get("patternProperties", {}) | _patterns([key])
+
+
 def chart_rules() -> dict[str, Any]:
     """Return the content of files/rules.yaml."""
     ports = [{"first": ports[0], "last": ports[-1], "owner": owner} for ports, owner in RESERVED_PORTS.items()]
     timeouts = [rule._asdict() | {"shorter": list(rule.shorter)} for rule in RULES]
     tables = {"ports": ports, "timeouts": timeouts, "foreign": _written(FOREIGN), "foreignValues": _FOREIGN_VALUES}
-    return tables | {"tenantNames": {"pattern": TENANT_PATTERN, "reserved": list(RESERVED_NAMES)}}
+    return tables | {"moved": dict(_moved_values()), "tenantNames": {"pattern": TENANT_PATTERN, "reserved": list(RESERVED_NAMES)}}
 
 
 def _patterns(names: Iterable[str]) -> Schema:

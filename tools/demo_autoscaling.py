@@ -1,15 +1,26 @@
 """`make demo-autoscaling` starts a simulated fleet, puts a jump of load on it, and plots replicas and latencies over time.
 
-It needs no GPU and no cluster, and two cores suffice. It takes about five minutes, and the load two and a half of them.
+It needs no GPU and no cluster, and two cores suffice. It takes about five minutes, and the load two and a half of them. The plot is drawn
+whatever the load test's verdict is: a busy machine makes latencies inexact, and the replicas and their times are still those of the run.
 """
 
 import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
+from loadtest.errors import UsageError
+from loadtest.judge.autoscale import load_steps
+from loadtest.records import RunEvent
+from loadtest.report.figure_kinds import KINDS
+from loadtest.report.figures import RunData, draw_all, read_run
+from serve_app.autoscaling.decision_log import Record, read
+from serve_app.autoscaling.fleet import INGRESSES
 from serve_app.batch.fleet_process import FleetProcess
+from serve_app.cli.explanation import explanation
 from serve_app.errors import BatchError
 
 ROOT = Path(__file__).parents[1]
@@ -24,6 +35,8 @@ LOAD = {
     "duration_s": "150",
 }
 """The scenario `step`, shorter and smaller: one replica's load, then that of several."""
+LOG_LIMIT_S = 120.0
+"""Longest time to fetch the decision log; a busy machine takes half a minute to start the command."""
 
 
 def load_command(url: str, out: Path) -> list[str]:
@@ -32,26 +45,102 @@ def load_command(url: str, out: Path) -> list[str]:
     return [sys.executable, "-m", "loadtest.cli", "run", "step", "--target", url, "--out", str(out), *sets]
 
 
+def save_decisions(name: str, file: Path) -> None:
+    """Write the decision log of the running application into ``file``; without a log, say why and write nothing."""
+    command = [sys.executable, "-m", "serve_app.cli.main", "autoscale", "log", name, "--json"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LOG_LIMIT_S, check=True)
+        file.write_text(done.stdout)
+    except (subprocess.SubprocessError, OSError) as exc:
+        said = getattr(exc, "stderr", None) or str(exc)
+        print(f"the decision log cannot be read: {str(said).strip().splitlines()[-1]}", file=sys.stderr)
+
+
+def draw(run: Path) -> Path:
+    """Draw the plot of the run's replicas and latencies, and return its file.
+
+    Raises:
+        UsageError: The load test left no records of replicas.
+    """
+    data = read_run(run)
+    (kind,) = (kind for kind in KINDS if kind.name == "autoscaling")
+    if not draw_all([kind], data, run / "plot", events=[*data.events, *marks(data)]):
+        raise UsageError(str(run), "has no record of replicas")
+    return run / "plot" / f"{kind.name}.svg"
+
+
+def marks(data: RunData) -> Iterator[RunEvent]:
+    """Yield the marks of the plot: jumps of the load, orders of replicas and their ends, and that the generator was held up."""
+    if data.summary.verdict == "invalid":
+        yield RunEvent(0.0, "note", "busy machine: latencies inexact")
+    jumps = [step.at_s for step in load_steps(data.records.scenario.arrival, data.records.scenario.duration_s)]
+    yield from (RunEvent(at_s, "fault", "the load jumps") for at_s in jumps)
+    for words, prefix in (("ordered", "replicas_desired/"), ("serving", "replicas_ready/")):
+        for name in data.names(prefix):
+            for at_s, count in _rises(*_lists(data, name)):
+                since = [at_s - jump_s for jump_s in jumps if jump_s <= at_s]
+                after = f" (+{min(since):.0f} s)" if since else ""
+                yield RunEvent(at_s, "note", f"{count:.0f} {words}{after}")
+
+
+def _lists(data: RunData, name: str) -> tuple[list[float], list[float]]:
+    found = data.series(name)
+    return ([], []) if found is None else (found[0].tolist(), found[1].tolist())
+
+
+def _rises(times_s: Sequence[float], counts: Sequence[float]) -> Iterator[tuple[float, float]]:
+    """Yield (time, new count) wherever the count rises."""
+    for (_, before), (at_s, after) in pairwise(zip(times_s, counts, strict=True)):
+        if after > before:
+            yield at_s, after
+
+
+def why(records: Sequence[Record]) -> str:
+    """Return the explanation of the first order of a replica; of the last decision if there was none."""
+    for record in records:
+        for name, decision in record.decided.items():
+            if name != INGRESSES and decision.ready_at is not None and decision.desired > record.seen.models[name].target:
+                return "\n".join(explanation(record, name))
+    last = records[-1]
+    return "\n".join(line for name in last.decided if name != INGRESSES for line in explanation(last, name))
+
+
 def main(arguments: list[str]) -> int:
     """Run the demo; return 0 if there is a plot, or else the load test's exit status."""
     parser = argparse.ArgumentParser(description="From nothing to the plot of an autoscaled fleet.")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / time.strftime("autoscaling-%Y%m%dT%H%M%S"))
     given = parser.parse_args(arguments)
+    decisions = given.out / "decisions.jsonl"
     print(f"starting the fleet of {CONFIG.relative_to(ROOT)}, about a minute", flush=True)
     try:
         with FleetProcess(CONFIG, on_progress=lambda line: print(f"  {line}", flush=True)) as fleet:
             print(f"ready at {fleet.url}; the load jumps from 1.5 to 6 requests/s after 40 s", flush=True)
             status = subprocess.run(load_command(fleet.url, given.out)).returncode
+            if given.out.is_dir():
+                save_decisions(fleet.name, decisions)
             print("stopping the fleet", flush=True)
     except BatchError as exc:
         print(f"error: {exc.problem}", file=sys.stderr)
         return 1
-    plot = given.out / "figures" / "autoscaling.svg"
-    if not plot.is_file():
+    return show(given.out, status)
+
+
+def show(run: Path, status: int) -> int:
+    """Draw the plot, print where it is and why replicas were ordered; return 0, or ``status`` (1 if it is 0) without a plot."""
+    try:
+        plot = draw(run)
+    except UsageError as exc:
+        print(f"error: no plot: {exc}", file=sys.stderr)
         return status or 1
-    print(f"\nreplicas and latencies over time: {plot}\nthe whole report: {given.out / 'report.html'}")
+    decisions = run / "decisions.jsonl"
+    if decisions.is_file() and (records := read(decisions.read_text().splitlines())[0]):
+        print(f"\n{why(records)}\n\nevery decision: serve-app autoscale log -f {decisions}")
+    print(f"\nreplicas and latencies over time: {plot}\nthe whole report: {run / 'report.html'}")
     if status:
-        print("The load test's own verdict above is about the SLO and the sample; the demo itself is complete.")
+        print(
+            "The load test's own verdict above is about the SLO and the sample, and first tokens are late until more replicas serve."
+        )
+        print("The demo itself is complete.")
     return 0
 
 

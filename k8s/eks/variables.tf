@@ -19,6 +19,7 @@ variable "kubernetes_version" {
   type        = string
   # In AWS's standard support until 27 March 2027 (1.34 until 2 December 2026). After that EKS upgrades the control plane by itself, because
   # upgrade_policy in cluster.tf refuses extended support, which costs six times as much.
+  # AWS's user guide names 1.36 too; the versions of its add-ons, which belong below, could not be looked up without an account.
   default = "1.35"
 
   validation {

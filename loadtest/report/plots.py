@@ -1,7 +1,8 @@
 """These figures draw distributions of the requests of one run, or of two. Each function draws on the axis it is given.
 
 The functions read and save nothing. All times are seconds; failed requests stay in each distribution as its largest values.
-The colours are Okabe and Ito's, which people with all common kinds of colour vision can distinguish.
+The colours of series are Okabe and Ito's, which people with all common kinds of colour vision can distinguish. Ink and paper are those
+of the chat page and the fleet page.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from loadtest.judge.stats import Floats, dkw_half_width, rank
 
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-INK, MUTED, GRID, PAPER = "#1c2128", "#5b6470", "#d5d9de", "#ffffff"
+INK, MUTED, GRID, PAPER = "#1e293b", "#64748b", "#e2e8f0", "#ffffff"
 
 STYLE: dict[str, Any] = {
     "font.size": 9.0,

@@ -82,16 +82,21 @@ class Arrivals:
 def arrivals(history: History, now: float, weights: Weights) -> Arrivals:
     """Return the present arrivals: the work of the long window, unless a shorter window contradicts it.
 
-    A shorter window that contradicts gives the nearest work per second that its deviation allows, and its prompts. The work of n requests
-    has a relative deviation of sqrt((d + p^2 v) / n): d is the dispersion of arrivals, v the relative variance of the prompts' lengths, p
-    the prompts' share of the work. Answers add nothing, because each counts with the mean length. A measured d above 1 is inexact, so the
-    second term is then at least d - 1, up to 1. Real answers do vary: the error of the result is sqrt((d + 1) / n).
+    A shorter window that contradicts gives the nearest work per second that its deviation allows, and its prompts. Still shorter windows
+    are compared with the part of that window which came before them (`_before`): 15 s after a step, half of the window of 30 s is new
+    load, beside which the last 15 s would look usual.
+
+    The work of n requests has a relative deviation of sqrt((d + p^2 v) / n): d is the dispersion of arrivals, v the relative variance of
+    the prompts' lengths, p the prompts' share of the work. Answers add nothing, because each counts with the mean length. A measured d
+    above 1 is inexact, so the second term is then at least d - 1, up to 1. Real answers do vary: the error of the result is
+    sqrt((d + 1) / n).
     """
     base = history.sums(now, HISTORY_S)
     if base.requests > LONG_REQUESTS:
         base = history.sums(now, max(LONG_MIN_S, HISTORY_S * LONG_REQUESTS / base.requests))
     work = weights.of(base) / base.interval_s if base.interval_s else 0.0
     lag_s, mix, dispersion, spread = base.interval_s / 2, base, history.dispersion(), history.prompts_spread()
+    contradicting: Sums | None = None
     for window_s in sorted(WINDOWS_S, reverse=True):
         part = history.sums(now, window_s)
         if not 0 < part.interval_s < base.interval_s:
@@ -103,12 +108,13 @@ def arrivals(history: History, now: float, weights: Weights) -> Arrivals:
         prompts = 1.0 - weights.request / mean if mean else 0.0
         variance = dispersion + max(spread * prompts**2, min(1.0, dispersion - 1.0))
         deviation = math.sqrt(variance * max(part.requests, 1.0)) * mean
+        usual = work if contradicting is None else _before(part, contradicting, weights, work)
         # If few requests came and many were expected, the expected number says more about chance.
-        expected = max(part.requests, work * part.interval_s / mean if mean else 0.0, 1.0)
-        if abs(weights.of(part) - work * part.interval_s) > CONFIDENCE * math.sqrt(variance * expected) * mean:
+        expected = max(part.requests, usual * part.interval_s / mean if mean else 0.0, 1.0)
+        if abs(weights.of(part) - usual * part.interval_s) > CONFIDENCE * math.sqrt(variance * expected) * mean:
             low, high = (weights.of(part) + side * BELIEVED * deviation for side in (-1, 1))
             work = min(max(work, low / part.interval_s), high / part.interval_s)
-            lag_s, mix = part.interval_s / 2, part if part.requests else mix
+            lag_s, mix, contradicting = part.interval_s / 2, part if part.requests else mix, part
     per_request = weights.of(mix) / mix.requests if mix.requests else 0.0
     return Arrivals(
         requests_per_s=work / per_request if per_request else 0.0,
@@ -117,6 +123,13 @@ def arrivals(history: History, now: float, weights: Weights) -> Arrivals:
         is_even=lag_s == base.interval_s / 2,
         error=math.sqrt((dispersion + 1) / max(1.0, mix.requests)),
     )
+
+
+def _before(part: Sums, longer: Sums, weights: Weights, work: float) -> float:
+    """Return the work per second of the ``longer`` window without its last ``part``; ``work`` if the two windows are the same."""
+    earlier = longer - part
+    # An observation that only the longer window left out as a peak could make the difference negative.
+    return max(0.0, weights.of(earlier)) / earlier.interval_s if earlier.interval_s > 0 else work
 
 
 def _without_peak(part: Sums, observations: Iterable[Sums], weights: Weights) -> Sums:

@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 
 from serve_app.autoscaling.signals import ModelLoad
 
@@ -14,8 +14,8 @@ DISPERSION_S = 5
 """Arrivals of this many observations are counted together to measure how bursty arrivals are."""
 QUARTILE_OF_SQUARE = 1.323
 """Upper quartile of the square of a standard normal variable."""
-SPREAD_MIN = 12
-"""The spread is measured from this many differences of groups' means on: a minute or so of arrivals."""
+SPREAD_KNOWN = 6
+"""The spread is fully measured from this many differences of groups' means on: half a minute or so of arrivals."""
 GUARD_S = 3.0
 """A condition counts once it has held this long: one burst of arrivals fills a queue for a moment."""
 MEAN_REQUESTS, MEAN_S = 300.0, 30.0
@@ -125,23 +125,27 @@ class History:
         """Return the variance of counts of arrivals over their mean; at least 1, the value for Poisson arrivals.
 
         The variance comes from the upper quartile of squared differences of successive counts. A trend, a step or a spike in the rate
-        makes only few large differences and so does not look like bursts. Nor do bursts that are rarer than every half minute.
+        makes only few large differences and so does not look like bursts. Nor do bursts that are rarer than every half minute. The time
+        before the first request says nothing about arrivals, and would lower their mean.
         """
-        total = sum(self._counts)
-        squares = [(b - a) ** 2 for a, b in pairwise(self._counts)]
-        if not squares or not total:
+        counts = list(dropwhile(lambda count: not count, self._counts))
+        squares = [(b - a) ** 2 for a, b in pairwise(counts)]
+        if not squares:
             return 1.0
-        return max(1.0, _variance(squares) / 2 / (total / len(self._counts)))
+        return max(1.0, _variance(squares) / 2 / (sum(counts) / len(counts)))
 
     def prompts_spread(self) -> float:
         """Return the variance of the prompts' lengths over their mean squared, from differences of successive means as in `dispersion`.
 
-        Until `SPREAD_MIN` differences are known, the result is 1, the value for exponential lengths.
+        Without differences the result is 1, the value for exponential lengths; each of the first `SPREAD_KNOWN` differences moves it by as
+        much towards the measured value.
         """
         groups = [(n, tokens / n) for n, tokens in zip(self._counts, self._prompt_tokens, strict=True) if n]
         squares = [(b - a) ** 2 / (1 / m + 1 / n) for (m, a), (n, b) in pairwise(groups)]
         mean = sum(self._prompt_tokens) / max(1.0, sum(self._counts))
-        return _variance(squares) / mean**2 if len(squares) >= SPREAD_MIN and mean else 1.0
+        measured = _variance(squares) / mean**2 if squares and mean else 1.0
+        known = min(1.0, len(squares) / SPREAD_KNOWN)
+        return known * measured + 1.0 - known
 
     def least_queue(self) -> float:
         """Return the fewest requests that waited during the last `GUARD_S`: a queue of a moment does not count."""

@@ -60,6 +60,7 @@ class FleetProcess:
         mapping = config if isinstance(config, Mapping) else mapping_in(read_text(config), config)
         self._mapping, settings = _own(mapping, port)
         self.url, self.address = settings.ingress.local_url, (settings.ingress.host, settings.ingress.port)
+        self.name = settings.name
         self._called = "the fleet" if isinstance(config, Mapping) else f"the fleet of {config}"
         self._drain_s = settings.timeouts.drain_s
         self._cluster, self._command = address, [*command, *(("--address", address) if address else ())]

@@ -51,6 +51,40 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     counts: LedgerCounts
 
 
+class LedgerRoute(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why an attempt went to its replica."""
+
+    reason: str
+    """A `core.routing.Reason`."""
+    start_s: float
+    """Time from the head of the request to the start."""
+    hit_tokens: int = 0
+    """Prompt tokens that were expected in the replica's prefix cache."""
+    tokens_before: int = 0
+    """Tokens that the replica had still to do for this ingress."""
+    saves_s: float = 0.0
+    """Seconds that requests were expected to wait less there in sum; 0 if the choice was not made by that."""
+
+
+class LedgerMove(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A decision that a request leaves a replica that lives."""
+
+    attempt: int
+    """The attempt that is to end: its place in `LedgerLine.replicas`, from 0."""
+    at_s: float
+    """Time from the head of the request to the decision."""
+    cause: str
+    """``drain``, ``prompts``, ``balance`` (as in `serve_app_hand_overs_asked_total`), or ``new_replica``."""
+    saves_s: float = 0.0
+    """Seconds that the move was expected to save."""
+    read_s: float | None = None
+    """Seconds that the read of the KV was expected to take. None: no KV was to move."""
+    result: str = ""
+    """As in `serve_app_hand_overs_total`, or ``without_kv``; empty if it was not known when the request ended."""
+    read_tokens: int = 0
+    """Tokens whose KV was read."""
+
+
 class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
     """One request."""
 
@@ -81,6 +115,10 @@ class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
     """The replicas of the first `MAX_ATTEMPTS_LISTED` attempts."""
     ends: list[str]
     """Why each of these attempts ended: a finish reason, an outcome, ``moved``, or how the link to the replica ended."""
+    routes: list[LedgerRoute] = []
+    """Why these attempts went to their replicas; empty in lines of older releases."""
+    moves: list[LedgerMove] = []
+    """Decisions to leave one of these attempts' replicas."""
     prompt_tokens: int
     """Tokens of each prompt, once for all its choices and beams. For a beam search over a list of prompts: of the first prompt alone."""
     cached_tokens: int | None = None

@@ -156,6 +156,7 @@ TABLE = (
         "The same moves by cause: drain; prompts, a long prompt began, or its first token came; balance, another replica had less to do.",
     ),
     Series("kv_read_tokens", "counter", _MODEL, "Tokens whose KV was read from another replica instead of computed again."),
+    Series("kv_read_bytes", "counter", _MODEL, "Bytes of that KV, in all layers and workers."),
     Series("routed", "counter", ("model", "reason"), "Attempts that were given to a replica, by the reason for that replica."),
     Series(
         "expected_prefix_hit_tokens",

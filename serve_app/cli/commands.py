@@ -111,14 +111,32 @@ def top(
     top.top(url, key, interval_s=interval_s, once=once, as_json=as_json)
 
 
+def explain(
+    request: Annotated[str, typer.Argument(help="Id of the request: the client's X-Request-Id, or else the answer's id.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR|FILE...", help="The folder of `ingress.ledger.dir`, of each node, or files of it."),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Explain where a request went and why: each attempt, each move with its cause and costs, from the ledger.
+
+    Exit status 0: it was found. 1: no line has this id. 2: there is no ledger, or it cannot be read.
+    """
+    from serve_app.cli import explain
+
+    explain.explain(request, paths, as_json=as_json)
+
+
 def up(
     file: ConfigFile,
     address: Annotated[str, typer.Option(help="Ray cluster to use; empty: start one here.")] = "",
+    demo: Annotated[bool, typer.Option("--demo", help="The fleet page offers to kill an engine. Not with --address.")] = False,
 ) -> None:
     """Start what FILE describes, print the URL, and serve until Ctrl-C."""
     from serve_app.cli import up
 
-    up.up(file, address)
+    up.up(file, address, demo=demo)
 
 
 def demo(
@@ -164,8 +182,9 @@ def ui(
     host: Annotated[str, typer.Option(help="Address to listen on. The pages have no login.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8011,
     ends_with_input: Annotated[bool, typer.Option(hidden=True)] = False,
+    kills: Annotated[bool, typer.Option("--kills", hidden=True)] = False,
 ) -> None:
     """Serve the chat page and the fleet page for a service that runs, until Ctrl-C. Needs Gradio: pip install 'serve-app\\[ui]'."""
     from serve_app.cli import ui
 
-    ui.ui(url, host, port, ends_with_input=ends_with_input)
+    ui.ui(url, host, port, ends_with_input=ends_with_input, kills=kills)

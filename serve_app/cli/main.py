@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from serve_app.cli import autoscale, batch, ledger, model, models, tenants
-from serve_app.cli.commands import check, demo, doctor, fit, rollout, top, ui, up
+from serve_app.cli.commands import check, demo, doctor, explain, fit, rollout, top, ui, up
 from serve_app.cli.options import WithSlashes
 from serve_app.cli.status import down, status
 from serve_app.environment import clean
@@ -52,6 +52,7 @@ app.command(cls=WithSlashes)(fit)
 app.command()(up)
 app.command()(down)
 app.command()(status)
+app.command()(explain)
 app.command()(top)
 app.command()(rollout)
 app.command()(demo)

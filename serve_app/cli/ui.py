@@ -12,6 +12,7 @@ from rich.console import Console
 
 from serve_app.cli.startable import refuse_taken_port
 from serve_app.config import Settings
+from serve_app.config.checks import is_loopback
 from serve_app.errors import ConfigError, ListenFailed
 from serve_app.host.core_files import leave_no_core_file
 
@@ -19,8 +20,8 @@ _END_S = 5.0
 _INSTALL = "pip install 'serve-app[ui]'"
 
 
-def ui(url: str, host: str, port: int, *, ends_with_input: bool) -> None:
-    """Run `serve-app ui`.
+def ui(url: str, host: str, port: int, *, ends_with_input: bool, kills: bool = False) -> None:
+    """Run `serve-app ui`. If it ``kills``, the fleet page offers to kill an engine.
 
     Raises:
         ConfigError: The URL is wrong or holds a password, or Gradio is not installed.
@@ -34,7 +35,7 @@ def ui(url: str, host: str, port: int, *, ends_with_input: bool) -> None:
     here = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     Console(stderr=True, highlight=False).print(f"chat page {here}/, fleet page {here}/fleet", markup=False)
     leave_no_core_file()
-    run(url, host, port, ends_with_input=ends_with_input)
+    run(url, host, port, ends_with_input=ends_with_input, kills=kills)
 
 
 def _refuse_unusable(url: str) -> None:
@@ -56,8 +57,10 @@ def is_installed() -> bool:
 
 
 @contextlib.contextmanager
-def pages(settings: Settings, console: Console) -> Iterator[None]:
+def pages(settings: Settings, console: Console, *, demo: bool = False) -> Iterator[None]:
     """Serve the pages of a running service while the block lasts; print their addresses, or why there are no pages, in one line.
+
+    With ``demo`` the fleet page offers to kill an engine, if only this machine reaches the pages.
 
     The pages' process ends when its standard input is closed, so that it does not outlive a killed `serve-app up`.
     """
@@ -65,10 +68,15 @@ def pages(settings: Settings, console: Console) -> Iterator[None]:
     if where is None or not _can_start(where.host, where.port, console):
         yield
         return
+    kills = demo and is_loopback(where.host)
+    if demo and not kills:
+        console.print(f"the fleet page does not offer to kill an engine: other machines may reach {where.host}", markup=False)
     command = [sys.executable, "-m", "serve_app.cli.main", "ui", "--url", settings.ingress.local_url, "--ends-with-input"]
     # A session of its own, so that Ctrl-C does not end the pages before the service has finished its streams.
     process = subprocess.Popen(
-        [*command, "--host", where.host, f"--port={where.port}"], stdin=subprocess.PIPE, start_new_session=True
+        [*command, "--host", where.host, f"--port={where.port}", *(["--kills"] if kills else [])],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
     )
     ending = threading.Event()
     threading.Thread(target=_report_end, args=(process, ending, console), daemon=True).start()

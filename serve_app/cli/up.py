@@ -25,7 +25,7 @@ from serve_app.cli.startable import refuse_hopeless_start, refuse_name_in_use
 from serve_app.cli.ui import pages
 from serve_app.config import Settings
 from serve_app.config.timeouts import broken_rules, timeouts_of
-from serve_app.errors import ClusterFailed, ClusterSilent
+from serve_app.errors import ClusterFailed, ClusterSilent, ConfigError
 
 _POLL_S = 0.5
 _WATCH_S = 5.0
@@ -43,8 +43,14 @@ Change = tuple[int, str, bool]
 """A change of the file of tenants or keys: `last_change` of the ingress, and whether all of the file is in force."""
 
 
-def up(file: Path, address: str) -> None:
-    """Run `serve-app up`."""
+def up(file: Path, address: str, *, demo: bool = False) -> None:
+    """Run `serve-app up`.
+
+    Raises:
+        ConfigError: A ``demo``, whose fleet page offers to kill an engine, is asked for on a cluster.
+    """
+    if demo and address:
+        raise ConfigError("--demo", "kills engines, and a cluster's belong to others too", "leave --address out, or --demo")
     settings = read_settings(file)
     refuse(file, file_problems(settings, here=not address))
     for broken in broken_rules(timeouts_of(settings)):  # not refused: `serve-app check --ignore` allows each rule to be broken
@@ -56,7 +62,7 @@ def up(file: Path, address: str) -> None:
         with running(settings, ray_address, stop, cut, here=not address):
             if not stop.is_set():
                 _say_ready(settings)
-            with pages(settings, console):
+            with pages(settings, console, demo=demo):
                 _watch(settings, stop)
     console.print("stopped")
 

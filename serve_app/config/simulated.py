@@ -47,6 +47,9 @@ class SimulatedSettings(Section):
     """Simulated seconds for loading the weights."""
     eos_probability: Real = Field(default=0.0, ge=0, le=1)
     """Probability that a token ends the answer. 0: every answer runs to its max_tokens."""
+    calls_tools: bool = Field(default=False, strict=True)
+    """Answer questions in chats with tools by a call. Needs `frontend_args.tool_call_parser: hermes` and a chat template that shows
+    tools, as in examples/tools.yaml."""
     seed: Int = 0
     """Seed of the hash that generates the tokens. Equal seeds and prompts give equal answers."""
 

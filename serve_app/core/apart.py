@@ -51,6 +51,8 @@ class Apart:
         self._inner, self._order, self._hand_overs = inner, order, hand_overs
         self._long: deque[tuple[float, ReplicaState, int]] = deque()
         """When long prompts started, their replicas and their tokens; the oldest first, none older than `WINDOW_S` at the last tick."""
+        self._looked_at = set[str]()
+        """Replicas that were looked at in turn, until all have been."""
         self._budget, self._ticked_at = float(MAX_MOVES), 0.0
 
     def changed(self, replica_id: str) -> None:
@@ -58,6 +60,7 @@ class Apart:
 
     def forget(self, replica_id: str) -> None:
         self._inner.forget(replica_id)
+        self._looked_at.discard(replica_id)
         self._long = deque(each for each in self._long if each[1].replica_id != replica_id)
 
     def placed(self, request: RequestState, replica: ReplicaState) -> int:
@@ -91,7 +94,7 @@ class Apart:
             return self._cost_s(tokens, replica), replica is not choice.replica
 
         best = min(cheapest, key=cost)
-        return choice if best is choice.replica else Choice(best, Reason.PROMPT)
+        return choice if best is choice.replica else Choice(best, Reason.PROMPT, cost(choice.replica)[0] - cost(best)[0])
 
     def is_long(self, tokens: int) -> bool:
         """Return whether the computation of so many prompt tokens would disturb answers at the same replica."""
@@ -116,15 +119,22 @@ class Apart:
         return changed
 
     def burdened(self, replicas: Collection[ReplicaState]) -> Iterable[ReplicaState]:
-        """Return the replicas with most prompt tokens to do, with most requests, and with the fullest cache, each once.
+        """Return the replicas with most prompt tokens to do, most requests, and the fullest cache, each once, and another in turn.
 
-        Answers leave other replicas at later ticks.
+        If the answers of the first ones cannot move, those of the last may. Looking at every replica at each tick would cost too much.
         """
         able = [replica for replica in replicas if replica.held and replica.kv_transfer and not replica.draining]
         most = [
             max(able, key=measure, default=None) for measure in (_prompt_burden, _num_requests, lambda each: each.load.kv_usage)
         ]
-        return {each.replica_id: each for each in most if each is not None}.values()
+        found = {each.replica_id: each for each in most if each is not None}
+        others = [replica for replica in able if replica.replica_id not in found and replica.replica_id not in self._looked_at]
+        if (another := max(others, key=_burden, default=None)) is None:
+            self._looked_at.clear()
+        else:
+            self._looked_at.add(another.replica_id)
+            found[another.replica_id] = another
+        return found.values()
 
     def moves(
         self,
@@ -164,7 +174,7 @@ class Apart:
                 tries -= 1
                 continue
             self._budget -= 1.0
-            yield request, Choice(best.replica, Reason.LOAD)
+            yield request, Choice(best.replica, Reason.LOAD, gain_s)
             source.leave(request)
             best.coming_tokens += _tokens(request)
             targets = [target for target in targets if takes_moved(target.replica, MAX_UNANSWERED)]

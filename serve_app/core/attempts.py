@@ -12,13 +12,13 @@ from serve_app.core.failover import Failover
 from serve_app.core.fair_order import FairOrder
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.hand_over import HandOvers
-from serve_app.core.instructions import AbortAttempts, FailRequest, HandOverAttempt, Instruction, StartAttempt
+from serve_app.core.instructions import AbortAttempts, FailRequest, FreeKeptKv, HandOverAttempt, Instruction, StartAttempt
 from serve_app.core.quarantine import Quarantine
 from serve_app.core.refusals import Refusals
 from serve_app.core.request import RequestState
 from serve_app.core.routing import Choice, LeastOutstandingTokens, ReplicaState, RoutingPolicy
 from serve_app.core.tally import Tally
-from serve_app.core.trail import ENGINES_OWN_ENDS
+from serve_app.core.trail import ENGINES_OWN_ENDS, Route
 from serve_app.core.waiting_line import WaitingLine
 from serve_app.errors import CannotStartInTime, RequestQuarantined, ServingError
 
@@ -114,11 +114,11 @@ class Attempts:
         return HandOverAttempt(request.replica_id, request.attempt_id)
 
     def _start(self, request: RequestState, choice: Choice, *, now: float, kv: object | None = None) -> StartAttempt:
-        replica, reason = choice
+        replica, reason, saves_s = choice
         request.attempt += 1
         request.replica_id = replica.replica_id
         hit_tokens = self._routing.placed(request, replica)
-        request.trail.started(replica.replica_id, reason.value, hit_tokens, now)
+        request.trail.started(replica.replica_id, reason.value, Route(hit_tokens, replica.tokens_to_do, saves_s), now)
         self.routed[reason.value] += 1
         self.expected_hit_tokens += hit_tokens
         request.outstanding_tokens = request.tokens_left() if kv is None else max(0, request.max_tokens)
@@ -146,6 +146,9 @@ class Attempts:
             result: How the hand-over ends; "" if that is not known yet.
             kv: Where the KV is; None if it is not kept.
         """
+        unread: list[Instruction] = []
+        if kv is not None and request.replica_id is not None:
+            unread.append(FreeKeptKv(request.replica_id, request.attempt_id))
         target = self._release(request, result)
         self.failover.note_loss(request, now=now)
         is_blocked = self.quarantine.refusal(request.fingerprint, now=now) is not None
@@ -154,10 +157,10 @@ class Attempts:
             if self.replicas.get(replica.replica_id) is replica and replica.takes(request):
                 return [self._start(request, target, now=now, kv=kv)]
         if not result:
-            self.hand_overs.results["no_target"] += 1
+            self.hand_overs.count(request, "no_target")
         request.replica_id, request.outstanding_tokens = None, 0
         self.waiting.add(request)
-        return self._end_blocked(now)
+        return unread + self._end_blocked(now)
 
     def _finish(self, request: RequestState, reason: object, now: float) -> None:
         self._release(request)

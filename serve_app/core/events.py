@@ -74,7 +74,8 @@ class LinkOpened:
     """A replica passed the handshake. ``credit`` is how many unfinished attempts it takes from this ingress, if it is not draining.
 
     ``weights`` is equal for replicas that may continue each other's answers. ``kv_tokens``: tokens that its KV cache holds, 0 for unknown.
-    ``max_model_len``: tokens of prompt and answer for which its engine has room, 0 for unknown. ``kv_transfer``: as in `ReplicaState`.
+    ``max_model_len``: tokens of prompt and answer for which its engine has room, 0 for unknown. ``kv_transfer``, ``kv_token_bytes``: as in
+    `ReplicaState`.
     """
 
     replica_id: str
@@ -86,6 +87,7 @@ class LinkOpened:
     """Numbers of the LoRA adapters that its engine has loaded."""
     max_model_len: int = 0
     kv_transfer: str = ""
+    kv_token_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,10 @@ class LinkEnd(Enum):
     SAID_GOODBYE = "it closed its link"
     """The replica decided so, such as at the end of its drain, or because it had heard nothing from this ingress."""
     ENDED_HERE = "this ingress closed the link to it"
+
+
+ENGINE_ENDED = (LinkEnd.ENGINE_DIED, LinkEnd.ENGINE_STOPPED)
+"""Ends of a link after which the replica's engine core does not exist any more."""
 
 
 @dataclass(frozen=True, slots=True)

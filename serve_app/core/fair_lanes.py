@@ -132,14 +132,14 @@ class Lane(Queue):
         return max(first.start_s, account.reached_s) + _AHEAD * max(first.expected_s / account.weight, self.usual_s)
 
     def ahead_from_s(self, account: Account) -> float:
-        """Return the virtual time from which the tenant is ahead of another one, or of virtual time if no other tenant waits.
+        """Return the virtual time from which the tenant is ahead of another one.
 
         That is `_AHEAD` requests after the place that the other one has reached: usual ones, or such as its first waiting one if they cost
-        more. A tenant that is near virtual time or before it is never ahead.
+        more. It is never less than `_AHEAD` usual requests after virtual time: one request that is held up at an engine says that its
+        tenant is behind, but not that the others had too much.
         """
         of_virtual_s = self.virtual_s + _AHEAD * self.usual_s
-        of_other_s = next((limit_s for limit_s, tenant in self.limits if tenant != account.tenant), of_virtual_s)
-        return max(of_other_s, self.virtual_s + self.usual_s)
+        return max(of_virtual_s, next((limit_s for limit_s, tenant in self.limits if tenant != account.tenant), of_virtual_s))
 
     def advance(self, begun: Place, now: float) -> None:
         """Move virtual time towards the start of a place that has its first token, or up to it if no request of the lane waits anywhere."""

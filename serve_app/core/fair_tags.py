@@ -4,7 +4,9 @@ The tag is odd if the request's tenant is ahead of its share. Such an interactiv
 even while it runs.
 """
 
+import math
 from bisect import bisect_right
+from collections import deque
 
 from serve_app.core.tenants import PRIORITIES, Priority
 
@@ -21,6 +23,8 @@ _END_OF_TAGS = FIRST_TAG["batch"] // 2
 """Tags of interactive and batch requests are lower. Values from here to `BACKGROUND_PRIORITY` are no tags."""
 _RANGES = (FIRST_TAG["batch"], _END_OF_TAGS, BACKGROUND_PRIORITY)
 """The first values of all ranges but the first one: interactive, batch, no tag, background."""
+_OVERTAKEN_S = 20.0
+"""Much more than the difference of the waits at two engines: at the one with more to do, all requests of a backlog have low tags."""
 
 
 def tag_of(priority: Priority, tag_s: float, *, is_ahead: bool) -> int:
@@ -57,3 +61,35 @@ def gives_way(running: int, waiting: int) -> bool:
     if is_later != other_is_later:
         return is_later
     return is_ahead(running) and not is_ahead(waiting)
+
+
+class Overtakers:
+    """The requests that began in an engine before others with lower tags, whose tenants were ahead of their shares when those came.
+
+    A tag does not change, and requests of tenants that are not ahead may come for ever. So a request counts as one of theirs once such
+    with higher tags have begun before it for `_OVERTAKEN_S` to twice as long.
+    """
+
+    def __init__(self) -> None:
+        self._spans = deque[dict[Priority, int]](maxlen=3)
+        """The highest tags in this span of `_OVERTAKEN_S`, and in the two before it."""
+        self._span_ends_at = -math.inf
+
+    def note(self, tag: int, now: float) -> None:
+        """Note that a request with this tag begins before one with a lower tag."""
+        self._go_to(now)
+        priority = priority_of_tag(tag)
+        self._spans[-1][priority] = max(tag, self._spans[-1].get(priority, tag))
+
+    def is_overdue(self, tag: int, now: float) -> bool:
+        """Return whether a request with this tag counts as one of a tenant that is not ahead."""
+        if not is_ahead(tag):
+            return False
+        self._go_to(now)
+        return tag < self._spans[0].get(priority_of_tag(tag), tag)
+
+    def _go_to(self, now: float) -> None:
+        self._span_ends_at = max(self._span_ends_at, now - 3 * _OVERTAKEN_S)
+        while now >= self._span_ends_at:
+            self._spans.append({})
+            self._span_ends_at += _OVERTAKEN_S

@@ -11,6 +11,7 @@ import msgspec
 
 from serve_app.core.attempts import Attempts
 from serve_app.core.events import (
+    ENGINE_ENDED,
     AttemptUnsendable,
     BlocksReported,
     Event,
@@ -33,12 +34,13 @@ from serve_app.core.instructions import (
     CloseLink,
     DeliverOutputs,
     FailRequest,
+    FreeKeptKv,
     Instruction,
     PassTrial,
 )
 from serve_app.core.request import EngineOutput, RequestState, Trial
 from serve_app.core.routing import ReplicaState, mark_longest
-from serve_app.core.trail import MOVED
+from serve_app.core.trail import MOVED, TAKEN_BACK
 from serve_app.errors import ResumeDiverged
 
 
@@ -160,6 +162,7 @@ class FleetState(Attempts):
             queued = [r for r in leaving if new.can_run(r)][: new.credit - len(back)]
             aborts += [AbortAttempts(replica.replica_id, tuple(r.attempt_id for r in queued))] if queued else []
             for request in queued:
+                request.trail.moves_on(TAKEN_BACK, now)
                 self._release(request)
                 request.replica_id, request.outstanding_tokens, request.waiting_since = None, 0, now
             back += queued
@@ -183,6 +186,9 @@ class FleetState(Attempts):
         """Put the replica's requests at the front of the queue. A second LinkLost finds nothing."""
         if (replica := self.replicas.pop(replica_id, None)) is None:
             return []
+        freed: list[Instruction] = []
+        if end in ENGINE_ENDED:
+            freed += self._linked(*self.hand_overs.target_died(replica_id))
         self.drains.forget(replica_id)
         self.order.note_queue(replica_id, 0)
         self._routing.forget(replica_id)
@@ -196,7 +202,11 @@ class FleetState(Attempts):
             self._count_failed(failure, now)
         for request in continuing:
             self.waiting.add(request)
-        return failed + self._end_blocked(now)
+        return freed + failed + self._end_blocked(now)
+
+    def _linked(self, *orders: FreeKeptKv) -> list[FreeKeptKv]:
+        """Return the orders for replicas to which there is a link."""
+        return [order for order in orders if order.replica_id in self.replicas]
 
     def _on_attempt_unsendable(self, event: AttemptUnsendable, *, now: float) -> list[Instruction]:
         request = self.requests.get(event.request_id)
@@ -216,9 +226,11 @@ class FleetState(Attempts):
         for output in event.outputs:
             request = attempts.get(output.request_id)
             if request is None or request.replica_id != event.replica_id:
+                if output.kv_transfer_params and output.stop_reason == HANDED_OVER:
+                    others.append(FreeKeptKv(event.replica_id, output.request_id))
                 continue  # an attempt that was aborted or moved while this frame was under way
             if request.reads_kv and output.new_token_ids:
-                self.hand_overs.note_read(request, output, now)
+                others += self._linked(self.hand_overs.note_read(request, output, replica, now))
             if request.prefill_tokens and output.new_token_ids:
                 replica.end_prefill(request)
             if request.attempt:
@@ -291,10 +303,13 @@ class FleetState(Attempts):
         while (move := self.drains.due(self.replicas, self._routing, self.quarantine, now=now)) is not None:
             request, replica_id, target = move.request, move.replica_id, move.target
             self.drains.moved(move)
-            pays = self.hand_overs.costs.pays(request.prompt_tokens + len(request.emitted_ids), self.order.costs)
+            tokens = request.prompt_tokens + len(request.emitted_ids)
+            pays = self.hand_overs.costs.pays(tokens, self.order.costs)
             if pays and self.hand_overs.is_possible(request, self.replicas[replica_id], target.replica):
+                target = target._replace(saves_s=tokens * self.order.costs.prompt_token_s)
                 instructions.append(self._ask_hand_over(request, target, "drain", now))
                 continue
+            request.trail.moves_on("drain", now)
             instructions.append(AbortAttempts(replica_id, (request.attempt_id,)))
             self._release(request)
             self.failover.note_loss(request, now=now)

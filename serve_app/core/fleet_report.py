@@ -75,6 +75,7 @@ def describe(fleet: FleetState) -> dict[str, Any]:
         "hand_overs": dict(fleet.hand_overs.results),
         "hand_overs_asked": dict(fleet.hand_overs.asked),
         "kv_read_tokens": fleet.hand_overs.tokens,
+        "kv_read_bytes": fleet.hand_overs.num_bytes,
         "routed": dict(fleet.routed),
         "expected_hit_tokens": fleet.expected_hit_tokens,
         "blocked": len(fleet.quarantine),

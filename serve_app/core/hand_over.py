@@ -3,12 +3,16 @@
 Pure. Only `Attempts` and `FleetState` call this module. The source ends its attempt, keeps the KV for a time, and says where it is; the
 target reads it. A source that does not answer in time is not waited for, and a target that cannot read computes the prompt. If the target
 neither reads nor computes, the request starts again. So a hand-over that fails costs time, and nothing else.
+
+The source frees the KV when the target has read it, or when its lease ends. Where no read can be under way any more and the target has not
+told the source, `HandOvers` tells it: an earlier end could give the blocks to another request while the target still reads them.
 """
 
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from serve_app.core.instructions import FreeKeptKv
 from serve_app.core.read_costs import ReadCosts
 from serve_app.core.request import EngineOutput, RequestState, Resume
 from serve_app.core.routing import Choice, ReplicaState
@@ -19,6 +23,8 @@ ANSWER_S = 2.0
 """The longest wait for that output. A step takes less, and until then tokens come as before."""
 READ_S = 10.0
 """The longest wait for the first token of an attempt that reads KV. The first read between two engines has to connect them."""
+KEPT_S = 60.0
+"""The time after which KV counts as freed by its source, whose lease lasts 30 s and is extended while the target waits to read."""
 _LATE = 4.0
 """A late read counts as one that took this many times as long as expected."""
 
@@ -40,8 +46,17 @@ class _Asked:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """KV that the replica ``source`` keeps of an ended attempt since ``at``, for the replica ``target``."""
+
+    source: str
+    target: str
+    at: float
+
+
 class HandOvers:
-    """The hand-overs that were asked for and have no answer."""
+    """The hand-overs that were asked for and have no answer, the reads, and the KV that sources keep."""
 
     def __init__(self) -> None:
         self.results: Counter[str] = Counter()
@@ -50,6 +65,8 @@ class HandOvers:
         request ended, or a replica was lost."""
         self.tokens = 0
         """Tokens whose KV was read."""
+        self.num_bytes = 0
+        """Bytes of that KV."""
         self.asked: Counter[str] = Counter()
         """Hand-overs that were asked for, by cause: ``drain``; ``prompts``: a long prompt began, or its first token came; ``balance``:
         another replica had less to do."""
@@ -59,6 +76,8 @@ class HandOvers:
         """Requests by id that read KV and have no token since, and when that began."""
         self._ended: dict[str, _Ended] = {}
         """Source -> its reads that ended last."""
+        self._kept: dict[str, _Kept] = {}
+        """Attempt that was handed over -> its KV, until the target has a token of the next attempt."""
 
     @staticmethod
     def is_possible(request: RequestState, source: ReplicaState, target: ReplicaState) -> bool:
@@ -68,11 +87,14 @@ class HandOvers:
         return bool(request.emitted_ids) and request.resume is Resume.CONTINUE
 
     def ask(self, request: RequestState, target: Choice, cause: str, now: float) -> None:
-        """Note that the source was asked, and keep a place at the target."""
+        """Note that the source was asked, and keep a place at the target, whose ``saves_s`` is what the move should save."""
         self.asked[cause] += 1
         request.is_leaving = True
+        request.trail.moves_on(cause, now, saves_s=target.saves_s, read_s=self.costs.seconds(_tokens(request)))
         target.replica.coming.add(request.request_id)
-        self._asked[request.request_id] = _Asked(request, target, now)
+        self._asked[request.request_id] = _Asked(
+            request, target._replace(saves_s=0.0), now
+        )  # the move has saved it, not the choice
 
     def end(self, request: RequestState, result: str) -> Choice | None:
         """Forget the request's hand-over, whose place at the target is free again; return the target, None if nothing was asked."""
@@ -81,14 +103,19 @@ class HandOvers:
             if result == "late":  # perhaps the target hangs, which says nothing about reads: so it counts only in part
                 tokens = _tokens(request)
                 self.costs.learn(tokens, min(READ_S, _LATE * self.costs.seconds(tokens)), reading[1] + READ_S)
-            self.results["ended" if request.is_leaving or not result else result] += 1
+            self.count(request, "ended" if request.is_leaving or not result else result)
         if (asked := self._asked.pop(request.request_id, None)) is None:
             return None
         request.is_leaving = False
         asked.target.replica.coming.discard(request.request_id)
         if result:
-            self.results[result] += 1
+            self.count(request, result)
         return asked.target
+
+    def count(self, request: RequestState, result: str, read_tokens: int = 0) -> None:
+        """Count how a hand-over of the request ended."""
+        self.results[result] += 1
+        request.trail.moved(result, read_tokens)
 
     def overdue(self, now: float) -> list[tuple[RequestState, str]]:
         """Return the requests whose source has not answered, or whose target has made no token, in time; and the result of each."""
@@ -97,8 +124,10 @@ class HandOvers:
         return unanswered + [(request, "late") for request in reading]
 
     def tick(self, now: float) -> None:
-        """Learn from the reads that ended, and forget old costs."""
+        """Learn from the reads that ended, and forget old costs and KV that is freed by now."""
         self.costs.tick(now)
+        if self._kept:
+            self._kept = {attempt_id: kept for attempt_id, kept in self._kept.items() if now - kept.at < KEPT_S}
         for ended in self._ended.values():
             self._learn(ended)
         self._ended = {source: ended for source, ended in self._ended.items() if now - ended.at < READ_S}
@@ -116,12 +145,18 @@ class HandOvers:
         """Note that an attempt starts that reads KV."""
         request.reads_kv = True
         self._reading[request.request_id] = request, now
+        source, target = request.trail.replicas[-2:]
+        self._kept[_attempt_before(request)] = _Kept(source, target, now)
 
-    def note_read(self, request: RequestState, output: EngineOutput, now: float) -> None:
-        """Count what the target read, which its first output with a token says."""
+    def note_read(self, request: RequestState, output: EngineOutput, target: ReplicaState, now: float) -> FreeKeptKv:
+        """Count what the target read, which its first output with a token says; return the order to free the KV.
+
+        Usually the target has told the source. It has not if it could not reach the source, or found no use for the KV.
+        """
         request.reads_kv = False
         _, began_at = self._reading.pop(request.request_id)
         source = request.trail.replicas[-2]
+        self._kept.pop(_attempt_before(request), None)
         before = self._ended.get(source)
         if before is not None and before.at == now:
             before.num += 1
@@ -134,7 +169,16 @@ class HandOvers:
             self._ended[source] = _Ended(now, now - since, 1, _tokens(request))
         tokens = int(getattr(output.prefill_stats, "num_external_cached_tokens", 0))
         self.tokens += tokens
-        self.results["read" if tokens else "computed"] += 1
+        self.num_bytes += tokens * target.kv_token_bytes
+        self.count(request, "read" if tokens else "computed", tokens)
+        return FreeKeptKv(source, _attempt_before(request))
+
+    def target_died(self, replica_id: str) -> list[FreeKeptKv]:
+        """Return the orders to free the KV that a replica was to read whose engine has ended."""
+        dead = {attempt_id: kept for attempt_id, kept in self._kept.items() if kept.target == replica_id}
+        for attempt_id in dead:
+            del self._kept[attempt_id]
+        return [FreeKeptKv(kept.source, attempt_id) for attempt_id, kept in dead.items()]
 
     def _learn(self, ended: "_Ended") -> None:
         if ended.num:
@@ -150,6 +194,11 @@ class HandOvers:
         assert coming <= leaving
         assert {request.request_id for request in requests if request.reads_kv} == self._reading.keys()
         assert all(request.replica_id is not None for request, _ in self._reading.values())
+
+
+def _attempt_before(request: RequestState) -> str:
+    """Return the id of the attempt before the present one."""
+    return f"{request.request_id}@{request.attempt - 1}"
 
 
 def _tokens(request: RequestState) -> int:

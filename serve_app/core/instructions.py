@@ -42,6 +42,14 @@ class HandOverAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class FreeKeptKv:
+    """Tell the replica that no other replica reads, or will read, the KV that it keeps of the attempt, which it handed over."""
+
+    replica_id: str
+    attempt_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class PassTrial:
     """Tell the replica that the attempt of a suspect has had its new token: it may continue beside the next suspect."""
 
@@ -73,4 +81,4 @@ class CloseLink:
     reason: str
 
 
-Instruction = StartAttempt | AbortAttempts | HandOverAttempt | PassTrial | DeliverOutputs | FailRequest | CloseLink
+Instruction = StartAttempt | AbortAttempts | HandOverAttempt | FreeKeptKv | PassTrial | DeliverOutputs | FailRequest | CloseLink

@@ -29,7 +29,8 @@ class ReplicaState:
     ``step_parts``: the sum over all frames of what one request had of the step: a tenth if ten requests got an output.
     ``kv_tokens``: tokens that the replica's KV cache holds, and ``max_model_len`` those of one prompt and answer; 0 if it did not report
     them. ``is_longest``: no replica with these weights that takes new work has a longer context. Replicas with equal ``kv_transfer``, not
-    "", can read each other's KV. ``coming``: ids of requests that another replica was asked to hand over, for which a place is kept here.
+    "", can read each other's KV; ``kv_token_bytes`` is that of one token in all layers and workers, 0 if the replica did not report it.
+    ``coming``: ids of requests that another replica was asked to hand over, for which a place is kept here.
     """
 
     replica_id: str
@@ -49,6 +50,7 @@ class ReplicaState:
     max_model_len: int = 0
     is_longest: bool = True
     kv_transfer: str = ""
+    kv_token_bytes: int = 0
     coming: set[str] = field(default_factory=set)
     _others: int = 0  # requests of other ingresses that ran at the last heartbeat
     _last_part: float = 0.0
@@ -59,7 +61,7 @@ class ReplicaState:
         """Return the replica of a link that has opened."""
         replica = cls(event.replica_id, event.credit, now, draining=event.draining, weights=event.weights)
         replica.kv_tokens, replica.adapters, replica.max_model_len = event.kv_tokens, event.adapters, event.max_model_len
-        replica.kv_transfer = event.kv_transfer
+        replica.kv_transfer, replica.kv_token_bytes = event.kv_transfer, event.kv_token_bytes
         return replica
 
     @property
@@ -210,10 +212,11 @@ class Reason(StrEnum):
 
 
 class Choice(NamedTuple):
-    """A replica for an attempt, and why."""
+    """A replica for an attempt, and why. ``saves_s`` is that of `Route`."""
 
     replica: ReplicaState
     reason: Reason
+    saves_s: float = 0.0
 
 
 class RoutingPolicy(Protocol):

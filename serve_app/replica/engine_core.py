@@ -185,6 +185,13 @@ class PipedEngineCore(EngineCoreProc):
     def _keeps_kv(self) -> bool:
         return isinstance(self.scheduler, HandingOver) and self.scheduler.keeps_kv()
 
+    def _kv_token_bytes(self) -> int:
+        """Return the bytes of a token's KV in all layers and workers."""
+        (group,) = self.scheduler.kv_cache_config.kv_cache_groups  # there is one, or no KV is kept
+        spec = group.kv_cache_spec
+        in_worker = len(group.layer_names) * spec.page_size_bytes // spec.block_size
+        return int(in_worker * self.vllm_config.parallel_config.tensor_parallel_size)
+
     def hand_over(self, attempt_ids: Sequence[str]) -> None:
         """End these attempts, now or after a later step, so that another replica can read their KV."""
         if not isinstance(self.scheduler, HandingOver):
@@ -192,6 +199,11 @@ class PipedEngineCore(EngineCoreProc):
             return
         for slot, outputs in self.scheduler.hand_over(attempt_ids).items():
             self.output_queue.put_nowait((slot, EngineCoreOutputs(outputs=outputs)))
+
+    def free_kv(self, attempt_ids: Sequence[str]) -> None:
+        """Free the KV that this engine keeps of these attempts, which no other engine reads."""
+        if isinstance(self.scheduler, HandingOver):
+            self.scheduler.free_kv(attempt_ids)
 
     def _cannot_run(self, request: EngineCoreRequest) -> tuple[str, str] | None:
         """Return the problem of a request for another engine: a task that this model lacks, or a prompt that is too long.
@@ -273,6 +285,7 @@ class PipedEngineCore(EngineCoreProc):
             weights=weights_id(self.vllm_config),
             seeds_by_position=self.vllm_config.use_v2_model_runner or _is_simulated(self.vllm_config.additional_config),
             kv_transfer=kv_transfer,
+            kv_token_bytes=self._kv_token_bytes() if kv_transfer else 0,
         )
         max_num_seqs = self.vllm_config.scheduler_config.max_num_seqs
         warm_up_s = time.monotonic() - self._loaded
@@ -280,18 +293,22 @@ class PipedEngineCore(EngineCoreProc):
         return pipe.EngineReady(public_version(response.vllm_version), self._fingerprint, capabilities, max_num_seqs, phases)
 
 
-def engine_config(engine_args: Mapping[str, Any]) -> Any:
-    """Return vLLM's whole configuration of an engine core. This reads the checkpoint's configuration and loads nothing."""
+def engine_config(engine_args: Mapping[str, Any], *, headless: bool = False) -> Any:
+    """Return vLLM's whole configuration of an engine core. This reads the checkpoint's configuration and loads nothing.
+
+    Args:
+        headless: The configuration is for workers whose engine core is on another node.
+    """
     if (transfer := engine_args.get("kv_transfer_config")) is not None:
         engine_args = {**engine_args, "kv_transfer_config": KVTransferConfig(**transfer)}
-    return AsyncEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    return AsyncEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER, headless)
 
 
 def _is_simulated(additional_config: Any) -> bool:
     return "simulated" in (additional_config or ())
 
 
-def _with_adapters(engine_args: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_adapters(engine_args: Mapping[str, Any]) -> Mapping[str, Any]:
     """Check the files of LoRA adapters and limit the reserved memory to their rank; a simulated engine has no files."""
     more = engine_args.get("additional_config")
     if not (adapters := adapters_in(more)) or _is_simulated(more):
@@ -310,7 +327,7 @@ def build_engine(
         download_s: Seconds that this process waited for the arguments while the model's files were downloaded.
     """
     began = time.monotonic()
-    vllm_config = engine_config(_with_adapters(engine_args))
+    vllm_config = engine_config(with_adapters(engine_args))
     scheduling = vllm_config.scheduler_config
     if BATCH_STEP_SHARE in (vllm_config.additional_config or ()):
         scheduling.scheduler_cls = bounded(scheduling.get_scheduler_cls())

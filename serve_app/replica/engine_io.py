@@ -81,6 +81,8 @@ class InputThread:
             self._take_in_golden(message)
         elif isinstance(message, pipe.HandOverInEngine):
             self._ask(pipe.HAND_OVER_SLOT, "hand_over", message.attempt_ids)
+        elif isinstance(message, pipe.FreeKvInEngine):
+            self._ask(pipe.HAND_OVER_SLOT, "free_kv", message.attempt_ids)
         else:
             self._ask(pipe.TRIALS_SLOT, "is_sleeping")  # any method does: the engine calls it after all earlier messages
 
@@ -200,12 +202,12 @@ class OutputThread:
                 self._send_step(slot, part, self._encoder.encode(part))
             return
         ended = [o for o in outputs.outputs if o.finish_reason is not None]
-        keeps_kv = any(o.stop_reason == HANDED_OVER and o.kv_transfer_params is not None for o in ended)
+        kept = [o.request_id for o in ended if o.stop_reason == HANDED_OVER and o.kv_transfer_params is not None]
         frame = encode_frame(encode_message(Outputs([bytes(b) for b in buffers])))
         load = EngineLoad(self._core.num_steps, *self._load)
         finished = [o.request_id for o in ended]
         num_outputs = len(outputs.outputs)
-        self._send(pipe.StepOutputs(slot, load, self._core.busy_s, finished, frame, num_outputs=num_outputs, keeps_kv=keeps_kv))
+        self._send(pipe.StepOutputs(slot, load, self._core.busy_s, finished, frame, num_outputs=num_outputs, kept=kept))
 
     def _ended(self, output: EngineCoreOutput, size: str) -> EngineCoreOutput:
         """Abort the request in the engine, and return its last output for the ingress."""

@@ -6,8 +6,8 @@ prompt: the other engine gets all tokens so far as its prompt, reads the KV of a
 When a request can be ended: vLLM counts tokens of steps that still run as computed. Without them, the KV is whole if it lacks only the last
 token. Steps that still run write behind it, in a place that the other engine computes anyway. So this is right under async scheduling, too.
 
-This needs vLLM's ``running``, `_free_request` and `_update_from_kv_xfer_finished`, its connector's `update_state_after_alloc`, and a
-request's ``num_in_flight_tokens``, ``num_stale_output_tokens`` and ``kv_transfer_params``.
+This needs vLLM's ``running``, `_free_request`, `_free_blocks` and `_update_from_kv_xfer_finished`, its connector's
+`update_state_after_alloc`, and a request's ``num_in_flight_tokens``, ``num_stale_output_tokens`` and ``kv_transfer_params``.
 """
 
 import logging
@@ -41,6 +41,8 @@ class HandingOver(Scheduler):
         transfer = self.vllm_config.kv_transfer_config
         lease_s = _DEFAULT_LEASE_S if transfer is None else transfer.get_from_extra_config("kv_lease_duration", _DEFAULT_LEASE_S)
         self._read_limit_s = lease_s / 2
+        self._freed = set[str]()
+        """Ids of requests whose KV was freed before the workers reported that it was read or that its lease is over."""
 
     def keeps_kv(self) -> bool:
         """Return whether another engine could read this engine's KV.
@@ -71,6 +73,14 @@ class HandingOver(Scheduler):
             if request is not None and not request.is_finished():
                 self._leaving[request_id] = None
         return self._end_leaving()
+
+    def free_kv(self, request_ids: Iterable[str]) -> None:
+        """Free the KV that is kept of these requests, which no other engine reads. Ids of which none is kept are ignored."""
+        for request_id in request_ids:
+            request = self.requests.get(request_id)
+            if request is not None and request.status is RequestStatus.FINISHED_LENGTH_CAPPED and _was_handed_over(request):
+                self._freed.add(request_id)
+                self._free_blocks(request)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
@@ -133,7 +143,14 @@ class HandingOver(Scheduler):
         return params
 
     def _update_from_kv_xfer_finished(self, kv_connector_output: Any) -> None:
-        """Recompute what was read late: the other engine's lease may have ended meanwhile, and vLLM does not notice that here."""
+        """Recompute what was read late: the other engine's lease may have ended meanwhile, and vLLM does not notice that here.
+
+        The workers do not know what was freed early, and report it later, once.
+        """
+        if self._freed and (sent := kv_connector_output.finished_sending):
+            early = self._freed & sent
+            kv_connector_output.finished_sending = sent - early
+            self._freed -= early
         for request_id in kv_connector_output.finished_recving or ():
             request = self.requests.get(request_id)
             if request is None or request.status is not RequestStatus.WAITING_FOR_REMOTE_KVS:
@@ -173,6 +190,10 @@ _HANDING_OVER: dict[type, type] = {
 def handing_over(scheduler: type) -> type:
     """Return the scheduler that also hands requests over; one of another kind is returned as it is."""
     return _HANDING_OVER.get(scheduler, scheduler)
+
+
+def _was_handed_over(request: Any) -> bool:
+    return bool((request.kv_transfer_params or {}).get("do_remote_decode"))
 
 
 def _last_output(request: Any, params: dict[str, Any] | None) -> EngineCoreOutput:

@@ -33,7 +33,7 @@ GOLDEN_SLOT = PROBE_SLOT + 2
 MEASURE_SLOT = PROBE_SLOT + 3
 """The slot of the batches by which an engine core measures itself; their outputs never leave it."""
 HAND_OVER_SLOT = PROBE_SLOT + 4
-"""The slot of a `HandOverInEngine`, whose answer is not used."""
+"""The slot of a `HandOverInEngine` and of a `FreeKvInEngine`, whose answers are not used."""
 
 
 class AddToEngine(msgspec.Struct, tag=1, array_like=True, frozen=True):
@@ -73,6 +73,12 @@ class HandOverInEngine(msgspec.Struct, tag=6, array_like=True, frozen=True):
     attempt_ids: list[str]
 
 
+class FreeKvInEngine(msgspec.Struct, tag=7, array_like=True, frozen=True):
+    """Free the KV that is kept of these attempts, which no other replica reads. Ids of which none is kept are ignored."""
+
+    attempt_ids: list[str]
+
+
 class EngineReady(msgspec.Struct, tag=10, array_like=True, frozen=True):
     """The engine can serve. ``fingerprint`` identifies the model's configuration and tokenizer."""
 
@@ -88,8 +94,8 @@ class EngineReady(msgspec.Struct, tag=10, array_like=True, frozen=True):
 
 class StepOutputs(msgspec.Struct, tag=11, array_like=True, frozen=True):
     """The outputs of one step for one ingress; ``frame`` is ready for its link. ``busy_s`` counts the seconds in steps since the engine's
-    start. ``num_outputs`` is 0 if a step only reports the load, as in the middle of a prompt. ``keeps_kv``: an attempt ended whose KV
-    another replica is to read."""
+    start. ``num_outputs`` is 0 if a step only reports the load, as in the middle of a prompt. ``kept``: those of the ``finished``
+    attempts whose KV another replica is to read."""
 
     slot: int
     load: EngineLoad
@@ -97,7 +103,7 @@ class StepOutputs(msgspec.Struct, tag=11, array_like=True, frozen=True):
     finished: list[str]
     frame: bytes
     num_outputs: int
-    keeps_kv: bool = False
+    kept: list[str] = []
 
 
 class Answered(msgspec.Struct, tag=12, array_like=True, frozen=True):
@@ -126,7 +132,7 @@ class EngineFailed(msgspec.Struct, tag=14, array_like=True, frozen=True):
     reason: str
 
 
-ToEngine = AddToEngine | AbortInEngine | AskTrial | Ping | AskGolden | HandOverInEngine
+ToEngine = AddToEngine | AbortInEngine | AskTrial | Ping | AskGolden | HandOverInEngine | FreeKvInEngine
 FromEngine = EngineReady | StepOutputs | Answered | GoldenAnswer | StepsMeasured | EngineFailed
 
 to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

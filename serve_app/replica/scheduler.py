@@ -21,7 +21,7 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from serve_app.core.fair_tags import BACKGROUND_PRIORITY, FIRST_TAG, gives_way, is_ahead, is_in_same_range
+from serve_app.core.fair_tags import BACKGROUND_PRIORITY, FIRST_TAG, Overtakers, gives_way, is_ahead, is_in_same_range
 from serve_app.core.step_budget import HOLD_S, Chats, StepBudget
 from serve_app.engine_args import BATCH_STEP_SHARE
 
@@ -69,6 +69,7 @@ class YieldingScheduler(Scheduler):
         )
         self._gave_way = dict[str, int]()
         """Id of a request that gave way -> its tokens then; may hold some that have ended."""
+        self._overtakers = Overtakers()
         self._offered = ""
         """Id of the queued request for which a step last had room. If it is still the next one, it lacks a place or KV."""
 
@@ -143,9 +144,9 @@ class YieldingScheduler(Scheduler):
         """
         if not (self.waiting and self._can_preempt):
             return 0
-        first = self.waiting.peek_request()
+        first = self._first_queued(now)
         level = first.priority - is_ahead(first.priority)
-        giving = [r for r in self.running if gives_way(r.priority, level) and self._may_give_way(r)]
+        giving = [r for r in self.running if gives_way(r.priority, level) and self._may_give_way(r, now)]
         free = 0 if first.request_id == self._short_of_kv_id else max(0, self.max_num_active_reqs - self._num_places_taken())
         if not (giving or (free and level != first.priority)):
             return 0
@@ -162,10 +163,23 @@ class YieldingScheduler(Scheduler):
             if giving and self._request_blocks_can_be_freed(giving[-1]):
                 self._preempt(giving.pop(), now)
                 put_first.append(request)
-        self._put_first([request for request in put_first if not is_ahead(request.priority)])
+        self._put_first([request for request in put_first if not is_ahead(request.priority)], now)
         return len(put_first)
 
-    def _may_give_way(self, request: Any) -> bool:
+    def _first_queued(self, now: float) -> Any:
+        """Return the first request of the queue. If it is overdue, its tenant counts as not ahead from now on."""
+        first = self.waiting.peek_request()
+        if self._overtakers.is_overdue(first.priority, now):
+            self.waiting.remove_request(first)
+            first.priority -= 1  # even: its tenant is not ahead
+            self.waiting.add_request(first)
+            self._ahead.discard(first.request_id)
+            self._not_ahead.add(first.request_id)
+        return first
+
+    def _may_give_way(self, request: Any, now: float) -> bool:
+        if self._overtakers.is_overdue(request.priority, now):
+            return False
         tokens = self._gave_way.get(request.request_id)
         return tokens is None or request.num_tokens - tokens >= _PROGRESS
 
@@ -175,7 +189,7 @@ class YieldingScheduler(Scheduler):
         self._preempt_request(request, now, drop_stale_output=self.requires_kv_delivery)
         self.prev_step_scheduled_req_ids.discard(request.request_id)
 
-    def _put_first(self, requests: list[Any]) -> None:
+    def _put_first(self, requests: list[Any], now: float) -> None:
         """Put queued requests before all others of the queue, in their order."""
         if not requests:
             return
@@ -183,6 +197,8 @@ class YieldingScheduler(Scheduler):
         for request in reversed(requests):
             if self.waiting:
                 before = self.waiting.peek_request().priority - 1
+                if request.priority > before:
+                    self._overtakers.note(request.priority, now)
                 request.priority = min(request.priority, before - is_ahead(before))  # even: its tenant is not ahead
             self.waiting.add_request(request)
 

@@ -22,7 +22,7 @@ from serve_app.errors import ListenFailed
 from serve_app.host import descriptors
 from serve_app.links.protocol.connection import LinkState, ReplicaConnection
 from serve_app.links.protocol.errors import AuthenticationFailed, HandshakeTimeout, ProtocolError, SlotsExhausted
-from serve_app.links.protocol.messages import Abort, Add, AddSuspect, HandOver, Message, TrialPassed
+from serve_app.links.protocol.messages import Abort, Add, AddSuspect, FreeKv, HandOver, Message, TrialPassed
 from serve_app.links.send_buffer import SendBuffer
 from serve_app.links.tls import LinkTls
 from serve_app.links.tls_connection import TlsConnection
@@ -76,8 +76,8 @@ class ReplicaServer:
         self.busy_s = 0.0
         """Seconds that the engine spent in its steps since its start."""
         self._drain_ends_at: float | None = None
-        self._kv_read_at = 0.0
-        """The time at which a drained replica stops waiting for other replicas that read its KV."""
+        self.kept, self._kv_read_at = set[str](), 0.0
+        """Attempts whose KV other replicas may be reading, and the time at which a drained replica stops waiting for them."""
         self.first_output = asyncio.Event()
         """Set when the first tokens have gone to an ingress."""
         self.trials = Trials[_Link](_Link.begin_trial, lambda: self.engine.send(pipe.AskTrial()))
@@ -150,7 +150,7 @@ class ReplicaServer:
         while self.num_attempts() and self.drain_left_s():
             await asyncio.sleep(_DRAIN_POLL_S)
         assert self._drain_ends_at is not None
-        while time.monotonic() < min(self._kv_read_at, self._drain_ends_at + _WAIT_FOR_READS_S):
+        while self.kept and time.monotonic() < min(self._kv_read_at, self._drain_ends_at + _WAIT_FOR_READS_S):
             await asyncio.sleep(_DRAIN_POLL_S)
 
     async def close(self, code: str, reason: str) -> None:
@@ -170,8 +170,9 @@ class ReplicaServer:
 
     def _on_step(self, step: pipe.StepOutputs) -> None:
         self.load, self.busy_s = step.load, step.busy_s
-        if step.keeps_kv:
-            self._kv_read_at = time.monotonic() + _WAIT_FOR_READS_S
+        if step.kept:
+            earlier = self.kept if (now := time.monotonic()) < self._kv_read_at else set[str]()
+            self.kept, self._kv_read_at = earlier | set(step.kept), now + _WAIT_FOR_READS_S
         if link := self._links.get(step.slot):
             link.pass_on(step)
             if step.num_outputs:
@@ -352,6 +353,9 @@ class _Link(asyncio.Protocol):
                 self._server.engine.send(
                     pipe.HandOverInEngine([i for i in message.attempt_ids if i in self._connection.attempts])
                 )
+            case FreeKv():
+                self._server.kept.difference_update(message.attempt_ids)
+                self._server.engine.send(pipe.FreeKvInEngine(message.attempt_ids))
 
     def begin_trial(self, suspect: AddSuspect) -> None:
         """Tell the ingress, then start the suspect: a crash counts against it only if the ingress knows that the engine had it."""

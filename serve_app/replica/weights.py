@@ -29,7 +29,8 @@ def weights_id(vllm_config: Any) -> str:
     adapters = adapters_in(more)
     numbers = sorted(adapter["number"] for adapter in adapters)  # a resumed request asks for its adapter by number
     if isinstance(more, Mapping) and (simulated := more.get("simulated")):
-        seeded = json.dumps([simulated.get("seed"), simulated.get("eos_probability"), *numbers])
+        calls = ["calls_tools"] if simulated.get("calls_tools") else []  # nothing without: the ids of other replicas stay
+        seeded = json.dumps([simulated.get("seed"), simulated.get("eos_probability"), *calls, *numbers])
         return hashlib.sha256(seeded.encode()).hexdigest()[:16]
     precision = (model.dtype, model.quantization, vllm_config.cache_config.cache_dtype, load.load_format)
     digest = hashlib.sha256(json.dumps([*(str(part) for part in precision), *numbers]).encode())

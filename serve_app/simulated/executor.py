@@ -28,6 +28,7 @@ from serve_app.simulated.profiles import profile_from
 from serve_app.simulated.sequences import SamplingRules, Sequences, slots_of
 from serve_app.simulated.timing import StepClock, step_time_s, step_work
 from serve_app.simulated.tokens import NO_EOS, Ids, SequenceHash, TokenSource, salt_of
+from serve_app.simulated.tool_calls import ToolCaller
 from serve_app.simulated.vocabulary import source_for
 
 logger = init_logger(f"vllm.{__name__}")  # below vLLM's root, so that its level and format apply
@@ -75,6 +76,7 @@ class SimulatedExecutor(KvMovingExecutor):
         self._startup_delay_s = float(settings.get("startup_delay_s", 0.0))
         self._hash = SequenceHash(int(settings.get("seed", 0)))
         self._source = self._token_source(float(settings.get("eos_probability", 0.0)))
+        self._caller = ToolCaller(cached_tokenizer_from_config(self.model_config)) if settings.get("calls_tools") else None
         self._sequences = Sequences(self.scheduler_config.max_num_seqs)
         self._clock = StepClock()
         self._pending: _Step | None = None
@@ -216,12 +218,14 @@ class SimulatedExecutor(KvMovingExecutor):
         tokens = request.prefill_token_ids or prompt
         # An adapter gives other answers than the model; its cost is not simulated.
         lead = [] if request.lora_request is None else [request.lora_request.lora_int_id]
+        rules = _rules(request.sampling_params)
         self._sequences.add(
             request.req_id,
             state=self._hash.state([*lead, *tokens]),
             length=len(tokens),
             num_prompt_tokens=len(prompt),
-            rules=_rules(request.sampling_params),
+            rules=rules,
+            script=self._caller.script(tokens, rules.eos_token_id) if self._caller is not None else (),
         )
         count = request.sampling_params.prompt_logprobs
         has_output = len(tokens) > len(prompt)  # preempted: the prompt's are sent already
@@ -252,7 +256,12 @@ class SimulatedExecutor(KvMovingExecutor):
         for request_id, row in zip(grammar.structured_output_request_ids, grammar.grammar_bitmask, strict=False):
             slot = self._sequences.slots.get(request_id, -1)
             allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
-            if slot in positions and allowed.size:
+            # A planned token of a call stays where the grammar allows it.
+            if (
+                slot in positions
+                and allowed.size
+                and not (slot in self._sequences.scripts and tokens[positions[slot]] in allowed)
+            ):
                 rules = self._sequences.rules(slot)
                 state = self._sequences.draw_state(slot)
                 tokens[positions[slot]] = self._source.draw_allowed(state, allowed, set(rules.stop_token_ids))

@@ -49,9 +49,24 @@ class Sequences:
         self._rules: list[SamplingRules] = [SamplingRules()] * num_slots
         self.narrowed: set[int] = set()
         self.with_logprobs: set[int] = set()
+        self.scripts: dict[int, list[int]] = {}
+        """Slot -> the planned next tokens, the nearest last."""
 
-    def add(self, request_id: str, *, state: int, length: int, num_prompt_tokens: int, rules: SamplingRules) -> None:
-        """Add a request, or replace it: the id may come again with a longer prompt."""
+    def add(
+        self,
+        request_id: str,
+        *,
+        state: int,
+        length: int,
+        num_prompt_tokens: int,
+        rules: SamplingRules,
+        script: Sequence[int] = (),
+    ) -> None:
+        """Add a request, or replace it: the id may come again with a longer prompt.
+
+        Args:
+            script: The next tokens, in place of drawn ones, as long as nothing else forbids them.
+        """
         self.remove(request_id)
         if not self._free:
             self._grow()
@@ -63,6 +78,8 @@ class Sequences:
             self.narrowed.add(slot)
         if rules.num_logprobs is not None:
             self.with_logprobs.add(slot)
+        if script:
+            self.scripts[slot] = [*reversed(script)]
 
     def remove(self, request_id: str) -> None:
         """Forget a request. An unknown id is no error: the request may have been aborted before its first step."""
@@ -71,6 +88,7 @@ class Sequences:
             self._free.append(slot)
             self.narrowed.discard(slot)
             self.with_logprobs.discard(slot)
+            self.scripts.pop(slot, None)
 
     def rules(self, slot: int) -> SamplingRules:
         return self._rules[slot]
@@ -90,6 +108,10 @@ class Sequences:
         eos = self._eos[slots]
         ends = source.ends(states) & (eos != NO_EOS) & (self._length[slots] >= self._eos_from[slots])
         tokens = np.where(ends, eos, tokens)
+        if self.scripts:
+            for index, slot in enumerate(slots.tolist()):
+                if slot in self.scripts:
+                    tokens[index] = self.scripts[slot][-1]
         if self.narrowed:
             for index, slot in enumerate(slots.tolist()):
                 if slot in self.narrowed:
@@ -97,7 +119,11 @@ class Sequences:
         return tokens
 
     def append(self, slots: NDArray[np.intp], token_ids: Ids) -> None:
-        """Append one token to each slot's sequence."""
+        """Append one token to each slot's sequence. Another token than the planned one ends a slot's script."""
+        if self.scripts:
+            for slot, token_id in zip(slots.tolist(), token_ids.tolist(), strict=True):
+                if (script := self.scripts.get(slot)) is not None and (script.pop() != token_id or not script):
+                    del self.scripts[slot]
         self._state[slots] = extended(self._state[slots], token_ids)
         self._length[slots] += 1
 

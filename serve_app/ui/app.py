@@ -14,6 +14,7 @@ from typing import Any
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # Gradio reads it at import: no analytics are sent
 
 import gradio as gr
+import psutil
 import uvicorn
 from fastapi import FastAPI
 
@@ -22,6 +23,7 @@ from serve_app.ui.api import Service
 from serve_app.ui.chat_page import ChatPage
 from serve_app.ui.fleet_page import FleetPage
 from serve_app.ui.guard import Guarded
+from serve_app.ui.killing import Killer
 
 _HERE = Path(__file__).parent
 _FONTS = ("system-ui", "Segoe UI", "Roboto", "Helvetica", "Arial", "sans-serif")
@@ -29,18 +31,18 @@ _FONTS = ("system-ui", "Segoe UI", "Roboto", "Helvetica", "Arial", "sans-serif")
 _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 
 
-def build(service: Service) -> gr.Blocks:
+def build(service: Service, killer: Killer | None = None) -> gr.Blocks:
     """Return the pages: the chat at `/`, the fleet at `/fleet`."""
     with gr.Blocks(title="serve-app", analytics_enabled=False, fill_height=True) as pages:
         gr.Navbar(main_page_name="Chat")
         ChatPage(service, pages)
     with pages.route("Fleet", "/fleet"):
-        FleetPage(service)
+        FleetPage(service, killer)
     return pages
 
 
-def web_app(url: str) -> FastAPI:
-    """Return the application in front of the service at ``url``."""
+def web_app(url: str, killer: Killer | None = None) -> FastAPI:
+    """Return the application in front of the service at ``url``; with a ``killer``, its fleet page offers to kill an engine."""
     service = Service(url)
 
     @asynccontextmanager
@@ -55,7 +57,7 @@ def web_app(url: str) -> FastAPI:
     async def healthz() -> Mapping[str, str]:
         return {"status": "ok"}
 
-    pages = build(service)
+    pages = build(service, killer)
     pages.queue(default_concurrency_limit=None)
     theme = gr.themes.Soft(primary_hue="teal", neutral_hue="slate", font=list(_FONTS), font_mono=list(_MONO)).set(
         block_title_background_fill="transparent",
@@ -96,15 +98,21 @@ def web_app(url: str) -> FastAPI:
     return mounted
 
 
-def run(url: str, host: str, port: int, *, ends_with_input: bool = False) -> None:
+def run(url: str, host: str, port: int, *, ends_with_input: bool = False, kills: bool = False) -> None:
     """Serve the pages until SIGINT or SIGTERM, or until standard input ends.
+
+    Args:
+        kills: Whether the fleet page offers to kill an engine that the parent of this process has started.
 
     Raises:
         ListenFailed: The port is taken.
     """
+    killer = Killer(psutil.Process(os.getppid())) if kills else None
     with _listening(host, port) as listening:
         # critical: otherwise uvicorn logs an error for each open page at its end. Gradio prints failures of handlers itself.
-        server = uvicorn.Server(uvicorn.Config(web_app(url), log_level="critical", access_log=False, timeout_graceful_shutdown=1))
+        server = uvicorn.Server(
+            uvicorn.Config(web_app(url, killer), log_level="critical", access_log=False, timeout_graceful_shutdown=1)
+        )
         if ends_with_input:
             threading.Thread(target=_wait_for_end_of_input, args=(server,), daemon=True).start()
         logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -40,6 +40,11 @@ class Chat(BaseModel):
         """Return this chat without the turn with the index ``turn`` and the turns after it."""
         return self.model_copy(update={"turns": self.turns[:turn], "choices": []})
 
+    def without(self, turn: int) -> "Chat":
+        """Return this chat without the turn with the index ``turn``, a prompt and its answer."""
+        turns = [*self.turns[:turn], *self.turns[turn + 1 :]]
+        return self.model_copy(update={"title": _title(turns[0][0]) if turns else "", "turns": turns, "choices": []})
+
     def answered(self, prompt: str, choices: Sequence[str]) -> "Chat":
         """Return this chat with one more turn; its answer is the first choice."""
         turns = [*self.turns, (prompt, choices[0])]

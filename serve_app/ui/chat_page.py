@@ -192,9 +192,12 @@ class ChatPage:
     async def _send(
         self, chat: Any, key: str | None, event: gr.EventData, request: gr.Request, *controls: Any
     ) -> AsyncIterator[Update]:
-        """Answer the prompt in its field, an edited prompt, or the last prompt once more."""
+        """Answer the prompt in its field, an edited prompt, or the last prompt once more. An edit to nothing deletes prompt and answer."""
         known = Chat.read(chat)
         turn, prompt, is_edit = _asked(known, event)
+        if is_edit and not (prompt or "").strip():
+            yield self._shown(known.without(turn))
+            return
         named = dict(zip(self.controls, controls, strict=True))
         # Without an answer the prompt goes back into its field. A retried prompt does not, because the chat still has it, nor does an
         # edited prompt if the field holds the next one.

@@ -1,5 +1,6 @@
 """The fleet page asks `/fleet` every second while it is open, and shows the fleet and what happened in it."""
 
+import html
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ import gradio as gr
 from serve_app.ui.api import MALFORMED, Service, ServiceProblem
 from serve_app.ui.changes import MAX_KNOWN, Happening, changes, is_older
 from serve_app.ui.fleet_view import fleet_html, happenings_html, problem_html
+from serve_app.ui.killing import Killer, is_local
 from serve_app.ui.replicas import Report
 
 POLL_S = 1.0
@@ -15,22 +17,27 @@ POLL_S = 1.0
 
 
 class FleetPage:
-    """Builds the page inside the open page of `gr.Blocks`."""
+    """Builds the page inside the open page of `gr.Blocks`; with a ``killer``, it offers to kill an engine."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, killer: Killer | None = None) -> None:
         self._service = service
+        self._killer = killer
         before, happenings = gr.State(None), gr.State([])
         gr.Navbar(main_page_name="Chat")
-        problem, now, happened = gr.HTML("", visible=False), gr.HTML(""), gr.HTML(happenings_html([]))
-        key = gr.Textbox(label="API key", type="password", placeholder="if the service asks for one", elem_id="fleet-key")
-        gr.Timer(POLL_S).tick(
-            self.look,
-            [key, before, happenings],
-            [problem, now, happened, before, happenings],
-            show_progress="hidden",
-            concurrency_limit=None,
-            api_visibility="private",
+        key = gr.Textbox(
+            label="API key", type="password", placeholder="if the service asks for one", elem_id="fleet-key", render=False
         )
+        hidden = {"show_progress": "hidden", "concurrency_limit": None, "api_visibility": "private"}
+        problem, now = gr.HTML("", visible=False), gr.HTML("")
+        if killer is not None:
+            with gr.Row(elem_id="demo"):
+                kill = gr.Button("Kill an engine", scale=0, min_width=140, elem_id="kill")
+                killed = gr.HTML(_status("A demo: this ends the process of the busiest one."), elem_id="killed")
+            kill.click(self.kill, key, killed, **hidden)
+        happened = gr.HTML(happenings_html([]))
+        key.render()
+        shown = [problem, now, happened, before, happenings]
+        gr.Timer(POLL_S).tick(self.look, [key, before, happenings], shown, **hidden)
 
     async def look(self, key: str, before: Report | None, happenings: list[tuple[Any, ...]]) -> list[Any]:
         """Return the page's next content (problem, fleet, happenings) and its memory (report, happenings)."""
@@ -43,6 +50,17 @@ class FleetPage:
         except MALFORMED as exc:
             said = f"{self._service.url} did not answer with a fleet's report: {exc!r}.{_age(before)}"
             return [_problem(said), gr.skip(), gr.skip(), before, happenings]
+
+    async def kill(self, key: str, request: gr.Request) -> str:
+        """Kill an engine of the fleet that is there now; return what the page says about it. Who may not read `/fleet` kills nothing."""
+        if self._killer is None or not is_local(request.headers.get("host", "")):
+            return _status("Engines are killed only by a page that was opened at 127.0.0.1 or localhost.")
+        try:
+            return _status(self._killer.kill(await self._service.fleet(key)))
+        except ServiceProblem as exc:
+            return _status(str(exc))
+        except MALFORMED as exc:
+            return _status(f"{self._service.url} did not answer with a fleet's report: {exc!r}.")
 
 
 def _next(report: Report, before: Report | None, known: list[Happening]) -> list[Any]:
@@ -61,3 +79,7 @@ def _age(shown: Report | None) -> str:
 
 def _problem(text: str) -> Any:
     return gr.update(value=problem_html(text) if text else "", visible=bool(text))
+
+
+def _status(text: str) -> str:
+    return f'<div role="status">{html.escape(text)}</div>'

@@ -70,6 +70,12 @@ def test_a_step_in_the_lengths_of_prompts_is_no_spread() -> None:
     assert prompts_of([300.0] * 150 + [1200.0] * 30, shape=5.0) < 0.35
 
 
-def test_until_some_prompts_are_known_they_are_taken_for_exponential() -> None:
+def test_each_known_prompt_moves_the_spread_from_that_of_exponential_lengths() -> None:
+    """Twenty seconds have four groups and three differences, of the six with which the spread is known."""
     assert History().prompts_spread() == 1.0
-    assert prompts_of([300.0] * 60, shape=100.0) == 1.0
+    assert prompts_of([300.0] * 20, shape=100.0) == pytest.approx(1 - 3 / 6, abs=0.02)
+    assert prompts_of([300.0] * 35, shape=100.0) == pytest.approx(0.01, abs=0.01)
+
+
+def test_the_time_before_the_first_request_makes_arrivals_no_burstier() -> None:
+    assert history_of([0.0] * 65 + [1.5] * 40, cv=1.0, seed=3).dispersion() == history_of([1.5] * 40, cv=1.0, seed=3).dispersion()

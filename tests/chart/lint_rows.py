@@ -161,7 +161,7 @@ PODS: list[Check] = [
             ("ingressPods.podLabels", "app.kubernetes.io/component"),
             ("modelPods.podLabels", "ray.io/group"),
             ("modelPods.podLabels", "serve-app/one-per-node"),
-            ("uninstall.podLabels", "app.kubernetes.io/instance"),
+            ("jobs.podLabels", "app.kubernetes.io/instance"),
             ("commonLabels", "helm.sh/chart"),
         )
     ],
@@ -173,12 +173,12 @@ PODS: list[Check] = [
             merged(LOADED, at(path, right)),
         )
         for what, path, value, shown, right in (
-            ("a sidecar's name", "head.extraContainers", [{"name": "ray-head"}], "extraContainers", [{"name": "sidecar"}]),
+            ("a sidecar's name", "head.extra.containers", [{"name": "ray-head"}], "extra.containers", [{"name": "sidecar"}]),
             (
                 "an init container's name",
-                "modelPods.extraInitContainers",
+                "modelPods.extra.initContainers",
                 [{"name": "ray-worker"}],
-                "extraContainers or extraInitContainers has the name ray-worker",
+                "extra.containers or extra.initContainers has the name ray-worker",
                 [{"name": "setup"}],
             ),
             (
@@ -252,6 +252,16 @@ SCALING: list[Check] = [
         models({"name": "m", "model": "/opt/m", "served": False}, {"name": "n", "model": "/opt/m"}),
     ),
     (
+        "a model from zero whose first request would not wait for it",
+        models(CUDA | {"required": False, "replicas": {"min": 0, "max": 1}}),
+        ("config.models.m.replicas.min is 0, but config.timeouts.no_replica_s is 30", "with timeouts.loadBalancerIdleSeconds"),
+        merged(
+            models(CUDA | {"required": False, "replicas": {"min": 0, "max": 1}}),
+            at("config.timeouts.no_replica_s", 31),
+            at("timeouts.loadBalancerIdleSeconds", 91),
+        ),
+    ),
+    (
         "headroom that would not give way",
         SPARE,
         (
@@ -313,6 +323,12 @@ WEIGHTS: list[Check] = [
         weights(HUB, accessMode="ReadOnlyMany"),
         ("weights.accessMode is ReadOnlyMany, but weights.downloads has 1 entries", "ReadWriteMany"),
         weights(HUB, accessMode="ReadOnlyMany", existingClaim="c"),
+    ),
+    (
+        "a revision that moves",
+        weights(HUB | {"revision": "main"}),
+        ("weights.downloads[0].revision is main", "git ls-remote https://huggingface.co/o/n main prints"),
+        weights(HUB),
     ),
     (
         "two downloads to one place",

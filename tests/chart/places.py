@@ -101,13 +101,7 @@ def pods(path: str, group: str) -> Iterator[Row]:
     yield f"{path}.podAnnotations", MAPPING, lambda r: template(r)["annotations"], MAPPING, {}
     yield f"{path}.podLabels", MAPPING, lambda r: template(r)["labels"]["a/b"], "c", {}
     yield f"{path}.extraEnv", [VARIABLE], lambda r: r.environment(group)["N"], "v", {}
-    yield f"{path}.extraEnvFrom", [SOURCE], lambda r: r.container(group)["envFrom"], [SOURCE], {}
-    yield f"{path}.extraContainers", [SIDECAR], lambda r: r.pod(group)["containers"][1:], [SIDECAR], {}
-    yield f"{path}.extraInitContainers", [SIDECAR], lambda r: r.pod(group)["initContainers"][-1], SIDECAR, LOADED
-    yield f"{path}.schedulerName", "s", lambda r: r.pod(group)["schedulerName"], "s", {}
-    if group != "head":
-        spread = {"topologyKey": "rack", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule"}
-        yield f"{path}.topologySpreadConstraints", [spread], spread_of(group, *spread), [spread], {}
+    yield f"{path}.extra", *extra_of(group), LOADED
     yield f"{path}.extraVolumes", [VOLUME], lambda r: r.pod(group)["volumes"][-1], VOLUME, {}
     volume = at(f"{path}.extraVolumes", [VOLUME])
     yield f"{path}.extraVolumeMounts", [MOUNT], lambda r: r.container(group)["volumeMounts"][-1], MOUNT, volume
@@ -116,8 +110,27 @@ def pods(path: str, group: str) -> Iterator[Row]:
     yield f"{path}.shmSize", "300Mi", size_of(group, "shm"), "300Mi", {}
 
 
-def spread_of(group: str, *keys: str) -> Place:
-    return lambda r: [{key: constraint[key] for key in keys} for constraint in r.pod(group)["topologySpreadConstraints"]]
+def extra_of(group: str) -> tuple[dict[str, Any], Place, dict[str, Any]]:
+    """Return all keys of the `extra` of pods, where they show, and what shows there."""
+    spread = {"topologyKey": "rack", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule"}
+    extra = {"envFrom": [SOURCE], "containers": [SIDECAR], "initContainers": [SIDECAR | {"name": "setup"}], "schedulerName": "s"}
+    if group != "head":
+        extra["topologySpreadConstraints"] = [spread]
+
+    def shown(r: Rendered) -> dict[str, Any]:
+        pod = r.pod(group)
+        found = {
+            "envFrom": pod["containers"][0]["envFrom"],
+            "containers": pod["containers"][1:],
+            "initContainers": pod["initContainers"][-1:],
+            "schedulerName": pod["schedulerName"],
+        }
+        constraints = pod.get("topologySpreadConstraints")
+        return found | (
+            {"topologySpreadConstraints": [{key: c[key] for key in spread} for c in constraints]} if constraints else {}
+        )
+
+    return extra, shown, extra
 
 
 def images(path: str, place: Place, context: dict[str, Any], *, name: str) -> Iterator[Row]:
@@ -126,7 +139,6 @@ def images(path: str, place: Place, context: dict[str, Any], *, name: str) -> It
     yield f"{path}.repository", "h/i", lambda r: place(r)["image"].rpartition(":")[0], "h/i", context
     yield f"{path}.tag", "9.9", lambda r: place(r)["image"], f"{name}:9.9", context
     yield f"{path}.digest", digest, lambda r: place(r)["image"], f"{name}@{digest}", context
-    yield f"{path}.pullPolicy", "Always", lambda r: place(r)["imagePullPolicy"], "Always", context
 
 
 def pull_secrets(r: Rendered) -> dict[str, list[str]]:

@@ -69,6 +69,7 @@ ROWS: list[Row] = [
     ("job.activeDeadlineSeconds", 7, lambda r: job(r)["activeDeadlineSeconds"], 7, {}),
     ("job.ttlSecondsAfterFinished", 7, lambda r: job(r)["ttlSecondsAfterFinished"], 7, {}),
     *images("image", container, {}, name="localhost/serve-app"),
+    ("image.pullPolicy", "Never", lambda r: container(r)["imagePullPolicy"], "Never", {}),
     ("image.pullSecrets", ["p"], lambda r: pod(r)["imagePullSecrets"], [{"name": "p"}], {}),
     (
         "data.existingClaim",

@@ -51,7 +51,7 @@ def test_a_null_that_would_drop_a_default_is_refused(path: str) -> None:
         ("head.extraEnv", [{"name": "N", "value": 1}]),
         ("check.timeoutSeconds", 0),
         ("serviceAccounts.head", {"create": False}),
-        ("ingressPods.topologySpreadConstraints", [{"topologyKey": "rack"}]),
+        ("ingressPods.extra.topologySpreadConstraints", [{"topologyKey": "rack"}]),
         ("modelPods.image", "gpu"),
         ("modelPods.resources.limits.cpu", None),
         ("config.models.m.pods.homeSize", "1 Gi"),

@@ -110,3 +110,14 @@ def test_templates_are_short_and_hold_no_shell_programs() -> None:
     lengths: dict[Path, int] = {p: len(p.read_text().splitlines()) for p in templates}
     assert [p.name for p, lines in lengths.items() if lines > 150] == []
     assert [p.name for p in templates if any(word in p.read_text() for word in ("/bin/sh", "bash", "sh -c", "python -c"))] == []
+
+
+def test_every_table_of_rules_is_judged_and_every_rule_is_a_condition_and_a_sentence() -> None:
+    files = [yaml.safe_load(file.read_text()) for file in sorted((CHART / "files/lints").glob("*.yaml"))]
+    tables = {name: rows for tables in files for name, rows in tables.items() if "rule" in rows[0]}
+    assert sum(map(len, tables.values())) == sum(len(rows) for file in files for rows in file.values() if "rule" in rows[0])
+    templates = "".join(template.read_text() for template in sorted((CHART / "templates").glob("_lint*.tpl")))
+    assert set(re.findall(r'"table" "(\w+)"', templates)) | set(re.findall(r'set \$args "table" "(\w+)"', templates)) == set(
+        tables
+    )
+    assert {frozenset(rule) for rows in tables.values() for rule in rows} == {frozenset({"rule", "when", "says"})}

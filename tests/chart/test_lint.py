@@ -168,9 +168,9 @@ CHECKS: list[Check] = [
     ),
     (
         "a secret of a sidecar",
-        at("head.extraContainers", [{"name": "s", "env": [{"name": "DB_PASSWORD", "value": "abcd1234"}]}]),
+        at("head.extra.containers", [{"name": "s", "env": [{"name": "DB_PASSWORD", "value": "abcd1234"}]}]),
         ("head gives a container DB_PASSWORD",),
-        at("head.extraContainers", [{"name": "s", "env": [{"name": "DB_PASSWORD", "value": "$(OTHER_PASSWORD)"}]}]),
+        at("head.extra.containers", [{"name": "s", "env": [{"name": "DB_PASSWORD", "value": "$(OTHER_PASSWORD)"}]}]),
     ),
     (
         "a Secret with its data",

@@ -36,12 +36,17 @@ TIMEOUTS: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
         ("is 11", "is 10"),
         merged(ALB, at("config.ingress.unready_s", 12)),
     ),
-    ("node-drain-outlasts-serve", at("timeouts.rayDrainSeconds", 615), ("615", "616"), at("timeouts.rayDrainSeconds", 616)),
+    (
+        "node-drain-outlasts-serve",
+        at("timeouts.overrides.rayDrainSeconds", 615),
+        ("615", "616"),
+        at("timeouts.overrides.rayDrainSeconds", 616),
+    ),
     (
         "pod-grace-outlasts-node-drain",
-        at("timeouts.terminationGracePeriodSeconds", 640),
+        at("timeouts.overrides.terminationGracePeriodSeconds", 640),
         ("640", "626", "is 5"),
-        at("timeouts.terminationGracePeriodSeconds", 641),
+        at("timeouts.overrides.terminationGracePeriodSeconds", 641),
     ),
     (
         "node-grace-outlasts-pod-grace",
@@ -51,11 +56,16 @@ TIMEOUTS: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
     ),
     (
         "old-cluster-outlasts-drain",
-        at("timeouts.rayClusterDeletionDelaySeconds", 659),
+        at("timeouts.overrides.rayClusterDeletionDelaySeconds", 659),
         ("659", "600"),
-        at("timeouts.rayClusterDeletionDelaySeconds", 660),
+        at("timeouts.overrides.rayClusterDeletionDelaySeconds", 660),
     ),
-    ("gcs-reconnect-outlasts-drain", at("timeouts.gcsReconnectSeconds", 600), ("600",), at("timeouts.gcsReconnectSeconds", 601)),
+    (
+        "gcs-reconnect-outlasts-drain",
+        at("timeouts.overrides.gcsReconnectSeconds", 600),
+        ("600",),
+        at("timeouts.overrides.gcsReconnectSeconds", 601),
+    ),
     ("head-outlasts-worker-sleep", at("head.preStopSleepSeconds", 19), ("19", "is 5"), at("head.preStopSleepSeconds", 20)),
     (
         "spot-notice-outlasts-drain",

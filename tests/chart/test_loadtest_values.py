@@ -85,6 +85,7 @@ ROWS: list[Row] = [
     ("job.workersWaitSeconds", 7, lambda r: arguments("run")(r)["--wait-s"], "7", {}),
     ("job.ttlSecondsAfterFinished", 7, lambda r: [job(r, n)["ttlSecondsAfterFinished"] for n in ("1", "1-workers")], [7, 7], {}),
     *images("image", lambda r: step(r, "run"), {}, name="localhost/serve-app"),
+    ("image.pullPolicy", "Never", lambda r: step(r, "run")["imagePullPolicy"], "Never", {}),
     (
         "image.pullSecrets",
         ["p"],
@@ -149,6 +150,7 @@ ROWS: list[Row] = [
     ("results.s3.region", "eu-west-1", lambda r: variables("upload")(r)["AWS_REGION"], "eu-west-1", S3),
     ("results.s3.endpoint", "https://s", lambda r: variables("upload")(r)["AWS_ENDPOINT_URL_S3"], "https://s", S3),
     *images("results.s3.image", lambda r: step(r, "upload"), S3, name="public.ecr.aws/aws-cli/aws-cli"),
+    ("results.s3.image.pullPolicy", "Never", lambda r: step(r, "upload")["imagePullPolicy"], "Never", S3),
     *resources("results.s3.resources", lambda r: step(r, "upload")["resources"], S3),
     (
         "report.enabled",

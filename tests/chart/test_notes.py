@@ -110,6 +110,27 @@ def test_another_controller_is_to_take_uploads_where_there_are_any(config: dict[
     assert f"bodies of {num_bytes} bytes" in printed
 
 
+@pytest.mark.parametrize(("labels", "said"), [({}, True), ({"release": "monitoring"}, False)])
+def test_podmonitors_that_kube_prometheus_stack_may_not_see_are_announced(labels: dict[str, str], said: bool) -> None:
+    printed = notes(at("monitoring", {"podMonitors": True, "labels": labels}))
+    assert ("have no labels of their own" in printed) is said
+
+
+@pytest.mark.parametrize(
+    ("replicas", "strategy", "said"),
+    [
+        ({"min": 3, "max": 4}, "NewCluster", "needs 6 free GPUs"),
+        ({"min": 0, "max": 4, "initial": 2}, "NewCluster", "needs 4 free GPUs"),
+        ({"min": 3, "max": 4}, "None", ""),
+    ],
+)
+def test_the_gpus_that_an_upgrade_needs_are_counted(replicas: dict[str, int], strategy: str, said: str) -> None:
+    model = models(CUDA | {"required": False, "replicas": replicas})
+    printed = notes(merged(model, {"upgradeStrategy": strategy, "ignoredRules": ["wake-outlasts-wait"]}))
+    assert said in printed
+    assert ("free GPUs" in printed) is bool(said)
+
+
 @pytest.mark.parametrize(
     ("given", "said"), [("https://h/in.jsonl?signature=secret", "the URL batch.input"), ("in.jsonl", "/data/in.jsonl")]
 )

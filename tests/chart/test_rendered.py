@@ -19,17 +19,20 @@ from serve_app.ingress.routes.sagemaker import INVOCATIONS, PING
 from tests.chart.places import HUB, LOADED, MONITORS, OUTSIDE, ROUTE, S3, TOLERATION
 from tests.chart.render import CHART, CI_FILES, Object, Rendered, at, merged, models, render, tool
 from tests.chart.schemas import kubeconform_schemas
+from tests.k8s.test_cluster_files import our_values
 
-ALL = [pytest.param(render_file, id=render_file.stem) for render_file in CI_FILES]
+ALL = [*(pytest.param(((file,), {}), id=file.stem) for file in CI_FILES), pytest.param(((), our_values()), id="eks")]
+"""Files and values of kinds of clusters."""
 
 
 @pytest.fixture(params=ALL)
 def rendered(request: pytest.FixtureRequest) -> Rendered:
-    return render(files=(request.param,))
+    files, values = request.param
+    return render(values, files=files)
 
 
-def test_there_are_values_for_four_kinds_of_cluster() -> None:
-    assert [f.name.removesuffix("-values.yaml") for f in CI_FILES] == ["default", "eks-gpu", "production", "simulated"]
+def test_there_are_values_for_three_kinds_of_cluster_beside_eks() -> None:
+    assert [f.name.removesuffix("-values.yaml") for f in CI_FILES] == ["default", "production", "simulated"]
 
 
 def test_kubeconform_accepts_every_object_strictly(rendered: Rendered, tmp_path: Path) -> None:

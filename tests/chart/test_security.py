@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from tests.chart.render import CI_FILES, Object, Rendered, at, merged, render
+from tests.k8s.test_cluster_files import our_values
 
 DOWNLOADS = [
     {"path": "a", "source": "hf:o/n", "revision": "a" * 40},
@@ -27,7 +28,7 @@ EVERYTHING = merged(
     at("modelPods.headroom", {"pods": 1, "priorityClassName": "low"}),
     at("ui.enabled", True),
 )
-NUM_PODS = {"default": 5, "eks-gpu": 7, "production": 7, "simulated": 5, "everything": 11}
+NUM_PODS = {"default": 5, "eks": 8, "production": 7, "simulated": 5, "everything": 11}
 NUM_CHECKS_PASSED = 2400
 """Checks that checkov passes over everything that it audits below: a renderer or scanner that covers less must not pass."""
 
@@ -35,6 +36,8 @@ NUM_CHECKS_PASSED = 2400
 def rendered(name: str) -> Rendered:
     if name == "everything":
         return render(EVERYTHING)
+    if name == "eks":
+        return render(our_values())
     (file,) = [f for f in CI_FILES if f.name == f"{name}-values.yaml"]
     return render(files=(file,))
 

@@ -35,10 +35,14 @@ from tests.chart.test_generated import leaves
 
 MODEL_GROUP = "model-smollm2-135m-instruct"
 UI = at("ui.enabled", True)
+JOBS = merged(UI, FT, LOADED)
 
 
-def uninstall(r: Rendered) -> Object:
-    return dict(r.of("Job")["uninstall"]["spec"]["template"])
+def jobs(r: Rendered) -> dict[str, Object]:
+    """Return the templates of the pods beside the serving ones, by component."""
+    found = [template for _, template in r.pod_templates()]
+    components = {template["metadata"]["labels"]["app.kubernetes.io/component"]: template for template in found}
+    return {name: components[name] for name in ("weights", "check", "test", "uninstall", "ui")}
 
 
 def pages(r: Rendered) -> Object:
@@ -62,6 +66,11 @@ def all_labels(r: Rendered) -> Iterator[tuple[str, dict[str, str]]]:
         yield f"pod of {where}", template["metadata"]["labels"]
 
 
+OVERRIDES = {
+    **{"rayDrainSeconds": 700, "gcsReconnectSeconds": 999},
+    **{"terminationGracePeriodSeconds": 900, "rayClusterDeletionDelaySeconds": 800},
+}
+
 TIMEOUTS: list[Row] = [
     ("timeouts.clientSeconds", 901, lambda r: only(r.of("HTTPRoute"))["spec"]["rules"][0]["timeouts"]["request"], "901s", ROUTE),
     (
@@ -73,15 +82,17 @@ TIMEOUTS: list[Row] = [
     ),
     ("timeouts.preStopSleepSeconds", 6, lambda r: r.container(MODEL)["lifecycle"]["preStop"], {"sleep": {"seconds": 6}}, {}),
     (
-        "timeouts.rayDrainSeconds",
-        700,
-        lambda r: r.environment("ingress")["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"],
-        "700",
+        "timeouts.overrides",
+        OVERRIDES,
+        lambda r: {
+            "rayDrainSeconds": int(r.environment("ingress")["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"]),
+            "gcsReconnectSeconds": int(r.environment("head")["RAY_gcs_rpc_server_reconnect_timeout_s"]),
+            "terminationGracePeriodSeconds": r.pod("ingress")["terminationGracePeriodSeconds"],
+            "rayClusterDeletionDelaySeconds": r.service["rayClusterDeletionDelaySeconds"],
+        },
+        OVERRIDES,
         {},
     ),
-    ("timeouts.gcsReconnectSeconds", 999, lambda r: r.environment("head")["RAY_gcs_rpc_server_reconnect_timeout_s"], "999", {}),
-    ("timeouts.terminationGracePeriodSeconds", 900, lambda r: r.pod("ingress")["terminationGracePeriodSeconds"], 900, {}),
-    ("timeouts.rayClusterDeletionDelaySeconds", 800, lambda r: r.service["rayClusterDeletionDelaySeconds"], 800, {}),
 ]
 
 CLUSTER: list[Row] = [
@@ -102,8 +113,8 @@ CLUSTER: list[Row] = [
         ["demo-head.serving", "demo-worker.serving"],
         {},
     ),
-    ("priorityClasses.headValue", 7, lambda r: r.of("PriorityClass")["head.serving"]["value"], 7, CLASSES),
-    ("priorityClasses.workerValue", 7, lambda r: r.of("PriorityClass")["worker.serving"]["value"], 7, CLASSES),
+    ("priorityClasses.values.head", 7, lambda r: r.of("PriorityClass")["head.serving"]["value"], 7, CLASSES),
+    ("priorityClasses.values.worker", 7, lambda r: r.of("PriorityClass")["worker.serving"]["value"], 7, CLASSES),
     *[
         row
         for account in ("head", "worker", "weights")
@@ -186,22 +197,13 @@ CLUSTER: list[Row] = [
         RULES,
     ),
     ("test.apiKeySecret", "s", lambda r: only(r.of("Pod"))["spec"]["volumes"][1]["secret"]["secretName"], "s", {}),
-    ("test.nodeSelector", MAPPING, lambda r: only(r.of("Pod"))["spec"]["nodeSelector"], MAPPING, {}),
-    ("test.tolerations", TOLERATION, lambda r: only(r.of("Pod"))["spec"]["tolerations"], TOLERATION, {}),
-    ("test.podLabels", MAPPING, lambda r: only(r.of("Pod"))["metadata"]["labels"]["a/b"], "c", {}),
-    ("uninstall.nodeSelector", MAPPING, lambda r: uninstall(r)["spec"]["nodeSelector"], MAPPING, FT),
-    ("uninstall.tolerations", TOLERATION, lambda r: uninstall(r)["spec"]["tolerations"], TOLERATION, FT),
-    ("uninstall.podLabels", MAPPING, lambda r: uninstall(r)["metadata"]["labels"]["a/b"], "c", FT),
+    ("jobs.nodeSelector", MAPPING, lambda r: [t["spec"]["nodeSelector"] for t in jobs(r).values()], [MAPPING] * 5, JOBS),
+    ("jobs.tolerations", TOLERATION, lambda r: [t["spec"]["tolerations"] for t in jobs(r).values()], [TOLERATION] * 5, JOBS),
+    ("jobs.podLabels", MAPPING, lambda r: [t["metadata"]["labels"]["a/b"] for t in jobs(r).values()], ["c"] * 5, JOBS),
     ("check.enabled", False, lambda r: "check" in r.of("Job"), False, {}),
     ("check.timeoutSeconds", 99, lambda r: r.of("Job")["check"]["spec"]["activeDeadlineSeconds"], 99, {}),
-    ("check.nodeSelector", MAPPING, lambda r: checked(r)["spec"]["nodeSelector"], MAPPING, {}),
-    ("check.tolerations", TOLERATION, lambda r: checked(r)["spec"]["tolerations"], TOLERATION, {}),
-    ("check.podLabels", MAPPING, lambda r: checked(r)["metadata"]["labels"]["a/b"], "c", {}),
     ("ui.enabled", True, lambda r: "ui" in r.of("Deployment"), True, {}),
     ("ui.port", 99, lambda r: r.of("Service")["ui"]["spec"]["ports"][0]["port"], 99, UI),
-    ("ui.nodeSelector", MAPPING, lambda r: pages(r)["spec"]["nodeSelector"], MAPPING, UI),
-    ("ui.tolerations", TOLERATION, lambda r: pages(r)["spec"]["tolerations"], TOLERATION, UI),
-    ("ui.podLabels", MAPPING, lambda r: pages(r)["metadata"]["labels"]["a/b"], "c", UI),
     *resources("ui.resources", lambda r: pages(r)["spec"]["containers"][0]["resources"], UI),
     *resources("check.resources", lambda r: checked(r)["spec"]["containers"][0]["resources"]),
     (

@@ -77,7 +77,7 @@ def test_status_tells_of_every_pod_and_that_the_rollout_is_done(release: Release
     [
         ("config.modles=1", "modles"),
         ("image.tag=latest", "latest"),
-        ("timeouts.terminationGracePeriodSeconds=10", "terminationGracePeriodSeconds"),
+        ("timeouts.overrides.terminationGracePeriodSeconds=10", "terminationGracePeriodSeconds"),
     ],
 )
 def test_wrong_values_are_refused_by_the_upgrade(release: Release, wrong: str, said: str) -> None:

@@ -8,7 +8,6 @@ import json
 import string
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,12 +18,14 @@ from tests.cluster.release import CHART, Images, images_from_environment
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
-FILES = {
-    "eks": CHART.parents[1] / "k8s/cluster/values/serve-app.yaml",
-    "ci": CHART / "ci/eks-gpu-values.yaml",
-}
+FILE = CHART.parents[1] / "k8s/cluster/values/serve-app.yaml"
 GPUS = 4
-"""GPUs of a pretended node, as many as the model of one of the files wants."""
+"""GPUs of a pretended node."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    "eks": {},
+    "four": {"gpusPerNode": GPUS, "headroom": {"pods": 1}},
+}
+"""Changes of `modelPods`; with them, a replica has `gpusPerNode` GPUs."""
 KWOK = {"key": "kwok.x-k8s.io/node", "operator": "Exists", "effect": "NoSchedule"}
 SMALL = {"requests": {"cpu": "50m", "memory": "1Gi"}, "limits": {"memory": "3Gi"}}
 ASK = """
@@ -67,15 +68,17 @@ class Installed:
         return status, body
 
 
-def adapted(file: Path, images: Images) -> dict[str, Any]:
+def adapted(variant: dict[str, Any], images: Images) -> dict[str, Any]:
     repository, _, tag = images.app.rpartition(":")
-    filled = string.Template(file.read_text()).substitute(
+    filled = string.Template(FILE.read_text()).substitute(
         REGISTRY="none", TAG=tag, HOST="llm.example.com", VPC_CIDR="10.0.0.0/16"
     )
     values: dict[str, Any] = yaml.safe_load(filled)
     for key in ("weights", "apiKeys", "clusterToken", "rayToken", "monitoring"):
         values.pop(key, None)
+    values["modelPods"] |= variant
     (model,) = values["config"]["models"].values()
+    model["gpus_per_replica"] = values["modelPods"]["gpusPerNode"]
     model["model"] = "embedded:smollm2-135m-instruct"
     model["engine_args"]["max_model_len"] = 2048
     model["frontend_args"]["tool_call_parser"] = "hermes"
@@ -85,10 +88,9 @@ def adapted(file: Path, images: Images) -> dict[str, Any]:
     values["modelPods"]["tolerations"].append(KWOK)
     for pods in ("head", "ingressPods"):
         values[pods]["resources"] = SMALL
-    if "gcsFaultTolerance" in values:
-        redis_repository, _, redis_tag = images.redis.rpartition(":")
-        redis = values["gcsFaultTolerance"]["redis"]
-        redis |= {"image": {"repository": redis_repository, "tag": redis_tag}, "persistence": {"enabled": False}}
+    redis_repository, _, redis_tag = images.redis.rpartition(":")
+    redis = values["gcsFaultTolerance"]["redis"]
+    redis |= {"image": {"repository": redis_repository, "tag": redis_tag}, "persistence": {"enabled": False}}
     return values
 
 
@@ -99,7 +101,7 @@ def pretended_nodes() -> list[str]:
     return [node["metadata"]["name"] for node in pretended if int(node["status"]["allocatable"].get("nvidia.com/gpu", 0)) == GPUS]
 
 
-@pytest.fixture(scope="module", params=FILES)
+@pytest.fixture(scope="module", params=VARIANTS)
 def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     images = images_from_environment()
     if images is None or not images.cuda or len(pretended_nodes()) < 3:
@@ -108,7 +110,7 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         kind = "gpu" if node["metadata"]["name"] in pretended_nodes() else "cpu"
         labels = (f"serve-app/nodes={kind}", "topology.kubernetes.io/zone=z")  # the latter as every cloud does
         kubectl("label", "node", node["metadata"]["name"], *labels, "--overwrite")
-    values = adapted(FILES[request.param], images)
+    values = adapted(VARIANTS[request.param], images)
     file = tmp_path_factory.mktemp("values") / "values.yaml"
     file.write_text(yaml.safe_dump(values))
     name = f"gpu-{request.param}"

@@ -134,6 +134,15 @@ def test_a_size_in_gib_is_converted_too() -> None:
             {"simulated": {"profile": "a10g-llama-8b", "link": {"bandwidth_gbit_s": 10, "latency_us": "2"}}},
             "simulated.link.latency_us: is '2'; give a number; with an exponent YAML needs a dot and a sign, as in 3.0e+11",
         ),
+        (
+            {"simulated": {"profile": "a10g-llama-8b", "calls_tools": "hermes"}},
+            "simulated.calls_tools: is 'hermes', but should be a valid boolean; write true or false",
+        ),
+        (
+            {"simulated": {"profile": "a10g-llama-8b", "calls_tools": True}},
+            "simulated.calls_tools: is True and frontend_args.tool_call_parser is None: calls would be text; set "
+            "tool_call_parser: hermes and enable_auto_tool_choice: true",
+        ),
     ],
 )
 def test_a_model_that_contradicts_itself_is_refused(keys: Any, said: str) -> None:

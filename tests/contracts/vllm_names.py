@@ -83,6 +83,7 @@ CALLED = {
         EngineCoreProc.reset_prefix_cache(self, reset_running_requests=, reset_connector=)
         EngineCoreProc.run_busy_loop(self)""",
     "vllm.v1.core.sched.scheduler": """
+        Scheduler._free_blocks(self, request)
         Scheduler._free_request(self, request, delay_free_blocks=)
         Scheduler._update_from_kv_xfer_finished(self, kv_connector_output)
         Scheduler.finish_requests(self, request_ids, finished_status)
@@ -123,7 +124,10 @@ CALLED = {
         OutputProcessor.abort_requests(self, request_ids, internal)
         OutputProcessor.add_request(self, request, prompt, parent_req=, request_index=, queue=)
         RequestOutputCollector.put(self, output)""",
-    "vllm.v1.executor.multiproc_executor": "MultiprocExecutor._ensure_worker_termination(worker_procs)",
+    "vllm.v1.executor.multiproc_executor": """
+        MultiprocExecutor.__init__(self, vllm_config, monitor_workers=)
+        MultiprocExecutor._ensure_worker_termination(worker_procs)
+        MultiprocExecutor.start_worker_monitor(self, inline=)""",
     "vllm.v1.metrics.loggers": """
         PrometheusStatLogger.__init__(self, vllm_config, engine_indexes=)
         PrometheusStatLogger.record(self, scheduler_stats, iteration_stats, mm_cache_stats=, engine_idx=)
@@ -270,8 +274,8 @@ USED = {
     "vllm.v1.kv_cache_interface": {
         "FullAttentionSpec": "block_size dtype head_size num_kv_heads",
         "KVCacheConfig": "kv_cache_groups",
-        "KVCacheGroupSpec": "kv_cache_spec",
-        "KVCacheSpec": "",
+        "KVCacheGroupSpec": "kv_cache_spec layer_names",
+        "KVCacheSpec": "block_size page_size_bytes",
     },
     "vllm.v1.metrics.loggers": {
         "PrometheusStatLogger": "_counter_cls _gauge_cls _histogram_cls histogram_inter_token_latency",

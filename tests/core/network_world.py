@@ -6,8 +6,8 @@ either end, and twice.
 
 import random
 import zlib
-from collections import deque
-from dataclasses import dataclass, field, replace
+from collections import Counter, deque
+from dataclasses import replace
 from types import SimpleNamespace
 
 from serve_app.core.events import (
@@ -29,6 +29,7 @@ from serve_app.core.instructions import (
     CloseLink,
     DeliverOutputs,
     FailRequest,
+    FreeKeptKv,
     HandOverAttempt,
     Instruction,
     PassTrial,
@@ -39,91 +40,19 @@ from serve_app.core.read_costs import MIN_TOKENS
 from serve_app.core.request import Resume
 from serve_app.errors import ServingError
 from serve_app.links.protocol.messages import AddSuspect
-from serve_app.replica.trials import Trials
 from tests.core.apart_fleet import COSTS, LONG
 from tests.core.helpers import Output, outputs
+from tests.core.network_parts import Client, Connection, Ingress, Kept, Replica
 
 CREDIT = 4
 SILENCE_S = 5.0
+LEASE_S = 30.0
 MAX_LIVE = 24  # requests of an ingress at once
 GOODBYES = (LinkEnd.SAID_GOODBYE, LinkEnd.BROKE_OFF, LinkEnd.ENGINE_DIED)
 
 
 def next_token(sequence: tuple[int, ...]) -> int:
     return zlib.crc32(repr(sequence).encode()) % 50
-
-
-@dataclass
-class Client:
-    """One request: its whole answer, the part that came, and how it ended."""
-
-    prompt: tuple[int, ...]
-    answer: tuple[int, ...]
-    resume: Resume
-    delivered: list[int] = field(default_factory=list)
-    outcomes: list[str] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class Connection:
-    """Both directions of one link; each end notices the connection's end by itself."""
-
-    ingress: "Ingress"
-    replica: "Replica"
-    up: deque[StartAttempt | AbortAttempts | HandOverAttempt | PassTrial] = field(default_factory=deque)
-    down: deque[list[Output] | HeartbeatArrived | TrialBegan | LinkEnd] = field(default_factory=deque)
-    frozen: bool = False
-    running: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Attempts of this link in the engine: attempt id -> prompt and output so far."""
-    in_line: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Suspects, as ``running``."""
-    leaving: set[str] = field(default_factory=set)
-    """Attempts that the engine will hand over, if they do not end before."""
-    reading: set[str] = field(default_factory=set)
-    """Attempts that came with KV and have no token yet."""
-
-
-@dataclass(eq=False)
-class Replica:
-    replica_id: str
-    links: list[Connection] = field(default_factory=list)
-    drain_ends_at: float | None = None
-
-    @property
-    def draining(self) -> bool:
-        return self.drain_ends_at is not None
-
-    @property
-    def kv_transfer(self) -> str:
-        """Return the same for replicas that can read each other's KV: seven of eight."""
-        return "" if int(self.replica_id[1:]) % 8 == 7 else "kv"
-
-    def __post_init__(self) -> None:
-        self.trials = Trials[Connection](self.begin_trial, lambda: self.trials.answered())
-
-    def begin_trial(self, connection: Connection, suspect: AddSuspect) -> None:
-        connection.down.append(TrialBegan(suspect.attempt_id))
-        connection.running[suspect.attempt_id] = connection.in_line.pop(suspect.attempt_id)
-
-    def end(self, connection: Connection) -> None:
-        """Let the replica notice the connection's end: the engine drops the attempts of that link."""
-        if connection in self.links:
-            self.links.remove(connection)
-            unfinished = [*connection.in_line, *connection.running]
-            connection.running.clear()
-            self.trials.withdraw(unfinished)
-            connection.in_line.clear()
-
-
-@dataclass(eq=False)
-class Ingress:
-    fleet: FleetState
-    clients: dict[str, Client] = field(default_factory=dict)
-    links: dict[str, Connection] = field(default_factory=dict)
-    num_clients: int = 0
-
-    def live(self) -> list[str]:
-        return list(self.clients)
 
 
 class World:
@@ -152,6 +81,8 @@ class World:
         """Outputs on connections that have ended."""
         self.ended: dict[str, int] = {}
         """Outcome -> requests."""
+        self.freed = Counter[str]()
+        """Requests' KV that replicas kept, by what ended it: the ``reader``, the ``ingress``, or the end of its ``lease``."""
 
     # What the network and the replicas do.
 
@@ -188,17 +119,32 @@ class World:
             del connection.running[attempt_id]
             connection.replica.trials.let_go([attempt_id])
         stats = None
-        if new and attempt_id in connection.reading:
-            connection.reading.discard(attempt_id)
-            stats = SimpleNamespace(num_external_cached_tokens=self.rng.choice((0, len(sequence))))
+        if new and (kept := connection.reading.pop(attempt_id, None)) is not None:
+            has_read = kept in kept.of.replica.kept and self.rng.random() < 0.5
+            if has_read:
+                self.free(kept, "reader")
+            stats = SimpleNamespace(num_external_cached_tokens=len(sequence) if has_read else 0)
         return Output(attempt_id, new, finish_reason="stop" if ended else None, prefill_stats=stats)
 
     def hand_over(self, connection: Connection, attempt_id: str) -> Output:
         """End an attempt; in one of four cases its KV is not whole."""
         sequence = connection.running.pop(attempt_id)
         connection.leaving.discard(attempt_id)
-        kv = {"tokens": len(sequence)} if self.rng.random() < 0.75 else None
+        connection.replica.trials.let_go([attempt_id])
+        kv = None
+        if self.rng.random() < 0.75:
+            kv = Kept(connection, attempt_id, len(sequence), self.now + LEASE_S)
+            connection.replica.kept.append(kv)
         return Output(attempt_id, [], "length", stop_reason=HANDED_OVER, kv_transfer_params=kv)
+
+    def free(self, kept: Kept, cause: str) -> None:
+        kept.of.replica.kept.remove(kept)
+        self.freed[cause] += 1
+
+    def end_leases(self) -> None:
+        for replica in self.replicas:
+            for kept in [each for each in replica.kept if each.until <= self.now]:
+                self.free(kept, "lease")
 
     def client_of(self, connection: Connection, attempt_id: str) -> Client:
         prompt = int(attempt_id.partition("@")[0].removeprefix("r"))
@@ -206,6 +152,7 @@ class World:
 
     def carry_up(self, connection: Connection) -> None:
         """Deliver one message of the ingress to the replica."""
+        ingress = connection.ingress
         match connection.up.popleft():
             case StartAttempt() as start if connection in connection.replica.links:
                 sequence = self.client_of(connection, start.attempt_id).prompt + start.continue_from
@@ -215,9 +162,16 @@ class World:
                 else:
                     connection.running[start.attempt_id] = sequence
                 assert len(connection.running) + len(connection.in_line) <= CREDIT
-                if start.kv is not None:
-                    assert start.kv == {"tokens": len(sequence)}, "the KV is not that of the prompt and the answer so far"
-                    connection.reading.add(start.attempt_id)
+                if isinstance(start.kv, Kept):
+                    assert start.kv.num_tokens == len(sequence), "the KV is not that of the prompt and the answer so far"
+                    connection.reading[start.attempt_id] = start.kv
+            case FreeKeptKv(_, attempt_id):
+                for kept in [
+                    each for each in connection.replica.kept if (each.of.ingress, each.attempt_id) == (ingress, attempt_id)
+                ]:
+                    reading = [each for replica in self.replicas for c in replica.links for each in c.reading.values()]
+                    assert kept not in reading, "blocks of the KV go to another request while a replica reads it"
+                    self.free(kept, "ingress")
             case HandOverAttempt(_, attempt_id):
                 connection.leaving |= {attempt_id} & connection.running.keys()
             case PassTrial(_, attempt_id):
@@ -225,6 +179,11 @@ class World:
             case AbortAttempts(_, attempt_ids):
                 for attempt_id in attempt_ids:
                     connection.running.pop(attempt_id, None)
+                    # As vLLM does: the engine tells the source that it does not read any more.
+                    if (
+                        given_up := connection.reading.pop(attempt_id, None)
+                    ) is not None and given_up in given_up.of.replica.kept:
+                        self.free(given_up, "reader")
                 connection.replica.trials.withdraw(attempt_ids)
                 for attempt_id in attempt_ids:
                     connection.in_line.pop(attempt_id, None)
@@ -253,7 +212,9 @@ class World:
     # What an ingress does.
 
     def ask(self, ingress: Ingress) -> None:
-        number, request_id = ingress.num_clients, f"r{ingress.num_clients}"
+        # Replicas know attempts by id alone: no two ingresses give the same.
+        number = ingress.num_clients * len(self.ingresses) + self.ingresses.index(ingress)
+        request_id = f"r{number}"
         ingress.num_clients += 1
         answer: tuple[int, ...] = (number,)
         for _ in range(self.rng.randint(1, 60 if self.drains else 12)):
@@ -274,9 +235,12 @@ class World:
                     StartAttempt(replica_id=replica_id)
                     | AbortAttempts(replica_id=replica_id)
                     | HandOverAttempt(replica_id=replica_id)
+                    | FreeKeptKv(replica_id=replica_id)
                     | PassTrial(replica_id=replica_id)
                 ):
                     ingress.links[replica_id].up.append(instruction)
+                    if isinstance(instruction, StartAttempt) and isinstance(instruction.kv, Kept):
+                        instruction.kv.reader = ingress.links[replica_id]
                 case DeliverOutputs(delivered):
                     for output in delivered:
                         self.deliver(ingress, output.request_id, output.new_token_ids, output.finish_reason is not None)
@@ -305,6 +269,7 @@ class World:
     def step(self) -> None:
         rng = self.rng
         self.now += rng.choice((0.0, 0.01, 0.05, 0.2)) * (0.07 if self.drains else 1.0)
+        self.end_leases()
         ingress, replica = rng.choice(self.ingresses), rng.choice(self.replicas)
         connection = rng.choice(replica.links) if replica.links else None
         if rng.random() < self.drains and not replica.draining:
@@ -371,6 +336,8 @@ class World:
             connection.down.append(end)
             while connection.down:
                 self.carry_down(connection)
+        for kept in list(replica.kept):
+            self.free(kept, "lease")
         self.replicas[self.replicas.index(replica)] = Replica(f"a{self.num_replicas}")
         self.num_replicas += 1
 

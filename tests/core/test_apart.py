@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from serve_app.core.affinity import PrefixAffinity
-from serve_app.core.apart import MAX_MOVES, MIN_STAY_S, MOVES_PER_S, WINDOW_S
+from serve_app.core.apart import MAX_MOVES, MIN_GAIN, MIN_STAY_S, MOVES_PER_S, WINDOW_S
 from serve_app.core.events import HeartbeatArrived, RequestArrived, Ticked
 from serve_app.core.fleet import FleetState
 from serve_app.core.hand_over import HANDED_OVER
@@ -51,6 +51,25 @@ def test_a_long_prompt_goes_where_few_answers_are_and_those_leave_before_it_star
     assert (started.replica_id, fleet.routed["prompt"]) == ("a", 1)
     assert asked == [HandOverAttempt("a", "0@0")]
     assert dict(fleet.hand_overs.asked) == {"prompts": 1}
+    (move,) = fleet.requests["0"].trail.moves
+    read_s = fleet.hand_overs.costs.seconds(SHORT + 1)
+    assert (move.cause, move.read_s) == ("prompts", read_s)
+    assert move.saves_s > MIN_GAIN * read_s
+    assert fleet.requests["long"].trail.routes[0].saves_s > 0
+
+
+@pytest.mark.parametrize("num_behind", [1, 2])
+def test_answers_also_leave_replicas_that_have_less_to_do_than_one_whose_answers_cannot_move(num_behind: int) -> None:
+    fleet = fleet_apart("a", costs=replace(COSTS, output_token_s=2e-3))
+    for number in range(40):
+        run(fleet, arrived(f"stays-{number}", Resume.REPLAY, prompt_tokens=SHORT, max_tokens=500))
+        first_token(fleet, f"stays-{number}")
+    behind = "bcdef"[:num_behind]
+    run(fleet, *map(linked, behind))
+    assert set(answers(fleet, *map(str, range(20 * num_behind)))) == set(behind)
+    run(fleet, *map(linked, "uvwxyz"))
+    asked = {at(fleet, name) for number in range(num_behind) for name in leaving(run(fleet, Ticked(), now=1.0 + number / 4))}
+    assert asked == set(behind)
 
 
 def test_the_next_long_prompts_go_there_too_until_another_replica_costs_less() -> None:

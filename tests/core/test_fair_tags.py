@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from serve_app.core.fair_tags import (
     BACKGROUND_PRIORITY,
     FIRST_TAG,
+    Overtakers,
     gives_way,
     is_ahead,
     is_in_same_range,
@@ -80,3 +81,26 @@ def test_a_number_that_a_client_chose_gives_way_to_none(chosen: int, waiting: in
 
 def test_tags_are_in_the_order_of_priorities() -> None:
     assert sorted(FIRST_TAG.values()) == [FIRST_TAG[priority] for priority in PRIORITIES]
+
+
+@pytest.mark.parametrize("noted_at", [100.0, 107.0, 119.9])
+def test_a_request_that_others_overtake_for_20_to_40_seconds_counts_as_one_of_theirs(noted_at: float) -> None:
+    overtakers = Overtakers()
+    overtakers.note(LEVEL, 100.0)
+    overtakers.note(LEVEL + 200, noted_at)
+    assert not overtakers.is_overdue(AHEAD, noted_at + 19.9)
+    assert overtakers.is_overdue(AHEAD, noted_at + 40.0)
+
+
+def test_only_a_lower_odd_tag_of_the_same_priority_is_overdue() -> None:
+    overtakers = Overtakers()
+    overtakers.note(BATCH + 200, 0.0)
+    overdue = {tag: overtakers.is_overdue(tag, 41.0) for tag in (BATCH_AHEAD, BATCH, BATCH_AHEAD + 200, AHEAD, LINE, *CHOSEN)}
+    assert [tag for tag, is_overdue in overdue.items() if is_overdue] == [BATCH_AHEAD]
+
+
+def test_what_overtook_a_minute_ago_is_forgotten() -> None:
+    overtakers = Overtakers()
+    overtakers.note(LEVEL + 200, 0.0)
+    assert overtakers.is_overdue(AHEAD, 59.0)
+    assert not overtakers.is_overdue(AHEAD, 61.0)

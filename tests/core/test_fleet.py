@@ -382,6 +382,7 @@ def test_describe_is_plain_data() -> None:
         "hand_overs": {},
         "hand_overs_asked": {},
         "kv_read_tokens": 0,
+        "kv_read_bytes": 0,
         "routed": {"load": 1},
         "expected_hit_tokens": 0,
         "blocked": 0,

@@ -55,6 +55,11 @@ def walk(seed: int, *, drains: float = 0.0, apart: bool = False) -> World:
         assert not ingress.fleet.waiting
         assert num_kept(ingress.fleet) <= KEPT
     assert not any(c.running for r in world.replicas for c in r.links), "an engine works for no client"
+    # A lease has to end it only where the ingress cannot say that nobody reads it, or does not know.
+    held = [
+        kept for r in world.replicas for kept in r.kept if kept.of.is_alive() and (kept.reader is None or kept.reader.is_alive())
+    ]
+    assert not held, "blocks are kept for nobody"
     assert sum(world.ended.values()) == sum(i.num_clients for i in world.ingresses)
     assert world.ended.keys() <= {"complete", "aborted", "queue_full", "no_replica", "replica_lost", "request_quarantined"}
     return world
@@ -75,6 +80,8 @@ def test_requests_that_are_handed_over_have_one_outcome_too_however_that_ends() 
 
     assert results.keys() == {"read", "computed", "not_kept", "no_target", "unanswered", "ended"}
     assert sum(i.fleet.hand_overs.tokens for world in worlds for i in world.ingresses) > 0
+    freed = sum((world.freed for world in worlds), Counter[str]())
+    assert freed["ingress"] > 0 < freed["reader"], freed
 
 
 def test_answers_that_move_without_a_drain_have_one_outcome_too() -> None:

@@ -8,20 +8,23 @@ import pytest
 from serve_app.core.events import HeartbeatArrived, LinkEnd, LinkLost, LinkOpened, RequestsAborted, Ticked
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
-from serve_app.core.hand_over import ANSWER_S, HANDED_OVER, READ_S
-from serve_app.core.instructions import AbortAttempts, DeliverOutputs, HandOverAttempt, Instruction, StartAttempt
+from serve_app.core.hand_over import ANSWER_S, HANDED_OVER, KEPT_S, READ_S
+from serve_app.core.instructions import AbortAttempts, DeliverOutputs, FreeKeptKv, HandOverAttempt, Instruction, StartAttempt
 from serve_app.core.load import EngineLoad
-from serve_app.core.read_costs import MIN_TOKENS
+from serve_app.core.read_costs import MIN_TOKENS, ReadCosts
 from serve_app.core.request import Resume
+from serve_app.core.trail import WITHOUT_KV, Move
 from tests.core.helpers import Output, arrived, outputs, run, start
 from tests.core.test_drain import draining
 
 ASKED_AT = 7.0
 WHERE = {"remote_block_ids": [[1, 2]]}
+FREED = FreeKeptKv("a", "r@0")
+TOKEN_BYTES = 1000
 
 
 def linked(replica_id: str, *, kv_transfer: str = "nixl", credit: int = 8, weights: str = "w") -> LinkOpened:
-    return LinkOpened(replica_id, credit, weights=weights, kv_transfer=kv_transfer)
+    return LinkOpened(replica_id, credit, weights=weights, kv_transfer=kv_transfer, kv_token_bytes=TOKEN_BYTES)
 
 
 def fleet_with(*links: LinkOpened, resume: Resume = Resume.CONTINUE, prompt_tokens: int = MIN_TOKENS) -> FleetState:
@@ -54,15 +57,57 @@ def test_a_stream_goes_on_with_its_kv_after_all_tokens_that_came_meanwhile() -> 
     assert (last.finish_reason, last.stop_reason) == (None, None), "the answer goes on"
     assert fleet.replicas["b"].outstanding_tokens == 6, "the prompt is not computed again"
     read = Output("r@1", [10], prefill_stats=SimpleNamespace(num_external_cached_tokens=300, num_cached_tokens=0))
-    assert run(fleet, outputs("b", read), now=7.3) == [DeliverOutputs([read])]
+    assert run(fleet, outputs("b", read), now=7.3) == [DeliverOutputs([read]), FREED]
     assert fleet.requests["r"].emitted_ids == [7, 8, 9, 10]
     assert (dict(fleet.hand_overs.results), fleet.hand_overs.tokens, fleet.drains.num_moved) == ({"read": 1}, 300, 1)
+    assert fleet.hand_overs.num_bytes == 300 * TOKEN_BYTES
+    saves_s, read_s = (MIN_TOKENS + 1) * fleet.order.costs.prompt_token_s, ReadCosts().seconds(MIN_TOKENS + 1)
+    assert fleet.requests["r"].trail.moves == [Move(0, ASKED_AT, "drain", saves_s, read_s, "read", 300)]
+    assert fleet.requests["r"].trail.routes[1].saves_s == 0.0, "the choice of the replica was one by load"
 
 
-def test_a_target_that_read_nothing_is_counted() -> None:
+def test_a_target_that_read_nothing_is_counted_and_the_kv_is_freed() -> None:
     fleet = asked(fleet_with(linked("a"), linked("b")))
-    run(fleet, outputs("a", handed()), outputs("b", Output("r@1", [8])), now=7.2)
-    assert (dict(fleet.hand_overs.results), fleet.hand_overs.tokens) == ({"computed": 1}, 0)
+    run(fleet, outputs("a", handed()), now=7.2)
+    token = Output("r@1", [8])
+    assert run(fleet, outputs("b", token), now=7.2) == [DeliverOutputs([token]), FREED]
+    assert (dict(fleet.hand_overs.results), fleet.hand_overs.tokens, fleet.hand_overs.num_bytes) == ({"computed": 1}, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("end", "is_freed"),
+    [
+        (LinkEnd.ENGINE_DIED, True),
+        (LinkEnd.ENGINE_STOPPED, True),
+        (LinkEnd.BROKE_OFF, False),
+        (LinkEnd.UNRESPONSIVE, False),
+        (LinkEnd.SAID_GOODBYE, False),
+    ],
+)
+def test_kv_is_freed_when_the_engine_that_was_to_read_it_has_ended_and_not_when_it_may_still_read(
+    end: LinkEnd, is_freed: bool
+) -> None:
+    fleet = asked(fleet_with(linked("a"), linked("b")))
+    run(fleet, outputs("a", handed()), now=7.2)
+    assert (FREED in run(fleet, LinkLost("b", end), now=7.3)) is is_freed
+    assert FREED not in run(fleet, linked("b"), LinkLost("b", end), now=7.4)
+
+
+@pytest.mark.parametrize(("after_s", "is_freed"), [(KEPT_S - 1.0, True), (KEPT_S + 1.0, False)])
+def test_kv_of_a_read_that_was_given_up_is_freed_when_its_target_dies_unless_its_lease_is_over(
+    after_s: float, is_freed: bool
+) -> None:
+    fleet = asked(fleet_with(linked("a"), linked("b")))
+    run(fleet, outputs("a", handed()), RequestsAborted(["r"]), now=7.2)
+    run(fleet, Ticked(), now=7.2 + after_s)
+    assert (FREED in run(fleet, LinkLost("b", LinkEnd.ENGINE_DIED), now=7.2 + after_s)) is is_freed
+
+
+def test_no_kv_is_freed_at_a_source_that_is_gone() -> None:
+    fleet = asked(fleet_with(linked("a"), linked("b")))
+    run(fleet, outputs("a", handed()), LinkLost("a", LinkEnd.SAID_GOODBYE), now=7.2)
+    token = Output("r@1", [8])
+    assert run(fleet, outputs("b", token), now=7.3) == [DeliverOutputs([token])]
 
 
 @pytest.mark.parametrize(
@@ -84,6 +129,7 @@ def test_a_stream_moves_without_its_kv_where_a_read_is_not_possible_or_not_worth
     assert aborted == AbortAttempts("a", ("r@0",))
     assert isinstance(started, StartAttempt)
     assert started.kv is None
+    assert fleet.requests["r"].trail.moves == [Move(0, ASKED_AT, "drain", 0.0, None, WITHOUT_KV)]
 
 
 def test_a_source_that_has_no_whole_kv_lets_the_target_compute_it() -> None:
@@ -96,7 +142,7 @@ def test_a_source_that_does_not_answer_is_not_waited_for() -> None:
     fleet = asked(fleet_with(linked("a"), linked("b")))
     assert run(fleet, Ticked(), now=ASKED_AT + ANSWER_S) == []
     assert run(fleet, Ticked(), now=9.01) == [AbortAttempts("a", ("r@0",)), moved(kv=None)]
-    assert run(fleet, outputs("a", handed()), now=9.02) == [], "too late"
+    assert run(fleet, outputs("a", handed()), now=9.02) == [FREED], "too late"
     assert dict(fleet.hand_overs.results) == {"unanswered": 1}
 
 
@@ -117,7 +163,8 @@ def test_a_source_that_is_lost_or_says_goodbye_meanwhile_is_a_loss_as_ever() -> 
 def test_a_target_that_is_gone_leaves_the_stream_to_another_replica(gone: list[LinkOpened | LinkLost | HeartbeatArrived]) -> None:
     fleet = asked(fleet_with(linked("a"), linked("b")))
     run(fleet, *gone, linked("c"), now=7.1)
-    (started,) = run(fleet, outputs("a", handed()), now=7.2)
+    freed, started = run(fleet, outputs("a", handed()), now=7.2)
+    assert freed == FREED
     assert isinstance(started, StartAttempt)
     assert (started.replica_id in "bc", started.kv) == (True, None)
     assert dict(fleet.hand_overs.results) == {"no_target": 1}
@@ -130,6 +177,7 @@ def test_a_client_that_leaves_between_the_phases_leaves_nothing_behind() -> None
         assert [type(i) for i in aborts] == [AbortAttempts]
         assert not fleet.requests
         assert not fleet.replicas["b"].coming
+        assert run(fleet, outputs("a", handed()), now=7.2) == [FREED], "its answer came too late"
 
 
 def test_an_answer_that_ends_first_has_ended() -> None:
@@ -145,7 +193,7 @@ def test_a_place_is_kept_at_the_target() -> None:
     assert run(fleet, arrived("other"), now=7.1) == []
     assert run(fleet, outputs("a", handed()), now=7.2) == [moved()]
     instructions: list[Instruction] = run(fleet, outputs("b", Output("r@1", [8], "stop")), now=7.3)
-    assert instructions[1:] == [start("other", 0, "b")]
+    assert instructions[1:] == [FREED, start("other", 0, "b")]
 
 
 def test_hand_overs_under_way_count_in_the_limit_of_moves() -> None:
@@ -161,8 +209,7 @@ def test_hand_overs_under_way_count_in_the_limit_of_moves() -> None:
 
 def test_a_replica_that_hands_over_what_nobody_asked_for_loses_the_attempt_alone() -> None:
     fleet = fleet_with(linked("a"), linked("b"))
-    (started,) = run(fleet, outputs("a", handed()), now=1.0)
-    assert started == moved(kv=None)
+    assert run(fleet, outputs("a", handed()), now=1.0) == [FREED, moved(kv=None)]
 
 
 def test_a_target_that_makes_no_token_in_time_is_not_waited_for() -> None:
@@ -182,6 +229,8 @@ def test_a_stalled_target_that_drains_meanwhile_ends_its_attempt_once() -> None:
     aborted, started = run(fleet, Ticked(), now=7.3 + READ_S)
     assert aborted == AbortAttempts("b", ("r@1",))
     assert started == replace(moved(2, kv=None), replica_id="c")
+    moves = [(move.attempt, move.cause, move.result) for move in fleet.requests["r"].trail.moves]
+    assert moves == [(0, "drain", "ended"), (1, "drain", "unanswered")]
     assert dict(fleet.hand_overs.results) == {"ended": 1, "unanswered": 1}
 
 

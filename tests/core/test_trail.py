@@ -6,7 +6,7 @@ from serve_app.core.events import LinkEnd, LinkLost, LinkOpened, RequestsAborted
 from serve_app.core.fleet import FleetState
 from serve_app.core.load import EngineLoad
 from serve_app.core.request import Resume
-from serve_app.core.trail import Trail
+from serve_app.core.trail import TAKEN_BACK, WITHOUT_KV, Route, Trail
 from tests.core.helpers import Output, arrived, fleet_of, outputs, run
 
 
@@ -71,6 +71,13 @@ def test_an_attempt_that_this_ingress_took_back_was_moved() -> None:
     fleet.replicas["a"].load = EngineLoad(waiting=1)
     run(fleet, LinkOpened("b", 8))
     assert (waits.trail.replicas, waits.trail.ends) == (["a", "b"], ["moved"])
+    assert [(move.attempt, move.cause, move.result) for move in waits.trail.moves] == [(0, TAKEN_BACK, WITHOUT_KV)]
+
+
+def test_each_attempt_has_the_numbers_behind_the_choice_of_its_replica() -> None:
+    fleet = fleet_of("a")
+    run(fleet, arrived("r0", prompt_tokens=5, max_tokens=7), arrived("r1"))
+    assert [request.trail.routes for request in fleet.requests.values()] == [[Route(0, 0, 0.0)], [Route(0, 12, 0.0)]]
 
 
 def test_an_end_that_the_front_end_made_is_named_by_its_outcome() -> None:

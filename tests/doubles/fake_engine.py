@@ -67,6 +67,8 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.leaving: list[str] = []
         """Attempts to be handed over: `hand_over` does it."""
+        self.freed: list[str] = []
+        """Attempts whose KV is not to be kept any more."""
         self.kv: dict[str, bytes] = {}
         """Attempt id -> what came with its Add."""
         self.steps = 0
@@ -86,6 +88,8 @@ class FakeEngine:
                 self.aborted += [attempt_id] if self.running.pop(attempt_id, None) else []
         elif isinstance(message, pipe.HandOverInEngine):
             self.leaving += [i for i in message.attempt_ids if i in self.running]
+        elif isinstance(message, pipe.FreeKvInEngine):
+            self.freed += message.attempt_ids
         elif isinstance(message, pipe.AskTrial):
             self._emit(pipe.Answered(pipe.TRIALS_SLOT))
 

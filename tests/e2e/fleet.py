@@ -125,13 +125,18 @@ def bare_vllm(model: Path, home: Path, *, port: int, flags: Sequence[str] = ()) 
 
 @contextlib.contextmanager
 def serve_app(
-    config: Mapping[str, Any], home: Path, *, python: str = sys.executable, variables: Mapping[str, str] = MappingProxyType({})
+    config: Mapping[str, Any],
+    home: Path,
+    *,
+    python: str = sys.executable,
+    variables: Mapping[str, str] = MappingProxyType({}),
+    options: Sequence[str] = (),
 ) -> Iterator[Server]:
-    """Run ``serve-app up`` with this configuration by ``python``, with these environment variables; not yet ready."""
+    """Run ``serve-app up`` with this configuration by ``python``, with these environment variables and options; not yet ready."""
     path = home / "fleet.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(dict(config)))
-    command = [python, "-m", "serve_app.cli.main", "up", "-f", str(path)]
+    command = [python, "-m", "serve_app.cli.main", "up", "-f", str(path), *options]
     with _running("fleet", command, home, config["ingress"]["port"], variables) as server:
         yield server
 

@@ -3,10 +3,14 @@
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from serve_app.cli.explain import CAUSES
+from serve_app.simulated.profiles import PROFILES
+from tests.chaos.records import ledger_lines
 from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, fleet
 from tests.e2e_fleet.streams import Answer, completion, play
@@ -19,7 +23,12 @@ LONG = [completion(MODEL, prompt=[number + 3] * 1600, max_tokens=20) for number 
 
 
 @pytest.fixture(scope="module")
-def moving(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ledger")
+
+
+@pytest.fixture(scope="module")
+def moving(configure: Configure, ledger: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     config = configure(
         8056,
         replicas={"min": 2, "max": 2},
@@ -28,6 +37,7 @@ def moving(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> It
         engine_args={"max_num_batched_tokens": 512},
     )
     config["models"][MODEL] |= {"kv": {"transfer": "nixl", "port": 16300}, "routing": {"apart": True}}
+    config["ingress"]["ledger"] = {"dir": str(ledger)}
     with fleet(config, tmp_path_factory.mktemp("moving")) as running:
         yield running
 
@@ -42,7 +52,7 @@ def folded(answers: list[Answer]) -> list[dict[str, Any]]:
     return [answer.folded() for answer in answers]
 
 
-def test_answers_that_make_way_for_long_prompts_are_the_same(moving: Fleet) -> None:
+def test_answers_that_make_way_for_long_prompts_are_the_same_and_explain_says_why_they_moved(moving: Fleet, ledger: Path) -> None:
     undisturbed = folded(play(moving.url, CHATS))
     assert moves(moving, "serve_app_hand_overs_asked_total", "cause").get("prompts", 0) == 0
     long: list[Answer] = []
@@ -54,6 +64,15 @@ def test_answers_that_make_way_for_long_prompts_are_the_same(moving: Fleet) -> N
     assert len(folded(long)) == len(LONG)
     assert moves(moving, "serve_app_hand_overs_asked_total", "cause")["prompts"] > 0
     assert moves(moving, "serve_app_hand_overs_total", "result").get("read", 0) > 0
+    series = moving.ingresses()[0]
+    num_tokens, num_bytes = (series[f"serve_app_kv_read_{unit}_total", (("model", MODEL),)] for unit in ("tokens", "bytes"))
+    assert num_bytes == num_tokens * PROFILES["a10g-llama-8b"].model.kv_bytes_per_token > 0
+
+    moved = next(line for line in ledger_lines(ledger) if any(move.result == "read" for move in line.moves))
+    told = moving.command("explain", moved.id, str(ledger))
+    assert told.returncode == 0, told.stderr
+    for words in (f"attempt 2 at {moved.replicas[1]}", CAUSES[moved.moves[0].cause], "tokens was read", "ended: length"):
+        assert words in told.stdout
 
 
 @pytest.mark.slow

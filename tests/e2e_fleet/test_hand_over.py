@@ -45,3 +45,4 @@ def test_streams_of_a_replica_that_stops_are_the_same_and_take_their_kv_along(re
     results = {dict(labels)["result"]: value for (name, labels), value in series.items() if name == "serve_app_hand_overs_total"}
     assert results.get("read", 0) > 0, results
     assert series["serve_app_kv_read_tokens_total", (("model", MODEL),)] >= PROMPT_WORDS
+    assert series["serve_app_kv_read_bytes_total", (("model", MODEL),)] > PROMPT_WORDS

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -188,6 +189,30 @@ def test_each_client_has_an_answer_of_a_real_fleet(fleet: str, capsys: pytest.Ca
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.timeout(400)
+@pytest.mark.usefixtures("embedded_model")
+def test_the_simulated_model_with_tools_calls_one_and_then_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    with FleetProcess(EXAMPLES / "tools.yaml") as running:
+        for more in ([], ["--choose"]):
+            run("tools", "--url", running.url, "--model", "tools-simulated", *more)
+        forced, chosen = capsys.readouterr().out.splitlines()
+        assert forced.startswith("get_weather {'city': ")
+        assert chosen == "get_weather {'city': 'Paris'}"
+        call = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+        tools = runpy.run_path(str(EXAMPLES / "tools.py"))
+        result = {"role": "tool", "tool_call_id": "1", "content": "17 degrees"}
+        body = {
+            "model": "tools-simulated",
+            "messages": [tools["QUESTION"], {"role": "assistant", "tool_calls": [call]}, result],
+            "tools": [{"type": "function", "function": tools["WEATHER"]}],
+            "max_tokens": 20,
+        }
+        (choice,) = requests.post(f"{running.url}/v1/chat/completions", json=body, timeout=60).json()["choices"]
+        assert (choice["message"].get("tool_calls"), bool(choice["message"]["content"])) == (None, True)
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", ["README.md", "docs/start.md", "docs/api.md"])
 def test_the_commands_of_a_page_work_as_they_stand(page: str, fleet: str) -> None:
     asking = [text for text in blocks(Path(page), "", "sh") if re.search(r"^curl ", text, re.MULTILINE)]
@@ -250,4 +275,5 @@ def test_the_autoscaling_demo_ends_with_a_plot_of_replicas_that_came(tmp_path: P
     samples = [json.loads(line) for line in (out / "server.jsonl").read_text().splitlines() if '"fleet"' in line]
     desired = [s["values"]["replicas_desired/replica-llama-8b-simulated"] for s in samples if s.get("values")]
     assert (min(desired), max(desired) > 1) == (1.0, True)
-    assert (out / "figures" / "autoscaling.svg").is_file()
+    assert (out / "plot" / "autoscaling.svg").is_file()
+    assert (out / "decisions.jsonl").is_file()

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serve_app.config.model import CanarySettings
 from serve_app.core.canary import CanaryState
 from serve_app.core.request import RequestState, Resume
+from serve_app.core.trail import Route
 from serve_app.errors import NoFreePlace, NoReplica, QueueFull, RequestQuarantined, ServingError
 from serve_app.ingress.books.books import Books
 from serve_app.ingress.books.ledger import Ledger
@@ -41,7 +42,7 @@ def says(name: str, *, before: Callable[[], Awaitable[None] | None] | None = Non
         if before is not None and (waited := before()) is not None:
             await waited
         request.emitted_ids += [1, 2, 3]
-        request.trail.started("replica-of-" + name, "load", 0, 0.0)
+        request.trail.started("replica-of-" + name, "load", Route(0, 0, 0.0), 0.0)
         request.trail.delivered(Output("r", [1, 2, 3]), 1.0)
         request.trail.finished("stop")
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})

@@ -67,6 +67,8 @@ def test_a_scrape_shows_every_fleet_and_replica() -> None:
         'serve_app_moved_total{model="idle"} 0.0',
         'serve_app_kv_read_tokens_total{model="tiny"} 0.0',
         'serve_app_kv_read_tokens_total{model="idle"} 0.0',
+        'serve_app_kv_read_bytes_total{model="tiny"} 0.0',
+        'serve_app_kv_read_bytes_total{model="idle"} 0.0',
         'serve_app_expected_prefix_hit_tokens_total{model="tiny"} 0.0',
         'serve_app_expected_prefix_hit_tokens_total{model="idle"} 0.0',
         'serve_app_low_priority_waiting{at="ingress",model="tiny"} 0.0',

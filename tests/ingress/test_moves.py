@@ -59,6 +59,7 @@ async def test_a_stream_takes_its_kv_along_where_the_replicas_can_read_each_othe
         await until(lambda: stream.finished)
         assert stream.token_ids == answer(prompt, 6)
         assert f.client.fleet.hand_overs.results == {"computed": 1}, "the double reads nothing"
+        await until(lambda: engine.freed == ["r@0"])
         await draining
 
 

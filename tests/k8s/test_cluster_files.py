@@ -15,7 +15,7 @@ from serve_app.cli.manifests import manifest_problems
 from serve_app.simulated.profiles import ACCELERATORS
 from serve_app.sizing.architecture import architecture_of
 from serve_app.sizing.estimate import Wish, estimate
-from tests.chart.render import CHART, merged, render, tool
+from tests.chart.render import CHART, Refused, merged, render, tool
 from tests.sizing.shapes import LLAMA_70B
 
 K8S = Path(__file__).parents[2] / "k8s"
@@ -126,7 +126,7 @@ def test_karpenters_cpu_nodes_take_the_cpu_pods_of_the_release_and_prometheus() 
     """Redis and Prometheus too: where their volume is, Karpenter's may be the only node. An ingress's streams end with its node."""
     pool, ours = karpenter("NodePool")["cpu"], our_values()
     prometheus = values(K8S / "cluster/values/kube-prometheus-stack.yaml")["prometheus"]["prometheusSpec"]
-    for pods in (ours["head"], ours["ingressPods"], ours["gcsFaultTolerance"]["redis"], ours["weights"], prometheus):
+    for pods in (ours["head"], ours["ingressPods"], ours["gcsFaultTolerance"]["redis"], ours["jobs"], prometheus):
         assert pods["nodeSelector"].items() <= pool["spec"]["template"]["metadata"]["labels"].items()
         assert tolerated(pods, pool)
     assert requirement(pool, "karpenter.sh/capacity-type") == ["on-demand"]
@@ -179,8 +179,7 @@ def test_karpenter_takes_no_node_under_a_stream() -> None:
         assert int(minutes[1]) * 60 >= our_values()["timeouts"]["nodeDrainSeconds"] >= max(graces)
     budgets = rendered.of("PodDisruptionBudget").values()
     assert [budget["spec"]["minAvailable"] for budget in budgets] == [1] * len(graces)
-    for values_of_eks in (rendered, render(files=(CHART / "ci/eks-gpu-values.yaml",))):
-        assert "karpenter.sh/do-not-disrupt" not in values_of_eks.text
+    assert "karpenter.sh/do-not-disrupt" not in rendered.text
 
 
 def test_gpu_alerts_have_an_exporter_that_prometheus_scrapes_and_that_starts_no_second_engine() -> None:
@@ -274,15 +273,29 @@ def test_pods_reach_the_dns_of_eks_auto_mode_by_the_values_of_the_readme() -> No
     assert {(p["protocol"], p["port"]) for p in rule["ports"]} == {("UDP", 53), ("TCP", 53)}
 
 
+@pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
+def test_a_model_from_zero_is_refused_until_the_waits_of_the_readme_are_long_enough() -> None:
+    (block,) = re.findall(r"\*\*From zero replicas\*\*.*?```yaml\n(.*?)```", (K8S / "README.md").read_text(), re.DOTALL)
+    ours, waits = our_values(), yaml.safe_load(block)
+    (name,) = ours["config"]["models"]
+    ours = merged(ours, {"config": {"models": {name: {"required": False, "replicas": {"min": 0, "max": 1}}}}})
+    with pytest.raises(Refused, match="wake-outlasts-wait"):
+        render(merged(ours, {"config": {"timeouts": {"no_replica_s": 30}}}))
+    rendered = render(merged(ours, waits))
+    idle_s = waits["timeouts"]["loadBalancerIdleSeconds"]
+    assert list(manifest_problems(rendered.text, client_s=900, load_balancer_idle_s=idle_s)) == []
+
+
 def test_the_namespaces_are_those_of_the_charts_network_policies() -> None:
     names = {d["metadata"]["name"] for d in documents(K8S / "cluster/namespaces.yaml")}
     policies = values(CHART / "values.yaml")["networkPolicies"]
     assert {policies["operatorNamespace"], policies["prometheusNamespace"]} <= names
 
 
-def test_every_variable_of_the_files_is_exported_in_the_readme() -> None:
+def test_every_variable_of_the_files_is_exported_in_a_readme() -> None:
     used = {v for f in (K8S / "cluster").rglob("*.yaml") for v in re.findall(r"\$\{(\w+)\}", f.read_text())}
-    exports = [line for line in (K8S / "README.md").read_text().splitlines() if line.startswith("export ")]
+    text = (K8S / "README.md").read_text() + (K8S / "cluster/values/models/README.md").read_text()
+    exports = [line for line in text.splitlines() if line.startswith("export ")]
     exported = set(re.findall(r"\b([A-Z_]+)=", " ".join(exports)))
     assert set(FILLED_IN) < used
     assert used <= exported

@@ -145,9 +145,9 @@ def test_flux_syncs_in_the_same_order() -> None:
 def test_both_install_the_charts_that_the_readme_installs() -> None:
     commands = (K8S / "README.md").read_text().replace("\\\n", " ")
     installed = {
-        name: (url, chart, version)
+        name: (url, chart, f"${{{version}}}")
         for name, chart, url, version in re.findall(
-            r"helm upgrade --install (\S+) (\S+) --repo (\S+)\s+--version (\d\S+)", commands
+            r"helm upgrade --install (\S+) (\S+) --repo (\S+)\s+--version \$(\w+)", commands
         )
     }
     names = ("kuberay-operator", "monitoring", "external-secrets")

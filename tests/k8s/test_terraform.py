@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 EKS = Path(__file__).parents[2] / "k8s" / "eks"
-COMMUNITY = EKS.parent / "eks-community"
 TERRAFORM = shutil.which("terraform")
 MIRRORS = [
     *(
@@ -76,40 +75,9 @@ def test_the_state_is_in_s3_and_locked_there() -> None:
     assert set(re.findall(r"^(\w+)", example, re.MULTILINE)) == {"bucket", "key", "region"}
 
 
-@pytest.mark.skipif(TERRAFORM is None, reason="terraform is not installed")
-def test_the_layout_on_community_modules_is_formatted() -> None:
-    assert terraform(COMMUNITY, "fmt", "-check", "-recursive").stdout == ""
-
-
-def test_the_layout_on_community_modules_takes_the_same_variables_and_gives_the_same_outputs() -> None:
-    """So README.md's commands fit both."""
-    for shared in ("variables.tf", "registry.tf", "backend.hcl.example"):
-        assert (COMMUNITY / shared).resolve() == EKS / shared
-    outputs = [re.findall(r'^output "(\w+)"', (folder / "outputs.tf").read_text(), re.MULTILINE) for folder in (EKS, COMMUNITY)]
-    assert outputs[0] == outputs[1]
-    used = set(re.findall(r"\bvar\.(\w+)", "".join(f.read_text() for f in COMMUNITY.glob("*.tf"))))
-    assert used == set(re.findall(r'^variable "(\w+)"', (EKS / "variables.tf").read_text(), re.MULTILINE))
-
-
-def test_both_layouts_leave_out_zones_that_eks_refuses() -> None:
+def test_zones_that_eks_refuses_are_left_out() -> None:
     """Their ids mean the same zone in every account; names do not."""
-    for file in (EKS / "vpc.tf", COMMUNITY / "main.tf"):
-        (zones,) = re.findall(r'data "aws_availability_zones" "this" \{(.*?)\n\}', file.read_text(), re.DOTALL)
-        assert "exclude_zone_ids = var.exclude_zone_ids" in zones
+    (zones,) = re.findall(r'data "aws_availability_zones" "this" \{(.*?)\n\}', (EKS / "vpc.tf").read_text(), re.DOTALL)
+    assert "exclude_zone_ids = var.exclude_zone_ids" in zones
     (ids,) = re.findall(r'variable "exclude_zone_ids" \{.*?default +=(.*?)\n', (EKS / "variables.tf").read_text(), re.DOTALL)
     assert re.findall(r'"([a-z0-9-]+)"', ids) == ["use1-az3", "usw1-az2", "cac1-az3"]
-
-
-def test_the_community_modules_are_pinned() -> None:
-    text = (COMMUNITY / "main.tf").read_text()
-    sources = re.findall(r'source  = "(\S+)"\n  version = "(\S+)"', text)
-    assert len(sources) == text.count("\nmodule ")
-    assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for _, version in sources)
-
-
-def test_both_layouts_give_add_ons_the_same_settings() -> None:
-    """Network policies that count, and eyes on GPU nodes."""
-    ours, theirs = (EKS / "cluster.tf").read_text(), (COMMUNITY / "main.tf").read_text()
-    for addon in ("vpc-cni", "eks-node-monitoring-agent"):
-        settings = [re.findall(rf"\b{addon}\s+= jsonencode\((.*)\)$", text, re.MULTILINE) for text in (ours, theirs)]
-        assert settings[0] == settings[1] != []

@@ -14,7 +14,7 @@ from tests.ports import free_port
 from tools.monitoring.boards import BOARDS, board_file
 from tools.monitoring.facts import filled
 from tools.monitoring.panels import Board
-from tools.monitoring.preview import Line, clock, clock_ticks, draw, legend_of, main, picture, shown
+from tools.monitoring.preview import Line, clock, clock_ticks, draw, legend_of, main, picture, shown, with_data
 
 
 class TwoSeries:
@@ -37,6 +37,15 @@ def test_each_panel_is_at_its_place_with_its_title_and_its_series(board: Board) 
     assert [len(ax.lines) for ax in figure.axes] == [2 if panel["type"] == "timeseries" else 0 for panel in panels]
     boxes = [ax.get_position() for ax in figure.axes]
     assert [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)] == []
+
+
+def test_rows_without_data_are_left_out_and_the_others_move_up() -> None:
+    def panel(title: str, kind: str, y: int, h: int) -> dict[str, Any]:
+        return {"title": title, "type": kind, "gridPos": {"x": 0, "y": y, "w": 24, "h": h}}
+
+    board = [panel("A", "row", 0, 1), panel("a", "stat", 1, 4), panel("B", "row", 5, 1), panel("b", "timeseries", 6, 8)]
+    kept = with_data([*board, panel("C", "row", 14, 1), panel("c", "timeseries", 15, 8)], TwoSeries())
+    assert [(each["title"], each["gridPos"]["y"]) for each in kept] == [("B", 0), ("b", 1), ("C", 9), ("c", 10)]
 
 
 @pytest.mark.parametrize("values", [(-4.0, 3.0), (-4.0, -3.0), (3.0, 4.0), (0.0, 0.0), (float("nan"), -4.0)])

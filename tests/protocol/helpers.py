@@ -15,6 +15,7 @@ from serve_app.links.protocol.messages import (
     AddSuspect,
     Capabilities,
     Challenge,
+    FreeKv,
     Goodbye,
     HandOver,
     Heartbeat,
@@ -140,6 +141,7 @@ capabilities = st.builds(
     tasks=st.lists(labels, max_size=4).map(tuple),
     weights=labels,
     kv_transfer=st.text(max_size=8),
+    kv_token_bytes=counts,
 )
 opening = {"protocol": counts, "vllm_version": labels, "model": ids, "fingerprint": ids, "nonce": nonces}
 messages_to_replica = st.one_of(
@@ -147,6 +149,7 @@ messages_to_replica = st.one_of(
     st.builds(AddSuspect, attempt_id=ids, buffers=buffers, num_emitted=counts, kv=st.binary(max_size=8)),
     st.builds(TrialPassed, attempt_id=ids),
     st.builds(HandOver, attempt_ids=st.lists(ids, min_size=1, max_size=4)),
+    st.builds(FreeKv, attempt_ids=st.lists(ids, min_size=1, max_size=4)),
     st.builds(Abort, attempt_ids=st.lists(ids, min_size=1, max_size=4)),
     st.builds(Ping),
 )

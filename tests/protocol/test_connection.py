@@ -19,6 +19,7 @@ from serve_app.links.protocol.messages import (
     Abort,
     Add,
     AddSuspect,
+    FreeKv,
     Goodbye,
     HandOver,
     Heartbeat,
@@ -145,6 +146,7 @@ SAMPLE_TO_REPLICA = TO_REPLICA + wire_of(
         AddSuspect("r3@1", [b"p"], 0, b""),
         TrialPassed("r3@1"),
         HandOver(["r3@1"]),
+        FreeKv(["r3@1"]),
     ]
 )
 SAMPLE_TO_INGRESS = TO_INGRESS + wire_of(
@@ -302,6 +304,7 @@ def test_an_attempt_that_is_handed_over_counts_until_its_last_output_and_its_kv_
     for end in (ingress, replica):
         end.attempt_finished("a")
     assert replica.receive_data(ingress.send_add("b", [b"x"], 7, kv=b"k")) == [Add("b", [b"x"], 7, b"k")]
+    assert replica.receive_data(ingress.send_free_kv("a")) == [FreeKv(["a"])]
 
 
 def test_a_long_abort_is_sent_in_parts_and_an_empty_one_not_at_all() -> None:

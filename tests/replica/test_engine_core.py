@@ -124,6 +124,7 @@ def test_an_engine_without_transfer_takes_kv_and_hand_overs_as_if_there_were_non
     core.preprocess_attempt(asked := attempt(40), 0, kv_of(40))
     assert asked.sampling_params.extra_args is None
     core.hand_over(["r@0"])
+    core.free_kv(["r@0"])
     assert core.output_queue.empty()
 
 

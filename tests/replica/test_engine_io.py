@@ -145,9 +145,12 @@ def test_a_request_that_is_none_ends_alone_with_an_error_and_the_next_message_is
 def test_attempts_to_hand_over_are_named_to_the_engines_own_loop_and_the_kv_of_others_comes_with_them() -> None:
     core = FakeCore()
     with_kv = pipe.AddToEngine(5, "s@1", add("s@1").buffers, 2, b"kv")
-    assert read(core, add("r@0"), with_kv, pipe.HandOverInEngine(["r@0", "s@1"])) == []
+    assert read(core, add("r@0"), with_kv, pipe.HandOverInEngine(["r@0", "s@1"]), pipe.FreeKvInEngine(["r@0"])) == []
     assert core.kv == [b"", b"kv"]
-    assert taken(core)[2] == (EngineCoreRequestType.UTILITY, (pipe.HAND_OVER_SLOT, 0, "hand_over", (["r@0", "s@1"],)))
+    assert taken(core)[2:] == [
+        (EngineCoreRequestType.UTILITY, (pipe.HAND_OVER_SLOT, 0, "hand_over", (["r@0", "s@1"],))),
+        (EngineCoreRequestType.UTILITY, (pipe.HAND_OVER_SLOT, 0, "free_kv", (["r@0"],))),
+    ]
 
 
 def test_a_request_that_reads_kv_of_another_engine_runs() -> None:
@@ -172,14 +175,14 @@ def test_an_engine_that_only_waits_for_reads_reports_its_load_when_it_changes(mo
 
 
 @pytest.mark.parametrize(
-    ("stop_reason", "params", "keeps_kv"),
-    [(HANDED_OVER, {"remote_port": 1}, True), (HANDED_OVER, None, False), (None, {"remote_port": 1}, False)],
+    ("stop_reason", "params", "kept"),
+    [(HANDED_OVER, {"remote_port": 1}, ["r@0"]), (HANDED_OVER, None, []), (None, {"remote_port": 1}, [])],
 )
-def test_the_supervisor_hears_of_kv_that_another_replica_is_to_read(stop_reason: Any, params: Any, keeps_kv: bool) -> None:
+def test_the_supervisor_hears_of_kv_that_another_replica_is_to_read(stop_reason: Any, params: Any, kept: list[str]) -> None:
     ended = EngineCoreOutput("r@0", [], finish_reason=FinishReason.LENGTH, stop_reason=stop_reason, kv_transfer_params=params)
     (sent,) = write(FakeCore(), (5, EngineCoreOutputs(outputs=[EngineCoreOutput("s@0", [1]), ended])))
     assert isinstance(sent, pipe.StepOutputs)
-    assert (sent.keeps_kv, sent.finished) == (keeps_kv, ["r@0"])
+    assert (sent.kept, sent.finished) == (kept, ["r@0"])
     assert [o.kv_transfer_params for o in outputs_of([sent])] == [None, params]
 
 

@@ -90,12 +90,14 @@ async def test_messages_go_to_the_engine_with_the_slot_of_their_link() -> None:
         add(probe, "r@0")
         probe.link.write(probe.link.connection.send_add("s@1", [b"request"], 7, kv=b"kv"))
         probe.link.write(probe.link.connection.send_hand_over("s@1"))
+        probe.link.write(probe.link.connection.send_free_kv("earlier@0"))
         probe.link.write(probe.link.connection.send_abort(["r@0", "unknown@3"]))
-        await until(lambda: len(received) == 4)
+        await until(lambda: len(received) == 5)
     assert received == [
         pipe.AddToEngine(1, "r@0", [b"request"], 0),
         pipe.AddToEngine(1, "s@1", [b"request"], 7, b"kv"),
         pipe.HandOverInEngine(["s@1"]),
+        pipe.FreeKvInEngine(["earlier@0"]),
         pipe.AbortInEngine(["r@0", "unknown@3"]),
     ]
     await replica.close()
@@ -179,9 +181,25 @@ async def test_a_drain_lasts_until_kv_that_was_handed_over_can_have_been_read(
     replica = await start_replica(settings(), "a")
     with recorded(replica):
         ended = asyncio.get_running_loop().time()
-        replica.server.on_engine_message(pipe.StepOutputs(0, EngineLoad(1), 0.0, ["r@0"], b"", 1, keeps_kv))
+        replica.server.on_engine_message(pipe.StepOutputs(0, EngineLoad(1), 0.0, ["r@0"], b"", 1, ["r@0"] * keeps_kv))
         await replica.server.drain(60.0)
     assert (asyncio.get_running_loop().time() - ended >= 0.3) is keeps_kv
+    await replica.close()
+
+
+@in_loop
+async def test_a_drain_ends_when_the_ingresses_have_said_that_all_kv_was_read() -> None:
+    replica = await start_replica(settings(), "a")
+    with recorded(replica):
+        probe = await linked(replica)
+        replica.server.on_engine_message(pipe.StepOutputs(1, EngineLoad(1), 0.0, ["r@0", "s@0"], b"", 0, ["r@0", "s@0"]))
+        draining = asyncio.create_task(replica.server.drain(60.0))
+        probe.link.write(probe.link.connection.send_free_kv("s@0"))
+        await until(lambda: replica.server.kept == {"r@0"})
+        assert not draining.done()
+        probe.link.write(probe.link.connection.send_free_kv("r@0"))
+        async with asyncio.timeout(server._WAIT_FOR_READS_S / 2):  # far from the end of the wait for reads
+            await draining
     await replica.close()
 
 

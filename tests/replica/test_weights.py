@@ -89,6 +89,8 @@ def test_a_simulated_engine_has_the_id_of_its_seed(checkpoint: Path) -> None:
     first, other = ({"seed": seed, "eos_probability": 0.0, "profile": "a10g-llama-8b"} for seed in (0, 1))
     assert id_of(checkpoint, simulated=first) == id_of("elsewhere", simulated=first | {"profile": "t4"})
     assert id_of(checkpoint, simulated=first) != id_of(checkpoint, simulated=other)
+    assert id_of(checkpoint, simulated=first) == id_of(checkpoint, simulated=first | {"calls_tools": False})
+    assert id_of(checkpoint, simulated=first) != id_of(checkpoint, simulated=first | {"calls_tools": True})
 
 
 def test_adapters_count_by_their_files_and_by_their_numbers(checkpoint: Path, tmp_path: Path) -> None:

@@ -234,3 +234,19 @@ def test_an_adapter_s_answers_are_its_own_whatever_else_is_in_the_batch(make_eng
     together = ask(adapters)
     assert together == [answer for adapter in adapters for answer in ask([adapter])]
     assert len({tuple(answer) for answer in together}) == 3
+
+
+def test_a_chat_that_offers_a_tool_gets_a_whole_call_resumed_at_any_point(make_engine: Callable[..., Any]) -> None:
+    engine = make_engine({"profile": "h100-llama-8b", "calls_tools": True})
+    tokenizer = engine.get_tokenizer()
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
+    messages = [{"role": "user", "content": "What is the weather?"}]
+    prompt = tokenizer.encode(
+        tokenizer.apply_chat_template(messages, tools=[tool], tokenize=False, add_generation_prompt=True),
+        add_special_tokens=False,
+    )
+    (whole,) = generate(engine, [prompt], sampling(max_tokens=100, detokenize=True))
+    assert (whole.text, whole.finish_reason) == ('<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>', "stop")
+    emitted = list(whole.token_ids)
+    resumed = generate(engine, [prompt + emitted[:cut] for cut in range(len(emitted))], sampling(max_tokens=100))
+    assert [emitted[:cut] + list(o.token_ids) for cut, o in enumerate(resumed)] == [emitted] * len(emitted)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import wait
 from itertools import groupby
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -54,6 +55,24 @@ def test_a_request_gives_way_again_only_when_it_has_made_some_tokens(make_traffi
     assert all(run >= 16 for run in runs[1:-1])
     assert len(runs) >= 4
     assert {name: len(answer) for name, answer in traffic.answers.items()} == {"ahead": 60} | {f"level{n}": 2 for n in range(20)}
+
+
+def test_a_request_of_a_tenant_that_was_ahead_begins_and_stays_though_others_come_for_ever(
+    make_traffic: Callable[..., Traffic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Mock()
+    monkeypatch.setattr("serve_app.replica.scheduler.time", clock)
+    traffic = make_traffic(max_num_seqs=1, enable_prefix_caching=True)
+    for number in range(60):
+        clock.monotonic.return_value = 1000.0 + number
+        traffic.add(f"level{number}", prompt=20, answer=1, first=40 + number, priority=LEVEL + 2 * number)
+        if number == 1:
+            traffic.add("ahead", prompt=20, answer=8, priority=AHEAD)
+        traffic.step()
+    begun = [number for number, step in enumerate(traffic.steps) if "ahead" in step]
+    assert begun == list(range(begun[0], begun[0] + 8))
+    assert 20 <= begun[0] <= 41
+    traffic.finish()
 
 
 @pytest.mark.parametrize("priority", [0, LEVEL, AHEAD])

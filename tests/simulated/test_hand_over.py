@@ -110,6 +110,32 @@ def test_a_running_request_ends_with_the_kv_of_all_its_tokens_but_the_last(
 
 
 @pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("is_stepped", [False, True])
+def test_kv_that_no_one_reads_is_freed_early_and_the_workers_later_report_means_nothing(
+    make_source: Callable[..., Source], is_async: bool, is_stepped: bool
+) -> None:
+    source = make_source(is_async=is_async)
+    free = source.free_blocks()
+    for name in ("r", "s", "runs"):
+        source.traffic.add(name, prompt=20, answer=50)
+    while source.tokens("runs") < 5:
+        source.traffic.step()
+    source.hand_over("r", "s")
+    if is_stepped:
+        source.traffic.step(3)
+    source.scheduler.free_kv(["r", "runs", "unknown"])
+    source.scheduler.free_kv(["r"])
+    assert source.scheduler.requests.keys() == {"s", "runs"}
+    source.traffic.step(3)
+    source.report(finished_sending={"r", "s"})
+    assert source.scheduler.requests.keys() == {"runs"}
+    source.traffic.finish()
+    assert source.free_blocks() == free
+    assert source.tokens("runs") == 50
+    assert not source.scheduler._freed
+
+
+@pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize(("prompt", "waits"), [(13, 0), (14, 0), (15, 2), (16, 1), (17, 0)])
 def test_a_request_whose_last_token_begins_or_fills_a_block_ends_after_a_later_step(
     make_source: Callable[..., Source], prompt: int, waits: int, is_async: bool

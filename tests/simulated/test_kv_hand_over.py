@@ -228,6 +228,18 @@ def test_a_late_read_is_computed_again(make: Callable[..., Engine], clock: FakeC
     source.assert_empty()
 
 
+def test_kv_that_was_freed_early_leaves_nothing_behind_when_its_lease_ends(make: Callable[..., Engine], clock: FakeClock) -> None:
+    source = make()
+    source.begin("r")
+    source.hand_over("r")
+    source.scheduler.free_kv(["r"])
+    assert source.free_blocks() == source.num_free
+    clock.now += KV_LEASE_S + 1
+    source.begin("s")
+    assert not source.scheduler._freed, "the workers have reported the end of the lease"
+    source.assert_empty()
+
+
 def test_a_request_that_ends_before_or_during_its_read_leaves_no_block_behind(
     make: Callable[..., Engine], clock: FakeClock
 ) -> None:

@@ -26,6 +26,9 @@ LLAMA_8B = _config(
 )
 LLAMA_70B = LLAMA_8B | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
 LLAMA_70B_FP8 = LLAMA_70B | {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
+FP8_DYNAMIC = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}}
+LLAMA_8B_FP8 = LLAMA_8B | {"quantization_config": FP8_DYNAMIC}
+LLAMA_70B_DYNAMIC = LLAMA_70B | {"quantization_config": FP8_DYNAMIC}
 LLAMA_405B = LLAMA_8B | {"hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126, "num_attention_heads": 128}
 LLAMA_405B_FP8 = LLAMA_405B | {
     "quantization_config": {
@@ -55,6 +58,30 @@ QWEN_32B = _config(
     tie_word_embeddings=False,
 )
 QWEN_14B = QWEN_32B | {"intermediate_size": 13824, "num_hidden_layers": 48, "max_position_embeddings": 131072}
+QWEN3_32B = _config(
+    "qwen3",
+    "Qwen3ForCausalLM",
+    hidden_size=5120,
+    intermediate_size=25600,
+    num_hidden_layers=64,
+    num_attention_heads=64,
+    num_key_value_heads=8,
+    head_dim=128,
+    vocab_size=151936,
+    max_position_embeddings=40960,
+    tie_word_embeddings=False,
+)
+QWEN3_32B_AWQ = QWEN3_32B | {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}}
+QWEN3_32B_FP8 = QWEN3_32B | {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+QWEN3_EMBEDDING = QWEN3_32B | {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "vocab_size": 151669,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+}
 MIXTRAL = _config(
     "mixtral",
     "MixtralForCausalLM",

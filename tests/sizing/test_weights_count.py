@@ -17,6 +17,8 @@ GIB = 2**30
         (shapes.LLAMA_8B, 8_030_261_248, 8_030_261_248),  # model card, as MODELS of serve_app/simulated/profiles.py
         (shapes.LLAMA_1B, 1_235_814_400, 1_235_814_400),  # safetensors header of Llama-3.2-1B on the hub
         (shapes.QWEN_32B, 32_763_876_352, 32_763_876_352),  # the hub: 32.8 B
+        (shapes.QWEN3_32B, 32_762_123_264, 32_762_123_264),  # model card: 32.8 B
+        (shapes.QWEN3_EMBEDDING, 595_776_512, 595_776_512),  # the hub: 596 M
         (shapes.LLAMA_70B, 70_553_706_496, 70_553_706_496),  # the hub: 70.6 B
         (shapes.MIXTRAL, 46_702_792_704, 12_879_925_248),  # paper: 47 B and 13 B
         (shapes.QWEN3_235B, 235_093_634_560, 22_190_763_520),  # model card: 235 B and 22 B

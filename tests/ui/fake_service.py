@@ -18,9 +18,10 @@ KEY = "right-key"
 MODEL = "fake-model"
 
 
-def member(name: str, *, running: int = 1, state: str = "ready") -> dict[str, Any]:
+def member(name: str, *, running: int = 1, state: str = "ready", engine_pid: int | None = None) -> dict[str, Any]:
     """A replica as `/fleet` shows it."""
     load = {"running": running, "waiting": 0, "kv_usage": 0.25, "steps": 9, "links": 1, "start_s": 31.2, "cold_start": {}}
+    load |= {"engine_pid": engine_pid}
     common = {"host": "127.0.0.1", "port": 4001, "pid": 1, "epoch": 1, "vllm_version": "0.32.0"}
     return {"replica_id": f"fake#replica#{name}", "role": "replica", "model": MODEL, "state": state, "load": load, **common}
 
@@ -59,6 +60,8 @@ class FakeService:
     """After its second word a stream ends by an error event."""
     line: str = ""
     """The data of one more event after the second word of a stream."""
+    model: str = MODEL
+    """The only model that is served."""
     thinks: bool = False
     """Each choice of a chat says a thought before its words."""
     listing: Any = field(default_factory=lambda: {"object": "list", "data": [{"id": MODEL, "object": "model"}]})
@@ -93,7 +96,7 @@ class FakeService:
             return refusal
         body = await request.json()
         self.asked.append(body)
-        if body["model"] != MODEL:
+        if body["model"] != self.model:
             return _error(404, f"the model {body['model']!r} does not exist", "NotFoundError")
         if self.busy:
             return _error(503, "no replica of fake-model has room", "no_replica", {"retry-after": "7"})
@@ -103,28 +106,28 @@ class FakeService:
         self.running += 1
         try:
             for choice in range(body["n"]) if self.thinks else ():
-                yield _event({"choices": [{"index": choice, "delta": {"reasoning": f"thought{choice}"}}]})
+                yield event({"choices": [{"index": choice, "delta": {"reasoning": f"thought{choice}"}}]})
             for word in range(self.num_words):
                 for choice in range(body["n"]):
                     text = f"{'' if word == 0 else ' '}word{choice}.{word}"
                     piece = {"delta": {"content": text}} if is_chat else {"text": text}
                     finish = "stop" if word == self.num_words - 1 else None
-                    yield _event({"choices": [{"index": choice, **piece, "finish_reason": finish}]})
+                    yield event({"choices": [{"index": choice, **piece, "finish_reason": finish}]})
                 if word == 1 and self.breaks:
-                    yield _event({"error": {"message": "the replica was lost", "type": "replica_lost", "code": 502}})
+                    yield event({"error": {"message": "the replica was lost", "type": "replica_lost", "code": 502}})
                     return
                 if word == 1 and self.line:
                     yield f"data: {self.line}\n\n"
                 if word == 1 and self.holds:
                     await asyncio.Event().wait()
                 await asyncio.sleep(self.pause_s)
-            yield _event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": self.num_words * body["n"]}})
+            yield event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": self.num_words * body["n"]}})
             yield "data: [DONE]\n\n"
         finally:
             self.running -= 1
 
 
-def _event(chunk: dict[str, Any]) -> str:
+def event(chunk: dict[str, Any]) -> str:
     return f"data: {json.dumps(chunk)}\n\n"
 
 

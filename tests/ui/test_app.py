@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
-from tests.ui.fake_service import MODEL, FakeService, fake_service, ingress, listening, lost, member
+from tests.ui.fake_service import KEY, MODEL, FakeService, fake_service, ingress, listening, lost, member
 
 gradio_client = pytest.importorskip("gradio_client", reason="Gradio is not installed: pip install 'serve-app[ui]'")
 
@@ -157,6 +159,35 @@ def looked(fake: FakeService, before: Any, happenings: tuple[Any, ...] = ()) -> 
     with gr.Blocks():
         page = FleetPage(Service(fake.url))
     return asyncio.run(page.look("", before, list(happenings)))
+
+
+def killed(fake: FakeService, host: str, *, key: str = "", is_demo: bool = True) -> str:
+    """Return what the fleet page says after a click, by a browser that asked ``host``. No process is below that of its killer."""
+    import gradio as gr
+
+    from serve_app.ui.api import Service
+    from serve_app.ui.fleet_page import FleetPage
+    from serve_app.ui.killing import Killer
+
+    with gr.Blocks():
+        page = FleetPage(Service(fake.url), Killer(psutil.Process()) if is_demo else None)
+    return asyncio.run(page.kill(key, SimpleNamespace(headers={"host": host})))
+
+
+def test_only_a_demo_offers_to_kill_an_engine(site: str, fake: FakeService) -> None:
+    buttons = [c["props"] for c in httpx.get(f"{site}/config").json()["components"] if c["props"].get("elem_id") == "kill"]
+    assert buttons == []
+    assert "only by a page that was opened at 127.0.0.1" in killed(fake, "127.0.0.1:8011", is_demo=False)
+
+
+def test_an_engine_is_killed_only_from_this_machine_and_with_a_key(fake: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "only by a page that was opened at 127.0.0.1" in killed(fake, "other.example:8011")
+    assert "No replica is ready" in killed(fake, "127.0.0.1:8011")
+    monkeypatch.setattr(fake, "asks_for_key", True)
+    assert "The API key is missing or wrong" in killed(fake, "127.0.0.1:8011")
+    assert "No replica is ready" in killed(fake, "127.0.0.1:8011", key=KEY)
+    monkeypatch.setattr(fake, "report", {"time": 1.0})
+    assert "did not answer with a fleet" in killed(fake, "127.0.0.1:8011", key=KEY)
 
 
 def test_an_older_report_of_another_ingress_tells_of_nothing(fake: FakeService) -> None:

@@ -1,6 +1,6 @@
 """The pages run in front of a real fleet of two simulated replicas, all by `serve-app up`; one of them dies under an answer.
 
-What a browser adds is in test_browser.py; here it shows that the pages, the ingress and the engines agree.
+What a browser adds is in test_browser_*.py; here it shows that the pages, the ingress and the engines agree.
 """
 
 import os
@@ -41,7 +41,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "timeouts": {"drain_s": 2.0},
         "ui": {"port": UI_PORT},
     }
-    with serve_app(config, root / "fleet") as server:
+    with serve_app(config, root / "fleet", options=["--demo"]) as server:
         wait_ready(server, "/readyz")
         wait_until(lambda: answers(f"{PAGES}/healthz"), limit_s=60, what="the pages answer")
         yield server
@@ -109,3 +109,17 @@ def test_the_fleet_page_shows_the_fleet(page: Any, fleet: Server) -> None:
     page.wait_for_selector(f"h3:has-text('{MODEL}') >> text=/of 2 ready/")
     page.wait_for_selector(".fleet .card.ready")
     assert time.time() - httpx.get(f"{fleet.url}/fleet").json()["time"] < 60
+
+
+def test_the_button_of_a_demo_kills_an_engine_of_the_fleet(page: Any, fleet: Server) -> None:
+    def ready() -> dict[int, str]:
+        return {int(m["load"]["engine_pid"]): m["replica_id"] for m in replicas(fleet) if m["state"] == "ready"}
+
+    wait_until(lambda: len(ready()) == 2, limit_s=180, what="the replica that was lost is replaced")
+    engines = ready()
+    page.goto(f"{PAGES}/fleet")
+    page.click("#kill")
+    killed = re.search(r"process (\d+)", page.wait_for_selector("#killed >> text=/Killed the engine of replica/").inner_text())
+    assert killed is not None
+    wait_until(lambda: engines[int(killed[1])] in {each["replica_id"] for each in losses(fleet)}, limit_s=20, what="the loss")
+    page.wait_for_selector(f"text=/{engines[int(killed[1])].rpartition('#')[2]} is lost: its engine was killed/")

@@ -3,12 +3,14 @@
 import asyncio
 import io
 import json
+import re
 import shutil
 import socket
 import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,6 +25,8 @@ from serve_app.ui.api import Service, ServiceProblem, lines_of
 from serve_app.ui.chat import Chat
 from serve_app.ui.preset import Preset
 from tests.ui.fake_service import KEY, MODEL, FakeService, fake_service
+
+ROOT = Path(__file__).parents[2]
 
 
 def answered(fake: FakeService, *, key: str = "", stop_after: int | None = None, **controls: Any) -> tuple[list[list[str]], str]:
@@ -262,8 +266,31 @@ def test_a_chat_is_what_the_browser_sends_back() -> None:
     assert [message["content"] for message in second.messages()] == ["Hello\n there", "b", "More", "c"]
     assert second.before(1).turns == chosen.turns
     assert second.title == "Hello there"
+    assert second.without(1) == second.before(1)
+    assert (second.without(0).turns, second.without(0).title, second.without(0).id) == ([("More", "c")], "More", first.id)
+    assert first.without(0) == Chat(id=first.id)
 
 
 @pytest.mark.parametrize("value", [None, [], "x", {"turns": [["only a prompt"]]}, {"turns": [[1, 2]]}, {"title": None}])
 def test_a_stored_chat_of_another_form_is_an_empty_one(value: Any) -> None:
     assert Chat.read(value) == Chat()
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern", "colour_of", "wanted"),
+    [
+        ("serve_app/ui/mark.svg", r'fill="(#\w{6})"', "report", "--brand: {}"),
+        ("serve_app/ui/mark.svg", r'fill="(#\w{6})"', "site", "--md-primary-fg-color: {}"),
+        ("serve_app/ui/page.css", r"\.state {[^}]*background: (#\w{6})", "report", "--pass: {}"),
+        ("serve_app/ui/page.css", r"\.state\.draining {[^}]*background: (#\w{6})", "report", "--undecided: {}"),
+        ("serve_app/ui/page.css", r"\.state\.lost {[^}]*background: (#\w{6})", "report", "--fail: {}"),
+        ("loadtest/report/plots.py", r'INK, .* = "(#\w{6})"', "report", "--ink: {}"),
+        ("loadtest/report/plots.py", r'INK, .* = "#\w{6}", "(#\w{6})"', "report", "--muted: {}"),
+    ],
+)
+def test_pages_report_and_site_have_one_palette(file: str, pattern: str, colour_of: str, wanted: str) -> None:
+    """A colour of ``file`` stands in the light style of the report or of the documentation's site as well."""
+    found = re.search(pattern, (ROOT / file).read_text())
+    assert found is not None
+    style = {"report": "loadtest/report/report.html.jinja", "site": "docs/site.css"}[colour_of]
+    assert f"{wanted.format(found[1])};" in (ROOT / style).read_text()

@@ -171,6 +171,12 @@ REPLICA = Board(
                     "ops",
                     "Neither is an error for a client.",
                 ),
+                Panel(
+                    "KV read from other replicas",
+                    {"{{model}}": rate("serve_app_kv_read_bytes_total", "model")},
+                    "Bps",
+                    "Streams that move take their KV along where a read is shorter than the prefill.",
+                ),
             ),
         ),
         GPUS,

@@ -1,7 +1,7 @@
 """This command draws the dashboards without Grafana: every panel at its place, from a Prometheus's answers to its expressions.
 
 `python -m tools.monitoring.preview --prometheus http://127.0.0.1:9090 --out build/preview`, beside `make run` and `make observe`. Layout,
-titles, legends, units, limits and data are the dashboard's; fonts and colours are not Grafana's.
+titles, legends, units, limits and data are the dashboard's; fonts and colours are those of the load test's report.
 """
 
 import argparse
@@ -13,12 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import matplotlib as mpl
 import numpy as np
 import requests
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from loadtest.report.plots import SERIES, STYLE
 from tools.monitoring.boards import BOARDS, board_file
 from tools.monitoring.facts import default_facts, filled
 
@@ -29,6 +32,7 @@ _UNITS = {
     "s": (1.0, " s"),
     "percentunit": (100.0, " %"),
     "bytes": (1 / 2**30, " GiB"),
+    "Bps": (1e-6, " MB/s"),
     "reqps": (1.0, " req/s"),
     "ops": (1.0, "/s"),
 }
@@ -130,6 +134,20 @@ def draw(panel: Mapping[str, Any], lines: Sequence[Line], ax: Axes, span: tuple[
     ax.legend(fontsize=6, loc="upper left", frameon=False, ncols=1 + (len(lines) > 8))
 
 
+def with_data(panels: Sequence[Mapping[str, Any]], source: Source) -> list[dict[str, Any]]:
+    """Return the panels without the rows that have no series at all; the rows below move up."""
+    kept: list[dict[str, Any]] = []
+    bottom = 0
+    starts = [number for number, panel in enumerate(panels) if panel["type"] == "row"]
+    for start, end in zip(starts, [*starts[1:], len(panels)], strict=True):
+        row = panels[start:end]
+        if any(list(source.lines(panel)) for panel in row[1:]):
+            shift = bottom - row[0]["gridPos"]["y"]
+            kept += [{**panel, "gridPos": {**panel["gridPos"], "y": panel["gridPos"]["y"] + shift}} for panel in row]
+            bottom = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in kept)
+    return kept
+
+
 def picture(board: Mapping[str, Any], source: Source) -> Figure:
     """Return the whole dashboard as one figure."""
     height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
@@ -151,6 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--prometheus", default="http://127.0.0.1:9090")
     parser.add_argument("--minutes", type=float, default=5.0, help="how far back")
     parser.add_argument("--out", type=Path, default=Path("build/preview"))
+    parser.add_argument("--boards", nargs="*", choices=[board.name for board in BOARDS], help="default: all")
+    parser.add_argument("--with-data", action="store_true", help="leave out rows of panels without any series")
     given = parser.parse_args(arguments)
     try:
         requests.get(f"{given.prometheus}/-/ready", timeout=20).raise_for_status()
@@ -159,11 +179,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     given.out.mkdir(parents=True, exist_ok=True)
     facts = default_facts(namespace="local", release="serve-app")
-    for board in BOARDS:
-        file = given.out / f"{board.name}.png"
-        made = json.loads(filled(board_file(board), facts))
-        picture(made, Prometheus(given.prometheus, given.minutes)).savefig(file, dpi=80)
-        print(file, flush=True)
+    style: Any = STYLE | {"axes.prop_cycle": cycler(color=SERIES)}
+    with mpl.rc_context(style):
+        for board in (board for board in BOARDS if not given.boards or board.name in given.boards):
+            file = given.out / f"{board.name}.png"
+            made = json.loads(filled(board_file(board), facts))
+            source = Prometheus(given.prometheus, given.minutes)
+            if given.with_data:
+                made["panels"] = with_data(made["panels"], source)
+            picture(made, source).savefig(file, dpi=80)
+            print(file, flush=True)
     return 0
 
 

@@ -35,25 +35,3 @@ target-group-attributes:
 {{- end -}}
 {{ toYaml $found }}
 {{- end }}
-
-{{- /* Timeouts of an AWS load balancer. */}}
-{{- define "serve-app.lintAlb" -}}
-{{- if eq (include "serve-app.alb" .) "true" -}}
-{{- $drain := (include "serve-app.timeouts" . | fromYaml).drain | int -}}
-{{- $idle := .Values.timeouts.loadBalancerIdleSeconds | int -}}
-{{- if gt $drain 3600 -}}
-{{- list "alb-cuts-drain" (printf "config.timeouts.drain_s is %d, but ingress.alb is true and an AWS load balancer keeps a stopping target for 3600 s at most: it would cut streams; lower drain_s, or use another load balancer" $drain) | toJson | nindent 0 -}}
-{{- end -}}
-{{- if gt $idle 4000 -}}
-{{- list "alb-cuts-silence" (printf "timeouts.loadBalancerIdleSeconds is %d, but ingress.alb is true and an AWS load balancer waits 4000 s at most: lower it, or use another load balancer" $idle) | toJson | nindent 0 -}}
-{{- end -}}
-{{- range $name, $ours := include "serve-app.albAttributes" . | fromYaml -}}
-{{- $given := get $.Values.ingress.annotations (printf "alb.ingress.kubernetes.io/%s" $name) | include "serve-app.attributesIn" | fromYaml -}}
-{{- range $key, $way := dict "idle_timeout.timeout_seconds" "timeouts.loadBalancerIdleSeconds" "deregistration_delay.timeout_seconds" "config.timeouts.drain_s" -}}
-{{- if and (hasKey $given $key) (hasKey $ours $key) (ne (get $given $key) (get $ours $key)) -}}
-{{- list "alb-timeout-twice" (printf "ingress.annotations has alb.ingress.kubernetes.io/%s with %s=%s, but %s makes it %s: the load balancer would cut streams, or outlast them; remove the former, and set the latter" $name $key (get $given $key) $way (get $ours $key)) | toJson | nindent 0 -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- end }}

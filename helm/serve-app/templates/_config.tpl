@@ -90,12 +90,12 @@ tenants.yaml: {{ toYaml (dict "tenants" .Values.tenants.inline) | quote }}
 {{- /* The chain of limits in whole seconds, each derived from drain_s unless given. As YAML: drain, unready, noReplica, keepAlive,
 serve (Serve's graceful shutdown, as serve_app.application computes it), rayDrain, grace, gcsReconnect, deletionDelay. */}}
 {{- define "serve-app.timeouts" -}}
-{{- $given := .Values.timeouts -}}
+{{- $given := .Values.timeouts.overrides -}}
 {{- $drain := dig "timeouts" "drain_s" 600 .Values.config | ceil | int -}}
 {{- $unready := dig "ingress" "unready_s" 1 .Values.config | ceil | int -}}
 {{- $serve := add $drain $unready 10 | int -}}
 {{- $rayDrain := int $given.rayDrainSeconds | default (add $serve 10) | int -}}
-{{- $grace := int $given.terminationGracePeriodSeconds | default (add $rayDrain $given.preStopSleepSeconds 10) | int -}}
+{{- $grace := int $given.terminationGracePeriodSeconds | default (add $rayDrain .Values.timeouts.preStopSleepSeconds 10) | int -}}
 drain: {{ $drain }}
 unready: {{ $unready }}
 noReplica: {{ dig "timeouts" "no_replica_s" 30 .Values.config | ceil | int }}

@@ -28,22 +28,19 @@ digest), default (tag). */}}
 {{- if eq (.pods.image | default "cpu") "cuda" -}}
 {{- $image := set (deepCopy $v.cudaImage) "repository" ($v.cudaImage.repository | default $v.image.repository) -}}
 image: {{ include "serve-app.imageRef" (dict "root" .root "image" $image "default" (include "serve-app.cudaTag" .root)) }}
-imagePullPolicy: {{ $v.cudaImage.pullPolicy | default $v.image.pullPolicy }}
 {{- else -}}
 image: {{ include "serve-app.image" .root }}
+{{- end }}
 imagePullPolicy: {{ $v.image.pullPolicy }}
-{{- end -}}
 {{- end }}
 
-{{- /* The Secrets by which a pod pulls: those for all pods, and those of its other images. Args: root; if any, images (list). */}}
+{{- /* The Secrets by which every pod pulls. */}}
 {{- define "serve-app.pullSecrets" -}}
 {{- $names := list -}}
-{{- range .root.Values.global.imagePullSecrets -}}{{- /* a parent chart may write `{name: ...}`, as Kubernetes does */ -}}
+{{- range .Values.global.imagePullSecrets -}}{{- /* a parent chart may write `{name: ...}`, as Kubernetes does */ -}}
 {{- $names = append $names (kindIs "string" . | ternary . (get (kindIs "map" . | ternary . dict) "name")) -}}
 {{- end -}}
-{{- $names = concat $names .root.Values.image.pullSecrets -}}
-{{- range .images }}{{ $names = concat $names .pullSecrets }}{{ end -}}
-{{- with uniq $names }}
+{{- with concat $names .Values.image.pullSecrets | uniq }}
 imagePullSecrets:
   {{- range . }}
   - name: {{ . | quote }}

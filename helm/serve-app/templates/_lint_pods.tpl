@@ -1,3 +1,6 @@
+{{- /* What the tables of files/lints/pods.yaml judge: resources, labels, accounts, and what values add to pods. Args of all but the last:
+in, as of serve-app.judge. */}}
+
 {{- /* A quantity of Kubernetes as a number. */}}
 {{- define "serve-app.quantity" -}}
 {{- $number := regexFind "^[0-9.]+(e[+][0-9]+)?" (toString .) -}}
@@ -7,85 +10,71 @@
 
 {{- /* Every container that values give resources. A model's settings are judged as its pods get them. */}}
 {{- define "serve-app.lintPods" -}}
-{{- $v := .Values -}}
+{{- $in := . -}}{{- $v := .root.Values -}}
+{{- $all := list -}}
 {{- range $path, $pods := dict "head" $v.head "ingressPods" $v.ingressPods "autoscaler" $v.autoscaler
     "gcsFaultTolerance.redis" $v.gcsFaultTolerance.redis "weights" $v.weights "test" $v.test "check" $v.check -}}
-{{- include "serve-app.lintPod" (dict "root" $ "path" $path "pods" $pods "whose" "") -}}
+{{- $all = append $all (dict "path" $path "pods" $pods "whose" "") -}}
 {{- end -}}
 {{- $labels := dict "commonLabels" $v.commonLabels "head.podLabels" $v.head.podLabels "ingressPods.podLabels" $v.ingressPods.podLabels
-    "gcsFaultTolerance.redis.podLabels" $v.gcsFaultTolerance.redis.podLabels "weights.podLabels" $v.weights.podLabels
-    "test.podLabels" $v.test.podLabels "check.podLabels" $v.check.podLabels "uninstall.podLabels" $v.uninstall.podLabels -}}
-{{- range $model := include "serve-app.groups" $ | fromYamlArray -}}
-{{- $path := ternary (printf "%s.pods" $model.at) "modelPods" (hasKey $model "pods") -}}
-{{- $pods := include "serve-app.modelPods" (dict "root" $ "model" $model) | fromYaml -}}
-{{- include "serve-app.lintPod" (dict "root" $ "path" $path "pods" $pods "whose" (printf " for %s" $model.at)) -}}
-{{- $least := include "serve-app.readAheadGi" $pods | int64 -}}
-{{- $memory := dig "limits" "memory" "" $pods.resources -}}
-{{- if and $memory (eq (dig "device" "cpu" $model) "cuda") (lt (include "serve-app.quantity" $memory | float64) (mulf $least 1073741824)) -}}
-{{- list "checkpoint-above-memory" (printf "%s.checkpointSize is %v, but %s.resources.limits.memory is %v for %s: vLLM reads a checkpoint ahead only where it fits 90 %% of the free memory, and would load it piece by piece over the network; raise the latter above %dGi" $path $pods.checkpointSize $path $memory $model.at $least) | toJson | nindent 0 -}}
+    "gcsFaultTolerance.redis.podLabels" $v.gcsFaultTolerance.redis.podLabels "jobs.podLabels" $v.jobs.podLabels -}}
+{{- range .groups -}}
+{{- $_ := set $labels (printf "%s.podLabels" .path) .pods.podLabels -}}
+{{- $all = append $all (dict "path" .path "pods" .pods "whose" (printf " for %s" .model.at)) -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "checkpoints" "model" .model "pods" .pods "path" .path
+    "memory" (dig "limits" "memory" "" .pods.resources) "least" (include "serve-app.readAheadGi" .pods | int64)) -}}
 {{- end -}}
-{{- $_ := set $labels (printf "%s.podLabels" $path) $pods.podLabels -}}
+{{- range $all -}}
+{{- $of := . -}}
+{{- range $name, $request := .pods.resources.requests -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "requests" "path" $of.path "whose" $of.whose "name" $name "request" $request
+    "limit" (get ($of.pods.resources.limits | default dict) $name)) -}}
+{{- end -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "objects" "path" .path "whose" .whose "bytes" $v.objectStore.bytes
+    "shm" (get .pods "shmSize")) -}}
 {{- end -}}
 {{- range $name, $_ := $v.commonAnnotations -}}
-{{- if regexMatch "^(meta[.])?helm[.]sh/" $name -}}
-{{- list "annotation-of-helm" (printf "commonAnnotations has %s, which would change what Helm does with every object: remove it" $name) | toJson | nindent 0 -}}
-{{- end -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "annotations" "name" $name) -}}
 {{- end -}}
 {{- range $path, $given := $labels -}}
-{{- range $label, $_ := $given -}}
-{{- if regexMatch "^((app[.]kubernetes|helm)[.](io|sh)/(name|instance|component|version|managed-by|chart)$|(ray[.]io|serve-app)/)" $label -}}
-{{- list "label-of-chart" (printf "%s has %s, which the chart sets, and by which Services, policies and budgets find the pods: remove it, or use another name" $path $label) | toJson | nindent 0 -}}
+{{- range $name, $_ := $given -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "labels" "path" $path "name" $name) -}}
 {{- end -}}
-{{- end -}}
-{{- end -}}
-{{- end }}
-
-{{- /* Args: root, path, pods (settings), whose (" for config.models.NAME", or ""). */}}
-{{- define "serve-app.lintPod" -}}
-{{- $path := .path -}}{{- $pods := .pods -}}{{- $whose := .whose -}}
-{{- range $name, $request := $pods.resources.requests -}}
-{{- $limit := index ($pods.resources.limits | default dict) $name -}}
-{{- if and $limit (gt (include "serve-app.quantity" $request | float64) (include "serve-app.quantity" $limit | float64)) -}}
-{{- list "request-above-limit" (printf "%s.resources.requests.%s is %v, but %s.resources.limits.%s is %v%s: Kubernetes would refuse the pod; raise the latter" $path $name $request $path $name $limit $whose) | toJson | nindent 0 -}}
-{{- end -}}
-{{- end -}}
-{{- $bytes := .root.Values.objectStore.bytes -}}
-{{- if and $pods.shmSize (gt (float64 $bytes) (include "serve-app.quantity" $pods.shmSize | float64)) -}}
-{{- list "objects-above-shm" (printf "objectStore.bytes is %d, but %s.shmSize is %v%s: Ray would keep its objects on disk; raise the latter" (int64 $bytes) $path $pods.shmSize $whose) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end }}
 
 {{- define "serve-app.lintAccounts" -}}
+{{- $in := . -}}
 {{- $taken := dict -}}
-{{- range $account, $_ := .Values.serviceAccounts -}}
-{{- $name := include "serve-app.account" (dict "root" $ "account" $account) -}}
-{{- with get $taken $name -}}
-{{- list "account-twice" (printf "serviceAccounts.%s and serviceAccounts.%s are both %s, and KubeRay binds the rights of its autoscaler to the head's: give each a name of its own" . $account $name) | toJson | nindent 0 -}}
-{{- end -}}
+{{- range $account, $_ := .root.Values.serviceAccounts -}}
+{{- $name := include "serve-app.account" (dict "root" $in.root "account" $account) -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "accounts" "account" $account "name" $name "other" (get $taken $name)) -}}
 {{- $_ := set $taken $name $account -}}
 {{- end -}}
 {{- end }}
 
 {{- /* What values added to the pods, judged in the pods that came of it. */}}
 {{- define "serve-app.lintAdditions" -}}
-{{- $pods := dict "head" (include "serve-app.headGroup" . | fromYaml).template "ingressPods" (include "serve-app.ingressGroup" . | fromYaml).template -}}
-{{- range $model := include "serve-app.groups" . | fromYamlArray -}}
-{{- $path := ternary (printf "%s.pods" $model.at) "modelPods" (hasKey $model "pods") -}}
-{{- $_ := set $pods $path (include "serve-app.modelGroup" (dict "root" $ "model" $model) | fromYaml).template -}}
+{{- $in := . -}}
+{{- $pods := dict "head" (include "serve-app.headGroup" .root | fromYaml).template
+    "ingressPods" (include "serve-app.ingressGroup" .root | fromYaml).template -}}
+{{- range .groups -}}
+{{- $_ := set $pods .path (include "serve-app.modelGroup" (dict "root" $in.root "model" .model) | fromYaml).template -}}
 {{- end -}}
-{{- range .Values.weights.downloads -}}
-{{- $_ := set $pods "weights" (include "serve-app.weightsPod" (dict "root" $ "download" .) | fromYaml) -}}
+{{- range .root.Values.weights.downloads -}}
+{{- $_ := set $pods "weights" (include "serve-app.weightsPod" (dict "root" $in.root "download" .) | fromYaml) -}}
 {{- end -}}
 {{- range $path, $pod := $pods -}}
-{{- include "serve-app.lintPodTemplate" (dict "path" $path "spec" $pod.spec) -}}
+{{- include "serve-app.lintPodTemplate" (dict "in" $in "path" $path "spec" $pod.spec) -}}
 {{- end -}}
 {{- end }}
 
 {{- /* The root of an ingress pod is read-only: what it writes lies below a mount. Of two mounts above a folder the longer one counts. */}}
 {{- define "serve-app.lintFolders" -}}
-{{- $pod := (include "serve-app.ingressGroup" . | fromYaml).template.spec -}}
+{{- $in := . -}}
+{{- $pod := (include "serve-app.ingressGroup" .root | fromYaml).template.spec -}}
 {{- range $key := list "batch" "ledger" -}}
-{{- with (dig "ingress" $key dict $.Values.config | default dict).dir -}}
+{{- with (dig "ingress" $key dict $in.root.Values.config | default dict).dir -}}
 {{- $folder := clean . -}}{{- $longest := "" -}}{{- $is_writable := false -}}
 {{- range (first $pod.containers).volumeMounts -}}
 {{- $mount := clean .mountPath -}}
@@ -93,39 +82,38 @@
 {{- $longest = $mount -}}{{- $is_writable = not .readOnly -}}
 {{- end -}}
 {{- end -}}
-{{- if not $is_writable -}}
-{{- list "folder-not-writable" (printf "config.ingress.%s.dir is %s, but the pod's root is read-only, and ingressPods.extraVolumeMounts mounts nothing there that it may write to: add a volume to ingressPods.extraVolumes, and mount it there or above" $key .) | toJson | nindent 0 -}}
-{{- end -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "folders" "key" $key "dir" . "is_writable" $is_writable) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
 
-{{- /* Args: path (of the values), spec (of the pod). */}}
+{{- /* Args: in, path (of the values), spec (of the pod). */}}
 {{- define "serve-app.lintPodTemplate" -}}
-{{- $path := .path -}}
+{{- $in := .in -}}{{- $path := .path -}}
 {{- $main := first .spec.containers -}}
 {{- $volumes := list -}}
 {{- range .spec.volumes }}{{ $volumes = append $volumes .name }}{{ end -}}
-{{- if ne $path "weights" -}}
 {{- range $main.env -}}
-{{- if and (eq .name "NVIDIA_VISIBLE_DEVICES") (ne (toString .value) "void") -}}
-{{- list "gpu-visibility" (printf "%s.extraEnv has NVIDIA_VISIBLE_DEVICES, but the device plugin sets it in pods of models with gpus_per_replica, and the chart to void in all others: remove it" $path) | toJson | nindent 0 -}}
+{{- if eq .name "NVIDIA_VISIBLE_DEVICES" -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "variables" "path" $path "variable" .) -}}
 {{- end -}}
 {{- end -}}
-{{- end -}}
-{{- range list (list "extraEnv" "name" $main.env) (list "extraVolumes" "name" .spec.volumes) (list "extraVolumeMounts" "mountPath" $main.volumeMounts)
-    (list "extraContainers or extraInitContainers" "name" (concat .spec.containers (.spec.initContainers | default list))) -}}
-{{- $taken := list -}}{{- $where := index . 0 -}}{{- $key := index . 1 -}}
-{{- range index . 2 -}}
-{{- if has (index . $key) $taken -}}
-{{- list "name-twice" (printf "%s.%s has the %s %s, which the chart uses itself, or which is there twice: remove it, or choose another" $path $where $key (index . $key)) | toJson | nindent 0 -}}
-{{- end -}}
-{{- $taken = append $taken (index . $key) -}}
-{{- end -}}
+{{- range list (list "extraEnv" "name" $main.env) (list "extraVolumes" "name" .spec.volumes)
+    (list "extraVolumeMounts" "mountPath" $main.volumeMounts)
+    (list "extra.containers or extra.initContainers" "name" (concat .spec.containers (.spec.initContainers | default list))) -}}
+{{- $where := index . 0 -}}{{- $key := index . 1 -}}
+{{- $names := list -}}
+{{- range index . 2 }}{{ $names = append $names (index . $key) }}{{ end -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "names" "path" $path "where" $where "key" $key "names" $names) -}}
 {{- end -}}
 {{- range $main.volumeMounts -}}
-{{- if not (has .name $volumes) -}}
-{{- list "mount-without-volume" (printf "%s.extraVolumeMounts mounts %s at %s, but %s.extraVolumes has no volume of that name: add it there" $path .name .mountPath $path) | toJson | nindent 0 -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "mounts" "path" $path "mount" . "volumes" $volumes) -}}
 {{- end -}}
-{{- end -}}
+{{- end }}
+
+{{- /* The entries of a list that are there twice, in a sentence. */}}
+{{- define "serve-app.twice" -}}
+{{- $seen := list -}}{{- $twice := list -}}
+{{- range . }}{{ if has . $seen }}{{ $twice = append $twice . }}{{ else }}{{ $seen = append $seen . }}{{ end }}{{ end -}}
+{{ uniq $twice | join " and " }}
 {{- end }}

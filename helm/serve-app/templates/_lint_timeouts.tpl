@@ -11,13 +11,13 @@ prefill_s: {at: timeouts.prefillSeconds, s: {{ $v.prefillSeconds }}}
 serve_shutdown_s: {at: Serve's graceful_shutdown_timeout_s, s: {{ $t.serve }}}
 client_s: {at: timeouts.clientSeconds, s: {{ $v.clientSeconds }}}
 load_balancer_idle_s: {at: timeouts.loadBalancerIdleSeconds, s: {{ $v.loadBalancerIdleSeconds }}}
-node_drain_s: {at: timeouts.rayDrainSeconds, s: {{ $t.rayDrain }}}
-pod_grace_s: {at: timeouts.terminationGracePeriodSeconds, s: {{ $t.grace }}}
+node_drain_s: {at: timeouts.overrides.rayDrainSeconds, s: {{ $t.rayDrain }}}
+pod_grace_s: {at: timeouts.overrides.terminationGracePeriodSeconds, s: {{ $t.grace }}}
 prestop_s: {at: timeouts.preStopSleepSeconds, s: {{ $v.preStopSleepSeconds }}}
 head_prestop_s: {at: head.preStopSleepSeconds, s: {{ .Values.head.preStopSleepSeconds }}}
 probe_s: {at: the readiness probe's periods, s: 4}
-old_cluster_s: {at: timeouts.rayClusterDeletionDelaySeconds, s: {{ $t.deletionDelay }}}
-gcs_reconnect_s: {at: timeouts.gcsReconnectSeconds, s: {{ $t.gcsReconnect }}}
+old_cluster_s: {at: timeouts.overrides.rayClusterDeletionDelaySeconds, s: {{ $t.deletionDelay }}}
+gcs_reconnect_s: {at: timeouts.overrides.gcsReconnectSeconds, s: {{ $t.gcsReconnect }}}
 {{- with int $v.nodeDrainSeconds }}
 node_grace_s: {at: timeouts.nodeDrainSeconds, s: {{ . }}}
 {{- end }}
@@ -29,10 +29,11 @@ spot_notice_s: {at: ingressPods.spotNoticeSeconds, s: {{ .Values.ingressPods.spo
 {{- end }}
 {{- end }}
 
-{{- /* The rules of serve-app check: `longer` is at least the sum of `shorter` and `margin_s`. A quantity that is not known is not judged. */}}
+{{- /* The rules of serve-app check: `longer` is at least the sum of `shorter` and `margin_s`. A quantity that is not known is not judged.
+Args: in, as of serve-app.judge. */}}
 {{- define "serve-app.lintTimeouts" -}}
-{{- $known := include "serve-app.knownTimeouts" . | fromYaml -}}
-{{- range $rule := (.Files.Get "files/rules.yaml" | fromYaml).timeouts -}}
+{{- $known := include "serve-app.knownTimeouts" .root | fromYaml -}}
+{{- range $rule := .shared.timeouts -}}
 {{- $least := $rule.margin_s -}}
 {{- $others := list -}}
 {{- range $rule.shorter -}}
@@ -44,7 +45,8 @@ spot_notice_s: {at: ingressPods.spotNoticeSeconds, s: {{ .Values.ingressPods.spo
 {{- $longer := get $known $rule.longer -}}
 {{- if and $longer (eq (len $others) (len $rule.shorter)) -}}
 {{- if lt (float64 $longer.s) (float64 $least) -}}
-{{- list $rule.name (printf "%s is %s and %s: %s; %s or more is needed" $longer.at (include "serve-app.seconds" $longer.s) (join " and " $others) $rule.reason (include "serve-app.seconds" $least)) | toJson | nindent 0 -}}
+{{- $is := printf "%s is %s and %s" $longer.at (include "serve-app.seconds" $longer.s) (join " and " $others) -}}
+{{- list $rule.name (printf "%s: %s; %s or more is needed" $is $rule.reason (include "serve-app.seconds" $least)) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

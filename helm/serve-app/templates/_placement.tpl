@@ -35,12 +35,12 @@ tolerations:
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .pods.schedulerName }}
+{{- with .pods.extra.schedulerName }}
 schedulerName: {{ . | quote }}
 {{- end }}
-{{- if .pods.topologySpreadConstraints }}
+{{- if .pods.extra.topologySpreadConstraints }}
 topologySpreadConstraints:
-  {{- range .pods.topologySpreadConstraints }}
+  {{- range .pods.extra.topologySpreadConstraints }}
   - {{ ternary . (set (deepCopy .) "labelSelector" (dict "matchLabels" $.group)) (hasKey . "labelSelector") | toYaml | nindent 4 | trim }}
   {{- end }}
 {{- else if .pods.topologySpread }}
@@ -57,7 +57,7 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
-{{- /* Where a pod of a job may go. Args: its settings. */}}
+{{- /* Where a pod beside the serving ones may go. Args: its settings. */}}
 {{- define "serve-app.placement" -}}
 {{- with .nodeSelector }}
 nodeSelector:

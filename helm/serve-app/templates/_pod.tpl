@@ -22,18 +22,18 @@ spec:
   enableServiceLinks: false
   securityContext:
     {{- include "serve-app.podSecurityContext" .root | nindent 4 }}
-  {{- include "serve-app.pullSecrets" (dict "root" .root "images" (ternary (list .root.Values.cudaImage) list (eq (.pods.image | default "") "cuda"))) | nindent 2 }}
+  {{- include "serve-app.pullSecrets" .root | nindent 2 }}
   {{- include "serve-app.priorityClass" (dict "root" .root "name" .priority "override" .pods.priorityClassName) | nindent 2 }}
   terminationGracePeriodSeconds: {{ .grace }}
   {{- with include "serve-app.scheduling" . | trim }}
   {{- . | nindent 2 }}
   {{- end }}
-  {{- if or .initContainers .pods.extraInitContainers }}
+  {{- if or .initContainers .pods.extra.initContainers }}
   initContainers:
     {{- with .initContainers }}
     {{- . | nindent 4 }}
     {{- end }}
-    {{- with .pods.extraInitContainers }}
+    {{- with .pods.extra.initContainers }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   {{- end }}
@@ -48,7 +48,7 @@ spec:
         {{- with .pods.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-      {{- with .pods.extraEnvFrom }}
+      {{- with .pods.extra.envFrom }}
       envFrom:
         {{- toYaml . | nindent 8 }}
       {{- end }}
@@ -74,7 +74,7 @@ spec:
         {{- with .pods.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-    {{- with .pods.extraContainers }}
+    {{- with .pods.extra.containers }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   volumes:

@@ -8,8 +8,19 @@ import time
 
 import msgspec
 
-from serve_app.books.ledger_lines import MAX_ATTEMPTS_LISTED, OUTCOMES, Head, Last, LedgerCounts, LedgerLine, file_name
+from serve_app.books.ledger_lines import (
+    MAX_ATTEMPTS_LISTED,
+    OUTCOMES,
+    Head,
+    Last,
+    LedgerCounts,
+    LedgerLine,
+    LedgerMove,
+    LedgerRoute,
+    file_name,
+)
 from serve_app.config import LedgerSettings
+from serve_app.core.trail import Move, Route
 from serve_app.ingress.books.ledger_file import LedgerFiles
 from serve_app.ingress.exchange.engine_requests import Totals
 from serve_app.ingress.exchange.exchange import Exchange
@@ -91,6 +102,8 @@ def line_of(exchange: Exchange, ending: Ending, totals: Totals, gpu_s: float | N
         attempts=totals.num_attempts,
         replicas=totals.replicas[:MAX_ATTEMPTS_LISTED],
         ends=totals.ends[:MAX_ATTEMPTS_LISTED],
+        routes=[_route(*each, exchange.arrived_at) for each in totals.routes[:MAX_ATTEMPTS_LISTED]],
+        moves=[_move(*each, exchange.arrived_at) for each in totals.moves[:MAX_ATTEMPTS_LISTED]],
         prompt_tokens=exchange.requests.prompt_tokens,
         cached_tokens=totals.cached_tokens,
         output_tokens=totals.output_tokens,
@@ -99,4 +112,21 @@ def line_of(exchange: Exchange, ending: Ending, totals: Totals, gpu_s: float | N
         total_s=round(exchange.ended_at - exchange.arrived_at, 4),
         gpu_s=None if gpu_s is None else round(gpu_s, 6),
         gaps_s=[round(gap_s, 4) for gap_s in totals.gaps_s[:MAX_ATTEMPTS_LISTED]],
+    )
+
+
+def _route(reason: str, start: float, route: Route, arrived_at: float) -> LedgerRoute:
+    saves_s = round(route.saves_s, 4) if route.saves_s else 0.0
+    return LedgerRoute(reason, round(start - arrived_at, 4), route.hit_tokens, route.tokens_before, saves_s)
+
+
+def _move(attempt: int, move: Move, arrived_at: float) -> LedgerMove:
+    return LedgerMove(
+        attempt=attempt,
+        at_s=round(move.at - arrived_at, 4),
+        cause=move.cause,
+        saves_s=round(move.saves_s, 4),
+        read_s=None if move.read_s is None else round(move.read_s, 4),
+        result=move.result,
+        read_tokens=move.read_tokens,
     )

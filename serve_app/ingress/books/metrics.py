@@ -87,7 +87,7 @@ FREE_THREADS.set_function(free_threads)
 CLOCK_STEPS = series.gauge("clock_steps_seconds")
 CLOCK_STEPS.set_function(ClockSteps().seconds)
 
-_COUNTS = ("resumptions", "moved", "kv_read_tokens")
+_COUNTS = ("resumptions", "moved", "kv_read_tokens", "kv_read_bytes")
 """Series without labels but the model, named as in `core.fleet_report.describe`."""
 _REPLICA_GAUGES = ("held", "outstanding_tokens", "running", "waiting", "kv_usage", "draining")
 """Keys that `describe` has for a replica; each becomes a series ``serve_app_replica_NAME``."""

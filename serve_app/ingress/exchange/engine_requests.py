@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from serve_app.books.ledger_lines import MAX_ATTEMPTS_LISTED
 from serve_app.core.request import RequestState
-from serve_app.core.trail import ENGINES_OWN_ENDS
+from serve_app.core.trail import ENGINES_OWN_ENDS, Move, Route
 
 _FOLD_AT = 64
 """The states of so many engine requests are kept to the end; older ones that have ended are kept as totals only. A beam search makes
@@ -44,6 +44,10 @@ class Totals:
     """Prompt tokens that were in a prefix cache. Only those engine requests count whose prompt `EngineRequests.prompt_tokens` counts."""
     replicas: list[str] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
+    routes: list[tuple[str, float, Route]] = field(default_factory=list)
+    """Of each of these attempts: the reason for its replica, its monotonic start, and the numbers behind the choice."""
+    moves: list[tuple[int, Move]] = field(default_factory=list)
+    """Moves, each with the number of its attempt in these lists."""
     gaps_s: list[float] = field(default_factory=list)
     reason: str = ""
     """Why the last engine request ended."""
@@ -66,6 +70,9 @@ class Totals:
         self.output_tokens += len(request.emitted_ids)
         self.step_part += request.step_part
         if len(self.replicas) < MAX_ATTEMPTS_LISTED:
+            if trail.moves:
+                self.moves += [(len(self.replicas) + move.attempt, move) for move in trail.moves]
+            self.routes += zip(trail.reasons, trail.starts, trail.routes, strict=False)
             self.replicas += trail.replicas
             self.ends += trail.ends if len(trail.ends) == len(trail.replicas) else [*trail.ends, end]
         self.gaps_s += trail.gaps_s
@@ -76,7 +83,9 @@ class Totals:
 
     def copy(self) -> "Totals":
         """Return totals to which more can be added without changing these."""
-        return replace(self, replicas=[*self.replicas], ends=[*self.ends], gaps_s=[*self.gaps_s])
+        more = replace(self, replicas=[*self.replicas], ends=[*self.ends], gaps_s=[*self.gaps_s])
+        more.routes, more.moves = [*self.routes], [*self.moves]
+        return more
 
 
 class EngineRequests:

@@ -37,6 +37,7 @@ from serve_app.core.instructions import (
     CloseLink,
     DeliverOutputs,
     FailRequest,
+    FreeKeptKv,
     HandOverAttempt,
     Instruction,
     PassTrial,
@@ -249,7 +250,7 @@ class FleetClient(EngineCoreClient):
                     self._start_attempt(instruction)
                 case AbortAttempts():
                     self._abort_attempts(instruction)
-                case HandOverAttempt() | PassTrial():
+                case HandOverAttempt() | FreeKeptKv() | PassTrial():
                     self._ask(instruction)
                 case FailRequest():
                     self._fail_request(instruction)
@@ -284,10 +285,11 @@ class FleetClient(EngineCoreClient):
         if (link := self.links.get(abort.replica_id)) is not None and link.is_open():
             link.write(link.connection.send_abort([i for i in abort.attempt_ids if link.unsent.pop(i, None) is None]))
 
-    def _ask(self, asked: HandOverAttempt | PassTrial) -> None:
+    def _ask(self, asked: HandOverAttempt | FreeKeptKv | PassTrial) -> None:
         if (link := self.links.get(asked.replica_id)) is not None and link.is_open():
-            send = link.connection.send_hand_over if isinstance(asked, HandOverAttempt) else link.connection.send_trial_passed
-            link.write(send(asked.attempt_id))
+            says = link.connection
+            send = says.send_free_kv if isinstance(asked, FreeKeptKv) else says.send_trial_passed
+            link.write((says.send_hand_over if isinstance(asked, HandOverAttempt) else send)(asked.attempt_id))
 
     def _fail_request(self, fail: FailRequest) -> None:
         """End the whole generation of vLLM's front end with the error, siblings of n>1 included."""

@@ -82,6 +82,7 @@ class ReplicaLink(asyncio.Protocol):
             adapters,
             offered.max_model_len,
             offered.kv_transfer,
+            offered.kv_token_bytes,
         )
 
     def is_open(self) -> bool:

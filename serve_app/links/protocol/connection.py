@@ -45,6 +45,7 @@ from serve_app.links.protocol.messages import (
     BytesLike,
     Capabilities,
     Challenge,
+    FreeKv,
     Goodbye,
     HandOver,
     Heartbeat,
@@ -278,6 +279,10 @@ class IngressConnection(_Connection):
         """Return the frame that asks the replica to end this attempt and to keep its KV. The attempt keeps its credit until its end."""
         return self._frame(HandOver([attempt_id]))
 
+    def send_free_kv(self, attempt_id: str) -> bytes:
+        """Return the frame that lets the replica free the KV that it keeps of this ended attempt."""
+        return self._frame(FreeKv([attempt_id]))
+
     def send_trial_passed(self, attempt_id: str) -> bytes:
         """Return the frame that lets the next suspect begin."""
         return self._frame(TrialPassed(attempt_id))
@@ -305,7 +310,7 @@ class IngressConnection(_Connection):
 class ReplicaConnection(_Connection):
     """The replica's end of one link, which listens. The engine core makes its Outputs, as finished frames."""
 
-    _received_when_open = (Add, Abort, Ping, AddSuspect, TrialPassed, HandOver)
+    _received_when_open = (Add, Abort, Ping, AddSuspect, TrialPassed, HandOver, FreeKv)
 
     replica_id: str
     credit: int

@@ -57,7 +57,7 @@ class Capabilities(Struct, array_like=True, frozen=True, forbid_unknown_fields=T
 
     Replicas with equal ``weights`` may continue each other's answers. ``seeds_by_position``: the noise of a seeded request is a function
     of seed and position, as in vLLM's V2 runner; the V1 runner's generator has a state, which only a replay reproduces. Replicas with equal
-    ``kv_transfer``, not "", can read each other's KV.
+    ``kv_transfer``, not "", can read each other's KV, of which a token has ``kv_token_bytes``, 0 for unknown.
     """
 
     max_model_len: Positive
@@ -67,6 +67,7 @@ class Capabilities(Struct, array_like=True, frozen=True, forbid_unknown_fields=T
     weights: Label
     seeds_by_position: bool = False
     kv_transfer: Annotated[str, Meta(max_length=256)] = ""
+    kv_token_bytes: Count = 0
 
 
 class Hello(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=0):
@@ -182,6 +183,15 @@ class HandOver(Struct, array_like=True, frozen=True, forbid_unknown_fields=True,
     attempt_ids: Annotated[list[Id], Meta(min_length=1, max_length=MAX_ATTEMPTS_PER_ABORT)]
 
 
+class FreeKv(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=15):
+    """Ingress to replica: no other replica reads the KV that is kept of these attempts, which were handed over.
+
+    Ids of which no KV is kept (any more) are ignored.
+    """
+
+    attempt_ids: Annotated[list[Id], Meta(min_length=1, max_length=MAX_ATTEMPTS_PER_ABORT)]
+
+
 class Goodbye(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=10):
     """Either side, last: why the sender closes. ``code`` is that of a ProtocolError, or of the sender's own reason to stop."""
 
@@ -204,6 +214,7 @@ Message = (
     | TrialBegins
     | TrialPassed
     | HandOver
+    | FreeKv
 )
 
 

@@ -5,7 +5,7 @@
 {{- $s3 := hasPrefix "s3://" .download.source -}}
 metadata:
   labels:
-    {{- include "serve-app.podLabels" (dict "root" .root "pods" $w) | nindent 4 }}
+    {{- include "serve-app.podLabels" (dict "root" .root "pods" .root.Values.jobs) | nindent 4 }}
     app.kubernetes.io/component: weights
 spec:
   serviceAccountName: {{ include "serve-app.account" (dict "root" .root "account" "weights") | quote }}
@@ -14,13 +14,13 @@ spec:
   restartPolicy: Never
   securityContext:
     {{- include "serve-app.podSecurityContext" .root | nindent 4 }}
-  {{- include "serve-app.pullSecrets" (dict "root" .root "images" (ternary (list $w.s3Image) list $s3)) | nindent 2 }}
-  {{- include "serve-app.placement" $w | nindent 2 }}
+  {{- include "serve-app.pullSecrets" .root | nindent 2 }}
+  {{- include "serve-app.placement" .root.Values.jobs | nindent 2 }}
   {{- if $s3 }}
   initContainers:
     - name: fetch
       image: {{ include "serve-app.imageRef" (dict "root" .root "image" $w.s3Image) }}
-      imagePullPolicy: {{ $w.s3Image.pullPolicy }}
+      imagePullPolicy: {{ .root.Values.image.pullPolicy }}
       terminationMessagePolicy: FallbackToLogsOnError
       securityContext:
         {{- include "serve-app.securityContext" .root | nindent 8 }}

@@ -1,0 +1,47 @@
+{{- /* What the tables of files/lints/config.yaml judge: ports, replicas and GPUs. Args of all: in, as of serve-app.judge. */}}
+
+{{- define "serve-app.lintPorts" -}}
+{{- $in := . -}}
+{{- $config := .root.Values.config -}}
+{{- $ingress := dig "ingress" "port" 8010 $config | int -}}
+{{- $link := dig "protocol" "port" 0 $config | int -}}
+{{- include "serve-app.judge" (dict "in" . "table" "ports" "link" $link "ingress" $ingress) -}}
+{{- range $path, $port := dict "config.ingress.port" $ingress "config.protocol.port" $link -}}
+{{- $other := ternary "8020" "8010" (eq $path "config.protocol.port") -}}
+{{- range prepend $in.shared.ports (dict "first" 1 "last" 1023 "owner" "root alone") -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "reserved" "path" $path "port" $port "other" $other "range" .) -}}
+{{- end -}}
+{{- end -}}
+{{- include "serve-app.judge" (dict "in" . "table" "size" "bytes" (len (include "serve-app.config" .root))) -}}
+{{- end }}
+
+{{- define "serve-app.lintScaling" -}}
+{{- $in := . -}}
+{{- $config := .root.Values.config -}}
+{{- $parts := dict "config.ingress.replicas" (dig "ingress" "replicas" dict $config) -}}
+{{- range .models -}}
+{{- $_ := set $parts (printf "%s.replicas" .at) (.replicas | default dict) -}}
+{{- end -}}
+{{- range $path, $replicas := $parts -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "replicas" "path" $path
+    "min" (dig "min" 1 $replicas | int) "max" (dig "max" 1 $replicas | int)) -}}
+{{- end -}}
+{{- include "serve-app.judge" (dict "in" . "table" "links" "links" (dig "protocol" "max_ingresses" 64 $config | int)
+    "ingresses" (dig "ingress" "replicas" "max" 1 $config | int)) -}}
+{{- end }}
+
+{{- define "serve-app.lintGpus" -}}
+{{- $in := . -}}
+{{- $wait := dig "timeouts" "no_replica_s" 30 .root.Values.config | float64 -}}
+{{- range .groups -}}
+{{- $args := dict "in" $in "model" .model "pods" .pods "gpus" (int .pods.gpus) "per_node" (int .pods.gpusPerNode) "wait_s" $wait -}}
+{{- include "serve-app.judge" (set $args "table" "gpus") -}}
+{{- range $kind, $amounts := .pods.resources -}}
+{{- include "serve-app.judge" (merge (dict "table" "amounts" "kind" $kind "amounts" ($amounts | default dict)) $args) -}}
+{{- end -}}
+{{- if .model.served -}}
+{{- include "serve-app.judge" (set $args "table" "headroom") -}}
+{{- include "serve-app.judge" (set $args "table" "wakes") -}}
+{{- end -}}
+{{- end -}}
+{{- end }}

@@ -1,0 +1,119 @@
+"""``serve-app explain`` tells from the ledger where a request went and why: its attempts, its moves, what they should save and cost."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import typer
+
+from serve_app.books.ledger_lines import LedgerLine, LedgerMove
+from serve_app.cli.ledger import files_of
+from serve_app.core.events import LinkEnd
+
+REASONS: Mapping[str, str] = {
+    "prefix": "it has at least half of the prompt cached",
+    "session": "the session's requests go there",
+    "hash": "the first new part of the prompt belongs there, by a hash that all ingresses share",
+    "spread": "the replicas with the prompt's beginning had too much to do, or no room",
+    "load": "it had the least to do",
+    "prompt": "the prompt is long, and slows the fewest answers there",
+    "trial": "a request like this one ended an engine, and is tried alone",
+}
+CAUSES: Mapping[str, str] = {
+    "drain": "the replica drains",
+    "prompts": "a long prompt would stop this answer",
+    "balance": "another replica had less to do",
+    "new_replica": "a replica joined and takes a part of the queue",
+}
+RESULTS: Mapping[str, str] = {
+    "read": "the KV of {tokens} tokens was read",
+    "computed": "the target read nothing and computed",
+    "late": "the target had no token in time, so the request started again",
+    "not_kept": "the replica had no whole KV, so the target computed",
+    "no_target": "the target took no request any more",
+    "unanswered": "the replica did not answer in time, so the target computed",
+    "ended": "the answer ended or a replica was lost meanwhile",
+    "without_kv": "without its KV",
+    "": "its end is not known",
+}
+ENDS: Mapping[str, str] = {"moved": "moved away"} | {end.name.lower(): end.value for end in LinkEnd}
+
+
+def explain(request: str, paths: Iterable[Path], *, as_json: bool) -> None:
+    """Print what the ledger has of each request with this id."""
+    try:
+        lines = [line for file in files_of(paths) for line in _lines(file, request)]
+    except OSError as exc:
+        raise typer.BadParameter(f"{exc.filename} cannot be read: {exc.strerror}") from exc
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(lines), indent=2).decode())
+    else:
+        for line in lines:
+            for text in explanation(line):
+                typer.echo(text)
+    if not lines:
+        hint = "a request has a line once it has ended; `serve-app ledger verify` finds lines that are missing"
+        typer.secho(f"error: no request has the id {request!r}: {hint}", fg="red", err=True)
+        raise typer.Exit(1)
+
+
+def _lines(file: Path, request: str) -> Iterator[LedgerLine]:
+    """Yield the lines with this id. Damaged lines are left out: they are for `serve-app ledger verify`."""
+    decoder = msgspec.json.Decoder(LedgerLine)
+    needle = msgspec.json.encode({"id": request})[1:-1]
+    with file.open("rb") as raw:
+        for text in raw:
+            if needle not in text:
+                continue
+            try:
+                line = decoder.decode(text)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            if line.id == request:
+                yield line
+
+
+def explanation(line: LedgerLine) -> Iterator[str]:
+    """Yield the lines about one request, with seconds from the head of the request."""
+    at = datetime.fromtimestamp(line.time, UTC)
+    how = f"{line.outcome} ({line.reason})" if line.reason else line.outcome
+    cached = "" if line.cached_tokens is None else f", {line.cached_tokens} of them cached"
+    yield f"{line.id}, {at:%Y-%m-%dT%H:%M:%SZ}: {line.path}, model {line.model}: {how} after {line.total_s:.3f} s"
+    yield f"  prompt {line.prompt_tokens} tokens{cached}; answer {line.output_tokens} tokens in {line.engine_requests} engine requests"
+    if line.queued_s is not None:
+        first = "no token came" if line.first_token_s is None else f"the first token came at {line.first_token_s:.3f} s"
+        yield f"  waited {line.queued_s:.3f} s for a replica; {first}"
+    if not line.attempts:
+        yield "  it was given to no replica"
+    moves: dict[int, list[LedgerMove]] = {}
+    for move in line.moves:
+        moves.setdefault(move.attempt, []).append(move)
+    for number, (replica, end) in enumerate(zip(line.replicas, line.ends, strict=False)):
+        yield from _attempt(line, number, replica)
+        for move in moves.get(number, ()):
+            yield from _move(move)
+        yield f"             ended: {ENDS.get(end, end)}"
+    if left_out := line.attempts - len(line.replicas):
+        yield f"  {left_out} more attempts are not in the ledger"
+    if line.gaps_s:
+        yield f"  pauses of the answer at its moves: {', '.join(f'{gap_s:.3f}' for gap_s in line.gaps_s)} s"
+
+
+def _attempt(line: LedgerLine, number: int, replica: str) -> Iterator[str]:
+    if number >= len(line.routes):  # a line of an older release
+        yield f"  attempt {number + 1} at {replica}"
+        return
+    route = line.routes[number]
+    yield f"  {route.start_s:8.3f} s attempt {number + 1} at {replica}: {REASONS.get(route.reason, route.reason)}"
+    saves = f"; requests wait {route.saves_s:.3f} s less there in sum, by the estimate" if route.saves_s else ""
+    yield f"             {route.hit_tokens} prompt tokens expected in its cache, {route.tokens_before} tokens to do before{saves}"
+
+
+def _move(move: LedgerMove) -> Iterator[str]:
+    yield f"  {move.at_s:8.3f} s to leave it: {CAUSES.get(move.cause, move.cause)}"
+    result = RESULTS.get(move.result, move.result).format(tokens=move.read_tokens)
+    if move.read_s is None:
+        yield f"             {result}"
+        return
+    yield f"             expected to save {move.saves_s:.3f} s, for a read of {move.read_s:.3f} s: {result}"

@@ -1,0 +1,184 @@
+"""This module makes the pictures of docs/ui.md and docs/monitoring.md: `python -m tests.ui.pictures docs/figures`.
+
+The chat page is in front of a scripted service. The fleet page and the dashboards show the same minutes of a simulated fleet: its load
+jumps, the autoscaler adds a replica, and the button of the fleet page kills an engine. Prometheus records them.
+"""
+
+import argparse
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+from PIL import Image
+
+from serve_app.batch.fleet_process import FleetProcess
+from serve_app.ui.api import Service, ServiceProblem
+from serve_app.ui.app import web_app
+from serve_app.ui.killing import Killer
+from tests.ports import free_port
+from tests.ui.browser import ask, chromium, open_chat, wait_until_done
+from tests.ui.fake_service import FakeService, event, listening
+from tools.monitoring import preview
+from tools.observe import prometheus, write_prometheus
+
+MODEL = "llama-3.1-8b-simulated"
+FLEET = {
+    "models": {
+        MODEL: {
+            "model": "embedded:smollm2-135m-instruct",  # lends its tokenizer
+            "simulated": {"profile": "a10g-llama-8b", "startup_delay_s": 5, "eos_probability": 0.0},
+            "replicas": {"min": 2, "max": 3, "ttft_slo_s": 2.0, "itl_slo_s": 0.1},
+            "num_cpus": 0.1,
+            "engine_args": {"max_model_len": 2048, "max_num_seqs": 16},
+        }
+    },
+    "ingress": {"num_cpus": 0.5},
+}
+RATES = (2.0, 5.0)
+"""Requests per second before and after the jump: work for one replica, and for more than two."""
+CALM_S = 20.0
+AFTER_KILL_S = 5.0
+LIMIT_MS = 180_000
+BOARDS = ("overview", "replica")
+
+SCRIPT = {
+    "How does a reactor shut down?": ["The control rods drop, and the chain reaction ends."],
+    "Three names for a grey cat": ["Ash, Pebble and Smoke."],
+    "What does a lighthouse keeper do?": [
+        "A **lighthouse keeper** trims the lamp at dusk and writes the weather into a log.\n\n"
+        '```python\ndef beam(seconds, period=12.0):\n    """Return the beam\'s angle."""\n    return 360 * seconds / period\n```\n\n'
+        "When the fog comes in, the *horn* takes over.",
+        "Most of the work is routine:\n\n1. clean the lens,\n2. check the oil,\n3. keep the log.\n\n"
+        "A keeper learns the sound of each boat, and knows by the engine alone who has come home late.",
+    ],
+}
+"""Prompt -> answers."""
+
+
+@dataclass
+class ScriptedService(FakeService):
+    """Answers the prompts of `SCRIPT` word by word."""
+
+    model: str = MODEL
+    listing: Any = field(default_factory=lambda: {"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+
+    async def _stream(self, body: dict[str, Any], *, is_chat: bool) -> AsyncIterator[str]:
+        texts = [text.split(" ") for text in SCRIPT[body["messages"][-1]["content"]]][: body["n"]]
+        for at in range(max(len(words) for words in texts)):
+            for choice, words in enumerate(texts):
+                if at < len(words):
+                    text = words[at] if at == 0 else f" {words[at]}"
+                    finish = "stop" if at == len(words) - 1 else None
+                    yield event({"choices": [{"index": choice, "delta": {"content": text}, "finish_reason": finish}]})
+            await asyncio.sleep(0.02)
+        yield event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": sum(len(words) for words in texts)}})
+        yield "data: [DONE]\n\n"
+
+
+def chat_picture(out: Path) -> None:
+    """Draw three chats, the last one with two answers side by side."""
+    fake = ScriptedService()
+    with listening(fake.app()) as fake.url, listening(web_app(fake.url)) as site, chromium() as page:
+        for prompt, answers in SCRIPT.items():
+            open_chat(page, f"{site}/?n={len(answers)}", MODEL)
+            ask(page, prompt)
+            page.wait_for_selector(f"#chats label >> text={prompt[:20]}")
+            wait_until_done(page)
+        page.screenshot(path=out)
+
+
+def fleet_pictures(out: Path) -> None:
+    """Draw the fleet page some seconds after an engine was killed, and the dashboards of all minutes since the load began."""
+    with TemporaryDirectory() as folder, FleetProcess(FLEET, on_progress=print) as fleet:
+        config = write_prometheus(Path(folder), fleet.url.removeprefix("http://"))
+        port, began = free_port(), time.time()
+        site_of = listening(web_app(fleet.url, Killer(psutil.Process(fleet.pid))))
+        with prometheus(config, port), site_of as site, _load(fleet.url) as jump, chromium() as page:
+            page.set_default_timeout(LIMIT_MS)
+            page.goto(f"{site}/fleet")
+            page.wait_for_timeout(CALM_S * 1000)
+            jump()
+            _wait_for_cards(page, ready=3)
+            page.wait_for_timeout(AFTER_KILL_S * 1000)
+            page.click("#kill")
+            page.wait_for_selector("text=/answers? resumed at another replica/")
+            _wait_for_cards(page, ready=2, starting=1, lost=1)
+            page.wait_for_timeout(AFTER_KILL_S * 1000)
+            page.screenshot(path=out / "fleet.png")
+            page.wait_for_timeout(8 * AFTER_KILL_S * 1000)
+            minutes = (time.time() - began) / 60
+            asked = ["--prometheus", f"http://127.0.0.1:{port}", "--minutes", f"{minutes:.2f}", "--out", folder, "--with-data"]
+            if preview.main([*asked, "--boards", *BOARDS]):
+                sys.exit("error: Prometheus did not answer")
+        for board in BOARDS:
+            (out / f"board-{board}.png").write_bytes(Path(folder, f"{board}.png").read_bytes())
+
+
+def _wait_for_cards(page: Any, **counts: int) -> None:
+    """Wait until the fleet page has these numbers of replicas' cards by state, the ingress's left out."""
+    page.wait_for_function(
+        """counts => {
+          const cards = [...document.querySelectorAll(".fleet .cards")].slice(0, -1).flatMap((each) => [...each.children]);
+          return Object.entries(counts).every(([state, n]) => cards.filter((card) => card.classList.contains(state)).length === n);
+        }""",
+        arg=counts,
+    )
+
+
+@contextmanager
+def _load(url: str) -> Iterator[Callable[[], None]]:
+    """Send requests at the first of `RATES` until the yielded function is called, then at the second one, while the block lasts."""
+    jumped, ended = threading.Event(), threading.Event()
+
+    async def one(service: Service, number: int) -> None:
+        body = {"model": MODEL, "prompt": f"Story {number} of a lighthouse keeper: ", "max_tokens": 200}
+        try:
+            async for _ in service.stream("/v1/completions", body, ""):
+                pass
+        except ServiceProblem as exc:
+            print(exc, file=sys.stderr)
+
+    async def all_of_them() -> None:
+        service, number, running = Service(url), 0, set[asyncio.Task[None]]()
+        while not ended.is_set():
+            number += 1
+            running.add(task := asyncio.create_task(one(service, number)))
+            task.add_done_callback(running.discard)
+            await asyncio.sleep(1 / RATES[jumped.is_set()])
+        for task in running:
+            task.cancel()
+        await service.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(all_of_them()))
+    thread.start()
+    try:
+        yield jumped.set
+    finally:
+        ended.set()
+        thread.join()
+
+
+def main() -> None:
+    """Write the pictures, of 128 colours each, which halves their size."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    out: Path = parser.parse_args().out
+    chat_picture(out / "chat.png")
+    fleet_pictures(out)
+    for file in (out / name for name in ("chat.png", "fleet.png", *(f"board-{board}.png" for board in BOARDS))):
+        with Image.open(file) as picture:
+            reduced = picture.convert("RGB").quantize(128)
+        reduced.save(file, optimize=True)
+        print(f"{file}: {file.stat().st_size / 1024:.0f} KiB")
+
+
+if __name__ == "__main__":
+    main()
