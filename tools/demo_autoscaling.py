@@ -52,8 +52,8 @@ def save_decisions(name: str, file: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LOG_LIMIT_S, check=True)
         file.write_text(done.stdout)
     except (subprocess.SubprocessError, OSError) as exc:
-        said = getattr(exc, "stderr", None) or str(exc)
-        print(f"the decision log cannot be read: {str(said).strip().splitlines()[-1]}", file=sys.stderr)
+        said = exc.stderr.split("\n") if isinstance(exc, subprocess.CalledProcessError) else []
+        print(f"the decision log cannot be read: {next(filter(None, reversed(said)), exc)}", file=sys.stderr)
 
 
 def draw(run: Path) -> Path:

@@ -1,4 +1,4 @@
-"""``serve-app explain`` tells from the ledger where a request went and why: its attempts, its moves, what they should save and cost."""
+"""``serve-app explain`` prints from the ledger where a request went and why: its attempts, its moves, what they should save and cost."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -50,7 +50,7 @@ def explain(request: str, paths: Iterable[Path], *, as_json: bool) -> None:
         typer.echo(msgspec.json.format(msgspec.json.encode(lines), indent=2).decode())
     else:
         for line in lines:
-            for text in explanation(line):
+            for text in lines_about(line):
                 typer.echo(text)
     if not lines:
         hint = "a request has a line once it has ended; `serve-app ledger verify` finds lines that are missing"
@@ -74,7 +74,7 @@ def _lines(file: Path, request: str) -> Iterator[LedgerLine]:
                 yield line
 
 
-def explanation(line: LedgerLine) -> Iterator[str]:
+def lines_about(line: LedgerLine) -> Iterator[str]:
     """Yield the lines about one request, with seconds from the head of the request."""
     at = datetime.fromtimestamp(line.time, UTC)
     how = f"{line.outcome} ({line.reason})" if line.reason else line.outcome

@@ -65,6 +65,8 @@ def pages(settings: Settings, console: Console, *, demo: bool = False) -> Iterat
     The pages' process ends when its standard input is closed, so that it does not outlive a killed `serve-app up`.
     """
     where = settings.ui
+    if demo and where is None:
+        console.print("--demo has no effect: this file asks for no pages; add `ui: {}` to it", markup=False)
     if where is None or not _can_start(where.host, where.port, console):
         yield
         return

@@ -4,8 +4,8 @@ Pure. Only `Attempts` and `FleetState` call this module. The source ends its att
 target reads it. A source that does not answer in time is not waited for, and a target that cannot read computes the prompt. If the target
 neither reads nor computes, the request starts again. So a hand-over that fails costs time, and nothing else.
 
-The source frees the KV when the target has read it, or when its lease ends. Where no read can be under way any more and the target has not
-told the source, `HandOvers` tells it: an earlier end could give the blocks to another request while the target still reads them.
+The source frees the KV when the target reports to it that the KV was read, or when the lease ends. `HandOvers` orders the source to free
+it as soon as no read can be under way any more. An earlier order could give the blocks to another request while the target still reads.
 """
 
 from collections import Counter
@@ -92,9 +92,8 @@ class HandOvers:
         request.is_leaving = True
         request.trail.moves_on(cause, now, saves_s=target.saves_s, read_s=self.costs.seconds(_tokens(request)))
         target.replica.coming.add(request.request_id)
-        self._asked[request.request_id] = _Asked(
-            request, target._replace(saves_s=0.0), now
-        )  # the move has saved it, not the choice
+        # The trail has the seconds with the move; the choice of the replica saved none.
+        self._asked[request.request_id] = _Asked(request, target._replace(saves_s=0.0), now)
 
     def end(self, request: RequestState, result: str) -> Choice | None:
         """Forget the request's hand-over, whose place at the target is free again; return the target, None if nothing was asked."""
@@ -151,7 +150,8 @@ class HandOvers:
     def note_read(self, request: RequestState, output: EngineOutput, target: ReplicaState, now: float) -> FreeKeptKv:
         """Count what the target read, which its first output with a token says; return the order to free the KV.
 
-        Usually the target has told the source. It has not if it could not reach the source, or found no use for the KV.
+        Usually the target has reported to the source before, and the order does nothing. The target has not if it could not reach the
+        source, or found no use for the KV.
         """
         request.reads_kv = False
         _, began_at = self._reading.pop(request.request_id)
@@ -180,7 +180,7 @@ class HandOvers:
             del self._kept[attempt_id]
         return [FreeKeptKv(kept.source, attempt_id) for attempt_id, kept in dead.items()]
 
-    def _learn(self, ended: "_Ended") -> None:
+    def _learn(self, ended: _Ended) -> None:
         if ended.num:
             self.costs.learn(round(ended.tokens / ended.num), ended.seconds / ended.num, ended.at)
             ended.num = 0

@@ -3,7 +3,7 @@
 import socket
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
 
@@ -12,7 +12,7 @@ from serve_app.replica import pipe
 from serve_app.replica.engine_core import ImpatientExecutor, engine_config, with_adapters
 
 
-def run_workers(engine_args: Mapping[str, Any], sock: socket.socket, end: pipe.EngineEnd) -> None:
+def run_workers(engine_args: Mapping[str, Any], sock: socket.socket, end: pipe.EngineEnd) -> NoReturn:
     """Load the model's part on this node, and wait until one of the workers ends. The engine core on the first node leads them.
 
     Raises:

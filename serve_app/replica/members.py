@@ -62,16 +62,15 @@ class Members:
     def close(self) -> None:
         """Let the members go: each kills its part of the engine."""
         self._closed = True
-        if self._server is not None:
-            self._server.close()
-        for cord in (*self._cords.values(), *self._strangers):
+        self._refuse_more()
+        for cord in self._cords.values():
             cord.close()
         self._complete.cancel()
 
     def _hear(self, cord: Cord, message: Message) -> None:
         rank = self._rank_of(cord)
         match message:
-            case Hello():
+            case Hello() if rank is None:
                 self._join(cord, message)
             case Beat(processes) if rank is not None:
                 self._uses[rank] = processes
@@ -80,15 +79,24 @@ class Members:
 
     def _join(self, cord: Cord, hello: Hello) -> None:
         is_ours = hmac.compare_digest(hello.secret, self.secret) and 0 < hello.rank <= self._number
-        if not is_ours or hello.rank in self._cords or cord not in self._strangers:
+        self._strangers.discard(cord)
+        if not is_ours or hello.rank in self._cords:
             logger.warning("refused a connection that does not belong to this engine")
-            self._strangers.discard(cord)
             cord.close()
             return
-        self._strangers.discard(cord)
         self._cords[hello.rank] = cord
-        if len(self._cords) == self._number and not self._complete.done():
-            self._complete.set_result(None)
+        if len(self._cords) == self._number:
+            self._refuse_more()
+            if not self._complete.done():
+                self._complete.set_result(None)
+
+    def _refuse_more(self) -> None:
+        """Stop listening, and end the connections that did not show the secret."""
+        if self._server is not None:
+            self._server.close()
+        for cord in self._strangers:
+            cord.close()
+        self._strangers.clear()
 
     def _rank_of(self, cord: Cord) -> int | None:
         return next((rank for rank, member in self._cords.items() if member is cord), None)

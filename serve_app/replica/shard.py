@@ -73,6 +73,7 @@ class Shard:
             return reason
         finally:
             working.cancel()
+            await asyncio.wait([working])  # a process that it is just starting must be known before the kill
             cord.close()
             self._child.kill()
             await self._child.stop()

@@ -47,5 +47,6 @@ def reserve(host: str, ports: range, key: str) -> SideChannel:
             failed = exc
         else:
             return SideChannel(host, sock.getsockname()[1], sock)
-    reason = f"{failed.strerror or failed}, as at the {len(ports) - 1} ports after it"
+    others = f", as at the {len(ports) - 1} ports after it" if len(ports) > 1 else ""
+    reason = f"{failed.strerror or failed}{others}"
     raise ListenFailed(host=host, port=ports[0], reason=reason, key=key) from failed

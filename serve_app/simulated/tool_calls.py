@@ -8,6 +8,7 @@ with arguments that fit the tool's schema. A tool's result gets an ordinary simu
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from serve_app.simulated.tokens import NO_EOS
@@ -16,6 +17,8 @@ TURN, ANSWER = "<|im_start|>", "<|im_start|>assistant\n"
 _TOOLS = re.compile(r"<tools>(.*?)</tools>", re.DOTALL)
 DEEPEST = 8
 """Arguments nested deeper than this are null; a schema may refer to itself."""
+MOST = 200
+"""Most values of a call, objects and lists included; the others are null. Ten properties that refer to their own object would have 10^8."""
 MAX_WORD = 100
 """Characters of the longest text among the arguments."""
 
@@ -53,12 +56,14 @@ def call_at(text: str) -> tuple[str, str] | None:
         return None
     asked = set(_words(question))
     tool = max(
-        _tools(head), key=lambda tool: len(asked.intersection(_words(f"{tool['name']} {tool.get('description')}"))), default=None
+        _tools(head),
+        key=lambda tool: len(asked.intersection(_words(f"{tool['name']} {tool.get('description') or ''}"))),
+        default=None,
     )
     if tool is None:
         return None
     schema = tool.get("parameters")
-    arguments = _value(schema, schema, question, DEEPEST) if isinstance(schema, Mapping) else {}
+    arguments = _Arguments(schema, question).value(schema, DEEPEST) if isinstance(schema, Mapping) else {}
     call = json.dumps({"name": tool["name"], "arguments": arguments if isinstance(arguments, dict) else {}})
     return f"<tool_call>\n{call}\n</tool_call>", begun
 
@@ -80,30 +85,41 @@ def _words(text: str) -> list[str]:
     return re.findall(r"[a-z]{3,}", text.lower())
 
 
-def _value(schema: Any, root: Mapping[str, Any], question: str, depth: int) -> Any:
-    """Return a value that fits a JSON schema: its own example if it has one, else words and numbers of the question."""
-    schema = _resolved(schema, root)
-    for key in ("const", "default"):
-        if key in schema:
-            return schema[key]
-    for key in ("enum", "examples"):
-        if isinstance(schema.get(key), list) and schema[key]:
-            return schema[key][0]
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list) and schema[key] and depth:
-            return _value(schema[key][0], root, question, depth - 1)
-    kind = schema.get("type")
-    kind = kind[0] if isinstance(kind, list) and kind else kind
-    if not depth:
-        return None
-    if kind == "object" or "properties" in schema:
-        properties, required = schema.get("properties"), schema.get("required")
-        names = required if isinstance(required, list) else []
-        known = properties if isinstance(properties, Mapping) else {}
-        return {name: _value(known.get(name), root, question, depth - 1) for name in names if isinstance(name, str)}
-    if kind == "array":
-        return [_value(schema.get("items"), root, question, depth - 1)]
-    return _scalar(kind, schema, question)
+@dataclass
+class _Arguments:
+    """The arguments of one call. ``root``: the schema in which references are looked up."""
+
+    root: Mapping[str, Any]
+    question: str
+    num_left: int = MOST
+
+    def value(self, schema: Any, depth: int) -> Any:
+        """Return a value that fits a JSON schema: its own example if it has one, else words and numbers of the question."""
+        self.num_left -= 1
+        if self.num_left < 0:
+            return None
+        schema = _resolved(schema, self.root)
+        for key in ("const", "default"):
+            if key in schema:
+                return schema[key]
+        for key in ("enum", "examples"):
+            if isinstance(schema.get(key), list) and schema[key]:
+                return schema[key][0]
+        if not depth:
+            return None
+        for key in ("anyOf", "oneOf"):
+            if isinstance(schema.get(key), list) and schema[key]:
+                return self.value(schema[key][0], depth - 1)
+        kind = schema.get("type")
+        kind = kind[0] if isinstance(kind, list) and kind else kind
+        if kind == "object" or "properties" in schema:
+            properties, required = schema.get("properties"), schema.get("required")
+            names = required if isinstance(required, list) else []
+            known = properties if isinstance(properties, Mapping) else {}
+            return {name: self.value(known.get(name), depth - 1) for name in names if isinstance(name, str)}
+        if kind == "array":
+            return [self.value(schema.get("items"), depth - 1)]
+        return _scalar(kind, schema, self.question)
 
 
 def _scalar(kind: Any, schema: Mapping[str, Any], question: str) -> Any:

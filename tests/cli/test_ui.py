@@ -78,6 +78,13 @@ def test_a_demo_offers_to_kill_engines_only_where_no_other_machine_reaches_the_p
         assert ("does not offer to kill an engine: other machines may reach 0.0.0.0" in out.getvalue()) is (host == "0.0.0.0")
 
 
+def test_a_demo_of_a_file_without_pages_says_that_it_has_no_effect() -> None:
+    out = io.StringIO()
+    with ui.pages(parse_settings({"models": {"a": {"model": "some/model"}}}), Console(file=out, width=200), demo=True):
+        pass
+    assert out.getvalue() == "--demo has no effect: this file asks for no pages; add `ui: {}` to it\n"
+
+
 def test_a_demo_is_refused_on_a_cluster(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text("models: {a: {model: some/model}}")

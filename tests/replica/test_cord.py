@@ -68,12 +68,13 @@ async def test_processes_of_other_nodes_have_ids_of_their_own() -> None:
 
 @in_loop
 async def test_the_first_member_that_ends_is_named_and_only_once() -> None:
-    async with two_members() as (_, joined, lost):
+    async with two_members() as (members, joined, lost):
         joined[1].cord.send(Ended("a worker process has ended"))
         await until(lambda: lost)
-        joined[0].cord.close()
-        joined[1].cord.close()
-        await asyncio.sleep(0)
+        cords = list(members._cords.values())
+        for member in joined:
+            member.cord.close()
+        await until(lambda: all(cord._over for cord in cords))
         assert lost == ["node 2 of the engine: a worker process has ended"]
 
 
@@ -131,20 +132,47 @@ async def test_a_stranger_is_refused_and_a_member_can_still_join(hello: Hello) -
 
 @in_loop
 async def test_the_rank_of_another_member_is_refused() -> None:
-    async with two_members() as (members, _, lost):
-        port = members._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-        double = await join(port, members.secret, 2)
-        await until(lambda: double.lost)
-        assert lost == []
+    members = Members(2, silence_s=60.0)
+    port = await members.listen(HERE)
+    first = await join(port, members.secret, 2)
+    await until(lambda: 2 in members._cords)
+    double = await join(port, members.secret, 2)
+    await until(lambda: double.lost)
+    second = await join(port, members.secret, 1)
+    await members.all_joined()
+    assert (first.lost, second.lost) == ([], [])
+    members.close()
+    first.cord.close()
+    second.cord.close()
+
+
+@in_loop
+async def test_once_all_have_joined_strangers_are_let_go_and_nothing_listens_any_more() -> None:
+    members = Members(1, silence_s=60.0)
+    port = await members.listen(HERE)
+    stranger = Cord(silence_s=60.0, beat=Beat, on_message=lambda *_: None, on_lost=lambda *_: None)
+    await asyncio.get_running_loop().create_connection(lambda: stranger, HERE, port)
+    await until(lambda: members._strangers)
+    member = await join(port, members.secret, 1)
+    member.cord.send(Hello(members.secret, 1))  # a second one changes nothing
+    await members.all_joined()
+    await until(lambda: stranger._over)
+    with pytest.raises(ConnectionRefusedError):
+        await join(port, members.secret, 1)
+    await until(lambda: members.uses())
+    assert member.lost == []
+    members.close()
+    member.cord.close()
 
 
 @in_loop
 async def test_a_supervisor_that_falls_silent_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_members(silence_s=0.2) as (_, joined, lost):
-        monkeypatch.setattr(cord_module, "BEAT_S", 0.05)
-        joined[0].cord._beating.cancel()  # type: ignore[union-attr]  # as if its process were stopped
+    monkeypatch.setattr(cord_module, "BEAT_S", 0.02)
+    monkeypatch.setattr(cord_module, "_MAX_GAP_S", 0.04)  # no busy machine makes the other member look silent
+    async with two_members(silence_s=0.4) as (_, joined, lost):
+        joined[1].cord._beating.cancel()  # type: ignore[union-attr]  # as if its process were stopped
         await until(lambda: lost)
-        assert lost[0].startswith("node 1 of the engine: its supervisor was silent for ")
+        assert lost[0].startswith("node 2 of the engine: its supervisor was silent for ")
 
 
 CUT_OFF = """

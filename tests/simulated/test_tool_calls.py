@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from serve_app.simulated.sequences import SamplingRules, Sequences, slots_of
 from serve_app.simulated.tokens import NO_EOS, TokenSource
-from serve_app.simulated.tool_calls import ToolCaller, call_at
+from serve_app.simulated.tool_calls import MOST, ToolCaller, call_at
 
 EOS = 300
 QUESTION = "What is the weather in Paris for 3 days?"
@@ -78,6 +78,18 @@ def test_a_schema_with_definitions_is_followed_and_one_that_contains_itself_ends
     assert called([tool])["arguments"] == {"city": "Oslo"}
     tool["function"]["parameters"]["$defs"] = {"City": {"type": "array", "items": {"$ref": "#/$defs/City"}}}
     assert json.dumps(called([tool])["arguments"]).startswith('{"city": [[[')
+
+
+def test_an_object_whose_properties_all_contain_the_object_has_a_call_of_bounded_size() -> None:
+    names = [f"p{number}" for number in range(20)]
+    itself = {"type": "object", "properties": {name: {"$ref": "#"} for name in names}, "required": names}
+    tool = {"type": "function", "function": {"name": "tool", "parameters": itself}}
+    assert len(json.dumps(called([tool]))) < 100 * MOST
+
+
+def test_a_tool_without_a_description_is_not_one_about_none() -> None:
+    tools = [function("get_weather"), {"type": "function", "function": {"name": "other"}}]
+    assert called(tools, "Is there none?")["name"] == "get_weather"
 
 
 def test_a_tools_result_and_a_chat_without_tools_get_no_call() -> None:

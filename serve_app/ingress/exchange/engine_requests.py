@@ -70,9 +70,8 @@ class Totals:
         self.output_tokens += len(request.emitted_ids)
         self.step_part += request.step_part
         if len(self.replicas) < MAX_ATTEMPTS_LISTED:
-            if trail.moves:
-                self.moves += [(len(self.replicas) + move.attempt, move) for move in trail.moves]
-            self.routes += zip(trail.reasons, trail.starts, trail.routes, strict=False)
+            self.moves += [(len(self.replicas) + move.attempt, move) for move in trail.moves]
+            self.routes += zip(trail.reasons, trail.starts, trail.routes, strict=True)
             self.replicas += trail.replicas
             self.ends += trail.ends if len(trail.ends) == len(trail.replicas) else [*trail.ends, end]
         self.gaps_s += trail.gaps_s
@@ -83,9 +82,8 @@ class Totals:
 
     def copy(self) -> "Totals":
         """Return totals to which more can be added without changing these."""
-        more = replace(self, replicas=[*self.replicas], ends=[*self.ends], gaps_s=[*self.gaps_s])
-        more.routes, more.moves = [*self.routes], [*self.moves]
-        return more
+        routes, moves = [*self.routes], [*self.moves]
+        return replace(self, replicas=[*self.replicas], ends=[*self.ends], routes=routes, moves=moves, gaps_s=[*self.gaps_s])
 
 
 class EngineRequests:

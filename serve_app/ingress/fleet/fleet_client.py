@@ -288,8 +288,8 @@ class FleetClient(EngineCoreClient):
     def _ask(self, asked: HandOverAttempt | FreeKeptKv | PassTrial) -> None:
         if (link := self.links.get(asked.replica_id)) is not None and link.is_open():
             says = link.connection
-            send = says.send_free_kv if isinstance(asked, FreeKeptKv) else says.send_trial_passed
-            link.write((says.send_hand_over if isinstance(asked, HandOverAttempt) else send)(asked.attempt_id))
+            frames = {HandOverAttempt: says.send_hand_over, FreeKeptKv: says.send_free_kv, PassTrial: says.send_trial_passed}
+            link.write(frames[type(asked)](asked.attempt_id))
 
     def _fail_request(self, fail: FailRequest) -> None:
         """End the whole generation of vLLM's front end with the error, siblings of n>1 included."""
