@@ -271,6 +271,12 @@ CHECKS: list[Check] = [
         ("replicas_per_node is 2", "1 replica"),
         models(MODEL | {"replicas_per_node": 1}),
     ),
+    (
+        "an engine over several nodes",
+        models(CUDA | {"nodes": 2}),
+        ("set-by-chart: config.models.m.nodes is 2", "1 pod"),
+        models(CUDA | {"nodes": 1}),
+    ),
     ("a port of the links that nobody knows", at("config.protocol.port", 0), ("port is 0",), at("config.protocol.port", 8021)),
     (
         "a hub's model in pods that reach no hub",

@@ -27,7 +27,7 @@ VARIABLES = {
 }
 STAND_IN = """#!/bin/bash
 echo "$(basename "$0") $*" >> "$CALLS"
-case "$(basename "$0") $*" in $FAILS) exit 7;; esac
+case "$(basename "$0") $*" in $FAILS) exit 7;; $INTERRUPTED) kill -INT 0;; esac
 case "$*" in
   *spec.limits*) echo 64;;
   *status.resources*) echo 2;;
@@ -39,9 +39,12 @@ esac
 
 
 def day(
-    folder: Path, *arguments: str, variables: dict[str, str] = VARIABLES, fails: str = "none"
+    folder: Path, *arguments: str, variables: dict[str, str] = VARIABLES, fails: str = "none", interrupted: str = "none"
 ) -> subprocess.CompletedProcess[str]:
-    """Run the script in a copy of the repository that holds what it reads, with stand-ins that note their calls in the folder's `calls`."""
+    """Run the script in a copy of the repository that holds what it reads, with stand-ins that note their calls in the folder's `calls`.
+
+    A stand-in whose call matches `fails` exits with 7. One that matches `interrupted` interrupts the whole process group, as Ctrl-C does.
+    """
     models = folder / "k8s/cluster/values/models"
     models.mkdir(parents=True, exist_ok=True)
     (models / "70b-fp8-8xl40s.yaml").write_text("a: 1")
@@ -53,8 +56,10 @@ def day(
     for name in TOOLS:
         (tools / name).write_text(STAND_IN)
         (tools / name).chmod(0o755)
-    path = {"PATH": f"{tools}:{os.environ['PATH']}", "CALLS": str(folder / "calls"), "FAILS": fails}
-    return subprocess.run([script, *arguments], env=path | variables, capture_output=True, text=True, timeout=60)
+    path = {"PATH": f"{tools}:{os.environ['PATH']}", "CALLS": str(folder / "calls"), "FAILS": fails, "INTERRUPTED": interrupted}
+    return subprocess.run(
+        [script, *arguments], env=path | variables, capture_output=True, text=True, timeout=60, start_new_session=True
+    )
 
 
 def calls(folder: Path) -> list[str]:
@@ -121,6 +126,12 @@ def test_the_quota_is_as_before_after_the_upgrade(tmp_path: Path) -> None:
 
 def test_the_quota_is_as_before_when_a_command_fails(tmp_path: Path) -> None:
     assert day(tmp_path, "full", fails="helm*upgrade*").returncode == 7
+    assert limits(tmp_path) == ["2", "64"]
+
+
+@pytest.mark.parametrize("command", ["helm*upgrade*", "serve-app rollout*"])
+def test_the_quota_is_as_before_after_ctrl_c(tmp_path: Path, command: str) -> None:
+    assert day(tmp_path, "full", interrupted=command).returncode != 0
     assert limits(tmp_path) == ["2", "64"]
 
 

@@ -7,7 +7,7 @@
 {{- include "serve-app.judge" (dict "in" $in "table" "images" "path" $path "image" $image) -}}
 {{- end -}}
 {{- range .groups -}}
-{{- include "serve-app.judge" (dict "in" $in "table" "model_images" "model" .model "pods" .pods 
+{{- include "serve-app.judge" (dict "in" $in "table" "model_images" "model" .model "pods" .pods
     "made" (include "serve-app.cudaTag" $in.root)) -}}
 {{- end -}}
 {{- end }}
@@ -26,7 +26,7 @@ path of a file, nor another variable. Args: name, value. */}}
 {{- range .groups -}}
 {{- $model := .model -}}
 {{- range $name := list "hf_token" "hf-token" -}}
-{{- include "serve-app.judge" (dict "in" $in "table" "secret_arguments" "model" $model "name" $name 
+{{- include "serve-app.judge" (dict "in" $in "table" "secret_arguments" "model" $model "name" $name
     "token" (get ($model.engine_args | default dict) $name)) -}}
 {{- end -}}
 {{- range $name, $value := $model.env | default dict -}}
