@@ -68,8 +68,12 @@ class Group:
         Raises:
             EngineStartFailed: One has ended, or not all joined within ``limit_s``. None is left.
         """
+        try:
+            port = await self.members.listen(self.node.address)
+        except OSError as exc:
+            raise EngineStartFailed(model=self._model.name, reason=f"no port for its other nodes: {in_one_line(exc)}") from exc
         summons = {
-            "port": await self.members.listen(self.node.address),
+            "port": port,
             "secret": self.members.secret,
             "silence_s": self._silence_s,
             "first_address": self.node.first_address,
