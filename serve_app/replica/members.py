@@ -62,9 +62,8 @@ class Members:
     def close(self) -> None:
         """Let the members go: each kills its part of the engine."""
         self._closed = True
-        if self._server is not None:
-            self._server.close()
-        for cord in (*self._cords.values(), *self._strangers):
+        self._let_in_no_more()
+        for cord in self._cords.values():
             cord.close()
         self._complete.cancel()
 
@@ -88,7 +87,16 @@ class Members:
         self._strangers.discard(cord)
         self._cords[hello.rank] = cord
         if len(self._cords) == self._number and not self._complete.done():
+            self._let_in_no_more()
             self._complete.set_result(None)
+
+    def _let_in_no_more(self) -> None:
+        """Stop listening, and end the connections that have shown no secret."""
+        if self._server is not None:
+            self._server.close()
+        for stranger in self._strangers:
+            stranger.close()
+        self._strangers.clear()
 
     def _rank_of(self, cord: Cord) -> int | None:
         return next((rank for rank, member in self._cords.items() if member is cord), None)

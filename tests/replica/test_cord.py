@@ -11,6 +11,7 @@ import pytest
 
 from serve_app.core.health import ProcessUse
 from serve_app.errors import EngineStartFailed
+from serve_app.links.protocol.frames import encode_frame
 from serve_app.replica import cord as cord_module
 from serve_app.replica.cord import Beat, Cord, Ended, Hello, Message
 from serve_app.replica.members import Members
@@ -131,11 +132,46 @@ async def test_a_stranger_is_refused_and_a_member_can_still_join(hello: Hello) -
 
 @in_loop
 async def test_the_rank_of_another_member_is_refused() -> None:
-    async with two_members() as (members, _, lost):
-        port = members._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-        double = await join(port, members.secret, 2)
-        await until(lambda: double.lost)
-        assert lost == []
+    members, lost = Members(2, silence_s=60.0), list[str]()
+    port = await members.listen(HERE)
+    members.watch(lost.append)
+    first, double = [await join(port, members.secret, 2) for _ in range(2)]
+    await until(lambda: double.lost)
+    assert (first.lost, lost) == ([], [])
+    members.close()
+    first.cord.close()
+
+
+@in_loop
+async def test_nobody_can_stay_or_come_once_all_members_have_joined() -> None:
+    members = Members(1, silence_s=60.0)
+    port = await members.listen(HERE)
+    reader, writer = await asyncio.open_connection(HERE, port)
+    writer.write(b"\0")  # a part of a frame, whose rest may come as slowly as it likes
+    await until(lambda: members._strangers)
+    member = await join(port, members.secret, 1)
+    await members.all_joined()
+    await reader.read()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(HERE, port)
+    assert member.lost == []
+    members.close()
+    member.cord.close()
+    writer.close()
+
+
+@pytest.mark.parametrize("body", [b"\x92\x03\xa1\xff", b"\x94\x01\xc4\x01x\x01" + b"\x91" * 100_000], ids=["text", "depth"])
+@in_loop
+async def test_what_no_decoder_can_read_ends_the_connection_without_a_traceback(body: bytes) -> None:
+    untold = list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: untold.append(context))
+    members = Members(1, silence_s=60.0)
+    reader, writer = await asyncio.open_connection(HERE, await members.listen(HERE))
+    writer.write(encode_frame(body))
+    await reader.read()
+    assert untold == []
+    members.close()
+    writer.close()
 
 
 @in_loop
