@@ -16,6 +16,8 @@ TURN, ANSWER = "<|im_start|>", "<|im_start|>assistant\n"
 _TOOLS = re.compile(r"<tools>(.*?)</tools>", re.DOTALL)
 DEEPEST = 8
 """Arguments nested deeper than this are null; a schema may refer to itself."""
+MAX_VALUES = 200
+"""Values of a call's arguments; further ones are null. Required parameters that refer to their own schema would be 8 ** `DEEPEST`."""
 MAX_WORD = 100
 """Characters of the longest text among the arguments."""
 
@@ -58,7 +60,7 @@ def call_at(text: str) -> tuple[str, str] | None:
     if tool is None:
         return None
     schema = tool.get("parameters")
-    arguments = _value(schema, schema, question, DEEPEST) if isinstance(schema, Mapping) else {}
+    arguments = _Arguments(schema, question).value(schema, DEEPEST) if isinstance(schema, Mapping) else {}
     call = json.dumps({"name": tool["name"], "arguments": arguments if isinstance(arguments, dict) else {}})
     return f"<tool_call>\n{call}\n</tool_call>", begun
 
@@ -80,30 +82,40 @@ def _words(text: str) -> list[str]:
     return re.findall(r"[a-z]{3,}", text.lower())
 
 
-def _value(schema: Any, root: Mapping[str, Any], question: str, depth: int) -> Any:
-    """Return a value that fits a JSON schema: its own example if it has one, else words and numbers of the question."""
-    schema = _resolved(schema, root)
-    for key in ("const", "default"):
-        if key in schema:
-            return schema[key]
-    for key in ("enum", "examples"):
-        if isinstance(schema.get(key), list) and schema[key]:
-            return schema[key][0]
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list) and schema[key] and depth:
-            return _value(schema[key][0], root, question, depth - 1)
-    kind = schema.get("type")
-    kind = kind[0] if isinstance(kind, list) and kind else kind
-    if not depth:
-        return None
-    if kind == "object" or "properties" in schema:
-        properties, required = schema.get("properties"), schema.get("required")
-        names = required if isinstance(required, list) else []
-        known = properties if isinstance(properties, Mapping) else {}
-        return {name: _value(known.get(name), root, question, depth - 1) for name in names if isinstance(name, str)}
-    if kind == "array":
-        return [_value(schema.get("items"), root, question, depth - 1)]
-    return _scalar(kind, schema, question)
+class _Arguments:
+    """The values for the parameters of one call."""
+
+    def __init__(self, root: Mapping[str, Any], question: str) -> None:
+        self._root, self._question = root, question
+        self._left = MAX_VALUES
+
+    def value(self, schema: Any, depth: int) -> Any:
+        """Return a value that fits a JSON schema: its own example if it has one, else words and numbers of the question."""
+        self._left -= 1
+        if self._left < 0:
+            return None
+        schema = _resolved(schema, self._root)
+        for key in ("const", "default"):
+            if key in schema:
+                return schema[key]
+        for key in ("enum", "examples"):
+            if isinstance(schema.get(key), list) and schema[key]:
+                return schema[key][0]
+        for key in ("anyOf", "oneOf"):
+            if isinstance(schema.get(key), list) and schema[key] and depth:
+                return self.value(schema[key][0], depth - 1)
+        kind = schema.get("type")
+        kind = kind[0] if isinstance(kind, list) and kind else kind
+        if not depth:
+            return None
+        if kind == "object" or "properties" in schema:
+            properties, required = schema.get("properties"), schema.get("required")
+            names = required if isinstance(required, list) else []
+            known = properties if isinstance(properties, Mapping) else {}
+            return {name: self.value(known.get(name), depth - 1) for name in names if isinstance(name, str)}
+        if kind == "array":
+            return [self.value(schema.get("items"), depth - 1)]
+        return _scalar(kind, schema, self._question)
 
 
 def _scalar(kind: Any, schema: Mapping[str, Any], question: str) -> Any:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from serve_app.simulated.sequences import SamplingRules, Sequences, slots_of
 from serve_app.simulated.tokens import NO_EOS, TokenSource
-from serve_app.simulated.tool_calls import ToolCaller, call_at
+from serve_app.simulated.tool_calls import MAX_VALUES, ToolCaller, call_at
 
 EOS = 300
 QUESTION = "What is the weather in Paris for 3 days?"
@@ -78,6 +78,13 @@ def test_a_schema_with_definitions_is_followed_and_one_that_contains_itself_ends
     assert called([tool])["arguments"] == {"city": "Oslo"}
     tool["function"]["parameters"]["$defs"] = {"City": {"type": "array", "items": {"$ref": "#/$defs/City"}}}
     assert json.dumps(called([tool])["arguments"]).startswith('{"city": [[[')
+
+
+def test_the_values_of_a_schema_that_contains_itself_many_times_are_bounded() -> None:
+    tool = function("tool", **{name: {"$ref": "#/$defs/All"} for name in "abcd"})
+    parameters = tool["function"]["parameters"]
+    parameters["$defs"] = {"All": {key: parameters[key] for key in ("type", "properties", "required")}}
+    assert json.dumps(called([tool])["arguments"]).count(":") <= len("abcd") * MAX_VALUES
 
 
 def test_a_tools_result_and_a_chat_without_tools_get_no_call() -> None:
