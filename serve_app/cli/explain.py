@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import typer
 
-from serve_app.books.ledger_lines import LedgerLine, LedgerMove
+from serve_app.books.ledger_check import MAX_LINE_BYTES
+from serve_app.books.ledger_lines import NO_LINE, LedgerLine, LedgerMove
 from serve_app.cli.ledger import files_of
 from serve_app.core.events import LinkEnd
 
@@ -72,12 +74,12 @@ def _lines(file: Path, request: str) -> Iterator[LedgerLine]:
     decoder = msgspec.json.Decoder(LedgerLine)
     needle = msgspec.json.encode(request)
     with file.open("rb") as raw:
-        for text in raw:
+        for text in iter(partial(raw.readline, MAX_LINE_BYTES), b""):
             if needle not in text:
                 continue
             try:
                 line = decoder.decode(text)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            except NO_LINE:
                 continue
             if line.id == request:
                 yield line
