@@ -16,7 +16,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from serve_app.books.ledger_lines import MAX_ATTEMPTS_LISTED, OUTCOMES, VERSION, Head, Last, LedgerCounts, LedgerLine, is_written
+from serve_app.books.ledger_lines import (
+    MAX_ATTEMPTS_LISTED,
+    NO_LINE,
+    OUTCOMES,
+    VERSION,
+    Head,
+    Last,
+    LedgerCounts,
+    LedgerLine,
+    is_written,
+)
 
 MAX_KEPT = 1000
 """Most findings, and most notes, that are kept; all are counted."""
@@ -245,7 +255,7 @@ def _heads(files: Iterable[Path], report: Report) -> Iterator[tuple[Path, Head]]
             line = file.readline(MAX_LINE_BYTES)
         try:
             head = _HEAD.decode(line)
-        except msgspec.DecodeError as exc:
+        except NO_LINE as exc:
             if line:
                 report.wrong(
                     f"{path}:1: is not the first line of a ledger's file: {exc}; the file was changed, or is something else"
@@ -272,5 +282,5 @@ def _read(path: Path, chain: _Chain, report: Report, *, is_last: bool) -> None:
                     chain.close(where, _LAST.decode(line).counts)
                 else:
                     chain.line(where, _LINE.decode(line))
-            except msgspec.DecodeError as exc:
+            except NO_LINE as exc:
                 report.wrong(f"{where}: is not a line of a ledger: {exc}; the file was changed, or its disk is damaged")

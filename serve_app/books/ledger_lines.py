@@ -21,6 +21,8 @@ Outcome = Literal["complete", "failed", "rejected", "aborted"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 """`serve_app_requests_total` splits `failed` and `rejected` further: `ingress/exchange/outcomes.py`."""
 MAX_ATTEMPTS_LISTED = 32
+NO_LINE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What the decoder raises for bytes that are no line: a flipped bit in a text makes it no UTF-8."""
 _END_OF_9999 = 253_402_300_799
 """The last second that has a date, in seconds since the epoch. A line with a later time was changed."""
 

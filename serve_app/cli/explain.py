@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import typer
 
-from serve_app.books.ledger_lines import LedgerLine, LedgerMove
+from serve_app.books.ledger_check import MAX_LINE_BYTES
+from serve_app.books.ledger_lines import NO_LINE, LedgerLine, LedgerMove
 from serve_app.cli.ledger import files_of
 from serve_app.core.events import LinkEnd
 
@@ -43,6 +45,10 @@ ENDS: Mapping[str, str] = {"moved": "moved away"} | {end.name.lower(): end.value
 def explain(request: str, paths: Iterable[Path], *, as_json: bool) -> None:
     """Print what the ledger has of each request with this id."""
     try:
+        request.encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter(f"{request!r} is no id: it is not UTF-8") from None
+    try:
         lines = [line for file in files_of(paths) for line in _lines(file, request)]
     except OSError as exc:
         raise typer.BadParameter(f"{exc.filename} cannot be read: {exc.strerror}") from exc
@@ -51,24 +57,29 @@ def explain(request: str, paths: Iterable[Path], *, as_json: bool) -> None:
     else:
         for line in lines:
             for text in lines_about(line):
-                typer.echo(text)
+                typer.echo(_printable(text))
     if not lines:
         hint = "a request has a line once it has ended; `serve-app ledger verify` finds lines that are missing"
         typer.secho(f"error: no request has the id {request!r}: {hint}", fg="red", err=True)
         raise typer.Exit(1)
 
 
+def _printable(text: str) -> str:
+    """Return the text with escapes for what a terminal would obey: a ledger may have been changed, or hold names of other programs."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
 def _lines(file: Path, request: str) -> Iterator[LedgerLine]:
     """Yield the lines with this id. Damaged lines are left out: they are for `serve-app ledger verify`."""
     decoder = msgspec.json.Decoder(LedgerLine)
-    needle = msgspec.json.encode({"id": request})[1:-1]
+    needle = msgspec.json.encode(request)
     with file.open("rb") as raw:
-        for text in raw:
+        for text in iter(partial(raw.readline, MAX_LINE_BYTES), b""):
             if needle not in text:
                 continue
             try:
                 line = decoder.decode(text)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except NO_LINE:
                 continue
             if line.id == request:
                 yield line
@@ -112,7 +123,7 @@ def _attempt(line: LedgerLine, number: int, replica: str) -> Iterator[str]:
 
 def _move(move: LedgerMove) -> Iterator[str]:
     yield f"  {move.at_s:8.3f} s to leave it: {CAUSES.get(move.cause, move.cause)}"
-    result = RESULTS.get(move.result, move.result).format(tokens=move.read_tokens)
+    result = RESULTS.get(move.result, move.result).replace("{tokens}", str(move.read_tokens))
     if move.read_s is None:
         yield f"             {result}"
         return

@@ -360,6 +360,8 @@ def load_yaml(text: str) -> Any:
         raise ConfigError(where, f"not valid YAML: {exc.problem or exc.context}", hint) from exc
     except (yaml.YAMLError, ValueError) as exc:  # ValueError: a number by its form only, such as 0b_
         raise ConfigError("", f"not valid YAML: {str(exc).splitlines()[0]}") from exc
+    except (LookupError, AttributeError) as exc:  # PyYAML's, for example of `!!bool maybe`
+        raise ConfigError("", "not valid YAML: a value does not fit its tag", "remove tags such as !!bool") from exc
     except RecursionError:
         raise too_deep() from None
 

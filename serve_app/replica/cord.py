@@ -87,7 +87,7 @@ class Cord(asyncio.Protocol):
             for body in self._frames.receive_data(data):
                 if not self._over:
                     self._on_message(self, _decoder.decode(body))
-        except (ProtocolError, msgspec.MsgspecError) as exc:
+        except (ProtocolError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             self._lose(f"it sent what is no message: {exc}")
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -1,8 +1,10 @@
 """`serve-app explain` finds a request in the ledger and says where it went and why."""
 
 import json
+import os
 from pathlib import Path
 
+import msgspec
 from typer.testing import CliRunner, Result
 
 from serve_app.books.ledger_lines import LedgerMove, LedgerRoute
@@ -63,6 +65,8 @@ def test_an_id_that_no_request_has_is_an_error_and_a_part_of_an_id_is_none(tmp_p
         assert (result.exit_code, result.stdout) == (1, "")
         assert "no request has the id" in result.stderr
     assert explain("mine", tmp_path / "nowhere").exit_code == 2
+    no_text = explain(os.fsdecode(b"\xff"), tmp_path)
+    assert (no_text.exit_code, "is no id: it is not UTF-8" in no_text.stderr) == (2, True)
 
 
 def test_all_requests_with_the_id_come_and_a_damaged_line_is_left_out(tmp_path: Path) -> None:
@@ -72,6 +76,18 @@ def test_all_requests_with_the_id_come_and_a_damaged_line_is_left_out(tmp_path: 
         (0, 3, ["balance"]),
         (1, 0, []),
     ]
+
+
+def test_no_line_that_another_program_wrote_stops_the_command_or_reaches_the_terminal_raw(tmp_path: Path) -> None:
+    odd = msgspec.json.decode(msgspec.json.encode(MOVED))
+    odd["moves"][0].update(result="{new}", cause="\x1b[31mred")
+    deep = '{"id":"mine","more":' + "[" * 100_000
+    file = tmp_path / "ledger.jsonl"
+    file.write_text(f"{deep}\n{json.dumps(odd)}\n")
+    told = explain("mine", file)
+    assert (told.exit_code, told.exception) == (0, None)
+    assert "to leave it: \\x1b[31mred\n" in told.stdout
+    assert "for a read of 0.050 s: {new}\n" in told.stdout
 
 
 def test_a_request_without_a_replica_and_a_line_of_an_older_release_are_explained(tmp_path: Path) -> None:

@@ -161,10 +161,21 @@ def test_a_file_between_that_is_missing_is_named(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("damage", [lambda text: text.replace('"seq":1,', '"seq":"1",'), lambda text: text[:-20] + "\n"])
-def test_a_line_that_is_none_is_named_and_the_others_count(tmp_path: Path, damage: Callable[[str], str]) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text.replace(b'"seq":1,', b'"seq":"1",'),
+        lambda text: text[:-20] + b"\n",
+        lambda text: text.replace(b'"path":"', b'"path":"\xff'),
+        lambda text: text.replace(b'"seq":1,', b'"seq":1,"more":' + b"[" * 100_000),
+    ],
+    ids=["type", "cut", "text", "depth"],
+)
+def test_a_line_that_is_none_is_named_and_the_others_count(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     (path,) = write(tmp_path, [head(counts(0)), line(0), line(1)])
-    path.write_text(damage(path.read_text()))
+    text = path.read_bytes()
+    begin = text.index(b'{"seq":1,')
+    path.write_bytes(text[:begin] + damage(text[begin:]))
     result = verify(path)
     assert f"error: {path}:3: is not a line of a ledger: " in result.stderr
     assert result.stdout.startswith("1 requests in 1 files")

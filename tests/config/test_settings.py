@@ -12,6 +12,7 @@ from serve_app.config import Settings, checks, cluster_token, load_settings, par
 from serve_app.errors import ConfigError
 from tests.config.helpers import LLAMA, ONE_PER_NODE
 
+UNFIT = "not valid YAML: a value does not fit its tag; remove tags such as !!bool"
 TOO_LARGE = "not valid YAML: an integer of more than 64 bits; put it in quotes if it is text"
 EXAMPLES = sorted(Path(__file__, "../../../examples").resolve().glob("*.yaml"))
 
@@ -60,6 +61,7 @@ def test_settings_are_values() -> None:
         (f"ingress: {{port: 0x{'F' * 5000}}}", f"line 1, column 17: {TOO_LARGE}"),
         (f"ingress: {{port: {'9' * 5000}}}", f"line 1, column 17: {TOO_LARGE}"),
         (f"models: {{a: {{revision: {'1' * 40}}}}}", f"line 1, column 24: {TOO_LARGE}"),
+        *((f"name: !!{tag}", UNFIT) for tag in ("bool maybe", "int ''", "timestamp soon")),
         ("name: 0b_", "not valid YAML: invalid literal for int() with base 2: ''"),
     ],
 )

@@ -18,8 +18,14 @@ from tests.e2e_fleet.streams import Answer, completion, play
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 CHATS = [completion(MODEL, prompt=[number + 3] * 300, max_tokens=200) for number in range(16)]
-LONG = [completion(MODEL, prompt=[number + 3] * 1600, max_tokens=20) for number in range(8)]
-"""Their prefill takes half a second each on this accelerator, as long as 16 steps of answers."""
+
+
+def long_prompts(first: int) -> list[dict[str, Any]]:
+    """Their prefill takes half a second each on this accelerator, as long as 16 steps of answers, unless their KV is cached.
+
+    So each test needs a ``first`` token of its own.
+    """
+    return [completion(MODEL, prompt=[number + first] * 1600, max_tokens=20) for number in range(8)]
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +62,13 @@ def test_answers_that_make_way_for_long_prompts_are_the_same_and_explain_says_wh
     undisturbed = folded(play(moving.url, CHATS))
     assert moves(moving, "serve_app_hand_overs_asked_total", "cause").get("prompts", 0) == 0
     long: list[Answer] = []
+    prompts = long_prompts(3)
 
     def ask_long() -> None:
-        long.extend(play(moving.url, LONG))
+        long.extend(play(moving.url, prompts))
 
     assert folded(play(moving.url, CHATS, ask_long)) == undisturbed
-    assert len(folded(long)) == len(LONG)
+    assert len(folded(long)) == len(prompts)
     assert moves(moving, "serve_app_hand_overs_asked_total", "cause")["prompts"] > 0
     assert moves(moving, "serve_app_hand_overs_total", "result").get("read", 0) > 0
     series = moving.ingresses()[0]
@@ -80,12 +87,13 @@ def test_answers_that_make_way_for_long_prompts_are_the_same_and_explain_says_wh
 def test_an_engine_that_is_lost_while_answers_move_costs_no_token(moving: Fleet, sent: signal.Signals) -> None:
     undisturbed = folded(play(moving.url, CHATS))
     long: list[Answer] = []
+    prompts = long_prompts(40 if sent == signal.SIGKILL else 60)
 
     def lose_an_engine() -> None:
-        long.extend(play(moving.url, LONG, lambda: os.kill(moving.members("replica")[0]["load"]["engine_pid"], sent)))
+        long.extend(play(moving.url, prompts, lambda: os.kill(moving.members("replica")[0]["load"]["engine_pid"], sent)))
 
     before = moves(moving, "serve_app_hand_overs_asked_total", "cause").get("prompts", 0)
     assert folded(play(moving.url, CHATS, lose_an_engine)) == undisturbed
-    assert len(folded(long)) == len(LONG)
+    assert len(folded(long)) == len(prompts)
     assert moves(moving, "serve_app_hand_overs_asked_total", "cause").get("prompts", 0) > before
     moving.wait_for_replicas(2)

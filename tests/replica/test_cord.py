@@ -11,6 +11,7 @@ import pytest
 
 from serve_app.core.health import ProcessUse
 from serve_app.errors import EngineStartFailed
+from serve_app.links.protocol.frames import encode_frame
 from serve_app.replica import cord as cord_module
 from serve_app.replica.cord import Beat, Cord, Ended, Hello, Message
 from serve_app.replica.members import Members
@@ -163,6 +164,20 @@ async def test_once_all_have_joined_strangers_are_let_go_and_nothing_listens_any
     assert member.lost == []
     members.close()
     member.cord.close()
+
+
+@pytest.mark.parametrize("body", [b"\x92\x03\xa1\xff", b"\x94\x01\xc4\x01x\x01" + b"\x91" * 100_000], ids=["text", "depth"])
+@in_loop
+async def test_what_no_decoder_can_read_ends_the_connection_without_a_traceback(body: bytes) -> None:
+    untold = list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: untold.append(context))
+    members = Members(1, silence_s=60.0)
+    reader, writer = await asyncio.open_connection(HERE, await members.listen(HERE))
+    writer.write(encode_frame(body))
+    await reader.read()
+    assert untold == []
+    members.close()
+    writer.close()
 
 
 @in_loop
