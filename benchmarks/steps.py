@@ -1,0 +1,186 @@
+"""This benchmark measures steps that keep the ITL target (`models.NAME.keep_itl`) beside fixed ones, on a simulated H100 in virtual time.
+
+    python -m benchmarks.steps [--parts rates targets chats] [--seeds 1 2 3 4 5] [--seconds 30]
+
+    rates      a tenth of the prompts has 8,000 tokens, the others 200; an ITL target of 50 ms; rising rates
+    targets    the same at one rate, for several targets
+    chats      short prompts alone, as many as the engine can answer
+
+The sides:
+
+    fixed N    steps of at most N tokens
+    keep_itl   steps of at most 8,192 tokens, and of fewer prompt tokens where running answers would be late
+
+The seed decides all figures. `benchmarks/virtual_fleet.py` says what is real.
+"""
+
+import argparse
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.apart import costs_of, p99
+from benchmarks.fairness_virtual import print_table, row, spread
+from benchmarks.virtual_fleet import BLOCK, VirtualFleet
+from benchmarks.virtual_loads import Asked, Load
+from serve_app.checkpoints import make_tiny_llama
+from serve_app.core.step_costs import MeasuredCosts
+from serve_app.engine_args import BATCH_STEP_SHARE, ITL_TARGET_S
+
+PROFILE = "h100-llama-8b"
+PLACES, WARMUP_S = 256, 10.0
+SHORT = Load("short", account="", own=(100, 300), answer=(100, 300))
+LONG = Load("long", account="", own=(7500, 8500), answer=(50, 150))
+LONG_SHARE = 0.1
+GREEDY_CHATS = replace(SHORT, depth=PLACES)
+TTFT_S, LONG_TTFT_S, TARGET_S = 0.5, 3.0, 0.05
+RATES = (8.0, 12.0, 16.0, 20.0)
+TARGETS_S = (0.025, 0.05, 0.1, 0.2)
+FIXED = (512, 2048, 8192)
+KEPT = "keep_itl"
+SIDES = (*(f"fixed {tokens}" for tokens in FIXED), KEPT)
+Play = Callable[..., VirtualFleet]
+
+
+def mixed(rate: float) -> list[Load]:
+    """Return the loads of ``rate`` requests a second together."""
+    return [replace(SHORT, rate=(1 - LONG_SHARE) * rate), replace(LONG, rate=LONG_SHARE * rate)]
+
+
+def is_good(asked: Asked, itl_s: float) -> bool:
+    """Return whether a complete answer kept its limits: of its first token, by kind, and of 99 % of its other gaps."""
+    if not asked.is_complete or asked.begun_at is None:
+        return False
+    first_s = LONG_TTFT_S if asked.load.tenant == "long" else TTFT_S
+    return asked.begun_at - asked.at <= first_s and p99(asked.gaps) <= itl_s
+
+
+def figures(fleets: Sequence[VirtualFleet], seconds: float, itl_s: float) -> list[str]:
+    """Return the cells of runs with several seeds. Requests of the last five seconds do not count: many cannot end in time."""
+    good, kept, tokens = list[float](), list[float](), list[float]()
+    waits: dict[str, list[float]] = {"short": [], "long": []}
+    for fleet in fleets:
+        counted = [asked for asked in fleet.counted() if asked.at < fleet.monotonic() - 5.0]
+        gaps = [gap for asked in fleet.counted() for gap in asked.gaps]
+        good.append(sum(is_good(asked, itl_s) for asked in counted) / (seconds - 5.0))
+        kept.append(100.0 * sum(gap <= itl_s for gap in gaps) / max(1, len(gaps)))
+        tokens.append(fleet.tokens.total() / seconds)
+        for kind, found in waits.items():
+            found.append(p99([asked.begun_at - asked.at for asked in counted if asked.load.tenant == kind and asked.begun_at]))
+    cells = [spread(good, 1), spread(kept, 1)]
+    return [*cells, *(spread(found, 2) for found in waits.values()), spread(tokens, 0)]
+
+
+HEADS = "good answers/s | gaps within the target % | short prompts' TTFT p99 s | long prompts' s | tokens/s |"
+
+
+def rates(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
+    yield f"| requests/s | side | {HEADS}"
+    for rate in RATES:
+        for side in SIDES:
+            fleets = [play(mixed(rate), seconds, seed=seed, side=side, itl_s=TARGET_S) for seed in seeds]
+            yield row(f"{rate:g}", side, *figures(fleets, seconds, TARGET_S))
+
+
+def targets(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
+    yield f"| target ms | side | {HEADS}"
+    for itl_s in TARGETS_S:
+        for side in SIDES:
+            fleets = [play(mixed(RATES[1]), seconds, seed=seed, side=side, itl_s=itl_s) for seed in seeds]
+            yield row(f"{1000 * itl_s:g}", side, *figures(fleets, seconds, itl_s))
+
+
+def chats(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
+    yield "| side | tokens/s | ITL p99 ms |"
+    for side in SIDES:
+        fleets = [play([GREEDY_CHATS], seconds, seed=seed, side=side, itl_s=TARGET_S) for seed in seeds]
+        yield row(
+            side,
+            spread([fleet.tokens.total() / seconds for fleet in fleets], 0),
+            spread([p99([1000 * gap for asked in fleet.counted() for gap in asked.gaps]) for fleet in fleets], 1),
+        )
+
+
+PARTS: Mapping[str, Callable[[Play, Sequence[int], float], Iterator[str]]] = {"rates": rates, "targets": targets, "chats": chats}
+
+
+class Cores:
+    """Engine cores of vLLM's with our scheduler on a simulated H100, one for each limit of a step and each target."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._checkpoint = checkpoint
+        self._made: dict[tuple[str, float], Any] = {}
+        self.costs = costs_of(PROFILE)
+
+    def of(self, side: str, itl_s: float) -> Any:
+        """Return the core of a side, which knows nothing but what it measured of itself at its start."""
+        key = side, itl_s if side == KEPT else 0.0
+        if key not in self._made:
+            self._made[key] = self._make(8192 if side == KEPT else int(side.split()[1]), itl_s if side == KEPT else None)
+        start_anew(self._made[key].scheduler, self.costs)
+        return self._made[key]
+
+    def _make(self, step_tokens: int, itl_s: float | None) -> Any:
+        from vllm.v1.engine.core import EngineCore
+
+        from serve_app.replica.engine_core import engine_config
+        from serve_app.replica.scheduler import bounded
+        from serve_app.simulated.executor import SimulatedExecutor
+
+        config = engine_config(
+            {
+                "model": str(self._checkpoint),
+                "distributed_executor_backend": "serve_app.simulated.executor.SimulatedExecutor",
+                "additional_config": {"simulated": {"profile": PROFILE}, BATCH_STEP_SHARE: 0.1}
+                | ({} if itl_s is None else {ITL_TARGET_S: itl_s}),
+                "scheduling_policy": "priority",
+                "max_model_len": 16384,
+                "max_num_seqs": PLACES,
+                "max_num_batched_tokens": step_tokens,
+                "block_size": BLOCK,
+                "enforce_eager": True,
+            }
+        )
+        config.scheduler_config.scheduler_cls = bounded(config.scheduler_config.get_scheduler_cls())
+        return EngineCore(config, SimulatedExecutor, log_stats=False)
+
+    def shutdown(self) -> None:
+        for core in self._made.values():
+            core.shutdown()
+
+
+def start_anew(scheduler: Any, costs: MeasuredCosts) -> None:
+    """Let a scheduler forget what an earlier run taught it."""
+    from serve_app.replica.prompt_steps import PromptSteps
+
+    if scheduler._prompts is not None:
+        scheduler._prompts = PromptSteps(scheduler, scheduler.vllm_config.additional_config[ITL_TARGET_S])
+        scheduler.start_from(costs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
+    parser.add_argument("--seconds", type=float, default=30.0)
+    arguments = parser.parse_args()
+    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CONFIGURE_LOGGING": "0"}
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        cores = Cores(make_tiny_llama(Path(folder) / "tiny-llama"))
+
+        def play(loads: Sequence[Load], seconds: float, *, seed: int, side: str, itl_s: float) -> VirtualFleet:
+            fleet = VirtualFleet([cores.of(side, itl_s)], seed=seed, costs=cores.costs)
+            fleet.run(loads, seconds, warmup_s=WARMUP_S)
+            return fleet
+
+        for part in arguments.parts:
+            print_table(PARTS[part](play, arguments.seeds, arguments.seconds))
+        cores.shutdown()
+
+
+if __name__ == "__main__":
+    main()
