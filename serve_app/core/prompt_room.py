@@ -21,22 +21,22 @@ import numpy as np
 
 from serve_app.core.step_costs import MeasuredCosts, non_negative_least_squares
 
-KEPT = 0.99
-"""Share of the limited steps that are to be in time."""
+KEPT = 0.998
+"""Share of the limited steps that are to be in time. A late step delays all running answers, and 99 % of each one's gaps are to be kept."""
 PROMPT_SHARE = 0.2
 """Least share of a step's time for prompts, if some wait. Where answers alone take the whole target, no prompt would begin without it."""
 PATIENCE = 4.0
 """A prompt lets this many times its own work go first, of requests that come later and are shorter (`delay_s`)."""
 _MOVE, _LEAST_AIM = 1.02, 0.5
 """One late step lowers the aim by this factor, and `KEPT` / (1 - `KEPT`) timely steps raise it as much."""
-_MEMORY = 0.99
-"""Weight of a fitted step relative to the next: half after 69 steps."""
+_MEMORY = 0.995
+"""Weight of a fitted step relative to the next: half after 138 steps."""
 _NEAR = 0.5
 """An unlimited step is fitted if it takes at least this share of the target."""
 _MIN_STEPS = 8
 """Fitted steps before the first limit, where the engine did not measure itself."""
 _ERROR, _PRIOR_ERROR = 0.05, 0.2
-"""Relative deviation of a step's time from the prediction, and of the measured costs."""
+"""Deviation of a step's time from the prediction, as a share of the target, and relative deviation of the measured costs."""
 _DOUBLING = 4000.0
 """Assumed deviation of the cost of pairs: a token behind so many others costs twice as much as the first one."""
 
@@ -111,9 +111,10 @@ class PromptRoom:
         if limit is not None and self._least_tokens < limit <= held and is_reachable:
             late = step_s > self._itl_s
             self.aim = max(_LEAST_AIM, self.aim / _MOVE) if late else min(1.0, self.aim * _MOVE ** (1.0 / KEPT - 1.0))
-        row = np.array([1.0, answers, held, _pairs(prompts)]) / (_ERROR * step_s)
+        error_s = _ERROR * self._itl_s
+        row = np.array([1.0, answers, held, _pairs(prompts)]) / error_s
         self._gram = _MEMORY * self._gram + np.outer(row, row)
-        self._moment = _MEMORY * self._moment + row / _ERROR
+        self._moment = _MEMORY * self._moment + row * (step_s / error_s)
         self._num_fitted += 1
         if self._num_fitted >= _MIN_STEPS:
             found = non_negative_least_squares(self._gram + self._prior_gram, self._moment + self._prior_moment)

@@ -43,8 +43,6 @@ class PromptSteps:
     def __init__(self, scheduler: Any, itl_s: float) -> None:
         self._scheduler = scheduler
         self.room = PromptRoom(itl_s, max(_LEAST_TOKENS, scheduler.block_size))
-        self._cached = dict[str, int]()
-        """Id of a queued request -> tokens that it will not compute; may hold some that have begun or ended."""
         self._next = set[str]()
         """Ids of the queued requests for which the last step had room."""
         self._short_of_kv = set[str]()
@@ -55,11 +53,8 @@ class PromptSteps:
         """id of a step's output -> the step."""
 
     def due(self, request: Any) -> int:
-        """Note a request that comes, and return its priority with its deadline."""
-        cached = self._scheduler.kv_cache_manager.get_computed_blocks(request)[1]
-        if request.kv_transfer_params:  # it reads its KV
-            cached = request.num_tokens - 1
-        self._cached[request.request_id] = cached
+        """Return the priority of a request that comes, with its deadline."""
+        cached = self._cached(request)
         return later(request.priority, self.room.delay_s(cached, request.num_tokens - cached))
 
     def plan(self, rank: Callable[[Any], Any], may_start: Callable[[Any], bool], free: int) -> PromptPlan | None:
@@ -71,8 +66,6 @@ class PromptSteps:
             free: Places for queued requests.
         """
         scheduler, self._limit = self._scheduler, None
-        if len(self._cached) > 2 * len(scheduler.requests):
-            self._cached = {i: tokens for i, tokens in self._cached.items() if i in scheduler.requests}
         self._next.clear()
         if len(scheduler.running) < self._num_running:
             self._short_of_kv.clear()
@@ -129,9 +122,15 @@ class PromptSteps:
         longest = self._scheduler.scheduler_config.long_prefill_token_threshold
         wanted, computed = tokens_wanted(request), request.num_computed_tokens
         if computed == 0:
-            computed = min(wanted - 1, self._cached.get(request.request_id, 0))
+            computed = self._cached(request)
             wanted -= computed
         return computed, min(wanted, longest or wanted)
+
+    def _cached(self, request: Any) -> int:
+        """Return the tokens that a queued request need not compute. It computes one at least."""
+        if request.kv_transfer_params:  # it reads the KV of another engine
+            return int(request.num_tokens - 1)
+        return int(self._scheduler.kv_cache_manager.get_computed_blocks(request)[1])
 
     def _divide(
         self, order: Sequence[Any], parts: Mapping[str, Part], queued: Collection[str], left: int
