@@ -31,7 +31,7 @@ def tag_of(priority: Priority, tag_s: float, *, is_ahead: bool) -> int:
 def later(value: int, seconds: float) -> int:
     """Return the tag of a virtual time so many seconds later, in the same range. Values that are no tags of interactive or batch requests
     are returned as they are."""
-    if value >= _END_OF_TAGS:
+    if not FIRST_TAG["interactive"] <= value < _END_OF_TAGS:
         return value
     last = tag_of(priority_of_tag(value), _MAX_S, is_ahead=is_ahead(value))
     return min(value + 2 * round(seconds / _STEP_S), max(value, last))

@@ -3,8 +3,8 @@
 `core/prompt_room.py` says how many. The prompts have them in the order of their priorities, the earliest deadline first: a begun long
 prompt pauses for queued short ones that go before it. vLLM would give begun prompts all they want first.
 
-This needs vLLM's ``running`` and ``waiting``, ``max_num_running_reqs``, ``kv_cache_manager.get_computed_blocks``, and of a request
-``kv_transfer_params`` and what `is_begun` and `tokens_wanted` read.
+This needs vLLM's ``running`` and ``waiting``, ``max_num_scheduled_tokens``, ``long_prefill_token_threshold``, `get_computed_blocks` of its
+``kv_cache_manager``, and a request's ``kv_transfer_params``.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -8,6 +8,7 @@ from serve_app.core.fair_tags import (
     gives_way,
     is_ahead,
     is_in_same_range,
+    later,
     priority_of_tag,
     tag_of,
 )
@@ -80,3 +81,18 @@ def test_a_number_that_a_client_chose_gives_way_to_none(chosen: int, waiting: in
 
 def test_tags_are_in_the_order_of_priorities() -> None:
     assert sorted(FIRST_TAG.values()) == [FIRST_TAG[priority] for priority in PRIORITIES]
+
+
+@given(value=NUMBERS, seconds=st.floats(0.0, 1e12))
+def test_a_later_tag_keeps_its_range_and_whether_its_tenant_is_ahead(value: int, seconds: float) -> None:
+    after = later(value, seconds)
+    assert after >= value
+    assert is_in_same_range(after, value)
+    assert is_ahead(after) == is_ahead(value)
+
+
+def test_only_tags_of_interactive_and_batch_requests_become_later() -> None:
+    for priority in ("interactive", "batch"):
+        for ahead in (False, True):
+            assert later(tag_of(priority, 5.0, is_ahead=ahead), 2.5) == tag_of(priority, 7.5, is_ahead=ahead)
+    assert [later(value, 2.5) for value in (LINE, *CHOSEN, -(1 << 63))] == [LINE, *CHOSEN, -(1 << 63)]
