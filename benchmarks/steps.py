@@ -1,15 +1,18 @@
 """This benchmark measures steps that keep the ITL target (`models.NAME.keep_itl`) beside fixed ones, on a simulated H100 in virtual time.
 
-    python -m benchmarks.steps [--parts rates targets chats] [--seeds 1 2 3 4 5] [--seconds 30]
+    python -m benchmarks.steps [--parts rates targets ways chats] [--seeds 1 2 3 4 5] [--seconds 30]
 
     rates      a tenth of the prompts has 8,000 tokens, the others 200; an ITL target of 50 ms; rising rates
     targets    the same at one rate, for several targets
+    ways       the same at one rate and target, for further sides
     chats      short prompts alone, as many as the engine can answer
 
 The sides:
 
-    fixed N    steps of at most N tokens
-    keep_itl   steps of at most 8,192 tokens, and of fewer prompt tokens where running answers would be late
+    fixed N      vLLM's own scheduler in order of arrival, with steps of at most N tokens
+    priority N   our scheduler without the target, with steps of at most N tokens
+    keep_itl     our scheduler with the target, and steps of at most 8,192 tokens
+    limit alone  the same without deadlines
 
 The seed decides all figures. `benchmarks/virtual_fleet.py` says what is real.
 """
@@ -39,9 +42,9 @@ GREEDY_CHATS = replace(SHORT, depth=PLACES)
 TTFT_S, LONG_TTFT_S, TARGET_S = 0.5, 3.0, 0.05
 RATES = (8.0, 12.0, 16.0, 20.0)
 TARGETS_S = (0.025, 0.05, 0.1, 0.2)
-FIXED = (512, 2048, 8192)
-KEPT = "keep_itl"
-SIDES = (*(f"fixed {tokens}" for tokens in FIXED), KEPT)
+KEPT, LIMIT_ALONE = "keep_itl", "limit alone"
+SIDES = ("fixed 512", "fixed 2048", "fixed 8192", KEPT)
+MORE_SIDES = ("priority 512", "priority 2048", LIMIT_ALONE)
 Play = Callable[..., VirtualFleet]
 
 
@@ -93,6 +96,13 @@ def targets(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
             yield row(f"{1000 * itl_s:g}", side, *figures(fleets, seconds, itl_s))
 
 
+def ways(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
+    yield f"| side | {HEADS}"
+    for side in MORE_SIDES:
+        fleets = [play(mixed(RATES[1]), seconds, seed=seed, side=side, itl_s=TARGET_S) for seed in seeds]
+        yield row(side, *figures(fleets, seconds, TARGET_S))
+
+
 def chats(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
     yield "| side | tokens/s | ITL p99 ms |"
     for side in SIDES:
@@ -104,11 +114,16 @@ def chats(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
         )
 
 
-PARTS: Mapping[str, Callable[[Play, Sequence[int], float], Iterator[str]]] = {"rates": rates, "targets": targets, "chats": chats}
+PARTS: Mapping[str, Callable[[Play, Sequence[int], float], Iterator[str]]] = {
+    "rates": rates,
+    "targets": targets,
+    "ways": ways,
+    "chats": chats,
+}
 
 
 class Cores:
-    """Engine cores of vLLM's with our scheduler on a simulated H100, one for each limit of a step and each target."""
+    """Engine cores of vLLM's on a simulated H100, one for each side and target."""
 
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint = checkpoint
@@ -117,13 +132,17 @@ class Cores:
 
     def of(self, side: str, itl_s: float) -> Any:
         """Return the core of a side, which knows nothing but what it measured of itself at its start."""
-        key = side, itl_s if side == KEPT else 0.0
+        keeps = side in (KEPT, LIMIT_ALONE)
+        key = side, itl_s if keeps else 0.0
         if key not in self._made:
-            self._made[key] = self._make(8192 if side == KEPT else int(side.split()[1]), itl_s if side == KEPT else None)
-        start_anew(self._made[key].scheduler, self.costs)
+            ours = {BATCH_STEP_SHARE: 0.1} | ({ITL_TARGET_S: itl_s} if keeps else {})
+            is_fixed = side.startswith("fixed")
+            self._made[key] = self._make(8192 if keeps else int(side.split()[1]), {} if is_fixed else ours)
+        if keeps:
+            start_anew(self._made[key].scheduler, self.costs, has_deadlines=side == KEPT)
         return self._made[key]
 
-    def _make(self, step_tokens: int, itl_s: float | None) -> Any:
+    def _make(self, step_tokens: int, ours: Mapping[str, float]) -> Any:
         from vllm.v1.engine.core import EngineCore
 
         from serve_app.replica.engine_core import engine_config
@@ -134,9 +153,8 @@ class Cores:
             {
                 "model": str(self._checkpoint),
                 "distributed_executor_backend": "serve_app.simulated.executor.SimulatedExecutor",
-                "additional_config": {"simulated": {"profile": PROFILE}, BATCH_STEP_SHARE: 0.1}
-                | ({} if itl_s is None else {ITL_TARGET_S: itl_s}),
-                "scheduling_policy": "priority",
+                "additional_config": {"simulated": {"profile": PROFILE}, **ours},
+                "scheduling_policy": "priority" if ours else "fcfs",
                 "max_model_len": 16384,
                 "max_num_seqs": PLACES,
                 "max_num_batched_tokens": step_tokens,
@@ -144,7 +162,8 @@ class Cores:
                 "enforce_eager": True,
             }
         )
-        config.scheduler_config.scheduler_cls = bounded(config.scheduler_config.get_scheduler_cls())
+        if ours:
+            config.scheduler_config.scheduler_cls = bounded(config.scheduler_config.get_scheduler_cls())
         return EngineCore(config, SimulatedExecutor, log_stats=False)
 
     def shutdown(self) -> None:
@@ -152,13 +171,14 @@ class Cores:
             core.shutdown()
 
 
-def start_anew(scheduler: Any, costs: MeasuredCosts) -> None:
+def start_anew(scheduler: Any, costs: MeasuredCosts, *, has_deadlines: bool) -> None:
     """Let a scheduler forget what an earlier run taught it."""
     from serve_app.replica.prompt_steps import PromptSteps
 
-    if scheduler._prompts is not None:
-        scheduler._prompts = PromptSteps(scheduler, scheduler.vllm_config.additional_config[ITL_TARGET_S])
-        scheduler.start_from(costs)
+    scheduler._prompts = PromptSteps(scheduler, scheduler.vllm_config.additional_config[ITL_TARGET_S])
+    if not has_deadlines:
+        scheduler._prompts.due = lambda request: request.priority
+    scheduler.start_from(costs)
 
 
 def main() -> None:

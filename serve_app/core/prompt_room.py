@@ -32,7 +32,7 @@ _MOVE, _LEAST_AIM = 1.02, 0.5
 _MEMORY = 0.995
 """Weight of a fitted step relative to the next: half after 138 steps."""
 _NEAR = 0.5
-"""An unlimited step is fitted if it takes at least this share of the target."""
+"""A step that is not full is fitted if it takes at least this share of the target."""
 _MIN_STEPS = 8
 """Fitted steps before the first limit, where the engine did not measure itself."""
 _ERROR, _PRIOR_ERROR = 0.05, 0.2
@@ -103,12 +103,13 @@ class PromptRoom:
 
     def learn(self, answers: int, prompts: Sequence[Part], step_s: float, *, limit: int | None) -> None:
         """Learn from a step of ``step_s`` seconds that held so many tokens. ``limit`` is what `tokens` gave for it."""
-        if not (answers and prompts and step_s > 0) or (limit is None and step_s < _NEAR * self._itl_s):
-            return
         held = sum(tokens for _, tokens in prompts)
+        is_full = limit is not None and held >= limit
+        if not (answers and prompts and (is_full or step_s >= _NEAR * self._itl_s)):
+            return
         base_s = float(self._costs[0] + self._costs[1] * answers)
         is_reachable = base_s < (1.0 - PROMPT_SHARE) * self.aim * self._itl_s
-        if limit is not None and self._least_tokens < limit <= held and is_reachable:
+        if is_full and held > self._least_tokens and is_reachable:
             late = step_s > self._itl_s
             self.aim = max(_LEAST_AIM, self.aim / _MOVE) if late else min(1.0, self.aim * _MOVE ** (1.0 / KEPT - 1.0))
         error_s = _ERROR * self._itl_s

@@ -109,7 +109,7 @@ class YieldingScheduler(Scheduler):
         places = self.max_num_active_reqs
         chats = plan = None
         self._limited = self._background
-        if self._ahead and now < self._not_ahead_until:
+        if self._ahead and now < self._not_ahead_until and self._prompts is None:  # else these prompts have a limit of their own
             self._limited = self._limited | (self._ahead - {r.request_id for r in self.running if not is_begun(r)})
         if self._background or any(map(is_begun, self.running)):
             self.running.sort(key=self._rank)
@@ -170,6 +170,8 @@ class YieldingScheduler(Scheduler):
         adapters = self._adapters(self.running)
         queued = [r for i in self._not_ahead if self._may_start(r := self.requests[i], adapters)]
         queued = sorted((r for r in queued if is_in_same_range(r.priority, level)), key=lambda r: r.priority)
+        if self._prompts is not None and len(queued) <= free:
+            return 0  # none lacks a place, and the order is that of deadlines
         if (
             not queued and not free and self._may_start(first, adapters)
         ):  # one of a tenant that is ahead: only later priorities give way
