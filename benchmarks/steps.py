@@ -1,10 +1,10 @@
 """This benchmark measures steps that keep the ITL target (`models.NAME.keep_itl`) beside fixed ones, on a simulated H100 in virtual time.
 
-    python -m benchmarks.steps [--parts rates targets ways chats] [--seeds 1 2 3 4 5] [--seconds 30]
+    python -m benchmarks.steps [--parts rates targets ways chats] [--seeds 1 2 3 4 5] [--seconds 20]
 
     rates      a tenth of the prompts has 8,000 tokens, the others 200; an ITL target of 50 ms; rising rates
-    targets    the same at one rate, for several targets
-    ways       the same at one rate and target, for further sides
+    targets    the same at 16 requests a second, for other targets
+    ways       the same at 16 requests a second and 50 ms, for further sides
     chats      short prompts alone, as many as the engine can answer
 
 The sides:
@@ -18,6 +18,7 @@ The seed decides all figures. `benchmarks/virtual_fleet.py` says what is real.
 """
 
 import argparse
+import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,23 +35,28 @@ from serve_app.core.step_costs import MeasuredCosts
 from serve_app.engine_args import BATCH_STEP_SHARE, ITL_TARGET_S
 
 PROFILE = "h100-llama-8b"
-PLACES, WARMUP_S = 256, 10.0
+PLACES, WARMUP_S, TAIL_S = 256, 5.0, 5.0
 SHORT = Load("short", account="", own=(100, 300), answer=(100, 300))
 LONG = Load("long", account="", own=(7500, 8500), answer=(50, 150))
 LONG_SHARE = 0.1
 GREEDY_CHATS = replace(SHORT, depth=PLACES)
 TTFT_S, LONG_TTFT_S, TARGET_S = 0.5, 3.0, 0.05
-RATES = (8.0, 12.0, 16.0, 20.0)
-TARGETS_S = (0.025, 0.05, 0.1, 0.2)
+RATES = (12.0, 16.0, 20.0)
+TARGETS_S = (0.025, 0.1, 0.2)
 KEPT, LIMIT_ALONE = "keep_itl", "limit alone"
 SIDES = ("fixed 512", "fixed 2048", "fixed 8192", KEPT)
 MORE_SIDES = ("priority 512", "priority 2048", LIMIT_ALONE)
-Play = Callable[..., VirtualFleet]
+Play = Callable[[float, float, int, str, float | None], VirtualFleet]
+"""Runs requests of a rate, or with 0 chats alone, for so many seconds: seed, side, and the target of sides that have one."""
 
 
 def mixed(rate: float) -> list[Load]:
     """Return the loads of ``rate`` requests a second together."""
     return [replace(SHORT, rate=(1 - LONG_SHARE) * rate), replace(LONG, rate=LONG_SHARE * rate)]
+
+
+def target_of(side: str, itl_s: float) -> float | None:
+    return itl_s if side in (KEPT, LIMIT_ALONE) else None
 
 
 def is_good(asked: Asked, itl_s: float) -> bool:
@@ -62,18 +68,18 @@ def is_good(asked: Asked, itl_s: float) -> bool:
 
 
 def figures(fleets: Sequence[VirtualFleet], seconds: float, itl_s: float) -> list[str]:
-    """Return the cells of runs with several seeds. Requests of the last five seconds do not count: many cannot end in time."""
+    """Return the cells of runs with several seeds. Requests of the last `TAIL_S` seconds do not count: many cannot end in time."""
     good, kept, tokens = list[float](), list[float](), list[float]()
     waits: dict[str, list[float]] = {"short": [], "long": []}
     for fleet in fleets:
-        counted = [asked for asked in fleet.counted() if asked.at < fleet.monotonic() - 5.0]
+        counted = [asked for asked in fleet.counted() if asked.at < fleet.monotonic() - TAIL_S]
         gaps = [gap for asked in fleet.counted() for gap in asked.gaps]
-        good.append(sum(is_good(asked, itl_s) for asked in counted) / (seconds - 5.0))
+        good.append(sum(is_good(asked, itl_s) for asked in counted) / (seconds - TAIL_S))
         kept.append(100.0 * sum(gap <= itl_s for gap in gaps) / max(1, len(gaps)))
         tokens.append(fleet.tokens.total() / seconds)
         for kind, found in waits.items():
             found.append(p99([asked.begun_at - asked.at for asked in counted if asked.load.tenant == kind and asked.begun_at]))
-    cells = [spread(good, 1), spread(kept, 1)]
+    cells = [spread(good, 1), spread(kept, 2)]
     return [*cells, *(spread(found, 2) for found in waits.values()), spread(tokens, 0)]
 
 
@@ -84,7 +90,7 @@ def rates(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
     yield f"| requests/s | side | {HEADS}"
     for rate in RATES:
         for side in SIDES:
-            fleets = [play(mixed(rate), seconds, seed=seed, side=side, itl_s=TARGET_S) for seed in seeds]
+            fleets = [play(rate, seconds, seed, side, target_of(side, TARGET_S)) for seed in seeds]
             yield row(f"{rate:g}", side, *figures(fleets, seconds, TARGET_S))
 
 
@@ -92,21 +98,21 @@ def targets(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
     yield f"| target ms | side | {HEADS}"
     for itl_s in TARGETS_S:
         for side in SIDES:
-            fleets = [play(mixed(RATES[1]), seconds, seed=seed, side=side, itl_s=itl_s) for seed in seeds]
+            fleets = [play(RATES[1], seconds, seed, side, target_of(side, itl_s)) for seed in seeds]
             yield row(f"{1000 * itl_s:g}", side, *figures(fleets, seconds, itl_s))
 
 
 def ways(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
     yield f"| side | {HEADS}"
     for side in MORE_SIDES:
-        fleets = [play(mixed(RATES[1]), seconds, seed=seed, side=side, itl_s=TARGET_S) for seed in seeds]
+        fleets = [play(RATES[1], seconds, seed, side, target_of(side, TARGET_S)) for seed in seeds]
         yield row(side, *figures(fleets, seconds, TARGET_S))
 
 
 def chats(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
     yield "| side | tokens/s | ITL p99 ms |"
     for side in SIDES:
-        fleets = [play([GREEDY_CHATS], seconds, seed=seed, side=side, itl_s=TARGET_S) for seed in seeds]
+        fleets = [play(0.0, seconds, seed, side, target_of(side, TARGET_S)) for seed in seeds]
         yield row(
             side,
             spread([fleet.tokens.total() / seconds for fleet in fleets], 0),
@@ -127,18 +133,16 @@ class Cores:
 
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint = checkpoint
-        self._made: dict[tuple[str, float], Any] = {}
+        self._made: dict[tuple[str, float | None], Any] = {}
         self.costs = costs_of(PROFILE)
 
-    def of(self, side: str, itl_s: float) -> Any:
+    def of(self, side: str, itl_s: float | None) -> Any:
         """Return the core of a side, which knows nothing but what it measured of itself at its start."""
-        keeps = side in (KEPT, LIMIT_ALONE)
-        key = side, itl_s if keeps else 0.0
+        key = side, itl_s
         if key not in self._made:
-            ours = {BATCH_STEP_SHARE: 0.1} | ({ITL_TARGET_S: itl_s} if keeps else {})
-            is_fixed = side.startswith("fixed")
-            self._made[key] = self._make(8192 if keeps else int(side.split()[1]), {} if is_fixed else ours)
-        if keeps:
+            ours = {} if side.startswith("fixed") else {BATCH_STEP_SHARE: 0.1} | ({} if itl_s is None else {ITL_TARGET_S: itl_s})
+            self._made[key] = self._make(8192 if itl_s is not None else int(side.split()[1]), ours)
+        if itl_s is not None:
             start_anew(self._made[key].scheduler, self.costs, has_deadlines=side == KEPT)
         return self._made[key]
 
@@ -185,16 +189,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
-    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--seconds", type=float, default=20.0)
     arguments = parser.parse_args()
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CONFIGURE_LOGGING": "0"}
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
     with tempfile.TemporaryDirectory() as folder:
         cores = Cores(make_tiny_llama(Path(folder) / "tiny-llama"))
 
-        def play(loads: Sequence[Load], seconds: float, *, seed: int, side: str, itl_s: float) -> VirtualFleet:
+        @functools.cache
+        def play(rate: float, seconds: float, seed: int, side: str, itl_s: float | None) -> VirtualFleet:
             fleet = VirtualFleet([cores.of(side, itl_s)], seed=seed, costs=cores.costs)
-            fleet.run(loads, seconds, warmup_s=WARMUP_S)
+            fleet.run(mixed(rate) if rate else [GREEDY_CHATS], seconds, warmup_s=WARMUP_S)
             return fleet
 
         for part in arguments.parts:
