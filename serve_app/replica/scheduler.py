@@ -49,7 +49,9 @@ class YieldingScheduler(Scheduler):
         self._most_tokens: int = self.max_num_scheduled_tokens
         ours = self.vllm_config.additional_config
         self._budget = StepBudget(ours[BATCH_STEP_SHARE], self._most_tokens)
-        self._prompts = PromptSteps(self, ours[ITL_TARGET_S]) if ITL_TARGET_S in ours else None
+        # An item that models read in one step only, such as an image, may be longer than a limit: then it would never begin.
+        can_cut = self.scheduler_config.enable_chunked_prefill and not self.scheduler_config.disable_chunked_mm_input
+        self._prompts = PromptSteps(self, ours[ITL_TARGET_S]) if can_cut and ITL_TARGET_S in ours else None
         self._background = set[str]()
         """Ids of batches' requests; may hold some that have ended."""
         self._queued = set[str]()
@@ -170,7 +172,7 @@ class YieldingScheduler(Scheduler):
         adapters = self._adapters(self.running)
         queued = [r for i in self._not_ahead if self._may_start(r := self.requests[i], adapters)]
         queued = sorted((r for r in queued if is_in_same_range(r.priority, level)), key=lambda r: r.priority)
-        if self._prompts is not None and len(queued) <= free:
+        if self._prompts is not None and free and len(queued) <= free:
             return 0  # none lacks a place, and the order is that of deadlines
         if (
             not queued and not free and self._may_start(first, adapters)
@@ -312,6 +314,7 @@ class YieldingScheduler(Scheduler):
                 self._pause(request)
 
     def _pausable(self, requests: Iterable[Any]) -> list[Any]:
+        """Return those of some running requests that may be left out of a step, for which `_hold_back` gives the reason."""
         may_swap = self.lora_config is not None and len(self._adapters(self.requests.values())) > self.lora_config.max_loras
         return [r for r in requests if not (may_swap and r.lora_request is not None)]
 

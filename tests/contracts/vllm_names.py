@@ -147,7 +147,7 @@ USED = {
         "KVTransferConfig": "engine_id get_from_extra_config kv_buffer_device kv_connector kv_connector_extra_config "
         "kv_connector_module_path kv_load_failure_policy kv_role",
         "ParallelConfig": "decode_context_parallel_size pipeline_parallel_size tensor_parallel_size world_size",
-        "SchedulerConfig": "max_num_seqs",
+        "SchedulerConfig": "disable_chunked_mm_input enable_chunked_prefill max_num_seqs",
         "VllmConfig": "__post_init__ additional_config cache_config kv_transfer_config model_config parallel_config scheduler_config "
         "speculative_config use_v2_model_runner",
     },
