@@ -204,8 +204,7 @@ class ModelSettings(Section):
     """Share by which requests of batches, and prompts of tenants ahead of their shares, may lengthen an engine step while other requests
     run: docs/batch.md, docs/tenants.md. It only has an effect with `engine_args.scheduling_policy: priority`."""
     keep_itl: bool = Field(default=False, strict=True)
-    """Whether a step of the engine holds only so many prompt tokens that running answers keep `replicas.itl_slo_s`, and shorter prompts go
-    first: docs/models.md. Engine arguments then get `scheduling_policy: priority`."""
+    """Whether steps hold only so many prompt tokens that running answers keep `replicas.itl_slo_s`: docs/models.md."""
     kv: KvSettings = KvSettings()
     """Whether requests take their KV cache along when their replica drains."""
     canary: CanarySettings | None = None
