@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run observe preview pictures axe-core test-ui test-clients demo record-demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-locks check-cuda model lock lock-audit bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live bench-tenants bench-tenants-litellm bench-fairness bench-fairness-at-scale bench-fairness-virtual bench-apart bench-steps soak hostile bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
+.PHONY: help run observe preview pictures axe-core test-ui test-clients demo record-demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-locks check-cuda model lock lock-audit bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live bench-tenants bench-tenants-litellm bench-fairness bench-fairness-at-scale bench-fairness-virtual bench-apart bench-steps soak hostile bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda test-interruptions clean
 
 .PHONY: charts generated chart-files monitoring-files lock-charts
 BIN := .venv/bin
@@ -124,7 +124,7 @@ charts: .venv .venv-charts/.installed ## tests of the Helm charts, lint of Docke
 	@PATH="$(CHARTS_PATH)" command -v helm >/dev/null || { echo "error: helm is neither on the PATH nor in KUBE_TESTBED/bin" >&2; exit 2; }
 	.venv-charts/bin/yamllint --strict .github .pre-commit-config.yaml helm/*/Chart.yaml helm/*/values.yaml helm/*/ci helm/loadtest/files
 	.venv-charts/bin/hadolint Dockerfile tests/cluster/redis/Dockerfile
-	.venv-charts/bin/shellcheck .ci/run .ci/kind k8s/gpu-day k8s/manifests/render requirements/complete-cuda tools/fetch-prometheus tools/verify-release .github/release.env
+	.venv-charts/bin/shellcheck .ci/run .ci/kind .ci/interruptions k8s/gpu-day k8s/manifests/render requirements/complete-cuda tools/fetch-prometheus tools/verify-release .github/release.env
 	.venv-charts/bin/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	.venv-charts/bin/zizmor --offline --no-progress --quiet .github/workflows
 	.venv-charts/bin/check-jsonschema -q --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/feature.yml
@@ -270,6 +270,11 @@ test-cluster-cuda: image image-cuda ## the same for a fleet of both images: inst
 	$(BUILD) -t $(REDIS_IMAGE) tests/cluster/redis
 	SERVE_APP_IMAGE=$(IMAGE) SERVE_APP_REDIS_IMAGE=$(REDIS_IMAGE) SERVE_APP_CUDA_IMAGE=$(CUDA_IMAGE) $(BIN)/pytest -m cluster --durations=0 \
 	  $(addprefix tests/cluster/test_,1_release.py 4_losses.py 5_scaling.py 7_gpu_values.py)
+
+test-interruptions: image ## spot notices, drift, upgrades without spare GPUs, on a cluster with three nodes of one GPU each, pretended or not, that have the taint nvidia.com/gpu: .ci/interruptions makes one; 20 minutes
+	@[ -n "$${KUBECONFIG:-}" ] || { echo "error: KUBECONFIG names no cluster" >&2; exit 2; }
+	$(BUILD) -t $(REDIS_IMAGE) tests/cluster/redis
+	SERVE_APP_IMAGE=$(IMAGE) SERVE_APP_REDIS_IMAGE=$(REDIS_IMAGE) $(BIN)/pytest -m cluster --durations=0 tests/cluster/test_4_interruptions.py
 
 lock: .venv ## renew requirements/*.lock after a change of pyproject.toml; known versions stay
 	@links=$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}; \

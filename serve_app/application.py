@@ -84,8 +84,13 @@ def _replica(settings: Settings, model: ModelSettings) -> Any:
     options = _common(settings, model.num_cpus, PROCESS_ENVIRONMENT)
     options["ray_actor_options"]["resources"] = dict(model.resources)
     if model.gpus_per_replica:
-        # One actor holds all GPUs of a replica, so that they are in one node; the engine's workers inherit them.
-        options["ray_actor_options"]["num_gpus"] = model.gpus_per_replica
+        # One actor holds all GPUs of a replica on a node, so that they are in one node; the engine's workers inherit them.
+        options["ray_actor_options"]["num_gpus"] = model.gpus_per_node()
+    if model.nodes > 1:
+        # Ray reserves all nodes or none, and Serve runs the replica's actor in the first bundle.
+        bundle = {"CPU": model.num_cpus, "GPU": model.gpus_per_node(), **model.resources}
+        options["placement_group_bundles"] = [bundle] * model.nodes
+        options["placement_group_strategy"] = "STRICT_SPREAD"
     if (per_node := model.per_node()) is not None:
         options["max_replicas_per_node"] = per_node
     # Per cent, rounded up to whole replicas: 1 means one replica of up to 100.

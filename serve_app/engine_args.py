@@ -5,6 +5,7 @@ Plain dictionaries in and out; nothing here imports vLLM.
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from serve_app.config import ModelSettings
@@ -84,10 +85,43 @@ _FRONTEND_ARGS = frozenset(
 _MAX_ADAPTERS_IN_A_BATCH = 4  # each takes memory on the device, as much as an adapter of the greatest rank
 
 
-def engine_core_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
-    """Return the keyword arguments of vLLM's ``AsyncEngineArgs`` for the engine core of ``model``."""
+@dataclass(frozen=True)
+class NodeOfEngine:
+    """The place of one node in an engine over several nodes. The engine core and the first workers are on the node of rank 0."""
+
+    rank: int
+    address: str
+    """This node's address, at which its processes listen for those of the others."""
+    first_address: str
+    """The address of the node of rank 0."""
+    first_port: int
+    """The port at which the workers of all nodes find each other on the node of rank 0."""
+
+    def args(self, num_nodes: int) -> dict[str, Any]:
+        """Return the arguments of vLLM's ``AsyncEngineArgs`` for the engine's part on this node."""
+        return {
+            "nnodes": num_nodes,
+            "node_rank": self.rank,
+            "master_addr": self.first_address,
+            "master_port": self.first_port,
+            "distributed_executor_backend": "mp",
+        }
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment by which vLLM's processes on this node name their address to those on others."""
+        return {"VLLM_HOST_IP": self.address}
+
+
+def engine_core_args(model: ModelSettings, model_path: str, node: NodeOfEngine | None = None) -> dict[str, Any]:
+    """Return the keyword arguments of vLLM's ``AsyncEngineArgs`` for the engine core of ``model``.
+
+    Args:
+        node: The node whose part of the engine is to start; None for an engine on one node.
+    """
     args: dict[str, Any] = {**_shared_args(model, model_path), **model.engine_args}
     args["tensor_parallel_size"] = model.gpus_per_replica if model.device == "cuda" else 1
+    if node is not None:
+        args.update(node.args(model.nodes))
     if model.device == "cpu":
         # With bfloat16 the numbers depend on the batch, so that a resumed greedy stream could differ from an undisturbed one.
         args.setdefault("dtype", "float32")

@@ -65,6 +65,20 @@ def test_a_replicas_resources_are_its_models() -> None:
     }
 
 
+@pytest.mark.parametrize("device", [{"device": "cuda"}, {"simulated": {"profile": "a10g-llama-8b"}}])
+def test_a_replica_over_two_nodes_reserves_both_or_none_and_its_actor_has_the_first(device: dict[str, Any]) -> None:
+    model = {"model": "org/big", "gpus_per_replica": 16, "nodes": 2, "num_cpus": 4, "resources": {"rack-7": 1}, **device}
+    built = deployments({"models": {"wide": model}})["replica-wide"]
+    config = built._replica_config
+    assert config.placement_group_bundles == [{"CPU": 4.0, "GPU": 8, "rack-7": 1.0}] * 2
+    assert (config.placement_group_strategy, config.max_replicas_per_node) == ("STRICT_SPREAD", None)
+    assert {k: built.ray_actor_options[k] for k in ("num_cpus", "num_gpus", "resources")} == {
+        "num_cpus": 4.0,
+        "num_gpus": 8,
+        "resources": {"rack-7": 1.0},
+    }
+
+
 def test_only_what_may_scale_is_autoscaled_and_never_by_serves_own_delays() -> None:
     built = deployments({"models": {"tiny": {**TINY, "replicas": {"min": 2, "max": 2}}, "big": SCALED}})
     fixed, scaled = built["replica-tiny"]._deployment_config, built["replica-big"]._deployment_config

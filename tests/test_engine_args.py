@@ -10,6 +10,7 @@ from serve_app.engine_args import (
     NO_DOMAIN,
     PROCESS_ENVIRONMENT,
     SIMULATED_EXECUTOR,
+    NodeOfEngine,
     engine_core_args,
     engine_environment,
     frontend_engine_args,
@@ -55,6 +56,21 @@ def test_a_gpu_engine_is_as_large_as_its_gpus_and_otherwise_as_vllm_makes_it() -
         "mm_processor_cache_gb": 0,
         "tensor_parallel_size": 4,
     }
+
+
+def test_an_engine_over_two_nodes_is_as_large_as_both_and_each_node_has_its_place() -> None:
+    wide = model(device="cuda", gpus_per_replica=16, nodes=2)
+    node = NodeOfEngine(1, "10.0.0.2", "10.0.0.1", 40123)
+    assert engine_core_args(wide, "org/tiny", node) == {
+        **engine_core_args(wide, "org/tiny"),
+        "tensor_parallel_size": 16,
+        "nnodes": 2,
+        "node_rank": 1,
+        "master_addr": "10.0.0.1",
+        "master_port": 40123,
+        "distributed_executor_backend": "mp",
+    }
+    assert node.environment() == {"VLLM_HOST_IP": "10.0.0.2"}
 
 
 def test_a_simulated_engine_has_our_executor_and_the_profiles_cache() -> None:

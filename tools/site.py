@@ -7,7 +7,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "build" / "site-source"
-PAGES = ("*.md", "docs/*.md", "docs/adr/*.md", "helm/*/*.md", "k8s/*.md", "k8s/gitops/*.md", "k8s/cluster/values/*/*.md", "examples/*.md")
+PAGES = (
+    "*.md",
+    "docs/*.md",
+    "docs/adr/*.md",
+    "helm/*/*.md",
+    "k8s/*.md",
+    "k8s/gitops/*.md",
+    "k8s/cluster/values/*/*.md",
+    "examples/*.md",
+)
 FILES = ("LICENSE", "docs/figures/*", "docs/site.css", "docs/openapi.json", "serve_app/ui/mark.svg")
 _OUTSIDE_WORDS = re.compile(r"[^\w\- ]")
 

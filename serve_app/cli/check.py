@@ -218,17 +218,18 @@ def _model_line(model: ModelSettings) -> str:
 def _needs(model: ModelSettings) -> str:
     needs = [f"{model.num_cpus:g} CPU"]
     if model.gpus_per_replica:
-        needs.append(f"{model.gpus_per_replica} GPU")
+        needs.append(f"{model.gpus_per_node()} GPU")
     elif model.simulated is None:
         needs.append(f"{model.kv_cache_gib:g} GiB of KV cache")
-    return " + ".join([*needs, *(f"{amount:g} {name}" for name, amount in model.resources.items())])
+    whole = " + ".join([*needs, *(f"{amount:g} {name}" for name, amount in model.resources.items())])
+    return whole if model.nodes == 1 else f"{whole} on each of {model.nodes} nodes"
 
 
 def _summary(settings: Settings) -> Iterator[str]:
     ingress = settings.ingress
     replicas = _count(ingress.replicas.min, ingress.replicas.max, "replica")
     yield f"  ingress: http://{ingress.host}:{ingress.port}/v1, {replicas} with {ingress.num_cpus:g} CPU"
-    cpus = ingress.num_cpus * ingress.replicas.max + sum(m.num_cpus * m.replicas.max for m in settings.models.values())
+    cpus = ingress.num_cpus * ingress.replicas.max + sum(m.num_cpus * m.nodes * m.replicas.max for m in settings.models.values())
     gpus = sum(m.gpus_per_replica * m.replicas.max for m in settings.models.values())
     limit = settings.autoscaling.max_gpus or gpus
     held = f", of {gpus} that all models at their maximum would have" if gpus > limit else ""

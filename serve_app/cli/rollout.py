@@ -19,6 +19,8 @@ from serve_app.errors import ClusterFailed, ConfigError
 FAILED, TIMED_OUT = 3, 4
 _SETTLED = 3
 """Looks in a row that must find the rollout done, or failed: right after a change, the old state may still be shown."""
+_FORGET = """--subresource=status --type=merge -p '{"status": {"pendingServiceStatus": null}}'"""
+"""The rest of a `kubectl patch rayservice` that makes KubeRay forget its new cluster. If that is deleted instead, it comes again."""
 _RAN = ("superseded", "deployed")
 """Helm's statuses of revisions for a rollback. Without a number, `helm rollback` takes the last revision, even a refused one."""
 console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -52,6 +54,9 @@ def rollout(
     console.print(f"error: the rollout of {name} {said}: {result.line}", style="red")
     console.print(f"look:     serve-app status {name} {cluster.kubectl_options()}")
     console.print(f"way back: {way_back or _way_back(cluster, service)}")
+    if service.active and service.pending and "Unschedulable" in result.line:
+        # For the way back KubeRay makes a third cluster, which waits for nodes like the second.
+        console.print(f"and then: kubectl patch rayservice {name} {cluster.kubectl_options()} {_FORGET}")
     raise typer.Exit(FAILED if result.kind == "failed" else TIMED_OUT)
 
 

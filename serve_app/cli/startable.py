@@ -21,7 +21,8 @@ def refuse_hopeless_start(settings: Settings) -> None:
     the hub.
 
     Raises:
-        ClusterFailed: vLLM, or NIXL for a model that needs it, is not installed, or an application of that name runs here.
+        ClusterFailed: vLLM, or NIXL for a model that needs it, is not installed, an application of that name runs here, or a replica has
+            several nodes.
         CheckpointError: An embedded model is not fetched or damaged.
         ConfigError: A model's or an adapter's files cannot be had.
         ListenFailed: The port is taken.
@@ -31,6 +32,9 @@ def refuse_hopeless_start(settings: Settings) -> None:
         raise ClusterFailed(problem=f"{missing} {sys.executable}", hint=INSTALL_NIXL)
     refuse_name_in_use(settings.name)
     for model in settings.models.values():
+        if model.nodes > 1:
+            problem = f"{dotted(('models', model.name, 'nodes'))} is {model.nodes}, and this machine is one node"
+            raise ClusterFailed(problem=problem, hint="start it on a cluster with --address, or set nodes: 1")
         refuse_missing_checkpoint(model)
     _refuse_taken_port(settings.ingress)
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 TOKEN = "on one machine export HF_TOKEN before serve-app up; the Helm chart takes a Secret: weights.huggingFaceTokenSecret"
 _REPLICAS = "for engines set models.NAME.replicas: {min: 1, max: 2}, for ingresses ingress.replicas"
 _GPUS = "set models.NAME.gpus_per_replica, the GPUs of one engine and its tensor parallel size"
-_ONE_NODE = (
-    "an engine lives inside one node: set models.NAME.gpus_per_replica for its GPUs, models.NAME.replicas for more engines"
+_GROUPS = (
+    "set models.NAME.gpus_per_replica for the GPUs of one engine and nodes for its nodes, models.NAME.replicas for more engines"
 )
 _NODES = "models.NAME.resources binds replicas to nodes with a custom Ray resource; in the Helm chart set modelPods.nodeSelector"
 _PODS = (
@@ -36,7 +36,7 @@ _VARIABLES = "set models.NAME.env for engines"
 _BY_MEANING: Mapping[str, str] = {
     "num_replicas min_replicas max_replicas initial_replicas replica_count autoscaling_config target_ongoing_requests hpa": _REPLICAS,
     "num_gpus gpus gpu gpu_count num_gpus_per_replica tensor_parallel_size tensor_parallel tp num_shard": _GPUS,
-    "pipeline_parallel_size data_parallel_size pp dp placement_group_config placement_group_bundles": _ONE_NODE,
+    "pipeline_parallel_size data_parallel_size pp dp placement_group_config placement_group_bundles": _GROUPS,
     "accelerator_type gpu_type": _NODES,
     "node_selector tolerations affinity volumes volume_mounts topology_spread_constraints priority_class_name security_context": _PODS,
     "service_account service_account_name pod_annotations": _PODS,

@@ -183,9 +183,11 @@ class ModelSettings(Section):
     replicas: ScalingSettings = ScalingSettings()
     """The number of engines of this model."""
     gpus_per_replica: Int = Field(default=0, ge=0)
-    """GPUs of one replica, all in one node; also its tensor parallel size. 0 for cpu. A simulated engine only reserves them."""
+    """GPUs of one replica, on all its nodes together; also its tensor parallel size. 0 for cpu. A simulated engine only reserves them."""
+    nodes: Int = Field(default=1, ge=1, le=64)
+    """Nodes of one replica. Each holds the same share of `gpus_per_replica`, and `num_cpus` and `resources` of its own."""
     replicas_per_node: Int | None = Field(default=None, ge=1, le=100)
-    """Most replicas of this model on one node. Default: 1 on cuda, no limit on cpu."""
+    """Most replicas of this model on one node. Default: 1 on cuda, no limit on cpu and with `nodes` above 1."""
     num_cpus: Real = Field(default=1.0, ge=0)
     """CPUs that Ray reserves for one replica."""
     resources: Annotated[dict[str, Real], BeforeValidator(refuse_resources_of_pods), AfterValidator(checked_resources)] = Field(
@@ -216,7 +218,15 @@ class ModelSettings(Section):
 
     def per_node(self) -> int | None:
         """Return the most replicas on one node; None for any number."""
-        return self.replicas_per_node or (1 if self.device == "cuda" else None)
+        return self.replicas_per_node or (1 if self.device == "cuda" and self.nodes == 1 else None)
+
+    def gpus_per_node(self) -> int:
+        """Return the GPUs that one replica holds on each of its nodes."""
+        return self.gpus_per_replica // self.nodes
+
+    def has_shards(self) -> bool:
+        """Return whether an engine has processes on more than one node. A simulated engine only reserves GPUs there."""
+        return self.nodes > 1 and self.simulated is None
 
     def surge(self) -> int:
         """Return the number of extra replicas while an update replaces the replicas."""
@@ -246,7 +256,16 @@ class ModelSettings(Section):
     def _fits_together(self) -> Self:
         simulation = self._simulation_problems(self.simulated) if self.simulated else ()
         kv = self._kv_problems() if self.kv.is_on else self._problems_without_kv()
-        refuse([*simulation, *self._device_problems(), *self._scaling_problems(), *self._adapter_problems(), *kv])
+        refuse(
+            [
+                *simulation,
+                *self._device_problems(),
+                *self._node_problems(),
+                *self._scaling_problems(),
+                *self._adapter_problems(),
+                *kv,
+            ]
+        )
         return self
 
     def _device_problems(self) -> Iterator[PydanticCustomError]:
@@ -279,6 +298,29 @@ class ModelSettings(Section):
         if self.device == "cpu" and (cache := self.engine_args.get("kv_cache_memory_bytes")) is not None:
             problem = f"is {cache!r} and kv_cache_gib is {self.kv_cache_gib}"
             yield wrong("engine_args.kv_cache_memory_bytes", problem, "remove it: on cpu kv_cache_gib sets the cache")
+
+    def _node_problems(self) -> Iterator[PydanticCustomError]:
+        """Check what an engine over several nodes cannot have."""
+        if self.nodes == 1:
+            return
+        here = f"is {self.nodes}"
+        if not self.gpus_per_replica:
+            yield wrong("nodes", f"{here} and gpus_per_replica is 0", "set gpus_per_replica, the GPUs of all nodes, or nodes: 1")
+        elif self.gpus_per_replica % self.nodes:
+            problem = f"{here} and gpus_per_replica is {self.gpus_per_replica}: each node holds the same number of GPUs"
+            yield wrong("nodes", problem, "set gpus_per_replica to a multiple of nodes")
+        if self.replicas_per_node is not None:
+            problem = f"is {self.replicas_per_node} and nodes {here}: Ray has no such limit for replicas over several nodes"
+            yield wrong("replicas_per_node", problem, "remove it: a node has as many as its GPUs are enough for")
+        if self.kv.is_on:
+            problem = f"is {self.kv.transfer!r} and nodes {here}: the KV of an engine over several nodes does not move"
+            yield wrong("kv.transfer", problem, "set kv.transfer: none, or nodes: 1")
+        if (backend := self.engine_args.get("distributed_executor_backend")) not in (None, "mp") and not self.simulated:
+            problem = f"is {backend!r} and nodes {here}"
+            yield wrong("engine_args.distributed_executor_backend", problem, "remove it: an engine over several nodes has mp")
+        if (address := self.env.get("VLLM_HOST_IP")) is not None:
+            problem = f"is {address!r} and nodes {here}: each node has its own address"
+            yield wrong("env.VLLM_HOST_IP", problem, "remove it: Ray knows the nodes' addresses")
 
     def _kv_problems(self) -> Iterator[PydanticCustomError]:
         here = f"is {self.kv.transfer!r}"

@@ -20,7 +20,8 @@ from serve_app.config.vllm_source import (
     tool_parser_names,
 )
 
-_ONE_NODE = "an engine lives inside one node; use gpus_per_replica for tensor parallelism"
+_TENSORS = "an engine is split by tensor parallelism alone; use gpus_per_replica"
+_NODES = "set nodes beside engine_args; ranks and addresses follow from it"
 _MORE_REPLICAS = "each engine is a replica of the fleet; raise replicas.min and replicas.max"
 _KV_CONNECTOR = (
     "set models.NAME.kv.transfer: nixl to move running requests with their KV; "
@@ -36,12 +37,12 @@ RESERVED_FRONTEND_ARGS: Mapping[str, str] = {
 RESERVED_ENGINE_ARGS: Mapping[str, str] = {
     "model": "set `model` beside engine_args",
     "served_model_name": "the model's name is its key under `models`; more names go into `aliases` beside engine_args",
-    "pipeline_parallel_size": _ONE_NODE,
-    "prefill_context_parallel_size": _ONE_NODE,
-    "nnodes": _ONE_NODE,
-    "node_rank": _ONE_NODE,
-    "master_addr": _ONE_NODE,
-    "master_port": _ONE_NODE,
+    "pipeline_parallel_size": _TENSORS,
+    "prefill_context_parallel_size": _TENSORS,
+    "nnodes": _NODES,
+    "node_rank": _NODES,
+    "master_addr": _NODES,
+    "master_port": _NODES,
     "device_ids": RAY_PLACES,
     "enable_elastic_ep": _MORE_REPLICAS,
     "kv_transfer_config": _KV_CONNECTOR,

@@ -29,6 +29,24 @@ class ObservedTime:
         return passed_s
 
 
+class PeerSilence:
+    """Decides when a peer that reports at short intervals has hung, from the seconds in which the caller itself was awake."""
+
+    def __init__(self, limit_s: float, max_gap_s: float) -> None:
+        self.limit_s = limit_s
+        self.silent_s = 0.0
+        self._awake = ObservedTime(max_gap_s)
+
+    def heard(self) -> None:
+        """Take note of a sign of life."""
+        self.silent_s = 0.0
+
+    def is_over(self, now: float) -> bool:
+        """Return whether the peer has been silent for ``limit_s``. Call this at short intervals."""
+        self.silent_s += self._awake.passed(now)
+        return self.silent_s >= self.limit_s
+
+
 @dataclass(frozen=True, slots=True)
 class HealthLimits:
     """Limits in seconds, as `HealthSettings` explains them; of the time between two looks at most ``max_gap_s`` counts."""
@@ -66,7 +84,7 @@ class QuestionAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The supervisor looked at the engine's ``processes``, by process id."""
+    """The supervisor looked at the engine's ``processes``, by process id; those of other nodes have ids above all of this node."""
 
     processes: Mapping[int, ProcessUse]
 

@@ -1,1 +1,1 @@
-"""A replica is one vLLM engine core on one node, its supervisor, and the listener that ingresses link to."""
+"""A replica is one vLLM engine core, its supervisor, the listener that ingresses link to, and its shards on other nodes."""

@@ -24,6 +24,7 @@ from serve_app.host.tasks import raise_failure
 from serve_app.links.tls import replica_tls
 from serve_app.membership import Lease, Membership
 from serve_app.replica import pipe
+from serve_app.replica.group import Group
 from serve_app.replica.oom import OomOrder
 from serve_app.replica.process import EngineProcess
 from serve_app.replica.server import ReplicaIdentity, ReplicaServer
@@ -41,7 +42,7 @@ def reachable_address(host: str) -> str:
 
 
 class Replica:
-    """One engine on one node. Serve starts, places, replaces and stops it; requests come over its own listener."""
+    """One engine. Serve starts, places, replaces and stops it; requests come over its own listener."""
 
     async def __init__(self, settings: Mapping[str, Any], model_name: str) -> None:  # type: ignore[misc]  # Serve awaits it
         began = time.monotonic()
@@ -60,9 +61,10 @@ class Replica:
         self._server: ReplicaServer | None = None
         self._start_report: StartReport | None = None
         self._side_channel: SideChannel | None = None
+        self._group: Group | None = None
         self._end = OrderlyEnd(self._drain, serve_shutdown_s(self.settings))
         self._engine = EngineProcess(self.settings.health, on_message=self._from_engine, on_lost=self._engine_lost)
-        ready = await self._start_engine()
+        ready = await self._start_engine(settings)
         engine_ready = time.monotonic()
         self._epoch = time.time_ns()
         identity = ReplicaIdentity(self.replica_id, model=self.model.name)
@@ -81,7 +83,7 @@ class Replica:
         ]
         self._end.begin_at_sigterm()
 
-    async def _start_engine(self) -> pipe.EngineReady:
+    async def _start_engine(self, settings: Mapping[str, Any]) -> pipe.EngineReady:
         from serve_app.checkpoints import resolve_model
         from serve_app.config import default_cache_dir, inherited_environment
 
@@ -90,6 +92,9 @@ class Replica:
             host = reachable_address(self.settings.protocol.host)
             self._side_channel = reserve(host, kv.side_ports(), f"models.{self.model.name}.kv.port")
             environment.update(self._side_channel.environment())
+        if self.model.has_shards():
+            self._group = Group(self.model, silence_s=self.settings.health.eject_after_s)
+            await self._group.form(settings, limit_s=self.settings.timeouts.engine_start_s)
         return await self._engine.start(
             self.model,
             asyncio.to_thread(resolve_model, self.model.model, default_cache_dir()),
@@ -97,6 +102,8 @@ class Replica:
             timeout_s=self.settings.timeouts.engine_start_s,
             max_frame_bytes=self.settings.protocol.max_frame_bytes,
             measures_itself=self.settings.ingress.counts_gpu_time,
+            node=None if self._group is None else self._group.node,
+            members=None if self._group is None else self._group.members,
         )
 
     def _show_start(self, phases: Mapping[str, float]) -> None:

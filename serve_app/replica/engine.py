@@ -17,6 +17,8 @@ from serve_app.replica.supervisor_watch import SupervisorWatch
 def run(sock: socket.socket, end: pipe.EngineEnd, watch: SupervisorWatch) -> None:
     """Build the engine core and serve the pipe until its other end closes. Never returns; ends the process.
 
+    On a node other than the engine's first, there are only workers to run.
+
     The engine's arguments come as JSON on standard input as soon as the supervisor has the model's files; vLLM is imported meanwhile.
     """
     began = time.monotonic()
@@ -24,6 +26,7 @@ def run(sock: socket.socket, end: pipe.EngineEnd, watch: SupervisorWatch) -> Non
         with without_collection():
             # Imported late: these import vLLM, and a failure of the import is reported, too.
             from serve_app.replica.engine_core import build_engine
+            from serve_app.replica.headless import run_workers
             from serve_app.replica.self_measurement import limit_s
 
         imported = time.monotonic()
@@ -31,6 +34,8 @@ def run(sock: socket.socket, end: pipe.EngineEnd, watch: SupervisorWatch) -> Non
         watch.limit_s = start["supervisor_silence_s"]
         if start["device"] == "cpu":
             inspect_models_here()
+        if start["engine_args"].get("node_rank", 0) > 0:
+            run_workers(start["engine_args"], sock, end)
         engine = build_engine(start["engine_args"], sock, end, start["max_frame_bytes"], download_s=time.monotonic() - imported)
         if start["measures_itself"]:
             engine.measure_itself(limit_s(start["measured_as"], time.monotonic() - began))

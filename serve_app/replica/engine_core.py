@@ -296,18 +296,22 @@ class PipedEngineCore(EngineCoreProc):
         return pipe.EngineReady(public_version(response.vllm_version), self._fingerprint, capabilities, max_num_seqs, phases)
 
 
-def engine_config(engine_args: Mapping[str, Any]) -> Any:
-    """Return vLLM's whole configuration of an engine core. This reads the checkpoint's configuration and loads nothing."""
+def engine_config(engine_args: Mapping[str, Any], *, headless: bool = False) -> Any:
+    """Return vLLM's whole configuration of an engine core. This reads the checkpoint's configuration and loads nothing.
+
+    Args:
+        headless: The configuration is for workers whose engine core is on another node.
+    """
     if (transfer := engine_args.get("kv_transfer_config")) is not None:
         engine_args = {**engine_args, "kv_transfer_config": KVTransferConfig(**transfer)}
-    return AsyncEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    return AsyncEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER, headless)
 
 
 def _is_simulated(additional_config: Any) -> bool:
     return "simulated" in (additional_config or ())
 
 
-def _with_adapters(engine_args: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_adapters(engine_args: Mapping[str, Any]) -> Mapping[str, Any]:
     """Check the files of LoRA adapters and limit the reserved memory to their rank; a simulated engine has no files."""
     more = engine_args.get("additional_config")
     if not (adapters := adapters_in(more)) or _is_simulated(more):
@@ -326,7 +330,7 @@ def build_engine(
         download_s: Seconds that this process waited for the arguments while the model's files were downloaded.
     """
     began = time.monotonic()
-    vllm_config = engine_config(_with_adapters(engine_args))
+    vllm_config = engine_config(with_adapters(engine_args))
     scheduling = vllm_config.scheduler_config
     if BATCH_STEP_SHARE in (vllm_config.additional_config or ()):
         scheduling.scheduler_cls = bounded(scheduling.get_scheduler_cls())

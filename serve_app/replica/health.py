@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from serve_app.core.health import (
     Eject,
@@ -12,6 +12,7 @@ from serve_app.core.health import (
     HealthLimits,
     Looked,
     ProbeAnswered,
+    ProcessUse,
     QuestionAnswered,
     SendProbe,
     Stepped,
@@ -39,7 +40,10 @@ def answers_probe(message: pipe.FromEngine) -> bool | None:
 
 
 class EngineWatch:
-    """Watches one engine core process from the moment it is ready. ``on_hung`` is called at most once."""
+    """Watches one engine core process from the moment it is ready. ``on_hung`` is called at most once.
+
+    ``elsewhere`` returns the engine's processes on other nodes, under ids that no process of this node has.
+    """
 
     def __init__(
         self,
@@ -47,7 +51,9 @@ class EngineWatch:
         *,
         send: Callable[[pipe.ToEngine], None],
         on_hung: Callable[[EngineHung], None],
+        elsewhere: Callable[[], Mapping[int, ProcessUse]] | None = None,
     ) -> None:
+        self._elsewhere = elsewhere or dict
         self._judge = EngineJudge(limits)
         self._send = send
         self._on_hung = on_hung
@@ -65,7 +71,7 @@ class EngineWatch:
     def _look(self, leader: int) -> None:
         probe = False
         try:
-            looked = [Looked(group_use(leader))]
+            looked = [Looked({**group_use(leader), **self._elsewhere()})]
             self._blind = False
         except OSError as exc:  # a lack of descriptors is not the engine's fault, and the ping below must be sent
             looked = []

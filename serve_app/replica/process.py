@@ -2,25 +2,23 @@
 
 import asyncio
 import logging
-import socket
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from serve_app.config import HealthSettings, ModelSettings
 from serve_app.core.health import HealthLimits
 from serve_app.core.step_costs import MeasuredCosts
-from serve_app.engine_args import engine_core_args, engine_environment
+from serve_app.engine_args import NodeOfEngine, engine_core_args, engine_environment
 from serve_app.errors import EngineDied, EngineHung, EngineLost, EngineOutOfMemory, EngineStartFailed
 from serve_app.replica import pipe
+from serve_app.replica.child import EngineChild
 from serve_app.replica.golden import ask_all
 from serve_app.replica.health import LOOK_EVERY_S, MAX_GAP_S, EngineWatch, answers_probe
+from serve_app.replica.members import Members
 from serve_app.replica.oom_kills import OomKills
-from serve_app.replica.process_group import end_group
 
 logger = logging.getLogger(__name__)
 
@@ -29,23 +27,6 @@ _NOT_MEASURED = (
     "measured them, the GPU-seconds of requests are unknown, tenants share the model by guessed costs, and the autoscaler learns the "
     "costs from the load alone. Start the replica again while the machine is less busy."
 )
-_STOP_GRACE_S = 7.0  # longer than an engine core gives its workers (process_group.py)
-
-
-class _PipeProtocol(asyncio.Protocol):
-    """Bytes from the engine core to messages; end of file to ``on_closed``."""
-
-    def __init__(self, on_message: Callable[[pipe.FromEngine], None], on_closed: Callable[[], None]) -> None:
-        self._frames = pipe.frame_decoder()
-        self._on_message = on_message
-        self._on_closed = on_closed
-
-    def data_received(self, data: bytes) -> None:
-        for body in self._frames.receive_data(data):
-            self._on_message(pipe.from_engine_decoder.decode(body))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._on_closed()
 
 
 def _log_failure(watching: asyncio.Task[None]) -> None:
@@ -55,7 +36,10 @@ def _log_failure(watching: asyncio.Task[None]) -> None:
 
 
 class EngineProcess:
-    """One engine core process. ``on_message`` gets the messages after ``EngineReady``; ``on_lost`` is called once, after its end."""
+    """One engine core process. ``on_message`` gets the messages after ``EngineReady``; ``on_lost`` is called once, after its end.
+
+    The engine may have ``members`` on other nodes: they end with it, and it ends with each of them.
+    """
 
     def __init__(
         self,
@@ -64,6 +48,8 @@ class EngineProcess:
         on_message: Callable[[pipe.FromEngine], None],
         on_lost: Callable[[EngineLost], None],
     ) -> None:
+        self._child = EngineChild(self._message, self._closed)
+        self._members: Members | None = None
         self._health = health
         self._on_message = on_message
         self._on_lost = on_lost
@@ -71,8 +57,6 @@ class EngineProcess:
         self._first_token: asyncio.Future[None] | None = None
         self._golden: asyncio.Future[pipe.GoldenAnswer] | None = None
         self._measured: MeasuredCosts | None = None
-        self._process: asyncio.subprocess.Process | None = None
-        self._transport: asyncio.Transport | None = None
         self._watch: EngineWatch | None = None
         self._watching: asyncio.Task[None] | None = None
         self._failure = ""
@@ -81,7 +65,7 @@ class EngineProcess:
 
     @property
     def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
+        return self._child.pid
 
     async def start(
         self,
@@ -92,6 +76,8 @@ class EngineProcess:
         timeout_s: float,
         max_frame_bytes: int,
         measures_itself: bool = False,
+        node: NodeOfEngine | None = None,
+        members: Members | None = None,
     ) -> pipe.EngineReady:
         """Start the process and wait until its engine has made a token and answered the golden prompts.
 
@@ -101,15 +87,23 @@ class EngineProcess:
             max_frame_bytes: Limit of the frames of its outputs.
             measures_itself: Whether the engine core measures the costs of its steps, which it does in any case for the autoscaler, and
                 where KV moves.
+            node: The place of this process in an engine over several nodes.
+            members: The engine's other nodes, all of which have joined. They are let go with the process.
 
         Raises:
-            EngineStartFailed: The process ended, had no token in time, or a golden prompt's answer was wrong or late. It no longer runs.
+            EngineStartFailed: The process or a member ended, had no token in time, or a golden prompt's answer was wrong or late. None
+                runs any longer.
         """
         loop = asyncio.get_running_loop()
         self._ready, self._first_token = loop.create_future(), loop.create_future()
         try:
-            await self._spawn(model, environment)
-            self._hand_over(model, await self._unless_it_ends(model_path), max_frame_bytes, measures_itself=measures_itself)
+            if members is not None:
+                self._members = members
+                members.watch(self._member_lost)
+            own = {} if node is None else node.environment()
+            await self._child.spawn(engine_environment(model, {**environment, **own}))
+            args = engine_core_args(model, await self._unless_it_ends(model_path), node)
+            self._hand_over(model, args, max_frame_bytes, measures_itself=measures_itself)
             async with asyncio.timeout(timeout_s):
                 ready = await self._make_first_token(await self._ready)
             await ask_all(model.name, model.golden, self._ask_golden, lambda: self.send(pipe.Ping(probe=False)))
@@ -125,25 +119,10 @@ class EngineProcess:
                 self._ready.cancel()
                 await self.stop()
 
-    async def _spawn(self, model: ModelSettings, environment: Mapping[str, str]) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "serve_app.replica.engine", str(theirs.fileno())),
-                stdin=asyncio.subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
-                env=engine_environment(model, environment),
-                start_new_session=True,
-            )
-        loop = asyncio.get_running_loop()
-        self._transport, _ = await loop.create_unix_connection(lambda: _PipeProtocol(self._message, self._closed), sock=ours)
-
-    def _hand_over(self, model: ModelSettings, model_path: str, max_frame_bytes: int, *, measures_itself: bool) -> None:
-        """Send the process the arguments of its engine."""
-        assert self._process is not None
-        assert self._process.stdin is not None
+    def _hand_over(self, model: ModelSettings, args: Mapping[str, Any], max_frame_bytes: int, *, measures_itself: bool) -> None:
+        """Send the process the arguments of its engine, ``args`` among them."""
         start = {
-            "engine_args": engine_core_args(model, model_path),
+            "engine_args": args,
             "device": model.device,
             "max_frame_bytes": max_frame_bytes,
             "supervisor_silence_s": self._health.eject_after_s,
@@ -151,8 +130,7 @@ class EngineProcess:
             "measures_itself": measures_itself or model.replicas.is_scaled or model.kv.is_on,
             "measured_as": "cuda" if model.simulated is not None else model.device,
         }
-        self._process.stdin.write(msgspec.json.encode(start))
-        self._process.stdin.close()
+        self._child.hand_over(start)
 
     async def _make_first_token(self, ready: pipe.EngineReady) -> pipe.EngineReady:
         """Make the first token before any request: some engines fail or hang with it. Its time is added to that of the warm-up."""
@@ -187,35 +165,31 @@ class EngineProcess:
             path.cancel()
 
     def _begin_watch(self, model: ModelSettings) -> None:
-        assert self._process is not None
+        assert self.pid is not None
         limits = HealthLimits(
             probe_after_s=self._health.probe_after_s,
             eject_after_s=self._health.eject_after_s,
             max_step_s=self._health.max_step_on(model.device),
             max_gap_s=MAX_GAP_S,
         )
-        self._watch = EngineWatch(limits, send=self.send, on_hung=self._hung)
-        self._watching = asyncio.create_task(self._watch.run(self._process.pid), name="engine-watch")
+        elsewhere = None if self._members is None else self._members.uses
+        self._watch = EngineWatch(limits, send=self.send, on_hung=self._hung, elsewhere=elsewhere)
+        self._watching = asyncio.create_task(self._watch.run(self.pid), name="engine-watch")
         self._watching.add_done_callback(_log_failure)
 
     def send(self, message: pipe.ToEngine) -> None:
         """Queue a message for the engine; without effect once it is dead."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(pipe.encode(message))
+        self._child.send(message)
 
     async def stop(self) -> None:
-        """Close the pipe, which ends the process and its workers; kill its process group after a grace time."""
+        """End the process, its workers and the members on other nodes; kill what does not end by itself."""
         self._end_watch()
-        if self._transport is not None:
-            self._transport.close()
-        if self._process is None:
-            return
-        try:
-            await asyncio.wait_for(self._process.wait(), _STOP_GRACE_S)
-        except TimeoutError:
-            logger.warning("engine core %d did not end by itself", self._process.pid)
-        end_group(self._process.pid)
-        await self._process.wait()
+        self._let_members_go()
+        await self._child.stop()
+
+    def _let_members_go(self) -> None:
+        if self._members is not None:
+            self._members.close()
 
     def _message(self, message: pipe.FromEngine) -> None:
         if isinstance(message, pipe.EngineFailed):
@@ -243,11 +217,11 @@ class EngineProcess:
         self._lose(error)
 
     def _lose(self, error: EngineLost) -> None:
-        """Kill what is left of the process and report the loss, once, and not after `stop`."""
-        assert self._process is not None
+        """Kill what is left of the engine on all nodes and report the loss, once, and not after `stop`."""
         if not self._over:
             self._end_watch()
-            end_group(self._process.pid)
+            self._let_members_go()
+            self._child.kill()
             self._on_lost(error)
 
     def _end_watch(self) -> None:
@@ -261,9 +235,18 @@ class EngineProcess:
             self._failure = EngineDied.NO_MESSAGE
             if self._oom_kills.any_since():
                 lost, self._failure = EngineOutOfMemory, "the kernel killed the engine core: out of memory"
-        assert self._ready is not None
+        self._fail(lost)
+
+    def _member_lost(self, reason: str) -> None:
+        self._failure = self._failure or reason
+        self._fail(EngineDied)
+
+    def _fail(self, lost: type[EngineDied]) -> None:
+        """End what waits for the engine, the start or a golden prompt; after the start, report the loss."""
         for awaited in (self._ready, self._first_token, self._golden):
             if awaited is not None and not awaited.done():
                 awaited.set_exception(EngineStartFailed(model="", reason=self._failure))
                 return
+            if awaited is not None and not awaited.cancelled() and awaited.exception() is not None:
+                return  # the start has failed before
         self._lose(lost(self._failure))

@@ -29,7 +29,7 @@ def reserve(host: str, ports: range, key: str) -> SideChannel:
 
     Args:
         host: An address of this machine that other nodes reach.
-        ports: At least one.
+        ports: At least one; 0 is any port.
         key: The setting of the ports.
 
     Raises:
@@ -46,6 +46,6 @@ def reserve(host: str, ports: range, key: str) -> SideChannel:
             sock.close()
             failed = exc
         else:
-            return SideChannel(host, port, sock)
+            return SideChannel(host, sock.getsockname()[1], sock)
     reason = f"{failed.strerror or failed}, as at the {len(ports) - 1} ports after it"
     raise ListenFailed(host=host, port=ports[0], reason=reason, key=key) from failed

@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 
-from serve_app.core.health import ObservedTime
+from serve_app.core.health import PeerSilence
 from serve_app.replica.pipe import EngineEnd
 from serve_app.replica.process_group import end_own_group
 
@@ -28,13 +28,20 @@ class SupervisorWatch:
     """One thread of the engine core process. ``limit_s`` is set when the process has got its arguments."""
 
     def __init__(self, sock: socket.socket, end: EngineEnd) -> None:
-        self.limit_s = math.inf
         self._sock = sock
         self._end = end
         self._supervisor = os.getppid()
-        self._awake = ObservedTime(_MAX_GAP_S)
+        self._silence = PeerSilence(math.inf, _MAX_GAP_S)
         self._num_pings = 0
-        self._silent_s = 0.0
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds without a sign of life after which the supervisor has hung."""
+        return self._silence.limit_s
+
+    @limit_s.setter
+    def limit_s(self, limit_s: float) -> None:
+        self._silence.limit_s = limit_s
 
     def run(self) -> None:
         """End this process and its workers as soon as the pipe's other end is closed, also while a model still loads.
@@ -51,19 +58,22 @@ class SupervisorWatch:
 
     def _is_hung(self) -> bool:
         """Return whether the supervisor has pinged, and then neither sent nor pinged for ``limit_s``."""
-        self._silent_s += self._awake.passed(time.monotonic())
+        is_over = self._silence.is_over(time.monotonic())
         unread = select.poll()
         unread.register(self._sock, select.POLLIN)
         # Unread bytes count as a sign of life: the reading thread may be busy with a large request.
         if self._end.num_pings != self._num_pings or self._num_pings == 0 or unread.poll(0):
             self._num_pings = self._end.num_pings
-            self._silent_s = 0.0
-        return self._silent_s >= self.limit_s
+            self._silence.heard()
+            return False
+        return is_over
 
     def _kill_supervisor(self) -> None:
         if os.getppid() == self._supervisor:
             logger.error(
-                "the supervisor process %d did not reach its engine for %.1f s: killing it", self._supervisor, self._silent_s
+                "the supervisor process %d did not reach its engine for %.1f s: killing it",
+                self._supervisor,
+                self._silence.silent_s,
             )
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._supervisor, signal.SIGKILL)

@@ -31,6 +31,15 @@ def test_check_sums_up_what_a_file_asks_for() -> None:
     assert "At full scale Ray reserves 48 CPU and 8 GPU for it." in output
 
 
+def test_check_says_what_a_replica_needs_on_each_of_its_nodes(tmp_path: Path) -> None:
+    file = tmp_path / "wide.yaml"
+    file.write_text("models: {m: {model: org/wide, device: cuda, gpus_per_replica: 16, nodes: 2, num_cpus: 4}}")
+    code, output = run("check", "--no-vllm", str(file))
+    assert code == 0, output
+    assert "1 replica with 4 CPU + 8 GPU on each of 2 nodes" in output
+    assert "At full scale Ray reserves 9 CPU and 16 GPU for it." in output
+
+
 def test_check_counts_no_more_gpus_than_autoscaling_may_use(tmp_path: Path) -> None:
     (tmp_path / "few.yaml").write_text((EXAMPLES / "gpu.yaml").read_text() + "\nautoscaling: {max_gpus: 3}\n")
     code, output = run("check", str(tmp_path / "few.yaml"))

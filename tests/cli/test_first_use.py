@@ -45,6 +45,14 @@ def test_without_nixl_no_model_that_moves_kv_is_started_and_one_line_says_how_to
     assert (code, output, said) == (1, "", f"{missing}; pip install 'serve-app[kv]', or set kv.transfer: none\n")
 
 
+def test_a_replica_over_two_nodes_is_not_waited_for_on_one_machine(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("models: {wide: {model: some/model, simulated: {profile: a10g-llama-8b}, gpus_per_replica: 16, nodes: 2}}")
+    code, output, said = serve_app("up", "-f", str(file))
+    hint = "start it on a cluster with --address, or set nodes: 1"
+    assert (code, output, said) == (1, "", f"error: models.wide.nodes is 2, and this machine is one node; {hint}\n")
+
+
 @pytest.mark.parametrize("command", [("up",), ("demo",)])
 def test_all_mistakes_of_a_file_are_told_with_its_name(command: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"

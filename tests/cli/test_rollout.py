@@ -172,6 +172,16 @@ def test_a_rollout_that_takes_too_long_ends_with_4(kubernetes: FakeKubernetes) -
     assert lines[-3].startswith("error: the rollout of demo has not ended within 1 s: new cluster demo-new: ")
 
 
+def test_without_nodes_for_a_new_cluster_the_way_back_makes_kuberay_forget_it(kubernetes: FakeKubernetes) -> None:
+    kubernetes.services["demo"] = [UPGRADING]
+    kubernetes.pods.append(unschedulable("demo-new-w", "demo-new"))
+    code, lines = rollout("--timeout-s", "1", "--poll-s", "0.1")
+    assert code == 4
+    assert lines[-2].startswith("way back: ")
+    forget = """--subresource=status --type=merge -p '{"status": {"pendingServiceStatus": null}}'"""
+    assert lines[-1] == f"and then: kubectl patch rayservice demo --context test -n llm {forget}"
+
+
 def write_manifests(tmp_path: Path, **changes: Any) -> str:
     file = tmp_path / "manifests.yaml"
     config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "extra", "namespace": "llm"}}

@@ -52,7 +52,9 @@ def wait_until(what: str, condition: Callable[[], Any]) -> Any:
     return value
 
 
-def is_ready(pod: dict[str, Any]) -> bool:
-    """Whether the pod's condition Ready is true and it is not being deleted."""
-    conditions = pod["status"].get("conditions", [])
-    return "deletionTimestamp" not in pod["metadata"] and any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+def is_ready(found: dict[str, Any]) -> bool:
+    """Whether the condition Ready of a pod or node is true and it is not being deleted."""
+    conditions = found["status"].get("conditions", [])
+    return "deletionTimestamp" not in found["metadata"] and any(
+        c["type"] == "Ready" and c["status"] == "True" for c in conditions
+    )

@@ -21,7 +21,11 @@ CLIENT_NAMESPACE = "serve-app-client"
 MODEL = "sim"
 ANSWERS_END_S = 600.0
 # Where nodes offer GPUs, be they pretended: a replica holds one, and Kubernetes and Ray count them. The accelerator stays simulated.
-GPU_VALUES = ("--set", "config.models.sim.gpus_per_replica=1,modelPods.gpusPerNode=0,modelPods.onePerNode=false")
+# Such nodes may have the taint that keeps other pods off.
+GPU_VALUES = (
+    *("--set", "config.models.sim.gpus_per_replica=1,modelPods.gpusPerNode=0,modelPods.onePerNode=false"),
+    *("--set", "modelPods.tolerations[0].key=nvidia.com/gpu,modelPods.tolerations[0].operator=Exists"),
+)
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,18 @@ class Release:
             finally:
                 rest, _ = process.communicate(timeout=ANSWERS_END_S)
             seen.append(Streams(**json.loads(rest)))
+            print(seen[-1])  # pytest's -rP shows the counts of tests that passed
+
+
+def ray_clusters() -> list[str]:
+    """Return the names of the namespace's Ray clusters."""
+    return [item["metadata"]["name"] for item in get("rayclusters", "-n", NAMESPACE)["items"]]
+
+
+def pods_of(cluster: str) -> list[str]:
+    """Return the names of a Ray cluster's pods; that of the job which cleans Redis after it is none of them."""
+    selector = f"ray.io/cluster={cluster},ray.io/node-type in (head, worker)"
+    return [pod["metadata"]["name"] for pod in get("pods", "-n", NAMESPACE, "-l", selector)["items"]]
 
 
 @functools.cache

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.kube import get, kubectl, run, wait_until
-from tests.cluster.release import MODEL, NAMESPACE, RELEASE, Release, num_gpus
+from tests.cluster.kube import kubectl, run, wait_until
+from tests.cluster.release import MODEL, NAMESPACE, RELEASE, Release, num_gpus, pods_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
@@ -97,12 +97,6 @@ def test_a_value_of_the_pods_makes_a_new_ray_cluster_and_the_rollback_of_one_tha
         )  # as it is; the failed check job goes with the next that passes
         wait_until("the first Ray cluster's pods are gone", lambda: not pods_of(first))
     seen[0].require_all_complete()
-
-
-def pods_of(cluster: str) -> list[str]:
-    """Return the names of a Ray cluster's pods; that of the job which cleans Redis after it is none of them."""
-    selector = f"ray.io/cluster={cluster},ray.io/node-type in (head, worker)"
-    return [pod["metadata"]["name"] for pod in get("pods", "-n", NAMESPACE, "-l", selector)["items"]]
 
 
 def canary(release: Release) -> dict[str, Any]:

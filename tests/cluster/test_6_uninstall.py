@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.kube import get, kubectl, run, wait_until
-from tests.cluster.release import CHART, NAMESPACE, RELEASE, Release
+from tests.cluster.release import CHART, NAMESPACE, RELEASE, Release, ray_clusters
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
@@ -55,10 +55,6 @@ def says_how_to_go_on() -> bool:
     in_a_hurry = subprocess.run(command, capture_output=True, text=True)
     assert in_a_hurry.returncode == 1, in_a_hurry
     return "run helm uninstall again" in in_a_hurry.stdout + in_a_hurry.stderr
-
-
-def ray_clusters() -> list[str]:
-    return [item["metadata"]["name"] for item in get("rayclusters", "-n", NAMESPACE)["items"]]
 
 
 def left() -> list[str]:

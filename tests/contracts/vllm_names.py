@@ -124,7 +124,10 @@ CALLED = {
         OutputProcessor.abort_requests(self, request_ids, internal)
         OutputProcessor.add_request(self, request, prompt, parent_req=, request_index=, queue=)
         RequestOutputCollector.put(self, output)""",
-    "vllm.v1.executor.multiproc_executor": "MultiprocExecutor._ensure_worker_termination(worker_procs)",
+    "vllm.v1.executor.multiproc_executor": """
+        MultiprocExecutor.__init__(self, vllm_config, monitor_workers=)
+        MultiprocExecutor._ensure_worker_termination(worker_procs)
+        MultiprocExecutor.start_worker_monitor(self, inline=)""",
     "vllm.v1.metrics.loggers": """
         PrometheusStatLogger.__init__(self, vllm_config, engine_indexes=)
         PrometheusStatLogger.record(self, scheduler_stats, iteration_stats, mm_cache_stats=, engine_idx=)

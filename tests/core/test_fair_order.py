@@ -88,6 +88,13 @@ def test_a_backlog_is_ahead_after_as_many_requests_whatever_the_scale_of_all_wei
     assert [is_ahead(state.priority) for state in backlog] == [False] * 8 + [True] * 12
 
 
+def test_requests_without_keys_are_never_ahead() -> None:
+    order = FairOrder()
+    order.learn(COSTS)
+    order.begin(placed(order, "first", ""), 0.0)
+    assert not any(is_ahead(placed(order, f"a{number}", "").priority) for number in range(20))
+
+
 def test_a_request_that_is_not_due_yet_puts_no_other_tenant_ahead() -> None:
     order = FairOrder()
     order.learn(COSTS)

@@ -8,6 +8,7 @@ from serve_app.core.health import (
     HealthLimits,
     Looked,
     ObservedTime,
+    PeerSilence,
     ProbeAnswered,
     ProcessUse,
     QuestionAnswered,
@@ -153,3 +154,11 @@ def test_a_worker_that_ends_does_not_hide_what_the_others_compute() -> None:
 def test_observed_time_is_cut_where_the_observer_was_away(calls: list[float], passed: list[float]) -> None:
     time = ObservedTime(2.0)
     assert [time.passed(now) for now in calls] == passed
+
+
+def test_a_peer_has_hung_after_its_limit_of_seconds_without_a_sign_in_which_the_observer_was_awake() -> None:
+    silence = PeerSilence(limit_s=3.0, max_gap_s=1.0)
+    assert [silence.is_over(now) for now in (0.0, 1.0, 50.0)] == [False, False, False]
+    silence.heard()
+    assert [silence.is_over(now) for now in (51.0, 52.0, 53.0)] == [False, False, True]
+    assert silence.silent_s == 3.0

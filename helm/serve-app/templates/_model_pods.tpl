@@ -56,6 +56,9 @@ compile cache, and a canary keeps no node free but by its own `pods`. Args: root
 {{- range $key := list "shmSize" "homeSize" -}}
 {{- $_ := set $pods $key (get $pods $key | default (get $sizes $key)) -}}
 {{- end -}}
+{{- if gt (dig "nodes" 1 .model | int) 1 -}}
+{{- fail (printf "%s.nodes is %v, but the chart has no pods for an engine over several nodes: set nodes to 1 and gpus_per_replica to the GPUs of one node" .model.at .model.nodes) -}}
+{{- end -}}
 {{- $_ := set $pods "gpus" (dig "gpus_per_replica" 0 .model | int) -}}
 {{- if eq $pods.image "auto" -}}
 {{- $_ := set $pods "image" (ternary "cuda" "cpu" $cuda) -}}

@@ -1,0 +1,112 @@
+"""A cord is the connection between the supervisors of two nodes of one engine: when it ends, both ends kill their processes.
+
+The death of a process closes its socket at once. The loss of a node closes nothing: `GONE_S` after the first unanswered beat, the kernel
+of the other node ends the connection. A supervisor that is stopped still has a kernel that answers, so each end also counts the seconds
+without a beat, while it is awake itself.
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+
+from serve_app.core.health import PeerSilence, ProcessUse
+from serve_app.links.protocol.errors import ProtocolError
+from serve_app.links.protocol.frames import FrameDecoder, encode_frame
+
+GONE_S = 1.5
+"""Seconds after which a node that acknowledges nothing counts as lost."""
+BEAT_S = 0.25
+_MAX_GAP_S = 4 * BEAT_S
+_MAX_FRAME_BYTES = 1 << 20  # a beat has some 40 bytes for each process
+
+
+class Hello(msgspec.Struct, tag=1, array_like=True, frozen=True):
+    """The first message of a member: ``secret`` shows that it belongs to this engine."""
+
+    secret: bytes
+    rank: int
+
+
+class Beat(msgspec.Struct, tag=2, array_like=True, frozen=True):
+    """A sign of life. A member's has the processes of its part of the engine, by process id."""
+
+    processes: dict[int, ProcessUse] = {}
+
+
+class Ended(msgspec.Struct, tag=3, array_like=True, frozen=True):
+    """A member's last message: why its part of the engine has ended."""
+
+    reason: str
+
+
+Message = Hello | Beat | Ended
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+class Cord(asyncio.Protocol):
+    """One end. ``beat`` makes the beats of this end; ``on_lost`` is called once with the reason, unless this end calls `close` before."""
+
+    def __init__(
+        self,
+        *,
+        silence_s: float,
+        beat: Callable[[], Beat],
+        on_message: Callable[["Cord", Message], None],
+        on_lost: Callable[["Cord", str], None],
+    ) -> None:
+        self._silence = PeerSilence(silence_s, _MAX_GAP_S)
+        self._beat = beat
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._frames = FrameDecoder(_MAX_FRAME_BYTES)
+        self._transport: asyncio.Transport | None = None
+        self._beating: asyncio.Task[None] | None = None
+        self._over = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(GONE_S * 1000))
+        self._beating = asyncio.create_task(self._beats(), name="cord")
+
+    async def _beats(self) -> None:
+        while not self._silence.is_over(time.monotonic()):
+            self.send(self._beat())
+            await asyncio.sleep(BEAT_S)
+        self._lose(f"its supervisor was silent for {self._silence.silent_s:.1f} s")
+
+    def data_received(self, data: bytes) -> None:
+        self._silence.heard()
+        try:
+            for body in self._frames.receive_data(data):
+                if not self._over:
+                    self._on_message(self, _decoder.decode(body))
+        except (ProtocolError, msgspec.MsgspecError) as exc:
+            self._lose(f"it sent what is no message: {exc}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lose("its connection ended" if exc is None else f"its connection was lost: {exc}")
+
+    def send(self, message: Message) -> None:
+        """Queue a message; without effect once the connection has ended."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode_frame(_encoder.encode(message)))
+
+    def close(self) -> None:
+        """End the connection after what was sent."""
+        self._over = True
+        if self._beating is not None:
+            self._beating.cancel()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _lose(self, reason: str) -> None:
+        if not self._over:
+            self.close()
+            self._on_lost(self, reason)

@@ -1,0 +1,114 @@
+"""`Group` makes one engine of the nodes of a replica's placement group: an actor on each node but the first, which joins the replica."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from serve_app.config import ModelSettings, parse_settings
+from serve_app.engine_args import PROCESS_ENVIRONMENT, NodeOfEngine
+from serve_app.environment import clean
+from serve_app.errors import EngineStartFailed
+from serve_app.host.core_files import leave_no_core_file
+from serve_app.host.foreign_errors import in_one_line
+from serve_app.host.logs import log_configuration
+from serve_app.membership import AWAY
+from serve_app.replica.members import Members
+from serve_app.replica.oom import OomOrder
+from serve_app.replica.shard import Shard, Summons
+from serve_app.replica.side_channel import reserve
+
+logger = logging.getLogger(__name__)
+
+
+class ShardActor:
+    """Runs one `Shard` in a bundle of the replica's placement group. Ray ends it with the replica, and its cord does so sooner."""
+
+    async def run(self, settings: Mapping[str, Any], model_name: str, summons: Mapping[str, Any]) -> str:
+        """Work until the engine ends, then end this process, so that Ray can give the GPUs away. Return why it could not join.
+
+        Args:
+            summons: The fields of `Summons`, with the rank and the address of the first node in place of ``node``.
+        """
+        parsed = parse_settings(settings)
+        log_configuration(parsed)
+        leave_no_core_file()
+        clean(os.environ)
+        OomOrder().set_rank(0)
+        rank, first_address, first_port = summons["rank"], summons["first_address"], summons["first_port"]
+        node = NodeOfEngine(rank, ray.util.get_node_ip_address(), first_address, first_port)
+        shard = Shard(parsed.models[model_name], Summons(node, summons["port"], summons["secret"], summons["silence_s"]))
+        try:
+            reason = await shard.run()
+        except OSError as exc:
+            return f"the first node cannot be reached: {in_one_line(exc)}"
+        logger.info("node %d of an engine of %s ends: %s", rank, model_name, reason)
+        os._exit(0)
+
+
+class Group:
+    """The nodes of one engine. Made by the replica's actor, which is on the first."""
+
+    def __init__(self, model: ModelSettings, *, silence_s: float) -> None:
+        self._model = model
+        self._silence_s = silence_s
+        self.members = Members(model.nodes - 1, silence_s=silence_s)
+        address = ray.util.get_node_ip_address()
+        self._first_port = reserve(address, range(1), f"models.{model.name}.nodes")  # kept until the workers have bound it
+        self.node = NodeOfEngine(0, address, address, self._first_port.port)
+        self._actors: list[Any] = []
+
+    async def form(self, settings: Mapping[str, Any], *, limit_s: float) -> None:
+        """Start an actor in each other bundle, and wait until all have joined.
+
+        Raises:
+            EngineStartFailed: One has ended, or not all joined within ``limit_s``. None is left.
+        """
+        summons = {
+            "port": await self.members.listen(self.node.address),
+            "secret": self.members.secret,
+            "silence_s": self._silence_s,
+            "first_address": self.node.first_address,
+            "first_port": self.node.first_port,
+        }
+        runs = [asyncio.ensure_future(self._summon(rank, settings, summons)) for rank in range(1, self._model.nodes)]
+        joined = asyncio.ensure_future(self.members.all_joined())
+        try:
+            done, _ = await asyncio.wait([joined, *runs], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if joined not in done:
+                for run in done:
+                    run.result()
+                raise EngineStartFailed(model="", reason=f"not all nodes joined within {limit_s:g} s")
+            await joined
+        except AWAY as exc:  # from Ray, or from the member
+            self.members.close()
+            raise EngineStartFailed(model=self._model.name, reason=in_one_line(exc)) from exc
+        except EngineStartFailed as failed:
+            self.members.close()
+            raise EngineStartFailed(model=self._model.name, reason=failed.reason) from None
+        finally:
+            joined.cancel()
+            for run in runs:
+                run.cancel()
+
+    async def _summon(self, rank: int, settings: Mapping[str, Any], summons: Mapping[str, Any]) -> None:
+        model = self._model
+        place = PlacementGroupSchedulingStrategy(ray.util.get_current_placement_group(), placement_group_bundle_index=rank)
+        actor = (
+            ray.remote(ShardActor)
+            .options(
+                num_cpus=model.num_cpus,
+                num_gpus=model.gpus_per_node(),
+                resources=dict(model.resources),
+                scheduling_strategy=place,
+                runtime_env={"env_vars": dict(PROCESS_ENVIRONMENT)},
+            )
+            .remote()
+        )
+        self._actors.append(actor)  # Ray ends an actor that no handle names
+        said = await actor.run.remote(dict(settings), model.name, {**summons, "rank": rank})
+        raise EngineStartFailed(model=model.name, reason=f"node {rank} of the engine: {said}")

@@ -1,0 +1,184 @@
+"""The supervisors of an engine's nodes find each other, and each end of their connection notices the end of the other."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from serve_app.core.health import ProcessUse
+from serve_app.errors import EngineStartFailed
+from serve_app.replica import cord as cord_module
+from serve_app.replica.cord import Beat, Cord, Ended, Hello, Message
+from serve_app.replica.members import Members
+from tests.doubles.fleet import in_loop, until
+
+HERE = "127.0.0.1"
+
+
+@dataclass
+class Member:
+    """The other end of a cord, with what it heard and why it ended."""
+
+    cord: Cord
+    heard: list[Message] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+
+async def join(port: int, secret: bytes, rank: int, *, silence_s: float = 60.0) -> Member:
+    member: Member
+    cord = Cord(
+        silence_s=silence_s,
+        beat=lambda: Beat({7: ProcessUse(float(rank), stopped=False)}),
+        on_message=lambda _, message: member.heard.append(message),
+        on_lost=lambda _, reason: member.lost.append(reason),
+    )
+    member = Member(cord)
+    await asyncio.get_running_loop().create_connection(lambda: cord, HERE, port)
+    cord.send(Hello(secret, rank))
+    return member
+
+
+@asynccontextmanager
+async def two_members(*, silence_s: float = 60.0) -> AsyncIterator[tuple[Members, list[Member], list[str]]]:
+    """Two members that have joined, and the losses that the first node hears of."""
+    members, lost = Members(2, silence_s=silence_s), list[str]()
+    port = await members.listen(HERE)
+    joined = [await join(port, members.secret, rank) for rank in (1, 2)]
+    await members.all_joined()
+    members.watch(lost.append)
+    try:
+        yield members, joined, lost
+    finally:
+        members.close()
+        for member in joined:
+            member.cord.close()
+
+
+@in_loop
+async def test_processes_of_other_nodes_have_ids_of_their_own() -> None:
+    async with two_members() as (members, _, lost):
+        await until(lambda: len(members.uses()) == 2)
+        assert members.uses() == {(rank << 32) + 7: ProcessUse(float(rank), stopped=False) for rank in (1, 2)}
+        assert lost == []
+
+
+@in_loop
+async def test_the_first_member_that_ends_is_named_and_only_once() -> None:
+    async with two_members() as (_, joined, lost):
+        joined[1].cord.send(Ended("a worker process has ended"))
+        await until(lambda: lost)
+        joined[0].cord.close()
+        joined[1].cord.close()
+        await asyncio.sleep(0)
+        assert lost == ["node 2 of the engine: a worker process has ended"]
+
+
+@in_loop
+async def test_a_connection_that_ends_is_a_loss() -> None:
+    async with two_members() as (_, joined, lost):
+        joined[0].cord.close()
+        await until(lambda: lost)
+        assert lost == ["node 1 of the engine: its connection ended"]
+
+
+@in_loop
+async def test_a_loss_before_anybody_watches_is_reported_to_the_first_who_does() -> None:
+    members, lost = Members(1, silence_s=60.0), list[str]()
+    member = await join(await members.listen(HERE), members.secret, 1)
+    await members.all_joined()
+    member.cord.send(Ended("no such file"))
+    await until(lambda: members._lost)
+    members.watch(lost.append)
+    members.close()
+    assert lost == ["node 1 of the engine: no such file"]
+
+
+@in_loop
+async def test_a_member_that_ends_before_the_last_has_joined_fails_the_start() -> None:
+    members = Members(2, silence_s=60.0)
+    member = await join(await members.listen(HERE), members.secret, 1)
+    member.cord.send(Ended("no such file"))
+    with pytest.raises(EngineStartFailed, match="node 1 of the engine: no such file"):
+        await members.all_joined()
+    members.close()
+
+
+@in_loop
+async def test_members_that_are_let_go_end_and_nothing_is_reported_as_lost() -> None:
+    async with two_members() as (members, joined, lost):
+        members.close()
+        await until(lambda: all(member.lost for member in joined))
+        assert [member.lost for member in joined] == [["its connection ended"]] * 2
+        assert lost == []
+
+
+@pytest.mark.parametrize("hello", [Hello(b"guessed", 1), Hello(b"", 0)])
+@in_loop
+async def test_a_stranger_is_refused_and_a_member_can_still_join(hello: Hello) -> None:
+    members = Members(1, silence_s=60.0)
+    port = await members.listen(HERE)
+    stranger = await join(port, hello.secret, hello.rank)
+    await until(lambda: stranger.lost)
+    member = await join(port, members.secret, 1)
+    await members.all_joined()
+    members.close()
+    member.cord.close()
+
+
+@in_loop
+async def test_the_rank_of_another_member_is_refused() -> None:
+    async with two_members() as (members, _, lost):
+        port = members._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+        double = await join(port, members.secret, 2)
+        await until(lambda: double.lost)
+        assert lost == []
+
+
+@in_loop
+async def test_a_supervisor_that_falls_silent_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with two_members(silence_s=0.2) as (_, joined, lost):
+        monkeypatch.setattr(cord_module, "BEAT_S", 0.05)
+        joined[0].cord._beating.cancel()  # type: ignore[union-attr]  # as if its process were stopped
+        await until(lambda: lost)
+        assert lost[0].startswith("node 1 of the engine: its supervisor was silent for ")
+
+
+CUT_OFF = """
+import asyncio, subprocess, time
+from tests.replica.test_cord import HERE, join
+from serve_app.replica.members import Members
+
+async def main():
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    members, lost = Members(1, silence_s=600.0), []
+    member = await join(await members.listen(HERE), members.secret, 1, silence_s=600.0)
+    await members.all_joined()
+    members.watch(lost.append)
+    while not members.uses():
+        await asyncio.sleep(0.01)
+    subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
+    began = time.monotonic()
+    while not (lost and member.lost):
+        await asyncio.sleep(0.01)
+    print(*lost, *member.lost, f"{time.monotonic() - began:.2f} s", sep="\\n")
+
+asyncio.run(main())
+"""
+
+
+def in_a_network_of_its_own(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["unshare", "-Urn", *command], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(in_a_network_of_its_own("ip", "link", "set", "lo", "up").returncode != 0, reason="no network namespaces here")
+def test_both_ends_notice_a_network_that_carries_nothing_any_more() -> None:
+    done = in_a_network_of_its_own(sys.executable, "-c", CUT_OFF)
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr
+    first, second, _ = done.stdout.splitlines()
+    assert first == "node 1 of the engine: its connection was lost: [Errno 110] Connection timed out"
+    assert second == "its connection was lost: [Errno 110] Connection timed out"
