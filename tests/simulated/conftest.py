@@ -80,7 +80,7 @@ def make_traffic(make_config: Callable[..., Any]) -> Callable[..., Traffic]:
             return _done(None if scheduler_output.num_scheduled_tokens else self._made)
 
         def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-            return _done(self._made)
+            return _done(super().sample_tokens(grammar_output) if self._made is None else self._made)
 
     fixed: dict[str, Any] = {"max_num_batched_tokens": 512, "max_num_seqs": 64, "enable_prefix_caching": False}
 

@@ -115,11 +115,11 @@ def test_a_queued_prompt_that_lacks_kv_stops_no_begun_one(make: Callable[..., Tr
     traffic.step()
     traffic.add("long", prompt=400, answer=2, priority=tag(1.0))
     traffic.step()
-    traffic.add("short", prompt=200, answer=2, first=300, priority=tag(0.5))
-    traffic.step(5)
-    assert sum(step.get("long", 0) for step in traffic.steps) >= 400
+    traffic.add("first", prompt=440, answer=2, first=300, priority=tag(0.5))  # 28 blocks; 27 are free, and 18 of them are for `long`
+    traffic.step(4)
+    assert traffic.steps[1:] == [{"chat": 1, "long": 100}, {"chat": 1}, *[{"chat": 1, "long": 100}] * 3]
     traffic.finish()
-    assert {name: len(answer) for name, answer in traffic.answers.items()} == {"chat": 60, "long": 2, "short": 2}
+    assert {name: len(answer) for name, answer in traffic.answers.items()} == {"chat": 60, "long": 2, "first": 2}
 
 
 @pytest.mark.parametrize("is_async", [False, True])
