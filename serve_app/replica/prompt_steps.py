@@ -48,6 +48,7 @@ class PromptSteps:
         self._short_of_kv = set[str]()
         """Ids of queued requests that did not begin though a step had room; cleared when a running request ends."""
         self._num_running = 0
+        """Running requests after the last step was scheduled."""
         self._limit: int | None = None
         self._under_way: dict[int, _Planned] = {}
         """id of a step's output -> the step."""
@@ -69,7 +70,6 @@ class PromptSteps:
         self._next.clear()
         if len(scheduler.running) < self._num_running:
             self._short_of_kv.clear()
-        self._num_running = len(scheduler.running)
         clients = [r for r in scheduler.running if not is_background(r)]
         begun = [r for r in clients if is_begun(r)]
         answers = sum(tokens_wanted(r) for r in clients if not is_begun(r))
@@ -86,6 +86,7 @@ class PromptSteps:
 
     def note(self, output: Any, now: float, *, is_full: bool) -> None:
         """Note a step that was scheduled, after vLLM has counted its tokens as computed. ``is_full``: it has as many as it may."""
+        self._num_running = len(self._scheduler.running)
         if not is_full:
             self._short_of_kv |= self._next - output.num_scheduled_tokens.keys()
         answers, prompts = 0, list[Part]()

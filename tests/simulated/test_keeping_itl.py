@@ -122,6 +122,19 @@ def test_a_queued_prompt_that_lacks_kv_stops_no_begun_one(make: Callable[..., Tr
     assert {name: len(answer) for name, answer in traffic.answers.items()} == {"chat": 60, "long": 2, "first": 2}
 
 
+def test_a_prompt_that_lacked_kv_is_looked_at_again_when_an_answer_ends_though_another_begins(make: Callable[..., Traffic]) -> None:
+    traffic = make(num_gpu_blocks_override=36)
+    traffic.add("chat", prompt=10, answer=60, priority=tag(0.0))
+    traffic.add("ends", prompt=60, answer=3, first=700, priority=tag(0.0))
+    traffic.step()
+    traffic.add("long", prompt=400, answer=2, priority=tag(1.0))
+    traffic.step()
+    traffic.add("tiny", prompt=5, answer=9, first=100, priority=tag(0.0))
+    traffic.add("first", prompt=400, answer=2, first=300, priority=tag(0.5))  # 25 blocks; 22 are free, and 26 without `ends`
+    traffic.step(2)
+    assert traffic.steps[2:] == [{"chat": 1, "ends": 1, "tiny": 5}, {"chat": 1, "tiny": 1, "first": 99}]
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_each_answer_is_what_vllms_own_scheduler_gives(
     make: Callable[..., Traffic], make_traffic: Callable[..., Traffic], *, is_async: bool
