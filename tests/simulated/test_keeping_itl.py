@@ -115,14 +115,14 @@ def test_a_queued_prompt_that_lacks_kv_stops_no_begun_one(make: Callable[..., Tr
     traffic.step()
     traffic.add("long", prompt=400, answer=2, priority=tag(1.0))
     traffic.step()
-    traffic.add("first", prompt=440, answer=2, first=300, priority=tag(0.5))  # 28 blocks; 27 are free, and 18 of them are for `long`
+    traffic.add("first", prompt=440, answer=2, first=300, priority=tag(0.5))  # 28 blocks; 27 are free
     traffic.step(4)
     assert traffic.steps[1:] == [{"chat": 1, "long": 100}, {"chat": 1}, *[{"chat": 1, "long": 100}] * 3]
     traffic.finish()
     assert {name: len(answer) for name, answer in traffic.answers.items()} == {"chat": 60, "long": 2, "first": 2}
 
 
-def test_a_prompt_that_lacked_kv_is_looked_at_again_when_an_answer_ends_though_another_begins(make: Callable[..., Traffic]) -> None:
+def test_a_prompt_that_lacked_kv_begins_once_an_answer_has_ended_though_another_began(make: Callable[..., Traffic]) -> None:
     traffic = make(num_gpu_blocks_override=36)
     traffic.add("chat", prompt=10, answer=60, priority=tag(0.0))
     traffic.add("ends", prompt=60, answer=3, first=700, priority=tag(0.0))
