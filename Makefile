@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run observe preview pictures axe-core test-ui test-clients demo record-demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-locks check-cuda model lock lock-audit bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live bench-tenants bench-tenants-litellm bench-fairness bench-fairness-at-scale bench-fairness-virtual bench-apart soak hostile bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda test-interruptions clean
+.PHONY: help run observe preview pictures axe-core test-ui test-clients demo record-demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-locks check-cuda model lock lock-audit bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live bench-tenants bench-tenants-litellm bench-fairness bench-fairness-at-scale bench-fairness-virtual bench-apart bench-steps soak hostile bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda test-interruptions clean
 
 .PHONY: charts generated chart-files monitoring-files lock-charts
 BIN := .venv/bin
@@ -217,6 +217,9 @@ bench-fairness-virtual: .venv ## the same for each of SEEDS on real schedulers a
 
 bench-apart: .venv ## prefill and decode apart, and drains with KV, on real schedulers and ingress cores in virtual time (30 CPU minutes)
 	$(BIN)/python -m benchmarks.apart --seeds $(SEEDS)
+
+bench-steps: .venv ## steps that keep an ITL target beside fixed ones, on real schedulers in virtual time (10 CPU minutes)
+	$(BIN)/python -m benchmarks.steps --seeds $(SEEDS)
 
 bench-fairness: .venv ## noisy neighbours, shares, weights, three times the load: fair beside first come first served, for each of SEEDS (50 minutes each)
 	for seed in $(SEEDS); do \

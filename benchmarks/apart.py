@@ -182,7 +182,7 @@ def _drained(play: Play, seed: int, *, with_kv: bool) -> tuple[float, ...]:
 PARTS: Mapping[str, Callable[[Play, Sequence[int], float], Iterator[str]]] = {"mixed": mixed, "short": short, "drain": drain}
 
 
-def costs_of(settings: Mapping[str, Any]) -> MeasuredCosts:
+def costs_of(settings: str | Mapping[str, Any]) -> MeasuredCosts:
     """Return what a replica of the profile would measure of its own steps."""
     profile = profile_from(settings)
     decodes = [

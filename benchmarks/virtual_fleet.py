@@ -256,7 +256,7 @@ class VirtualFleet:
             prefix=Prefix(points, BLOCK),
             start_by=None if load.first_token_s is None else self._now + load.first_token_s,
             first_token_s=load.first_token_s or 0.0,
-            tenant=load.tenant,
+            tenant=load.of_tenant,
             weight=load.weight,
         )
         ingress = self._ingresses[self._connections[load][connection]]
@@ -304,7 +304,7 @@ class VirtualFleet:
             pooling_params=None,
             arrival_time=self._now,
             lora_request=None,
-            cache_salt=asked.load.tenant,
+            cache_salt=asked.load.of_tenant or None,
             data_parallel_rank=None,
             priority=asked.state.priority,
         )

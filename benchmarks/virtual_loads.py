@@ -10,14 +10,22 @@ class Load:
     """The load of one tenant: ``rate`` requests a second, or ``depth`` clients that each send one request after the other."""
 
     tenant: str
+    """Its name in the figures."""
     rate: float = 0.0
     depth: int = 0
     weight: float = 1.0
     own: tuple[int, int] = (32, 96)
     """Least and most tokens of the prompt's own part."""
     answer: tuple[int, int] = (16, 48)
+    account: str | None = None
+    """The tenant that the fleet sees; None: ``tenant``. "" is a request without a key."""
     first_token_s: float | None = None
     """The tenant's limit for the first token; None for no limit."""
+
+    @property
+    def of_tenant(self) -> str:
+        """Return whose requests these are at the fleet."""
+        return self.tenant if self.account is None else self.account
 
 
 @dataclass(eq=False)

@@ -14,6 +14,8 @@ SIMULATED_EXECUTOR = "serve_app.simulated.executor.SimulatedExecutor"
 SIMULATED_CONNECTOR = {"kv_connector": "SimulatedConnector", "kv_connector_module_path": "serve_app.simulated.connector"}
 BATCH_STEP_SHARE = "serve_app_batch_step_share"
 """Key of `ModelSettings.batch_step_share` in vLLM's ``additional_config``."""
+ITL_TARGET_S = "serve_app_itl_target_s"
+"""Key of the ITL target of a model with `ModelSettings.keep_itl`."""
 
 KV_LEASE_S = 30
 """Seconds for which an engine keeps the KV of a request that it handed over."""
@@ -136,6 +138,8 @@ def engine_core_args(model: ModelSettings, model_path: str, node: NodeOfEngine |
         ]
     if model.yields_to_chats():
         ours[BATCH_STEP_SHARE] = model.batch_step_share
+    if model.keep_itl:
+        ours[ITL_TARGET_S] = model.replicas.itl_slo_s
     if model.simulated is not None:
         args["distributed_executor_backend"] = SIMULATED_EXECUTOR
         ours["simulated"] = model.simulated.model_dump(mode="json")

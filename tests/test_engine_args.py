@@ -6,6 +6,7 @@ from serve_app.config import ModelSettings
 from serve_app.engine_args import (
     BATCH_STEP_SHARE,
     INGRESS_ENVIRONMENT,
+    ITL_TARGET_S,
     NO_DOMAIN,
     PROCESS_ENVIRONMENT,
     SIMULATED_EXECUTOR,
@@ -91,6 +92,15 @@ def test_an_engine_with_priorities_gets_the_share_of_batches_and_another_one_doe
     yields = engine_core_args(model(engine_args=policy, batch_step_share=0.25), "/models/tiny")
     assert (yields["scheduling_policy"], yields["additional_config"]) == ("priority", {BATCH_STEP_SHARE: 0.25})
     assert "additional_config" not in engine_core_args(model(), "/models/tiny")
+
+
+def test_an_engine_that_keeps_its_itl_gets_the_target_and_is_another_release_with_another_one() -> None:
+    fields = {"engine_args": {"scheduling_policy": "priority"}, "keep_itl": True}
+    kept, shorter = (model(**fields, replicas={"itl_slo_s": limit}) for limit in (0.1, 0.05))
+    assert engine_core_args(shorter, "/models/tiny")["additional_config"] == {BATCH_STEP_SHARE: 0.1, ITL_TARGET_S: 0.05}
+    assert kept.release() != shorter.release()
+    others = [model(engine_args=fields["engine_args"], replicas={"itl_slo_s": limit}).release() for limit in (0.1, 0.05)]
+    assert others[0] == others[1]
 
 
 @pytest.mark.parametrize(("fields", "dtype"), [({}, "float32"), ({"device": "cuda", "gpus_per_replica": 2}, None)])

@@ -205,6 +205,8 @@ class ModelSettings(Section):
     batch_step_share: Real = Field(default=DEFAULT_BATCH_STEP_SHARE, gt=0, le=10)
     """Share by which requests of batches, and prompts of tenants ahead of their shares, may lengthen an engine step while other requests
     run: docs/batch.md, docs/tenants.md. It only has an effect with `engine_args.scheduling_policy: priority`."""
+    keep_itl: bool = Field(default=False, strict=True)
+    """Whether steps hold only so many prompt tokens that running answers keep `replicas.itl_slo_s`: docs/models.md."""
     kv: KvSettings = KvSettings()
     """Whether requests take their KV cache along when their replica drains."""
     canary: CanarySettings | None = None
@@ -246,6 +248,8 @@ class ModelSettings(Section):
         settings = self.model_dump(
             mode="json", exclude={"replicas", "canary", "required", "routing", "aliases", "media"} | unused
         )
+        if self.keep_itl:
+            settings["itl_slo_s"] = self.replicas.itl_slo_s
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
     @model_validator(mode="after")
@@ -280,6 +284,13 @@ class ModelSettings(Section):
             policy = self.engine_args.get("scheduling_policy", "fcfs")
             problem = f"is {self.batch_step_share:g} and engine_args.scheduling_policy is {policy!r}: the engine treats all requests alike"
             yield wrong("batch_step_share", problem, "set engine_args.scheduling_policy: priority, or remove it")
+        if self.keep_itl and not self.yields_to_chats():
+            problem = f"is true and engine_args.scheduling_policy is {self.engine_args.get('scheduling_policy', 'fcfs')!r}"
+            yield wrong("keep_itl", problem, "remove the policy, or keep_itl: its engines have an order of their own")
+        for name, value in (("enable_chunked_prefill", False), ("disable_chunked_mm_input", True)):
+            if self.keep_itl and self.engine_args.get(name) is value:
+                problem = f"is true and engine_args.{name} is {value}: its engines compute prompts in parts"
+                yield wrong("keep_itl", problem, "remove one of the two")
         backend = self.engine_args.get("distributed_executor_backend")
         if self.device == "cuda" and backend not in (None, "mp", "uni"):
             problem = f"is {backend!r}, whose workers would not end with their engine"

@@ -105,14 +105,17 @@ class Settings(Section):
     @model_validator(mode="before")
     @classmethod
     def _engines_order_requests(cls, values: Any) -> Any:
-        """Let engines order requests by priority if there are batches or tenants. In order of arrival, chats would wait behind batches,
-        and all tenants behind the one that sends the most."""
+        """Let engines order requests by priority if there are batches or tenants, or if they keep an ITL. In order of arrival, chats would
+        wait behind batches, all tenants behind the one that sends the most, and short prompts behind long ones."""
         ingress, models = (values.get(key) if isinstance(values, Mapping) else None for key in ("ingress", "models"))
-        if not (isinstance(ingress, Mapping) and isinstance(models, Mapping)):
+        if not isinstance(models, Mapping):
             return values
-        if not any(ingress.get(key) for key in _NEEDS_PRIORITIES):
-            return values
-        return {**values, "models": {name: _with_priorities(model) for name, model in models.items()}}
+        all_do = isinstance(ingress, Mapping) and any(ingress.get(key) for key in _NEEDS_PRIORITIES)
+        ordered = {
+            name: _with_priorities(model) if all_do or (isinstance(model, Mapping) and model.get("keep_itl") is True) else model
+            for name, model in models.items()
+        }
+        return {**values, "models": ordered}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

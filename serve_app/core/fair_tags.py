@@ -32,6 +32,15 @@ def tag_of(priority: Priority, tag_s: float, *, is_ahead: bool) -> int:
     return FIRST_TAG[priority] + 2 * round(min(max(0.0, tag_s), _MAX_S) / _STEP_S) + is_ahead
 
 
+def later(value: int, seconds: float) -> int:
+    """Return the tag of a virtual time so many seconds later, in the same range. Values that are no tags of interactive or batch requests
+    are returned as they are."""
+    if not FIRST_TAG["interactive"] <= value < _END_OF_TAGS:
+        return value
+    last = tag_of(priority_of_tag(value), _MAX_S, is_ahead=is_ahead(value))
+    return min(value + 2 * round(seconds / _STEP_S), max(value, last))
+
+
 def priority_of_tag(tag: int) -> Priority:
     """Return the priority to whose range the tag belongs."""
     return next(priority for priority in reversed(PRIORITIES) if tag >= FIRST_TAG[priority])

@@ -5,6 +5,8 @@ A replica times such batches before it listens (`serve_app/replica/self_measurem
 (`serve_app/autoscaling/capacity.py`).
 """
 
+import functools
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -115,24 +117,35 @@ def combined(found: Sequence[MeasuredCosts]) -> MeasuredCosts | None:
     return MeasuredCosts(**costs, **errors)
 
 
-def non_negative_least_squares(gram: Array, moment: Array) -> tuple[float, float, float]:
+def non_negative_least_squares(gram: Array, moment: Array) -> tuple[float, ...]:
     """Return the x >= 0 that minimizes |A x - y|, for gram = A'A and moment = A'y.
 
-    With three unknowns, the answer is the best of all 8 supports, computed in the scale of each column.
+    With three or four unknowns, the answer is the best of all 7 or 15 supports, computed in the scale of each column. If all unknowns
+    together are >= 0, they are the best.
     """
     scale = np.sqrt(np.maximum(np.diag(gram), 1e-30))
-    scaled = gram / np.outer(scale, scale) + ROUNDING * np.eye(3)
+    scaled = gram / np.outer(scale, scale) + ROUNDING * np.eye(len(gram))
     target = moment / scale
-    best, best_value = np.zeros(3), 0.0
-    for support in SUPPORTS:
-        x = np.zeros(3)
+    best, best_value = np.zeros(len(gram)), 0.0
+    for support in _supports(len(gram)):
+        x = np.zeros(len(gram))
         x[support] = np.linalg.solve(scaled[np.ix_(support, support)], target[support])
+        if not (x >= 0).all():
+            continue
+        if len(support) == len(gram):
+            best = x
+            break
         value = float(x @ scaled @ x - 2 * target @ x)
-        if (x >= 0).all() and value < best_value:
+        if value < best_value:
             best, best_value = x, value
-    first, second, third = best / scale
-    return float(first), float(second), float(third)
+    return tuple(map(float, best / scale))
 
 
 ROUNDING = 1e-9
-SUPPORTS = [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]]
+
+
+@functools.cache
+def _supports(unknowns: int) -> list[list[int]]:
+    """Return all sets of unknowns, the largest first."""
+    sizes = range(unknowns, 0, -1)
+    return [list(support) for size in sizes for support in itertools.combinations(range(unknowns), size)]

@@ -39,7 +39,7 @@ from serve_app.replica.grammar import accept_emitted
 from serve_app.replica.hand_over import HandingOver, handing_over
 from serve_app.replica.kv_params import params_of
 from serve_app.replica.own_requests import own_request
-from serve_app.replica.scheduler import bounded
+from serve_app.replica.scheduler import YieldingScheduler, bounded
 from serve_app.replica.self_measurement import measure
 from serve_app.replica.weights import weights_id
 
@@ -144,7 +144,10 @@ class PipedEngineCore(EngineCoreProc):
     def measure_itself(self, limit_s: float) -> None:
         """Time a few batches and report the costs, between the engine's start and its loop. Takes about ``limit_s`` at most."""
         if self._makes_text:
-            self._end.send(pipe.StepsMeasured(measure(self, limit_s)))
+            costs = measure(self, limit_s)
+            if isinstance(self.scheduler, YieldingScheduler):
+                self.scheduler.start_from(costs)
+            self._end.send(pipe.StepsMeasured(costs))
 
     def preprocess_attempt(self, request: EngineCoreRequest, num_emitted: int, kv: bytes = b"") -> Any:
         """Return the result of vLLM's own preprocessing; the last ``num_emitted`` ids of the prompt are the answer so far.

@@ -10,6 +10,7 @@ This needs vLLM's ``running``, ``waiting`` and `_preempt_request`, its ``max_num
 ``long_prefill_token_threshold``, and ``next_decode_eligible_step``, before which a running request gets no token.
 """
 
+import functools
 import math
 import time
 from collections.abc import Collection, Iterable
@@ -23,7 +24,9 @@ from vllm.v1.request import RequestStatus
 
 from serve_app.core.fair_tags import BACKGROUND_PRIORITY, FIRST_TAG, Overtakers, gives_way, is_ahead, is_in_same_range
 from serve_app.core.step_budget import HOLD_S, Chats, StepBudget
-from serve_app.engine_args import BATCH_STEP_SHARE
+from serve_app.core.step_costs import MeasuredCosts
+from serve_app.engine_args import BATCH_STEP_SHARE, ITL_TARGET_S
+from serve_app.replica.prompt_steps import PromptSteps, is_background, is_begun, tokens_wanted
 
 _BEFORE_ALL = -(1 << 63)
 """Lower than any priority."""
@@ -44,7 +47,11 @@ class YieldingScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._most_tokens: int = self.max_num_scheduled_tokens
-        self._budget = StepBudget(self.vllm_config.additional_config[BATCH_STEP_SHARE], self._most_tokens)
+        ours = self.vllm_config.additional_config
+        self._budget = StepBudget(ours[BATCH_STEP_SHARE], self._most_tokens)
+        # An item that models read in one step only, such as an image, may be longer than a limit: then it would never begin.
+        can_cut = self.scheduler_config.enable_chunked_prefill and not self.scheduler_config.disable_chunked_mm_input
+        self._prompts = PromptSteps(self, ours[ITL_TARGET_S]) if can_cut and ITL_TARGET_S in ours else None
         self._background = set[str]()
         """Ids of batches' requests; may hold some that have ended."""
         self._queued = set[str]()
@@ -73,7 +80,14 @@ class YieldingScheduler(Scheduler):
         self._offered = ""
         """Id of the queued request for which a step last had room. If it is still the next one, it lacks a place or KV."""
 
+    def start_from(self, costs: MeasuredCosts | None) -> None:
+        """Take over what the engine measured of its steps."""
+        if self._prompts is not None:
+            self._prompts.room.start_from(costs)
+
     def add_request(self, request: Any) -> None:
+        if self._prompts is not None:
+            request.priority = self._prompts.due(request)
         if is_background(request):
             self._background.add(request.request_id)
         else:
@@ -98,7 +112,7 @@ class YieldingScheduler(Scheduler):
         places = self.max_num_active_reqs
         chats = plan = None
         self._limited = self._background
-        if self._ahead and now < self._not_ahead_until:
+        if self._ahead and now < self._not_ahead_until and self._prompts is None:  # else these prompts have a limit of their own
             self._limited = self._limited | (self._ahead - {r.request_id for r in self.running if not is_begun(r)})
         if self._background or any(map(is_begun, self.running)):
             self.running.sort(key=self._rank)
@@ -108,20 +122,23 @@ class YieldingScheduler(Scheduler):
                 self.max_num_scheduled_tokens = plan.max_tokens
                 self._hold_back(plan.max_answers)
         longest = self.scheduler_config.long_prefill_token_threshold
-        if (chunk := self._longest_chunk()) is not None:
+        if (chunk := self._longest_chunk(places if is_open else 0)) is not None:
             self.scheduler_config.long_prefill_token_threshold = min(chunk, longest or chunk)
+        most_tokens = self.max_num_scheduled_tokens
         try:
             output = super().schedule(throttle_prefills)
         finally:
             self.max_num_scheduled_tokens, self.max_num_active_reqs = self._most_tokens, most_active
             self.scheduler_config.long_prefill_token_threshold = longest
-        if plan is not None and output.total_num_scheduled_tokens >= plan.max_tokens:
+        is_full = output.total_num_scheduled_tokens >= most_tokens
+        if plan is not None and is_full:
             self._queued.clear()  # the step was full: chats that are still in the queue lack neither a place nor KV
         if chats is not None:
             limited = sum(count for i, count in output.num_scheduled_tokens.items() if i in self._limited)
             self._under_way[id(output)] = chats, limited, now
-        most_tokens = self._most_tokens if plan is None else plan.max_tokens
-        has_room = self._num_places_taken() < places and output.total_num_scheduled_tokens < most_tokens
+        if self._prompts is not None:
+            self._prompts.note(output, now, is_full=is_full)
+        has_room = self._num_places_taken() < places and not is_full
         self._short_of_kv_id = self._startable_first() if is_open and has_room else ""
         return output
 
@@ -131,6 +148,8 @@ class YieldingScheduler(Scheduler):
         if planned is not None and scheduler_output.num_scheduled_tokens:
             chats, limited, scheduled_at = planned
             self._budget.learn(chats, limited, now - max(self._ended_at, scheduled_at))
+        if self._prompts is not None:
+            self._prompts.learn(scheduler_output, now, self._ended_at)
         self._ended_at = now
         return super().update_from_output(scheduler_output, model_runner_output)
 
@@ -154,6 +173,8 @@ class YieldingScheduler(Scheduler):
         adapters = self._adapters(self.running)
         queued = [r for i in self._not_ahead if self._may_start(r := self.requests[i], adapters)]
         queued = sorted((r for r in queued if is_in_same_range(r.priority, level)), key=lambda r: r.priority)
+        if self._prompts is not None and free and len(queued) <= free:
+            return 0  # none lacks a place, and the order is that of deadlines
         if (
             not queued and not free and self._may_start(first, adapters)
         ):  # one of a tenant that is ahead: only later priorities give way
@@ -249,9 +270,9 @@ class YieldingScheduler(Scheduler):
             if request.request_id in self._limited:
                 continue
             if is_begun(request):
-                prompts += _tokens_wanted(request)
+                prompts += tokens_wanted(request)
             else:
-                answers += _tokens_wanted(request)
+                answers += tokens_wanted(request)
         is_any = len(self.requests) > len(self._background)
         return Chats(is_any=is_any, answers=answers, prompts=prompts, queued_prompts=self._newly_queued_tokens() if is_any else 0)
 
@@ -264,15 +285,25 @@ class YieldingScheduler(Scheduler):
         seen, self._queued = self._queued, set()
         if not (self.waiting or self.kv_holding_waiting):
             return 0
-        queued = {i: _tokens_wanted(r) for i, r in self.requests.items() if r.status in _IN_QUEUE and i not in self._limited}
+        queued = {i: tokens_wanted(r) for i, r in self.requests.items() if r.status in _IN_QUEUE and i not in self._limited}
         self._queued |= queued.keys()
         return sum(tokens for i, tokens in queued.items() if i not in seen)
 
-    def _longest_chunk(self) -> int | None:
+    def _longest_chunk(self, places: int) -> int | None:
         """Return the most tokens of the next step for a begun prompt of a client; None for no limit. It keeps half of the step at least.
 
-        With several begun prompts there is no limit: the rest of the step is not theirs alone, and shorter ones make room soon.
+        With several begun prompts there is no limit: the rest of the step is not theirs alone, and shorter ones make room soon. If running
+        answers have an ITL target, it limits the step and all its prompts instead.
         """
+        if self._prompts is not None:
+            may_start = functools.partial(self._may_start, adapters=self._adapters(self.running))
+            step = self._prompts.plan(self._rank, may_start, places - self._num_places_taken())
+            if step is None:
+                return None
+            self.max_num_scheduled_tokens = min(self.max_num_scheduled_tokens, step.max_tokens)
+            for request in self._pausable(step.paused):
+                self._pause(request)
+            return step.chunk
         if not self.waiting or len(self.running) >= self.max_num_running_reqs:
             return None
         begun = [r for r in self.running if is_begun(r) and not is_background(r)]
@@ -282,7 +313,7 @@ class YieldingScheduler(Scheduler):
         self._offered = following.request_id
         answers = len(self.running) - 1
         left = max(2, self.max_num_scheduled_tokens - answers)
-        return left - min(left // 2, _tokens_wanted(following))
+        return left - min(left // 2, tokens_wanted(following))
 
     def _hold_back(self, max_answers: int | None) -> None:
         """Leave limited requests that run out of the next step, except ``max_answers`` whose prompts are computed.
@@ -292,14 +323,20 @@ class YieldingScheduler(Scheduler):
         """
         if max_answers is None:
             return
-        may_swap = self.lora_config is not None and len(self._adapters(self.requests.values())) > self.lora_config.max_loras
-        for request in self.running:
-            if request.request_id not in self._limited or (may_swap and request.lora_request is not None):
-                continue
+        for request in self._pausable(r for r in self.running if r.request_id in self._limited):
             if not is_begun(request) and max_answers > 0:
                 max_answers -= 1
             else:
-                request.next_decode_eligible_step = max(request.next_decode_eligible_step, self.current_step + 2)
+                self._pause(request)
+
+    def _pausable(self, requests: Iterable[Any]) -> list[Any]:
+        """Return those of some running requests that may be left out of a step, for which `_hold_back` gives the reason."""
+        may_swap = self.lora_config is not None and len(self._adapters(self.requests.values())) > self.lora_config.max_loras
+        return [r for r in requests if not (may_swap and r.lora_request is not None)]
+
+    def _pause(self, request: Any) -> None:
+        """Leave a running request out of the next step."""
+        request.next_decode_eligible_step = max(request.next_decode_eligible_step, self.current_step + 2)
 
 
 class YieldingAsyncScheduler(YieldingScheduler, AsyncScheduler):
@@ -309,16 +346,3 @@ class YieldingAsyncScheduler(YieldingScheduler, AsyncScheduler):
 def bounded(scheduler: type) -> type:
     """Return our scheduler in place of one of vLLM's; a scheduler without such a replacement, for diffusion, is returned as it is."""
     return {Scheduler: YieldingScheduler, AsyncScheduler: YieldingAsyncScheduler}.get(scheduler, scheduler)
-
-
-def is_background(request: Any) -> bool:
-    return bool(request.priority >= BACKGROUND_PRIORITY)
-
-
-def is_begun(request: Any) -> bool:
-    """Return whether a running request still has a part of its prompt to compute."""
-    return bool(request.num_computed_tokens < request.num_prompt_tokens)
-
-
-def _tokens_wanted(request: Any) -> int:
-    return int(request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens)

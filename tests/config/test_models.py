@@ -84,6 +84,17 @@ def test_a_size_in_gib_is_converted_too() -> None:
             "set engine_args.scheduling_policy: priority, or remove it",
         ),
         (
+            {"keep_itl": True, "engine_args": {"scheduling_policy": "fcfs"}},
+            "keep_itl: is true and engine_args.scheduling_policy is 'fcfs'; remove the policy, or keep_itl: its engines have an "
+            "order of their own",
+        ),
+        (
+            {"keep_itl": True, "engine_args": {"scheduling_policy": "priority", "enable_chunked_prefill": False}},
+            "keep_itl: is true and engine_args.enable_chunked_prefill is False: its engines compute prompts in parts; "
+            "remove one of the two",
+        ),
+        ({"keep_itl": "yes"}, "keep_itl: is 'yes', but should be a valid boolean; write true or false"),
+        (
             {"frontend_args": {"lora_modules": ["a=b"]}},
             "frontend_args.lora_modules: is ['a=b'], which serve-app does not serve; name them under adapters, "
             "beside frontend_args",
@@ -225,6 +236,12 @@ def test_where_there_are_batches_or_tenants_engines_have_priorities_unless_the_f
     others = {name: value for name, value in engine_args.items() if "scheduling" not in name}
     assert model.engine_args == {**others, "scheduling_policy": policy}
     assert model.yields_to_chats() == (policy == "priority")
+
+
+def test_a_model_that_keeps_its_itl_has_priorities_and_another_one_does_not() -> None:
+    models = {"llama": LLAMA | {"keep_itl": True}, "other": LLAMA}
+    kept = parse_settings({"models": models}).models
+    assert [kept[name].yields_to_chats() for name in ("llama", "other")] == [True, False]
 
 
 @pytest.mark.parametrize("ingress", [{}, {"batch": None, "tenants_file": None, "api_keys_file": None}])

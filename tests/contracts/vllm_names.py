@@ -101,7 +101,7 @@ CALLED = {
         KVConnectorBase_V1.wait_for_layer_load(self, layer_name)
         KVConnectorBase_V1.wait_for_save(self)
         SupportsHMA.request_finished_all_groups(self, request, block_ids)""",
-    "vllm.v1.core.kv_cache_manager": "KVCacheBlocks.get_unhashed_block_ids(self)",
+    "vllm.v1.core.kv_cache_manager": "KVCacheBlocks.get_unhashed_block_ids(self) KVCacheManager.get_computed_blocks(self, request)",
     "vllm.v1.executor.abstract": """
         Executor.get_class(vllm_config) Executor.init_kv_output_aggregator(self, connector)
         Executor.get_kv_connector_handshake_metadata(self)""",
@@ -151,7 +151,7 @@ USED = {
         "KVTransferConfig": "engine_id get_from_extra_config kv_buffer_device kv_connector kv_connector_extra_config "
         "kv_connector_module_path kv_load_failure_policy kv_role",
         "ParallelConfig": "decode_context_parallel_size pipeline_parallel_size tensor_parallel_size world_size",
-        "SchedulerConfig": "max_num_seqs",
+        "SchedulerConfig": "disable_chunked_mm_input enable_chunked_prefill max_num_seqs",
         "VllmConfig": "__post_init__ additional_config cache_config kv_transfer_config model_config parallel_config scheduler_config "
         "speculative_config use_v2_model_runner",
     },
@@ -222,7 +222,7 @@ USED = {
     "vllm.v1.core.sched.request_queue": {"SchedulingPolicy": "PRIORITY"},
     "vllm.v1.core.sched.scheduler": {
         "Scheduler": """_holds_kv_blocks _pause_state _preempt_request _request_blocks_can_be_freed block_size cache_config current_step
-            connector failed_recving_kv_req_ids has_mamba_layers kv_cache_config kv_holding_waiting lora_config
+            connector failed_recving_kv_req_ids has_mamba_layers kv_cache_config kv_cache_manager kv_holding_waiting lora_config
             max_num_active_reqs max_num_running_reqs max_num_scheduled_tokens
             num_waiting_for_streaming_input policy prefill_capacity_bound prefix_replay_tokens
             prev_step_scheduled_req_ids requests requires_kv_delivery

@@ -9,6 +9,7 @@ from serve_app.core.fair_tags import (
     gives_way,
     is_ahead,
     is_in_same_range,
+    later,
     priority_of_tag,
     tag_of,
 )
@@ -104,3 +105,18 @@ def test_what_overtook_a_minute_ago_is_forgotten() -> None:
     overtakers.note(LEVEL + 200, 0.0)
     assert overtakers.is_overdue(AHEAD, 59.0)
     assert not overtakers.is_overdue(AHEAD, 61.0)
+
+
+@given(value=NUMBERS, seconds=st.floats(0.0, 1e12))
+def test_a_later_tag_keeps_its_range_and_whether_its_tenant_is_ahead(value: int, seconds: float) -> None:
+    after = later(value, seconds)
+    assert after >= value
+    assert is_in_same_range(after, value)
+    assert is_ahead(after) == is_ahead(value)
+
+
+def test_only_tags_of_interactive_and_batch_requests_become_later() -> None:
+    for priority in ("interactive", "batch"):
+        for ahead in (False, True):
+            assert later(tag_of(priority, 5.0, is_ahead=ahead), 2.5) == tag_of(priority, 7.5, is_ahead=ahead)
+    assert [later(value, 2.5) for value in (LINE, *CHOSEN, -(1 << 63))] == [LINE, *CHOSEN, -(1 << 63)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from serve_app.checkpoints import make_tiny_llama
-from serve_app.engine_args import BATCH_STEP_SHARE
+from serve_app.engine_args import BATCH_STEP_SHARE, ITL_TARGET_S
 from tests.simulated.engine_traffic import SHARE, Traffic
 
 FAST = {"profile": "h100-llama-8b"}
@@ -63,7 +63,10 @@ def make_config(tiny_llama: Path, vllm_environment: None) -> Callable[..., Any]:
 
 @pytest.fixture(scope="module")
 def make_traffic(make_config: Callable[..., Any]) -> Callable[..., Traffic]:
-    """Return a function that makes an engine core with our scheduler, or with ``is_bounded=False`` vLLM's own."""
+    """Return a function that makes an engine core with our scheduler, or with ``is_bounded=False`` vLLM's own.
+
+    ``itl_s`` is the target of `keep_itl`.
+    """
     from vllm.v1.engine.core import EngineCore
 
     from serve_app.replica.scheduler import bounded
@@ -77,7 +80,7 @@ def make_traffic(make_config: Callable[..., Any]) -> Callable[..., Traffic]:
             return _done(None if scheduler_output.num_scheduled_tokens else self._made)
 
         def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-            return _done(self._made)
+            return _done(super().sample_tokens(grammar_output) if self._made is None else self._made)
 
     fixed: dict[str, Any] = {"max_num_batched_tokens": 512, "max_num_seqs": 64, "enable_prefix_caching": False}
 
@@ -85,11 +88,13 @@ def make_traffic(make_config: Callable[..., Any]) -> Callable[..., Traffic]:
         *,
         is_async: bool = False,
         is_bounded: bool = True,
+        itl_s: float | None = None,
         scheduler_of: Callable[[type], type] = lambda it: it,
         executor_of: Callable[[type], type] = lambda it: it,
         **engine_args: Any,
     ) -> Traffic:
-        config = make_config(more={BATCH_STEP_SHARE: SHARE}, scheduling_policy="priority", **fixed | engine_args)
+        more = {BATCH_STEP_SHARE: SHARE} | ({} if itl_s is None else {ITL_TARGET_S: itl_s})
+        config = make_config(more=more, scheduling_policy="priority", **fixed | engine_args)
         scheduling = config.scheduler_config
         scheduling.async_scheduling = is_async  # vLLM's CPU build switches it off; a GPU's has it on
         if is_bounded:
