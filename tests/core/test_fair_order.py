@@ -90,7 +90,6 @@ def test_a_backlog_is_ahead_after_as_many_requests_whatever_the_scale_of_all_wei
 
 def test_requests_without_keys_are_never_ahead() -> None:
     order = FairOrder()
-    order.learn(COSTS)
     order.begin(placed(order, "first", ""), 0.0)
     assert not any(is_ahead(placed(order, f"a{number}", "").priority) for number in range(20))
 

@@ -13,14 +13,14 @@ from serve_app.simulated.profiles import PROFILES
 from tests.chaos.records import ledger_lines
 from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, fleet
-from tests.e2e_fleet.streams import Answer, completion, play
+from tests.e2e_fleet.streams import Answer, Ask, completion, play
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 CHATS = [completion(MODEL, prompt=[number + 3] * 300, max_tokens=200) for number in range(16)]
 
 
-def long_prompts(first: int) -> list[dict[str, Any]]:
+def long_prompts(first: int) -> list[Ask]:
     """Their prefill takes half a second each on this accelerator, as long as 16 steps of answers, unless their KV is cached.
 
     So each test needs a ``first`` token of its own.
