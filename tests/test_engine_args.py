@@ -23,6 +23,7 @@ SIMULATED_VALUES = {
     "time_scale": 1.0,
     "startup_delay_s": 0.0,
     "eos_probability": 0.0,
+    "calls_tools": False,
     "seed": 0,
 }
 
