@@ -1,6 +1,6 @@
 """``serve-app explain`` prints from the ledger where a request went and why: its attempts, its moves, what they should save and cost."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,8 @@ RESULTS: Mapping[str, str] = {
     "without_kv": "without its KV",
     "": "its end is not known",
 }
+ANSWERS = ("chatcmpl-", "cmpl-", "resp_")
+"""What an answer's id has before the client's X-Request-Id."""
 ENDS: Mapping[str, str] = {"moved": "moved away"} | {end.name.lower(): end.value for end in LinkEnd}
 
 
@@ -49,7 +51,7 @@ def explain(request: str, paths: Iterable[Path], *, as_json: bool) -> None:
     except UnicodeEncodeError:
         raise typer.BadParameter(f"{request!r} is no id: it is not UTF-8") from None
     try:
-        lines = [line for file in files_of(paths) for line in _lines(file, request)]
+        lines = [line for file in files_of(paths) for line in _lines(file, _ids(request))]
     except OSError as exc:
         raise typer.BadParameter(f"{exc.filename} cannot be read: {exc.strerror}") from exc
     if as_json:
@@ -69,19 +71,24 @@ def _printable(text: str) -> str:
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
-def _lines(file: Path, request: str) -> Iterator[LedgerLine]:
-    """Yield the lines with this id. Damaged lines are left out: they are for `serve-app ledger verify`."""
+def _ids(request: str) -> set[str]:
+    """Return the ids that the ledger may have for what a client calls its request."""
+    return {request, *(request.removeprefix(start) for start in ANSWERS)}
+
+
+def _lines(file: Path, ids: Collection[str]) -> Iterator[LedgerLine]:
+    """Yield the lines with one of these ids. Damaged lines are left out: they are for `serve-app ledger verify`."""
     decoder = msgspec.json.Decoder(LedgerLine)
-    needle = msgspec.json.encode(request)
+    needles = [msgspec.json.encode(each) for each in ids]
     with file.open("rb") as raw:
         for text in iter(partial(raw.readline, MAX_LINE_BYTES), b""):
-            if needle not in text:
+            if not any(needle in text for needle in needles):
                 continue
             try:
                 line = decoder.decode(text)
             except NO_LINE:
                 continue
-            if line.id == request:
+            if line.id in ids:
                 yield line
 
 

@@ -153,6 +153,8 @@ def revoke(
     typer.secho(f"revoked: {', '.join(new) or 'no key'}", fg="green", err=True)
     if old := [f"{each} on {known[each]['revoked']}" for each in key or known if each not in new]:
         typer.secho(f"revoked before: {', '.join(old)}", err=True)
+    if all(_ended(each) for each in known.values()):
+        typer.secho("the tenant has no valid key now; `serve-app tenants rotate` makes one", err=True)
 
 
 @app.command("list")

@@ -58,6 +58,11 @@ def test_each_attempt_and_move_of_the_request_is_explained_in_order(tmp_path: Pa
     assert (result.exit_code, result.stdout) == (0, EXPLAINED)
 
 
+def test_the_answers_id_finds_a_request_whose_client_sent_an_id(tmp_path: Path) -> None:
+    write(tmp_path, [head(counts(0)), MOVED, line(1), last(counts(2))])
+    assert explain("chatcmpl-mine", tmp_path).stdout == EXPLAINED
+
+
 def test_an_id_that_no_request_has_is_an_error_and_a_part_of_an_id_is_none(tmp_path: Path) -> None:
     write(tmp_path, [head(counts(0)), MOVED, last(counts(1))])
     for request_id in ("min", 'mine"', "other"):

@@ -205,8 +205,15 @@ def test_no_error_shows_what_may_be_a_key(file: Path) -> None:
 
 def test_a_key_is_revoked_once(file: Path) -> None:
     key = id_of(made(file, "create", "team"))
-    assert run(file, "revoke", "team").stderr == f"revoked: {key}\n"
-    assert run(file, "revoke", "team").stderr == f"revoked: no key\nrevoked before: {key} on {TODAY}\n"
+    none = "the tenant has no valid key now; `serve-app tenants rotate` makes one\n"
+    assert run(file, "revoke", "team").stderr == f"revoked: {key}\n{none}"
+    assert run(file, "revoke", "team").stderr == f"revoked: no key\nrevoked before: {key} on {TODAY}\n{none}"
+
+
+def test_a_tenant_with_another_key_keeps_it(file: Path) -> None:
+    key = id_of(made(file, "create", "team"))
+    made(file, "rotate", "team")
+    assert run(file, "revoke", "team", "--key", key).stderr == f"revoked: {key}\n"
 
 
 def test_standard_input_is_not_changed(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
