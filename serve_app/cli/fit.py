@@ -183,7 +183,7 @@ def _folder(asked: Asked) -> Path:
         hint = f"fit downloads nothing: give the folder of what `hf download {source} config.json` prints"
         raise ConfigError(where, f"{named}is neither here nor in the cache of the hub", hint)
     hint = (
-        "give a checkpoint's folder, its config.json, a configuration of serve-app (.yaml), or an embedded model (embedded:NAME)"
+        "give a checkpoint's folder, its config.json, or a configuration of serve-app (.yaml); embedded:NAME is an embedded model"
     )
     raise ConfigError(where, f"{named}does not exist", hint)
 
