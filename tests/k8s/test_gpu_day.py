@@ -57,8 +57,12 @@ def day(
         (tools / name).write_text(STAND_IN)
         (tools / name).chmod(0o755)
     path = {"PATH": f"{tools}:{os.environ['PATH']}", "CALLS": str(folder / "calls"), "FAILS": fails, "INTERRUPTED": interrupted}
+    default = [
+        "env",
+        "--default-signal=INT",
+    ]  # a shell cannot trap a signal that was ignored when it began, as in background jobs
     return subprocess.run(
-        [script, *arguments], env=path | variables, capture_output=True, text=True, timeout=60, start_new_session=True
+        [*default, script, *arguments], env=path | variables, capture_output=True, text=True, timeout=60, start_new_session=True
     )
 
 
