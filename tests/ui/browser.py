@@ -88,6 +88,18 @@ def messages(page: Any) -> list[str]:
     return [message.inner_text().strip() for message in found]
 
 
+def wait_for_messages(page: Any, expected: list[str]) -> None:
+    """Wait until the first column has these prompts and answers. A change of turns is shown in steps."""
+    page.wait_for_function(
+        """expected => {
+          const texts = [...document.querySelectorAll("#answer-0 [data-testid=user], #answer-0 [data-testid=bot]")]
+            .map((message) => message.innerText.trim());
+          return JSON.stringify(texts) === JSON.stringify(expected);
+        }""",
+        arg=expected,
+    )
+
+
 def markup(text: str) -> str:
     """Return the event whose text is a paragraph of ``text``, which may be HTML."""
     return json.dumps({"choices": [{"index": 0, "delta": {"content": f"\n\n{text}\n\n"}}]})
