@@ -74,12 +74,17 @@ class Cord(asyncio.Protocol):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(GONE_S * 1000))
         self._beating = asyncio.create_task(self._beats(), name="cord")
+        self._beating.add_done_callback(self._beats_ended)
 
     async def _beats(self) -> None:
         while not self._silence.is_over(time.monotonic()):
             self.send(self._beat())
             await asyncio.sleep(BEAT_S)
         self._lose(f"its supervisor was silent for {self._silence.silent_s:.1f} s")
+
+    def _beats_ended(self, beating: asyncio.Task[None]) -> None:
+        if not beating.cancelled() and (failure := beating.exception()) is not None:
+            self._lose(f"this supervisor could not tell how it is: {failure!r}")
 
     def data_received(self, data: bytes) -> None:
         self._silence.heard()

@@ -181,6 +181,19 @@ async def test_what_no_decoder_can_read_ends_the_connection_without_a_traceback(
 
 
 @in_loop
+async def test_a_beat_that_fails_ends_the_connection_since_nobody_would_judge_the_other_end() -> None:
+    def failing() -> Beat:
+        raise ValueError("no process table")
+
+    members, lost = Members(1, silence_s=60.0), list[str]()
+    cord = Cord(silence_s=60.0, beat=failing, on_message=lambda *_: None, on_lost=lambda _, reason: lost.append(reason))
+    await asyncio.get_running_loop().create_connection(lambda: cord, HERE, await members.listen(HERE))
+    await until(lambda: lost)
+    assert lost == ["this supervisor could not tell how it is: ValueError('no process table')"]
+    members.close()
+
+
+@in_loop
 async def test_a_supervisor_that_falls_silent_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cord_module, "BEAT_S", 0.02)
     monkeypatch.setattr(cord_module, "_MAX_GAP_S", 0.04)  # no busy machine makes the other member look silent
