@@ -205,6 +205,7 @@ async def test_a_supervisor_that_falls_silent_is_a_loss(monkeypatch: pytest.Monk
 
 CUT_OFF = """
 import asyncio, subprocess, time
+from tests.doubles.fleet import until
 from tests.replica.test_cord import HERE, join
 from serve_app.replica.members import Members
 
@@ -214,12 +215,10 @@ async def main():
     member = await join(await members.listen(HERE), members.secret, 1, silence_s=600.0)
     await members.all_joined()
     members.watch(lost.append)
-    while not members.uses():
-        await asyncio.sleep(0.01)
+    await until(members.uses)
     subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
     began = time.monotonic()
-    while not (lost and member.lost):
-        await asyncio.sleep(0.01)
+    await until(lambda: lost and member.lost)
     print(*lost, *member.lost, f"{time.monotonic() - began:.2f} s", sep="\\n")
 
 asyncio.run(main())

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from concurrent.futures import wait
 from itertools import groupby
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -60,11 +60,11 @@ def test_a_request_gives_way_again_only_when_it_has_made_some_tokens(make_traffi
 def test_a_request_of_a_tenant_that_was_ahead_begins_and_stays_though_others_come_for_ever(
     make_traffic: Callable[..., Traffic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Mock()
-    monkeypatch.setattr("serve_app.replica.scheduler.time", clock)
+    now = 1000.0
+    monkeypatch.setattr("serve_app.replica.scheduler.time", SimpleNamespace(monotonic=lambda: now))
     traffic = make_traffic(max_num_seqs=1, enable_prefix_caching=True)
     for number in range(60):
-        clock.monotonic.return_value = 1000.0 + number
+        now += 1.0
         traffic.add(f"level{number}", prompt=20, answer=1, first=40 + number, priority=LEVEL + 2 * number)
         if number == 1:
             traffic.add("ahead", prompt=20, answer=8, priority=AHEAD)
