@@ -165,7 +165,7 @@ class YieldingScheduler(Scheduler):
             return 0
         first = self._first_queued(now)
         level = first.priority - is_ahead(first.priority)
-        giving = [r for r in self.running if gives_way(r.priority, level) and self._may_give_way(r, now)]
+        giving = [r for r in self.running if gives_way(r.priority, level) and self._may_give_way(r, level, now)]
         free = 0 if first.request_id == self._short_of_kv_id else max(0, self.max_num_active_reqs - self._num_places_taken())
         if not (giving or (free and level != first.priority)):
             return 0
@@ -198,8 +198,8 @@ class YieldingScheduler(Scheduler):
             self._not_ahead.add(first.request_id)
         return first
 
-    def _may_give_way(self, request: Any, now: float) -> bool:
-        if self._overtakers.is_overdue(request.priority, now):
+    def _may_give_way(self, request: Any, level: int, now: float) -> bool:
+        if is_in_same_range(request.priority, level) and self._overtakers.is_overdue(request.priority, now):
             return False
         tokens = self._gave_way.get(request.request_id)
         return tokens is None or request.num_tokens - tokens >= _PROGRESS

@@ -75,6 +75,25 @@ def test_a_request_of_a_tenant_that_was_ahead_begins_and_stays_though_others_com
     traffic.finish()
 
 
+def test_a_batch_request_gives_way_to_an_interactive_one_however_long_others_have_begun_before_it(
+    make_traffic: Callable[..., Traffic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("serve_app.replica.scheduler.time", SimpleNamespace(monotonic=lambda: now))
+    traffic = make_traffic(max_num_seqs=1, enable_prefix_caching=True)
+    batch = tag_of("batch", 1.0, is_ahead=False)
+    traffic.add("ahead", prompt=20, answer=40, priority=batch + 1)
+    for number in range(60):
+        now += 1.0
+        traffic.add(f"level{number}", prompt=20, answer=1, first=40 + number, priority=batch + 2 + 2 * number)
+        traffic.step()
+    assert "ahead" in traffic.steps[-1]
+    traffic.add("chat", prompt=20, answer=1, first=500, priority=LEVEL)
+    traffic.step()
+    assert "chat" in traffic.steps[-1]
+    traffic.finish()
+
+
 @pytest.mark.parametrize("priority", [0, LEVEL, AHEAD])
 def test_a_chat_takes_the_place_of_a_line(make_traffic: Callable[..., Traffic], priority: int) -> None:
     traffic = make_traffic(max_num_seqs=2, enable_prefix_caching=True)
