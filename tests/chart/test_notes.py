@@ -131,6 +131,14 @@ def test_the_gpus_that_an_upgrade_needs_are_counted(replicas: dict[str, int], st
     assert ("free GPUs" in printed) is bool(said)
 
 
+@pytest.mark.parametrize(("surge", "said"), [(1, True), (0, False)])
+def test_the_gpus_that_an_update_in_place_needs_are_counted_apart(surge: int, said: bool) -> None:
+    other = {"name": "b", "model": "/opt/b", "device": "cuda", "gpus_per_replica": 4, "replicas": {"surge": surge}}
+    printed = notes(models(CUDA | {"replicas": {"min": 3, "max": 4, "surge": surge}}, other))
+    assert ("in place needs 6 free GPUs" in printed) is said
+    assert "needs 10 free GPUs" in printed
+
+
 @pytest.mark.parametrize(
     ("given", "said"), [("https://h/in.jsonl?signature=secret", "the URL batch.input"), ("in.jsonl", "/data/in.jsonl")]
 )

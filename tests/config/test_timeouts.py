@@ -66,6 +66,20 @@ def test_a_broken_rule_names_both_values_and_the_one_that_is_needed() -> None:
     assert broken == Broken("pod-grace-outlasts-node-drain", problem, "626 or more is needed")
 
 
+def test_one_answer_names_the_whole_chain_that_follows_from_a_longer_wait() -> None:
+    broken = list(broken_rules(dataclasses.replace(SOUND, no_replica_s=550, load_balancer_idle_s=550, keep_alive_s=551)))
+    assert [(of.rule, of.hint) for of in broken] == [
+        ("load-balancer-outlasts-silence", "580 or more is needed"),
+        ("keep-alive-outlasts-load-balancer", "581 or more is needed"),
+    ]
+    assert broken[1].problem.startswith("ingress.keep_alive_s is 551 and the load balancer's idle timeout must be 580: ")
+
+
+def test_a_rule_that_is_broken_on_purpose_needs_nothing_of_the_rules_after_it() -> None:
+    waiting = dataclasses.replace(SOUND, no_replica_s=550, load_balancer_idle_s=550, keep_alive_s=551)
+    assert list(broken_rules(waiting, {"load-balancer-outlasts-silence"})) == []
+
+
 def test_what_is_not_known_is_not_judged() -> None:
     assert list(broken_rules(Timeouts())) == []
     for name in KEYS:
