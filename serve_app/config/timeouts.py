@@ -204,6 +204,10 @@ KEYS = {
 """Field of `Timeouts` -> the name of its setting in messages."""
 
 
+FOLLOWING = frozenset({"serve_shutdown_s", "node_drain_s", "pod_grace_s", "old_cluster_s", "gcs_reconnect_s"})
+"""Times that the chart makes of others: they grow with those."""
+
+
 class Broken(NamedTuple):
     """A rule that does not hold."""
 
@@ -216,19 +220,23 @@ class Broken(NamedTuple):
 def broken_rules(timeouts: Timeouts, ignored: Collection[str] = ()) -> Iterator[Broken]:
     """Yield the rules that do not hold, in the order of `RULES`, without those whose names are ``ignored``.
 
-    A time that a broken rule needs longer counts as that long in the rules after it, so that one answer names the whole chain.
+    A time that a broken rule needs longer counts as that long in the rules after it, so that one answer names the whole chain. Times that
+    are made of others are left out of the chain.
     """
-    needed: dict[str, float] = {}
+    all_needed: dict[str, float] = {}
     for rule in (rule for rule in RULES if rule.name not in ignored):
+        follows = rule.longer in FOLLOWING
+        needed = {} if follows else all_needed
         longer: float | None = getattr(timeouts, rule.longer)
         shorter: list[float | None] = [needed.get(name, getattr(timeouts, name)) for name in rule.shorter]
         known = [value for value in shorter if value is not None]
         if longer is None or len(known) < len(shorter) or longer >= (least := sum(known) + rule.margin_s):
             continue
-        needed[rule.longer] = least
         others = " and ".join(
             f"{KEYS[name]} {'must be' if name in needed else 'is'} {value:g}"
             for name, value in zip(rule.shorter, known, strict=True)
         )
         problem = f"{KEYS[rule.longer]} is {longer:g} and {others}: {rule.reason}"
         yield Broken(rule.name, problem, f"{least:g} or more is needed")
+        if not follows:
+            all_needed[rule.longer] = least

@@ -35,18 +35,22 @@ spot_notice_s: {at: ingressPods.spotNoticeSeconds, s: {{ .Values.ingressPods.spo
 {{- end }}
 
 {{- /* The rules of serve-app check: `longer` is at least the sum of `shorter` and `margin_s`. A quantity that is not known is not judged. A
-quantity that a broken rule needs larger counts as that large in the rules after it, so that one refusal names the whole chain.
+quantity that a broken rule needs larger counts as that large in the rules after it, so that one refusal names the whole chain; those that
+the chart makes of others (`follows`) are left out of it.
 Args: in, as of serve-app.judge. */}}
 {{- define "serve-app.lintTimeouts" -}}
 {{- $root := .root -}}
+{{- $needed := dict -}}
 {{- $known := include "serve-app.knownTimeouts" $root | fromYaml -}}
 {{- range $rule := .shared.timeouts -}}
 {{- $least := $rule.margin_s -}}
 {{- $others := list -}}
 {{- range $rule.shorter -}}
 {{- with get $known . -}}
-{{- $least = addf $least .s -}}
-{{- $others = append $others (printf "%s %s %s" .at (ternary "must be" "is" (hasKey . "needed")) (include "serve-app.seconds" .s)) -}}
+{{- $must := and (not $rule.follows) (get $needed .at) -}}
+{{- $s := $must | default .s -}}
+{{- $least = addf $least $s -}}
+{{- $others = append $others (printf "%s %s %s" .at (ternary "must be" "is" (not (empty $must))) (include "serve-app.seconds" $s)) -}}
 {{- end -}}
 {{- end -}}
 {{- $longer := get $known $rule.longer -}}
@@ -54,8 +58,8 @@ Args: in, as of serve-app.judge. */}}
 {{- if lt (float64 $longer.s) (float64 $least) -}}
 {{- $is := printf "%s is %s and %s" $longer.at (include "serve-app.seconds" $longer.s) (join " and " $others) -}}
 {{- list $rule.name (printf "%s: %s; %s or more is needed" $is $rule.reason (include "serve-app.seconds" $least)) | toJson | nindent 0 -}}
-{{- if not (has $rule.name $root.Values.ignoredRules) -}}
-{{- $_ := set $known $rule.longer (dict "at" $longer.at "s" $least "needed" true) -}}
+{{- if not (or $rule.follows (has $rule.name $root.Values.ignoredRules)) -}}
+{{- $_ := set $needed $longer.at $least -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
