@@ -141,7 +141,7 @@ def test_the_gpus_that_an_upgrade_needs_are_counted(replicas: dict[str, int], st
     ],
 )
 def test_weights_of_unknown_size_on_a_network_volume_are_announced(model: dict[str, Any], said: bool) -> None:
-    printed = notes(merged(models(CUDA | model), at("weights.enabled", True)))
+    printed = notes(merged(models(CUDA | model), at("weights", {"enabled": True, "existingClaim": "c"})))
     assert ("The pods of model m have no checkpointSize" in printed) is said
 
 
