@@ -247,7 +247,9 @@ class Settings(Section):
         for name, model in self.models.items():
             if model.nodes > 1:
                 if not model.resources:
-                    problem = f"is {model.nodes} and protocol.port is {port}: parts of two replicas on a node could not both have it"
+                    problem = (
+                        f"is {model.nodes} and protocol.port is {port}: parts of two replicas on a node could not both have it"
+                    )
                     hint = "set protocol.port: 0, or give the model a Ray resource of which a node has enough for one"
                     yield wrong(dotted(("models", name, "nodes")), problem, hint)
             elif model.per_node() != 1:

@@ -74,5 +74,8 @@ def replica_tls(settings: TlsSettings | None) -> LinkTls | None:
 
 
 def ingress_tls(settings: TlsSettings | None) -> LinkTls | None:
-    """Return the TLS of the side that connects: an ingress, or a shard (replica/group.py). Host names are not checked: pods come and go, and only the authority is trusted."""
+    """Return the TLS of the side that connects: an ingress, or a shard (replica/group.py); None without certificates.
+
+    Host names are not checked: pods come and go, and only the authority is trusted.
+    """
     return None if settings is None else LinkTls(settings, ssl.PROTOCOL_TLS_CLIENT)

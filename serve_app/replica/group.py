@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 
 class ReadyPort:
-    """Listens at a fixed ``protocol.port`` from when the engine serves, so that a pod's readiness probe finds a shard as it finds a replica.
+    """Listens at a fixed ``protocol.port`` once the engine serves: the readiness probe of a shard's pod is that of a replica's pod.
 
-    It takes no bytes: each connection is closed at once. Without a fixed port nothing probes, and it does not listen.
+    Each connection is closed at once. Without a fixed port there is no probe, and nothing listens.
     """
 
     def __init__(self, protocol: ProtocolSettings) -> None:

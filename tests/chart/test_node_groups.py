@@ -66,9 +66,10 @@ def test_all_pods_of_a_model_and_its_headroom_are_within_one_rack_and_those_of_o
 
 def test_an_affinity_of_its_own_stays() -> None:
     own = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
-    assert render(merged(models(WIDE), RACK, at("modelPods.affinity", own))).pod("model")["affinity"]["podAffinity"] == own[
-        "podAffinity"
-    ]
+    assert (
+        render(merged(models(WIDE), RACK, at("modelPods.affinity", own))).pod("model")["affinity"]["podAffinity"]
+        == own["podAffinity"]
+    )
 
 
 def test_pods_of_one_engine_are_not_spread_over_zones() -> None:
@@ -79,7 +80,10 @@ def test_pods_of_one_engine_are_not_spread_over_zones() -> None:
 
 def test_headroom_holds_the_nodes_of_whole_replicas() -> None:
     made = render(merged(models(WIDE, NARROW), LOW, at("modelPods.tolerations", TOLERATION)))
-    assert {name: o["spec"]["replicas"] for name, o in made.of("Deployment").items()} == {"headroom-wide": 6, "headroom-narrow": 3}
+    assert {name: o["spec"]["replicas"] for name, o in made.of("Deployment").items()} == {
+        "headroom-wide": 6,
+        "headroom-narrow": 3,
+    }
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,9 @@ class SimulatedCluster(IKubernetesHttpApiClient):  # type: ignore[misc]  # Ray's
             return self.cluster
         labels = {"ray.io/node-type": "worker", "ray.io/group": GROUP}
         running = {"containerStatuses": [{"state": {"running": {}}}]}
-        items = [{"metadata": {"name": pod, "labels": labels}, "spec": {"containers": []}, "status": running} for pod in self.pods]
+        items = [
+            {"metadata": {"name": pod, "labels": labels}, "spec": {"containers": []}, "status": running} for pod in self.pods
+        ]
         return {"metadata": {"resourceVersion": "1"}, "items": items}
 
     def patch(self, path: str, payload: Any, content_type: str = "application/json-patch+json") -> dict[str, Any]:
@@ -84,7 +86,9 @@ class Autoscaler:
 
     def judge(self, *, idle: frozenset[str] = frozenset(), pending: int = 0) -> SchedulingReply:
         """Schedule ``pending`` placement groups of two bundles; pods but the ``idle`` ones are held by replicas."""
-        (bundles,) = [d._replica_config.placement_group_bundles for n, d in deployments(render(VALUES).config).items() if n != "ingress"]
+        (bundles,) = [
+            d._replica_config.placement_group_bundles for n, d in deployments(render(VALUES).config).items() if n != "ingress"
+        ]
         gangs = []
         for number in range(pending):
             apart = [(ResourceRequestUtil.PlacementConstraintType.ANTI_AFFINITY, f"_PG_{number}", "")]

@@ -13,8 +13,8 @@ import pytest
 from serve_app.core.health import ProcessUse
 from serve_app.errors import EngineDied, EngineOutOfMemory, EngineStartFailed
 from serve_app.links.protocol.frames import encode_frame
-from serve_app.replica import cord as cord_module
 from serve_app.links.tls import LinkTls, ingress_tls, replica_tls
+from serve_app.replica import cord as cord_module
 from serve_app.replica.cord import Beat, Cord, Ended, Hello, Message, Serves
 from serve_app.replica.members import Members
 from tests.doubles.certificates import make_tls
@@ -125,7 +125,9 @@ async def test_with_certificates_members_join_and_end_over_tls(tmp_path: Path) -
 
 @pytest.mark.parametrize("certificates", ["none", "of another authority"])
 @in_loop
-async def test_who_has_no_certificate_of_the_authority_cannot_join_even_with_the_secret(certificates: str, tmp_path: Path) -> None:
+async def test_who_has_no_certificate_of_the_authority_cannot_join_even_with_the_secret(
+    certificates: str, tmp_path: Path
+) -> None:
     members = Members(1, silence_s=60.0, tls=replica_tls(make_tls(tmp_path, "fleet")))
     port = await members.listen(HERE)
     tls = None if certificates == "none" else ingress_tls(make_tls(tmp_path, "other"))
