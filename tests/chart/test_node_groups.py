@@ -1,11 +1,13 @@
 """A model over several nodes has a pod for each node of each replica: what a pod has, where it goes, and who reaches it."""
 
+import re
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.chart.places import NODES, TOLERATION
-from tests.chart.render import Object, Refused, at, merged, models, render
+from tests.chart.places import HUB, LOADED, NODES, TOLERATION
+from tests.chart.render import CHART, Object, Refused, at, merged, models, render
 from tests.chart.test_network import CLIENT, HEAD, INGRESS, NEIGHBOUR, OTHER_RELEASE, End, ours, reaches
 from tests.config.helpers import refusal
 
@@ -162,3 +164,15 @@ def test_rules_on_gpus_and_replicas_count_pods(wrong: dict[str, Any], shown: str
 
 def test_a_model_on_one_node_is_not_concerned() -> None:
     assert render(models(NARROW | {"nodes": 1})).pod("model") == render(merged(models(NARROW), RACK)).pod("model")
+
+
+def test_the_example_of_the_readme_is_rendered() -> None:
+    (example,) = re.findall(
+        r"^## Models over several nodes$.*?^```yaml\n(.*?)^```$", (CHART / "README.md").read_text(), re.M | re.S
+    )
+    made = render(merged(yaml.safe_load(example), LOADED, at("weights.downloads", [HUB | {"path": "large"}])))
+    assert (
+        made.container("model-large")["resources"]["limits"] | {"vpc.amazonaws.com/efa": 32, "nvidia.com/gpu": 8}
+        == (made.container("model-large")["resources"]["limits"])
+    )
+    assert made.group("model-large")["replicas"] == 2
