@@ -135,8 +135,8 @@ template:
 {{- $_ := set $args "initContainers" (include "serve-app.weightsWait" (dict "root" .root "downloads" $mine)) -}}
 {{- end -}}
 groupName: {{ .model.group }}
-# Pods, of which Ray takes one on each of a replica's nodes. Not KubeRay's numOfHosts: with one pod of such a set of hosts KubeRay deletes
-# the others, and Ray may have placed a replica on pods of two sets.
+{{- /* Pods, of which Ray takes one for each node of a replica. Not KubeRay's numOfHosts: with one pod of such a set of hosts KubeRay deletes
+the others, and Ray may have placed a replica on pods of two sets. */}}
 replicas: {{ ternary (dig "replicas" "initial" "" .model | default $min | int | mul $pods.nodes) 0 .model.served }}
 {{ include "serve-app.groupBounds" . }}
 rayStartParams:
