@@ -67,7 +67,7 @@ def test_all_pods_of_a_model_and_its_headroom_are_within_one_rack_and_those_of_o
 
 
 def test_an_affinity_of_its_own_stays() -> None:
-    own = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    own: dict[str, Any] = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
     assert (
         render(merged(models(WIDE), RACK, at("modelPods.affinity", own))).pod("model")["affinity"]["podAffinity"]
         == own["podAffinity"]

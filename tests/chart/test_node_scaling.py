@@ -49,7 +49,7 @@ class SimulatedCluster(IKubernetesHttpApiClient):  # type: ignore[misc]  # Ray's
         if path.startswith("rayclusters/"):
             return self.cluster
         labels = {"ray.io/node-type": "worker", "ray.io/group": GROUP}
-        running = {"containerStatuses": [{"state": {"running": {}}}]}
+        running: dict[str, Any] = {"containerStatuses": [{"state": {"running": {}}}]}
         items = [
             {"metadata": {"name": pod, "labels": labels}, "spec": {"containers": []}, "status": running} for pod in self.pods
         ]
