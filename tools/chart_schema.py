@@ -75,7 +75,7 @@ def _named(*keys: str) -> Schema:
 
 _NEVER_IGNORED = {
     *("release-name", "set-by-chart", "foreign-key", "port-taken", "min-above-max", "config-too-large"),
-    *("label-of-chart", "annotation-of-helm", "name-twice", "mount-without-volume", "request-above-limit"),
+    *("nodes-cannot-be", "label-of-chart", "annotation-of-helm", "name-twice", "mount-without-volume", "request-above-limit"),
     *("value-moved", "weights-path-twice", "weights-revision-moves"),
     *("alb-check-not-a-number", "redis-secret-of-chart", "serve-outlasts-drain", "nothing-served"),
     *("tenant-name", "tenant-model-not-served", "tenant-key-twice", "tenant-day", "oidc-without-tenants"),
@@ -210,6 +210,7 @@ BY_KEY: dict[str, Schema] = {
     **dict.fromkeys((f"serviceAccounts.{account}.name" for account in ("head", "worker", "weights")), _ACCOUNT),
     "check.timeoutSeconds": {"type": "integer", "minimum": 1},
     "pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
+    "nodesWithin": {"type": "string", "pattern": r"^(([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$"},
     "topologySpread": {"enum": ["ScheduleAnyway", "DoNotSchedule", ""]},
     "upscalingMode": {"enum": ["Default", "Conservative"]},
     "type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
