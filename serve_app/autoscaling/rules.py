@@ -53,4 +53,5 @@ def _rules_of_model(model: ModelSettings) -> ScalingRules:
         headroom=replicas.headroom,
         priority=replicas.priority,
         gpus_per_replica=model.gpus_per_replica,
+        pools=None if model.pools is None else model.pools.sizes(replicas.max),
     )

@@ -18,6 +18,7 @@ def limits_of(settings: Settings, model: ModelSettings) -> FleetSettings:
         ttft_s=model.replicas.ttft_slo_s,
         max_replicas=model.replicas.max,
         apart=model.routing.apart,
+        pools=None if model.pools is None else model.pools.sizes(model.replicas.max),
     )
 
 
