@@ -15,7 +15,7 @@ from serve_app.autoscaling.deadlines import Lines
 from serve_app.autoscaling.demand import QUIET_S, WINDOWS_S, Arrivals, arrivals, growth, weights_of
 from serve_app.autoscaling.feedback import MEMORY_S, Feedback
 from serve_app.autoscaling.history import GUARD_S, HISTORY_S, History, Mean
-from serve_app.autoscaling.needs import Needs, Unproven, keep_s
+from serve_app.autoscaling.needs import Needs, Unproven, keep_s, positive
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S, Orders, queue_at_s
 from serve_app.autoscaling.pools import PoolMix, pool_inputs
 from serve_app.autoscaling.signals import STALE_S, ModelLoad
@@ -269,37 +269,29 @@ class ModelAutoscaler:
             come = replace(come, requests_per_s=0.0, lag_s=QUIET_S / 2)  # requests of minutes ago are no demand
         inputs = {"cold_start_s": self._cold_start_s, "keep_s": keep_s(self._cold_start_s)}
         inputs |= {"requests_per_s": come.requests_per_s, "rate_over_s": 2 * come.lag_s}
-        if self._unseen_s is not None:
-            inputs["taken_over_s"] = self._unseen_s
+        inputs |= {} if self._unseen_s is None else {"taken_over_s": self._unseen_s}
         max_batch = self._max_batch(load)
         capacity = self._capacity(come.prompt_tokens, max_batch, at)
         if capacity is None:
             asked |= {"unmeasured": seen.target} if holds else {}
             asked["batches"] = self._lines.replicas(load, times, max_batch, demand=0.0)
             asked |= self._guards(seen, at, None, most=math.inf)
-            return _Wishes(asked={name: wish for name, wish in asked.items() if wish}, inputs=inputs, limit="unmeasured")
+            return _Wishes(asked=positive(asked), inputs=inputs, limit="unmeasured")
         if come.is_even:
             step_s, plain = capacity.times.step_s, come.requests_per_s * capacity.mix.work_s(capacity.times)
             self._feedback.observe(load, step_s=step_s, demand=plain, running=seen.running)
         quantities = self._quantities(seen, at, capacity, come)
         by_demand, low = self._for_demand(seen, capacity, come, quantities)
-        demand, needed = quantities["demand"], capacity.replicas_for(quantities["demand"], self._factor(capacity))
+        demand, factor = quantities["demand"], self._factor(capacity)
+        needed = capacity.replicas_for(demand, factor)
         most = int(QUEUE_MOST * needed + QUEUE_FEW * needed**0.5) + 1
         asked |= by_demand | {"queue": min(most, self._for_queue(quantities["queue_s"], at, capacity, demand))}
         asked["batches"] = self._lines.replicas(load, times, max_batch, demand=demand)
         asked |= self._guards(seen, at, capacity, most=2 * needed)
-        quantities |= dict(zip(TAUGHT, self._costs.taught() or (), strict=False)) | pool_inputs(
-            capacity, demand, self._factor(capacity)
-        )
-        quantities["utilization"] = capacity.utilization(max(1, needed)) * self._factor(capacity)
+        quantities |= dict(zip(TAUGHT, self._costs.taught() or (), strict=False)) | pool_inputs(capacity, demand, factor)
+        quantities["utilization"] = capacity.utilization(max(1, needed)) * factor
         limit = capacity.batch_limit()[1]
-        return _Wishes(
-            asked={name: wish for name, wish in asked.items() if wish},
-            inputs=inputs | quantities,
-            limit=limit,
-            demand=needed,
-            low=low,
-        )
+        return _Wishes(asked=positive(asked), inputs=inputs | quantities, limit=limit, demand=needed, low=low)
 
     def _factor(self, capacity: Capacity) -> float:
         """Return the factor on the utilization that keeps the computed SLO, <= 1: the configured factor times the measured one."""

@@ -1,7 +1,8 @@
 """Threads carry the autoscaler's notes to the lease board, for people who watch `/fleet`, and its memory, for the next controller.
 
 The policy runs in Serve's controller and must never wait, so threads talk to the board. A note that the board does not take is lost;
-autoscaling/decision_log.py keeps every decision, and the policy repeats the notes of pools. The memory is lost with the board, that is with the head node.
+autoscaling/decision_log.py keeps every decision, and the policy repeats the notes of pools. The memory is lost with the board, that is
+with the head node.
 """
 
 import contextlib
