@@ -11,7 +11,8 @@ The sides of *mixed* and *short*:
     together     `routing.apart: false`
     apart        `routing.apart: true`
     fixed N      N engines compute all prompts, and the others make all answers
-    threshold N  the same for prompts of more than 1,000 tokens, while fewer than three wait there; other prompts stay with their answers
+    pools N      our own `pools`, with N replicas that compute long prompts
+    threshold N  as *fixed* for prompts of more than 1,000 tokens, while fewer than three wait there; other prompts stay with their answers
 
 The seed decides all figures. `benchmarks/virtual_fleet.py` says what is real, `serve_app/simulated/transfer.py` what a read takes.
 *fixed* and *threshold* are ours: they have the rules of fixed pools and of Dynamo's conditional disaggregation, and nothing else of them.
@@ -35,6 +36,8 @@ from loadtest.quantiles import quantile
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.core.apart import Apart
 from serve_app.core.fleet import FleetState
+from serve_app.core.pool_sizes import PoolSizes
+from serve_app.core.pools import Pools
 from serve_app.core.request import RequestState
 from serve_app.core.routing import Choice, Reason, ReplicaState, rank_of
 from serve_app.core.step_costs import MeasuredCosts, TimedBatch, measured_costs
@@ -93,11 +96,19 @@ def together(fleet: FleetState) -> None:
     fleet._routing, fleet._apart = fleet._apart._inner, None  # type: ignore[union-attr]
 
 
+def pools(fleet: FleetState, num_prefill: int) -> None:
+    assert fleet._apart is not None
+    sizes = PoolSizes(num_prefill, num_prefill, 1, ENGINES)
+    fleet._routing = fleet._apart = Pools(fleet._apart._inner, fleet.order, fleet.hand_overs, sizes, LONG_TTFT_S)
+
+
 SIDES: Mapping[str, Callable[[FleetState], object]] = {
     "together": together,
     "apart": lambda fleet: None,
     "fixed 1": lambda fleet: FixedRoles(fleet, {"0"}),
     "fixed 2": lambda fleet: FixedRoles(fleet, {"0", "1"}),
+    "pools 1": lambda fleet: pools(fleet, 1),
+    "pools 2": lambda fleet: pools(fleet, 2),
     "threshold 1": lambda fleet: FixedRoles(fleet, {"0"}, 1000, 3),
     "threshold 2": lambda fleet: FixedRoles(fleet, {"0", "1"}, 1000, 3),
 }

@@ -1,15 +1,17 @@
 """Each of a model's two pools is sized by its own demand. A request of the plant has 400 prompt tokens, 0.04 s, and 0.04 s of answer."""
 
 from dataclasses import asdict, replace
-from typing import Any
 
 import pytest
 
 from serve_app.autoscaling.capacity import Capacity, Mix, Slo
 from serve_app.autoscaling.decision import ScalingRules
+from serve_app.autoscaling.decision_log import Record
+from serve_app.autoscaling.fleet import FleetObservation
 from serve_app.autoscaling.pools import PooledCapacity, PoolMix, pool_inputs
 from serve_app.autoscaling.rules import rules_of
 from serve_app.autoscaling.signals import ModelLoad
+from serve_app.cli.explanation import explanation
 from serve_app.config import parse_settings
 from serve_app.core.pool_sizes import PoolSizes
 from serve_app.core.step_costs import REPORT_PREFIX, MeasuredCosts
@@ -74,27 +76,33 @@ class LongPrompts(Plant):
         return replace(load, long_prompts=self.part * load.first_tokens, long_prompt_tokens=load.prefilled_tokens)
 
 
-def plan(rate: float, **sizes: int) -> dict[str, Any]:
-    """Return the last decision's inputs after minutes of a steady load."""
+def loaded(rate: float, **sizes: int) -> LongPrompts:
+    """Return a plant after minutes of a steady load."""
     bounds = {"prefill_min": 1, "prefill_max": 50, "decode_min": 1, "decode_max": 50} | sizes
     rules = ScalingRules(slo=RULES.slo, headroom=0.0, pools=PoolSizes(**bounds))
     plant = LongPrompts(rules=rules, minimum=2)
-    wanted = plant.run(rate, 400)[-1]
-    return dict(plant.decisions[-1].inputs) | {"wanted": wanted, "limit": plant.decisions[-1].limit}
+    plant.run(rate, 400)
+    return plant
 
 
-def test_the_autoscaler_wants_what_both_pools_need() -> None:
-    inputs = plan(60.0)
+def test_the_autoscaler_wants_what_both_pools_need_and_explains_it() -> None:
+    plant = loaded(60.0)
+    decision = plant.decisions[-1]
+    inputs = decision.inputs
     assert inputs["prefill_demand"] == pytest.approx(60 * PROMPT * TIMES.prompt_token_s, rel=0.1)
     assert inputs["prefill_demand"] == pytest.approx(inputs["demand"] / 2, rel=0.1)
     assert inputs["prefill_needed"] >= 3 <= inputs["decode_needed"]
-    assert inputs["wanted"] >= inputs["prefill_needed"] + inputs["decode_needed"] - 1
+    assert decision.desired >= inputs["prefill_needed"] + inputs["decode_needed"] - 1
     assert 0.3 < inputs["prefill_share"] < 0.7
+    seen = FleetObservation(at=plant.at, models={"m": plant.see(plant.load(60.0))})
+    lines = list(explanation(Record(number=1, time=0.0, seen=seen, decided={"m": decision}), "m"))
+    (pools,) = [line for line in lines if line.startswith("  pools ")]
+    assert pools.endswith(f": {inputs['prefill_share']:.0%} of the replicas compute prompts")
 
 
 def test_a_bound_of_one_pool_does_not_starve_the_other() -> None:
-    inputs = plan(60.0, prefill_max=1)
-    assert (inputs["prefill_needed"], inputs["decode_needed"]) == (1, plan(60.0)["decode_needed"])
+    bounded, wide = (loaded(60.0, **sizes).decisions[-1].inputs for sizes in ({"prefill_max": 1}, {}))
+    assert (bounded["prefill_needed"], bounded["decode_needed"]) == (1, wide["decode_needed"])
 
 
 def test_the_rules_take_the_bounds_from_the_settings() -> None:

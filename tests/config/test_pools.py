@@ -63,7 +63,10 @@ def test_pools_are_a_setting_of_ingresses_and_start_no_replica_anew() -> None:
         ),
         ({"pools": {"prefill": {"min": 0}}}, "pools.prefill.min: is 0, but should be greater than or equal to 1"),
         ({"pools": {"prefill": {"max": 0}}}, "pools.prefill.max: is 0, but should be greater than or equal to 1"),
-        ({"pools": {"prefill": 2}}, "pools.prefill: is 2, but should be a mapping; write its keys on lines of their own below, indented"),
+        (
+            {"pools": {"prefill": 2}},
+            "pools.prefill: is 2, but should be a mapping; write its keys on lines of their own below, indented",
+        ),
         ({"pools": {"prefil": {}}}, "pools.prefil: unknown key; did you mean prefill?"),
     ],
 )

@@ -53,6 +53,16 @@ def test_long_prompts_stop_few_answers_where_these_make_way(play: Play) -> None:
     assert apart.hand_overs()["read"] > 0.9 * apart.hand_overs().total() > 0
 
 
+def test_with_pools_long_prompts_stop_no_answers_of_the_other_pool(play: Play) -> None:
+    pools = play("pools 1")
+    long = [asked for asked in pools.counted("long") if asked.is_complete and asked.state is not None]
+    assert {asked.state.trail.replicas[0] for asked in long if asked.state is not None} == {"0"}
+    assert {asked.state.trail.replicas[-1] for asked in long if asked.state is not None} == {"1", "2"}
+    whole_step_s = 2048 * costs_of(PROFILE).prompt_token_s
+    assert p99(gaps(pools)) < 0.5 * whole_step_s
+    assert pools.hand_overs()["read"] > 0.9 * pools.hand_overs().total() > 0
+
+
 def test_a_drain_with_kv_computes_no_prompt_again_and_leaves_shorter_gaps(play: Play) -> None:
     def begin(fleet: VirtualFleet) -> None:
         for number in range(1, ENGINES):
