@@ -33,10 +33,11 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("ledger")
 
 
-def settings(configure: Configure, num_replicas: int, **model: Any) -> dict[str, Any]:
+def moving_kv(configure: Configure, port: int, **model: Any) -> dict[str, Any]:
+    """Return the configuration of two simulated replicas that read each other's KV."""
     config = configure(
-        8056,
-        replicas={"min": num_replicas, "max": num_replicas},
+        port,
+        replicas={"min": 2, "max": 2},
         timeouts={"drain_s": 5.0, "no_replica_s": 30.0},
         simulated={"profile": "a10g-llama-8b"},
         engine_args={"max_num_batched_tokens": 512},
@@ -47,7 +48,7 @@ def settings(configure: Configure, num_replicas: int, **model: Any) -> dict[str,
 
 @pytest.fixture(scope="module")
 def moving(configure: Configure, ledger: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    config = settings(configure, 2, routing={"apart": True})
+    config = moving_kv(configure, 8056, routing={"apart": True})
     config["ingress"]["ledger"] = {"dir": str(ledger)}
     with fleet(config, tmp_path_factory.mktemp("moving")) as running:
         yield running
@@ -102,20 +103,3 @@ def test_an_engine_that_is_lost_while_answers_move_costs_no_token(moving: Fleet,
     assert len(folded(long)) == len(prompts)
     assert moves(moving, "serve_app_hand_overs_asked_total", "cause").get("prompts", 0) > before
     moving.wait_for_replicas(2)
-
-
-@pytest.mark.slow
-def test_with_pools_the_answers_to_long_prompts_move_and_nobody_notices(
-    configure: Configure, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    with fleet(settings(configure, 3, pools={"prefill": {"min": 1}}), tmp_path_factory.mktemp("pools")) as pooled:
-        undisturbed = folded(play(pooled.url, CHATS))
-        assert moves(pooled, "serve_app_hand_overs_asked_total", "cause").get("role", 0) == 0
-        long: list[Answer] = []
-        prompts = long_prompts(3)
-        assert folded(play(pooled.url, CHATS, lambda: long.extend(play(pooled.url, prompts)))) == undisturbed
-        assert len(folded(long)) == len(prompts)
-        asked = moves(pooled, "serve_app_hand_overs_asked_total", "cause")
-        assert asked["role"] > 0 == asked.get("balance", 0)
-        assert moves(pooled, "serve_app_hand_overs_total", "result").get("read", 0) > 0
-        assert moves(pooled, "serve_app_routed_total", "reason").get("prompt", 0) > 0
