@@ -57,6 +57,10 @@ class Attempts:
             return Pools(self._routing, self.order, self.hand_overs, settings.pools, settings.ttft_s)
         return Apart(self._routing, self.order, self.hand_overs) if settings.apart else None
 
+    def prefill_ids(self) -> list[str] | None:
+        """Return the replicas that compute long prompts, sorted; None without pools."""
+        return sorted(self._apart.prefill_ids) if isinstance(self._apart, Pools) else None
+
     def _count_emitted(self, replica: ReplicaState, request: RequestState, token_ids: Sequence[int]) -> None:
         """Add to the emitted ids. From now on the replica only has to compute the request's remaining output tokens."""
         request.emitted_ids += token_ids

@@ -5,9 +5,10 @@ from dataclasses import asdict, replace
 import pytest
 
 from serve_app.autoscaling.capacity import Capacity, Mix, Slo
-from serve_app.autoscaling.decision import ScalingRules
+from serve_app.autoscaling.decision import Decision, ScalingRules
 from serve_app.autoscaling.decision_log import Record
-from serve_app.autoscaling.fleet import FleetObservation
+from serve_app.autoscaling.fleet import FleetObservation, FleetScaler
+from serve_app.autoscaling.memory import Memory
 from serve_app.autoscaling.pools import PooledCapacity, PoolMix, pool_inputs
 from serve_app.autoscaling.rules import rules_of
 from serve_app.autoscaling.signals import ModelLoad
@@ -15,6 +16,7 @@ from serve_app.cli.explanation import explanation
 from serve_app.config import parse_settings
 from serve_app.core.pool_sizes import PoolSizes
 from serve_app.core.step_costs import REPORT_PREFIX, MeasuredCosts
+from serve_app.membership import PoolNote
 from tests.autoscaling.controller import BIG, INGRESS, SETTINGS, Controller
 from tests.autoscaling.plant import PROMPT, RULES, TIMES, Plant
 
@@ -137,3 +139,15 @@ def test_the_policy_says_how_the_replicas_divide_and_repeats_it() -> None:
     assert all(0.2 < note.prefill_share < 0.8 for note in notes)
     repeats = [note for note in notes if note == notes[-1]]
     assert len(repeats) >= 3, "a board that starts again has no shares"
+
+
+def test_a_small_change_of_the_demand_changes_no_role() -> None:
+    controller = Controller()
+    memory = Memory(FleetScaler(rules_of(parse_settings(SETTINGS))), 0.0)
+    for second, share in enumerate((0.25, 0.3, 0.2, 0.33, 0.4)):
+        decided = Decision(desired=8, wish="keep", alternatives={}, inputs={"prefill_share": share})
+        memory.decided = {"big": decided, "tiny": replace(decided, inputs={})}
+        controller.policy._plan_pools(memory, float(second))
+    assert controller.pools == [PoolNote("big", 0.25), PoolNote("big", 0.4)], (
+        "0.33 of 8 replicas are less than three quarters more"
+    )

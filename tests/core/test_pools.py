@@ -10,6 +10,7 @@ from serve_app.core.affinity import PrefixAffinity
 from serve_app.core.apart import MAX_MOVES
 from serve_app.core.events import HeartbeatArrived, LinkEnd, LinkLost, PoolsPlanned, StepCostsMeasured, Ticked
 from serve_app.core.fleet import FleetState
+from serve_app.core.fleet_report import describe
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.hand_over import HANDED_OVER
 from serve_app.core.instructions import StartAttempt
@@ -79,6 +80,7 @@ def test_long_prompts_go_to_one_pool_and_short_ones_to_the_other() -> None:
     assert Counter(long_prompts(fleet, "l1", "l2", "l3", "l4")) == {"a": 2, "b": 2}
     assert set(answers(fleet, *map(str, range(8)))) == {"c", "d"}
     assert dict(fleet.routed) == {"prompt": 4, "load": 8}
+    assert describe(fleet)["prefill"] == ["a", "b"]
 
 
 def test_an_answer_moves_with_its_kv_after_its_first_token_to_the_replica_with_the_fewest_requests() -> None:
