@@ -48,8 +48,8 @@ class DemandPolicy:
         now: Seconds of a monotonic clock.
         wall: Seconds since the epoch, for the schedule and the log.
         send_note: Gets a note of each change of a target, and must not wait. None: a thread sends the notes to the lease board.
-        send_pools: Gets the share of a model's pool for prompts, and must not wait. None: as ``send_note``.
         store: Keeps the memory for the next controller. None: the lease board keeps it, through a thread.
+        send_pools: Gets the share of a model's pool for prompts, and must not wait. None: as ``send_note``.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class DemandPolicy:
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         send_note: Callable[[ScalingNote], None] | None = None,
-        send_pools: Callable[[PoolNote], None] | None = None,
         store: MemoryStore | None = None,
+        send_pools: Callable[[PoolNote], None] | None = None,
     ) -> None:
         self._settings: Settings | None = None
         self._wall = wall
