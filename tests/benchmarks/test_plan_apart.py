@@ -16,7 +16,7 @@ QUICK = replace(SLOW, gaps_s=[0.01] * 100, moves=7)
 def test_requests_of_the_first_seconds_that_fit_into_the_context_are_played() -> None:
     longest = CONTEXT - SHARED - 10
     asked = [(0.0, 100, 20), (2.0, longest, 10), (3.0, longest, 11), (3.9, 1, 1), (4.0, 100, 20)]
-    requests = [ScheduledRequest(number, due_s, "", *tokens) for number, (due_s, *tokens) in enumerate(asked)]
+    requests = [ScheduledRequest(number, due_s, "", prompt, answer) for number, (due_s, prompt, answer) in enumerate(asked)]
     loads, num_left_out = fitting(requests, 2.0, 2.0)
     assert [(at, load.own, load.answer) for at, load in loads] == [
         (0.0, (100, 100), (20, 20)),
@@ -55,7 +55,7 @@ def test_the_answer_names_the_best_setting_and_both_figures(others: list[Played]
 def test_the_figure_has_the_best_sides_and_the_table_all() -> None:
     played = [SLOW, *(replace(QUICK, side=side, good=good) for side, good in ((APART, 0.9), ("pools 1", 0.1), ("pools 2", 0.95)))]
     left, right = draw(played, ttft_s=2.0, itl_s=0.1).axes
-    labels = [text.get_text().split(" (")[0] for text in left.get_legend().get_texts()]
+    labels = [label.split(" (")[0] for label in left.get_legend_handles_labels()[1]]
     assert labels == [TOGETHER, "pools 2", APART]
     assert "simulated" in left.get_xlabel()
     assert "simulated" in right.get_xlabel()
