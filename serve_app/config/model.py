@@ -23,6 +23,7 @@ from serve_app.config.checks import (
     wrong,
 )
 from serve_app.config.kv import KvSettings
+from serve_app.config.pools import PoolsSettings, pool_problems
 from serve_app.config.routing import RoutingSettings
 from serve_app.config.schedule import ScheduledBounds
 from serve_app.config.simulated import SimulatedSettings
@@ -209,6 +210,8 @@ class ModelSettings(Section):
     """Whether steps hold only so many prompt tokens that running answers keep `replicas.itl_slo_s`: docs/models.md."""
     kv: KvSettings = KvSettings()
     """Whether requests take their KV cache along when their replica drains."""
+    pools: PoolsSettings | None = None
+    """Which replicas compute long prompts, and which make answers: docs/kv.md. Default: each does both."""
     canary: CanarySettings | None = None
     """Makes this model the canary of another model. Default: the model is no canary."""
     required: bool = Field(default=True, strict=True)
@@ -246,7 +249,7 @@ class ModelSettings(Section):
         """Return the identity of this release of the model: a digest of all settings that its replicas use."""
         unused = set() if self.yields_to_chats() else {"batch_step_share"}
         settings = self.model_dump(
-            mode="json", exclude={"replicas", "canary", "required", "routing", "aliases", "media"} | unused
+            mode="json", exclude={"replicas", "canary", "required", "routing", "pools", "aliases", "media"} | unused
         )
         if self.keep_itl:
             settings["itl_slo_s"] = self.replicas.itl_slo_s
@@ -264,6 +267,7 @@ class ModelSettings(Section):
                 *self._scaling_problems(),
                 *self._adapter_problems(),
                 *kv,
+                *pool_problems(self),
             ]
         )
         return self
