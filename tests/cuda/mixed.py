@@ -23,9 +23,9 @@ def mixed_fleet(config: Mapping[str, Any], home: Path) -> Iterator[Server]:
     home.mkdir(parents=True)
     folder = Path(tempfile.mkdtemp(prefix="mixed-", dir="/tmp"))  # a path of a socket has 107 bytes at most
     variables = variables_of_a_cluster(folder)
-    head = Part("head", [PYTHONS["cpu"], *_ray_start("cpu", RAY_PORT), *_as_head(folder)], home, variables)
+    head = Part("head", [PYTHONS["cpu"], *_ray_start("cpu", RAY_PORT + 2), *_as_head(folder)], home, variables)
     as_node = ["--address", f"127.0.0.1:{RAY_PORT}"]
-    node = Part("node", [PYTHONS["cuda"], *_ray_start("cuda", RAY_PORT + 2), *as_node], home, variables)
+    node = Part("node", [PYTHONS["cuda"], *_ray_start("cuda", RAY_PORT + 3), *as_node], home, variables)
     placed = {**config, "ingress": {**config["ingress"], "resources": {"cpu_image": 1}}}
     placed["models"] = {name: {**model, "resources": {"cuda_image": 1}} for name, model in config["models"].items()}
     file = home / "fleet.yaml"
