@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.core.vllm_versions import may_speak
+from serve_app.vllm_versions import may_speak
 from tests.contracts import vllm_033, vllm_names
 
 ROOT = Path(__file__).parents[1]

@@ -13,7 +13,7 @@ from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any, Literal
 
-from serve_app.core.vllm_versions import SERVER_ARGUMENTS
+from serve_app.vllm_versions import SERVER_ARGUMENTS
 
 _ENGINE = "vllm.engine.arg_utils"
 _TOOL_PARSERS = ("vllm.tool_parsers", "_TOOL_PARSERS_TO_REGISTER")

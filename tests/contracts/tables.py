@@ -38,6 +38,12 @@ def added_to(what: str) -> str:
     return vllm_033.ADDED.get(what, "") if IS_NEWER else ""
 
 
+def listed(name: str) -> list[str]:
+    """Return a list of `vllm_names.py` as it is in the installed vLLM."""
+    gone = vllm_033.GONE.get(name, "").split() if IS_NEWER else []
+    return [each for each in f"{getattr(vllm_names, name)} {added_to(name)}".split() if each not in gone]
+
+
 def lacking(struct: str) -> set[str]:
     """Return the fields of the newer vLLM's struct that the installed one lacks."""
     return set() if IS_NEWER else set(vllm_033.ADDED.get(struct, "").split())

@@ -26,8 +26,7 @@ from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.routes.app import VLLM_ROUTES
 from serve_app.simulated.executor import SimulatedExecutor
 from tests.contracts.changes import asked_of, difference, fail_with, find, line, members, parameters
-from tests.contracts.tables import added_to
-from tests.contracts.vllm_names import ASKED_OF_THE_EXECUTOR, ENGINE_ONLY, LEFT_OUT
+from tests.contracts.tables import listed
 
 
 def test_the_fleet_client_is_asked_for_nothing_else() -> None:
@@ -36,9 +35,7 @@ def test_the_fleet_client_is_asked_for_nothing_else() -> None:
     lacking = asked - _members_of_ours(FleetClient)
     fail_with(
         [
-            line(
-                "FleetClient: asked of it and not implemented", difference(sorted(_known("LEFT_OUT", LEFT_OUT)), sorted(lacking))
-            ),
+            line("FleetClient: asked of it and not implemented", difference(sorted(listed("LEFT_OUT")), sorted(lacking))),
             line("FleetClient: abstract methods", difference([], sorted(FleetClient.__abstractmethods__))),
             line(
                 "AsyncLLM: asked of EngineCoreClient",
@@ -46,10 +43,6 @@ def test_the_fleet_client_is_asked_for_nothing_else() -> None:
             ),
         ]
     )
-
-
-def _known(name: str, was: str) -> list[str]:
-    return [*was.split(), *added_to(name).split()]
 
 
 def _members_of_ours(cls: type) -> set[str]:
@@ -75,7 +68,7 @@ def test_the_simulated_executor_is_asked_for_nothing_else() -> None:
         [
             line(
                 "SimulatedExecutor: asked of it",
-                difference(sorted(_known("ASKED_OF_THE_EXECUTOR", ASKED_OF_THE_EXECUTOR)), sorted(asked)),
+                difference(sorted(listed("ASKED_OF_THE_EXECUTOR")), sorted(asked)),
             ),
             line("SimulatedExecutor: abstract methods", difference([], sorted(SimulatedExecutor.__abstractmethods__))),
         ]
@@ -104,7 +97,7 @@ def test_every_engine_argument_that_we_set_exists(device: str) -> None:
 def test_every_argument_about_the_model_reaches_the_front_end_or_is_known_to_be_the_engines_alone() -> None:
     taken = asked_of(AsyncEngineArgs.create_model_config, "self")
     set_by_us = engine_args._shared_args(ModelSettings(name="m", model="/m"), "/m").keys() | {"enforce_eager"}
-    known = {*engine_args._FRONTEND_ARGS, *_known("ENGINE_ONLY", ENGINE_ONLY), *set_by_us}
+    known = {*engine_args._FRONTEND_ARGS, *listed("ENGINE_ONLY"), *set_by_us}
     fail_with([line("create_model_config", difference(sorted(known & taken), sorted(taken)))])
 
 

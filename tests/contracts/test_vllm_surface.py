@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import serve_app
-from serve_app.core.vllm_versions import SERVER_ARGUMENTS
+from serve_app.vllm_versions import SERVER_ARGUMENTS
 from tests.contracts import tables
 from tests.contracts.changes import called, exact, fail_with, find, used
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.vllm_versions import may_speak
+from serve_app.vllm_versions import may_speak
 from tests.contracts.tables import VERSIONS
 from tests.cuda.conftest import PYTHONS, run
 

@@ -8,10 +8,10 @@ import hmac
 
 import msgspec
 
-from serve_app.core.vllm_versions import may_speak
 from serve_app.links.protocol.errors import AuthenticationFailed, FingerprintMismatch, VersionMismatch, WrongModel
 from serve_app.links.protocol.frames import encode_frame
 from serve_app.links.protocol.messages import PROTOCOL_VERSION, Challenge, Hello, encode_message, opening_version
+from serve_app.vllm_versions import may_speak
 
 MAX_HANDSHAKE_FRAME_BYTES = 64 * 1024
 """The limit until the link is open. The longest Challenge has 23 KiB, and a peer without proof must not take 64 MiB of memory."""
