@@ -17,7 +17,7 @@ from serve_app.autoscaling.feedback import MEMORY_S, Feedback
 from serve_app.autoscaling.history import GUARD_S, HISTORY_S, History, Mean
 from serve_app.autoscaling.needs import Needs, Unproven, keep_s
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S, Orders, queue_at_s
-from serve_app.autoscaling.signals import STALE_S, ModelLoad
+from serve_app.autoscaling.signals import STALE_S, Asleep, ModelLoad
 
 RECOVER_S, RECOVER_STARTS = 15.0, 0.5
 """New replicas, busy all the time, must empty a queue within this many seconds of serving, or cold starts if that is longer."""
@@ -34,8 +34,7 @@ LEAST_CHANCE, MOST_CHANCE = 0.05, 0.5
 never exact: a large fleet that trusted its demand more would be too near its limit for a step of the load."""
 KV_GUARD = 0.95
 """Share of the KV cache in use above which a replica counts as full."""
-MANY = 1e6
-"""Requests at once, if no limit is known."""
+MANY = 1e6  # requests at once, if no limit is known
 MISMEASURED = ("kv cache full", "late first tokens")
 """Guards that fire when replicas can do less than was measured."""
 LATE_GUARD = 0.1
@@ -64,6 +63,7 @@ class ScalingRules:
     """The share by which an even load may rise at once before the batches are full, >= 0."""
     priority: int = 0
     gpus_per_replica: float = 0.0
+    sleeps: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +77,7 @@ class Observation:
     minimum: int
     maximum: int
     load: ModelLoad
+    asleep: Asleep | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,6 @@ class Decision:
 
     desired: int
     wish: str = field(metadata={"alias": "rule"})  # the key of the log, which other versions read
-    """Name of the wish that decided: the others are in ``alternatives``."""
     alternatives: Mapping[str, int]
     """Wish -> the replicas it asked for, bounds not yet applied."""
     inputs: Mapping[str, float]

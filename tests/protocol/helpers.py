@@ -26,6 +26,7 @@ from serve_app.links.protocol.messages import (
     Proof,
     TrialBegins,
     TrialPassed,
+    Wake,
     decode_message,
     encode_message,
 )
@@ -152,6 +153,7 @@ messages_to_replica = st.one_of(
     st.builds(FreeKv, attempt_ids=st.lists(ids, min_size=1, max_size=4)),
     st.builds(Abort, attempt_ids=st.lists(ids, min_size=1, max_size=4)),
     st.builds(Ping),
+    st.builds(Wake),
 )
 messages_to_ingress = st.one_of(
     st.builds(
