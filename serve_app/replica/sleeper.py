@@ -1,7 +1,6 @@
 """`Sleeper` lets one replica's engine sleep: it claims the replica's GPUs at the lease board, and does what ``core/sleep.py`` decides."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -64,7 +63,7 @@ class Sleeper:
         self._server: ReplicaServer | None = None
         self._placed = asyncio.Event()
         self._changing: asyncio.Task[None] | None = None
-        self._claimed: tuple[Claim, asyncio.Task[Order]] | None = None
+        self._claimed: tuple[Claim, asyncio.Task[Order | None]] | None = None
         self._order = Order(may_hold=False)
         self._drain_ends_at = 0.0
         self._host_bytes = 0
@@ -95,13 +94,17 @@ class Sleeper:
 
     async def run(self) -> None:
         """Renew the claim and look at the attempts until cancelled. A board that does not answer is asked again."""
-        while True:
-            self._look(0 if self._server is None else self._server.num_attempts())
-            if self._server is not None and self.phase is Phase.DRAINING and time.monotonic() >= self._drain_ends_at:
-                self._server.let_go()
-            if self._changing is not None and self._changing.done():
-                self._changing.result()
-            await asyncio.sleep(_LOOK_EVERY_S)
+        try:
+            while True:
+                self._look(0 if self._server is None else self._server.num_attempts())
+                if self._server is not None and self.phase is Phase.DRAINING and time.monotonic() >= self._drain_ends_at:
+                    self._server.let_go()
+                if self._changing is not None and self._changing.done():
+                    self._changing.result()
+                await asyncio.sleep(_LOOK_EVERY_S)
+        finally:
+            if self._claimed is not None:
+                self._claimed[1].cancel()
 
     async def end(self) -> bool:
         """Change nothing any more, and return whether the engine can finish requests. Called before the replica's last drain."""
@@ -119,11 +122,12 @@ class Sleeper:
             claimed, answer = self._claimed
             if answer.done():
                 self._claimed = None
-                with contextlib.suppress(LeaseBoardSilent):
-                    if claim == claimed:  # the answer to an earlier claim says nothing of this one
-                        self._order = answer.result()
-                        self._take(Ordered(self._order))
-                        claim = self._sleep.claim(time.monotonic())
+                if (
+                    order := answer.result()
+                ) is not None and claim == claimed:  # an earlier claim's answer says nothing of this one
+                    self._order = order
+                    self._take(Ordered(order))
+                    claim = self._sleep.claim(time.monotonic())
             elif claim != claimed:
                 answer.cancel()
                 self._claimed = None
@@ -132,12 +136,13 @@ class Sleeper:
         if self._claimed is None:
             self._claimed = claim, asyncio.create_task(self._ask(claim), name="place")
 
-    async def _ask(self, claim: Claim) -> Order:
+    async def _ask(self, claim: Claim) -> Order | None:
+        """Return the board's answer; None if it gives none."""
         try:
             return await self._membership.claim_place(self._applicant, claim, self._order)
         except LeaseBoardSilent:
             await asyncio.sleep(_RETRY_S)
-            raise
+            return None
 
     def _take(self, event: Event) -> None:
         before = self.phase

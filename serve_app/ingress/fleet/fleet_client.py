@@ -274,8 +274,7 @@ class FleetClient(EngineCoreClient):
             link.unsent[start.attempt_id] = replace(start, kv=None)
             return
         request = attempt_request(original, start)
-        num_emitted = len(start.continue_from)
-        buffers, kv = self._encoder.encode(request), kv_of(start)
+        buffers, kv, num_emitted = self._encoder.encode(request), kv_of(start), len(start.continue_from)
         link.write(link.connection.send_add(start.attempt_id, buffers, num_emitted, suspect=start.suspect, kv=kv))
 
     def _send_unsent(self, link: ReplicaLink) -> None:
