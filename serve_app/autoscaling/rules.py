@@ -35,7 +35,7 @@ def is_scaled(settings: Settings) -> bool:
 def rules_of(settings: Settings) -> FleetRules:
     """Return the rules of all that may be scaled. GPUs of models that are not scaled are subtracted from ``max_gpus`` first."""
     scaled = scaled_models(settings)
-    max_gpus = settings.autoscaling.max_gpus
+    max_gpus: float | None = settings.autoscaling.max_gpus
     if max_gpus is not None:
         max_gpus -= sum(m.replicas.min * m.gpu_share() for m in settings.models.values() if m not in scaled)
     return FleetRules(

@@ -181,6 +181,8 @@ class FleetState(Attempts):
     def _on_heartbeat_arrived(self, event: HeartbeatArrived, *, now: float) -> list[Instruction]:
         if (replica := self.replicas.get(event.replica_id)) is None:
             return []
+        if replica.sleeping and not event.sleeping:  # its engine was asleep, and has lost its KV cache
+            self._routing.forget(event.replica_id)
         if replica.take_heartbeat(event, now=now):
             self._replicas_changed()
         self.order.note_queue(event.replica_id, event.load.waiting, replica.held.values())

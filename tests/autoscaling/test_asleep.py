@@ -73,7 +73,7 @@ def test_the_scaler_keeps_an_idle_engine_that_sleeps_and_says_so_and_ends_one_th
 def test_a_sleeping_engine_gives_its_place_to_a_model_that_asks_for_a_first_replica() -> None:
     scaler = FleetScaler(FleetRules(models=dict.fromkeys("abc", SLEEPS), max_gpus=1.0))
     target = {"a": 1, "b": 1, "c": 0}
-    wishes = {}
+    wishes: dict[str, str] = {}
     for second in range(int(IDLE_S) + 300):
         asks = ModelLoad(interval_s=1.0, requests=1.0, waiting=1.0) if second > 200 else ModelLoad(interval_s=1.0)
         models = {name: idle(target=target[name]) for name in "ab"}

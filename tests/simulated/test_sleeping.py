@@ -23,7 +23,7 @@ def test_level_1_copies_both_ways_and_level_2_loads_again() -> None:
     times = SleepTimes(A10G, load_s=40.0)
     both = times.of("sleep", {"level": 1}), times.of("wake_up", {"tags": None})
     assert both == (copy_s(A10G), copy_s(A10G))
-    calls = [
+    calls: list[tuple[str, dict[str, object]]] = [
         ("sleep", {"level": 2}),
         ("wake_up", {"tags": ["weights"]}),
         ("reload_weights", {}),
