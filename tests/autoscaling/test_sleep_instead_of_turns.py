@@ -20,7 +20,7 @@ from tests.core.sleep_world import SleepWorld
 NAMES = "abcdef"
 START_S = 40.0
 COPY_S = copy_s(PROFILES["a10g-llama-8b"])
-ANSWER_S = 2.0
+ANSWER_S, QUIET_S = 2.0, 5.0
 Arrivals = list[tuple[float, str]]
 
 
@@ -52,7 +52,7 @@ def with_sleep(arrivals: Arrivals) -> SleepWorld:
 
 
 def starts_with_turns(arrivals: Arrivals) -> int:
-    """Return the number of cold starts when the models take turns, with a decision each second."""
+    """Return the number of cold starts when the models take turns, with a decision each second, each five while no request is there."""
     rules = FleetRules(models=dict.fromkeys(NAMES, replace(RULES, gpus_per_replica=1)), max_gpus=2)
     scaler, starts = FleetScaler(rules), 0
     serves_at = dict.fromkeys(NAMES, math.inf)
@@ -60,7 +60,9 @@ def starts_with_turns(arrivals: Arrivals) -> int:
     waiting = dict.fromkeys(NAMES, 0)
     left, now = list(reversed(arrivals)), 0.0
     while left or any(waiting.values()):
-        now += 1.0
+        quiet = not any(waiting.values()) and not any(running.values()) and left[-1][0] > now + QUIET_S
+        step_s = QUIET_S if quiet else 1.0
+        now += step_s
         came = dict.fromkeys(NAMES, 0)
         while left and left[-1][0] <= now:
             came[left.pop()[1]] += 1
@@ -72,7 +74,7 @@ def starts_with_turns(arrivals: Arrivals) -> int:
                 running[name] = [end for end in running[name] if end > now] + [now + ANSWER_S] * waiting[name]
                 waiting[name] = 0
             load = ModelLoad(
-                interval_s=1.0,
+                interval_s=step_s,
                 requests=came[name],
                 waiting=waiting[name],
                 running=len(running[name]),
@@ -100,11 +102,11 @@ def check(gap_s: float, span_s: float, seed: int) -> None:
 
 
 def test_six_models_that_sleep_need_a_fifth_of_the_starts_and_answer_within_a_wake_up_and_a_second() -> None:
-    check(gap_s=180.0, span_s=4 * 3600.0, seed=1)
+    check(gap_s=180.0, span_s=2 * 3600.0, seed=1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("gap_s", [180.0, 300.0, 600.0])
 def test_the_same_over_days_seeds_and_intervals(gap_s: float, seed: int) -> None:
-    check(gap_s=gap_s, span_s=200 * gap_s, seed=seed)
+    check(gap_s=gap_s, span_s=100 * gap_s, seed=seed)

@@ -164,6 +164,7 @@ messages_to_ingress = st.one_of(
         kv_usage=st.floats(0, 1),
         draining=st.booleans(),
         drain_left_s=st.floats(0, 1e9),
+        sleeping=st.booleans(),
     ),
     st.builds(Outputs, buffers=buffers),
     st.builds(TrialBegins, attempt_id=ids),

@@ -280,7 +280,7 @@ def test_every_message_of_an_open_link_arrives() -> None:
     wire = replica.send_heartbeat(EngineLoad(5, 1, 2, 0.5), drain_left_s=7.5)
     wire += outputs(b"o")
     assert ingress.receive_data(wire) == [
-        Heartbeat(5, 1, 2, 0.5, True, 7.5),
+        Heartbeat(5, 1, 2, 0.5, True, 7.5, False),
         Outputs([b"o"]),
     ]
 

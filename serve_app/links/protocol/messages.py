@@ -121,7 +121,7 @@ class Heartbeat(Struct, array_like=True, frozen=True, forbid_unknown_fields=True
     draining: bool
     # 1e9: 30 years; what matters is that it is finite.
     drain_left_s: Annotated[float, Meta(ge=0, le=1e9)]
-    sleeping: bool = False
+    sleeping: bool
 
 
 class Ping(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=4):
