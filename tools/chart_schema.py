@@ -267,7 +267,8 @@ def values_schema() -> Schema:
     config["$defs"]["ModelSettings"]["properties"] |= of_models
     # A pod has its GPUs to itself, so an engine that sleeps in one makes room for nothing.
     del config["$defs"]["ModelSettings"]["properties"]["sleep"], config["$defs"]["SleepSettings"]
-    del config["$defs"]["AutoscalingSettings"]["properties"]["max_asleep_gib"]
+    for keys in (config["$defs"]["AutoscalingSettings"]["properties"], config["properties"]["autoscaling"]["default"]):
+        del keys["max_asleep_gib"]
     for section in (config, config["$defs"]["ModelSettings"], config["$defs"]["IngressSettings"]):
         section["patternProperties"] = _patterns(set(_written(FOREIGN)) - set(section["properties"]))
     for name in ("ModelSettings", "IngressSettings"):
