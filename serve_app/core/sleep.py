@@ -121,6 +121,8 @@ class Sleep:
                 self._asked_until = now + ASKED_S
             case Looked(attempts):
                 self._attempts = attempts
+                if attempts and self.phase is Phase.AWAKE:
+                    self._asked_until = now  # what waited has come: from its end on the replica is idle
             case Ordered(order):
                 self._order = order
             case EngineChanged():

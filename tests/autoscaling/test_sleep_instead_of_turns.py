@@ -93,20 +93,20 @@ def p99(values: list[float]) -> float:
     return sorted(values)[math.ceil(0.99 * len(values)) - 1]
 
 
-def check(gap_s: float, span_s: float, seed: int) -> None:
-    arrivals = zipf(gap_s=gap_s, span_s=span_s, seed=seed)
-    world = with_sleep(arrivals)
-    assert len(world.ttfts_s) == len(arrivals)
-    assert p99(world.ttfts_s) <= COPY_S + 1.0
-    assert starts_with_turns(arrivals) >= 5 * world.num_starts
+def check(runs: list[Arrivals]) -> None:
+    """Check the requests of all runs together: a single run has hardly more than a hundred."""
+    worlds = [with_sleep(arrivals) for arrivals in runs]
+    ttfts_s = [ttft_s for world in worlds for ttft_s in world.ttfts_s]
+    assert len(ttfts_s) == sum(len(arrivals) for arrivals in runs)
+    assert p99(ttfts_s) <= COPY_S + 1.0
+    assert sum(starts_with_turns(arrivals) for arrivals in runs) >= 5 * sum(world.num_starts for world in worlds)
 
 
 def test_six_models_that_sleep_need_a_fifth_of_the_starts_and_answer_within_a_wake_up_and_a_second() -> None:
-    check(gap_s=180.0, span_s=2 * 3600.0, seed=1)
+    check([zipf(gap_s=180.0, span_s=2 * 3600.0, seed=1)])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("gap_s", [180.0, 300.0, 600.0])
-def test_the_same_over_days_seeds_and_intervals(gap_s: float, seed: int) -> None:
-    check(gap_s=gap_s, span_s=100 * gap_s, seed=seed)
+def test_the_same_over_many_hours_seeds_and_intervals(gap_s: float) -> None:
+    check([zipf(gap_s=gap_s, span_s=100 * gap_s, seed=seed) for seed in range(3)])
