@@ -6,6 +6,7 @@ renewal of every member, within ``renew_s``, puts the member back. A lease that 
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -18,7 +19,9 @@ from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 
 from serve_app.config import MembershipSettings
 from serve_app.core.order_board import OrderBoard
+from serve_app.core.places import Applicant, Places
 from serve_app.core.quota_shares import Answer, QuotaShares, Report
+from serve_app.core.sleep import Claim, Order
 from serve_app.errors import LeaseBoardSilent
 from serve_app.host.steady_clock import steady_clock
 
@@ -26,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 10.0
 _RETRY_S = 0.5
+_LOOK_AT_PLACES_S = 0.25
 
 AWAY = (ray.exceptions.RayError, OSError, ValueError, RuntimeError)
 """Errors of a call while the board or Ray's control store is away. OSError includes TimeoutError and Ray's own failures to connect.
@@ -132,6 +136,8 @@ class LeaseBoard:
         self._clock = steady_clock()
         self._shares = QuotaShares(expiry_s, self._clock())
         self._orders = OrderBoard(expiry_s)
+        self._places = Places(expiry_s, now=now())
+        self._places_changed = asyncio.Event()
         self._version = 1
         self._changed = asyncio.Event()
         # A version of an earlier incarnation, which a caller still has, must never look current.
@@ -148,6 +154,8 @@ class LeaseBoard:
         """Remove a member at once, because it stops."""
         if self._leases.pop(member_id, None) is not None:
             self._bump()
+        self._places.forget(member_id, now=self._now())
+        self._wake_places()
 
     def members(self) -> list[Lease]:
         """Return the members whose lease has not ended."""
@@ -180,6 +188,24 @@ class LeaseBoard:
             report.ingress, report.waits, self._now(), number=report.number, last_answered=report.last_answered
         )
         return answer._replace(waits=waits)
+
+    async def claim_place(self, applicant: Applicant, claim: Claim, seen: Order, timeout_s: float) -> Order:
+        """Take in a replica's claim to the GPUs that it shares. Return the answer once it differs from ``seen``, or after ``timeout_s``."""
+        self._places.report(applicant, claim, now=self._now())
+        self._wake_places()
+        deadline = self._now() + timeout_s
+        while True:
+            order = self._places.order(applicant.replica_id, now=self._now())
+            if order != seen or (left := deadline - self._now()) <= 0:
+                return order
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left, _LOOK_AT_PLACES_S)):  # a stay may be over, or a holder silent
+                    await self._places_changed.wait()
+            self._places.settle(self._now())
+
+    def _wake_places(self) -> None:
+        self._places_changed.set()
+        self._places_changed = asyncio.Event()
 
     def report(self) -> dict[str, Any]:
         """Return members and scaling notes as plain data, for people who watch the fleet. Notes are in order of time."""
@@ -297,6 +323,21 @@ class Membership:
                 self._board = None
             raise LeaseBoardSilent(retry_after_s=self._settings.renew_s) from exc
         return answer
+
+    async def claim_place(self, applicant: Applicant, claim: Claim, seen: Order) -> Order:
+        """Return `LeaseBoard.claim_place`, within `renew_s`.
+
+        Raises:
+            LeaseBoardSilent: The board does not answer, or is of a release that knows no places.
+        """
+        renew_s = self._settings.renew_s
+        try:
+            order: Order = await self._call("claim_place", applicant, claim, seen, renew_s, timeout_s=2 * renew_s)
+        except (*AWAY, AttributeError) as exc:
+            if not isinstance(exc, TimeoutError):
+                self._board = None
+            raise LeaseBoardSilent(retry_after_s=renew_s) from exc
+        return order
 
     async def report(self) -> dict[str, Any]:
         """Return `LeaseBoard.report`.

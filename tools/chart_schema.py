@@ -266,6 +266,10 @@ def values_schema() -> Schema:
     closed = {"additionalProperties": False, "patternProperties": properties["modelPods"]["patternProperties"]}
     of_models = {"order": _ORDER, "pods": {**described_pods, **closed}, "served": _SERVED}
     config["$defs"]["ModelSettings"]["properties"] |= of_models
+    # A pod has its GPUs to itself, so an engine that sleeps in one makes room for nothing.
+    del config["$defs"]["ModelSettings"]["properties"]["sleep"], config["$defs"]["SleepSettings"]
+    for keys in (config["$defs"]["AutoscalingSettings"]["properties"], config["properties"]["autoscaling"]["default"]):
+        del keys["max_asleep_gib"]
     for section in (config, config["$defs"]["ModelSettings"], config["$defs"]["IngressSettings"]):
         section["patternProperties"] = _patterns(set(_written(FOREIGN)) - set(section["properties"]))
     for name in ("ModelSettings", "IngressSettings"):

@@ -18,7 +18,7 @@ from serve_app.autoscaling.history import GUARD_S, HISTORY_S, History, Mean
 from serve_app.autoscaling.needs import Needs, Unproven, keep_s, positive
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S, Orders, queue_at_s
 from serve_app.autoscaling.pools import PoolMix, pool_inputs
-from serve_app.autoscaling.signals import STALE_S, ModelLoad
+from serve_app.autoscaling.signals import STALE_S, Asleep, ModelLoad
 from serve_app.core.pool_sizes import PoolSizes
 
 RECOVER_S, RECOVER_STARTS = 15.0, 0.5
@@ -36,8 +36,7 @@ LEAST_CHANCE, MOST_CHANCE = 0.05, 0.5
 never exact: a large fleet that trusted its demand more would be too near its limit for a step of the load."""
 KV_GUARD = 0.95
 """Share of the KV cache in use above which a replica counts as full."""
-MANY = 1e6
-"""Requests at once, if no limit is known."""
+MANY = 1e6  # requests at once, if no limit is known
 MISMEASURED = ("kv cache full", "late first tokens")
 """Guards that fire when replicas can do less than was measured."""
 LATE_GUARD = 0.1
@@ -67,6 +66,7 @@ class ScalingRules:
     priority: int = 0
     gpus_per_replica: float = 0.0
     pools: PoolSizes | None = None
+    sleeps: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +80,7 @@ class Observation:
     minimum: int
     maximum: int
     load: ModelLoad
+    asleep: Asleep | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,6 @@ class Decision:
 
     desired: int
     wish: str = field(metadata={"alias": "rule"})  # the key of the log, which other versions read
-    """Name of the wish that decided: the others are in ``alternatives``."""
     alternatives: Mapping[str, int]
     """Wish -> the replicas it asked for, bounds not yet applied."""
     inputs: Mapping[str, float]

@@ -21,7 +21,7 @@ from serve_app.autoscaling.fleet import INGRESSES, FleetObservation, FleetScaler
 from serve_app.autoscaling.memory import Memory, MemoryStore, id_of, members, pack, unpack
 from serve_app.autoscaling.rules import INGRESS, replica_deployment, rules_of, scaled_models
 from serve_app.autoscaling.series import Gauges
-from serve_app.autoscaling.signals import INCREMENTS, REPLICA_INCREMENTS, STALE_S, Meter, ModelLoad
+from serve_app.autoscaling.signals import INCREMENTS, REPLICA_INCREMENTS, STALE_S, Asleep, Meter, ModelLoad
 from serve_app.config import ModelSettings, Settings, parse_settings
 from serve_app.config.schedule import bounds_at
 from serve_app.core.step_costs import MeasuredCosts, combined
@@ -236,7 +236,8 @@ class DemandPolicy:
             # An operator has changed the minimum; 0 is an unload, and wins over the schedule.
             minimum = max(minimum, operated.min_replicas) if operated.min_replicas else 0
         running, target = len(members(context)), max(context.target_num_replicas, initial)
-        return Observation(running=running, target=target, minimum=minimum, maximum=maximum, load=load)
+        asleep = _asleep(newest_reports(context)) if model.sleep is not None else None
+        return Observation(running=running, target=target, minimum=minimum, maximum=maximum, load=load, asleep=asleep)
 
     def _ingress(
         self, context: Any, reports: Reports, increments: Mapping[str, float], interval_s: float, silent: tuple[str, ...]
@@ -255,6 +256,17 @@ class DemandPolicy:
             interval_s=interval_s,
             silent=silent,
         )
+
+
+def _asleep(reports: Reports) -> Asleep | None:
+    """Return how the model's engine sleeps; None if it does not, or if a replica beside it, as during an update, is awake."""
+    found = [values for _, values in reports.values()]
+    if not found or not all(values.get("asleep") for values in found):
+        return None
+    return Asleep(
+        wake_s=max(values.get("wake_s", values.get("sleep_s", 0.0)) for values in found),
+        host_bytes=sum(values.get("host_bytes", 0.0) for values in found),
+    )
 
 
 def _digest(model: ModelSettings) -> str:

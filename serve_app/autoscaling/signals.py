@@ -92,6 +92,16 @@ class ModelLoad:
         return not self.is_partial and self.assumed_share <= MANY_ASSUMED
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asleep:
+    """The engine of a model's only replica sleeps."""
+
+    wake_s: float
+    """How long its last wake-up took, or its falling asleep before the first."""
+    host_bytes: float
+    """Host memory that its weights take."""
+
+
 INCREMENTS = tuple(f.name for f in fields(Tally))
 REPLICA_INCREMENTS = ("steps", "busy_s")
 

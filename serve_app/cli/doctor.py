@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import resource
 import runpy
@@ -96,7 +97,7 @@ def examine(file: Path) -> Iterator[Finding]:
 
 def needed_gpus(settings: Settings) -> int:
     """Return the GPUs of the smallest fleet; simulated accelerators do not count."""
-    return sum(m.gpus_per_replica * m.replicas.min for m in settings.models.values() if m.simulated is None)
+    return math.ceil(sum(m.gpu_share() * m.replicas.min for m in settings.models.values() if m.simulated is None))
 
 
 def _packages() -> Iterator[Finding]:

@@ -29,6 +29,8 @@ REASONS: Mapping[str, str] = {
     "maximum": "the most that the configuration allows",
     "GPUs are short": "the models together want more GPUs than autoscaling.max_gpus",
     "another model's turn": "requests wait for another model, the GPUs suffice for one of them, and this one is idle or has had its turn",
+    "awake": "no more is wanted, and its idle engine will sleep",
+    "asleep": "its engine sleeps: the next request wakes it, sooner than a replica starts",
     "streams": "the open streams need that many",
     "cpu": "the CPU use of the ingresses needs that many",
 }

@@ -27,6 +27,7 @@ from serve_app.config.pools import PoolsSettings, pool_problems
 from serve_app.config.routing import RoutingSettings
 from serve_app.config.schedule import ScheduledBounds
 from serve_app.config.simulated import SimulatedSettings
+from serve_app.config.sleep import SleepSettings, sleep_problems
 from serve_app.config.vllm_arguments import checked_engine_args, checked_frontend_args
 
 DEFAULT_KV_CACHE_GIB = 1.0
@@ -212,6 +213,8 @@ class ModelSettings(Section):
     """Whether requests take their KV cache along when their replica drains."""
     pools: PoolsSettings | None = None
     """Which replicas compute long prompts, and which make answers: docs/kv.md. Default: each does both."""
+    sleep: SleepSettings | None = None
+    """Whether and when the engine sleeps. Default: never. Only on cuda, or simulated."""
     canary: CanarySettings | None = None
     """Makes this model the canary of another model. Default: the model is no canary."""
     required: bool = Field(default=True, strict=True)
@@ -222,6 +225,11 @@ class ModelSettings(Section):
     def per_node(self) -> int | None:
         """Return the most replicas on one node; None for any number."""
         return self.replicas_per_node or (1 if self.device == "cuda" and self.nodes == 1 else None)
+
+    def gpu_share(self) -> float:
+        """Return the GPUs that Ray reserves for one replica: with `sleep.replicas_per_gpu` a part of one, in Ray's steps of 0.0001."""
+        sharing = 1 if self.sleep is None else self.sleep.replicas_per_gpu
+        return self.gpus_per_replica if sharing == 1 else int(self.gpus_per_replica * 10_000 / sharing) / 10_000
 
     def gpus_per_node(self) -> int:
         """Return the GPUs that one replica holds on each of its nodes."""
@@ -259,17 +267,8 @@ class ModelSettings(Section):
     def _fits_together(self) -> Self:
         simulation = self._simulation_problems(self.simulated) if self.simulated else ()
         kv = self._kv_problems() if self.kv.is_on else self._problems_without_kv()
-        refuse(
-            [
-                *simulation,
-                *self._device_problems(),
-                *self._node_problems(),
-                *self._scaling_problems(),
-                *self._adapter_problems(),
-                *kv,
-                *pool_problems(self),
-            ]
-        )
+        own = (*self._device_problems(), *self._node_problems(), *self._scaling_problems(), *self._adapter_problems())
+        refuse([*simulation, *own, *sleep_problems(self), *kv, *pool_problems(self)])
         return self
 
     def _device_problems(self) -> Iterator[PydanticCustomError]:

@@ -95,12 +95,14 @@ class HeartbeatArrived:
     """A replica reported its load.
 
     ``drain_left_s``, >= 0, means something only while it is ``draining``: seconds until its goodbye, whatever it then still holds.
+    ``sleeping``: it drains because its engine sleeps, or is about to; `WakeReplica` makes it take requests again.
     """
 
     replica_id: str
     load: EngineLoad
     draining: bool
     drain_left_s: float = 0.0
+    sleeping: bool = False
 
 
 class LinkEnd(Enum):

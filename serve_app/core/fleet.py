@@ -38,12 +38,15 @@ from serve_app.core.instructions import (
     FreeKeptKv,
     Instruction,
     PassTrial,
+    WakeReplica,
 )
 from serve_app.core.pools import Pools
 from serve_app.core.request import EngineOutput, RequestState, Trial
 from serve_app.core.routing import ReplicaState, mark_longest
 from serve_app.core.trail import MOVED, TAKEN_BACK
 from serve_app.errors import ResumeDiverged
+
+WAKE_EVERY_S = 1.0
 
 
 class FleetState(Attempts):
@@ -83,7 +86,7 @@ class FleetState(Attempts):
             case Ticked():
                 self.quarantine.expire(now=now)
                 ended = self._eject_silent(now) + self._end_long_waits(now) + self._end_hand_overs(now)
-                return ended + self._move_off_draining(now) + self._move_off_burdened(now)
+                return ended + self._move_off_draining(now) + self._move_off_burdened(now) + self._wake(now)
         return []
 
     def validate(self) -> None:
@@ -121,7 +124,10 @@ class FleetState(Attempts):
             return [self._reject(request, too_late, now)]
         self.waiting.add(request)
         started = self._dispatch(now)
-        if request.replica_id is not None or (full := self.refusals.of_full_line(self.waiting, request, now)) is None:
+        if request.replica_id is not None:
+            return started
+        started += self._wake(now)
+        if (full := self.refusals.of_full_line(self.waiting, request, now)) is None:
             return started
         return started + self._give_up(*full, now)
 
@@ -182,12 +188,15 @@ class FleetState(Attempts):
     def _on_heartbeat_arrived(self, event: HeartbeatArrived, *, now: float) -> list[Instruction]:
         if (replica := self.replicas.get(event.replica_id)) is None:
             return []
+        if replica.sleeping and not event.sleeping:  # its engine was asleep, and has lost its KV cache
+            self._routing.forget(event.replica_id)
         if replica.take_heartbeat(event, now=now):
             self._replicas_changed()
         self.order.note_queue(event.replica_id, event.load.waiting, replica.held.values())
-        self.drains.notice(event.replica_id, event.drain_left_s if event.draining else None, now=now)
+        ends = event.draining and not event.sleeping
+        self.drains.notice(event.replica_id, event.drain_left_s if ends else None, now=now)
         self._routing.changed(event.replica_id)
-        return self._dispatch(now)
+        return self._dispatch(now) + self._wake(now)
 
     def _forget_replica(self, replica_id: str, end: LinkEnd, unsent: Set[str] = frozenset(), *, now: float) -> list[Instruction]:
         """Put the replica's requests at the front of the queue. A second LinkLost finds nothing."""
@@ -339,6 +348,17 @@ class FleetState(Attempts):
             for replica in self._apart.burdened(self.replicas.values())
             for request, target in self._apart.moves(replica, self.replicas, now)
         ]
+
+    def _wake(self, now: float) -> list[Instruction]:
+        """Ask the replicas whose engines sleep to wake, each second, while requests wait and no replica takes any."""
+        if not self.waiting or not all(r.draining for r in self.replicas.values()):
+            return []
+        due = [
+            r for r in self.replicas.values() if r.sleeping and (r.wake_asked_at is None or now - r.wake_asked_at >= WAKE_EVERY_S)
+        ]
+        for replica in due:
+            replica.wake_asked_at = now
+        return [WakeReplica(replica.replica_id) for replica in due]
 
     def _end_hand_overs(self, now: float) -> list[Instruction]:
         """Start requests again whose source did not hand them over, or whose target made no token, in time."""

@@ -84,6 +84,10 @@ class InputThread:
             self._ask(pipe.HAND_OVER_SLOT, "hand_over", message.attempt_ids)
         elif isinstance(message, pipe.FreeKvInEngine):
             self._ask(pipe.HAND_OVER_SLOT, "free_kv", message.attempt_ids)
+        elif isinstance(message, pipe.FallAsleep):
+            self._ask(pipe.SLEEP_SLOT, "fall_asleep", message.level)
+        elif isinstance(message, pipe.WakeUp):
+            self._ask(pipe.SLEEP_SLOT, "wake_whole", message.level)
         else:
             self._ask(pipe.TRIALS_SLOT, "is_sleeping")  # any method does: the engine calls it after all earlier messages
 
@@ -159,6 +163,9 @@ class OutputThread:
         if outputs.utility_output is not None:
             if slot == pipe.HAND_OVER_SLOT:
                 return  # what ended at once comes as outputs
+            if slot == pipe.SLEEP_SLOT:
+                self._send(pipe.SleepChanged(readable(outputs.utility_output.failure_message or "", MAX_REASON_CHARS)))
+                return
             if slot != pipe.PROBE_SLOT or not _will_step(outputs.utility_output):
                 self._send(pipe.Answered(slot))
             return
