@@ -18,12 +18,14 @@ from tools.monitoring.preview import Line, clock, clock_ticks, draw, legend_of, 
 
 
 class TwoSeries:
-    """Tells two series for each panel of series, and nothing for the others."""
+    """Has two series for each panel of series, zeros for the panels named zero, and nothing for the others."""
 
     span = (-300.0, 0.0)
 
     def lines(self, panel: Mapping[str, Any]) -> Iterator[Line]:
-        if panel["type"] == "timeseries":
+        if panel["title"] == "zero":
+            yield Line("a", (-60.0, 0.0), (0.0, 0.0))
+        elif panel["type"] == "timeseries":
             yield Line("a", (-60.0, 0.0), (1.0, 2.0))
             yield Line("b", (-60.0, 0.0), (3.0, 4.0))
 
@@ -44,8 +46,12 @@ def test_panels_without_data_are_left_out_and_the_others_move_up_and_fill_their_
         return {"title": title, "type": kind, "gridPos": {"x": x, "y": y, "w": w, "h": h}}
 
     board = [panel("A", "row", 0, 0, 24, 1), panel("a", "stat", 0, 1, 24, 4), panel("B", "row", 0, 5, 24, 1)]
-    board += [panel("b", "timeseries", 0, 6, 8, 8), panel("none", "stat", 8, 6, 8, 8), panel("c", "timeseries", 16, 6, 8, 8)]
-    board += [panel("d", "timeseries", 0, 14, 12, 8), panel("C", "row", 0, 22, 24, 1), panel("e", "timeseries", 0, 23, 24, 8)]
+    board += [
+        panel("b", "timeseries", 0, 6, 8, 8),
+        panel("zero", "timeseries", 8, 6, 8, 8),
+        panel("c", "timeseries", 16, 6, 8, 8),
+    ]
+    board += [panel("d", "timeseries", 0, 14, 12, 8), panel("C", "row", 0, 22, 24, 1), panel("zero", "stat", 0, 23, 24, 8)]
     kept = with_data(board, TwoSeries())
     assert [(each["title"], *(each["gridPos"][side] for side in "xyw")) for each in kept] == [
         ("B", 0, 0, 24),
@@ -53,7 +59,7 @@ def test_panels_without_data_are_left_out_and_the_others_move_up_and_fill_their_
         ("c", 12, 1, 12),
         ("d", 0, 9, 24),
         ("C", 0, 17, 24),
-        ("e", 0, 18, 24),
+        ("zero", 0, 18, 24),
     ]
 
 

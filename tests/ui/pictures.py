@@ -118,14 +118,16 @@ def fleet_pictures(out: Path) -> None:
             jump()
             with _stage(page, f"a third replica under {RATES[1]} requests/s"):
                 _wait_for_cards(page, ready=3)
-            page.wait_for_timeout(AFTER_KILL_S * 1000)
+            page.wait_for_timeout(CALM_S * 1000)
             with _stage(page, "an engine killed, its answers resumed, another replica starting"):
                 page.click("#kill")
                 page.wait_for_selector("text=/answers? resumed at another replica/")
                 _wait_for_cards(page, ready=2, starting=1, lost=1)
             page.wait_for_timeout(AFTER_KILL_S * 1000)
             page.screenshot(path=out / "fleet.png")
-            page.wait_for_timeout(8 * AFTER_KILL_S * 1000)
+            with _stage(page, "the replica in the place of the lost one"):
+                _wait_for_cards(page, ready=3)
+            page.wait_for_timeout(CALM_S * 1000)
             minutes = (time.time() - began) / 60
             asked = ["--prometheus", f"http://127.0.0.1:{port}", "--minutes", f"{minutes:.2f}", "--out", folder, "--with-data"]
             if preview.main([*asked, "--boards", *BOARDS]):

@@ -126,7 +126,7 @@ def draw(panel: Mapping[str, Any], lines: Sequence[Line], ax: Axes, span: tuple[
         ax.plot(line.times, line.values, linewidth=1, marker=marker, label=line.named(unit))
     drawn = [value for line in lines for value in line.values if np.isfinite(value)]
     lowest, highest = min(drawn, default=0.0), max(drawn, default=0.0)
-    extent = (max(0.0, highest) - min(0.0, lowest)) or 1.0
+    extent = (max(0.0, highest) - min(0.0, lowest)) or 1.0 / _UNITS.get(unit, (1.0, ""))[0]
     ax.set_ylim(1.1 * min(0.0, lowest), max(0.0, highest) + extent * (0.1 + 0.09 * min(len(lines), 8)))  # room for the legend
     ax.set_xlim(*span)
     ax.set_xticks(clock_ticks(*span))
@@ -137,17 +137,25 @@ def draw(panel: Mapping[str, Any], lines: Sequence[Line], ax: Axes, span: tuple[
 
 
 def with_data(panels: Sequence[Mapping[str, Any]], source: Source) -> list[dict[str, Any]]:
-    """Return the panels that have a value, and the rows that have such a panel. Panels keep their order and height and fill each line."""
+    """Return the panels that show something, and the rows that have such a panel. Panels keep their order and height and fill each line.
+
+    A line that is always 0 shows nothing, and the number 0 does.
+    """
     kept: list[dict[str, Any]] = []
     bottom = 0
     starts = [number for number, panel in enumerate(panels) if panel["type"] == "row"]
     for start, end in zip(starts, [*starts[1:], len(panels)], strict=True):
-        known = [panel for panel in panels[start + 1 : end] if any(any(np.isfinite(line.values)) for line in source.lines(panel))]
+        known = [panel for panel in panels[start + 1 : end] if _shows(panel, source)]
         if known:
             kept.append({**panels[start], "gridPos": {**panels[start]["gridPos"], "y": bottom}})
             kept += _in_lines(known, bottom + panels[start]["gridPos"]["h"])
             bottom = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in kept)
     return kept
+
+
+def _shows(panel: Mapping[str, Any], source: Source) -> bool:
+    values = [value for line in source.lines(panel) for value in line.values if np.isfinite(value)]
+    return any(values) or (bool(values) and panel["type"] != "timeseries")
 
 
 def _in_lines(panels: Sequence[Mapping[str, Any]], top: int) -> Iterator[dict[str, Any]]:
@@ -189,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=5.0, help="how far back")
     parser.add_argument("--out", type=Path, default=Path("build/preview"))
     parser.add_argument("--boards", nargs="*", choices=[board.name for board in BOARDS], help="default: all")
-    parser.add_argument("--with-data", action="store_true", help="leave out panels without a value")
+    parser.add_argument("--with-data", action="store_true", help="leave out panels that show nothing")
     given = parser.parse_args(arguments)
     try:
         requests.get(f"{given.prometheus}/-/ready", timeout=20).raise_for_status()
