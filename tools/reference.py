@@ -23,6 +23,7 @@ from serve_app.config.routing import RoutingSettings
 from serve_app.config.schedule import ScheduledBounds
 from serve_app.config.settings import AutoscalingSettings, Settings, TimeoutSettings
 from serve_app.config.simulated import SimulatedSettings
+from serve_app.config.sleep import SleepSettings
 from serve_app.config.tenants_file import (
     KeySettings,
     TenantDeadlines,
@@ -47,6 +48,7 @@ SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("models: golden", "A list.", GoldenPrompt),
     ("models: media", "", MediaSettings),
     ("models: kv", "", KvSettings),
+    ("models: sleep", "", SleepSettings),
     ("models: canary", "", CanarySettings),
     ("ingress", "", IngressSettings),
     ("ingress: replicas", "", IngressScalingSettings),
