@@ -24,6 +24,7 @@ from serve_app.config.routing import RoutingSettings
 from serve_app.config.schedule import ScheduledBounds
 from serve_app.config.settings import AutoscalingSettings, Settings, TimeoutSettings
 from serve_app.config.simulated import SimulatedSettings
+from serve_app.config.sleep import SleepSettings
 from serve_app.config.tenants_file import (
     KeySettings,
     TenantDeadlines,
@@ -50,6 +51,7 @@ SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("models: kv", "", KvSettings),
     ("models: pools", "", PoolsSettings),
     ("pools: prefill, pools: decode", "", PoolBounds),
+    ("models: sleep", "", SleepSettings),
     ("models: canary", "", CanarySettings),
     ("ingress", "", IngressSettings),
     ("ingress: replicas", "", IngressScalingSettings),
