@@ -85,7 +85,8 @@ def _replica(settings: Settings, model: ModelSettings) -> Any:
     options["ray_actor_options"]["resources"] = dict(model.resources)
     if model.gpus_per_replica:
         # One actor holds all GPUs of a replica on a node, so that they are in one node; the engine's workers inherit them.
-        options["ray_actor_options"]["num_gpus"] = model.gpus_per_node()
+        # Models that sleep reserve a part of a GPU; Ray then gives some of them the same one.
+        options["ray_actor_options"]["num_gpus"] = model.gpu_share() if model.nodes == 1 else model.gpus_per_node()
     if model.nodes > 1:
         # Ray reserves all nodes or none, and Serve runs the replica's actor in the first bundle.
         bundle = {"CPU": model.num_cpus, "GPU": model.gpus_per_node(), **model.resources}

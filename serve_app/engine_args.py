@@ -128,6 +128,8 @@ def engine_core_args(model: ModelSettings, model_path: str, node: NodeOfEngine |
         args.setdefault("enforce_eager", True)
         if model.simulated is None:
             args["kv_cache_memory_bytes"] = int(model.kv_cache_gib * 2**30)
+    if model.sleep is not None and model.simulated is None:
+        args["enable_sleep_mode"] = True
     if model.kv.is_on:
         args["kv_transfer_config"] = _kv_transfer(model)
     ours: dict[str, Any] = {}

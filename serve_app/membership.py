@@ -6,6 +6,7 @@ renewal of every member, within ``renew_s``, puts the member back. A lease that 
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -18,7 +19,9 @@ from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 
 from serve_app.config import MembershipSettings
 from serve_app.core.order_board import OrderBoard
+from serve_app.core.places import Applicant, Places
 from serve_app.core.quota_shares import Answer, QuotaShares, Report
+from serve_app.core.sleep import Claim, Order
 from serve_app.errors import LeaseBoardSilent
 from serve_app.host.steady_clock import steady_clock
 
@@ -26,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 10.0
 _RETRY_S = 0.5
+_LOOK_AT_PLACES_S = 0.25
 
 AWAY = (ray.exceptions.RayError, OSError, ValueError, RuntimeError)
 """Errors of a call while the board or Ray's control store is away. OSError includes TimeoutError and Ray's own failures to connect.
@@ -60,6 +64,9 @@ class Lease:
     """For an ingress, what it has quarantined: model, fingerprint, and the seconds that are left."""
     condemned: tuple[tuple[str, str], ...] = ()
     """For an ingress, canaries that it found bad: digest of the release, and why."""
+    prefill_share: float | None = None
+    """For a replica of a model with pools, what the board adds: the share of its model's replicas that should compute long prompts, by the
+    autoscaler. None: the autoscaler has said nothing."""
     expiry_s: float = 0.0
     """Seconds after a renewal at which the lease ends; `Membership.keep` fills it in. 0: the board's own `expiry_s`.
 
@@ -76,7 +83,10 @@ class Lease:
 
     def row(self) -> dict[str, Any]:
         """Return the lease as plain data, under the keys of `GET /fleet` and of `serve-app status --json`."""
-        return {_KEYS.get(name, name): value for name, value in asdict(self).items()}
+        row = {_KEYS.get(name, name): value for name, value in asdict(self).items()}
+        if self.prefill_share is None:
+            del row["prefill_share"]  # most models have no pools
+        return row
 
     def concerns(self) -> tuple[object, ...]:
         """Return the fields on which other members act at once."""
@@ -101,6 +111,14 @@ class ScalingNote:
     """The rule of the autoscaler whose wish won (docs/autoscaling.md)."""
 
 
+@dataclass(frozen=True)
+class PoolNote:
+    """The share of a model's replicas that should compute long prompts, 0..1, by the autoscaler."""
+
+    model: str
+    prefill_share: float
+
+
 MAX_NOTES = 100
 """The most scaling notes that a board keeps; it drops the oldest."""
 
@@ -114,9 +132,12 @@ class LeaseBoard:
         self._leases: dict[str, tuple[Lease, float]] = {}
         self._notes: deque[ScalingNote] = deque(maxlen=MAX_NOTES)
         self._kept = b""
+        self._prefill_shares: dict[str, float] = {}
         self._clock = steady_clock()
         self._shares = QuotaShares(expiry_s, self._clock())
         self._orders = OrderBoard(expiry_s)
+        self._places = Places(expiry_s, now=now())
+        self._places_changed = asyncio.Event()
         self._version = 1
         self._changed = asyncio.Event()
         # A version of an earlier incarnation, which a caller still has, must never look current.
@@ -133,15 +154,23 @@ class LeaseBoard:
         """Remove a member at once, because it stops."""
         if self._leases.pop(member_id, None) is not None:
             self._bump()
+        self._places.forget(member_id, now=self._now())
+        self._wake_places()
 
     def members(self) -> list[Lease]:
         """Return the members whose lease has not ended."""
         self._expire()
-        return [lease for lease, _ in self._leases.values()]
+        return [self._with_share(lease) for lease, _ in self._leases.values()]
 
     def note(self, note: ScalingNote) -> None:
         """Keep a decision of the autoscaler, without waking the pollers."""
         self._notes.append(note)
+
+    def plan_pools(self, note: PoolNote) -> None:
+        """Tell all ingresses how the replicas of a model divide into pools; repeats wake no poller."""
+        if self._prefill_shares.get(note.model) != note.prefill_share:
+            self._prefill_shares[note.model] = note.prefill_share
+            self._bump()
 
     def keep(self, data: bytes) -> None:
         """Keep the autoscaler's memory for the next controller (`autoscaling/memory.py`)."""
@@ -160,6 +189,24 @@ class LeaseBoard:
         )
         return answer._replace(waits=waits)
 
+    async def claim_place(self, applicant: Applicant, claim: Claim, seen: Order, timeout_s: float) -> Order:
+        """Take in a replica's claim to the GPUs that it shares. Return the answer once it differs from ``seen``, or after ``timeout_s``."""
+        self._places.report(applicant, claim, now=self._now())
+        self._wake_places()
+        deadline = self._now() + timeout_s
+        while True:
+            order = self._places.order(applicant.replica_id, now=self._now())
+            if order != seen or (left := deadline - self._now()) <= 0:
+                return order
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left, _LOOK_AT_PLACES_S)):  # a stay may be over, or a holder silent
+                    await self._places_changed.wait()
+            self._places.settle(self._now())
+
+    def _wake_places(self) -> None:
+        self._places_changed.set()
+        self._places_changed = asyncio.Event()
+
     def report(self) -> dict[str, Any]:
         """Return members and scaling notes as plain data, for people who watch the fleet. Notes are in order of time."""
         return {"members": [lease.row() for lease in self.members()], "decisions": [asdict(note) for note in self._notes]}
@@ -175,6 +222,10 @@ class LeaseBoard:
             except TimeoutError:
                 self._expire()
         return (self._incarnation, self._version), self.members()
+
+    def _with_share(self, lease: Lease) -> Lease:
+        share = self._prefill_shares.get(lease.model) if lease.role == "replica" else None
+        return lease if share is None else replace(lease, prefill_share=share)
 
     def _expiry_of(self, lease: Lease) -> float:
         return lease.expiry_s or self._expiry_s
@@ -272,6 +323,21 @@ class Membership:
                 self._board = None
             raise LeaseBoardSilent(retry_after_s=self._settings.renew_s) from exc
         return answer
+
+    async def claim_place(self, applicant: Applicant, claim: Claim, seen: Order) -> Order:
+        """Return `LeaseBoard.claim_place`, within `renew_s`.
+
+        Raises:
+            LeaseBoardSilent: The board does not answer, or is of a release that knows no places.
+        """
+        renew_s = self._settings.renew_s
+        try:
+            order: Order = await self._call("claim_place", applicant, claim, seen, renew_s, timeout_s=2 * renew_s)
+        except (*AWAY, AttributeError) as exc:
+            if not isinstance(exc, TimeoutError):
+                self._board = None
+            raise LeaseBoardSilent(retry_after_s=renew_s) from exc
+        return order
 
     async def report(self) -> dict[str, Any]:
         """Return `LeaseBoard.report`.

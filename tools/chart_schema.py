@@ -20,7 +20,7 @@ from serve_app.config import settings_json_schema
 from serve_app.config.checks import RESERVED_PORTS
 from serve_app.config.foreign import FOREIGN
 from serve_app.config.tenants_file import RESERVED_NAMES, TENANT_PATTERN, tenants_json_schema
-from serve_app.config.timeouts import RULES
+from serve_app.config.timeouts import FOLLOWING, RULES
 
 CHART = Path(__file__).parents[1] / "helm" / "serve-app"
 Schema = dict[str, Any]
@@ -266,6 +266,10 @@ def values_schema() -> Schema:
     closed = {"additionalProperties": False, "patternProperties": properties["modelPods"]["patternProperties"]}
     of_models = {"order": _ORDER, "pods": {**described_pods, **closed}, "served": _SERVED}
     config["$defs"]["ModelSettings"]["properties"] |= of_models
+    # A pod has its GPUs to itself, so an engine that sleeps in one makes room for nothing.
+    del config["$defs"]["ModelSettings"]["properties"]["sleep"], config["$defs"]["SleepSettings"]
+    for keys in (config["$defs"]["AutoscalingSettings"]["properties"], config["properties"]["autoscaling"]["default"]):
+        del keys["max_asleep_gib"]
     for section in (config, config["$defs"]["ModelSettings"], config["$defs"]["IngressSettings"]):
         section["patternProperties"] = _patterns(set(_written(FOREIGN)) - set(section["properties"]))
     for name in ("ModelSettings", "IngressSettings"):
@@ -299,7 +303,7 @@ def _let_through(path: str, properties: dict[str, Any]) -> None:
 def chart_rules() -> dict[str, Any]:
     """Return the content of files/rules.yaml."""
     ports = [{"first": ports[0], "last": ports[-1], "owner": owner} for ports, owner in RESERVED_PORTS.items()]
-    timeouts = [rule._asdict() | {"shorter": list(rule.shorter)} for rule in RULES]
+    timeouts = [rule._asdict() | {"shorter": list(rule.shorter), "follows": rule.longer in FOLLOWING} for rule in RULES]
     tables = {"ports": ports, "timeouts": timeouts, "foreign": _written(FOREIGN), "foreignValues": _FOREIGN_VALUES}
     return tables | {"moved": dict(_moved_values()), "tenantNames": {"pattern": TENANT_PATTERN, "reserved": list(RESERVED_NAMES)}}
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
+from serve_app.autoscaling.asleep import Sleepers
 from serve_app.autoscaling.capacity import StepCosts
 from serve_app.autoscaling.decision import Decision, ModelAutoscaler, Observation, ScalingRules
 from serve_app.autoscaling.history import Recent
@@ -32,6 +33,8 @@ class FleetRules:
     """Open streams per ingress."""
     max_gpus: float | None = None
     """The most GPUs that the models of ``models`` may hold together; None for any number."""
+    max_asleep_gib: float | None = None
+    """The most host memory of all sleeping engines together; None for any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,7 @@ class FleetScaler:
     _ingresses_observed_s: float = 0.0
     """How long ingresses have been observed; a pause counts `LONGEST_STEP_S` at most."""
     _turns: Turns = field(default_factory=Turns)
+    _sleepers: Sleepers = field(default_factory=Sleepers)
 
     def obey(self, rules: FleetRules) -> None:
         """Continue under other rules with all that was measured."""
@@ -101,10 +105,17 @@ class FleetScaler:
         for name, model in seen.models.items():
             scaler = self._models.setdefault(name, ModelAutoscaler(self.rules.models[name]))
             wanted[name] = scaler.observe(model, at=seen.at)
-        decided = self._shared(seen, wanted)
+        decided = self._shared(seen, wanted | self._staying(seen, wanted))
         if seen.ingress is not None:
             decided[INGRESSES] = self._observe_ingress(seen.ingress)
         return decided
+
+    def _staying(self, seen: FleetObservation, wanted: Mapping[str, Decision]) -> dict[str, Decision]:
+        """Return the decisions of models whose last replica is idle and stays, because its engine sleeps or will."""
+        sleep = {name: model for name, model in seen.models.items() if self.rules.models[name].sleeps}
+        starts = {name: self.cold_start_s(name) for name in sleep}
+        staying = self._sleepers.staying(sleep, starts, max_asleep_gib=self.rules.max_asleep_gib, at=seen.at)
+        return {name: replace(wanted[name], desired=1, wish=rule) for name, rule in staying.items() if not wanted[name].desired}
 
     def _shared(self, seen: FleetObservation, wanted: Mapping[str, Decision]) -> dict[str, Decision]:
         """Return the decisions that all models together can have within the GPUs."""

@@ -6,6 +6,7 @@ from serve_app.autoscaling.capacity import Slo
 from serve_app.autoscaling.decision import ScalingRules
 from serve_app.autoscaling.fleet import FleetRules
 from serve_app.config import ModelSettings, Settings
+from serve_app.core.pool_sizes import PoolSizes
 
 INGRESS = "ingress"
 
@@ -35,13 +36,14 @@ def is_scaled(settings: Settings) -> bool:
 def rules_of(settings: Settings) -> FleetRules:
     """Return the rules of all that may be scaled. GPUs of models that are not scaled are subtracted from ``max_gpus`` first."""
     scaled = scaled_models(settings)
-    max_gpus = settings.autoscaling.max_gpus
+    max_gpus: float | None = settings.autoscaling.max_gpus
     if max_gpus is not None:
-        max_gpus -= sum(m.replicas.min * m.gpus_per_replica for m in settings.models.values() if m not in scaled)
+        max_gpus -= sum(m.replicas.min * m.gpu_share() for m in settings.models.values() if m not in scaled)
     return FleetRules(
         models={m.name: _rules_of_model(m) for m in scaled},
         target_streams=settings.ingress.replicas.target_streams,
         max_gpus=max_gpus,
+        max_asleep_gib=settings.autoscaling.max_asleep_gib,
     )
 
 
@@ -52,5 +54,7 @@ def _rules_of_model(model: ModelSettings) -> ScalingRules:
         utilization=replicas.utilization,
         headroom=replicas.headroom,
         priority=replicas.priority,
-        gpus_per_replica=model.gpus_per_replica,
+        gpus_per_replica=model.gpu_share(),
+        pools=None if model.pools is None else PoolSizes(*model.pools.sizes(replicas.max)),
+        sleeps=model.sleep is not None,
     )

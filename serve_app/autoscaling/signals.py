@@ -35,6 +35,8 @@ class ModelLoad:
     rejected: float = 0.0
     prefilled_tokens: float = 0.0
     cached_tokens: float = 0.0
+    long_prompts: float = 0.0
+    long_prompt_tokens: float = 0.0
     output_tokens: float = 0.0
     finished: float = 0.0
     finished_tokens: float = 0.0
@@ -88,6 +90,16 @@ class ModelLoad:
     def fits_together(self) -> bool:
         """Whether steps and tokens belong to the same work: no member drains, and few of the tokens are assumed."""
         return not self.is_partial and self.assumed_share <= MANY_ASSUMED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asleep:
+    """The engine of a model's only replica sleeps."""
+
+    wake_s: float
+    """How long its last wake-up took, or its falling asleep before the first."""
+    host_bytes: float
+    """Host memory that its weights take."""
 
 
 INCREMENTS = tuple(f.name for f in fields(Tally))

@@ -1,6 +1,7 @@
 """`serve-app check FILE` refuses a wrong configuration, in under 2 s where vLLM is not asked, and shows what a right one asks for."""
 
 import json
+import math
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -218,7 +219,7 @@ def _model_line(model: ModelSettings) -> str:
 def _needs(model: ModelSettings) -> str:
     needs = [f"{model.num_cpus:g} CPU"]
     if model.gpus_per_replica:
-        needs.append(f"{model.gpus_per_node()} GPU")
+        needs.append(f"{model.gpu_share() if model.nodes == 1 else model.gpus_per_node():g} GPU")
     elif model.simulated is None:
         needs.append(f"{model.kv_cache_gib:g} GiB of KV cache")
     whole = " + ".join([*needs, *(f"{amount:g} {name}" for name, amount in model.resources.items())])
@@ -230,7 +231,7 @@ def _summary(settings: Settings) -> Iterator[str]:
     replicas = _count(ingress.replicas.min, ingress.replicas.max, "replica")
     yield f"  ingress: http://{ingress.host}:{ingress.port}/v1, {replicas} with {ingress.num_cpus:g} CPU"
     cpus = ingress.num_cpus * ingress.replicas.max + sum(m.num_cpus * m.nodes * m.replicas.max for m in settings.models.values())
-    gpus = sum(m.gpus_per_replica * m.replicas.max for m in settings.models.values())
+    gpus = math.ceil(sum(m.gpu_share() * m.replicas.max for m in settings.models.values()))
     limit = settings.autoscaling.max_gpus or gpus
     held = f", of {gpus} that all models at their maximum would have" if gpus > limit else ""
     yield f"At full scale Ray reserves {cpus:g} CPU and {min(gpus, limit)} GPU for it{held}."

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -281,7 +282,7 @@ def simulated_gpus(settings: Settings) -> int | None:
     holders = [m for m in settings.models.values() if m.gpus_per_replica]
     if not holders or any(m.simulated is None for m in holders):
         return None
-    return settings.autoscaling.max_gpus or sum(m.gpus_per_replica * (m.replicas.max + m.surge()) for m in holders)
+    return settings.autoscaling.max_gpus or math.ceil(sum(m.gpu_share() * (m.replicas.max + m.surge()) for m in holders))
 
 
 def _gpus_for_ray(settings: Settings) -> int | None:

@@ -29,6 +29,8 @@ REASONS: Mapping[str, str] = {
     "maximum": "the most that the configuration allows",
     "GPUs are short": "the models together want more GPUs than autoscaling.max_gpus",
     "another model's turn": "requests wait for another model, the GPUs suffice for one of them, and this one is idle or has had its turn",
+    "awake": "no more is wanted, and its idle engine will sleep",
+    "asleep": "its engine sleeps: the next request wakes it, sooner than a replica starts",
     "streams": "the open streams need that many",
     "cpu": "the CPU use of the ingresses needs that many",
 }
@@ -123,6 +125,9 @@ def _model(seen: Observation, decision: Decision) -> Iterator[str]:
         span_s = of.get("feedback_s", MEASURED_S)
         since = f"{span_s:.0f} s of an even load" + (f", corrects from {MEASURED_S:.0f} s on" if span_s < MEASURED_S else "")
         yield f"            {late} ({since}): capacity x {of['correction']:.2f}"
+    if (prefill := of.get("prefill_share")) is not None:
+        pools = f"{of['prefill_needed']:.0f} for long prompts (demand {of['prefill_demand']:.2f}) and {of['decode_needed']:.0f} for answers"
+        yield f"  pools     {pools}: {prefill:.0%} of the replicas compute prompts"
     if of["growth"]:
         yield f"  growth    {of['growth']:.2f} replicas more when a new one serves, after a cold start of {of['cold_start_s']:.0f} s"
     if of["queue_s"]:

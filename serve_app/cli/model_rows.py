@@ -20,7 +20,7 @@ class ModelRow:
     release: str
     """Digest of the settings that its replicas are to have."""
     state: str
-    """`loaded`, `loading`, `unloading`, `unloaded`, `updating` or `failed`."""
+    """`loaded`, `asleep`, `waking`, `loading`, `unloading`, `unloaded`, `updating` or `failed`."""
     pinned: bool
     """Whether `serve-app models pin` keeps a replica that `replicas.min` does not."""
     ready: int
@@ -48,6 +48,10 @@ class ModelRow:
         return asdict(self)
 
 
+SLEEP_STATES = {"falling_asleep": "asleep", "asleep": "asleep", "waking": "waking"}
+"""The phase of a replica's engine (`core.sleep.Phase`) -> the model's state; in other phases the model is loaded."""
+THERE = ("loaded", "asleep", "waking")
+"""States of a model that has a replica for its requests."""
 COLUMNS = ("model", "state", "ready", "bounds", "requests", "start", "loads", "release", "adapters")
 
 
@@ -71,6 +75,8 @@ def _row(
     loads, revision = model.model, model.engine_args.get("revision")
     starts = [load["cold_start_s"] for load in ingresses if load.get("cold_start_s") is not None]
     state = state_of(states, deployment.get("target", 0), deployment.get("status", ""), deployment.get("rollout", ""))
+    if state == "loaded" and leases and len(asleep := {lease["load"].get("sleep") for lease in leases}) == 1:
+        state = SLEEP_STATES.get(asleep.pop(), state)
     return ModelRow(
         model=model.name,
         loads=f"{loads}@{revision}" if revision else loads,

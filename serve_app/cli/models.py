@@ -61,6 +61,7 @@ def load(model: Model, name: Name = "serve-app", address: Address = "", timeout_
     From then on the model is scaled as always: `replicas.min` holds again after an `unload`, and a model with `replicas.min: 0` is unloaded
     again when no requests arrive for it, unless it is pinned.
     """
+    from serve_app.cli.model_rows import THERE
     from serve_app.cli.running import running
 
     now = running(name, address)
@@ -68,7 +69,7 @@ def load(model: Model, name: Name = "serve-app", address: Address = "", timeout_
     least = max(now.minimum(settings) if now.is_pinned(settings) else 0, settings.replicas.min)
     _set_bounds(now, settings, max(1, least))
     try:
-        row = _follow(now, model, lambda row: row.ready > 0 and row.state == "loaded", timeout_s)
+        row = _follow(now, model, lambda row: row.ready > 0 and row.state in THERE, timeout_s)
     except ModelFailed:
         if not least:
             _set_bounds(now, settings, 0)
@@ -120,6 +121,7 @@ def pin(
     timeout_s: TimeoutS = 1800.0,
 ) -> None:
     """Keep at least one replica of a model: it is never scaled to zero, and never taken away for another model's turn."""
+    from serve_app.cli.model_rows import THERE
     from serve_app.cli.running import running
 
     now = running(name, address)
@@ -130,7 +132,7 @@ def pin(
         typer.echo(f"{model} is not pinned{kept}")
         return
     _set_bounds(now, settings, max(1, settings.replicas.min))
-    _follow(now, model, lambda row: row.ready > 0 and row.state == "loaded", timeout_s)
+    _follow(now, model, lambda row: row.ready > 0 and row.state in THERE, timeout_s)
     typer.echo(f"{model} is pinned")
 
 
@@ -156,6 +158,7 @@ def update(
 
     On Kubernetes the release holds the configuration: with --namespace or --context this prints the commands that change it there.
     """
+    from serve_app.cli.model_rows import THERE
     from serve_app.cli.model_update import Update, changed, way_back, where_to_look
     from serve_app.cli.running import hand_over, running
     from serve_app.cli.startable import refuse_missing_checkpoint
@@ -181,7 +184,7 @@ def update(
         step = Update(model, frozenset(lease["replica_id"] for lease in _report(now)["members"]))
         hand_over(wanted.serve)
     try:
-        _follow(wanted, model, lambda row: row.state in ("loaded", "unloaded"), timeout_s, began=SETTLE_S, rest=step.rest)
+        _follow(wanted, model, lambda row: row.state in (*THERE, "unloaded"), timeout_s, began=SETTLE_S, rest=step.rest)
     except ClusterFailed as exc:
         hint = (
             f"{exc.hint}\nsee its progress: {where_to_look(name, address)}"

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import threading
@@ -146,7 +147,7 @@ def _refuse_too_few_gpus(settings: Settings) -> None:
     """Raise ClusterFailed if the smallest fleet needs more GPUs than Ray's only node has: its replicas would wait for ever."""
     import ray
 
-    needed = sum(m.gpus_per_replica * m.replicas.min for m in settings.models.values())
+    needed = math.ceil(sum(m.gpu_share() * m.replicas.min for m in settings.models.values()))
     if needed > (has := ray.cluster_resources().get("GPU", 0.0)):
         raise ClusterFailed(
             problem=f"the smallest fleet of this file needs {needed} GPU and this machine has {has:g}",

@@ -23,9 +23,11 @@ from serve_app.config.checks import (
     wrong,
 )
 from serve_app.config.kv import KvSettings
+from serve_app.config.pools import PoolsSettings, pool_problems
 from serve_app.config.routing import RoutingSettings
 from serve_app.config.schedule import ScheduledBounds
 from serve_app.config.simulated import SimulatedSettings
+from serve_app.config.sleep import SleepSettings, sleep_problems
 from serve_app.config.vllm_arguments import checked_engine_args, checked_frontend_args
 
 DEFAULT_KV_CACHE_GIB = 1.0
@@ -182,7 +184,7 @@ class ModelSettings(Section):
     """Simulate an accelerator instead of computing. Default: compute."""
     replicas: ScalingSettings = ScalingSettings()
     """The number of engines of this model."""
-    gpus_per_replica: Int = Field(default=0, ge=0)
+    gpus_per_replica: Int = Field(default=0, ge=0, le=1024)  # 64 nodes, and no cloud sells a node with more than 16 GPUs
     """GPUs of one replica, on all its nodes together; also its tensor parallel size. 0 for cpu. A simulated engine only reserves them."""
     nodes: Int = Field(default=1, ge=1, le=64)
     """Nodes of one replica. Each holds the same share of `gpus_per_replica`, and `num_cpus` and `resources` of its own."""
@@ -209,6 +211,10 @@ class ModelSettings(Section):
     """Whether steps hold only so many prompt tokens that running answers keep `replicas.itl_slo_s`: docs/models.md."""
     kv: KvSettings = KvSettings()
     """Whether requests take their KV cache along when their replica drains."""
+    pools: PoolsSettings | None = None
+    """Which replicas compute long prompts, and which make answers: docs/kv.md. Default: each does both."""
+    sleep: SleepSettings | None = None
+    """Whether and when the engine sleeps. Default: never. Only on cuda, or simulated."""
     canary: CanarySettings | None = None
     """Makes this model the canary of another model. Default: the model is no canary."""
     required: bool = Field(default=True, strict=True)
@@ -219,6 +225,11 @@ class ModelSettings(Section):
     def per_node(self) -> int | None:
         """Return the most replicas on one node; None for any number."""
         return self.replicas_per_node or (1 if self.device == "cuda" and self.nodes == 1 else None)
+
+    def gpu_share(self) -> float:
+        """Return the GPUs that Ray reserves for one replica: with `sleep.replicas_per_gpu` a part of one, in Ray's steps of 0.0001."""
+        sharing = 1 if self.sleep is None else self.sleep.replicas_per_gpu
+        return self.gpus_per_replica if sharing == 1 else int(self.gpus_per_replica * 10_000 / sharing) / 10_000
 
     def gpus_per_node(self) -> int:
         """Return the GPUs that one replica holds on each of its nodes."""
@@ -246,7 +257,7 @@ class ModelSettings(Section):
         """Return the identity of this release of the model: a digest of all settings that its replicas use."""
         unused = set() if self.yields_to_chats() else {"batch_step_share"}
         settings = self.model_dump(
-            mode="json", exclude={"replicas", "canary", "required", "routing", "aliases", "media"} | unused
+            mode="json", exclude={"replicas", "canary", "required", "routing", "pools", "aliases", "media"} | unused
         )
         if self.keep_itl:
             settings["itl_slo_s"] = self.replicas.itl_slo_s
@@ -256,16 +267,8 @@ class ModelSettings(Section):
     def _fits_together(self) -> Self:
         simulation = self._simulation_problems(self.simulated) if self.simulated else ()
         kv = self._kv_problems() if self.kv.is_on else self._problems_without_kv()
-        refuse(
-            [
-                *simulation,
-                *self._device_problems(),
-                *self._node_problems(),
-                *self._scaling_problems(),
-                *self._adapter_problems(),
-                *kv,
-            ]
-        )
+        own = (*self._device_problems(), *self._node_problems(), *self._scaling_problems(), *self._adapter_problems())
+        refuse([*simulation, *own, *sleep_problems(self), *kv, *pool_problems(self)])
         return self
 
     def _device_problems(self) -> Iterator[PydanticCustomError]:

@@ -3,6 +3,7 @@
 Besides `cli/`, this is the only module that reads the environment.
 """
 
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -53,6 +54,8 @@ class AutoscalingSettings(Section):
 
     max_gpus: Int | None = Field(default=None, ge=1)
     """Most GPUs of all models together: the cost cap, or the size of the cluster. None: only each model's max counts."""
+    max_asleep_gib: Real | None = Field(default=None, ge=0)
+    """Most host memory, in GiB, of all sleeping engines together. Beyond it those that save the least end. None: no limit."""
 
 
 def _named(models: Any) -> Any:
@@ -159,24 +162,24 @@ class Settings(Section):
             return
         if not any(m.gpus_per_replica for m in self.models.values()):
             yield wrong("autoscaling.max_gpus", f"has no effect: it is {limit}, and no model has gpus_per_replica", "remove it")
-        least = sum(max(m.replicas.min, m.replicas.initial or 0) * m.gpus_per_replica for m in self.models.values())
+        least = sum(max(m.replicas.min, m.replicas.initial or 0) * m.gpu_share() for m in self.models.values())
         if least > limit:
-            problem = f"is {limit}, and the models' replicas.min (or initial) need {least} GPUs"
-            yield wrong("autoscaling.max_gpus", problem, f"set it to {least} or more, or lower a replicas.min")
-        least = sum(m.replicas.min * m.gpus_per_replica for m in self.models.values())
+            problem = f"is {limit}, and the models' replicas.min (or initial) need {least:g} GPUs"
+            yield wrong("autoscaling.max_gpus", problem, f"set it to {math.ceil(least)} or more, or lower a replicas.min")
+        least = sum(m.replicas.min * m.gpu_share() for m in self.models.values())
         for name, model in self.models.items():
             for number, window in enumerate(model.replicas.schedule):
-                more = max(0, (window.min or 0) - model.replicas.min) * model.gpus_per_replica
+                more = max(0, (window.min or 0) - model.replicas.min) * model.gpu_share()
                 if least <= limit < least + more:
                     key = f"{dotted(('models', name))}.replicas.schedule[{number}].min"
-                    problem = f"is {window.min}, which with the other models' minimums needs {least + more} GPUs of {limit}"
-                    yield wrong(key, problem, f"lower it, or set autoscaling.max_gpus to {least + more} or more")
+                    problem = f"is {window.min}, which with the other models' minimums needs {least + more:g} GPUs of {limit}"
+                    yield wrong(key, problem, f"lower it, or set autoscaling.max_gpus to {math.ceil(least + more)} or more")
             if model.gpus_per_replica > limit:
                 problem = f"is {model.gpus_per_replica} and autoscaling.max_gpus is {limit}: the model could never have a replica"
                 yield wrong(dotted(("models", name, "gpus_per_replica")), problem, "raise autoscaling.max_gpus")
-            elif model.replicas.min == 0 and least <= limit < least + model.gpus_per_replica:
-                problem = f"is {limit}, and the other models' replicas.min take {least}: {name} could never have a replica"
-                yield wrong("autoscaling.max_gpus", problem, f"set it to {least + model.gpus_per_replica} or more")
+            elif model.replicas.min == 0 and least <= limit < least + model.gpu_share():
+                problem = f"is {limit}, and the other models' replicas.min take {least:g}: {name} could never have a replica"
+                yield wrong("autoscaling.max_gpus", problem, f"set it to {math.ceil(least + model.gpu_share())} or more")
 
     def _hold_problems(self) -> Iterator[PydanticCustomError]:
         """Check simulated cold starts. Other cold starts are unknown until they are measured; then the ingress reports the same problem."""

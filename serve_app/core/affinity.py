@@ -41,8 +41,8 @@ MAX_TRIES = 3
 class PrefixAffinity:
     """Sends a prompt to the replica that has its longest part cached; else by its session, or by its first new point; else by load.
 
-    ``max_load``, > 1: a request goes to a replica by affinity only if the replica's tokens to do are at most ``max_load`` times the sum of
-    the mean over replicas and the request's own tokens. ``continued``: the assumed share of requests that continue an earlier prompt,
+    ``max_load``, > 1: a replica gets requests by affinity until its tokens to do are ``max_load`` times the mean of the other replicas,
+    and some requests like this one more (`_bound`). ``continued``: the assumed share of requests that continue an earlier prompt,
     until requests have shown the true share. Cost of a pick, amortized: that of `LeastOutstandingTokens`, and a hash for each replica
     that may be chosen.
     """
@@ -91,7 +91,7 @@ class PrefixAffinity:
         if not queued:
             return []
         self._take_changes(replicas)
-        excess = self._tokens.get(queued[0].replica_id or "", 0) - self._max_load * self._total / max(1, len(self._tokens))
+        excess = self._tokens.get(queued[0].replica_id or "", 0) - self._bound(0)
         leaving: list[RequestState] = []
         for request in reversed(queued):
             if excess > 0 or request.trail.expected_hit_tokens <= MIN_SHARE * request.prompt_tokens:
@@ -127,12 +127,22 @@ class PrefixAffinity:
             reason = Reason.HASH if prefix.session is None else Reason.SESSION
             seeds = self._seeds
             order = heapq.nlargest(MAX_TRIES, seeds, key=lambda replica_id: (key ^ seeds[replica_id]) * _ODD & _BITS)
-        bound = self._max_load * (self._total / max(1, len(self._tokens)) + own_tokens)
+        bound = self._bound(own_tokens)
         for replica_id in order:
             replica = replicas.get(replica_id)
             if replica is not None and replica.takes(request) and _has_headroom(replica, request, bound):
                 return Choice(replica, reason)
         return Choice(least, Reason.SPREAD)
+
+    def _bound(self, own_tokens: int) -> float:
+        """Return the most tokens to do with which a replica still gets a request of ``own_tokens`` by affinity.
+
+        Without own tokens it is ``max_load`` times the mean of the *other* replicas. As a multiple of the mean of all, 2.0 would let one of
+        two replicas have everything.
+        """
+        num_replicas = max(1, len(self._tokens))
+        of_mean = self._max_load * num_replicas / (self._max_load + num_replicas - 1)
+        return of_mean * (self._total / num_replicas + own_tokens)
 
     def _continues(self, hashes: Sequence[int], count: int) -> bool:
         """Return whether the prompt continues exactly one earlier prompt, as the next turn of a conversation does."""

@@ -95,12 +95,14 @@ class HeartbeatArrived:
     """A replica reported its load.
 
     ``drain_left_s``, >= 0, means something only while it is ``draining``: seconds until its goodbye, whatever it then still holds.
+    ``sleeping``: it drains because its engine sleeps, or is about to; `WakeReplica` makes it take requests again.
     """
 
     replica_id: str
     load: EngineLoad
     draining: bool
     drain_left_s: float = 0.0
+    sleeping: bool = False
 
 
 class LinkEnd(Enum):
@@ -182,6 +184,13 @@ class WaitsReported:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolsPlanned:
+    """The autoscaler wants this share of the replicas to compute prompts, 0..1. Repeats are allowed."""
+
+    prefill_share: float
+
+
+@dataclass(frozen=True, slots=True)
 class StartMeasured:
     """A replica's lease reported how long it took from being scheduled to ready, > 0. Repeats are allowed."""
 
@@ -207,5 +216,6 @@ Event = (
     | StartMeasured
     | StepCostsMeasured
     | WaitsReported
+    | PoolsPlanned
     | Ticked
 )

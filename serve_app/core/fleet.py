@@ -20,6 +20,7 @@ from serve_app.core.events import (
     LinkLost,
     LinkOpened,
     OutputsArrived,
+    PoolsPlanned,
     RequestArrived,
     RequestsAborted,
     StartMeasured,
@@ -37,11 +38,15 @@ from serve_app.core.instructions import (
     FreeKeptKv,
     Instruction,
     PassTrial,
+    WakeReplica,
 )
+from serve_app.core.pools import Pools
 from serve_app.core.request import EngineOutput, RequestState, Trial
 from serve_app.core.routing import ReplicaState, mark_longest
 from serve_app.core.trail import MOVED, TAKEN_BACK
 from serve_app.errors import ResumeDiverged
+
+WAKE_EVERY_S = 1.0
 
 
 class FleetState(Attempts):
@@ -75,10 +80,13 @@ class FleetState(Attempts):
                 self.order.learn(event.costs)
             case WaitsReported():
                 self.order.learn_waits(event.waits)
+            case PoolsPlanned():
+                if isinstance(self._apart, Pools):
+                    self._apart.plan(event.prefill_share, self.replicas.values())
             case Ticked():
                 self.quarantine.expire(now=now)
                 ended = self._eject_silent(now) + self._end_long_waits(now) + self._end_hand_overs(now)
-                return ended + self._move_off_draining(now) + self._move_off_burdened(now)
+                return ended + self._move_off_draining(now) + self._move_off_burdened(now) + self._wake(now)
         return []
 
     def validate(self) -> None:
@@ -116,7 +124,10 @@ class FleetState(Attempts):
             return [self._reject(request, too_late, now)]
         self.waiting.add(request)
         started = self._dispatch(now)
-        if request.replica_id is not None or (full := self.refusals.of_full_line(self.waiting, request, now)) is None:
+        if request.replica_id is not None:
+            return started
+        started += self._wake(now)
+        if (full := self.refusals.of_full_line(self.waiting, request, now)) is None:
             return started
         return started + self._give_up(*full, now)
 
@@ -153,6 +164,8 @@ class FleetState(Attempts):
         for replica_id in mark_longest(self.replicas.values()):
             self._routing.changed(replica_id)
         self._kinds = list({replica.kind: replica for replica in self.replicas.values()}.values())
+        if self._apart is not None:
+            self._apart.members_changed(self.replicas.values())
 
     def _take_back_queued(self, new: ReplicaState, now: float) -> list[Instruction]:
         """Take back requests that only wait in engines' queues, so that a new replica gets its part of them."""
@@ -175,12 +188,15 @@ class FleetState(Attempts):
     def _on_heartbeat_arrived(self, event: HeartbeatArrived, *, now: float) -> list[Instruction]:
         if (replica := self.replicas.get(event.replica_id)) is None:
             return []
+        if replica.sleeping and not event.sleeping:  # its engine was asleep, and has lost its KV cache
+            self._routing.forget(event.replica_id)
         if replica.take_heartbeat(event, now=now):
             self._replicas_changed()
         self.order.note_queue(event.replica_id, event.load.waiting, replica.held.values())
-        self.drains.notice(event.replica_id, event.drain_left_s if event.draining else None, now=now)
+        ends = event.draining and not event.sleeping
+        self.drains.notice(event.replica_id, event.drain_left_s if ends else None, now=now)
         self._routing.changed(event.replica_id)
-        return self._dispatch(now)
+        return self._dispatch(now) + self._wake(now)
 
     def _forget_replica(self, replica_id: str, end: LinkEnd, unsent: Set[str] = frozenset(), *, now: float) -> list[Instruction]:
         """Put the replica's requests at the front of the queue. A second LinkLost finds nothing."""
@@ -203,6 +219,10 @@ class FleetState(Attempts):
         for request in continuing:
             self.waiting.add(request)
         return freed + failed + self._end_blocked(now)
+
+    def _is_long(self, tokens: int) -> bool:
+        """Return whether the computation of so many tokens is the work of a pool of its own."""
+        return isinstance(self._apart, Pools) and self._apart.is_long(tokens)
 
     def _linked(self, *orders: FreeKeptKv) -> list[FreeKeptKv]:
         """Return the orders for replicas to which there is a link."""
@@ -250,13 +270,14 @@ class FleetState(Attempts):
                 if not request.emitted_ids:
                     replica.begin_answer(request)
                     self.order.begin(request, now)
-                    self.tally.first_token(request, output, late=now - request.arrived_at > self.settings.ttft_s)
+                    late = now - request.arrived_at > self.settings.ttft_s
+                    self.tally.first_token(request, output, late=late, is_long=self._is_long)
                 self._count_emitted(replica, request, output.new_token_ids)
                 request.trail.delivered(output, now)
                 is_first = len(request.emitted_ids) == len(output.new_token_ids) and output.finish_reason is None
                 if replica.long_tokens and is_first and self._apart is not None:
                     for _, target in self._apart.moves(replica, self.replicas, now, only=request):
-                        others.append(self._ask_hand_over(request, target, "prompts", now))
+                        others.append(self._ask_hand_over(request, target, self._apart.causes[0], now))
             if output.stop_reason == HANDED_OVER:
                 kv = output.kv_transfer_params
                 others += self._take_over(request, "" if kv else "not_kept", kv=kv or None, now=now)
@@ -323,10 +344,21 @@ class FleetState(Attempts):
         for replica_id in self._apart.tick(now):
             self._routing.changed(replica_id)
         return [
-            self._ask_hand_over(request, target, "balance", now)
+            self._ask_hand_over(request, target, self._apart.causes[1], now)
             for replica in self._apart.burdened(self.replicas.values())
             for request, target in self._apart.moves(replica, self.replicas, now)
         ]
+
+    def _wake(self, now: float) -> list[Instruction]:
+        """Ask the replicas whose engines sleep to wake, each second, while requests wait and no replica takes any."""
+        if not self.waiting or not all(r.draining for r in self.replicas.values()):
+            return []
+        due = [
+            r for r in self.replicas.values() if r.sleeping and (r.wake_asked_at is None or now - r.wake_asked_at >= WAKE_EVERY_S)
+        ]
+        for replica in due:
+            replica.wake_asked_at = now
+        return [WakeReplica(replica.replica_id) for replica in due]
 
     def _end_hand_overs(self, now: float) -> list[Instruction]:
         """Start requests again whose source did not hand them over, or whose target made no token, in time."""

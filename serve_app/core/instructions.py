@@ -58,6 +58,13 @@ class PassTrial:
 
 
 @dataclass(frozen=True, slots=True)
+class WakeReplica:
+    """Tell the replica, whose engine sleeps, that requests wait for it."""
+
+    replica_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeliverOutputs:
     """Give these outputs to the front end. ``swallowed`` has (index into outputs, number of leading tokens removed)."""
 
@@ -81,4 +88,14 @@ class CloseLink:
     reason: str
 
 
-Instruction = StartAttempt | AbortAttempts | HandOverAttempt | FreeKeptKv | PassTrial | DeliverOutputs | FailRequest | CloseLink
+Instruction = (
+    StartAttempt
+    | AbortAttempts
+    | HandOverAttempt
+    | FreeKeptKv
+    | PassTrial
+    | WakeReplica
+    | DeliverOutputs
+    | FailRequest
+    | CloseLink
+)

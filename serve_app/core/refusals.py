@@ -96,11 +96,12 @@ class Refusals:
     def of_background(self, waiting: int) -> NoFreePlace | None:
         """Return why a batch's request has no place while ``waiting`` requests wait; None if a place is free that no chat needs.
 
-        A model without a replica takes one request of a batch into its queue, which makes the model start. Where engines yield, a batch's
-        requests may wait in their queues, because the next chat goes before them; elsewhere the chat would wait behind them.
+        A model without a replica, or whose engine sleeps, takes one request of a batch into its queue, which makes it start or wake. Where
+        engines yield, a batch's requests may wait in their queues, because the next chat goes before them; elsewhere the chat would wait
+        behind them.
         """
         yields = self._settings.engines_yield
-        free = not self._replicas or any(
+        free = all(r.sleeping for r in self._replicas) or any(
             r.has_room() and not (r.queued_chats if yields else r.load.waiting) for r in self._replicas
         )
         return None if free and not waiting else NoFreePlace(waiting=waiting, retry_after_s=1.0)

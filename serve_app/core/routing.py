@@ -30,6 +30,7 @@ class ReplicaState:
     ``kv_tokens``: tokens that the replica's KV cache holds, and ``max_model_len`` those of one prompt and answer; 0 if it did not report
     them. ``is_longest``: no replica with these weights that takes new work has a longer context. Replicas with equal ``kv_transfer``, not
     "", can read each other's KV; ``kv_token_bytes`` is that of one token in all layers and workers, 0 if the replica did not report it.
+    ``sleeping``: it takes no new work because its engine sleeps, or is about to. ``wake_asked_at``: when it was asked last to wake.
     ``coming``: ids of requests that another replica was asked to hand over, for which a place is kept here.
     """
 
@@ -44,6 +45,8 @@ class ReplicaState:
     prefill_tokens: int = 0
     long_tokens: int = 0
     draining: bool = False
+    sleeping: bool = False
+    wake_asked_at: float | None = None
     weights: str = ""
     kv_tokens: int = 0
     adapters: frozenset[int] = frozenset()
@@ -104,7 +107,7 @@ class ReplicaState:
         begun = sum(bool(r.emitted_ids) for r in self.held.values())
         # The second limit: a prompt of this ingress that is being computed runs, and has not begun to be answered.
         self._others = max(0, min(event.load.running - begun, event.load.running + event.load.waiting - len(self.held)))
-        self.heard_at, self.load, self.draining = now, event.load, event.draining
+        self.heard_at, self.load, self.draining, self.sleeping = now, event.load, event.draining, event.sleeping
         # Computed now and not when asked for: by then, lines that were in the queue may have begun.
         self.queued_chats = max(0, event.load.waiting - sum(r.background and not r.emitted_ids for r in self.held.values()))
         return has_turned

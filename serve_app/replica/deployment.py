@@ -29,6 +29,7 @@ from serve_app.replica.oom import OomOrder
 from serve_app.replica.process import EngineProcess
 from serve_app.replica.server import ReplicaIdentity, ReplicaServer
 from serve_app.replica.side_channel import SideChannel, reserve
+from serve_app.replica.sleeper import Sleeper, host_bytes
 from serve_app.replica.start_report import StartReport, asked_at
 
 logger = logging.getLogger(__name__)
@@ -62,8 +63,15 @@ class Replica:
         self._start_report: StartReport | None = None
         self._side_channel: SideChannel | None = None
         self._group: Group | None = None
+        self._membership = Membership(self.settings.name, self.settings.membership)
+        self._sleeper: Sleeper | None = None
         self._end = OrderlyEnd(self._drain, serve_shutdown_s(self.settings))
         self._engine = EngineProcess(self.settings.health, on_message=self._from_engine, on_lost=self._engine_lost)
+        if self.model.sleep is not None:
+            self._sleeper = Sleeper(self.model, self.settings.timeouts, self._membership, self.replica_id)
+            self._tasks.append(asyncio.create_task(self._sleeper.run(), name="sleeper"))
+            await self._sleeper.get_place()
+            began = time.monotonic()  # waiting for the GPU belongs to the phases before
         ready = await self._start_engine(settings)
         engine_ready = time.monotonic()
         self._epoch = time.time_ns()
@@ -77,8 +85,9 @@ class Replica:
         who = {"model": self.model.name, "replica": self.replica_id}
         report = self._start_report = StartReport(who, began=began, engine_ready=engine_ready, engine=ready.phases)
         self._start_gauge = Gauge("serve_app_cold_start_seconds", "What each phase of the start took.", ("model", "phase"))
-        self._membership = Membership(self.settings.name, self.settings.membership)
-        self._tasks = [
+        if self._sleeper is not None:
+            self._sleeper.begin(self._engine, self._server, host_bytes(self.model))
+        self._tasks += [
             asyncio.create_task(self._server.heartbeats(), name="heartbeats"),
             asyncio.create_task(self._membership.keep(self._lease), name="lease"),
             asyncio.create_task(report.run(asked_at(context), self._server.first_output, self._show_start), name="start"),
@@ -142,13 +151,14 @@ class Replica:
             epoch=self._epoch,
             pid=os.getpid(),
             vllm_version=self._server.ready.vllm_version,
-            state="draining" if self._server.draining else "ready",
+            state="draining" if self._server.draining and not self._server.sleeping else "ready",
             load={
                 "engine_pid": self._engine.pid,
                 "links": sum(1 for _ in self._server.open_links()),
                 "attempts": self._server.num_attempts(),
                 **self._server.load.report(),
                 **self._start_report.load(),
+                **({} if self._sleeper is None else {"sleep": str(self._sleeper.phase), **self._sleeper.report()}),
                 **({} if (measured := self._server.ready.measured) is None else {"step_costs": asdict(measured)}),
             },
         )
@@ -171,6 +181,7 @@ class Replica:
         return {
             **{name: float(value) for name, value in self._server.load.report().items()},
             "busy_s": self._server.busy_s,
+            **({} if self._sleeper is None else self._sleeper.report()),
             "max_num_seqs": float(self._server.ready.max_num_seqs),
             **({} if (measured := self._server.ready.measured) is None else measured.report()),
             **({} if (start := self._start_report.start) is None else {"cold_start_s": start.start_s}),
@@ -186,7 +197,10 @@ class Replica:
     async def _drain(self) -> None:
         assert self._server is not None
         logger.info("draining %d attempts", self._server.num_attempts())
-        await self._server.drain(self.settings.timeouts.drain_s)
+        can_run = self._sleeper is None or await self._sleeper.end()
+        await self._server.drain(self.settings.timeouts.drain_s if can_run else 0.0)
+        if self._sleeper is not None:
+            await self._engine.stop()  # before the tasks end, with which its place on the GPU goes to another replica
         for task in self._tasks:
             task.cancel()
         await self._membership.release(self.replica_id)

@@ -208,6 +208,23 @@ class PipedEngineCore(EngineCoreProc):
         if isinstance(self.scheduler, HandingOver):
             self.scheduler.free_kv(attempt_ids)
 
+    def fall_asleep(self, level: int) -> Any:
+        """Free the GPU's memory, with the KV cache. Requests that run end first: vLLM's default would abort them.
+
+        Returns:
+            None, or a future that is done when the engine sleeps.
+        """
+        return self.sleep(level, mode="wait")
+
+    def wake_whole(self, level: int) -> None:
+        """Take the GPU's memory again. Level 2 has dropped the weights, which are read from the checkpoint before there is a KV cache."""
+        if level == 2:
+            self.wake_up(["weights"])
+            self.collective_rpc("reload_weights")
+            self.wake_up(["kv_cache"])
+        else:
+            self.wake_up()
+
     def _cannot_run(self, request: EngineCoreRequest) -> tuple[str, str] | None:
         """Return the problem of a request for another engine: a task that this model lacks, or a prompt that is too long.
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from msgspec.structs import replace
+from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, FinishReason
 from vllm.v1.metrics.stats import KV_FETCH_IN_PROGRESS
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
@@ -83,6 +84,10 @@ class InputThread:
             self._ask(pipe.HAND_OVER_SLOT, "hand_over", message.attempt_ids)
         elif isinstance(message, pipe.FreeKvInEngine):
             self._ask(pipe.HAND_OVER_SLOT, "free_kv", message.attempt_ids)
+        elif isinstance(message, pipe.FallAsleep):
+            self._ask(pipe.SLEEP_SLOT, "fall_asleep", message.level)
+        elif isinstance(message, pipe.WakeUp):
+            self._ask(pipe.SLEEP_SLOT, "wake_whole", message.level)
         else:
             self._ask(pipe.TRIALS_SLOT, "is_sleeping")  # any method does: the engine calls it after all earlier messages
 
@@ -120,12 +125,17 @@ class InputThread:
             made = core.preprocess_attempt(request, message.num_emitted, message.kv)
             core.input_queue.put_nowait((EngineCoreRequestType.ADD, made))
         except AttemptRefused as refused:
-            logger.warning("attempt %r refused: %s", message.attempt_id, refused)
-            reason = readable(f"{REFUSED}{refused}", MAX_REASON_CHARS)
-            ended = EngineCoreOutput(message.attempt_id, [], finish_reason=FinishReason.ERROR, stop_reason=reason)
-            core.output_queue.put_nowait((message.slot, EngineCoreOutputs(outputs=[ended])))
+            self._refuse(message, refused)
+        except VLLMValidationError as exc:  # from vLLM 0.33 on, if the grammar is for another backend than this engine's
+            self._refuse(message, AttemptRefused(exc.parameter or "structured_outputs", str(exc)))
         except Exception:  # as vLLM: an error of this request, never of the engine
             core._handle_request_preproc_error(request)
+
+    def _refuse(self, message: pipe.AddToEngine, refused: AttemptRefused) -> None:
+        logger.warning("attempt %r refused: %s", message.attempt_id, refused)
+        reason = readable(f"{REFUSED}{refused}", MAX_REASON_CHARS)
+        ended = EngineCoreOutput(message.attempt_id, [], finish_reason=FinishReason.ERROR, stop_reason=reason)
+        self._core.output_queue.put_nowait((message.slot, EngineCoreOutputs(outputs=[ended])))
 
 
 class OutputThread:
@@ -153,6 +163,9 @@ class OutputThread:
         if outputs.utility_output is not None:
             if slot == pipe.HAND_OVER_SLOT:
                 return  # what ended at once comes as outputs
+            if slot == pipe.SLEEP_SLOT:
+                self._send(pipe.SleepChanged(readable(outputs.utility_output.failure_message or "", MAX_REASON_CHARS)))
+                return
             if slot != pipe.PROBE_SLOT or not _will_step(outputs.utility_output):
                 self._send(pipe.Answered(slot))
             return

@@ -58,6 +58,8 @@ class EngineWatch:
         self._send = send
         self._on_hung = on_hung
         self._blind = False
+        self.paused = False
+        """Whether the engine is not judged, because it falls asleep or wakes up."""
 
     async def run(self, leader: int) -> None:
         """Look at the processes of the group that ``leader`` leads, again and again, until cancelled.
@@ -78,6 +80,9 @@ class EngineWatch:
             if not self._blind:
                 logger.warning("no look at the engine's processes: %s; the engine is not judged while this lasts", exc)
             self._blind = True
+        if self.paused:
+            self._take(QuestionAnswered())
+            looked = []
         for instruction in (i for event in looked for i in self._judge.handle(event, now=time.monotonic())):
             match instruction:
                 case SendProbe():

@@ -34,6 +34,8 @@ MEASURE_SLOT = PROBE_SLOT + 3
 """The slot of the batches by which an engine core measures itself; their outputs never leave it."""
 HAND_OVER_SLOT = PROBE_SLOT + 4
 """The slot of a `HandOverInEngine` and of a `FreeKvInEngine`, whose answers are not used."""
+SLEEP_SLOT = PROBE_SLOT + 5
+"""The slot of a `FallAsleep` and of a `WakeUp`. The answer goes to the supervisor as `SleepChanged`."""
 
 
 class AddToEngine(msgspec.Struct, tag=1, array_like=True, frozen=True):
@@ -77,6 +79,21 @@ class FreeKvInEngine(msgspec.Struct, tag=7, array_like=True, frozen=True):
     """Free the KV that is kept of these attempts, which no other replica reads. Ids of which none is kept are ignored."""
 
     attempt_ids: list[str]
+
+
+class FallAsleep(msgspec.Struct, tag=8, array_like=True, frozen=True):
+    """Free the GPU's memory as vLLM's sleep ``level`` does, when no request is left; a `SleepChanged` follows. Later attempts wait."""
+
+    level: int
+
+
+class WakeUp(msgspec.Struct, tag=9, array_like=True, frozen=True):
+    """Take the GPU's memory again, with the weights, and run the attempts that wait; a `SleepChanged` follows.
+
+    ``level`` is that of the sleep.
+    """
+
+    level: int
 
 
 class EngineReady(msgspec.Struct, tag=10, array_like=True, frozen=True):
@@ -126,14 +143,20 @@ class StepsMeasured(msgspec.Struct, tag=15, array_like=True, frozen=True):
     """None: too few batches could be timed, or the measurement failed."""
 
 
+class SleepChanged(msgspec.Struct, tag=16, array_like=True, frozen=True):
+    """The engine has fallen asleep or woken up. ``problem``: why it could not, "" if it did."""
+
+    problem: str = ""
+
+
 class EngineFailed(msgspec.Struct, tag=14, array_like=True, frozen=True):
     """The last message of an engine that could not start or cannot continue."""
 
     reason: str
 
 
-ToEngine = AddToEngine | AbortInEngine | AskTrial | Ping | AskGolden | HandOverInEngine | FreeKvInEngine
-FromEngine = EngineReady | StepOutputs | Answered | GoldenAnswer | StepsMeasured | EngineFailed
+ToEngine = AddToEngine | AbortInEngine | AskTrial | Ping | AskGolden | HandOverInEngine | FreeKvInEngine | FallAsleep | WakeUp
+FromEngine = EngineReady | StepOutputs | Answered | GoldenAnswer | StepsMeasured | SleepChanged | EngineFailed
 
 to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 from_engine_decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)

@@ -56,6 +56,7 @@ class EngineProcess:
         self._ready: asyncio.Future[pipe.EngineReady] | None = None
         self._first_token: asyncio.Future[None] | None = None
         self._golden: asyncio.Future[pipe.GoldenAnswer] | None = None
+        self._changed: asyncio.Future[str] | None = None
         self._measured: MeasuredCosts | None = None
         self._watch: EngineWatch | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -177,6 +178,23 @@ class EngineProcess:
         self._watching = asyncio.create_task(self._watch.run(self.pid), name="engine-watch")
         self._watching.add_done_callback(_log_failure)
 
+    async def change(self, order: pipe.FallAsleep | pipe.WakeUp, *, timeout_s: float) -> bool:
+        """Let the engine fall asleep or wake up. Return True when it has; if it cannot within ``timeout_s``, it is lost, and False."""
+        assert self._watch is not None
+        self._changed = asyncio.get_running_loop().create_future()
+        self._watch.paused = True  # an engine that copies or reads its weights makes no step, and may use no CPU time
+        try:
+            self.send(order)
+            async with asyncio.timeout(timeout_s):
+                problem = await self._changed
+        except TimeoutError:
+            problem = f"not done after {timeout_s:g} s"
+        finally:
+            self._watch.paused = False
+        if problem:
+            self._lose(EngineDied(f"{type(order).__name__}: {problem}"))
+        return not problem
+
     def send(self, message: pipe.ToEngine) -> None:
         """Queue a message for the engine; without effect once it is dead."""
         self._child.send(message)
@@ -205,6 +223,9 @@ class EngineProcess:
         elif isinstance(message, pipe.GoldenAnswer):
             if self._golden is not None and not self._golden.done():
                 self._golden.set_result(message)
+        elif isinstance(message, pipe.SleepChanged):
+            if self._changed is not None and not self._changed.done():
+                self._changed.set_result(message.problem)
         elif self._watch is None:
             assert self._first_token is not None
             if answers_probe(message) and not self._first_token.done():

@@ -26,6 +26,8 @@ from serve_app.errors import ConfigError
 from serve_app.simulated.kv_executor import KvMovingExecutor
 from serve_app.simulated.profiles import profile_from
 from serve_app.simulated.sequences import SamplingRules, Sequences, slots_of
+from serve_app.simulated.sleeping import METHODS as SLEEP_METHODS
+from serve_app.simulated.sleeping import SleepTimes
 from serve_app.simulated.timing import StepClock, step_time_s, step_work
 from serve_app.simulated.tokens import NO_EOS, Ids, SequenceHash, TokenSource, salt_of
 from serve_app.simulated.tool_calls import ToolCaller
@@ -36,7 +38,7 @@ logger = init_logger(f"vllm.{__name__}")  # below vLLM's root, so that its level
 # These have no effect: the simulated device has neither caches nor state beyond the KV cache that the scheduler counts.
 _NO_OPERATION = frozenset(
     {"reset_mm_cache", "reset_encoder_cache", "synchronize_device", "update_max_model_len", "execute_dummy_batch"}
-    | {"set_kv_cache_layout", "sleep", "wake_up", "discard"}
+    | {"set_kv_cache_layout", "discard"}
 )
 
 
@@ -74,6 +76,7 @@ class SimulatedExecutor(KvMovingExecutor):
         self._refuse_what_is_not_simulated()
         self._time_scale = float(settings.get("time_scale", 1.0))
         self._startup_delay_s = float(settings.get("startup_delay_s", 0.0))
+        self._sleep_times = SleepTimes(self.profile, self._startup_delay_s)
         self._hash = SequenceHash(int(settings.get("seed", 0)))
         self._source = self._token_source(float(settings.get("eos_probability", 0.0)))
         self._caller = ToolCaller(cached_tokenizer_from_config(self.model_config)) if settings.get("calls_tools") else None
@@ -336,6 +339,9 @@ class SimulatedExecutor(KvMovingExecutor):
             self._adapters.discard(args[0])
         elif name == "get_model_inspection":
             answer = f"simulated {self.profile.name}"
+        elif name in SLEEP_METHODS:
+            time.sleep(self._time_scale * self._sleep_times.of(name, kwargs or {}))
+            answer = None
         elif name in _NO_OPERATION:
             answer = None
         else:

@@ -23,6 +23,8 @@ class Accelerator:
     memory_bytes: int
     bandwidth_bytes_per_s: float
     flops_per_s: float
+    host_bandwidth_bytes_per_s: float = 31.5e9
+    """To and from the host's memory. PCI Express 4.0, x16: 16 lanes of 16 GT/s, of which the encoding leaves 128 bits of 130."""
     bandwidth_efficiency: float = 0.8
     """Assumption: weights and KV are streamed in long runs; hand-written kernels reach 0.9, small models less."""
     compute_efficiency: float = 0.5
@@ -88,23 +90,28 @@ class Profile:
         return self.kv_cache_bytes // self.model.kv_bytes_per_token
 
 
+_PCIE_3, _PCIE_5 = 15.75e9, 63.0e9  # x16, as above with 8 and 32 GT/s
+
 B200 = Accelerator(
     name="b200",
     memory_bytes=183_359 * MIB,  # nvidia-smi, B200 (HGX)
     bandwidth_bytes_per_s=8.0e12,  # NVIDIA DGX B200 datasheet: 64 TB/s for 8 GPUs
     flops_per_s=2250e12,  # NVIDIA Blackwell datasheet, HGX B200: BF16 4.5 PFLOPS with sparsity, half of it dense
+    host_bandwidth_bytes_per_s=_PCIE_5,  # NVIDIA B200 datasheet: PCIe Gen5
 )
 H200 = Accelerator(
     name="h200",
     memory_bytes=143_771 * MIB,  # nvidia-smi, H200 141GB HBM3e
     bandwidth_bytes_per_s=4.8e12,  # NVIDIA H200 datasheet, SXM: 4.8 TB/s
     flops_per_s=989.4e12,  # NVIDIA H200 datasheet, SXM: as the H100
+    host_bandwidth_bytes_per_s=_PCIE_5,  # NVIDIA H200 datasheet: PCIe Gen5
 )
 H100 = Accelerator(
     name="h100",
     memory_bytes=81_559 * MIB,  # nvidia-smi, H100 80GB HBM3
     bandwidth_bytes_per_s=3.35e12,  # NVIDIA H100 datasheet, SXM5: 3.35 TB/s
     flops_per_s=989.4e12,  # NVIDIA H100 datasheet, SXM5: BF16 1,979 TFLOPS with sparsity, half of it dense
+    host_bandwidth_bytes_per_s=_PCIE_5,  # NVIDIA H100 datasheet: PCIe Gen5
 )
 A100_80GB = Accelerator(
     name="a100-80gb",
@@ -141,6 +148,7 @@ T4 = Accelerator(
     memory_bytes=15_360 * MIB,  # nvidia-smi, Tesla T4 16 GB
     bandwidth_bytes_per_s=320e9,  # NVIDIA T4 datasheet: 320 GB/s
     flops_per_s=65e12,  # NVIDIA T4 datasheet: FP16 mixed precision 65 TFLOPS
+    host_bandwidth_bytes_per_s=_PCIE_3,  # NVIDIA T4 datasheet: PCIe Gen3 x16
     bandwidth_efficiency=0.69,  # arXiv 1903.07486 (microbenchmarks of the T4): 220 of 320 GB/s measured
     compute_efficiency=0.4,  # assumption: the 70 W limit throttles its clock under matrix multiplication (same paper)
 )

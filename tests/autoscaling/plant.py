@@ -70,8 +70,7 @@ class Plant:
         self.at += 1.0
         self.running += sum(ready <= self.at for ready in self._starting)
         self._starting = [ready for ready in self._starting if ready > self.at]
-        bounds = {"minimum": self.minimum, "maximum": self.maximum}
-        return Observation(running=self.running, target=self.target, load=load, **bounds)
+        return Observation(running=self.running, target=self.target, minimum=self.minimum, maximum=self.maximum, load=load)
 
     def obey(self, decision: Decision) -> None:
         """Start or stop replicas."""

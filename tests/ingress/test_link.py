@@ -29,7 +29,7 @@ async def test_a_dial_ends_with_an_open_link_that_knows_its_peer() -> None:
     assert link.connection.peer is not None
     assert (link.connection.peer.credit, link.connection.peer.capabilities) == (2048, CAPABILITIES)
     await until(lambda: probe.messages)
-    assert probe.messages == [Heartbeat(0, 0, 0, 0.0, draining=False, drain_left_s=0.0)]
+    assert probe.messages == [Heartbeat(0, 0, 0, 0.0, draining=False, drain_left_s=0.0, sleeping=False)]
     link.close("test_over", "enough")
     await until(lambda: probe.lost)
     await until(lambda: not list(replica.server.open_links()))

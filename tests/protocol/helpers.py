@@ -26,6 +26,7 @@ from serve_app.links.protocol.messages import (
     Proof,
     TrialBegins,
     TrialPassed,
+    Wake,
     decode_message,
     encode_message,
 )
@@ -152,6 +153,7 @@ messages_to_replica = st.one_of(
     st.builds(FreeKv, attempt_ids=st.lists(ids, min_size=1, max_size=4)),
     st.builds(Abort, attempt_ids=st.lists(ids, min_size=1, max_size=4)),
     st.builds(Ping),
+    st.builds(Wake),
 )
 messages_to_ingress = st.one_of(
     st.builds(
@@ -162,6 +164,7 @@ messages_to_ingress = st.one_of(
         kv_usage=st.floats(0, 1),
         draining=st.booleans(),
         drain_left_s=st.floats(0, 1e9),
+        sleeping=st.booleans(),
     ),
     st.builds(Outputs, buffers=buffers),
     st.builds(TrialBegins, attempt_id=ids),

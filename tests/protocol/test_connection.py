@@ -28,6 +28,7 @@ from serve_app.links.protocol.messages import (
     Ping,
     TrialBegins,
     TrialPassed,
+    Wake,
     encode_message,
 )
 from tests.protocol import helpers
@@ -147,11 +148,12 @@ SAMPLE_TO_REPLICA = TO_REPLICA + wire_of(
         TrialPassed("r3@1"),
         HandOver(["r3@1"]),
         FreeKv(["r3@1"]),
+        Wake(),
     ]
 )
 SAMPLE_TO_INGRESS = TO_INGRESS + wire_of(
     [
-        Heartbeat(1, 1, 0, 0.25, False, 0.0),
+        Heartbeat(1, 1, 0, 0.25, False, 0.0, False),
         TrialBegins("r3@1"),
         Outputs([b"o" * 40]),
         Goodbye("shutdown", "drained"),
@@ -278,7 +280,7 @@ def test_every_message_of_an_open_link_arrives() -> None:
     wire = replica.send_heartbeat(EngineLoad(5, 1, 2, 0.5), drain_left_s=7.5)
     wire += outputs(b"o")
     assert ingress.receive_data(wire) == [
-        Heartbeat(5, 1, 2, 0.5, True, 7.5),
+        Heartbeat(5, 1, 2, 0.5, True, 7.5, False),
         Outputs([b"o"]),
     ]
 
@@ -305,6 +307,7 @@ def test_an_attempt_that_is_handed_over_counts_until_its_last_output_and_its_kv_
         end.attempt_finished("a")
     assert replica.receive_data(ingress.send_add("b", [b"x"], 7, kv=b"k")) == [Add("b", [b"x"], 7, b"k")]
     assert replica.receive_data(ingress.send_free_kv("a")) == [FreeKv(["a"])]
+    assert replica.receive_data(ingress.send_wake()) == [Wake()]
 
 
 def test_a_long_abort_is_sent_in_parts_and_an_empty_one_not_at_all() -> None:

@@ -32,7 +32,7 @@ from tests.protocol.helpers import CAPABILITIES
 
 HELLO = Hello(1, "0.32.0", "ingress-1", "tiny", "ff", b"i" * 32)
 CHALLENGE = Challenge(1, "0.32.0", "replica-1", "tiny", "ff", b"r" * 32, b"p" * 32, 8, False, CAPABILITIES)
-HEARTBEAT = Heartbeat(1, 2, 3, 0.5, True, 9.5)
+HEARTBEAT = Heartbeat(1, 2, 3, 0.5, True, 9.5, False)
 
 
 @given(message=helpers.messages)
@@ -159,7 +159,7 @@ def test_malformed_bytes_are_refused(body: str) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [Add("\ud800", [b""], 0, b""), Heartbeat(1 << 70, 0, 0, 0.0, False, 0.0), Outputs([object()])],  # type: ignore[list-item]
+    [Add("\ud800", [b""], 0, b""), Heartbeat(1 << 70, 0, 0, 0.0, False, 0.0, False), Outputs([object()])],  # type: ignore[list-item]
 )
 def test_what_messagepack_cannot_carry_is_our_own_fault(message: Message) -> None:
     with pytest.raises(MalformedMessage):

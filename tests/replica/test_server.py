@@ -166,10 +166,10 @@ async def test_a_heartbeat_reports_the_load_and_a_drain_is_reported_at_once() ->
         replica.server.start_drain(60.0)
         await until(lambda: len(probe.messages) == 2)
     before, after = probe.messages
-    assert before == Heartbeat(0, 0, 0, 0.0, draining=False, drain_left_s=0.0)
+    assert before == Heartbeat(0, 0, 0, 0.0, draining=False, drain_left_s=0.0, sleeping=False)
     assert isinstance(after, Heartbeat)
     assert 0.0 < after.drain_left_s <= 60.0
-    assert after == Heartbeat(9, 3, 2, 1.0, draining=True, drain_left_s=after.drain_left_s)
+    assert after == Heartbeat(9, 3, 2, 1.0, draining=True, drain_left_s=after.drain_left_s, sleeping=False)
     await replica.close()
 
 

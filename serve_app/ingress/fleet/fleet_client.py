@@ -42,6 +42,7 @@ from serve_app.core.instructions import (
     Instruction,
     PassTrial,
     StartAttempt,
+    WakeReplica,
 )
 from serve_app.core.load import EngineLoad
 from serve_app.errors import SendFailed, ServingError
@@ -83,8 +84,7 @@ class FleetClient(EngineCoreClient):
         self._settings = settings
         self._vllm_config: Any = None
         self._output_processor: Any = None
-        # Unbounded, as vLLM's own queue: no frame may be dropped, and a link that is not read looks silent and is ejected. Each frame
-        # holds a token of some request or the counters of an engine step, and vLLM's reader waits for nothing else.
+        # Unbounded, as vLLM's own queue: no frame may be dropped, and a link that is not read looks silent and is ejected.
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
         self._encoder = MsgpackEncoder()
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
@@ -144,8 +144,8 @@ class FleetClient(EngineCoreClient):
             self._outputs.put_nowait(EngineCoreOutputs(scheduler_stats=stats))
 
     def is_ready(self) -> bool:
-        """Return whether some replica takes new requests."""
-        return any(not r.draining for r in self.fleet.replicas.values())
+        """Return whether some replica takes new requests, or would wake for one."""
+        return any(not r.draining or r.sleeping for r in self.fleet.replicas.values())
 
     def set_members(self, leases: Iterable[Lease]) -> None:
         """Take in the leases of all replicas, of every model."""
@@ -178,7 +178,8 @@ class FleetClient(EngineCoreClient):
         match message:
             case Heartbeat():
                 load = EngineLoad(message.step, message.running, message.waiting, message.kv_usage)
-                self.handle(HeartbeatArrived(link.replica_id, load, message.draining, message.drain_left_s))
+                drain = message.draining, message.drain_left_s, message.sleeping
+                self.handle(HeartbeatArrived(link.replica_id, load, *drain))
             case TrialBegins():
                 self.handle(TrialBegan(message.attempt_id))
 
@@ -250,7 +251,7 @@ class FleetClient(EngineCoreClient):
                     self._start_attempt(instruction)
                 case AbortAttempts():
                     self._abort_attempts(instruction)
-                case HandOverAttempt() | FreeKeptKv() | PassTrial():
+                case HandOverAttempt() | FreeKeptKv() | PassTrial() | WakeReplica():
                     self._ask(instruction)
                 case FailRequest():
                     self._fail_request(instruction)
@@ -273,8 +274,7 @@ class FleetClient(EngineCoreClient):
             link.unsent[start.attempt_id] = replace(start, kv=None)
             return
         request = attempt_request(original, start)
-        num_emitted = len(start.continue_from)
-        buffers, kv = self._encoder.encode(request), kv_of(start)
+        buffers, kv, num_emitted = self._encoder.encode(request), kv_of(start), len(start.continue_from)
         link.write(link.connection.send_add(start.attempt_id, buffers, num_emitted, suspect=start.suspect, kv=kv))
 
     def _send_unsent(self, link: ReplicaLink) -> None:
@@ -285,11 +285,11 @@ class FleetClient(EngineCoreClient):
         if (link := self.links.get(abort.replica_id)) is not None and link.is_open():
             link.write(link.connection.send_abort([i for i in abort.attempt_ids if link.unsent.pop(i, None) is None]))
 
-    def _ask(self, asked: HandOverAttempt | FreeKeptKv | PassTrial) -> None:
+    def _ask(self, asked: HandOverAttempt | FreeKeptKv | PassTrial | WakeReplica) -> None:
         if (link := self.links.get(asked.replica_id)) is not None and link.is_open():
             says = link.connection
             frames = {HandOverAttempt: says.send_hand_over, FreeKeptKv: says.send_free_kv, PassTrial: says.send_trial_passed}
-            link.write(frames[type(asked)](asked.attempt_id))
+            link.write(says.send_wake() if isinstance(asked, WakeReplica) else frames[type(asked)](asked.attempt_id))
 
     def _fail_request(self, fail: FailRequest) -> None:
         """End the whole generation of vLLM's front end with the error, siblings of n>1 included."""

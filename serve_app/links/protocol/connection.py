@@ -56,6 +56,7 @@ from serve_app.links.protocol.messages import (
     Proof,
     TrialBegins,
     TrialPassed,
+    Wake,
     add_message,
     decode_message,
     encode_message,
@@ -291,6 +292,10 @@ class IngressConnection(_Connection):
         """Return a Ping."""
         return self._frame(Ping())
 
+    def send_wake(self) -> bytes:
+        """Return the frame that asks the replica to wake its engine."""
+        return self._frame(Wake())
+
     def _credit_limit(self) -> int:
         return self.peer.credit if self.peer else 0
 
@@ -310,7 +315,7 @@ class IngressConnection(_Connection):
 class ReplicaConnection(_Connection):
     """The replica's end of one link, which listens. The engine core makes its Outputs, as finished frames."""
 
-    _received_when_open = (Add, Abort, Ping, AddSuspect, TrialPassed, HandOver, FreeKv)
+    _received_when_open = (Add, Abort, Ping, AddSuspect, TrialPassed, HandOver, FreeKv, Wake)
 
     replica_id: str
     credit: int
@@ -329,10 +334,10 @@ class ReplicaConnection(_Connection):
         self._hello: Hello | None = None
         self._expected_proof = b""
 
-    def send_heartbeat(self, load: EngineLoad, *, drain_left_s: float | None = None) -> bytes:
+    def send_heartbeat(self, load: EngineLoad, *, drain_left_s: float | None = None, sleeping: bool = False) -> bytes:
         """Return a Heartbeat. ``drain_left_s`` is None while the replica takes requests."""
-        draining = drain_left_s is not None
-        return self._frame(Heartbeat(load.step, load.running, load.waiting, load.kv_usage, draining, drain_left_s or 0.0))
+        load_now = load.step, load.running, load.waiting, load.kv_usage
+        return self._frame(Heartbeat(*load_now, drain_left_s is not None, drain_left_s or 0.0, sleeping))
 
     def send_trial_begins(self, attempt_id: str) -> bytes:
         """Return the frame to write before the engine gets this suspect."""

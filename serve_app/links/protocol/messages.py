@@ -110,7 +110,8 @@ class Heartbeat(Struct, array_like=True, frozen=True, forbid_unknown_fields=True
     """Replica to ingress, periodically and at changes.
 
     ``step`` counts the engine's steps and must advance while it has work. ``draining``: send nothing new. ``drain_left_s``: seconds
-    until this replica closes the link whatever it still holds, 0 while it is not draining.
+    until this replica closes the link whatever it still holds, 0 while it is not draining. ``sleeping``: it drains because its engine
+    sleeps, or is about to, and a `Wake` makes it take requests again.
     """
 
     step: Count
@@ -120,6 +121,7 @@ class Heartbeat(Struct, array_like=True, frozen=True, forbid_unknown_fields=True
     draining: bool
     # 1e9: 30 years; what matters is that it is finite.
     drain_left_s: Annotated[float, Meta(ge=0, le=1e9)]
+    sleeping: bool
 
 
 class Ping(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=4):
@@ -192,6 +194,10 @@ class FreeKv(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, t
     attempt_ids: Annotated[list[Id], Meta(min_length=1, max_length=MAX_ATTEMPTS_PER_ABORT)]
 
 
+class Wake(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=16):
+    """Ingress to replica, each second while it lasts: requests wait for this replica, whose engine sleeps."""
+
+
 class Goodbye(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=10):
     """Either side, last: why the sender closes. ``code`` is that of a ProtocolError, or of the sender's own reason to stop."""
 
@@ -215,6 +221,7 @@ Message = (
     | TrialPassed
     | HandOver
     | FreeKv
+    | Wake
 )
 
 

@@ -1,0 +1,178 @@
+"""`Sleeper` lets one replica's engine sleep: it claims the replica's GPUs at the lease board, and does what ``core/sleep.py`` decides."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import ray
+from ray.serve.metrics import Gauge
+
+from serve_app.checkpoints import resolve_model
+from serve_app.config import ModelSettings, default_cache_dir
+from serve_app.config.settings import TimeoutSettings
+from serve_app.core.places import Applicant
+from serve_app.core.sleep import Asked, Claim, Ended, EngineChanged, Event, Instruction, Looked, Order, Ordered, Phase, Sleep
+from serve_app.errors import LeaseBoardSilent
+from serve_app.membership import Membership
+from serve_app.replica import pipe
+from serve_app.replica.process import EngineProcess
+from serve_app.replica.server import ReplicaServer
+from serve_app.simulated.profiles import profile_from
+from serve_app.simulated.sleeping import held_bytes
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 0.05
+_RETRY_S = 0.5
+
+
+def shared_gpus() -> tuple[str, ...]:
+    """Return an id for each GPU that Ray gave this process, the same for all processes that it gave the GPU."""
+    node = ray.get_runtime_context().get_node_id()
+    return tuple(f"{node}:{gpu}" for gpu in ray.get_gpu_ids())
+
+
+def host_bytes(model: ModelSettings) -> int:
+    """Return the host memory that the engine's weights take while it sleeps, by the profile or by the checkpoint's files.
+
+    Of a checkpoint that is not a folder, as of one of a hub, it is not known, and 0.
+    """
+    assert model.sleep is not None
+    if model.simulated is not None:
+        return held_bytes(profile_from(model.simulated.profile), model.sleep.level)
+    if model.sleep.level == 2:
+        return 0
+    return sum(file.stat().st_size for file in Path(resolve_model(model.model, default_cache_dir())).glob("*.safetensors"))
+
+
+class Sleeper:
+    """The sleep of one replica's engine.
+
+    `run` is a task of the replica until its engine has ended. Before the engine starts, `get_place` waits for the GPU.
+    """
+
+    def __init__(self, model: ModelSettings, timeouts: TimeoutSettings, membership: Membership, replica_id: str) -> None:
+        assert model.sleep is not None
+        self._model, self._level, self._timeouts = model.name, model.sleep.level, timeouts
+        self._membership = membership
+        self._applicant = Applicant(replica_id, shared_gpus(), model.replicas.priority)
+        self._sleep = Sleep(model.sleep.after_s, now=time.monotonic())
+        self._engine: EngineProcess | None = None
+        self._server: ReplicaServer | None = None
+        self._placed = asyncio.Event()
+        self._changing: asyncio.Task[None] | None = None
+        self._claimed: tuple[Claim, asyncio.Task[Order | None]] | None = None
+        self._order = Order(may_hold=False)
+        self._drain_ends_at = 0.0
+        self._host_bytes = 0
+        self._asleep = Gauge("serve_app_asleep", "1 while the engine of the model's replica sleeps.", ("model",))
+        self._seconds = Gauge("serve_app_sleep_seconds", "What the engine's latest sleep and wake-up took.", ("model", "phase"))
+
+    @property
+    def phase(self) -> Phase:
+        return self._sleep.phase
+
+    def report(self) -> Mapping[str, float]:
+        """Return the numbers for the autoscaler and the lease. The times are missing before the first sleep and wake-up."""
+        sleep = self._sleep
+        times = {"sleep_s": sleep.sleep_s, "wake_s": sleep.wake_s}
+        known = {name: round(seconds, 3) for name, seconds in times.items() if seconds is not None}
+        asleep = sleep.phase is Phase.ASLEEP
+        return {"asleep": float(asleep), "wakes": float(sleep.num_wakes), "host_bytes": float(self._host_bytes * asleep), **known}
+
+    async def get_place(self) -> None:
+        """Wait until this replica may put its engine on the GPU."""
+        await self._placed.wait()
+
+    def begin(self, engine: EngineProcess, server: ReplicaServer, host_bytes: int) -> None:
+        """Take in that the engine is up and the replica listens. ``host_bytes``: what its weights take while it sleeps."""
+        self._engine, self._server, self._host_bytes = engine, server, host_bytes
+        server.on_wake = lambda: self._take(Asked())
+        self._take(EngineChanged())
+
+    async def run(self) -> None:
+        """Renew the claim and look at the attempts until cancelled. A board that does not answer is asked again."""
+        try:
+            while True:
+                self._look(0 if self._server is None else self._server.num_attempts())
+                if self._server is not None and self.phase is Phase.DRAINING and time.monotonic() >= self._drain_ends_at:
+                    self._server.let_go()
+                if self._changing is not None and self._changing.done():
+                    self._changing.result()
+                await asyncio.sleep(_LOOK_EVERY_S)
+        finally:
+            if self._claimed is not None:
+                self._claimed[1].cancel()
+
+    async def end(self) -> bool:
+        """Change nothing any more, and return whether the engine can finish requests. Called before the replica's last drain."""
+        if self._changing is not None and self.phase is Phase.WAKING:
+            await self._changing
+        can_run = self.phase in (Phase.AWAKE, Phase.DRAINING)
+        self._take(Ended())
+        return can_run
+
+    def _look(self, attempts: int) -> None:
+        """Pass on what has happened, and renew the claim when it differs from the last, or when that was answered."""
+        self._take(Looked(attempts))
+        claim = self._sleep.claim(time.monotonic())
+        if self._claimed is not None:
+            claimed, answer = self._claimed
+            if answer.done():
+                self._claimed = None
+                if (
+                    order := answer.result()
+                ) is not None and claim == claimed:  # an earlier claim's answer says nothing of this one
+                    self._order = order
+                    self._take(Ordered(order))
+                    claim = self._sleep.claim(time.monotonic())
+            elif claim != claimed:
+                answer.cancel()
+                self._claimed = None
+        if claim.holds:
+            self._placed.set()
+        if self._claimed is None:
+            self._claimed = claim, asyncio.create_task(self._ask(claim), name="place")
+
+    async def _ask(self, claim: Claim) -> Order | None:
+        """Return the board's answer; None if it gives none."""
+        try:
+            return await self._membership.claim_place(self._applicant, claim, self._order)
+        except LeaseBoardSilent:
+            await asyncio.sleep(_RETRY_S)
+            return None
+
+    def _take(self, event: Event) -> None:
+        before = self.phase
+        for instruction in self._sleep.handle(event, now=time.monotonic()):
+            match instruction:
+                case Instruction.START_DRAIN:
+                    assert self._server is not None
+                    self._drain_ends_at = time.monotonic() + self._timeouts.drain_s
+                    self._server.sleep_drain(self._timeouts.drain_s)
+                case Instruction.END_DRAIN:
+                    assert self._server is not None
+                    self._server.take_again()
+                case Instruction.PUT_TO_SLEEP:
+                    self._change(pipe.FallAsleep(self._level))
+                case Instruction.WAKE_UP:
+                    self._change(pipe.WakeUp(self._level))
+        if self.phase is not before:
+            logger.info("%s: %s", self._model, self.phase)
+            self._show()
+
+    def _change(self, order: pipe.FallAsleep | pipe.WakeUp) -> None:
+        self._changing = asyncio.create_task(self._carry_out(order), name=type(order).__name__)
+
+    async def _carry_out(self, order: pipe.FallAsleep | pipe.WakeUp) -> None:
+        assert self._engine is not None
+        done = await self._engine.change(order, timeout_s=self._timeouts.engine_start_s)
+        self._take(EngineChanged() if done else Ended())
+
+    def _show(self) -> None:
+        self._asleep.set(float(self.phase is Phase.ASLEEP), {"model": self._model})
+        for phase, seconds in (("sleep", self._sleep.sleep_s), ("wake", self._sleep.wake_s)):
+            if seconds is not None:
+                self._seconds.set(seconds, {"model": self._model, "phase": phase})

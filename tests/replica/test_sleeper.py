@@ -1,0 +1,150 @@
+"""`Sleeper` runs with a real lease board and a real listener; engines that fall asleep and wake at once stand in for engine cores."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from serve_app.config import ModelSettings, Settings
+from serve_app.core import sleep
+from serve_app.core.fleet import WAKE_EVERY_S
+from serve_app.core.places import Applicant
+from serve_app.core.sleep import Claim, Order, Phase
+from serve_app.errors import LeaseBoardSilent
+from serve_app.membership import LeaseBoard, Membership
+from serve_app.replica import pipe, sleeper
+from serve_app.replica.process import EngineProcess
+from serve_app.replica.sleeper import Sleeper
+from tests.doubles.fleet import MODEL, FakeReplica, fleet, in_loop, settings, start_replica, until
+
+GIB_OF_LLAMA = 16_060_522_496
+
+
+@dataclass
+class Engine:
+    """Stands in for the engine's process. ``works``: whether its changes succeed."""
+
+    works: bool = True
+    changes: list[str] = field(default_factory=list)
+
+    async def change(self, order: pipe.FallAsleep | pipe.WakeUp, *, timeout_s: float) -> bool:
+        self.changes.append(type(order).__name__)
+        await asyncio.sleep(0)
+        return self.works
+
+
+@dataclass
+class Board:
+    """The lease board of a process without Ray. ``is_away``: it does not answer."""
+
+    board: LeaseBoard = field(default_factory=lambda: LeaseBoard(0.2))
+    is_away: bool = False
+
+    async def claim_place(self, applicant: Applicant, claim: Claim, seen: Order) -> Order:
+        if self.is_away:
+            raise LeaseBoardSilent(retry_after_s=1.0)
+        return await self.board.claim_place(applicant, claim, seen, 0.1)
+
+
+@dataclass
+class Sleeping:
+    sleeper: Sleeper
+    engine: Engine
+    replica: FakeReplica
+
+
+def of_one_gpu(after_s: float) -> Settings:
+    model = {"model": "/models/tiny", "simulated": {"profile": "a10g-llama-8b"}, "sleep": {"after_s": after_s}}
+    return settings(models={MODEL: model})
+
+
+@asynccontextmanager
+async def sleeping(board: Board, name: str, *, after_s: float = 1000.0, engine: Engine | None = None) -> AsyncIterator[Sleeping]:
+    values = of_one_gpu(after_s)
+    engine = engine or Engine()
+    model: ModelSettings = values.models[MODEL]
+    one = Sleeper(model, values.timeouts, cast(Membership, board), name)
+    running = asyncio.create_task(one.run())
+    await one.get_place()
+    replica = await start_replica(values, name)
+    one.begin(cast(EngineProcess, engine), replica.server, sleeper.host_bytes(model))
+    try:
+        yield Sleeping(one, engine, replica)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await replica.close()
+
+
+@pytest.fixture(autouse=True)
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sleeper, "shared_gpus", lambda: ("node:0",))
+    monkeypatch.setattr(sleep, "ASKED_S", WAKE_EVERY_S + 0.5)  # also how long a new replica waits for its first request
+
+
+async def reach(one: Sleeping, phase: Phase) -> None:
+    await until(lambda: one.sleeper.phase is phase)
+
+
+@in_loop
+async def test_an_idle_engine_falls_asleep_and_wakes_for_a_request() -> None:
+    async with sleeping(Board(), "a", after_s=0.01) as one, fleet(of_one_gpu(0.01)) as f:
+        await reach(one, Phase.ASLEEP)
+        assert one.sleeper.report()["host_bytes"] == GIB_OF_LLAMA
+        f.client.set_members([one.replica.lease])
+        await until(f.client.is_ready)
+        request = await f.front.add("r1", [1], max_tokens=2)
+        await until(lambda: one.replica.engine.running)
+        assert one.engine.changes == ["FallAsleep", "WakeUp"]
+        one.replica.engine.step(2)
+        await until(lambda: request.finished)
+        assert one.sleeper.report()["wakes"] == 1
+
+
+@in_loop
+async def test_a_second_replica_starts_only_when_the_first_sleeps() -> None:
+    board = Board()
+    async with sleeping(board, "a") as first, sleeping(board, "b") as second:
+        assert first.sleeper.phase is Phase.ASLEEP
+        assert second.sleeper.phase is Phase.AWAKE
+        assert first.engine.changes == ["FallAsleep"]
+
+
+@in_loop
+async def test_while_the_board_is_away_an_awake_engine_serves_on_and_a_sleeping_one_sleeps_on() -> None:
+    board = Board()
+    async with sleeping(board, "a") as first, sleeping(board, "b") as second, fleet(of_one_gpu(1000.0)) as f:
+        board.is_away = True
+        f.client.set_members([first.replica.lease])
+        await until(f.client.is_ready)
+        await f.front.add("r1", [1], max_tokens=2)
+        await until(lambda: first.sleeper._claimed is not None and first.sleeper._claimed[0].wants)
+        assert (first.sleeper.phase, second.sleeper.phase) == (Phase.ASLEEP, Phase.AWAKE)
+        board.is_away = False
+        await until(lambda: first.replica.engine.running)
+        assert second.sleeper.phase is Phase.ASLEEP
+
+
+@in_loop
+async def test_a_wake_up_that_fails_takes_no_requests() -> None:
+    engine = Engine()
+    async with sleeping(Board(), "a", after_s=0.01, engine=engine) as one, fleet(of_one_gpu(0.01)) as f:
+        await reach(one, Phase.ASLEEP)
+        engine.works = False
+        f.client.set_members([one.replica.lease])
+        await until(f.client.is_ready)
+        await f.front.add("r1", [1], max_tokens=2)
+        await reach(one, Phase.ENDING)
+        assert one.replica.server.draining
+
+
+@in_loop
+async def test_a_replica_that_ends_asleep_cannot_finish_requests_and_one_awake_can() -> None:
+    async with sleeping(Board(), "a", after_s=0.01) as one:
+        await reach(one, Phase.ASLEEP)
+        assert not await one.sleeper.end()
+    async with sleeping(Board(), "b") as other:
+        assert await other.sleeper.end()
