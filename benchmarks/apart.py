@@ -45,7 +45,7 @@ from serve_app.simulated.profiles import profile_from
 from serve_app.simulated.timing import step_time_s, step_work
 
 PROFILE: dict[str, Any] = {"accelerator": "h100", "model": "llama-8b", "num_accelerators": 2}
-ENGINES, PLACES, CONTEXT = 4, 128, 16384
+ENGINES, PLACES = 4, 128
 CHATS = Load("chat", rate=54.0, own=(32, 400), answer=(100, 300))
 LONG = Load("long", rate=6.0, own=(7000, 9000), answer=(50, 150))
 GREEDY_CHATS = Load("chat", depth=ENGINES * PLACES, own=(32, 400), answer=(100, 300))
@@ -206,10 +206,8 @@ def costs_of(settings: str | Mapping[str, Any]) -> MeasuredCosts:
     return costs
 
 
-def engine_cores(
-    checkpoint: Path, count: int, link: str, clock: Callable[[], float], profile: Mapping[str, Any] = PROFILE
-) -> list[Any]:
-    """Return cores of vLLM's with our scheduler, each on simulated accelerators, that read each other's KV over ``link``."""
+def engine_cores(checkpoint: Path, count: int, link: str, clock: Callable[[], float]) -> list[Any]:
+    """Return cores of vLLM's with our scheduler, each on two simulated H100s, that read each other's KV over ``link``."""
     from vllm.v1.engine.core import EngineCore
 
     from serve_app.engine_args import SIMULATED_CONNECTOR
@@ -225,10 +223,10 @@ def engine_cores(
             {
                 "model": str(checkpoint),
                 "distributed_executor_backend": "serve_app.simulated.executor.SimulatedExecutor",
-                "additional_config": {"simulated": {"profile": profile, "link": link}},
+                "additional_config": {"simulated": {"profile": PROFILE, "link": link}},
                 "kv_transfer_config": {**SIMULATED_CONNECTOR, "kv_role": "kv_both", "engine_id": f"engine-{number}"}
                 | {"kv_load_failure_policy": "recompute"},
-                "max_model_len": CONTEXT,
+                "max_model_len": 16384,
                 "max_num_seqs": PLACES,
                 "max_num_batched_tokens": 2048,
                 "block_size": BLOCK,
