@@ -27,6 +27,10 @@ class FakePlatform:
     def is_tpu(self) -> bool:
         return False
 
+    def is_device_capability(self, capability: tuple[int, int]) -> bool:
+        """vLLM 0.33 asks whether it is a GB10, of capability 12.1, which has the memory of a larger GPU."""
+        return False
+
     def is_cpu(self) -> bool:
         return self.name == "CPU"
 
