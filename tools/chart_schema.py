@@ -20,7 +20,7 @@ from serve_app.config import settings_json_schema
 from serve_app.config.checks import RESERVED_PORTS
 from serve_app.config.foreign import FOREIGN
 from serve_app.config.tenants_file import RESERVED_NAMES, TENANT_PATTERN, tenants_json_schema
-from serve_app.config.timeouts import RULES
+from serve_app.config.timeouts import FOLLOWING, RULES
 
 CHART = Path(__file__).parents[1] / "helm" / "serve-app"
 Schema = dict[str, Any]
@@ -75,7 +75,7 @@ def _named(*keys: str) -> Schema:
 
 _NEVER_IGNORED = {
     *("release-name", "set-by-chart", "foreign-key", "port-taken", "min-above-max", "config-too-large"),
-    *("label-of-chart", "annotation-of-helm", "name-twice", "mount-without-volume", "request-above-limit"),
+    *("nodes-cannot-be", "label-of-chart", "annotation-of-helm", "name-twice", "mount-without-volume", "request-above-limit"),
     *("value-moved", "weights-path-twice", "weights-revision-moves"),
     *("alb-check-not-a-number", "redis-secret-of-chart", "serve-outlasts-drain", "nothing-served"),
     *("tenant-name", "tenant-model-not-served", "tenant-key-twice", "tenant-day", "oidc-without-tenants"),
@@ -210,6 +210,7 @@ BY_KEY: dict[str, Schema] = {
     **dict.fromkeys((f"serviceAccounts.{account}.name" for account in ("head", "worker", "weights")), _ACCOUNT),
     "check.timeoutSeconds": {"type": "integer", "minimum": 1},
     "pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
+    "nodesWithin": {"type": "string", "pattern": r"^(([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$"},
     "topologySpread": {"enum": ["ScheduleAnyway", "DoNotSchedule", ""]},
     "upscalingMode": {"enum": ["Default", "Conservative"]},
     "type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
@@ -302,7 +303,7 @@ def _let_through(path: str, properties: dict[str, Any]) -> None:
 def chart_rules() -> dict[str, Any]:
     """Return the content of files/rules.yaml."""
     ports = [{"first": ports[0], "last": ports[-1], "owner": owner} for ports, owner in RESERVED_PORTS.items()]
-    timeouts = [rule._asdict() | {"shorter": list(rule.shorter)} for rule in RULES]
+    timeouts = [rule._asdict() | {"shorter": list(rule.shorter), "follows": rule.longer in FOLLOWING} for rule in RULES]
     tables = {"ports": ports, "timeouts": timeouts, "foreign": _written(FOREIGN), "foreignValues": _FOREIGN_VALUES}
     return tables | {"moved": dict(_moved_values()), "tenantNames": {"pattern": TENANT_PATTERN, "reserved": list(RESERVED_NAMES)}}
 

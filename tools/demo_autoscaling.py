@@ -35,6 +35,8 @@ LOAD = {
     "duration_s": "150",
 }
 """The scenario `step`, shorter and smaller: one replica's load, then that of several."""
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as a shell reports it."""
 LOG_LIMIT_S = 120.0
 """Longest time to fetch the decision log; a busy machine takes half a minute to start the command."""
 
@@ -122,6 +124,9 @@ def main(arguments: list[str]) -> int:
     except BatchError as exc:
         print(f"error: {exc.problem}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\nstopped before there was a plot; nothing is left running", file=sys.stderr)
+        return INTERRUPTED
     return show(given.out, status)
 
 

@@ -19,6 +19,7 @@ from serve_app.config.links import MembershipSettings, ProtocolSettings, TlsSett
 from serve_app.config.logs import LogSettings
 from serve_app.config.model import CanarySettings, GoldenPrompt, MediaSettings, ModelSettings, ScalingSettings
 from serve_app.config.oidc import OidcSettings
+from serve_app.config.pools import PoolBounds, PoolsSettings
 from serve_app.config.routing import RoutingSettings
 from serve_app.config.schedule import ScheduledBounds
 from serve_app.config.settings import AutoscalingSettings, Settings, TimeoutSettings
@@ -49,6 +50,8 @@ SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("models: media", "", MediaSettings),
     ("models: kv", "", KvSettings),
     ("models: sleep", "", SleepSettings),
+    ("models: pools", "", PoolsSettings),
+    ("pools: prefill, pools: decode", "", PoolBounds),
     ("models: canary", "", CanarySettings),
     ("ingress", "", IngressSettings),
     ("ingress: replicas", "", IngressScalingSettings),

@@ -15,9 +15,11 @@ from serve_app.autoscaling.deadlines import Lines
 from serve_app.autoscaling.demand import QUIET_S, WINDOWS_S, Arrivals, arrivals, growth, weights_of
 from serve_app.autoscaling.feedback import MEMORY_S, Feedback
 from serve_app.autoscaling.history import GUARD_S, HISTORY_S, History, Mean
-from serve_app.autoscaling.needs import Needs, Unproven, keep_s
+from serve_app.autoscaling.needs import Needs, Unproven, keep_s, positive
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S, Orders, queue_at_s
+from serve_app.autoscaling.pools import PoolMix, pool_inputs
 from serve_app.autoscaling.signals import STALE_S, Asleep, ModelLoad
+from serve_app.core.pool_sizes import PoolSizes
 
 RECOVER_S, RECOVER_STARTS = 15.0, 0.5
 """New replicas, busy all the time, must empty a queue within this many seconds of serving, or cold starts if that is longer."""
@@ -63,6 +65,7 @@ class ScalingRules:
     """The share by which an even load may rise at once before the batches are full, >= 0."""
     priority: int = 0
     gpus_per_replica: float = 0.0
+    pools: PoolSizes | None = None
     sleeps: bool = False
 
 
@@ -128,6 +131,7 @@ class ModelAutoscaler:
     """The share of a prompt's tokens that engines compute; the prefix cache has the others."""
     _kv_per_request: Mean = field(default_factory=Mean)
     _lines: Lines = field(default_factory=Lines)
+    _pools: PoolMix = field(default_factory=PoolMix)
     _orders: Orders = field(default_factory=Orders)
     _needs: Needs = field(default_factory=Needs)
     _feedback: Feedback = field(default_factory=Feedback)
@@ -162,7 +166,7 @@ class ModelAutoscaler:
         weight = 0.5 ** (span_s / UNSEEN_HALF_S)
         self._costs.weigh(weight)
         lengths = self._output_tokens, self._squared_tokens, self._finished_tokens
-        for known in (*lengths, self._kv_per_request, self._computed_share, self._lines):
+        for known in (*lengths, self._kv_per_request, self._computed_share, self._lines, self._pools):
             known.weigh(weight)
         if span_s > STALE_S:
             self._guard_since.clear()  # the signs may have ended meanwhile
@@ -184,8 +188,7 @@ class ModelAutoscaler:
         wish = max(wishes.asked, key=wishes.asked.__getitem__, default="idle")
         up, kept = wishes.asked.get(wish, 0), self._kept(seen, wishes)
         kept = 0 if rests else kept
-        silent = self._unproven.replicas
-        desired = up
+        silent, desired = self._unproven.replicas, up
         if up <= seen.target:
             desired, wish = (kept, "low for long") if kept < seen.target else (seen.target, "keep")
             if desired < silent:
@@ -230,6 +233,7 @@ class ModelAutoscaler:
             self._costs.add(load.interval_s, steps=load.steps, busy_s=load.busy_s, prompts=prompts, **tokens)
         self._learn_lengths(load)
         self._lines.learn(load)
+        self._pools.learn(load)
         if load.finished and self._answered_at is None:
             self._answered_at = at
         if load.running and seen.running:
@@ -265,29 +269,29 @@ class ModelAutoscaler:
             come = replace(come, requests_per_s=0.0, lag_s=QUIET_S / 2)  # requests of minutes ago are no demand
         inputs = {"cold_start_s": self._cold_start_s, "keep_s": keep_s(self._cold_start_s)}
         inputs |= {"requests_per_s": come.requests_per_s, "rate_over_s": 2 * come.lag_s}
-        if self._unseen_s is not None:
-            inputs["taken_over_s"] = self._unseen_s
+        inputs |= {} if self._unseen_s is None else {"taken_over_s": self._unseen_s}
         max_batch = self._max_batch(load)
         capacity = self._capacity(come.prompt_tokens, max_batch, at)
         if capacity is None:
             asked |= {"unmeasured": seen.target} if holds else {}
             asked["batches"] = self._lines.replicas(load, times, max_batch, demand=0.0)
             asked |= self._guards(seen, at, None, most=math.inf)
-            return _Wishes(asked=_positive(asked), inputs=inputs, limit="unmeasured")
+            return _Wishes(asked=positive(asked), inputs=inputs, limit="unmeasured")
         if come.is_even:
             step_s, plain = capacity.times.step_s, come.requests_per_s * capacity.mix.work_s(capacity.times)
             self._feedback.observe(load, step_s=step_s, demand=plain, running=seen.running)
         quantities = self._quantities(seen, at, capacity, come)
         by_demand, low = self._for_demand(seen, capacity, come, quantities)
-        demand, needed = quantities["demand"], capacity.replicas_for(quantities["demand"], self._factor(capacity))
+        demand, factor = quantities["demand"], self._factor(capacity)
+        needed = capacity.replicas_for(demand, factor)
         most = int(QUEUE_MOST * needed + QUEUE_FEW * needed**0.5) + 1
         asked |= by_demand | {"queue": min(most, self._for_queue(quantities["queue_s"], at, capacity, demand))}
         asked["batches"] = self._lines.replicas(load, times, max_batch, demand=demand)
         asked |= self._guards(seen, at, capacity, most=2 * needed)
-        quantities |= dict(zip(TAUGHT, self._costs.taught() or (), strict=False))
-        quantities["utilization"] = capacity.utilization(max(1, needed)) * self._factor(capacity)
+        quantities |= dict(zip(TAUGHT, self._costs.taught() or (), strict=False)) | pool_inputs(capacity, demand, factor)
+        quantities["utilization"] = capacity.utilization(max(1, needed)) * factor
         limit = capacity.batch_limit()[1]
-        return _Wishes(asked=_positive(asked), inputs=inputs | quantities, limit=limit, demand=needed, low=low)
+        return _Wishes(asked=positive(asked), inputs=inputs | quantities, limit=limit, demand=needed, low=low)
 
     def _factor(self, capacity: Capacity) -> float:
         """Return the factor on the utilization that keeps the computed SLO, <= 1: the configured factor times the measured one."""
@@ -371,7 +375,7 @@ class ModelAutoscaler:
         # At the edge the last digits of a fit must not decide between one replica and thirty.
         batches = capacity.slo_batches().items()
         self._left_out = frozenset(n for n, batch in batches if batch < (RETURN_BATCH if n in self._left_out else LEAST_BATCH))
-        return replace(capacity, left_out=self._left_out)
+        return self._pools.divided(replace(capacity, left_out=self._left_out), self.rules.pools)
 
     def _guards(self, seen: Observation, at: float, capacity: Capacity | None, *, most: float) -> dict[str, int]:
         """Return the wishes of guards, <= ``most``: each sign of a wrong measure asks for one more replica, if none is on its way."""
@@ -394,7 +398,3 @@ class ModelAutoscaler:
             self._guard_since.pop(guard, None)
             return False
         return at - self._guard_since.setdefault(guard, at) >= GUARD_S
-
-
-def _positive(asked: Mapping[str, int]) -> dict[str, int]:
-    return {name: wish for name, wish in asked.items() if wish}

@@ -1,7 +1,8 @@
 """Threads carry the autoscaler's notes to the lease board, for people who watch `/fleet`, and its memory, for the next controller.
 
 The policy runs in Serve's controller and must never wait, so threads talk to the board. A note that the board does not take is lost;
-autoscaling/decision_log.py keeps every decision. The memory is lost with the board, that is with the head node.
+autoscaling/decision_log.py keeps every decision, and the policy repeats the notes of pools. The memory is lost with the board, that is
+with the head node.
 """
 
 import contextlib
@@ -11,14 +12,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Full, Queue
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import ray
 
-from serve_app.membership import ScalingNote, board_name
+from serve_app.membership import PoolNote, ScalingNote, board_name
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+N = TypeVar("N", bound=ScalingNote | PoolNote)
 
 QUEUED = 100
 """Notes that wait for the board; more are dropped."""
@@ -28,15 +30,15 @@ READ_S = 10.0
 """How long a new controller leaves every target as it is while it asks for the memory of the controller before."""
 
 
-class DecisionNotes:
+class DecisionNotes(Generic[N]):
     """Notes of one application. ``put`` gives a note to its lease board; it may wait, and fail as Ray's calls do."""
 
-    def __init__(self, put: Callable[[ScalingNote], None]) -> None:
+    def __init__(self, put: Callable[[N], None]) -> None:
         self._put = put
-        self._queue: Queue[ScalingNote] = Queue(QUEUED)
+        self._queue: Queue[N] = Queue(QUEUED)
         self._thread: threading.Thread | None = None
 
-    def send(self, note: ScalingNote) -> None:
+    def send(self, note: N) -> None:
         """Hand the note to the thread; return at once and raise nothing."""
         with contextlib.suppress(Full):
             self._queue.put_nowait(note)
@@ -55,12 +57,14 @@ class DecisionNotes:
                 logger.debug("a note was not sent to the lease board: %s: %s", type(exc).__name__, exc)
 
 
-def board_of(name: str) -> Callable[[ScalingNote], None]:
+def board_of(name: str) -> Callable[[ScalingNote | PoolNote], None]:
     """Return a function that gives a note to the lease board of the application ``name``; outside Ray it does nothing."""
 
-    def put(note: ScalingNote) -> None:
+    def put(note: ScalingNote | PoolNote) -> None:
         if ray.is_initialized():
-            ray.get(ray.get_actor(board_name(name), namespace=name).note.remote(note), timeout=LIMIT_S)
+            board = ray.get_actor(board_name(name), namespace=name)
+            method = board.plan_pools if isinstance(note, PoolNote) else board.note
+            ray.get(method.remote(note), timeout=LIMIT_S)
 
     return put
 

@@ -7,7 +7,7 @@ replicas that were removed and then asked for again (`Needs.corrected`). While m
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from serve_app.autoscaling.history import Recent
@@ -22,6 +22,11 @@ LONGEST_STEP_S = 6.0
 def keep_s(cold_start_s: float) -> float:
     """Return how long a need is remembered: two cold starts, because a replica that goes too soon is missing for one."""
     return min(MAX_KEEP_S, max(MIN_KEEP_S, 2 * cold_start_s))
+
+
+def positive(asked: Mapping[str, int]) -> dict[str, int]:
+    """Return the wishes for at least one replica."""
+    return {name: wish for name, wish in asked.items() if wish}
 
 
 @dataclass(slots=True)

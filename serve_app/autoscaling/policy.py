@@ -26,13 +26,15 @@ from serve_app.config import ModelSettings, Settings, parse_settings
 from serve_app.config.schedule import bounds_at
 from serve_app.core.step_costs import MeasuredCosts, combined
 from serve_app.errors import ConfigError
-from serve_app.membership import ScalingNote
+from serve_app.membership import PoolNote, ScalingNote
 
 logger = logging.getLogger("ray.serve")  # this runs in Serve's controller, in whose log operators look
 
 OBSERVE_S = 1.0
 KEEP_S = 5.0
-"""Seconds between two copies of the memory to the lease board."""
+"""Seconds between two copies of the memory to the lease board, and between two notes of pools: a board that starts again knows none."""
+SHARE_STEP = 0.75
+"""A pool's part of the replicas changes once it would be this many replicas more or fewer: each change of roles moves answers."""
 FOUND_S = 60.0
 """The longest time that a new controller waits until Serve has found an ingress: without one, it cannot observe the load."""
 Reports = dict[str, tuple[float, dict[str, float]]]
@@ -47,6 +49,7 @@ class DemandPolicy:
         wall: Seconds since the epoch, for the schedule and the log.
         send_note: Gets a note of each change of a target, and must not wait. None: a thread sends the notes to the lease board.
         store: Keeps the memory for the next controller. None: the lease board keeps it, through a thread.
+        send_pools: Gets the share of a model's pool for prompts, and must not wait. None: as ``send_note``.
     """
 
     def __init__(
@@ -56,11 +59,12 @@ class DemandPolicy:
         wall: Callable[[], float] = time.time,
         send_note: Callable[[ScalingNote], None] | None = None,
         store: MemoryStore | None = None,
+        send_pools: Callable[[PoolNote], None] | None = None,
     ) -> None:
         self._settings: Settings | None = None
         self._wall = wall
         self._log: DecisionLog | None = None
-        self._send_note = send_note
+        self._send_note, self._send_pools = send_note, send_pools
         self._gauges: Gauges | None = None
         try:
             self._settings = parse_settings(settings)
@@ -68,7 +72,8 @@ class DemandPolicy:
             logger.error("autoscaling policy without effect: %s", exc)
         self._now = now
         self._store = store
-        self._kept_at = -math.inf
+        self._kept_at = self._planned_at = -math.inf
+        self._prefill_shares: dict[str, float] = {}
         self._began_at = self._awaits_until = -math.inf
 
     def __call__(self, contexts: Mapping[Any, Any]) -> tuple[dict[Any, int], dict[Any, Any]]:
@@ -151,7 +156,24 @@ class DemandPolicy:
             if decision.desired not in (target, before.get(deployment)):
                 logger.info("%s: %d -> %d replicas (%s): %s", name, target, decision.desired, decision.wish, decision.inputs)
                 self._send_note(ScalingNote(self._wall(), name, target, decision.desired, decision.wish))
+        self._plan_pools(memory, at)
         self._warn(memory)
+
+    def _plan_pools(self, memory: Memory, at: float) -> None:
+        """Say how the replicas of models with pools should divide."""
+        assert self._settings is not None
+        shares = self._prefill_shares
+        before = dict(shares)
+        for name, decision in memory.decided.items():
+            if (share := decision.inputs.get("prefill_share")) is None:
+                continue
+            if abs(share - shares.get(name, math.inf)) * decision.desired >= SHARE_STEP:
+                shares[name] = share
+        if shares and (shares != before or at - self._planned_at >= KEEP_S):
+            self._planned_at = at
+            self._send_pools = self._send_pools or DecisionNotes(board_of(self._settings.name)).send
+            for name, share in shares.items():
+                self._send_pools(PoolNote(name, share))
 
     def _seen(self, contexts: Mapping[str, Any], memory: Memory, at: float, interval_s: float) -> FleetObservation:
         assert self._settings is not None

@@ -35,6 +35,8 @@ class ModelLoad:
     rejected: float = 0.0
     prefilled_tokens: float = 0.0
     cached_tokens: float = 0.0
+    long_prompts: float = 0.0
+    long_prompt_tokens: float = 0.0
     output_tokens: float = 0.0
     finished: float = 0.0
     finished_tokens: float = 0.0

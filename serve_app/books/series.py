@@ -153,7 +153,8 @@ TABLE = (
         "hand_overs_asked",
         "counter",
         ("model", "cause"),
-        "The same moves by cause: drain; prompts, a long prompt began, or its first token came; balance, another replica had less to do.",
+        "The same moves by cause: drain; prompts, a long prompt began, or its first token came; balance, another replica had less to do; "
+        "role, the replica computes prompts (pools).",
     ),
     Series("kv_read_tokens", "counter", _MODEL, "Tokens whose KV was read from another replica instead of computed again."),
     Series("kv_read_bytes", "counter", _MODEL, "Bytes of that KV, in all layers and workers."),

@@ -32,7 +32,8 @@ STORY_TOKENS = 150
 BREAK_AFTER_TOKENS = 20
 LOAD_S = 30.0
 NUM_STREAMS = 8
-REPLACED_LIMIT_S = 180.0
+REPLACED_LIMIT_S = 300.0
+"""Longest wait for all replicas. At a load of 17 on two cores a killed one was replaced after 99 s."""
 
 console = Console(file=sys.stdout, highlight=False)
 
@@ -46,7 +47,7 @@ def demo(file: Path) -> None:
         _fetch(model)
     refuse_hopeless_start(settings)
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-    console.print(f"Start {shown}, ask it, kill an engine while it answers, load it for {LOAD_S:.0f} s, stop: about 3 minutes.")
+    console.print(f"Start {shown}, ask it, kill an engine while it answers, load it for {LOAD_S:.0f} s, stop: 3 to 5 minutes.")
     _heading("0. Starting: Ray, the ingress, the engines")
     # Ray prints messages about the engine's death to standard output, in the middle of the answer.
     with (
@@ -103,7 +104,7 @@ def _break_a_replica(settings: Settings, client: DemoClient) -> bool:
     console.print()
     survived = _judge(undisturbed, answer, victim)
     if victim.killed_at is not None:
-        console.print("Ray Serve starts another engine, which takes up to a minute.")
+        console.print("Ray Serve starts another engine, which takes a minute, or two on a busy machine.")
         client.wait_for_replicas(REPLACED_LIMIT_S)
         console.print(f"Ray Serve had another replica ready {time.monotonic() - victim.killed_at:.0f} s after the kill.")
     return survived

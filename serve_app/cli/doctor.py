@@ -74,6 +74,7 @@ def examine(file: Path) -> Iterator[Finding]:
     yield from findings.configuration(str(file), mistakes)
     if settings is None:
         return
+    yield from _files(settings)
     run, wrong_state = _run_of(settings.name)
     yield from wrong_state
     yield from _ports(settings, run)
@@ -87,7 +88,6 @@ def examine(file: Path) -> Iterator[Finding]:
     yield findings.shared_memory(shm.free, 0 if run else OBJECT_STORE_BYTES)
     yield findings.memory(_available_bytes(), 0 if run else needed_bytes(settings))
     yield findings.descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE), settings.ingress.replicas.target_streams)
-    yield from _files(settings)
     if settings.ingress.oidc is not None:
         yield _issuer(settings.ingress.oidc)
     yield from _folders(settings)

@@ -26,6 +26,7 @@ CAUSES: Mapping[str, str] = {
     "drain": "the replica drains",
     "prompts": "a long prompt would stop this answer",
     "balance": "another replica had less to do",
+    "role": "the replica computes prompts, and others make answers",
     "new_replica": "a replica joined and takes a part of the queue",
 }
 RESULTS: Mapping[str, str] = {

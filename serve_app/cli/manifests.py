@@ -100,8 +100,8 @@ def _inside(where: str, problem: ConfigError) -> ConfigError:
 
 def timeout_problems(known: Iterable[Timeouts], ignored: Collection[str] = ()) -> list[ConfigError]:
     """Return an error for each broken rule that is not ignored, each sentence once; an error's path is the rule's name."""
-    broken = dict.fromkeys(b for timeouts in known for b in broken_rules(timeouts))
-    return [ConfigError(*b) for b in broken if b.rule not in ignored]
+    broken = dict.fromkeys(b for timeouts in known for b in broken_rules(timeouts, ignored))
+    return [ConfigError(*b) for b in broken]
 
 
 def _service_problems(

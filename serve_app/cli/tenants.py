@@ -32,13 +32,28 @@ app = typer.Typer(
 )
 app.command()(usage)
 
+
+def _in_utf8(given: str | list[str] | None) -> str | list[str] | None:
+    """Return what the command line gave. The tenants file is UTF-8, and a shell passes any bytes."""
+    from serve_app.config.checks import is_utf8
+
+    for text in [given] if isinstance(given, str) else given or ():
+        if not is_utf8(text):
+            raise typer.BadParameter(f"{text!r} is not UTF-8")
+    return given
+
+
 File = Annotated[Path, typer.Option("--file", "-f", help="The tenants file.", envvar="SERVE_APP_TENANTS_FILE")]
-Name = Annotated[str, typer.Argument(help="Name of the tenant.", show_default=False)]
-Expires = Annotated[str, typer.Option(help="Last day of the new key (UTC), as 2027-01-31. Default: it does not expire.")]
+Name = Annotated[str, typer.Argument(help="Name of the tenant.", show_default=False, callback=_in_utf8)]
+Expires = Annotated[
+    str, typer.Option(help="Last day of the new key (UTC), as 2027-01-31. Default: it does not expire.", callback=_in_utf8)
+]
 Scopes = Annotated[
     list[str] | None,
     typer.Option(
-        "--scope", help="infer or batch; may be repeated. Default: those of the tenant's valid keys; both for a new tenant."
+        "--scope",
+        help="infer or batch; may be repeated. Default: those of the tenant's valid keys; both for a new tenant.",
+        callback=_in_utf8,
     ),
 ]
 Weight = Annotated[
@@ -71,7 +86,9 @@ _HEAD = "# The tenants of serve-app: docs/tenants.md. `serve-app tenants` writes
 def create(
     name: Name,
     file: File,
-    model: Annotated[list[str] | None, typer.Option(help="A model that it may ask; may be repeated. Default: all.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model that it may ask; may be repeated. Default: all.", callback=_in_utf8)
+    ] = None,
     scope: Scopes = None,
     expires: Expires = "",
     weight: Weight = None,

@@ -88,13 +88,14 @@ def _variable_problems(name: str, value: str) -> Iterator[PydanticCustomError]:
         yield wrong(name, f"is {value!r}, but serve-app sets this variable itself", way_out)
     elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         yield wrong("", f"has {name!r}, which is not a name of a variable", "letters, digits and _ are allowed, no digit first")
-    elif "\0" in value or not _is_utf8(value):
+    elif "\0" in value or not is_utf8(value):
         yield wrong(name, f"is {value[:20]!r}, which no environment can hold", "remove NUL and bytes that are not UTF-8")
     elif len(value.encode()) > _MAX_VARIABLE_BYTES:
         yield wrong(name, f"has {len(value.encode())} bytes", f"Linux takes {_MAX_VARIABLE_BYTES} at most; put it into a file")
 
 
-def _is_utf8(text: str) -> bool:
+def is_utf8(text: str) -> bool:
+    """Return whether the text has UTF-8: bytes of a command line or of an environment that are none become lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -23,6 +23,7 @@ from serve_app.config.checks import (
     wrong,
 )
 from serve_app.config.kv import KvSettings
+from serve_app.config.pools import PoolsSettings, pool_problems
 from serve_app.config.routing import RoutingSettings
 from serve_app.config.schedule import ScheduledBounds
 from serve_app.config.simulated import SimulatedSettings
@@ -183,7 +184,7 @@ class ModelSettings(Section):
     """Simulate an accelerator instead of computing. Default: compute."""
     replicas: ScalingSettings = ScalingSettings()
     """The number of engines of this model."""
-    gpus_per_replica: Int = Field(default=0, ge=0)
+    gpus_per_replica: Int = Field(default=0, ge=0, le=1024)  # 64 nodes, and no cloud sells a node with more than 16 GPUs
     """GPUs of one replica, on all its nodes together; also its tensor parallel size. 0 for cpu. A simulated engine only reserves them."""
     nodes: Int = Field(default=1, ge=1, le=64)
     """Nodes of one replica. Each holds the same share of `gpus_per_replica`, and `num_cpus` and `resources` of its own."""
@@ -210,6 +211,8 @@ class ModelSettings(Section):
     """Whether steps hold only so many prompt tokens that running answers keep `replicas.itl_slo_s`: docs/models.md."""
     kv: KvSettings = KvSettings()
     """Whether requests take their KV cache along when their replica drains."""
+    pools: PoolsSettings | None = None
+    """Which replicas compute long prompts, and which make answers: docs/kv.md. Default: each does both."""
     sleep: SleepSettings | None = None
     """Whether and when the engine sleeps. Default: never. Only on cuda, or simulated."""
     canary: CanarySettings | None = None
@@ -254,7 +257,7 @@ class ModelSettings(Section):
         """Return the identity of this release of the model: a digest of all settings that its replicas use."""
         unused = set() if self.yields_to_chats() else {"batch_step_share"}
         settings = self.model_dump(
-            mode="json", exclude={"replicas", "canary", "required", "routing", "aliases", "media"} | unused
+            mode="json", exclude={"replicas", "canary", "required", "routing", "pools", "aliases", "media"} | unused
         )
         if self.keep_itl:
             settings["itl_slo_s"] = self.replicas.itl_slo_s
@@ -265,7 +268,7 @@ class ModelSettings(Section):
         simulation = self._simulation_problems(self.simulated) if self.simulated else ()
         kv = self._kv_problems() if self.kv.is_on else self._problems_without_kv()
         own = (*self._device_problems(), *self._node_problems(), *self._scaling_problems(), *self._adapter_problems())
-        refuse([*simulation, *own, *sleep_problems(self), *kv])
+        refuse([*simulation, *own, *sleep_problems(self), *kv, *pool_problems(self)])
         return self
 
     def _device_problems(self) -> Iterator[PydanticCustomError]:

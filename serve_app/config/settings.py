@@ -249,10 +249,12 @@ class Settings(Section):
             yield wrong("protocol.port", f"is {port}, and so is ingress.port", "choose another, for example 8020")
         for name, model in self.models.items():
             if model.nodes > 1:
-                problem = (
-                    f"is {model.nodes} and protocol.port is {port}: two replicas could begin on one node, where only one had it"
-                )
-                yield wrong(dotted(("models", name, "nodes")), problem, "set protocol.port: 0, or nodes: 1")
+                if not model.resources:
+                    problem = (
+                        f"is {model.nodes} and protocol.port is {port}: parts of two replicas on a node could not both have it"
+                    )
+                    hint = "set protocol.port: 0, or give the model a Ray resource of which a node has enough for one"
+                    yield wrong(dotted(("models", name, "nodes")), problem, hint)
             elif model.per_node() != 1:
                 problem = (
                     f"is {model.replicas_per_node} and protocol.port is {port}: two replicas on a node could not both have it"

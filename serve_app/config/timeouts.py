@@ -4,7 +4,7 @@ The chart checks these rules before it installs anything, by a copy that tools/c
 `serve-app check` checks them in a configuration file, or in manifests. A rule is skipped if one of its times is unknown (None).
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -149,7 +149,7 @@ RULES = (
         "node_grace_s",
         ("pod_grace_s",),
         0,
-        "the drain of a node would cut the streams of its pods, or fail",
+        "the drain of a node would cut the streams of its pods, or fail; lower drain_s, or give the drain more time",
     ),
     TimeoutRule(
         "spot-notice-outlasts-drain",
@@ -204,6 +204,10 @@ KEYS = {
 """Field of `Timeouts` -> the name of its setting in messages."""
 
 
+FOLLOWING = frozenset({"serve_shutdown_s", "node_drain_s", "pod_grace_s", "old_cluster_s", "gcs_reconnect_s"})
+"""Times that the chart makes of others: they grow with those."""
+
+
 class Broken(NamedTuple):
     """A rule that does not hold."""
 
@@ -213,14 +217,26 @@ class Broken(NamedTuple):
     hint: str
 
 
-def broken_rules(timeouts: Timeouts) -> Iterator[Broken]:
-    """Yield the rules that do not hold, in the order of `RULES`."""
-    for rule in RULES:
+def broken_rules(timeouts: Timeouts, ignored: Collection[str] = ()) -> Iterator[Broken]:
+    """Yield the rules that do not hold, in the order of `RULES`, without those whose names are ``ignored``.
+
+    A time that a broken rule needs longer counts as that long in the rules after it, so that one answer names the whole chain. Times that
+    are made of others are left out of the chain.
+    """
+    all_needed: dict[str, float] = {}
+    for rule in (rule for rule in RULES if rule.name not in ignored):
+        follows = rule.longer in FOLLOWING
+        needed = {} if follows else all_needed
         longer: float | None = getattr(timeouts, rule.longer)
-        shorter: list[float | None] = [getattr(timeouts, name) for name in rule.shorter]
+        shorter: list[float | None] = [needed.get(name, getattr(timeouts, name)) for name in rule.shorter]
         known = [value for value in shorter if value is not None]
         if longer is None or len(known) < len(shorter) or longer >= (least := sum(known) + rule.margin_s):
             continue
-        others = " and ".join(f"{KEYS[name]} is {value:g}" for name, value in zip(rule.shorter, known, strict=True))
+        others = " and ".join(
+            f"{KEYS[name]} {'must be' if name in needed else 'is'} {value:g}"
+            for name, value in zip(rule.shorter, known, strict=True)
+        )
         problem = f"{KEYS[rule.longer]} is {longer:g} and {others}: {rule.reason}"
         yield Broken(rule.name, problem, f"{least:g} or more is needed")
+        if not follows:
+            all_needed[rule.longer] = least

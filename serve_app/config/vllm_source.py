@@ -13,12 +13,19 @@ from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any, Literal
 
+from serve_app.vllm_versions import SERVER_ARGUMENTS
+
 _ENGINE = "vllm.engine.arg_utils"
-_SERVER = "vllm.entrypoints.launchers.cli_args"
 _TOOL_PARSERS = ("vllm.tool_parsers", "_TOOL_PARSERS_TO_REGISTER")
 _REASONING_PARSERS = ("vllm.reasoning", "_REASONING_PARSERS_TO_REGISTER")
 _BOUNDS = ("gt", "ge", "lt", "le")
 _BUILTINS: Mapping[str, Any] = {t.__name__: t for t in (bool, int, float, str, list, dict, set, tuple)}
+
+
+@lru_cache(maxsize=1)
+def server_arguments_module() -> str:
+    """Return the name of the installed vLLM's module of the arguments of `vllm serve`; that of the newest if vLLM is not installed."""
+    return next((name for name in SERVER_ARGUMENTS if _module(name) is not None), SERVER_ARGUMENTS[0])
 
 
 @lru_cache(maxsize=1)
@@ -31,13 +38,13 @@ def engine_arg_types() -> Mapping[str, Any]:
 @lru_cache(maxsize=1)
 def frontend_arg_types() -> Mapping[str, Any]:
     """Return the fields of vLLM's BaseFrontendArgs, which a server without HTTP has, too, with their types."""
-    return _fields(_SERVER, "BaseFrontendArgs")
+    return _fields(server_arguments_module(), "BaseFrontendArgs")
 
 
 @lru_cache(maxsize=1)
 def listener_arg_types() -> Mapping[str, Any]:
     """Return the fields that vLLM's own HTTP server adds, with their types."""
-    return _fields(_SERVER, "FrontendArgs")
+    return _fields(server_arguments_module(), "FrontendArgs")
 
 
 @lru_cache(maxsize=1)

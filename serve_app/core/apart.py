@@ -38,7 +38,7 @@ _BATCH = 16
 """Answers of a usual step, whose time is the measure of long prompts."""
 _MORE_TOKENS = 32
 """An answer is expected to become as long again as it is, and this many tokens longer."""
-_CANDIDATES = 16
+CANDIDATES = 16
 """The least burdened replicas, among which the target of a move is chosen."""
 _TRIES = 16
 """After so many answers without a target that is worth a move, the others of the replica are not looked at."""
@@ -46,6 +46,9 @@ _TRIES = 16
 
 class Apart:
     """A routing policy in front of another, which chooses for all but long prompts."""
+
+    causes = ("prompts", "balance")
+    """Why answers leave: when a prompt begins or its first token came, and at a tick."""
 
     def __init__(self, inner: RoutingPolicy, order: FairOrder, hand_overs: HandOvers) -> None:
         self._inner, self._order, self._hand_overs = inner, order, hand_overs
@@ -72,8 +75,14 @@ class Apart:
     def leaving(self, queued: Sequence[RequestState], replicas: Mapping[str, ReplicaState]) -> Sequence[RequestState]:
         return self._inner.leaving(queued, replicas)
 
+    def members_changed(self, replicas: Collection[ReplicaState]) -> None:
+        """Note that a replica is new or gone, or began or ended to drain: roles may follow from that (`Pools`)."""
+
     def validate(self, replicas: Mapping[str, ReplicaState]) -> None:
         self._inner.validate(replicas)
+        self._validate(replicas)
+
+    def _validate(self, replicas: Mapping[str, ReplicaState]) -> None:
         for replica in replicas.values():
             assert replica.long_tokens == sum(tokens for _, other, tokens in self._long if other is replica)
         assert -1.0 < self._budget <= MAX_MOVES
@@ -85,7 +94,7 @@ class Apart:
         if not self.is_long(request.prompt_tokens - self._inner.hit_tokens(request, choice.replica)):
             return choice
         able = [replica for replica in replicas.values() if replica.takes(request)]
-        cheapest = heapq.nsmallest(_CANDIDATES, able, key=lambda replica: self._cost_s(request.prompt_tokens, replica))
+        cheapest = heapq.nsmallest(CANDIDATES, able, key=lambda replica: self._cost_s(request.prompt_tokens, replica))
         if choice.replica not in cheapest:
             cheapest.append(choice.replica)
 
@@ -125,7 +134,7 @@ class Apart:
         """
         able = [replica for replica in replicas if replica.held and replica.kv_transfer and not replica.draining]
         most = [
-            max(able, key=measure, default=None) for measure in (_prompt_burden, _num_requests, lambda each: each.load.kv_usage)
+            max(able, key=measure, default=None) for measure in (_prompt_burden, num_requests_of, lambda each: each.load.kv_usage)
         ]
         found = {each.replica_id: each for each in most if each is not None}
         others = [replica for replica in able if replica.replica_id not in found and replica.replica_id not in self._looked_at]
@@ -156,16 +165,16 @@ class Apart:
         coming = self._hand_overs.coming_tokens()
         others = (r for r in replicas.values() if r is not replica and r.kv_transfer == replica.kv_transfer)
         able = [r for r in others if takes_moved(r, MAX_UNANSWERED)]
-        targets = [_Target(r, coming[r.replica_id]) for r in heapq.nsmallest(_CANDIDATES, able, key=_burden)]
+        targets = [_Target(r, coming[r.replica_id]) for r in heapq.nsmallest(CANDIDATES, able, key=_burden)]
         source = _Source(replica, more_tokens)
-        streams = [only] if only is not None else sorted(replica.held.values(), key=_left, reverse=True)
+        streams = [only] if only is not None else sorted(replica.held.values(), key=num_left, reverse=True)
         tries = _TRIES
         for request in streams:
             if self._budget < 1.0 or not targets or not tries:
                 return
-            if not _may_leave(request, now):
+            if not may_leave(request, now):
                 continue
-            best, gain_s = None, MIN_GAIN * self._hand_overs.costs.seconds(_tokens(request))
+            best, gain_s = None, MIN_GAIN * self._hand_overs.costs.seconds(num_tokens(request))
             for target in targets:
                 gain = self._gain_s(request, source, target)
                 if gain > gain_s and target.takes(request) and self._hand_overs.is_possible(request, replica, target.replica):
@@ -176,7 +185,7 @@ class Apart:
             self._budget -= 1.0
             yield request, Choice(best.replica, Reason.LOAD, gain_s)
             source.leave(request)
-            best.coming_tokens += _tokens(request)
+            best.coming_tokens += num_tokens(request)
             targets = [target for target in targets if takes_moved(target.replica, MAX_UNANSWERED)]
 
     def _step_s(self) -> float:
@@ -200,11 +209,11 @@ class Apart:
 
     def _gain_s(self, request: RequestState, source: "_Source", target: "_Target") -> float:
         """Return how many seconds shorter the rest of the answers would be in sum, without what the move costs."""
-        costs, left, here, there = self._order.costs, _left(request), source.replica, target.replica
+        costs, left, here, there = self._order.costs, num_left(request), source.replica, target.replica
         part = min(1.0, left * self._step_s() / WINDOW_S)
         prompts = source.prompt_tokens - there.prefill_tokens + part * (here.long_tokens - there.long_tokens)
-        answers = left * (source.num_requests - 1 - _num_requests(there))
-        again = _tokens(request) if source.kv_usage() > FULL and target.kv_usage() < ROOMY else 0
+        answers = left * (source.num_requests - 1 - num_requests_of(there))
+        again = num_tokens(request) if source.kv_usage() > FULL and target.kv_usage() < ROOMY else 0
         return (prompts + again) * costs.prompt_token_s + answers * costs.output_token_s
 
 
@@ -214,7 +223,7 @@ class _Source:
     def __init__(self, replica: ReplicaState, more_tokens: int) -> None:
         self.replica = replica
         self.prompt_tokens = replica.prefill_tokens + more_tokens
-        self.num_requests = _num_requests(replica)
+        self.num_requests = num_requests_of(replica)
         self._leaving_tokens = 0
         for request in replica.held.values():
             if request.is_leaving:
@@ -223,7 +232,7 @@ class _Source:
     def leave(self, request: RequestState) -> None:
         """Note that the request was asked to leave."""
         self.num_requests -= 1
-        self._leaving_tokens += _tokens(request)
+        self._leaving_tokens += num_tokens(request)
 
     def kv_usage(self) -> float:
         """Return the used share of the cache, from 0 to 1."""
@@ -242,11 +251,11 @@ class _Target:
 
     def takes(self, request: RequestState) -> bool:
         """Return whether the engine can run the request and has room for its KV."""
-        fits = not self.replica.kv_tokens or self.kv_usage() + _tokens(request) / self.replica.kv_tokens <= FULL
+        fits = not self.replica.kv_tokens or self.kv_usage() + num_tokens(request) / self.replica.kv_tokens <= FULL
         return fits and self.replica.can_run(request)
 
 
-def _may_leave(request: RequestState, now: float) -> bool:
+def may_leave(request: RequestState, now: float) -> bool:
     """Return whether the request is in an answer that has not moved lately."""
     if (
         not request.emitted_ids
@@ -259,20 +268,20 @@ def _may_leave(request: RequestState, now: float) -> bool:
     return request.attempt == 0 or now - request.trail.starts[-1] >= MIN_STAY_S
 
 
-def _left(request: RequestState) -> int:
+def num_left(request: RequestState) -> int:
     """Return how many tokens the answer will probably have still."""
     return min(max(0, request.max_tokens), len(request.emitted_ids) + _MORE_TOKENS)
 
 
-def _tokens(request: RequestState) -> int:
+def num_tokens(request: RequestState) -> int:
     return request.prompt_tokens + len(request.emitted_ids)
 
 
 def _burden(replica: ReplicaState) -> tuple[int, int]:
-    return _prompt_burden(replica), _num_requests(replica)
+    return _prompt_burden(replica), num_requests_of(replica)
 
 
-def _num_requests(replica: ReplicaState) -> int:
+def num_requests_of(replica: ReplicaState) -> int:
     """Return how many requests the replica has or will have soon, those of other ingresses included."""
     return replica.num_requests() + len(replica.coming)
 

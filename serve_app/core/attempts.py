@@ -13,6 +13,7 @@ from serve_app.core.fair_order import FairOrder
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.hand_over import HandOvers
 from serve_app.core.instructions import AbortAttempts, FailRequest, FreeKeptKv, HandOverAttempt, Instruction, StartAttempt
+from serve_app.core.pools import Pools
 from serve_app.core.quarantine import Quarantine
 from serve_app.core.refusals import Refusals
 from serve_app.core.request import RequestState
@@ -44,12 +45,21 @@ class Attempts:
         self.drains = Drains()
         self.hand_overs = HandOvers()
         self._routing = routing or LeastOutstandingTokens()
-        self._apart = Apart(self._routing, self.order, self.hand_overs) if settings.apart else None
+        self._apart = self._make_apart(settings)
         if self._apart is not None:
             self._routing = self._apart
         self.refusals = Refusals(settings, self.replicas.values(), self.order)
         self._attempts: dict[str, RequestState] = {}
         self._kinds: list[ReplicaState] = []  # a replica of each kind
+
+    def _make_apart(self, settings: FleetSettings) -> Apart | None:
+        if settings.pools is not None:
+            return Pools(self._routing, self.order, self.hand_overs, settings.pools, settings.ttft_s)
+        return Apart(self._routing, self.order, self.hand_overs) if settings.apart else None
+
+    def prefill_ids(self) -> list[str] | None:
+        """Return the replicas that compute long prompts, sorted; None without pools."""
+        return sorted(self._apart.prefill_ids) if isinstance(self._apart, Pools) else None
 
     def _count_emitted(self, replica: ReplicaState, request: RequestState, token_ids: Sequence[int]) -> None:
         """Add to the emitted ids. From now on the replica only has to compute the request's remaining output tokens."""
@@ -105,7 +115,7 @@ class Attempts:
         if not apart.is_long(tokens):
             return []
         moves = apart.moves(replica, self.replicas, now, more_tokens=tokens)
-        return [self._ask_hand_over(leaving, target, "prompts", now) for leaving, target in moves]
+        return [self._ask_hand_over(leaving, target, apart.causes[0], now) for leaving, target in moves]
 
     def _ask_hand_over(self, request: RequestState, target: Choice, cause: str, now: float) -> HandOverAttempt:
         assert request.replica_id is not None

@@ -184,6 +184,13 @@ class WaitsReported:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolsPlanned:
+    """The autoscaler wants this share of the replicas to compute prompts, 0..1. Repeats are allowed."""
+
+    prefill_share: float
+
+
+@dataclass(frozen=True, slots=True)
 class StartMeasured:
     """A replica's lease reported how long it took from being scheduled to ready, > 0. Repeats are allowed."""
 
@@ -209,5 +216,6 @@ Event = (
     | StartMeasured
     | StepCostsMeasured
     | WaitsReported
+    | PoolsPlanned
     | Ticked
 )

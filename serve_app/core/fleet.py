@@ -20,6 +20,7 @@ from serve_app.core.events import (
     LinkLost,
     LinkOpened,
     OutputsArrived,
+    PoolsPlanned,
     RequestArrived,
     RequestsAborted,
     StartMeasured,
@@ -39,6 +40,7 @@ from serve_app.core.instructions import (
     PassTrial,
     WakeReplica,
 )
+from serve_app.core.pools import Pools
 from serve_app.core.request import EngineOutput, RequestState, Trial
 from serve_app.core.routing import ReplicaState, mark_longest
 from serve_app.core.trail import MOVED, TAKEN_BACK
@@ -78,6 +80,9 @@ class FleetState(Attempts):
                 self.order.learn(event.costs)
             case WaitsReported():
                 self.order.learn_waits(event.waits)
+            case PoolsPlanned():
+                if isinstance(self._apart, Pools):
+                    self._apart.plan(event.prefill_share, self.replicas.values())
             case Ticked():
                 self.quarantine.expire(now=now)
                 ended = self._eject_silent(now) + self._end_long_waits(now) + self._end_hand_overs(now)
@@ -159,6 +164,8 @@ class FleetState(Attempts):
         for replica_id in mark_longest(self.replicas.values()):
             self._routing.changed(replica_id)
         self._kinds = list({replica.kind: replica for replica in self.replicas.values()}.values())
+        if self._apart is not None:
+            self._apart.members_changed(self.replicas.values())
 
     def _take_back_queued(self, new: ReplicaState, now: float) -> list[Instruction]:
         """Take back requests that only wait in engines' queues, so that a new replica gets its part of them."""
@@ -213,6 +220,10 @@ class FleetState(Attempts):
             self.waiting.add(request)
         return freed + failed + self._end_blocked(now)
 
+    def _is_long(self, tokens: int) -> bool:
+        """Return whether the computation of so many tokens is the work of a pool of its own."""
+        return isinstance(self._apart, Pools) and self._apart.is_long(tokens)
+
     def _linked(self, *orders: FreeKeptKv) -> list[FreeKeptKv]:
         """Return the orders for replicas to which there is a link."""
         return [order for order in orders if order.replica_id in self.replicas]
@@ -259,13 +270,14 @@ class FleetState(Attempts):
                 if not request.emitted_ids:
                     replica.begin_answer(request)
                     self.order.begin(request, now)
-                    self.tally.first_token(request, output, late=now - request.arrived_at > self.settings.ttft_s)
+                    late = now - request.arrived_at > self.settings.ttft_s
+                    self.tally.first_token(request, output, late=late, is_long=self._is_long)
                 self._count_emitted(replica, request, output.new_token_ids)
                 request.trail.delivered(output, now)
                 is_first = len(request.emitted_ids) == len(output.new_token_ids) and output.finish_reason is None
                 if replica.long_tokens and is_first and self._apart is not None:
                     for _, target in self._apart.moves(replica, self.replicas, now, only=request):
-                        others.append(self._ask_hand_over(request, target, "prompts", now))
+                        others.append(self._ask_hand_over(request, target, self._apart.causes[0], now))
             if output.stop_reason == HANDED_OVER:
                 kv = output.kv_transfer_params
                 others += self._take_over(request, "" if kv else "not_kept", kv=kv or None, now=now)
@@ -332,7 +344,7 @@ class FleetState(Attempts):
         for replica_id in self._apart.tick(now):
             self._routing.changed(replica_id)
         return [
-            self._ask_hand_over(request, target, "balance", now)
+            self._ask_hand_over(request, target, self._apart.causes[1], now)
             for replica in self._apart.burdened(self.replicas.values())
             for request, target in self._apart.moves(replica, self.replicas, now)
         ]

@@ -64,7 +64,8 @@ def outstanding_tokens(fleet: FleetState) -> int:
 
 
 def describe(fleet: FleetState) -> dict[str, Any]:
-    """Return counts and per-replica load, for status and metrics."""
+    """Return counts and per-replica load, for status and metrics; with pools, also the replicas that compute long prompts."""
+    prefill = fleet.prefill_ids()
     return {
         "requests": len(fleet.requests),
         "waiting": len(fleet.waiting),
@@ -81,4 +82,5 @@ def describe(fleet: FleetState) -> dict[str, Any]:
         "blocked": len(fleet.quarantine),
         "cold_start_s": fleet.refusals.cold_starts.p90_s(),
         "replicas": {r.replica_id: r.describe() for r in fleet.replicas.values()},
+        **({} if prefill is None else {"prefill": prefill}),
     }

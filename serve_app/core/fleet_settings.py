@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from serve_app.core.pool_sizes import PoolSizes
+
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
@@ -25,5 +27,7 @@ class FleetSettings:
     """A first token later than this after the request's arrival is counted as late."""
     apart: bool = False
     """Whether long prompts go where they slow few answers, and answers move with their KV (`Apart`)."""
+    pools: PoolSizes | None = None
+    """Bounds of the replicas that compute prompts, and of those that make answers (`Pools`); None: no replica has a role."""
     max_replicas: int = 1
     """With fewer replicas, more may be on their way, and `RequestArrived.max_wait_s` does not count."""

@@ -69,7 +69,7 @@ class HandOvers:
         """Bytes of that KV."""
         self.asked: Counter[str] = Counter()
         """Hand-overs that were asked for, by cause: ``drain``; ``prompts``: a long prompt began, or its first token came; ``balance``:
-        another replica had less to do."""
+        another replica had less to do; ``role``: the replica computes prompts, and others make answers."""
         self.costs = ReadCosts()
         self._asked: dict[str, _Asked] = {}
         self._reading: dict[str, tuple[RequestState, float]] = {}

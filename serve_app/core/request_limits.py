@@ -220,6 +220,7 @@ LIMITS: dict[str, dict[str, Check | str]] = {
         "late_interaction_params": _only(None, "needs query and documents in one engine; leave it out"),
         "extra_kwargs": _extra_args,
         "output_kind": INTERNAL,
+        "late_chunking_params": "from vLLM 0.33 on; vLLM checks its one number",
     },
     "EngineCoreRequest": {
         "request_id": "the protocol of links limits it",

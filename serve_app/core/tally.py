@@ -1,5 +1,6 @@
 """`Tally` counts for the autoscaler what one ingress sees of one model. Pure; `FleetState` counts."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,10 @@ class Tally:
     """Prompt tokens that engines computed for requests whose first output has come, without ``cached_tokens``."""
     cached_tokens: int = 0
     """Prompt tokens of the same requests that an engine had in its prefix cache: they were no work."""
+    long_prompts: int = 0
+    """Of the requests of ``prefilled_tokens``, those whose tokens the pool for long prompts should compute; 0 without pools."""
+    long_prompt_tokens: int = 0
+    """Tokens of ``prefilled_tokens`` of these requests."""
     output_tokens: int = 0
     finished: int = 0
     """Requests whose answer ended, by itself or because its client left before the end."""
@@ -58,12 +63,22 @@ class Tally:
         if request.background:
             self.line_output_tokens += num_tokens
 
-    def first_token(self, request: RequestState, output: Any, *, late: bool) -> None:
-        """Count the first token of a request. ``output``: the ``EngineOutput`` with it, which also has the number of cached tokens."""
+    def first_token(
+        self, request: RequestState, output: Any, *, late: bool, is_long: Callable[[int], bool] = lambda tokens: False
+    ) -> None:
+        """Count the first token of a request.
+
+        Args:
+            output: The ``EngineOutput`` with it, which also has the number of cached tokens.
+            is_long: Says of a number of computed tokens whether they are a long prompt's.
+        """
         stats = output.prefill_stats
         cached = 0 if stats is None else min(request.prompt_tokens, stats.num_cached_tokens)
         self.cached_tokens += cached
-        self._prefilled(request, request.prompt_tokens - cached)
+        self._prefilled(request, computed := request.prompt_tokens - cached)
+        if is_long(computed):
+            self.long_prompts += 1
+            self.long_prompt_tokens += computed
         if not request.background and priority_of_tag(request.priority) == "interactive":  # others may wait
             self.first_tokens += 1
             self.late_first_tokens += late

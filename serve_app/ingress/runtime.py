@@ -14,7 +14,7 @@ from serve_app.checkpoints import resolve_model
 from serve_app.config import ModelSettings, Settings, cluster_token, default_cache_dir
 from serve_app.config.keys_file import read_keyring
 from serve_app.config.timeouts import SHUTDOWN_MARGIN_S
-from serve_app.core.events import BlocksReported, StepCostsMeasured, WaitsReported
+from serve_app.core.events import BlocksReported, PoolsPlanned, StepCostsMeasured, WaitsReported
 from serve_app.core.fleet_report import describe, num_lines, num_on_draining
 from serve_app.core.lost_replicas import with_lost
 from serve_app.core.order_board import Waits
@@ -200,6 +200,9 @@ class IngressRuntime:
             front.client.set_members([member for member in members if release in (None, member.release)])
             if blocks := [(fingerprint, left_s) for model, fingerprint, left_s in quarantined if model == name]:
                 front.client.handle(BlocksReported(blocks))
+            shares = [member.prefill_share for member in members if member.model == name and member.prefill_share is not None]
+            if shares:
+                front.client.handle(PoolsPlanned(shares[0]))
             if (costs := self.app.books.step_costs(name)) is not None:
                 front.client.handle(StepCostsMeasured(costs))
 

@@ -69,10 +69,13 @@ class LinkTls:
 
 
 def replica_tls(settings: TlsSettings | None) -> LinkTls | None:
-    """Return the TLS of the replica's side; None without certificates."""
+    """Return the TLS of the side that listens, a replica; None without certificates."""
     return None if settings is None else LinkTls(settings, ssl.PROTOCOL_TLS_SERVER)
 
 
 def ingress_tls(settings: TlsSettings | None) -> LinkTls | None:
-    """Return the TLS of the ingress's side. Host names are not checked: pods come and go, and only the authority is trusted."""
+    """Return the TLS of the side that connects: an ingress, or a shard (replica/group.py); None without certificates.
+
+    Host names are not checked: pods come and go, and only the authority is trusted.
+    """
     return None if settings is None else LinkTls(settings, ssl.PROTOCOL_TLS_CLIENT)

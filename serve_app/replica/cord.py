@@ -7,6 +7,7 @@ without a beat, while it is awake itself.
 
 import asyncio
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from typing import cast
@@ -16,6 +17,7 @@ import msgspec
 from serve_app.core.health import PeerSilence, ProcessUse
 from serve_app.links.protocol.errors import ProtocolError
 from serve_app.links.protocol.frames import FrameDecoder, encode_frame
+from serve_app.links.tls_connection import TlsConnection
 
 GONE_S = 1.5
 """Seconds after which a node that acknowledges nothing counts as lost."""
@@ -38,12 +40,17 @@ class Beat(msgspec.Struct, tag=2, array_like=True, frozen=True):
 
 
 class Ended(msgspec.Struct, tag=3, array_like=True, frozen=True):
-    """A member's last message: why its part of the engine has ended."""
+    """A member's last message: why its part of the engine has ended, and whether the kernel ended it for lack of memory."""
 
     reason: str
+    out_of_memory: bool = False
 
 
-Message = Hello | Beat | Ended
+class Serves(msgspec.Struct, tag=4, array_like=True, frozen=True):
+    """The first node's message to each member once the engine takes requests."""
+
+
+Message = Hello | Beat | Ended | Serves
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
@@ -67,6 +74,10 @@ class Cord(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._beating: asyncio.Task[None] | None = None
         self._over = False
+
+    def end_of(self, tls: ssl.SSLContext | None, *, server_side: bool) -> asyncio.Protocol:
+        """Return the protocol of the connection: this end, within TLS if there is a context."""
+        return self if tls is None else TlsConnection(self, tls, server_side=server_side)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses

@@ -80,6 +80,8 @@ class Replica:
         tls = replica_tls(protocol.tls)
         self._server = ReplicaServer(identity, protocol, cluster_token(self.settings), self._engine, ready, tls)
         self._port = await self._server.listen()
+        if self._group is not None:
+            self._group.members.tell_that_it_serves()
         who = {"model": self.model.name, "replica": self.replica_id}
         report = self._start_report = StartReport(who, began=began, engine_ready=engine_ready, engine=ready.phases)
         self._start_gauge = Gauge("serve_app_cold_start_seconds", "What each phase of the start took.", ("model", "phase"))
@@ -102,7 +104,7 @@ class Replica:
             self._side_channel = reserve(host, kv.side_ports(), f"models.{self.model.name}.kv.port")
             environment.update(self._side_channel.environment())
         if self.model.has_shards():
-            self._group = Group(self.model, silence_s=self.settings.health.eject_after_s)
+            self._group = Group(self.model, self.settings.protocol, silence_s=self.settings.health.eject_after_s)
             await self._group.form(settings, limit_s=self.settings.timeouts.engine_start_s)
         return await self._engine.start(
             self.model,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from msgspec.structs import replace
+from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, FinishReason
 from vllm.v1.metrics.stats import KV_FETCH_IN_PROGRESS
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
@@ -124,12 +125,17 @@ class InputThread:
             made = core.preprocess_attempt(request, message.num_emitted, message.kv)
             core.input_queue.put_nowait((EngineCoreRequestType.ADD, made))
         except AttemptRefused as refused:
-            logger.warning("attempt %r refused: %s", message.attempt_id, refused)
-            reason = readable(f"{REFUSED}{refused}", MAX_REASON_CHARS)
-            ended = EngineCoreOutput(message.attempt_id, [], finish_reason=FinishReason.ERROR, stop_reason=reason)
-            core.output_queue.put_nowait((message.slot, EngineCoreOutputs(outputs=[ended])))
+            self._refuse(message, refused)
+        except VLLMValidationError as exc:  # from vLLM 0.33 on, if the grammar is for another backend than this engine's
+            self._refuse(message, AttemptRefused(exc.parameter or "structured_outputs", str(exc)))
         except Exception:  # as vLLM: an error of this request, never of the engine
             core._handle_request_preproc_error(request)
+
+    def _refuse(self, message: pipe.AddToEngine, refused: AttemptRefused) -> None:
+        logger.warning("attempt %r refused: %s", message.attempt_id, refused)
+        reason = readable(f"{REFUSED}{refused}", MAX_REASON_CHARS)
+        ended = EngineCoreOutput(message.attempt_id, [], finish_reason=FinishReason.ERROR, stop_reason=reason)
+        self._core.output_queue.put_nowait((message.slot, EngineCoreOutputs(outputs=[ended])))
 
 
 class OutputThread:

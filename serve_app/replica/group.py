@@ -9,13 +9,14 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from serve_app.config import ModelSettings, parse_settings
+from serve_app.config import ModelSettings, ProtocolSettings, parse_settings
 from serve_app.engine_args import PROCESS_ENVIRONMENT, NodeOfEngine
 from serve_app.environment import clean
 from serve_app.errors import EngineStartFailed
 from serve_app.host.core_files import leave_no_core_file
 from serve_app.host.foreign_errors import in_one_line
 from serve_app.host.logs import log_configuration
+from serve_app.links.tls import ingress_tls, replica_tls
 from serve_app.membership import AWAY
 from serve_app.replica.members import Members
 from serve_app.replica.oom import OomOrder
@@ -23,6 +24,35 @@ from serve_app.replica.shard import Shard, Summons
 from serve_app.replica.side_channel import reserve
 
 logger = logging.getLogger(__name__)
+
+
+class ReadyPort:
+    """Listens at a fixed ``protocol.port`` once the engine serves: the readiness probe of a shard's pod is that of a replica's pod.
+
+    Each connection is closed at once. Without a fixed port there is no probe, and nothing listens.
+    """
+
+    def __init__(self, protocol: ProtocolSettings) -> None:
+        self._protocol = protocol
+        self._opening: asyncio.Task[asyncio.Server] | None = None
+
+    def open(self) -> None:
+        if self._protocol.port:
+            self._opening = asyncio.create_task(self._listen(), name="ready-port")
+            self._opening.add_done_callback(_log_failure)
+
+    async def _listen(self) -> asyncio.Server:
+        return await asyncio.get_running_loop().create_server(_Hangup, self._protocol.host, self._protocol.port)
+
+
+class _Hangup(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+def _log_failure(opening: asyncio.Task[asyncio.Server]) -> None:
+    if not opening.cancelled() and (exc := opening.exception()) is not None:
+        logger.error("this pod will not become ready: no port for its readiness probe: %s", in_one_line(exc))
 
 
 class ShardActor:
@@ -41,11 +71,13 @@ class ShardActor:
         OomOrder().set_rank(0)
         rank, first_address, first_port = summons["rank"], summons["first_address"], summons["first_port"]
         node = NodeOfEngine(rank, ray.util.get_node_ip_address(), first_address, first_port)
-        shard = Shard(parsed.models[model_name], Summons(node, summons["port"], summons["secret"], summons["silence_s"]))
+        joining = Summons(node, summons["port"], summons["secret"], summons["silence_s"])
+        ready_port = ReadyPort(parsed.protocol)
         try:
-            reason = await shard.run()
+            tls = ingress_tls(parsed.protocol.tls)  # it connects, as an ingress does
+            reason = await Shard(parsed.models[model_name], joining, tls=tls, on_serves=ready_port.open).run()
         except OSError as exc:
-            return f"the first node cannot be reached: {in_one_line(exc)}"
+            return f"it cannot join: {in_one_line(exc)}"
         logger.info("node %d of an engine of %s ends: %s", rank, model_name, reason)
         os._exit(0)
 
@@ -53,10 +85,10 @@ class ShardActor:
 class Group:
     """The nodes of one engine. Made by the replica's actor, which is on the first."""
 
-    def __init__(self, model: ModelSettings, *, silence_s: float) -> None:
+    def __init__(self, model: ModelSettings, protocol: ProtocolSettings, *, silence_s: float) -> None:
         self._model = model
         self._silence_s = silence_s
-        self.members = Members(model.nodes - 1, silence_s=silence_s)
+        self.members = Members(model.nodes - 1, silence_s=silence_s, tls=replica_tls(protocol.tls))
         address = ray.util.get_node_ip_address()
         self._first_port = reserve(address, range(1), f"models.{model.name}.nodes")  # kept until the workers have bound it
         self.node = NodeOfEngine(0, address, address, self._first_port.port)

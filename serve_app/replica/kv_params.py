@@ -28,6 +28,8 @@ class _Params(msgspec.Struct, frozen=True):
     remote_port: Annotated[int, Meta(ge=1, le=65535)]
     remote_num_tokens: int
     tp_size: Annotated[int, Meta(ge=1)]
+    remote_registration_generation: Annotated[int, Meta(ge=0)] = 0
+    """From vLLM 0.33 on. It grows when the other engine has registered its KV anew, as after a sleep: earlier addresses are wrong then."""
 
 
 _decoder = msgspec.msgpack.Decoder(_Params)

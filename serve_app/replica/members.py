@@ -7,8 +7,9 @@ import secrets
 from collections.abc import Callable
 
 from serve_app.core.health import ProcessUse
-from serve_app.errors import EngineStartFailed
-from serve_app.replica.cord import Beat, Cord, Ended, Hello, Message
+from serve_app.errors import EngineDied, EngineOutOfMemory, EngineStartFailed
+from serve_app.links.tls import LinkTls
+from serve_app.replica.cord import Beat, Cord, Ended, Hello, Message, Serves
 
 logger = logging.getLogger(__name__)
 
@@ -18,17 +19,18 @@ _ABOVE_PIDS = 1 << 32
 class Members:
     """Waits for the members of ranks 1 to ``number``, then watches them. ``secret`` is what a member has to show."""
 
-    def __init__(self, number: int, *, silence_s: float) -> None:
+    def __init__(self, number: int, *, silence_s: float, tls: LinkTls | None = None) -> None:
         self.secret = secrets.token_bytes(32)
         self._number = number
         self._silence_s = silence_s
+        self._tls = tls
         self._cords: dict[int, Cord] = {}
         self._strangers: set[Cord] = set()
         self._uses: dict[int, dict[int, ProcessUse]] = {}
         self._complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._server: asyncio.Server | None = None
-        self._on_lost: Callable[[str], None] | None = None
-        self._lost = ""
+        self._on_lost: Callable[[EngineDied], None] | None = None
+        self._lost: EngineDied | None = None
         self._closed = False
 
     async def listen(self, host: str) -> int:
@@ -36,10 +38,10 @@ class Members:
         self._server = await asyncio.get_running_loop().create_server(self._accept, host, 0)
         return int(self._server.sockets[0].getsockname()[1])
 
-    def _accept(self) -> Cord:
+    def _accept(self) -> asyncio.Protocol:
         cord = Cord(silence_s=self._silence_s, beat=Beat, on_message=self._hear, on_lost=self._lose)
         self._strangers.add(cord)
-        return cord
+        return cord.end_of(None if self._tls is None else self._tls.context(), server_side=True)
 
     async def all_joined(self) -> None:
         """Wait until each member has joined.
@@ -49,11 +51,16 @@ class Members:
         """
         await asyncio.shield(self._complete)
 
-    def watch(self, on_lost: Callable[[str], None]) -> None:
-        """Call ``on_lost`` once with the reason when a member has ended, also if it has already. Not after `close`."""
+    def watch(self, on_lost: Callable[[EngineDied], None]) -> None:
+        """Call ``on_lost`` once with the loss when a member has ended, also if it has already. Not after `close`."""
         self._on_lost = on_lost
-        if self._lost:
+        if self._lost is not None:
             on_lost(self._lost)
+
+    def tell_that_it_serves(self) -> None:
+        """Tell all members that the engine takes requests."""
+        for cord in self._cords.values():
+            cord.send(Serves())
 
     def uses(self) -> dict[int, ProcessUse]:
         """Return the engine's processes on the members' nodes, under ids above all process ids of a node."""
@@ -74,8 +81,8 @@ class Members:
                 self._join(cord, message)
             case Beat(processes) if rank is not None:
                 self._uses[rank] = processes
-            case Ended(reason) if rank is not None:
-                self._end(rank, reason)
+            case Ended(reason, out_of_memory) if rank is not None:
+                self._end(rank, reason, EngineOutOfMemory if out_of_memory else EngineDied)
 
     def _join(self, cord: Cord, hello: Hello) -> None:
         is_ours = hmac.compare_digest(hello.secret, self.secret) and 0 < hello.rank <= self._number
@@ -106,12 +113,12 @@ class Members:
         if (rank := self._rank_of(cord)) is not None:
             self._end(rank, reason)
 
-    def _end(self, rank: int, reason: str) -> None:
+    def _end(self, rank: int, reason: str, lost: type[EngineDied] = EngineDied) -> None:
         """Take note of the first member that ended: the others end with it."""
-        if self._lost or self._closed:
+        if self._lost is not None or self._closed:
             return
-        self._lost = f"node {rank} of the engine: {reason}"
+        self._lost = lost(f"node {rank} of the engine: {reason}")
         if not self._complete.done():
-            self._complete.set_exception(EngineStartFailed(model="", reason=self._lost))
+            self._complete.set_exception(EngineStartFailed(model="", reason=self._lost.reason))
         if self._on_lost is not None:
             self._on_lost(self._lost)

@@ -258,9 +258,9 @@ class EngineProcess:
                 lost, self._failure = EngineOutOfMemory, "the kernel killed the engine core: out of memory"
         self._fail(lost)
 
-    def _member_lost(self, reason: str) -> None:
-        self._failure = self._failure or reason
-        self._fail(EngineDied)
+    def _member_lost(self, lost: EngineDied) -> None:
+        self._failure = self._failure or lost.reason
+        self._fail(type(lost))
 
     def _fail(self, lost: type[EngineDied]) -> None:
         """End what waits for the engine, the start or a golden prompt; after the start, report the loss."""

@@ -7,7 +7,7 @@ processes of this node with each beat.
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,10 @@ from serve_app.engine_args import NodeOfEngine, engine_core_args, engine_environ
 from serve_app.errors import EngineDied
 from serve_app.host.foreign_errors import in_one_line
 from serve_app.links.protocol.messages import MAX_REASON_CHARS, readable
+from serve_app.links.tls import LinkTls
 from serve_app.replica import pipe
 from serve_app.replica.child import EngineChild
-from serve_app.replica.cord import Beat, Cord, Ended, Hello, Message
+from serve_app.replica.cord import Beat, Cord, Ended, Hello, Message, Serves
 from serve_app.replica.health import LOOK_EVERY_S
 from serve_app.replica.oom_kills import OomKills
 from serve_app.replica.process_group import group_use
@@ -42,15 +43,26 @@ class Summons:
 
 
 class Shard:
-    """One member of an engine, from its start to its end."""
+    """One member of an engine, from its start to its end. ``on_serves`` is called once when the whole engine takes requests."""
 
-    def __init__(self, model: ModelSettings, summons: Summons, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        model: ModelSettings,
+        summons: Summons,
+        environment: Mapping[str, str] | None = None,
+        *,
+        tls: LinkTls | None = None,
+        on_serves: Callable[[], None] | None = None,
+    ) -> None:
         self._model = model
         self._summons = summons
+        self._tls = tls
+        self._on_serves = on_serves
         self._environment = dict(os.environ if environment is None else environment)
         self._child = EngineChild(self._from_child, self._child_closed)
         self._failure = ""
         self._oom_kills = OomKills()
+        self._out_of_memory = False
         self._processes: dict[int, ProcessUse] = {}
         self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -69,7 +81,7 @@ class Shard:
             if working.done() and (exc := working.exception()) is not None:
                 self._end(in_one_line(exc))
             reason = self._over.result()
-            cord.send(Ended(readable(reason, MAX_REASON_CHARS)))
+            cord.send(Ended(readable(reason, MAX_REASON_CHARS), self._out_of_memory))
             return reason
         finally:
             working.cancel()
@@ -88,8 +100,9 @@ class Shard:
         cord = Cord(
             silence_s=summons.silence_s, beat=self._beat, on_message=self._hear, on_lost=lambda _, reason: self._end(reason)
         )
+        end = cord.end_of(None if self._tls is None else self._tls.context(), server_side=False)
         async with asyncio.timeout(_CONNECT_S):
-            await asyncio.get_running_loop().create_connection(lambda: cord, summons.node.first_address, summons.port)
+            await asyncio.get_running_loop().create_connection(lambda: end, summons.node.first_address, summons.port)
         cord.send(Hello(summons.secret, summons.node.rank))
         return cord
 
@@ -118,15 +131,21 @@ class Shard:
         return Beat(self._processes)
 
     def _hear(self, cord: Cord, message: Message) -> None:
-        """Take a beat of the first node, which the cord has already counted."""
+        """Take a message of the first node. The cord has already counted a beat."""
+        if isinstance(message, Serves) and self._on_serves is not None:
+            self._on_serves()
 
     def _from_child(self, message: pipe.FromEngine) -> None:
         if isinstance(message, pipe.EngineFailed):
             self._failure = message.reason
 
     def _child_closed(self) -> None:
-        killed = "the kernel killed the engine's process: out of memory" if self._oom_kills.any_since() else EngineDied.NO_MESSAGE
-        self._end(self._failure or killed)
+        self._out_of_memory = self._oom_kills.any_since()
+        if self._out_of_memory:  # most often it is a worker, of which the engine's process could still say that it has ended
+            said = f" ({self._failure})" if self._failure else ""
+            self._end(f"the kernel killed a process of the engine: out of memory{said}")
+        else:
+            self._end(self._failure or EngineDied.NO_MESSAGE)
 
     def _end(self, reason: str) -> None:
         if not self._over.done():

@@ -7,7 +7,7 @@ from typing import Any
 from ray.serve.config import AutoscalingConfig
 
 from serve_app.autoscaling.policy import OBSERVE_S, DemandPolicy
-from serve_app.membership import ScalingNote
+from serve_app.membership import PoolNote, ScalingNote
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ class Controller:
     def __init__(self, settings: Mapping[str, Any] = SETTINGS) -> None:
         self.at = 1000.0
         self.notes: list[ScalingNote] = []
-        self.policy = DemandPolicy(settings, now=lambda: self.at, wall=lambda: MONDAY + self.at, send_note=self.notes.append)
+        self.pools: list[PoolNote] = []
+        sends: dict[str, Any] = {"send_note": self.notes.append, "send_pools": self.pools.append}
+        self.policy = DemandPolicy(settings, now=lambda: self.at, wall=lambda: MONDAY + self.at, **sends)
         self.targets = {INGRESS: 1, TINY: 0, BIG: 1}
         self.state: dict[Any, Any] = {}
         self.configs: dict[Deployment, AutoscalingConfig] = {}

@@ -10,6 +10,7 @@ Row = tuple[str, Any, Place, Any, dict[str, Any]]
 
 CUDA = {"name": "m", "model": "/opt/m", "device": "cuda", "gpus_per_replica": 2}
 GPU = models(CUDA)
+NODES = {"model": "/opt/m", "device": "cuda", "gpus_per_replica": 16, "nodes": 2}
 FT = at("gcsFaultTolerance.enabled", True)
 OUTSIDE = {"gcsFaultTolerance": {"enabled": True, "address": "rediss://r:6380"}}
 MONITORS = at("monitoring.podMonitors", True)

@@ -272,10 +272,10 @@ CHECKS: list[Check] = [
         models(MODEL | {"replicas_per_node": 1}),
     ),
     (
-        "an engine over several nodes",
+        "GPUs that the nodes cannot share evenly",
+        models(CUDA | {"nodes": 3}),
+        ("nodes-cannot-be: config.models.m.nodes is 3 and gpus_per_replica is 2",),
         models(CUDA | {"nodes": 2}),
-        ("set-by-chart: config.models.m.nodes is 2", "1 pod"),
-        models(CUDA | {"nodes": 1}),
     ),
     ("a port of the links that nobody knows", at("config.protocol.port", 0), ("port is 0",), at("config.protocol.port", 8021)),
     (

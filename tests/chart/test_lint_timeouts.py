@@ -51,7 +51,7 @@ TIMEOUTS: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
     (
         "node-grace-outlasts-pod-grace",
         at("timeouts.nodeDrainSeconds", 640),
-        ("nodeDrainSeconds is 640", "641"),
+        ("nodeDrainSeconds is 640", "terminationGracePeriodSeconds (of config.timeouts.drain_s) is 641", "lower drain_s"),
         at("timeouts.nodeDrainSeconds", 641),
     ),
     (
@@ -84,6 +84,14 @@ def test_a_timeout_out_of_order_is_refused_with_all_values_and_the_next_second_i
         render(broken)
     assert [value for value in shown if value not in str(refusal.value)] == []
     render(kept)
+
+
+def test_one_refusal_names_the_whole_chain_that_follows_from_a_longer_wait() -> None:
+    with pytest.raises(Refused) as refusal:
+        render(at("config.timeouts.no_replica_s", 500))
+    assert "timeouts.loadBalancerIdleSeconds is 120 and config.timeouts.no_replica_s is 500" in str(refusal.value)
+    assert "keep_alive_s is 130 and timeouts.loadBalancerIdleSeconds must be 560: " in str(refusal.value)
+    assert "561 or more is needed" in str(refusal.value)
 
 
 def test_the_chart_has_the_rules_of_serve_app_check() -> None:

@@ -132,6 +132,28 @@ def test_the_gpus_that_an_upgrade_needs_are_counted(replicas: dict[str, int], st
 
 
 @pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"model": "/models/m"}, True),
+        ({"model": "/models/m", "pods": {"checkpointSize": "15Gi"}}, False),
+        ({"model": "/opt/m"}, False),
+        ({"model": "/models/m", "device": "cpu", "gpus_per_replica": 0}, False),
+    ],
+)
+def test_weights_of_unknown_size_on_a_network_volume_are_announced(model: dict[str, Any], said: bool) -> None:
+    printed = notes(merged(models(CUDA | model), at("weights", {"enabled": True, "existingClaim": "c"})))
+    assert ("The pods of model m have no checkpointSize" in printed) is said
+
+
+@pytest.mark.parametrize(("surge", "said"), [(1, True), (0, False)])
+def test_the_gpus_that_an_update_in_place_needs_are_counted_apart(surge: int, said: bool) -> None:
+    other = {"name": "b", "model": "/opt/b", "device": "cuda", "gpus_per_replica": 4, "replicas": {"surge": surge}}
+    printed = notes(models(CUDA | {"replicas": {"min": 3, "max": 4, "surge": surge}}, other))
+    assert ("in place needs 6 free GPUs" in printed) is said
+    assert "needs 10 free GPUs" in printed
+
+
+@pytest.mark.parametrize(
     ("given", "said"), [("https://h/in.jsonl?signature=secret", "the URL batch.input"), ("in.jsonl", "/data/in.jsonl")]
 )
 def test_a_presigned_url_is_not_told(given: str, said: str) -> None:

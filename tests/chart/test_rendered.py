@@ -16,12 +16,17 @@ from serve_app.cli.manifests import manifest_problems
 from serve_app.config import parse_settings
 from serve_app.ingress.routes.app import VLLM_ROUTES, WITHOUT_KEY
 from serve_app.ingress.routes.sagemaker import INVOCATIONS, PING
-from tests.chart.places import HUB, LOADED, MONITORS, OUTSIDE, ROUTE, S3, TOLERATION
+from tests.chart.places import HUB, LOADED, MONITORS, NODES, OUTSIDE, ROUTE, S3, TOLERATION
 from tests.chart.render import CHART, CI_FILES, Object, Rendered, at, merged, models, render, tool
 from tests.chart.schemas import kubeconform_schemas
 from tests.k8s.test_cluster_files import our_values
 
-ALL = [*(pytest.param(((file,), {}), id=file.stem) for file in CI_FILES), pytest.param(((), our_values()), id="eks")]
+NEAR = {"modelPods": {"nodesWithin": "example.com/rack", "headroom": {"pods": 1, "priorityClassName": "low"}}}
+ALL = [
+    *(pytest.param(((file,), {}), id=file.stem) for file in CI_FILES),
+    pytest.param(((), our_values()), id="eks"),
+    pytest.param(((), merged(models({"name": "wide", **NODES, "replicas": {"min": 2, "max": 3}}), NEAR)), id="nodes"),
+]
 """Files and values of kinds of clusters."""
 
 

@@ -109,8 +109,8 @@ def test_timeouts_out_of_order_are_refused_by_the_name_of_the_rule(tmp_path: Pat
         [
             f"error: {file}: drain-outlasts-wait: timeouts.drain_s is 20 and timeouts.no_replica_s is 30: a stopping ingress "
             "would cut requests that still wait for a replica; 30 or more is needed",
-            f"error: {file}: client-outlasts-drain: the clients' timeout is 10 and timeouts.drain_s is 20: clients would give "
-            "up answers that are still being made; 20 or more is needed",
+            f"error: {file}: client-outlasts-drain: the clients' timeout is 10 and timeouts.drain_s must be 30: clients would "
+            "give up answers that are still being made; 30 or more is needed",
         ],
     )
 

@@ -158,6 +158,10 @@ def test_mistakes_of_the_tenants_and_an_issuer_that_is_away_are_found(tmp_path: 
     assert said["ingress.tenants_file"]["said"] == f"{tenants}: tenants.team.tpm: unknown key"
     remedy = "write limits.tokens_per_minute; and 1 more, which `serve-app check` shows"
     assert said["ingress.tenants_file"]["remedy"] == remedy
+    config, files = (
+        next(n for n, each in enumerate(found) if each["name"] == name) for name in ("config", "ingress.tenants_file")
+    )
+    assert (found[config]["said"], files) == (f"{tmp_path}/config.yaml itself is valid", config + 1)
     assert said["ingress.oidc"]["state"] == "warning"
     assert f"http://127.0.0.1:{port}/realm/.well-known/openid-configuration: ConnectError: " in said["ingress.oidc"]["said"]
     tenants.write_text("tenants: {team: {models: [caht]}}")

@@ -104,6 +104,6 @@ def test_a_request_without_a_replica_and_a_line_of_an_older_release_are_explaine
 
 def test_each_reason_cause_result_and_end_has_its_words() -> None:
     assert {reason.value for reason in Reason} == REASONS.keys()
-    assert CAUSES.keys() == {"drain", "prompts", "balance", "new_replica"}
+    assert CAUSES.keys() == {"drain", "prompts", "balance", "role", "new_replica"}
     assert RESULTS.keys() == {"read", "computed", "late", "not_kept", "no_target", "unanswered", "ended", "without_kv", ""}
     assert {end.name.lower() for end in LinkEnd} < ENDS.keys()

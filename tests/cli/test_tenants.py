@@ -174,6 +174,11 @@ def test_the_list_shows_rights_and_ends_but_no_digest(file: Path) -> None:
             "first_token_s: is 9, and total_s is 3: no time would be left",
         ),
         (["create", "Team A"], "the name 'Team A' is no name of a tenant"),
+        (["create", "\udcff"], "Invalid value for 'name': '\\udcff' is not UTF-8"),
+        (["rotate", "\udcff"], "Invalid value for 'name': '\\udcff' is not UTF-8"),
+        (["create", "a", "--model", "b", "--model", "\udcff"], "Invalid value for '--model': '\\udcff' is not UTF-8"),
+        (["create", "a", "--scope", "\udcff"], "Invalid value for '--scope': '\\udcff' is not UTF-8"),
+        (["create", "a", "--expires", "\udcff"], "Invalid value for '--expires': '\\udcff' is not UTF-8"),
         (["create", "a", "--model", ""], "tenants.a.models[0]: is '', but should have at least 1 character"),
         (
             ["rotate", "team", "--old-days", "3000000"],

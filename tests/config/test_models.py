@@ -26,6 +26,10 @@ def test_a_size_in_gib_is_converted_too() -> None:
         ),
         ({"device": "cuda"}, "gpus_per_replica: is 0 and device is cuda; set gpus_per_replica to 1 or more"),
         (
+            {"device": "cuda", "gpus_per_replica": 10**9},
+            "gpus_per_replica: is 1000000000, but should be less than or equal to 1024",
+        ),
+        (
             {"simulated": {"profile": "a10g-llama-8b"}, "replicas": {"min": 1, "max": 2, "itl_slo_s": 0.02}},
             "replicas.itl_slo_s: is 0.02 and a step takes 0.0323 s even for one request and simulated.profile is 'a10g-llama-8b': no "
             "number of replicas keeps it; set it above the step",

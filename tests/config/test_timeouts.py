@@ -46,8 +46,8 @@ def test_a_chain_in_order_breaks_no_rule_at_its_very_edges() -> None:
         ({"node_grace_s": 629}, ["node-grace-outlasts-pod-grace"]),
         ({"prestop_s": 6, "head_prestop_s": None}, ["pod-grace-outlasts-node-drain"]),
         ({"head_prestop_s": 19}, ["head-outlasts-worker-sleep"]),
-        ({"probe_s": 5}, ["unready-outlasts-probe"]),
-        ({"health_check_s": 4}, ["unready-outlasts-health-check"]),
+        ({"probe_s": 5}, ["unready-outlasts-probe", "spot-notice-outlasts-drain"]),
+        ({"health_check_s": 4}, ["unready-outlasts-health-check", "spot-notice-outlasts-drain"]),
         ({"spot_notice_s": 120}, ["spot-notice-outlasts-drain"]),
         ({"old_cluster_s": 659}, ["old-cluster-outlasts-drain"]),
         ({"gcs_reconnect_s": 600}, ["gcs-reconnect-outlasts-drain"]),
@@ -64,6 +64,20 @@ def test_a_broken_rule_names_both_values_and_the_one_that_is_needed() -> None:
         "Kubernetes would kill the pod while its node is draining"
     )
     assert broken == Broken("pod-grace-outlasts-node-drain", problem, "626 or more is needed")
+
+
+def test_one_answer_names_the_whole_chain_that_follows_from_a_longer_wait() -> None:
+    broken = list(broken_rules(dataclasses.replace(SOUND, no_replica_s=550, load_balancer_idle_s=550, keep_alive_s=551)))
+    assert [(of.rule, of.hint) for of in broken] == [
+        ("load-balancer-outlasts-silence", "580 or more is needed"),
+        ("keep-alive-outlasts-load-balancer", "581 or more is needed"),
+    ]
+    assert broken[1].problem.startswith("ingress.keep_alive_s is 551 and the load balancer's idle timeout must be 580: ")
+
+
+def test_a_rule_that_is_broken_on_purpose_needs_nothing_of_the_rules_after_it() -> None:
+    waiting = dataclasses.replace(SOUND, no_replica_s=550, load_balancer_idle_s=550, keep_alive_s=551)
+    assert list(broken_rules(waiting, {"load-balancer-outlasts-silence"})) == []
 
 
 def test_what_is_not_known_is_not_judged() -> None:

@@ -1,11 +1,11 @@
 """vLLM itself confirms what is read from its source."""
 
 import dataclasses
+import importlib
 from typing import Any, get_args
 
 from vllm.config import CacheConfig, LoRAConfig, ModelConfig, MultiModalConfig, ParallelConfig, SchedulerConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import BaseFrontendArgs, FrontendArgs
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
@@ -16,8 +16,11 @@ from serve_app.config.vllm_source import (
     frontend_arg_types,
     listener_arg_types,
     reasoning_parser_names,
+    server_arguments_module,
     tool_parser_names,
 )
+
+SERVER: Any = importlib.import_module(server_arguments_module())
 
 CONFIGS: tuple[Any, ...] = (CacheConfig, LoRAConfig, ParallelConfig, SchedulerConfig, ModelConfig, MultiModalConfig)
 """A later one has the last word: what an earlier one only takes over has no range there."""
@@ -38,14 +41,14 @@ def is_known(kind: Any) -> bool:
 
 def test_the_names_are_those_vllm_reports() -> None:
     assert set(engine_arg_types()) == set(types_of(AsyncEngineArgs))
-    assert set(frontend_arg_types()) == set(types_of(BaseFrontendArgs))
-    assert set(frontend_arg_types()) | set(listener_arg_types()) == set(types_of(FrontendArgs))
+    assert set(frontend_arg_types()) == set(types_of(SERVER.BaseFrontendArgs))
+    assert set(frontend_arg_types()) | set(listener_arg_types()) == set(types_of(SERVER.FrontendArgs))
     assert set(RESERVED_ENGINE_ARGS) <= set(engine_arg_types())
     assert set(RESERVED_FRONTEND_ARGS) <= set(known_frontend_args())
 
 
 def test_a_type_that_is_told_is_vllms_own_and_most_are() -> None:
-    for ours, theirs in ((engine_arg_types(), types_of(AsyncEngineArgs)), (known_frontend_args(), types_of(FrontendArgs))):
+    for ours, theirs in ((engine_arg_types(), types_of(AsyncEngineArgs)), (known_frontend_args(), types_of(SERVER.FrontendArgs))):
         told = {name: kind for name, kind in ours.items() if is_known(kind)}
         assert told == {name: theirs[name] for name in told}
         assert len(told) > 0.75 * len(ours)

@@ -1,7 +1,8 @@
 """This module counts the ``raise`` and ``assert`` statements of vLLM's code between the engine core's input and a step's output.
 
-`python -m tests.contracts.raises` writes the counts to raises.txt. Run it after an upgrade of vLLM, when every new statement was read: one
-that the values of a request can reach ends the engine, so it needs a row in `REACHED` and a limit in serve_app/core/request_limits.py.
+`python -m tests.contracts.raises` writes the counts to raises.txt; where the CUDA image's newer vLLM is installed, what differs to
+raises-newer.txt. Run it after an upgrade of vLLM, when every new statement was read: one that the values of a request can reach ends the
+engine, so it needs a row in `REACHED` and a limit in serve_app/core/request_limits.py.
 """
 
 import ast
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import vllm
+
+from tests.contracts.tables import IS_NEWER
 
 PATTERNS = (
     "v1/core/**/*.py",
@@ -23,6 +26,8 @@ PATTERNS = (
     "v1/worker/gpu/**/*.py",
 )
 RECORD = Path(__file__).with_name("raises.txt")
+CHANGES = Path(__file__).with_name("raises-newer.txt")
+"""Rows of the newer vLLM that differ from `RECORD`; 0 for a function that is gone."""
 
 _IN_GRAMMAR = "runs in the front end's validation or in a compiler thread, where it ends one request"
 _FRONT_END = "vLLM's front end refuses the value"
@@ -71,9 +76,22 @@ def _functions(node: ast.AST, name: str) -> Iterator[str]:
 
 
 def recorded() -> Counter[str]:
-    rows = (line.split(" ", 1) for line in RECORD.read_text().splitlines())
-    return Counter({name: int(count) for count, name in rows})
+    found = _rows(RECORD)
+    if IS_NEWER:
+        found.update(_rows(CHANGES))
+    return Counter({name: count for name, count in found.items() if count})
+
+
+def _rows(file: Path) -> dict[str, int]:
+    rows = (line.split(" ", 1) for line in file.read_text().splitlines())
+    return {name: int(count) for count, name in rows}
+
+
+def _write() -> None:
+    now, older = counts(), _rows(RECORD) if IS_NEWER else {}
+    changed = {name: now[name] for name in sorted(now.keys() | older.keys()) if now[name] != older.get(name, 0)}
+    (CHANGES if IS_NEWER else RECORD).write_text("".join(f"{count} {name}\n" for name, count in changed.items()))
 
 
 if __name__ == "__main__":
-    RECORD.write_text("".join(f"{count} {name}\n" for name, count in sorted(counts().items())))
+    _write()

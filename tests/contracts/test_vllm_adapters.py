@@ -1,6 +1,7 @@
 """vLLM uses of our classes that stand in for its own only the attributes that they are known to have; see `vllm_names.py`."""
 
 import ast
+import importlib
 import inspect
 import os
 import subprocess
@@ -12,7 +13,6 @@ import pytest
 from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import async_llm, core
 from vllm.v1.engine.core_client import EngineCoreClient
@@ -20,12 +20,13 @@ from vllm.v1.executor.abstract import Executor
 
 from serve_app import engine_args
 from serve_app.config import ModelSettings
+from serve_app.config.vllm_source import server_arguments_module
 from serve_app.ingress.fleet import intake
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.routes.app import VLLM_ROUTES
 from serve_app.simulated.executor import SimulatedExecutor
 from tests.contracts.changes import asked_of, difference, fail_with, find, line, members, parameters
-from tests.contracts.vllm_names import ASKED_OF_THE_EXECUTOR, ENGINE_ONLY, LEFT_OUT
+from tests.contracts.tables import listed
 
 
 def test_the_fleet_client_is_asked_for_nothing_else() -> None:
@@ -34,7 +35,7 @@ def test_the_fleet_client_is_asked_for_nothing_else() -> None:
     lacking = asked - _members_of_ours(FleetClient)
     fail_with(
         [
-            line("FleetClient: asked of it and not implemented", difference(sorted(LEFT_OUT.split()), sorted(lacking))),
+            line("FleetClient: asked of it and not implemented", difference(sorted(listed("LEFT_OUT")), sorted(lacking))),
             line("FleetClient: abstract methods", difference([], sorted(FleetClient.__abstractmethods__))),
             line(
                 "AsyncLLM: asked of EngineCoreClient",
@@ -65,7 +66,10 @@ def test_the_simulated_executor_is_asked_for_nothing_else() -> None:
     asked = asked_of(core, "model_executor") - set(vars(SimulatedExecutor))
     fail_with(
         [
-            line("SimulatedExecutor: asked of it", difference(sorted(ASKED_OF_THE_EXECUTOR.split()), sorted(asked))),
+            line(
+                "SimulatedExecutor: asked of it",
+                difference(sorted(listed("ASKED_OF_THE_EXECUTOR")), sorted(asked)),
+            ),
             line("SimulatedExecutor: abstract methods", difference([], sorted(SimulatedExecutor.__abstractmethods__))),
         ]
     )
@@ -93,7 +97,7 @@ def test_every_engine_argument_that_we_set_exists(device: str) -> None:
 def test_every_argument_about_the_model_reaches_the_front_end_or_is_known_to_be_the_engines_alone() -> None:
     taken = asked_of(AsyncEngineArgs.create_model_config, "self")
     set_by_us = engine_args._shared_args(ModelSettings(name="m", model="/m"), "/m").keys() | {"enforce_eager"}
-    known = {*engine_args._FRONTEND_ARGS, *ENGINE_ONLY.split(), *set_by_us}
+    known = {*engine_args._FRONTEND_ARGS, *listed("ENGINE_ONLY"), *set_by_us}
     fail_with([line("create_model_config", difference(sorted(known & taken), sorted(taken)))])
 
 
@@ -109,6 +113,7 @@ def test_the_same_temperature_is_greedy() -> None:
 
 
 def test_vllm_has_a_handler_for_every_route_that_we_pass_on() -> None:
+    make_arg_parser = importlib.import_module(server_arguments_module()).make_arg_parser
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([])
     routes = [route.path for route in build_app(arguments, ("generate",)).routes]
     for kind in ("embed", "pooling", "classify", "scoring"):  # their app needs a model's configuration to be built

@@ -11,7 +11,7 @@ from vllm.config import ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
 from vllm.config.cache import CacheConfig
 from vllm.engine import arg_utils
 from vllm.usage.usage_lib import UsageContext
-from vllm.v1.core.kv_cache_utils import get_kv_cache_configs, get_max_concurrency_for_kv_cache_config
+from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
 from serve_app.checkpoints import make_tiny_llama, make_tiny_opt, resolve_model
@@ -23,6 +23,8 @@ from serve_app.sizing.checkpoint_files import read_config, tensor_bytes_of
 from serve_app.sizing.fits import DEFAULT_UTILIZATION, HIDDEN_BYTES, batch_defaults
 from serve_app.sizing.kv_memory import BLOCK_TOKENS, kv_bytes_of_request, kv_bytes_per_token
 from serve_app.sizing.weights import parameters_of
+from tests.contracts.changes import find
+from tests.contracts.tables import IS_NEWER
 from tests.contracts.test_engine_defaults import FakePlatform
 from tests.sizing import shapes
 
@@ -90,6 +92,14 @@ def test_the_longest_context_that_may_be_asked_for_is_that_of_vllm(config: dict[
         ModelConfig(str(tmp_path), skip_tokenizer_init=True, max_model_len=most + 1)
 
 
+def kv_cache_config(whole: VllmConfig, specs: dict[str, Any], memory: int) -> Any:
+    """Return how vLLM divides the memory of a worker with these layers."""
+    module = "vllm.v1.core.kv_cache_planning" if IS_NEWER else "vllm.v1.core.kv_cache_utils"
+    groups = [find(module, "get_global_kv_cache_groups")(whole, [specs])] if IS_NEWER else []
+    (config,) = find(module, "get_kv_cache_configs")(whole, [specs], [memory], *groups)
+    return config
+
+
 @pytest.mark.parametrize(
     ("config", "context"), [(shapes.GEMMA2_9B, 8192), (shapes.GEMMA3_27B, 16384), (shapes.GEMMA3_27B, 131072)]
 )
@@ -117,7 +127,7 @@ def test_requests_with_sliding_windows_are_within_the_error_that_fit_prints(
         else SlidingWindowSpec(**layer, sliding_window=shape.sliding_window)
         for n in range(shape.num_layers)
     }
-    (cache,) = get_kv_cache_configs(whole, [specs], [40 << 30])
+    cache = kv_cache_config(whole, specs, 40 << 30)
     fits = (40 << 30) / kv_bytes_of_request(shape, context, element=2, num_gpus=1, step_tokens=2048)
     assert 0.85 * fits < get_max_concurrency_for_kv_cache_config(whole, cache) < 1.01 * fits
 

@@ -5,7 +5,6 @@ serve_app/ uses the name, then bring its row up to date.
 """
 
 import ast
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,28 +12,22 @@ from typing import Any
 import pytest
 
 import serve_app
-from serve_app.links.fingerprint import public_version
+from serve_app.vllm_versions import SERVER_ARGUMENTS
+from tests.contracts import tables
 from tests.contracts.changes import called, exact, fail_with, find, used
-from tests.contracts.vllm_names import CALLED, EXACT, USED, VERSION
 
 EVENT = "vllm.v1.engine.EngineCoreEvent"
 
 
-def test_the_version_is_the_one_these_tables_were_made_for() -> None:
-    assert public_version(find("vllm.version", "__version__")) == VERSION
+def test_the_version_is_one_that_these_tables_were_made_for() -> None:
+    assert tables.INSTALLED in tables.VERSIONS
 
 
 def _rows() -> Iterator[Any]:
     """Yield a parameter set per row: which check, and its arguments."""
-    for module, functions in CALLED.items():
-        for name, was in re.findall(r"([\w.]+)\(([^)]*)\)", functions):
-            yield pytest.param(called, (module, name, " ".join(was.split())), id=name)
-    for module, classes in USED.items():
-        for name, was in classes.items():
-            yield pytest.param(used, (module, name, was), id=name)
-    for path, was in EXACT.items():
-        module, _, name = path.rpartition(".")
-        yield pytest.param(exact, (module, name, was), id=name)
+    for check, rows in ((called, tables.called()), (used, tables.used()), (exact, tables.exact())):
+        for (module, name), was in rows.items():
+            yield pytest.param(check, (module, name, was), id=f"{module}.{name}" if check is exact else name)
 
 
 @pytest.mark.parametrize(("check", "row"), [*_rows()])
@@ -59,8 +52,8 @@ def test_a_change_is_reported_in_one_line(check: Any, row: tuple[str, str, str],
 
 
 def test_every_name_that_serve_app_imports_has_a_row() -> None:
-    known = {*CALLED, *USED, *EXACT} | {f"{module}.{name}" for module, classes in USED.items() for name in classes}
-    known |= {f"{module}.{name}" for module, text in CALLED.items() for name in re.findall(r"(\w+)[\w.]*\(", text)}
+    rows = [*tables.called(), *tables.used(), *tables.exact()]
+    known = {module for module, _ in rows} | {f"{module}.{name.partition('.')[0]}" for module, name in rows}
     imports = [
         f"{node.module}.{alias.name}"
         for path in Path(serve_app.__path__[0]).rglob("*.py")
@@ -69,3 +62,5 @@ def test_every_name_that_serve_app_imports_has_a_row() -> None:
         for alias in node.names
     ]
     fail_with(f"{name}: is imported and has no row" for name in sorted(set(imports) - known))
+    modules = [module for module in SERVER_ARGUMENTS if find(module, "make_arg_parser") is not None]
+    fail_with(f"{module}: is imported and has no row" for module in sorted(set(modules) - known))

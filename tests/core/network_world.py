@@ -36,6 +36,7 @@ from serve_app.core.instructions import (
     StartAttempt,
 )
 from serve_app.core.load import EngineLoad
+from serve_app.core.pool_sizes import PoolSizes
 from serve_app.core.read_costs import MIN_TOKENS
 from serve_app.core.request import Resume
 from serve_app.errors import ServingError
@@ -58,10 +59,10 @@ def next_token(sequence: tuple[int, ...]) -> int:
 class World:
     """Everything that happens is drawn from ``rng``; time is a number."""
 
-    def __init__(self, rng: random.Random, *, drains: float = 0.0, apart: bool = False) -> None:
+    def __init__(self, rng: random.Random, *, drains: float = 0.0, apart: bool = False, pools: PoolSizes | None = None) -> None:
         """``drains``: how often a step begins a drain. If any does, time is slower and there are fewer and longer answers, so that streams
-        move. ``apart``: many prompts are long, and answers make way for them."""
-        self.rng, self.now, self.drains, self.apart = rng, 0.0, drains, apart
+        move. ``apart``: many prompts are long, and answers make way for them. ``pools``: replicas have roles."""
+        self.rng, self.now, self.drains, self.apart = rng, 0.0, drains, apart or pools is not None
         self.replicas: list[Replica] = [Replica(f"a{n}") for n in range(4)]
         self.num_replicas = len(self.replicas)
         limits = FleetSettings(
@@ -71,6 +72,7 @@ class World:
             heartbeat_timeout_s=SILENCE_S,
             max_standstill_s=40.0,
             apart=apart,
+            pools=pools,
         )
         self.ingresses = [Ingress(FleetState(limits)) for _ in range(2)]
         for ingress in self.ingresses:

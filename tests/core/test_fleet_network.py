@@ -9,6 +9,7 @@ from collections import Counter, deque
 
 import pytest
 
+from serve_app.core.pool_sizes import PoolSizes
 from tests.core.network_world import World
 
 STEPS, WALKS = 15_000, 10
@@ -38,16 +39,18 @@ def num_kept(root: object) -> int:
     return num
 
 
-def walk(seed: int, *, drains: float = 0.0, apart: bool = False) -> World:
+def walk(seed: int, *, drains: float = 0.0, apart: bool = False, pools: PoolSizes | None = None) -> World:
     """Walk, and return the world at its end, at peace. In each world every request has one outcome, and nothing is kept."""
-    world = World(random.Random(seed), drains=drains, apart=apart)
+    world = World(random.Random(seed), drains=drains, apart=apart, pools=pools)
     for number in range(STEPS):
         world.step()
         if number % 50 == 0:
             for ingress in world.ingresses:
                 ingress.fleet.validate()
                 assert ingress.fleet.requests.keys() == ingress.clients.keys()
-                assert num_kept(ingress.fleet) <= KEPT + KEPT_A_REQUEST * len(ingress.clients) + apart * KEPT_OF_LONG_PROMPTS
+                assert (
+                    num_kept(ingress.fleet) <= KEPT + KEPT_A_REQUEST * len(ingress.clients) + world.apart * KEPT_OF_LONG_PROMPTS
+                )
     world.settle()
     for ingress in world.ingresses:
         ingress.fleet.validate()
@@ -88,4 +91,11 @@ def test_answers_that_move_without_a_drain_have_one_outcome_too() -> None:
     worlds = [walk(seed, drains=0.002, apart=True) for seed in range(200, 210)]
     asked = sum((i.fleet.hand_overs.asked for world in worlds for i in world.ingresses), Counter[str]())
     assert asked.keys() == {"drain", "prompts", "balance"}
+    assert sum(i.fleet.hand_overs.tokens for world in worlds for i in world.ingresses) > 0
+
+
+def test_answers_that_move_between_pools_have_one_outcome_too() -> None:
+    worlds = [walk(seed, drains=0.002, pools=PoolSizes(1, 2, 1, 4)) for seed in range(300, 305)]
+    asked = sum((i.fleet.hand_overs.asked for world in worlds for i in world.ingresses), Counter[str]())
+    assert asked.keys() == {"drain", "role"}
     assert sum(i.fleet.hand_overs.tokens for world in worlds for i in world.ingresses) > 0

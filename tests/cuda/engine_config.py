@@ -3,16 +3,17 @@
 python -m tests.cuda.engine_config ours NAME MODEL_JSON          python -m tests.cuda.engine_config vllm [FLAG ...]
 """
 
+import importlib
 import json
 import sys
 
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.executor.abstract import Executor
 
 from serve_app.config import ModelSettings
+from serve_app.config.vllm_source import server_arguments_module
 from serve_app.engine_args import engine_core_args
 from serve_app.links.fingerprint import model_fingerprint
 
@@ -23,6 +24,7 @@ def main(whose: str, *arguments: str) -> None:
         model = ModelSettings(name=name, **json.loads(values))
         engine_args = AsyncEngineArgs(**engine_core_args(model, model.model))
     else:
+        make_arg_parser = importlib.import_module(server_arguments_module()).make_arg_parser
         engine_args = AsyncEngineArgs.from_cli_args(make_arg_parser(FlexibleArgumentParser()).parse_args(list(arguments)))
     config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     told = {

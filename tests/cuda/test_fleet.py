@@ -1,27 +1,41 @@
-"""These tests run the simulated accelerator in the CUDA image: `serve-app check`, `up`, `status`, and the CPU image's answers."""
+"""These tests run the simulated accelerator in the CUDA image, alone and behind an ingress of the CPU image: `serve-app check`, `up`,
+`status`, and the CPU image's answers.
+"""
 
 import asyncio
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
+from tests.contracts.tables import VERSIONS
 from tests.cuda.conftest import PYTHONS
+from tests.cuda.mixed import mixed_fleet
 from tests.e2e import cases_chat, cases_completions, cases_invalid, cases_responses
 from tests.e2e.answers import differences
 from tests.e2e.conftest import ask_both
-from tests.e2e.fleet import MODEL, TOOL_PARSER, Pair, environment, fleet_config, serve_app, wait_ready
+from tests.e2e.fleet import MODEL, TOOL_PARSER, Pair, Server, environment, fleet_config, serve_app, wait_ready
 
 ALL_CASES = [*cases_completions.CASES, *cases_chat.CASES, *cases_responses.CASES, *cases_invalid.CASES]
 CASES = [
     case for case in ALL_CASES if not case.by_chunk
 ]  # how many tokens share a chunk is chance, as fast as this accelerator is
-PORTS = {"cpu": 8034, "cuda": 8036}
+PORTS = {"cpu": 8034, "cuda": 8036, "mixed": 8038}
+
+
+@dataclass(frozen=True)
+class Started:
+    """A fleet and its configuration."""
+
+    server: Server
+    config: dict[str, Any]
 
 
 def configuration(checkpoint: Path, port: int) -> dict[str, Any]:
@@ -35,16 +49,18 @@ def configuration(checkpoint: Path, port: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def fleets(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Start a fleet in each environment, on one machine beside each other."""
+def fleets(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Started]]:
+    """Start a fleet in each environment and one over both, on one machine beside each other."""
     root = tmp_path_factory.mktemp("fleets")
     with ExitStack() as running:
         started = {}
-        for name, python in PYTHONS.items():
-            config = configuration(checkpoint, PORTS[name])
-            started[name] = running.enter_context(serve_app(config, root / name, python=python))
-            wait_ready(started[name], "/readyz")
-        yield Pair(started["cpu"], started["cuda"], config)
+        for name, port in PORTS.items():
+            config = configuration(checkpoint, port)
+            home = root / name
+            fleet = mixed_fleet(config, home) if name == "mixed" else serve_app(config, home, python=PYTHONS[name])
+            started[name] = Started(running.enter_context(fleet), config)
+            wait_ready(started[name].server, "/readyz")
+        yield started
 
 
 def serve_app_command(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
@@ -64,14 +80,24 @@ def test_check_knows_vllms_arguments_in_the_cuda_image_too(checkpoint: Path, tmp
     assert "did you mean max_num_seqs?" in refused.stdout + refused.stderr
 
 
-def test_a_fleet_of_the_cuda_image_answers_as_one_of_the_cpu_image(fleets: Pair) -> None:
-    answers = asyncio.run(ask_both(fleets, CASES))
+@pytest.mark.parametrize("name", ["cuda", "mixed"])
+def test_a_fleet_with_engines_of_the_cuda_image_answers_as_one_of_the_cpu_image(fleets: Mapping[str, Started], name: str) -> None:
+    answers = asyncio.run(ask_both(Pair(fleets["cpu"].server, fleets[name].server, fleets[name].config), CASES))
     assert {name: both for name, both in answers.items() if any("failed" in tree for tree in both)} == {}
     found = {name: differences(cpu, cuda) for name, (cpu, cuda) in answers.items()}
     assert {name: paths for name, paths in found.items() if paths} == {}, "case: path: (cpu, cuda)"
 
 
-def test_status_tells_of_the_replica_and_its_version(fleets: Pair) -> None:
-    told = serve_app_command("status", fleets.config["name"], "--json", home=fleets.fleet.log.parent)
+def test_status_tells_of_the_replica_and_its_version(fleets: Mapping[str, Started]) -> None:
+    cuda = fleets["cuda"]
+    told = serve_app_command("status", cuda.config["name"], "--json", home=cuda.server.log.parent)
     assert told.returncode == 0, told.stderr
-    assert "0.32.0" in json.dumps(json.loads(told.stdout))
+    assert {member["vllm_version"] for member in json.loads(told.stdout)["members"]} == {VERSIONS[1]}
+
+
+def test_an_ingress_and_a_replica_of_two_versions_say_so(fleets: Mapping[str, Started]) -> None:
+    report = httpx.get(f"{fleets['mixed'].server.url}/fleet", timeout=60).json()
+    assert {member["role"]: member["vllm_version"] for member in report["members"]} == {
+        "ingress": VERSIONS[0],
+        "replica": VERSIONS[1],
+    }

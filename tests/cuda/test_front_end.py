@@ -8,6 +8,7 @@ import yaml
 
 from serve_app.config import parse_settings
 from serve_app.engine_args import INGRESS_ENVIRONMENT, engine_environment
+from tests.contracts.tables import VERSIONS
 from tests.cuda.conftest import PYTHONS, run
 
 
@@ -31,7 +32,9 @@ def built(models: dict[str, dict[str, Any]], tmp_path_factory: pytest.TempPathFa
 
 
 def test_both_images_build_the_same_front_ends_without_a_gpu(built: dict[str, Any]) -> None:
-    assert built["cuda"] == built["cpu"]
+    told = {name: {**each, "version": ""} for name, each in built.items()}
+    assert told["cuda"] == told["cpu"]
+    assert (built["cpu"]["version"], built["cuda"]["version"]) == VERSIONS
     assert built["cuda"]["platform"] == "CpuPlatform"
     assert sorted(built["cuda"]["models"]) == ["simulated", "tp1", "tp4"]
 

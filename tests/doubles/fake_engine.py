@@ -9,18 +9,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from vllm import version
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from serve_app.core.hand_over import HANDED_OVER
 from serve_app.core.load import EngineLoad
+from serve_app.links.fingerprint import public_version
 from serve_app.links.protocol.frames import encode_frame
 from serve_app.links.protocol.messages import Capabilities, Outputs, encode_message
 from serve_app.replica import pipe
 from serve_app.replica.cold_start import EnginePhases
 
-VLLM_VERSION = "0.32.0"
+VLLM_VERSION = public_version(version.__version__)
 FINGERPRINT = "f" * 16
 
 CAPABILITIES = Capabilities(

@@ -33,16 +33,22 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("ledger")
 
 
-@pytest.fixture(scope="module")
-def moving(configure: Configure, ledger: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def moving_kv(configure: Configure, port: int, **model: Any) -> dict[str, Any]:
+    """Return the configuration of two simulated replicas that read each other's KV."""
     config = configure(
-        8056,
+        port,
         replicas={"min": 2, "max": 2},
         timeouts={"drain_s": 5.0, "no_replica_s": 30.0},
         simulated={"profile": "a10g-llama-8b"},
         engine_args={"max_num_batched_tokens": 512},
     )
-    config["models"][MODEL] |= {"kv": {"transfer": "nixl", "port": 16300}, "routing": {"apart": True}}
+    config["models"][MODEL] |= {"kv": {"transfer": "nixl", "port": 16300}, **model}
+    return config
+
+
+@pytest.fixture(scope="module")
+def moving(configure: Configure, ledger: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    config = moving_kv(configure, 8056, routing={"apart": True})
     config["ingress"]["ledger"] = {"dir": str(ledger)}
     with fleet(config, tmp_path_factory.mktemp("moving")) as running:
         yield running

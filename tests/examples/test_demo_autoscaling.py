@@ -1,5 +1,6 @@
 """`make demo-autoscaling` reports while its fleet starts, and draws and explains what happened whatever the load test's verdict is."""
 
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,29 @@ def test_a_fleet_that_does_not_start_is_one_sentence_after_what_it_said_of_its_s
         "starting the fleet of examples/autoscaling.yaml, about a minute\n  ingress 1 starting\n",
         f"error: the fleet of {demo_autoscaling.CONFIG} ended with status 1: no memory\n",
     )
+
+
+def test_ctrl_c_is_one_sentence_and_ends_the_fleet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    child = f"""
+import os, pathlib, signal
+def end(*_):
+    pathlib.Path({str(tmp_path / "ended")!r}).touch()
+    raise SystemExit
+signal.signal(signal.SIGINT, end)
+os.kill(os.getppid(), signal.SIGINT)
+while True:
+    signal.pause()
+"""
+    monkeypatch.setattr(demo_autoscaling, "FleetProcess", partial(FleetProcess, command=(sys.executable, "-c", child)))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert demo_autoscaling.main(["--out", str(tmp_path / "run")]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (tmp_path / "ended").exists()
+    assert capsys.readouterr().err == "\nstopped before there was a plot; nothing is left running\n"
 
 
 def test_an_invalid_run_has_a_plot_and_the_reason_of_the_first_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

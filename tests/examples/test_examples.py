@@ -231,6 +231,15 @@ def test_the_python_of_the_api_page_prints_an_answer(fleet: str, capsys: pytest.
     assert "Paris" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.timeout(400)
+def test_the_python_of_the_readme_prints_an_answer(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = blocks(Path("README.md"), "python")
+    exec(compile(example.replace(HERE, fleet), "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip()
+
+
 def program(language: str, imports: str) -> str:
     """Return the one block of docs/api.md in this language with this import."""
     (found,) = [text for text in blocks(Path("docs/api.md"), language) if imports in text]

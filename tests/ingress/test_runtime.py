@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from serve_app.autoscaling.policy import load_at_ingresses
 from serve_app.config import parse_settings
-from serve_app.core.events import LinkEnd
+from serve_app.core.events import LinkEnd, PoolsPlanned
 from serve_app.core.load import EngineLoad
 from serve_app.core.lost_replicas import LostReplicas
 from serve_app.core.request import RequestState, Resume
@@ -24,6 +24,7 @@ from serve_app.ingress.books import metrics
 from serve_app.ingress.exchange.held_answer import current_exchange
 from serve_app.ingress.http.callers import IN_FORCE
 from serve_app.ingress.runtime import IngressRuntime
+from serve_app.membership import Lease
 from tests.core.helpers import Output, arrived, fleet_of, outputs, run
 from tests.doubles.fleet import in_loop
 from tests.ingress.fake_fronts import call, echo, front
@@ -192,3 +193,16 @@ def test_the_autoscaler_finds_all_that_an_ingress_reports() -> None:
         "line_output_tokens": 1.0,
     }
     assert load_at_ingresses(model, {"i": (0.0, stats)}, stats) == {**counted, "waiting": 1.0, "lines_per_s": 0.5}
+
+
+def test_an_ingress_learns_from_the_leases_how_a_models_replicas_divide_into_pools() -> None:
+    handled: list[Any] = []
+    client = SimpleNamespace(set_members=lambda members: None, handle=handled.append)
+    fronts: Any = {"m": SimpleNamespace(client=client, model=parse_settings({"models": {"m": {"model": "/m"}}}).models["m"])}
+    app: Any = SimpleNamespace(books=SimpleNamespace(learn_step_costs=list, step_costs=lambda name: None), canaries={})
+    runtime = IngressRuntime(app, cast(Any, None), fronts, cast(Any, None))
+    lease = Lease("a", "replica", "m", "10.0.0.1", 4000, epoch=1, pid=11)
+    runtime.set_members([lease, replace(lease, member_id="o", model="other", prefill_share=0.5)])
+    assert handled == []
+    runtime.set_members([replace(lease, prefill_share=0.25)])
+    assert handled == [PoolsPlanned(0.25)]

@@ -16,6 +16,7 @@ from serve_app.simulated.profiles import ACCELERATORS
 from serve_app.sizing.architecture import architecture_of
 from serve_app.sizing.estimate import Wish, estimate
 from tests.chart.render import CHART, Refused, merged, render, tool
+from tests.monitoring.expressions import OF_DCGM
 from tests.sizing.shapes import LLAMA_70B
 
 K8S = Path(__file__).parents[2] / "k8s"
@@ -190,11 +191,20 @@ def test_gpu_alerts_have_an_exporter_that_prometheus_scrapes_and_that_starts_no_
     (host,) = exporter["extraEnv"]
     assert exporter["arguments"][:2] == ["-r", f"$({host['name']}):5555"]
     assert host["valueFrom"] == {"fieldRef": {"fieldPath": "status.hostIP"}}
+    fields = dict(re.findall(r"^(DCGM_\w+), (\w+), .+\.$", exporter["customMetrics"], re.MULTILINE))
+    assert (set(fields), set(fields.values())) == (OF_DCGM, {"gauge", "counter"})
     prometheus = values(K8S / "cluster/values/kube-prometheus-stack.yaml")["prometheus"]["prometheusSpec"]
     assert exporter["serviceMonitor"]["enabled"] is True
     assert prometheus["serviceMonitorSelectorNilUsesHelmValues"] is False
     installed = re.findall(r"-f k8s/cluster/values/(\S+)\.yaml", (K8S / "README.md").read_text())
     assert {"dcgm-exporter", "kube-prometheus-stack", "nvidia-device-plugin"} <= set(installed)
+
+
+def test_no_alert_asks_for_what_eks_hides() -> None:
+    """The chart's alerts KubeSchedulerDown and the like fire where their series are absent."""
+    stack = values(K8S / "cluster/values/kube-prometheus-stack.yaml")
+    hidden = ("kubeControllerManager", "kubeScheduler", "kubeEtcd", "kubeProxy")
+    assert [stack[name] for name in hidden] == [{"enabled": False}] * len(hidden)
 
 
 def test_grafana_has_a_password_of_its_own_before_it_is_installed() -> None:

@@ -18,12 +18,14 @@ from tools.monitoring.preview import Line, clock, clock_ticks, draw, legend_of, 
 
 
 class TwoSeries:
-    """Tells two series for each panel of series, and nothing for the others."""
+    """Has two series for each panel of series, zeros for the panels named zero, and nothing for the others."""
 
     span = (-300.0, 0.0)
 
     def lines(self, panel: Mapping[str, Any]) -> Iterator[Line]:
-        if panel["type"] == "timeseries":
+        if panel["title"] == "zero":
+            yield Line("a", (-60.0, 0.0), (0.0, 0.0))
+        elif panel["type"] == "timeseries":
             yield Line("a", (-60.0, 0.0), (1.0, 2.0))
             yield Line("b", (-60.0, 0.0), (3.0, 4.0))
 
@@ -39,13 +41,26 @@ def test_each_panel_is_at_its_place_with_its_title_and_its_series(board: Board) 
     assert [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)] == []
 
 
-def test_rows_without_data_are_left_out_and_the_others_move_up() -> None:
-    def panel(title: str, kind: str, y: int, h: int) -> dict[str, Any]:
-        return {"title": title, "type": kind, "gridPos": {"x": 0, "y": y, "w": 24, "h": h}}
+def test_panels_without_data_are_left_out_and_the_others_move_up_and_fill_their_lines() -> None:
+    def panel(title: str, kind: str, x: int, y: int, w: int, h: int) -> dict[str, Any]:
+        return {"title": title, "type": kind, "gridPos": {"x": x, "y": y, "w": w, "h": h}}
 
-    board = [panel("A", "row", 0, 1), panel("a", "stat", 1, 4), panel("B", "row", 5, 1), panel("b", "timeseries", 6, 8)]
-    kept = with_data([*board, panel("C", "row", 14, 1), panel("c", "timeseries", 15, 8)], TwoSeries())
-    assert [(each["title"], each["gridPos"]["y"]) for each in kept] == [("B", 0), ("b", 1), ("C", 9), ("c", 10)]
+    board = [panel("A", "row", 0, 0, 24, 1), panel("a", "stat", 0, 1, 24, 4), panel("B", "row", 0, 5, 24, 1)]
+    board += [
+        panel("b", "timeseries", 0, 6, 8, 8),
+        panel("zero", "timeseries", 8, 6, 8, 8),
+        panel("c", "timeseries", 16, 6, 8, 8),
+    ]
+    board += [panel("d", "timeseries", 0, 14, 12, 8), panel("C", "row", 0, 22, 24, 1), panel("zero", "stat", 0, 23, 24, 8)]
+    kept = with_data(board, TwoSeries())
+    assert [(each["title"], *(each["gridPos"][side] for side in "xyw")) for each in kept] == [
+        ("B", 0, 0, 24),
+        ("b", 0, 1, 12),
+        ("c", 12, 1, 12),
+        ("d", 0, 9, 24),
+        ("C", 0, 17, 24),
+        ("zero", 0, 18, 24),
+    ]
 
 
 @pytest.mark.parametrize("values", [(-4.0, 3.0), (-4.0, -3.0), (3.0, 4.0), (0.0, 0.0), (float("nan"), -4.0)])

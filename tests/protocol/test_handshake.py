@@ -105,7 +105,7 @@ def test_the_proofs_are_hmac_sha256_over_role_and_both_frames() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"vllm_version": "0.33.0"}, VersionMismatch(ours="0.33.0", theirs="0.32.0", what="vllm")),
+        ({"vllm_version": "0.34.0"}, VersionMismatch(ours="0.34.0", theirs="0.32.0", what="vllm")),
         ({"model": "other"}, WrongModel(ours="other", theirs="tiny")),
         ({"fingerprint": "e" * 64}, FingerprintMismatch(model="tiny", ours="e" * 64, theirs="f" * 64)),
     ],
@@ -128,7 +128,7 @@ def test_the_replica_refuses_another_peer_with_the_reason_and_the_ingress_hears_
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("vllm_version", "0.33.0", VersionMismatch),
+        ("vllm_version", "0.34.0", VersionMismatch),
         ("model", "other", WrongModel),
         ("fingerprint", "e" * 64, FingerprintMismatch),
     ],
@@ -139,6 +139,13 @@ def test_the_ingress_refuses_a_replica_that_lets_a_mismatch_pass(field: str, val
     replica._check_peer = lambda peer: None  # type: ignore[method-assign]
     replica.receive_data(ingress.initiate())
     assert isinstance(refusal(ingress, replica.data_to_send()), expected)
+
+
+def test_an_ingress_speaks_to_replicas_of_a_newer_vllm_that_was_tested_with_its_own_and_is_never_the_newer_one() -> None:
+    ingress, replica = open_pair(vllm_version="0.33.0")
+    assert (ingress.state, replica.state) == (LinkState.OPEN, LinkState.OPEN)
+    error = refusal(make_replica(), make_ingress(vllm_version="0.33.0").initiate())
+    assert repr(error) == repr(VersionMismatch(ours="0.32.0", theirs="0.33.0", what="vllm"))
 
 
 @pytest.mark.parametrize("number", [0, 2, 2**40])

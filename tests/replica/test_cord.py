@@ -6,15 +6,18 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from serve_app.core.health import ProcessUse
-from serve_app.errors import EngineStartFailed
+from serve_app.errors import EngineDied, EngineOutOfMemory, EngineStartFailed
 from serve_app.links.protocol.frames import encode_frame
+from serve_app.links.tls import LinkTls, ingress_tls, replica_tls
 from serve_app.replica import cord as cord_module
-from serve_app.replica.cord import Beat, Cord, Ended, Hello, Message
+from serve_app.replica.cord import Beat, Cord, Ended, Hello, Message, Serves
 from serve_app.replica.members import Members
+from tests.doubles.certificates import make_tls
 from tests.doubles.fleet import in_loop, until
 
 HERE = "127.0.0.1"
@@ -29,7 +32,7 @@ class Member:
     lost: list[str] = field(default_factory=list)
 
 
-async def join(port: int, secret: bytes, rank: int, *, silence_s: float = 60.0) -> Member:
+async def join(port: int, secret: bytes, rank: int, *, silence_s: float = 60.0, tls: LinkTls | None = None) -> Member:
     member: Member
     cord = Cord(
         silence_s=silence_s,
@@ -38,7 +41,8 @@ async def join(port: int, secret: bytes, rank: int, *, silence_s: float = 60.0) 
         on_lost=lambda _, reason: member.lost.append(reason),
     )
     member = Member(cord)
-    await asyncio.get_running_loop().create_connection(lambda: cord, HERE, port)
+    end = cord.end_of(None if tls is None else tls.context(), server_side=False)
+    await asyncio.get_running_loop().create_connection(lambda: end, HERE, port)
     cord.send(Hello(secret, rank))
     return member
 
@@ -50,7 +54,7 @@ async def two_members(*, silence_s: float = 60.0) -> AsyncIterator[tuple[Members
     port = await members.listen(HERE)
     joined = [await join(port, members.secret, rank) for rank in (1, 2)]
     await members.all_joined()
-    members.watch(lost.append)
+    members.watch(lambda loss: lost.append(loss.reason))
     try:
         yield members, joined, lost
     finally:
@@ -79,6 +83,60 @@ async def test_the_first_member_that_ends_is_named_and_only_once() -> None:
         assert lost == ["node 2 of the engine: a worker process has ended"]
 
 
+@pytest.mark.parametrize(("out_of_memory", "lost_as"), [(True, EngineOutOfMemory), (False, EngineDied)])
+@in_loop
+async def test_a_member_says_whether_the_kernel_ended_its_part_for_lack_of_memory(
+    out_of_memory: bool, lost_as: type[EngineDied]
+) -> None:
+    members, losses = Members(1, silence_s=60.0), list[EngineDied]()
+    member = await join(await members.listen(HERE), members.secret, 1)
+    await members.all_joined()
+    members.watch(losses.append)
+    member.cord.send(Ended("a process was killed", out_of_memory))
+    await until(lambda: losses)
+    assert [(type(loss), loss.reason) for loss in losses] == [(lost_as, "node 1 of the engine: a process was killed")]
+    members.close()
+
+
+@in_loop
+async def test_members_hear_when_the_engine_serves() -> None:
+    async with two_members() as (members, joined, _):
+        members.tell_that_it_serves()
+        await until(lambda: all(Serves() in member.heard for member in joined))
+        assert [sum(message == Serves() for message in member.heard) for member in joined] == [1, 1]
+
+
+@in_loop
+async def test_with_certificates_members_join_and_end_over_tls(tmp_path: Path) -> None:
+    tls = make_tls(tmp_path, "fleet")
+    members, losses = Members(1, silence_s=60.0, tls=replica_tls(tls)), list[EngineDied]()
+    member = await join(await members.listen(HERE), members.secret, 1, tls=ingress_tls(tls))
+    await members.all_joined()
+    assert member.cord._transport is not None
+    assert member.cord._transport.get_extra_info("ssl_object").version() == "TLSv1.3"
+    members.watch(losses.append)
+    await until(members.uses)
+    member.cord.send(Ended("a worker process has ended"))
+    member.cord.close()
+    await until(lambda: losses)
+    assert [loss.reason for loss in losses] == ["node 1 of the engine: a worker process has ended"]
+    members.close()
+
+
+@pytest.mark.parametrize("certificates", ["none", "of another authority"])
+@in_loop
+async def test_who_has_no_certificate_of_the_authority_cannot_join_even_with_the_secret(
+    certificates: str, tmp_path: Path
+) -> None:
+    members = Members(1, silence_s=60.0, tls=replica_tls(make_tls(tmp_path, "fleet")))
+    port = await members.listen(HERE)
+    tls = None if certificates == "none" else ingress_tls(make_tls(tmp_path, "other"))
+    stranger = await join(port, members.secret, 1, tls=tls)
+    await until(lambda: stranger.lost and not members._strangers)
+    assert members._cords == {}
+    members.close()
+
+
 @in_loop
 async def test_a_connection_that_ends_is_a_loss() -> None:
     async with two_members() as (_, joined, lost):
@@ -94,7 +152,7 @@ async def test_a_loss_before_anybody_watches_is_reported_to_the_first_who_does()
     await members.all_joined()
     member.cord.send(Ended("no such file"))
     await until(lambda: members._lost)
-    members.watch(lost.append)
+    members.watch(lambda loss: lost.append(loss.reason))
     members.close()
     assert lost == ["node 1 of the engine: no such file"]
 
@@ -214,7 +272,7 @@ async def main():
     members, lost = Members(1, silence_s=600.0), []
     member = await join(await members.listen(HERE), members.secret, 1, silence_s=600.0)
     await members.all_joined()
-    members.watch(lost.append)
+    members.watch(lambda loss: lost.append(loss.reason))
     await until(members.uses)
     subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
     began = time.monotonic()

@@ -88,6 +88,7 @@ def kv_of(num_tokens: int, **changes: Any) -> bytes:
     ("kv", "problem"),
     [
         (kv_of(40), ""),
+        (kv_of(40, remote_registration_generation=2), ""),
         (kv_of(41), "KV of 40 tokens for a prompt of 40"),
         (kv_of(40, remote_block_ids=[[1, 2]]), "2 blocks of 16 for a prompt of 40 tokens"),
         (kv_of(40, remote_block_ids=[[1], [2], [3]]), "Expected `array` of length <= 1"),
@@ -113,6 +114,7 @@ def test_an_engine_reads_the_kv_of_its_prompt_and_no_other(
     else:
         params = asked.sampling_params.extra_args["kv_transfer_params"]
         assert (params["remote_block_ids"], params["remote_num_tokens"], params[CAME_AT]) == ([[1, 2, 3]], 39, 0.0)
+        assert params["remote_registration_generation"] == msgspec.msgpack.decode(kv).get("remote_registration_generation", 0)
         assert "do_remote_decode" not in params
     with pytest.raises(AttemptRefused, match="kv_transfer_params"):
         core.preprocess_attempt(attempt(40, extra_args={"kv_transfer_params": {"do_remote_prefill": True}}), 0, kv)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import (
     EngineCoreOutput,
@@ -98,19 +99,26 @@ def add(attempt_id: str, request_id: str = "", num_emitted: int = 0) -> pipe.Add
     return pipe.AddToEngine(5, attempt_id, buffers, num_emitted)
 
 
-def test_a_refused_attempt_ends_alone_and_the_ingress_gets_the_reason() -> None:
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [
+        (AttemptRefused("prompt", "has 2 tokens"), "refused prompt: has 2 tokens"),
+        (VLLMValidationError("one backend per engine"), "refused structured_outputs: one backend per engine"),
+    ],
+)
+def test_a_refused_attempt_ends_alone_and_the_ingress_gets_the_reason(refusal: Exception, reason: str) -> None:
     class Refusing(FakeCore):
         def preprocess_attempt(
             self, request: EngineCoreRequest, num_emitted: int, kv: bytes = b""
         ) -> tuple[EngineCoreRequest, int]:
             if request.request_id == "r@0":
-                raise AttemptRefused("prompt", "has 2 tokens")
+                raise refusal
             return request, num_emitted
 
     core = Refusing()
     assert read(core, add("r@0"), add("s@0")) == []
     ((slot, outputs),) = core.output_queue.queue
-    ended = EngineCoreOutput("r@0", [], finish_reason=FinishReason.ERROR, stop_reason="refused prompt: has 2 tokens")
+    ended = EngineCoreOutput("r@0", [], finish_reason=FinishReason.ERROR, stop_reason=reason)
     assert (slot, outputs.outputs, core.failed) == (5, [ended], [])
     assert [entry[1][0].request_id for entry in taken(core)] == ["s@0"]
 

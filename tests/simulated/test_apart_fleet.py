@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from benchmarks.apart import CHATS, LONG, PROFILE, SIDES, STREAMS, costs_of, engine_cores, p99
-from benchmarks.virtual_fleet import VirtualFleet
+from benchmarks.virtual_fleet import SHARED, VirtualFleet
+from benchmarks.virtual_loads import Load
 from serve_app.checkpoints import make_tiny_llama
 
 pytestmark = pytest.mark.engine
@@ -51,6 +52,30 @@ def test_long_prompts_stop_few_answers_where_these_make_way(play: Play) -> None:
     assert apart.tokens.total() > 0.97 * together.tokens.total()
     assert together.hand_overs().total() == 0
     assert apart.hand_overs()["read"] > 0.9 * apart.hand_overs().total() > 0
+
+
+def test_with_pools_long_prompts_stop_no_answers_of_the_other_pool(play: Play) -> None:
+    pools = play("pools 1")
+    long = [asked for asked in pools.counted("long") if asked.is_complete and asked.state is not None]
+    assert {asked.state.trail.replicas[0] for asked in long if asked.state is not None} == {"0"}
+    assert {asked.state.trail.replicas[-1] for asked in long if asked.state is not None} == {"1", "2"}
+    whole_step_s = 2048 * costs_of(PROFILE).prompt_token_s
+    assert p99(gaps(pools)) < 0.5 * whole_step_s
+    assert pools.hand_overs()["read"] > 0.9 * pools.hand_overs().total() > 0
+
+
+def test_each_request_of_a_trace_is_played_at_its_time_with_its_lengths(play: Play) -> None:
+    loads = [(0.1 * number, Load("trace", own=(100 + number,) * 2, answer=(5,) * 2, account="")) for number in range(20)]
+
+    def begin(fleet: VirtualFleet) -> None:
+        for at, load in loads:
+            fleet.at(at, fleet.ask, load)
+
+    fleet = play("apart", begin=begin, loads=[load for _, load in loads])
+    began_at = fleet.asked[0].at
+    assert [asked.at - began_at for asked in fleet.asked] == pytest.approx([at for at, _ in loads])
+    assert [len(asked.prompt) - SHARED for asked in fleet.asked] == [100 + number for number in range(20)]
+    assert all(asked.is_complete and len(asked.gaps) == 4 for asked in fleet.asked)
 
 
 def test_a_drain_with_kv_computes_no_prompt_again_and_leaves_shorter_gaps(play: Play) -> None:

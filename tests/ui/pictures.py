@@ -6,6 +6,7 @@ jumps, the autoscaler adds a replica, and the button of the fleet page kills an 
 
 import argparse
 import asyncio
+import os
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ import psutil
 from PIL import Image
 
 from serve_app.batch.fleet_process import FleetProcess
+from serve_app.errors import BatchError
 from serve_app.ui.api import Service, ServiceProblem
 from serve_app.ui.app import web_app
 from serve_app.ui.killing import Killer
@@ -46,7 +48,8 @@ RATES = (2.0, 5.0)
 """Requests per second before and after the jump: work for one replica, and for more than two."""
 CALM_S = 20.0
 AFTER_KILL_S = 5.0
-LIMIT_MS = 180_000
+LIMIT_MS = 300_000
+"""Of each wait: a busy machine takes minutes to start a replica."""
 BOARDS = ("overview", "replica")
 
 SCRIPT = {
@@ -87,39 +90,81 @@ def chat_picture(out: Path) -> None:
     """Draw three chats, the last one with two answers side by side."""
     fake = ScriptedService()
     with listening(fake.app()) as fake.url, listening(web_app(fake.url)) as site, chromium() as page:
-        for prompt, answers in SCRIPT.items():
-            open_chat(page, f"{site}/?n={len(answers)}", MODEL)
-            ask(page, prompt)
-            page.wait_for_selector(f"#chats label >> text={prompt[:20]}")
-            wait_until_done(page)
-        page.screenshot(path=out)
+        with _stage(page, "three chats"):
+            for prompt, answers in SCRIPT.items():
+                open_chat(page, f"{site}/?n={len(answers)}", MODEL)
+                ask(page, prompt)
+                page.wait_for_selector(f"#chats label >> text={prompt[:20]}")
+                wait_until_done(page)
+        page.screenshot(path=out / "chat.png")
 
 
 def fleet_pictures(out: Path) -> None:
-    """Draw the fleet page some seconds after an engine was killed, and the dashboards of all minutes since the load began."""
-    with TemporaryDirectory() as folder, FleetProcess(FLEET, on_progress=print) as fleet:
+    """Draw the fleet page some seconds after an engine was killed, and the dashboards of all minutes since the load began.
+
+    Raises:
+        BatchError: The fleet did not start.
+        NotDrawn: The fleet did not do in time what the pictures are to show.
+    """
+    with TemporaryDirectory() as folder, FleetProcess(FLEET, on_progress=_say) as fleet:
         config = write_prometheus(Path(folder), fleet.url.removeprefix("http://"))
         port, began = free_port(), time.time()
         site_of = listening(web_app(fleet.url, Killer(psutil.Process(fleet.pid))))
         with prometheus(config, port), site_of as site, _load(fleet.url) as jump, chromium() as page:
-            page.set_default_timeout(LIMIT_MS)
-            page.goto(f"{site}/fleet")
+            with _stage(page, f"two replicas under {RATES[0]} requests/s"):
+                page.goto(f"{site}/fleet")
+                _wait_for_cards(page, ready=2)
             page.wait_for_timeout(CALM_S * 1000)
             jump()
-            _wait_for_cards(page, ready=3)
-            page.wait_for_timeout(AFTER_KILL_S * 1000)
-            page.click("#kill")
-            page.wait_for_selector("text=/answers? resumed at another replica/")
-            _wait_for_cards(page, ready=2, starting=1, lost=1)
+            with _stage(page, f"a third replica under {RATES[1]} requests/s"):
+                _wait_for_cards(page, ready=3)
+            page.wait_for_timeout(CALM_S * 1000)
+            with _stage(page, "an engine killed, its answers resumed, another replica starting"):
+                page.click("#kill")
+                page.wait_for_selector("text=/answers? resumed at another replica/")
+                _wait_for_cards(page, ready=2, starting=1, lost=1)
             page.wait_for_timeout(AFTER_KILL_S * 1000)
             page.screenshot(path=out / "fleet.png")
-            page.wait_for_timeout(8 * AFTER_KILL_S * 1000)
+            with _stage(page, "the replica in the place of the lost one"):
+                _wait_for_cards(page, ready=3)
+            page.wait_for_timeout(CALM_S * 1000)
             minutes = (time.time() - began) / 60
             asked = ["--prometheus", f"http://127.0.0.1:{port}", "--minutes", f"{minutes:.2f}", "--out", folder, "--with-data"]
             if preview.main([*asked, "--boards", *BOARDS]):
-                sys.exit("error: Prometheus did not answer")
+                raise NotDrawn("Prometheus did not answer")
         for board in BOARDS:
             (out / f"board-{board}.png").write_bytes(Path(folder, f"{board}.png").read_bytes())
+
+
+class NotDrawn(Exception):
+    """What the pictures are to show did not happen."""
+
+
+@contextmanager
+def _stage(page: Any, what: str) -> Iterator[None]:
+    """Print what is waited for, and how long it took; waits of the page within the block last `LIMIT_MS` each.
+
+    Raises:
+        NotDrawn: It did not happen within the limit.
+    """
+    from playwright.sync_api import TimeoutError as Late
+
+    page.set_default_timeout(LIMIT_MS)
+    began = time.monotonic()
+    _say(f"waiting for {what}")
+    try:
+        yield
+    except Late:
+        shown = " ".join(page.inner_text("body").split())[:400]
+        loads = ", ".join(f"{load:.1f}" for load in os.getloadavg())
+        raise NotDrawn(
+            f"not within {LIMIT_MS / 1000:.0f} s: {what}; the page shows: {shown}; load of this machine: {loads}"
+        ) from None
+    _say(f"  after {time.monotonic() - began:.0f} s")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _wait_for_cards(page: Any, **counts: int) -> None:
@@ -166,19 +211,25 @@ def _load(url: str) -> Iterator[Callable[[], None]]:
         thread.join()
 
 
-def main() -> None:
-    """Write the pictures, of 128 colours each, which halves their size."""
+def main() -> int:
+    """Write the pictures, of 128 colours each, which halves their size; return 0, or 1 with a reason if one could not be drawn."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     out: Path = parser.parse_args().out
-    chat_picture(out / "chat.png")
-    fleet_pictures(out)
-    for file in (out / name for name in ("chat.png", "fleet.png", *(f"board-{board}.png" for board in BOARDS))):
-        with Image.open(file) as picture:
-            reduced = picture.convert("RGB").quantize(128)
-        reduced.save(file, optimize=True)
-        print(f"{file}: {file.stat().st_size / 1024:.0f} KiB")
+    with TemporaryDirectory() as folder:  # a run that fails leaves the pictures that are there
+        try:
+            chat_picture(Path(folder))
+            fleet_pictures(Path(folder))
+        except (BatchError, NotDrawn) as exc:
+            print(f"error: no new pictures: {exc}", file=sys.stderr)
+            return 1
+        for drawn in sorted(Path(folder).glob("*.png")):
+            with Image.open(drawn) as picture:
+                reduced = picture.convert("RGB").quantize(128)
+            reduced.save(out / drawn.name, optimize=True)
+            print(f"{out / drawn.name}: {(out / drawn.name).stat().st_size / 1024:.0f} KiB")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

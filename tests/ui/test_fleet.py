@@ -15,12 +15,14 @@ import pytest
 
 from serve_app.checkpoints import make_tiny_llama
 from tests.e2e.fleet import Server, answers, serve_app, wait_ready, wait_until
-from tests.ui.browser import answer, ask, chromium, needs_chromium, open_chat, wait_until_done
+from tests.ui.browser import LIMIT_MS, answer, ask, chromium, needs_chromium, open_chat, wait_until_done
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, needs_chromium]
 MODEL, PORT, UI_PORT = "tiny", 8046, 8047
 PAGES = f"http://127.0.0.1:{UI_PORT}"
 NUM_TOKENS = 300
+LONG = 600
+"""Tokens of an answer that still streams when a person has clicked: 20 s."""
 
 
 @pytest.fixture(scope="module")
@@ -111,15 +113,40 @@ def test_the_fleet_page_shows_the_fleet(page: Any, fleet: Server) -> None:
     assert time.time() - httpx.get(f"{fleet.url}/fleet").json()["time"] < 60
 
 
-def test_the_button_of_a_demo_kills_an_engine_of_the_fleet(page: Any, fleet: Server) -> None:
+def test_the_button_of_a_demo_kills_the_busy_engine_whose_answer_continues_and_another_replica_comes(
+    page: Any, fleet: Server
+) -> None:
     def ready() -> dict[int, str]:
         return {int(m["load"]["engine_pid"]): m["replica_id"] for m in replicas(fleet) if m["state"] == "ready"}
 
     wait_until(lambda: len(ready()) == 2, limit_s=180, what="the replica that was lost is replaced")
     engines = ready()
-    page.goto(f"{PAGES}/fleet")
-    page.click("#kill")
-    killed = re.search(r"process (\d+)", page.wait_for_selector("#killed >> text=/Killed the engine of replica/").inner_text())
+    shown = page.context.new_page()
+    shown.set_default_timeout(2 * LIMIT_MS)
+    shown.goto(f"{PAGES}/fleet")
+    shown.wait_for_selector(".fleet .card.ready")
+    open_chat(page, f"{PAGES}/?max_tokens={LONG}&temperature=0", MODEL)
+    page.click("#clear")
+    ask(page, "Tell me a long story.")
+    wait_for_text(page)
+    wait_until(lambda: running(fleet) == 1, limit_s=20, what="the request runs on an engine")
+    shown.click("#kill")
+    killed = re.search(r"process (\d+)", shown.wait_for_selector("#killed >> text=/Killed the engine of replica/").inner_text())
     assert killed is not None
-    wait_until(lambda: engines[int(killed[1])] in {each["replica_id"] for each in losses(fleet)}, limit_s=20, what="the loss")
-    page.wait_for_selector(f"text=/{engines[int(killed[1])].rpartition('#')[2]} is lost: its engine was killed/")
+    lost = engines[int(killed[1])]
+    name = lost.rpartition("#")[2]
+    shown.wait_for_selector(f"text=/{name} is lost: its engine was killed/")
+    shown.wait_for_selector("text=/1 answer resumed at another replica/")
+    wait_until_done(page)
+    assert page.inner_text("#figures").startswith(f"{LONG} tokens")
+    assert page.query_selector("#problem [role=alert]") is None
+    shown.wait_for_function(
+        """lost => {
+          const [model] = document.querySelectorAll(".fleet .cards");
+          const ready = [...model.querySelectorAll(".card.ready .head b")].map((name) => name.innerText);
+          return ready.length === 2 && !ready.includes(lost);
+        }""",
+        arg=name,
+    )
+    assert lost not in ready().values()
+    shown.close()

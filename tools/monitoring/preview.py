@@ -25,8 +25,10 @@ from loadtest.report.plots import SERIES, STYLE
 from tools.monitoring.boards import BOARDS, board_file
 from tools.monitoring.facts import default_facts, filled
 
-COLUMN_IN, LINE_IN = 0.75, 0.42
-"""Inches of one of Grafana's 24 columns and of one unit of height."""
+COLUMNS = 24
+"""The width of Grafana's grid."""
+COLUMN_IN, LINE_IN, DPI = 0.6, 0.4, 100
+"""Inches of one of these columns and of one unit of height; dots per inch."""
 _TICK_STEPS_S = (5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 345600)
 _UNITS = {
     "s": (1.0, " s"),
@@ -109,7 +111,7 @@ def clock(at: float, span_s: float) -> str:
 def draw(panel: Mapping[str, Any], lines: Sequence[Line], ax: Axes, span: tuple[float, float]) -> None:
     """Draw one panel on ``ax``, over all of ``span``."""
     unit = panel["fieldConfig"]["defaults"]["unit"]
-    ax.set_title(panel["title"], fontsize=8, loc="left")
+    ax.set_title(panel["title"], fontsize=9, loc="left")
     lines = [line for line in lines if any(np.isfinite(line.values))]
     if not lines or panel["type"] != "timeseries":
         ax.set_axis_off()
@@ -124,41 +126,66 @@ def draw(panel: Mapping[str, Any], lines: Sequence[Line], ax: Axes, span: tuple[
         ax.plot(line.times, line.values, linewidth=1, marker=marker, label=line.named(unit))
     drawn = [value for line in lines for value in line.values if np.isfinite(value)]
     lowest, highest = min(drawn, default=0.0), max(drawn, default=0.0)
-    extent = (max(0.0, highest) - min(0.0, lowest)) or 1.0
-    ax.set_ylim(1.1 * min(0.0, lowest), max(0.0, highest) + extent * (0.1 + 0.07 * min(len(lines), 8)))  # room for the legend
+    extent = (max(0.0, highest) - min(0.0, lowest)) or 1.0 / _UNITS.get(unit, (1.0, ""))[0]
+    ax.set_ylim(1.1 * min(0.0, lowest), max(0.0, highest) + extent * (0.1 + 0.09 * min(len(lines), 8)))  # room for the legend
     ax.set_xlim(*span)
     ax.set_xticks(clock_ticks(*span))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda at, _: clock(at, span[1] - span[0])))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value, unit)))
-    ax.tick_params(labelsize=6)
-    ax.legend(fontsize=6, loc="upper left", frameon=False, ncols=1 + (len(lines) > 8))
+    ax.tick_params(labelsize=7)
+    ax.legend(fontsize=7, labelspacing=0.25, loc="upper left", frameon=False, ncols=1 + (len(lines) > 8))
 
 
 def with_data(panels: Sequence[Mapping[str, Any]], source: Source) -> list[dict[str, Any]]:
-    """Return the panels without the rows that have no series at all; the rows below move up."""
+    """Return the panels that show something, and the rows that have such a panel. Panels keep their order and height and fill each line.
+
+    A line that is always 0 shows nothing, and the number 0 does.
+    """
     kept: list[dict[str, Any]] = []
     bottom = 0
     starts = [number for number, panel in enumerate(panels) if panel["type"] == "row"]
     for start, end in zip(starts, [*starts[1:], len(panels)], strict=True):
-        row = panels[start:end]
-        if any(list(source.lines(panel)) for panel in row[1:]):
-            shift = bottom - row[0]["gridPos"]["y"]
-            kept += [{**panel, "gridPos": {**panel["gridPos"], "y": panel["gridPos"]["y"] + shift}} for panel in row]
+        known = [panel for panel in panels[start + 1 : end] if _shows(panel, source)]
+        if known:
+            kept.append({**panels[start], "gridPos": {**panels[start]["gridPos"], "y": bottom}})
+            kept += _in_lines(known, bottom + panels[start]["gridPos"]["h"])
             bottom = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in kept)
     return kept
+
+
+def _shows(panel: Mapping[str, Any], source: Source) -> bool:
+    values = [value for line in source.lines(panel) for value in line.values if np.isfinite(value)]
+    return any(values) or (bool(values) and panel["type"] != "timeseries")
+
+
+def _in_lines(panels: Sequence[Mapping[str, Any]], top: int) -> Iterator[dict[str, Any]]:
+    """Yield the panels in lines below ``top``, the panels of each line widened in proportion to its full width."""
+    lines: list[list[Mapping[str, Any]]] = [[]]
+    for panel in panels:
+        if sum(each["gridPos"]["w"] for each in lines[-1]) + panel["gridPos"]["w"] > COLUMNS:
+            lines.append([])
+        lines[-1].append(panel)
+    for line in lines:
+        wider = COLUMNS / sum(each["gridPos"]["w"] for each in line)
+        left = 0.0
+        for panel in line:
+            width = panel["gridPos"]["w"] * wider
+            yield {**panel, "gridPos": {"x": left, "y": top, "w": width, "h": panel["gridPos"]["h"]}}
+            left += width
+        top += max(panel["gridPos"]["h"] for panel in line)
 
 
 def picture(board: Mapping[str, Any], source: Source) -> Figure:
     """Return the whole dashboard as one figure."""
     height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
-    figure = Figure(figsize=(24 * COLUMN_IN, height * LINE_IN))
+    figure = Figure(figsize=(COLUMNS * COLUMN_IN, height * LINE_IN))
     for panel in board["panels"]:
         at = panel["gridPos"]
         bottom = 1 - (at["y"] + at["h"]) / height
         if panel["type"] == "row":
             figure.text(0.005, bottom, panel["title"], fontsize=11, weight="bold")
             continue
-        box = ((at["x"] + 1.2) / 24, bottom + 0.8 / height, (at["w"] - 1.6) / 24, (at["h"] - 2.0) / height)
+        box = ((at["x"] + 1.3) / COLUMNS, bottom + 0.8 / height, (at["w"] - 1.7) / COLUMNS, (at["h"] - 2.0) / height)
         draw(panel, list(source.lines(panel)), figure.add_axes(box), source.span)
     return figure
 
@@ -170,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=5.0, help="how far back")
     parser.add_argument("--out", type=Path, default=Path("build/preview"))
     parser.add_argument("--boards", nargs="*", choices=[board.name for board in BOARDS], help="default: all")
-    parser.add_argument("--with-data", action="store_true", help="leave out rows of panels without any series")
+    parser.add_argument("--with-data", action="store_true", help="leave out panels that show nothing")
     given = parser.parse_args(arguments)
     try:
         requests.get(f"{given.prometheus}/-/ready", timeout=20).raise_for_status()
@@ -187,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             source = Prometheus(given.prometheus, given.minutes)
             if given.with_data:
                 made["panels"] = with_data(made["panels"], source)
-            picture(made, source).savefig(file, dpi=80)
+            picture(made, source).savefig(file, dpi=DPI)
             print(file, flush=True)
     return 0
 

@@ -41,7 +41,10 @@ tenants.yaml: {{ toYaml (dict "tenants" .Values.tenants.inline) | quote }}
 {{- $_ := set $config "protocol" (merge $token ($config.protocol | default dict)) -}}
 {{- $models := dict -}}
 {{- range $model := include "serve-app.models" . | fromYamlArray -}}
-{{- $bound := dict "resources" (dict $model.resource 1) "replicas_per_node" 1 -}}{{- /* to Ray a pod is a node */ -}}
+{{- $bound := dict "resources" (dict $model.resource 1) -}}
+{{- if eq (include "serve-app.nodesOf" $model | int) 1 -}}{{- /* to Ray a pod is a node; replicas over several have no such limit */ -}}
+{{- $_ := set $bound "replicas_per_node" 1 -}}
+{{- end -}}
 {{- $_ := set $models $model.name (merge $bound (omit $model "name" "at" "group" "resource" "order" "pods" "served")) -}}
 {{- end -}}
 {{- $_ := set $config "models" $models -}}

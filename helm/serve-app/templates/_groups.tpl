@@ -121,6 +121,9 @@ template:
     (dict "name" "link" "containerPort" (dig "protocol" "port" 8020 .root.Values.config | int))
     (dict "name" "metrics" "containerPort" 8080)) -}}
 {{- $_ := set $args "readiness" (dict "tcpSocket" (dict "port" "link") "periodSeconds" 5 "timeoutSeconds" 2) -}}
+{{- if and (gt (int $pods.nodes) 1) .model.simulated -}}{{- /* such an engine runs in its first pod alone: nothing listens in the others */ -}}
+{{- $_ := set $args "readiness" (dict "httpGet" (dict "path" "/api/healthz" "port" 52365) "periodSeconds" 5 "timeoutSeconds" 2) -}}
+{{- end -}}
 {{- $_ := set $args "mounts" (include "serve-app.clusterTokenMounts" .root | fromYamlArray) -}}
 {{- $_ := set $args "volumes" (include "serve-app.clusterTokenVolumes" .root | fromYamlArray) -}}
 {{- if .root.Values.weights.enabled -}}
@@ -132,7 +135,9 @@ template:
 {{- $_ := set $args "initContainers" (include "serve-app.weightsWait" (dict "root" .root "downloads" $mine)) -}}
 {{- end -}}
 groupName: {{ .model.group }}
-replicas: {{ ternary (dig "replicas" "initial" "" .model | default $min | int) 0 .model.served }}
+{{- /* Pods, of which Ray takes one for each node of a replica. Not KubeRay's numOfHosts: with one pod of such a set of hosts KubeRay deletes
+the others, and Ray may have placed a replica on pods of two sets. */}}
+replicas: {{ ternary (dig "replicas" "initial" "" .model | default $min | int | mul $pods.nodes) 0 .model.served }}
 {{ include "serve-app.groupBounds" . }}
 rayStartParams:
   num-cpus: {{ dig "num_cpus" 1 .model | ceil | int | max 1 | quote }}

@@ -107,6 +107,7 @@ groups), table, and what its rules read. */}}
 {{- end -}}
 {{- include "serve-app.judge" (dict "in" . "table" "served" "models" (include "serve-app.models" $root | fromYamlArray)) -}}
 {{- range include "serve-app.groups" $root | fromYamlArray -}}
-{{- include "serve-app.judge" (dict "in" $in "table" "bound" "model" .) -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "bound" "model" . "nodes" (include "serve-app.nodesOf" . | int)
+    "gpus" (dig "gpus_per_replica" 0 . | int)) -}}
 {{- end -}}
 {{- end }}

@@ -19,11 +19,13 @@
 {{- $in := . -}}
 {{- $config := .root.Values.config -}}
 {{- $parts := dict "config.ingress.replicas" (dig "ingress" "replicas" dict $config) -}}
+{{- $nodes := dict -}}
 {{- range .models -}}
 {{- $_ := set $parts (printf "%s.replicas" .at) (.replicas | default dict) -}}
+{{- $_ := set $nodes (printf "%s.replicas" .at) (include "serve-app.nodesOf" . | int) -}}
 {{- end -}}
 {{- range $path, $replicas := $parts -}}
-{{- include "serve-app.judge" (dict "in" $in "table" "replicas" "path" $path
+{{- include "serve-app.judge" (dict "in" $in "table" "replicas" "path" $path "pods" (get $nodes $path | default 1)
     "min" (dig "min" 1 $replicas | int) "max" (dig "max" 1 $replicas | int)) -}}
 {{- end -}}
 {{- include "serve-app.judge" (dict "in" . "table" "links" "links" (dig "protocol" "max_ingresses" 64 $config | int)
@@ -34,7 +36,9 @@
 {{- $in := . -}}
 {{- $wait := dig "timeouts" "no_replica_s" 30 .root.Values.config | float64 -}}
 {{- range .groups -}}
-{{- $args := dict "in" $in "model" .model "pods" .pods "gpus" (int .pods.gpus) "per_node" (int .pods.gpusPerNode) "wait_s" $wait -}}
+{{- $all := dig "gpus_per_replica" 0 .model | int -}}
+{{- $has := ternary (printf "%d" $all) (printf "%d on %d nodes" $all (int .pods.nodes)) (eq (int .pods.nodes) 1) -}}
+{{- $args := dict "in" $in "model" .model "pods" .pods "gpus" (int .pods.gpus) "has" $has "per_node" (int .pods.gpusPerNode) "wait_s" $wait -}}
 {{- include "serve-app.judge" (set $args "table" "gpus") -}}
 {{- range $kind, $amounts := .pods.resources -}}
 {{- include "serve-app.judge" (merge (dict "table" "amounts" "kind" $kind "amounts" ($amounts | default dict)) $args) -}}

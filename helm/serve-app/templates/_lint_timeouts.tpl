@@ -1,8 +1,13 @@
-{{- /* What values fix of the quantities that files/rules.yaml names: each where it is set, and its seconds. */}}
+{{- /* What values fix of the quantities that files/rules.yaml names: each where it is set, and its seconds. A quantity without an override
+is named with the value of which the chart makes it. */}}
 {{- define "serve-app.knownTimeouts" -}}
 {{- $t := include "serve-app.timeouts" . | fromYaml -}}
 {{- $v := .Values.timeouts -}}
 {{- $c := .Values.config -}}
+{{- $at := dict -}}
+{{- range $name := list "rayDrainSeconds" "terminationGracePeriodSeconds" "rayClusterDeletionDelaySeconds" "gcsReconnectSeconds" -}}
+{{- $_ := set $at $name (ternary (printf "timeouts.overrides.%s" $name) (printf "%s (of config.timeouts.drain_s)" $name) (gt (get $v.overrides $name | int) 0)) -}}
+{{- end }}
 drain_s: {at: config.timeouts.drain_s, s: {{ $c.timeouts.drain_s }}}
 unready_s: {at: config.ingress.unready_s, s: {{ $c.ingress.unready_s }}}
 no_replica_s: {at: config.timeouts.no_replica_s, s: {{ $c.timeouts.no_replica_s }}}
@@ -11,13 +16,13 @@ prefill_s: {at: timeouts.prefillSeconds, s: {{ $v.prefillSeconds }}}
 serve_shutdown_s: {at: Serve's graceful_shutdown_timeout_s, s: {{ $t.serve }}}
 client_s: {at: timeouts.clientSeconds, s: {{ $v.clientSeconds }}}
 load_balancer_idle_s: {at: timeouts.loadBalancerIdleSeconds, s: {{ $v.loadBalancerIdleSeconds }}}
-node_drain_s: {at: timeouts.overrides.rayDrainSeconds, s: {{ $t.rayDrain }}}
-pod_grace_s: {at: timeouts.overrides.terminationGracePeriodSeconds, s: {{ $t.grace }}}
+node_drain_s: {at: {{ $at.rayDrainSeconds }}, s: {{ $t.rayDrain }}}
+pod_grace_s: {at: {{ $at.terminationGracePeriodSeconds }}, s: {{ $t.grace }}}
 prestop_s: {at: timeouts.preStopSleepSeconds, s: {{ $v.preStopSleepSeconds }}}
 head_prestop_s: {at: head.preStopSleepSeconds, s: {{ .Values.head.preStopSleepSeconds }}}
 probe_s: {at: the readiness probe's periods, s: 4}
-old_cluster_s: {at: timeouts.overrides.rayClusterDeletionDelaySeconds, s: {{ $t.deletionDelay }}}
-gcs_reconnect_s: {at: timeouts.overrides.gcsReconnectSeconds, s: {{ $t.gcsReconnect }}}
+old_cluster_s: {at: {{ $at.rayClusterDeletionDelaySeconds }}, s: {{ $t.deletionDelay }}}
+gcs_reconnect_s: {at: {{ $at.gcsReconnectSeconds }}, s: {{ $t.gcsReconnect }}}
 {{- with int $v.nodeDrainSeconds }}
 node_grace_s: {at: timeouts.nodeDrainSeconds, s: {{ . }}}
 {{- end }}
@@ -29,17 +34,23 @@ spot_notice_s: {at: ingressPods.spotNoticeSeconds, s: {{ .Values.ingressPods.spo
 {{- end }}
 {{- end }}
 
-{{- /* The rules of serve-app check: `longer` is at least the sum of `shorter` and `margin_s`. A quantity that is not known is not judged.
+{{- /* The rules of serve-app check: `longer` is at least the sum of `shorter` and `margin_s`. A quantity that is not known is not judged. A
+quantity that a broken rule needs larger counts as that large in the rules after it, so that one refusal names the whole chain; those that
+the chart makes of others (`follows`) are left out of it.
 Args: in, as of serve-app.judge. */}}
 {{- define "serve-app.lintTimeouts" -}}
-{{- $known := include "serve-app.knownTimeouts" .root | fromYaml -}}
+{{- $root := .root -}}
+{{- $needed := dict -}}
+{{- $known := include "serve-app.knownTimeouts" $root | fromYaml -}}
 {{- range $rule := .shared.timeouts -}}
 {{- $least := $rule.margin_s -}}
 {{- $others := list -}}
 {{- range $rule.shorter -}}
 {{- with get $known . -}}
-{{- $least = addf $least .s -}}
-{{- $others = append $others (printf "%s is %s" .at (include "serve-app.seconds" .s)) -}}
+{{- $must := and (not $rule.follows) (get $needed .at) -}}
+{{- $s := $must | default .s -}}
+{{- $least = addf $least $s -}}
+{{- $others = append $others (printf "%s %s %s" .at (ternary "must be" "is" (not (empty $must))) (include "serve-app.seconds" $s)) -}}
 {{- end -}}
 {{- end -}}
 {{- $longer := get $known $rule.longer -}}
@@ -47,6 +58,9 @@ Args: in, as of serve-app.judge. */}}
 {{- if lt (float64 $longer.s) (float64 $least) -}}
 {{- $is := printf "%s is %s and %s" $longer.at (include "serve-app.seconds" $longer.s) (join " and " $others) -}}
 {{- list $rule.name (printf "%s: %s; %s or more is needed" $is $rule.reason (include "serve-app.seconds" $least)) | toJson | nindent 0 -}}
+{{- if not (or $rule.follows (has $rule.name $root.Values.ignoredRules)) -}}
+{{- $_ := set $needed $longer.at $least -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -45,9 +45,19 @@ smollm2-135m-instruct:
   engine_args: {dtype: float32, max_model_len: 2048, max_num_seqs: 64}
 {{- end }}
 
+{{- /* The pods of one replica of a model: one on each of its nodes. */}}
+{{- define "serve-app.nodesOf" -}}
+{{ dig "nodes" 1 . | int }}
+{{- end }}
+
+{{- /* The GPUs of one pod of a model: each of a replica's nodes holds the same number. */}}
+{{- define "serve-app.gpusOfPod" -}}
+{{ div (dig "gpus_per_replica" 0 . | int) (include "serve-app.nodesOf" . | int) }}
+{{- end }}
+
 {{- /* The settings of one model's pods, which groups, headroom and lints share. Sizes come from serve-app.modelSizes; values of modelPods
-replace them, and values of the model's own `pods` replace both. `image` becomes cpu or cuda, `gpus` is added, models on cpu have no
-compile cache, and a canary keeps no node free but by its own `pods`. Args: root, model. */}}
+replace them, and values of the model's own `pods` replace both. `image` becomes cpu or cuda, `gpus` (of one pod) and `nodes` (pods of one
+replica) are added, models on cpu have no compile cache, and a canary keeps no node free but by its own `pods`. Args: root, model. */}}
 {{- define "serve-app.modelPods" -}}
 {{- $cuda := eq (dig "device" "cpu" .model) "cuda" -}}
 {{- $pods := mergeOverwrite (deepCopy .root.Values.modelPods) (deepCopy (.model.pods | default dict)) -}}
@@ -56,7 +66,8 @@ compile cache, and a canary keeps no node free but by its own `pods`. Args: root
 {{- range $key := list "shmSize" "homeSize" -}}
 {{- $_ := set $pods $key (get $pods $key | default (get $sizes $key)) -}}
 {{- end -}}
-{{- $_ := set $pods "gpus" (dig "gpus_per_replica" 0 .model | int) -}}
+{{- $_ := set $pods "nodes" (include "serve-app.nodesOf" .model | int) -}}
+{{- $_ := set $pods "gpus" (include "serve-app.gpusOfPod" .model | int) -}}
 {{- if eq $pods.image "auto" -}}
 {{- $_ := set $pods "image" (ternary "cuda" "cpu" $cuda) -}}
 {{- end -}}
@@ -77,7 +88,7 @@ Args: the pods' settings. */}}
 
 {{- /* What a model's pod needs when values say nothing. values.yaml has the formulas and their reasons. Args: model, pods (its settings). */}}
 {{- define "serve-app.modelSizes" -}}
-{{- $gpus := dig "gpus_per_replica" 0 .model | int -}}
+{{- $gpus := include "serve-app.gpusOfPod" .model | int -}}
 {{- if eq (dig "device" "cpu" .model) "cuda" -}}
 {{- $asked := add 4 (mul 8 $gpus) -}}
 resources:

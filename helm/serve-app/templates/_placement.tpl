@@ -5,13 +5,19 @@ affinity, resources, runtimeClassName of serve-app.rayPod. */}}
 {{- $ours := include "serve-app.selectorLabels" .root | fromYaml -}}
 {{- $made := dict "group" (set (deepCopy $ours) "ray.io/group" .model.group) "labels" dict
     "affinity" $pods.affinity "resources" $pods.resources "runtimeClassName" "" -}}
+{{- if and $pods.nodesWithin (gt (int $pods.nodes) 1) (not $pods.affinity.podAffinity) -}}
+{{- $near := dict "serve-app/nodes-within" .model.group -}}{{- /* of headroom pods, too: they may be there before the model's */ -}}
+{{- $term := dict "topologyKey" $pods.nodesWithin "labelSelector" (dict "matchLabels" (merge (deepCopy $near) $ours)) -}}
+{{- $_ := set $made "labels" (merge $made.labels $near) -}}
+{{- $_ := set $made.affinity "podAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (list $term)) -}}
+{{- end -}}
 {{- with int $pods.gpus -}}
 {{- $_ := set $made "runtimeClassName" $pods.runtimeClassName -}}
 {{- $_ := set $made.resources "limits" (set ($pods.resources.limits | default dict) $pods.gpuResource .) -}}
 {{- if and $pods.onePerNode (not $pods.affinity.podAntiAffinity) -}}
 {{- $alone := dict "serve-app/one-per-node" "true" -}}
-{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" (merge $ours $alone)) -}}
-{{- $_ := set $made "labels" $alone -}}
+{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" (merge (deepCopy $alone) $ours)) -}}
+{{- $_ := set $made "labels" (merge $made.labels $alone) -}}
 {{- $_ := set $made.affinity "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (list $term)) -}}
 {{- end -}}
 {{- end -}}
@@ -45,7 +51,8 @@ topologySpreadConstraints:
   {{- end }}
 {{- else if .pods.topologySpread }}
 topologySpreadConstraints:
-  {{- range $key := list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
+  {{- $keys := list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
+  {{- range $key := ternary (last $keys | list) $keys (gt (int .pods.nodes) 1) }}{{- /* the pods of one engine belong near each other */}}
   - topologyKey: {{ $key }}
     maxSkew: 1
     whenUnsatisfiable: {{ $.pods.topologySpread }}

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import importlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -18,7 +19,6 @@ from vllm.entrypoints.anthropic import api_router as messages_routes
 from vllm.entrypoints.anthropic import serving as messages
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.openai.chat_completion import serving as chat
 from vllm.entrypoints.openai.completion import serving as completions
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
@@ -30,6 +30,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from serve_app.config import ModelSettings
 from serve_app.config.checks import dotted
+from serve_app.config.vllm_source import server_arguments_module
 from serve_app.core.request_limits import problem_of_params, problem_of_size
 from serve_app.engine_args import frontend_engine_args
 from serve_app.errors import BadRequest, FrontEndStartFailed
@@ -280,7 +281,8 @@ def _async_llm(vllm_config: Any, client: FleetClient) -> AsyncLLM:
 
 def _namespace(model: ModelSettings, engine_args: dict[str, Any]) -> argparse.Namespace:
     """Return the parsed command line of ``vllm serve``, with our settings over its defaults."""
-    args = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    arguments: Any = importlib.import_module(server_arguments_module())
+    args: argparse.Namespace = arguments.make_arg_parser(FlexibleArgumentParser()).parse_args([])
     ours = {
         "allowed_origins": [],  # no CORS: a browser app that needs CORS is behind its own gateway
         "disable_fastapi_docs": True,

@@ -49,7 +49,7 @@ class UnexpectedMessage(ProtocolError):
 
 @dataclass(eq=False)
 class VersionMismatch(ProtocolError):
-    """Both sides must run the same version of ``what``: "protocol" or "vllm"."""
+    """The two versions of ``what``, "protocol" or "vllm", do not speak with each other."""
 
     code: ClassVar[str] = "version_mismatch"
     text: ClassVar[str] = "{what} version: ours {ours!r}, theirs {theirs!r}"

@@ -11,6 +11,7 @@ import msgspec
 from serve_app.links.protocol.errors import AuthenticationFailed, FingerprintMismatch, VersionMismatch, WrongModel
 from serve_app.links.protocol.frames import encode_frame
 from serve_app.links.protocol.messages import PROTOCOL_VERSION, Challenge, Hello, encode_message, opening_version
+from serve_app.vllm_versions import may_speak
 
 MAX_HANDSHAKE_FRAME_BYTES = 64 * 1024
 """The limit until the link is open. The longest Challenge has 23 KiB, and a peer without proof must not take 64 MiB of memory."""
@@ -34,9 +35,11 @@ def check_peer(peer: Hello | Challenge, *, vllm_version: str, model: str, finger
     """Compare the peer's model and versions with ours.
 
     Raises:
-        VersionMismatch, WrongModel, FingerprintMismatch: Token ids would not mean the same on both sides.
+        VersionMismatch: The two versions of vLLM would not understand each other's structs.
+        WrongModel, FingerprintMismatch: Token ids would not mean the same on both sides.
     """
-    if peer.vllm_version != vllm_version:
+    of_ingress, of_replica = (peer.vllm_version, vllm_version) if isinstance(peer, Hello) else (vllm_version, peer.vllm_version)
+    if not may_speak(of_ingress, of_replica):
         raise VersionMismatch(ours=vllm_version, theirs=peer.vllm_version, what="vllm")
     if peer.model != model:
         raise WrongModel(ours=model, theirs=peer.model)

@@ -1,0 +1,103 @@
+"""This module sizes a model's two pools, each by its own demand: that of long prompts, and that of answers and short prompts. Pure.
+
+Both pools have the same engines, so `StepCosts` are fitted to all of them together; a replica of the first pool is one whose requests are
+long prompts with answers of one token. `PooledCapacity` takes the place of `Capacity`, so that each wish is for both pools together.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from serve_app.autoscaling.capacity import Capacity, Mix
+from serve_app.autoscaling.history import Mean
+from serve_app.autoscaling.signals import ModelLoad
+from serve_app.core.pool_sizes import PoolSizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PooledCapacity(Capacity):
+    """The capacity of two pools. ``prefill`` and ``decode`` are those of one replica of each; ``mix`` is that of all requests."""
+
+    prefill: Capacity
+    decode: Capacity
+    sizes: PoolSizes
+    prefill_part: float
+    """Part of the work of a request, in seconds of a replica, that is long prompts, 0..1."""
+
+    def pools_for(self, demand: float, factor: float = 1.0) -> tuple[int, int]:
+        """Return the fewest replicas of each pool, within its bounds, that do ``demand`` seconds of work per second."""
+        return self._bounded(
+            self.prefill.replicas_for(demand * self.prefill_part, factor),
+            self.decode.replicas_for(demand * (1 - self.prefill_part), factor),
+        )
+
+    def replicas_for(self, demand: float, factor: float = 1.0) -> int:
+        """Return the replicas of both pools."""
+        return sum(self.pools_for(demand, factor)) if demand > 0 else 0
+
+    def replicas_with_room(self, demand: float, headroom: float) -> int:
+        """Return the replicas of both pools, each with room for a step of its demand."""
+        if not headroom:
+            return 0
+        return sum(
+            self._bounded(
+                self.prefill.replicas_with_room(demand * self.prefill_part, headroom),
+                self.decode.replicas_with_room(demand * (1 - self.prefill_part), headroom),
+            )
+        )
+
+    def _bounded(self, prefill: int, decode: int) -> tuple[int, int]:
+        sizes = self.sizes
+        return (
+            min(max(prefill, sizes.prefill_min), sizes.prefill_max),
+            min(max(decode, sizes.decode_min), sizes.decode_max),
+        )
+
+
+@dataclass(slots=True)
+class PoolMix:
+    """Which part of the prompts' tokens are long prompts, and how long these are."""
+
+    _long_share: Mean = field(default_factory=Mean)
+    """Of the prompt tokens that engines compute, the share of long prompts, 0..1."""
+    _long_tokens: Mean = field(default_factory=Mean)
+    """Computed tokens of a long prompt."""
+
+    def learn(self, load: ModelLoad) -> None:
+        """Take in an interval."""
+        self._long_tokens.add(load.long_prompt_tokens, load.long_prompts, load.interval_s)
+        if load.prefilled_tokens:
+            share = min(1.0, load.long_prompt_tokens / load.prefilled_tokens)
+            self._long_share.add(load.first_tokens * share, load.first_tokens, load.interval_s)
+
+    def weigh(self, weight: float) -> None:
+        """Let all that was learnt count ``weight`` times as much, 0..1."""
+        self._long_share.weigh(weight)
+        self._long_tokens.weigh(weight)
+
+    def divided(self, whole: Capacity, sizes: PoolSizes | None) -> Capacity:
+        """Return the capacity of the two pools, or ``whole`` without pools."""
+        if sizes is None:
+            return whole
+        long_tokens = whole.mix.prompt_tokens * (self._long_share.value or 0.0)
+        decode = replace(whole, mix=replace(whole.mix, prompt_tokens=whole.mix.prompt_tokens - long_tokens))
+        prefill = replace(whole, mix=Mix(prompt_tokens=self._long_tokens.value or 0.0, output_tokens=1.0), work_error_s=0.0)
+        return PooledCapacity(
+            times=whole.times,
+            mix=whole.mix,
+            max_batch=whole.max_batch,
+            slo=whole.slo,
+            left_out=whole.left_out,
+            work_error_s=whole.work_error_s,
+            prefill=prefill,
+            decode=decode,
+            sizes=sizes,
+            prefill_part=min(1.0, long_tokens * whole.times.prompt_token_s / whole.work_s),
+        )
+
+
+def pool_inputs(capacity: Capacity, demand: float, factor: float) -> dict[str, float]:
+    """Return the quantities of the pools among a decision's inputs; none without pools."""
+    if not isinstance(capacity, PooledCapacity):
+        return {}
+    prefill, decode = capacity.pools_for(demand, factor)
+    needed = {"prefill_needed": float(prefill), "decode_needed": float(decode)}
+    return {**needed, "prefill_demand": demand * capacity.prefill_part, "prefill_share": prefill / (prefill + decode)}
