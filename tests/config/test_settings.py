@@ -135,7 +135,7 @@ def test_every_section_and_every_key_is_documented() -> None:
     # Another test may have loaded settings of other modules.
     public = [s for s in sections() if s.__module__.startswith(config.__name__)]
     assert tenants_file.TenantsFile in public
-    assert len(public) == 33
+    assert len(public) == 35
     assert [section for section in public if not section.__doc__] == []
     assert [(section, key) for section in public for key, field in section.model_fields.items() if not field.description] == []
 
