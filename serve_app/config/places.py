@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import BaseModel
 
 _MAX_PLACES = 3
-"""If more sections than this have the key, there is no hint."""
+"""If more sections than this have the key, only the outermost count; if these are more, there is no hint."""
 
 
 def hint_for(path: str, root: type[BaseModel]) -> str:
-    """Return where ``root`` and its sections have the last key of ``path``; "" if no section has it, or many sections have it.
+    """Return where ``root`` and its sections have the last key of ``path``; "" if no section has it, or many have it at one depth.
 
     If sections below the key's present section have the key, only these count.
     """
@@ -20,6 +20,8 @@ def hint_for(path: str, root: type[BaseModel]) -> str:
     places = [place for place, section in sections(root) if key in section.model_fields and not section.model_fields[key].exclude]
     own = next((place for place, _ in sections(root) if re.fullmatch(_paths_of(place), parent)), "")
     found = [place for place in places if own and place.startswith(f"{own}.")] or places
+    if len(found) > _MAX_PLACES:
+        found = [place for place in found if place.count(".") == min(each.count(".") for each in found)]
     if not 0 < len(found) <= _MAX_PLACES:
         return ""
     if found == [""]:

@@ -132,7 +132,7 @@ def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, 
         ({"models": {"a": LLAMA | {"ttft_slo_s": 1}}}, "models.a.ttft_slo_s: unknown key; put it under models.NAME.replicas"),
         (
             {"models": {"a/b": LLAMA | {"max": 1}}},
-            'models["a/b"].max: unknown key; put it under models.NAME.replicas or models.NAME.replicas.schedule',
+            'models["a/b"].max: unknown key; put it under models.NAME.replicas',
         ),
         (
             {"models": {"a": LLAMA | {"seed": 1}}},
