@@ -8,6 +8,7 @@ from serve_app.autoscaling.rules import replica_deployment
 from serve_app.cli.rayservice import own_words
 from serve_app.cli.running import Running
 from serve_app.config import ModelSettings
+from serve_app.ui.replicas import SLEEP_STATES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +49,6 @@ class ModelRow:
         return asdict(self)
 
 
-SLEEP_STATES = {"falling_asleep": "asleep", "asleep": "asleep", "waking": "waking"}
-"""The phase of a replica's engine (`core.sleep.Phase`) -> the model's state; in other phases the model is loaded."""
 THERE = ("loaded", "asleep", "waking")
 """States of a model that has a replica for its requests."""
 COLUMNS = ("model", "state", "ready", "bounds", "requests", "start", "loads", "release", "adapters")

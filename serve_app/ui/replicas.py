@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 Report = Mapping[str, Any]
 """The answer to `/fleet`."""
+SLEEP_STATES = {"falling_asleep": "asleep", "asleep": "asleep", "waking": "waking"}
+"""The phase of a replica's engine (`core.sleep.Phase`) -> the replica's state; in other phases the replica is ready."""
 
 
 class Replica(NamedTuple):
@@ -17,7 +19,7 @@ class Replica(NamedTuple):
 
     replica_id: str
     state: str
-    """`ready`, `draining`, `starting` or `lost`."""
+    """`ready`, `asleep`, `waking`, `draining`, `starting` or `lost`."""
     doing: str
     """What it does now; words that follow its state in a sentence if it starts or is lost."""
     member: Mapping[str, Any] | None = None
@@ -37,7 +39,7 @@ def replicas_of(report: Report, model: str) -> list[Replica]:
     """Return the replicas of a model: those with a lease, then those that start, then those that are lost."""
     leases = [m for m in report["members"] if m["role"] == "replica" and m["model"] == model and m["state"] != "lost"]
     present = {member["replica_id"] for member in leases}
-    found = [Replica(m["replica_id"], m["state"], _work_of(m), m) for m in sorted(leases, key=lambda m: str(m["replica_id"]))]
+    found = [_leased(member) for member in sorted(leases, key=lambda m: str(m["replica_id"]))]
     usual_s = _usual_start_s(report, model)
     for start in report.get("models", {}).get(model, {}).get("starting", ()):
         if start["replica_id"] not in present:  # a replica has its lease a moment before Serve knows that it has started
@@ -71,7 +73,7 @@ def _readiness(report: Report, models: Sequence[str]) -> tuple[str, str]:
     count = Counter(replica.state for model in models for replica in replicas_of(report, model))
     targets = [target for model in models if (target := target_of(report, model)) is not None]
     wanted = f" of {sum(targets)}" if targets and len(targets) == len(models) else ""
-    others = [f"{count[state]} {state}" for state in ("starting", "draining", "lost") if count[state]]
+    others = [f"{count[state]} {state}" for state in ("asleep", "waking", "starting", "draining", "lost") if count[state]]
     return f"{count['ready']}{wanted}", ", ".join(["ready", *others])
 
 
@@ -81,6 +83,14 @@ def span(seconds: float) -> str:
         if seconds >= length:
             return f"{int(seconds // length)} {unit}"
     return f"{max(0, int(seconds))} s"
+
+
+def _leased(member: Mapping[str, Any]) -> Replica:
+    state = member["state"]
+    if state == "ready":
+        state = SLEEP_STATES.get(member["load"].get("sleep", ""), state)
+    doing = {"asleep": "its engine sleeps until the next request", "waking": "its engine wakes"}.get(state) or _work_of(member)
+    return Replica(member["replica_id"], state, doing, member)
 
 
 def _work_of(member: Mapping[str, Any]) -> str:

@@ -133,6 +133,15 @@ def test_a_replica_says_what_it_does_now(running: int, waiting: int, state: str,
     assert shown.doing == doing
 
 
+@pytest.mark.parametrize(("phase", "state"), [("asleep", "asleep"), ("waking", "waking"), ("awake", "ready")])
+def test_a_replica_whose_engine_sleeps_is_not_ready(phase: str, state: str) -> None:
+    sleeper = member("a", running=0)
+    sleeper["load"]["sleep"] = phase
+    (shown,) = replicas_of(report(sleeper), MODEL)
+    assert shown.state == state
+    assert ready_of(report(sleeper), MODEL) == ("1 ready" if state == "ready" else f"0 ready, 1 {state}")
+
+
 def test_ready_replicas_are_counted_against_the_target_where_it_is_known() -> None:
     members = ingress(), member("a"), member("b", state="lost")
     starts = (starting("c", since=999.0),)
