@@ -8,12 +8,7 @@ SERVER_ARGUMENTS = ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.launch
 """vLLM's module of the arguments of `vllm serve`: from 0.33 on, and before."""
 
 _OLDER_INGRESS = frozenset({("0.32.0", "0.33.0")})
-"""Versions of an ingress and of a newer replica that understand each other, which `make check-cuda` tests.
-
-A pair belongs here if the newer version only appended fields to the structs of the link, all with defaults: the replica then reads the
-defaults, and the ingress leaves out what it does not know. An ingress is never the newer one: the replica would leave out, without a word,
-what a client asked for.
-"""
+"""Versions of an ingress and of a newer replica that understand each other (ADR 56 says when); `make check-cuda` tests them."""
 
 
 def may_speak(ingress: str, replica: str) -> bool:

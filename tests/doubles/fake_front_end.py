@@ -108,14 +108,13 @@ class FakeFrontEnd:
         request = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=prompt,
-            mm_features=None,
             sampling_params=SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **params}),
             pooling_params=None,
             arrival_time=0.0,
             lora_request=None,
             cache_salt=None,
             data_parallel_rank=None,
-            **beside,
+            **{"mm_features": None, **beside},
         )
         await self.client.add_request_async(request)
         return stream

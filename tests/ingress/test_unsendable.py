@@ -3,13 +3,16 @@
 from typing import Any
 
 import pytest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.serial_utils import MsgpackEncoder
 
+from serve_app import vllm_versions
 from serve_app.core.fleet_report import outstanding_tokens
-from serve_app.errors import BadRequest, RequestTooLarge, SendFailed
+from serve_app.errors import BadRequest, NotSupported, RequestTooLarge, SendFailed
 from serve_app.ingress.fleet.intake import Intake
 from serve_app.ingress.http.error_answers import FleetError
+from tests.doubles.fake_engine import VLLM_VERSION, FakeEngine
 from tests.doubles.fleet import Fleet, fleet, in_loop, settings, until
 
 PROMPT = [1, 2, 3]
@@ -56,6 +59,45 @@ async def test_a_value_that_cannot_be_encoded_is_refused_by_its_name_and_leaves_
         assert f.client.fleet.outcomes == {"failed": 1}
         await f.front.add("r", PROMPT)
         await assert_serves(f, "r")
+
+
+def image() -> MultiModalFeatureSpec:
+    return MultiModalFeatureSpec(None, "image", "x", PlaceholderRange(offset=0, length=1))
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@in_loop
+async def test_an_engine_of_another_vllm_version_gets_no_media(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_versions, "_OLDER_INGRESS", frozenset({(VLLM_VERSION, "9.9.9")}))
+    async with fleet() as f:
+        if not waits:
+            await f.join("a", engine=FakeEngine(version="9.9.9"))
+        stream = await f.front.add("image", PROMPT, beside={"mm_features": [image()]})
+        await f.front.add("text", PROMPT)
+        if waits:
+            await f.join("a", engine=FakeEngine(version="9.9.9"))
+        await until(lambda: f.running("a") == ["text@0"])
+        refusal = error_of(stream)
+        assert isinstance(refusal, NotSupported)
+        assert refusal.http_status == 400
+        assert str(refusal).startswith("media (images, sound, video) for an engine with another vLLM version")
+        assert f.client.fleet.outcomes == {"failed": 1}
+
+
+@in_loop
+async def test_media_go_to_an_engine_of_the_ingress_s_version_and_do_not_resume_at_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vllm_versions, "_OLDER_INGRESS", frozenset({(VLLM_VERSION, "9.9.9")}))
+    async with fleet() as f:
+        await f.join("a")
+        stream = await f.front.add("image", PROMPT, beside={"mm_features": [image()]})
+        await until(lambda: f.running("a") == ["image@0"])
+        await f.join("b", engine=FakeEngine(version="9.9.9"))
+        f.replicas["a"].stop_listening()
+        await until(lambda: stream.error is not None)
+        assert isinstance(error_of(stream), NotSupported)
+        assert f.running("b") == []
 
 
 def nested(depth: int) -> list[Any]:

@@ -12,15 +12,26 @@ import msgspec
 from vllm.v1.engine import FinishReason
 
 from serve_app.core.instructions import DeliverOutputs, StartAttempt
-from serve_app.errors import BadRequest, RequestTooLarge, SendFailed, ServingError
+from serve_app.errors import BadRequest, NotSupported, RequestTooLarge, SendFailed, ServingError
 from serve_app.ingress.fleet.intake import Way, names
 from serve_app.links.protocol.connection import IngressConnection
 from serve_app.links.protocol.errors import FrameTooLarge, MalformedMessage
 from serve_app.links.protocol.messages import MAX_KV_BYTES, REFUSED
 
 
-def attempt_request(request: Any, start: StartAttempt) -> Any:
-    """Return a copy of ``request`` for one attempt, with the id of the attempt and, after emitted tokens, only the rest of the work."""
+def attempt_request(request: Any, start: StartAttempt, *, same_vllm: bool) -> Any:
+    """Return a copy of ``request`` for one attempt, with the id of the attempt and, after emitted tokens, only the rest of the work.
+
+    Args:
+        same_vllm: Whether the engine of this attempt has the ingress's version of vLLM.
+
+    Raises:
+        NotSupported: The request has media for an engine of another version. The ingress makes the tensors that the engine's model
+            reads, and their shapes differ between versions: the engine would end, and then the next one (ADR 56).
+    """
+    if request.mm_features and not same_vllm:
+        feature = "media (images, sound, video) for an engine with another vLLM version than the ingress"
+        raise NotSupported(feature, "ask the operator to run the CUDA image in all pods")
     attempt = copy.copy(request)
     attempt.request_id = start.attempt_id
     attempt.client_index = 0
@@ -98,6 +109,8 @@ def why_unsendable(request: Any, exc: Exception, encode: Callable[[Any], object]
             return RequestTooLarge(size_bytes=exc.size_bytes, limit_bytes=exc.limit_bytes)
         case MalformedMessage():
             return BadRequest(param="request", problem=exc.problem)
+        case NotSupported():
+            return exc
         case ServingError():
             return SendFailed(request=request.request_id, cause=str(exc))
     for name, value in _parameters(request):
