@@ -238,9 +238,7 @@ def broken_rules(timeouts: Timeouts, ignored: Collection[str] = ()) -> Iterator[
         known = are | needed
         if longer >= (least := sum(known.values()) + rule.margin_s):
             continue
-        others = " and ".join(
-            f"{KEYS[name]} {'must be' if name in needed else 'is'} {value:g}" for name, value in known.items()
-        )
+        others = " and ".join(f"{KEYS[name]} {'must be' if name in needed else 'is'} {value:g}" for name, value in known.items())
         problem = f"{KEYS[rule.longer]} is {longer:g} and {others}: {rule.reason}"
         yield Broken(rule.name, problem, f"{least:g} or more is needed")
         if rule.longer not in FOLLOWING:
