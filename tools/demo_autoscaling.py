@@ -125,7 +125,7 @@ def main(arguments: list[str]) -> int:
         print(f"error: {exc.problem}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nstopped before there was a plot; nothing is left running", file=sys.stderr)
+        print(f"\nstopped before there was a plot; the fleet has ended; its records, if any, are in {given.out}", file=sys.stderr)
         return INTERRUPTED
     return show(given.out, status)
 

@@ -47,7 +47,8 @@ def demo(file: Path) -> None:
         _fetch(model)
     refuse_hopeless_start(settings)
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-    console.print(f"Start {shown}, ask it, kill an engine while it answers, load it for {LOAD_S:.0f} s, stop: 3 to 5 minutes.")
+    steps = f"Start {shown}, ask it, kill an engine while it answers, load it for {LOAD_S:.0f} s, stop"
+    console.print(f"{steps}: 3 minutes, longer on a busy machine.")
     _heading("0. Starting: Ray, the ingress, the engines")
     # Ray prints messages about the engine's death to standard output, in the middle of the answer.
     with (

@@ -157,7 +157,7 @@ def port(key: str, number: int, taken: str, holder: str) -> Finding:
 def configuration(name: str, mistakes: Sequence[str]) -> list[Finding]:
     """Return a line for each mistake of the file ``name``."""
     if not mistakes:
-        return [Finding("config", "ok", f"{name} itself is valid")]
+        return [Finding("config", "ok", f"{name} has no mistakes; what it names is checked below")]
     return [Finding("config", "error", mistake, f"serve-app check {name}") for mistake in mistakes]
 
 

@@ -95,7 +95,7 @@ def _variable_problems(name: str, value: str) -> Iterator[PydanticCustomError]:
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether the text has UTF-8: bytes of a command line or of an environment that are none become lone surrogates."""
+    """Return whether the text can be encoded as UTF-8. Python reads other bytes of a command line as lone surrogates, which cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

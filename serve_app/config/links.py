@@ -13,8 +13,9 @@ MAX_INGRESSES = 1024
 
 
 class TlsSettings(Section):
-    """TLS of the links between ingress and replicas, and between a replica's nodes, verified on both sides. Changed files take effect with
-    the next link."""
+    """TLS of the links between ingress and replicas, and of the cords between a replica's nodes, verified on both sides; what vLLM itself
+    exchanges between nodes (pickled messages, tensors) is neither encrypted nor authenticated. Changed files take effect with the next
+    link."""
 
     cert_file: AbsolutePath
     """Certificate chain (PEM) that both sides present."""

@@ -251,9 +251,9 @@ class Settings(Section):
             if model.nodes > 1:
                 if not model.resources:
                     problem = (
-                        f"is {model.nodes} and protocol.port is {port}: parts of two replicas on a node could not both have it"
+                        f"is {model.nodes} and protocol.port is {port}: two parts of replicas on one node would both listen there"
                     )
-                    hint = "set protocol.port: 0, or give the model a Ray resource of which a node has enough for one"
+                    hint = "set protocol.port: 0, or `resources` of which a node offers enough for one part"
                     yield wrong(dotted(("models", name, "nodes")), problem, hint)
             elif model.per_node() != 1:
                 problem = (

@@ -149,7 +149,7 @@ RULES = (
         "node_grace_s",
         ("pod_grace_s",),
         0,
-        "the drain of a node would cut the streams of its pods, or fail; lower drain_s, or give the drain more time",
+        "the drain of a node would cut the streams of its pods, or fail; give the drain more time, or lower drain_s and no_replica_s",
     ),
     TimeoutRule(
         "spot-notice-outlasts-drain",
@@ -221,22 +221,25 @@ def broken_rules(timeouts: Timeouts, ignored: Collection[str] = ()) -> Iterator[
     """Yield the rules that do not hold, in the order of `RULES`, without those whose names are ``ignored``.
 
     A time that a broken rule needs longer counts as that long in the rules after it, so that one answer names the whole chain. Times that
-    are made of others are left out of the chain.
+    are made of others grow with them, and are judged as they are.
     """
     all_needed: dict[str, float] = {}
     for rule in (rule for rule in RULES if rule.name not in ignored):
-        follows = rule.longer in FOLLOWING
-        needed = {} if follows else all_needed
         longer: float | None = getattr(timeouts, rule.longer)
-        shorter: list[float | None] = [needed.get(name, getattr(timeouts, name)) for name in rule.shorter]
-        known = [value for value in shorter if value is not None]
-        if longer is None or len(known) < len(shorter) or longer >= (least := sum(known) + rule.margin_s):
+        given: dict[str, float | None] = {name: getattr(timeouts, name) for name in rule.shorter}
+        are = {name: value for name, value in given.items() if value is not None}
+        if longer is None or len(are) < len(given):
             continue
-        others = " and ".join(
-            f"{KEYS[name]} {'must be' if name in needed else 'is'} {value:g}"
-            for name, value in zip(rule.shorter, known, strict=True)
-        )
+        needed = {name: all_needed[name] for name in are if name in all_needed}
+        if rule.longer in FOLLOWING:
+            if needed:
+                all_needed[rule.longer] = longer + sum(value - are[name] for name, value in needed.items())
+            needed = {}
+        known = are | needed
+        if longer >= (least := sum(known.values()) + rule.margin_s):
+            continue
+        others = " and ".join(f"{KEYS[name]} {'must be' if name in needed else 'is'} {value:g}" for name, value in known.items())
         problem = f"{KEYS[rule.longer]} is {longer:g} and {others}: {rule.reason}"
         yield Broken(rule.name, problem, f"{least:g} or more is needed")
-        if not follows:
-            all_needed[rule.longer] = least
+        if rule.longer not in FOLLOWING:
+            all_needed[rule.longer] = max(all_needed.get(rule.longer, 0), least)

@@ -27,7 +27,7 @@ _MAX_FRAME_BYTES = 1 << 20  # a beat has some 40 bytes for each process
 
 
 class Hello(msgspec.Struct, tag=1, array_like=True, frozen=True):
-    """The first message of a member: ``secret`` shows that it belongs to this engine."""
+    """What a member says once to join: ``secret`` shows that it belongs to this engine."""
 
     secret: bytes
     rank: int

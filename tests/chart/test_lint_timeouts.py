@@ -94,6 +94,20 @@ def test_one_refusal_names_the_whole_chain_that_follows_from_a_longer_wait() -> 
     assert "561 or more is needed" in str(refusal.value)
 
 
+def test_times_that_the_chart_makes_of_a_longer_drain_grow_in_the_same_refusal_and_overrides_stay() -> None:
+    longer = {"config.timeouts.no_replica_s": 900, "timeouts.loadBalancerIdleSeconds": 960, "config.ingress.keep_alive_s": 961}
+    fixed = {"timeouts.nodeDrainSeconds": 900, "timeouts.overrides.gcsReconnectSeconds": 800}
+    wrong = merged(*(at(path, value) for path, value in (longer | fixed).items()))
+    with pytest.raises(Refused) as refusal:
+        render(wrong)
+    said = " ".join(str(refusal.value).split())
+    assert "terminationGracePeriodSeconds (of config.timeouts.drain_s) must be 941" in said
+    assert "timeouts.overrides.gcsReconnectSeconds is 800 and config.timeouts.drain_s must be 900" in said
+    follow = {"config.timeouts.drain_s": 900, "timeouts.clientSeconds": 900}
+    ends = {"timeouts.nodeDrainSeconds": 941, "timeouts.overrides.gcsReconnectSeconds": 901}
+    render(merged(wrong, *(at(path, value) for path, value in (follow | ends).items())))
+
+
 def test_the_chart_has_the_rules_of_serve_app_check() -> None:
     derived = {"serve-outlasts-drain"}  # the chart gives no way to set Serve's graceful shutdown
     assert {rule for rule, *_ in TIMEOUTS} == {rule.name for rule in RULES} - derived

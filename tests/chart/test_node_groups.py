@@ -112,6 +112,12 @@ def test_the_pods_of_one_model_reach_each_other_at_any_port_and_nobody_else_does
     assert not reaches(made, pod_of("narrow"), pod_of("narrow"), 29500)
 
 
+def test_the_pods_of_a_simulated_model_have_no_ports_open_between_them() -> None:
+    made = render(models(WIDE | SIMULATED, OTHER))
+    found = {group: reaches(made, pod_of(group), pod_of(group), 29500) for group in ("wide", "other")}
+    assert found == {"wide": False, "other": True}
+
+
 @pytest.mark.parametrize(
     "keys",
     [
@@ -152,6 +158,16 @@ def test_what_cannot_be_placed_is_refused_in_the_words_of_serve_app_check(keys: 
             merged(models(WIDE), at("modelPods.nodesWithin", "kubernetes.io/hostname")),
             "modelPods.nodesWithin is kubernetes.io/hostname and modelPods.onePerNode is true",
             merged(models(WIDE), at("modelPods", {"nodesWithin": "kubernetes.io/hostname", "onePerNode": False})),
+        ),
+        (
+            models(WIDE | {"pods": {"nodesWithin": "kubernetes.io/hostname"}}),
+            "config.models.wide.pods.nodesWithin is kubernetes.io/hostname and modelPods.onePerNode is true",
+            models(WIDE | {"pods": {"nodesWithin": "example.com/rack"}}),
+        ),
+        (
+            merged(models(NARROW | {"gpus_per_replica": 16}), at("modelPods.gpusPerNode", 8)),
+            "gpus_per_replica is 16 and modelPods.gpusPerNode is 8: no node has the GPUs of a pod; set nodes: 2, or use larger nodes",
+            merged(models(WIDE), at("modelPods.gpusPerNode", 8)),
         ),
     ],
 )

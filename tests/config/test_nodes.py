@@ -74,7 +74,7 @@ def test_what_such_a_replica_cannot_have_is_named(keys: dict[str, Any], said: st
 
 def test_a_fixed_port_of_replicas_needs_a_resource_because_parts_of_two_replicas_may_be_on_one_node() -> None:
     assert refusal(models={"m": WIDE}, protocol={"port": 8020}) == (
-        "models.m.nodes: is 2 and protocol.port is 8020: parts of two replicas on a node could not both have it; "
-        "set protocol.port: 0, or give the model a Ray resource of which a node has enough for one"
+        "models.m.nodes: is 2 and protocol.port is 8020: two parts of replicas on one node would both listen there; "
+        "set protocol.port: 0, or `resources` of which a node offers enough for one part"
     )
     parse_settings({"models": {"m": WIDE | {"resources": {"whole_node": 1}}}, "protocol": {"port": 8020}})

@@ -28,6 +28,9 @@ SOUND = Timeouts(
 )
 
 
+AFTER_UNREADY = ["node-grace-outlasts-pod-grace", "spot-notice-outlasts-drain"]
+
+
 def test_a_chain_in_order_breaks_no_rule_at_its_very_edges() -> None:
     assert list(broken_rules(SOUND)) == []
 
@@ -35,7 +38,7 @@ def test_a_chain_in_order_breaks_no_rule_at_its_very_edges() -> None:
 @pytest.mark.parametrize(
     ("change", "rules"),
     [
-        ({"drain_s": 20}, ["drain-outlasts-wait"]),
+        ({"drain_s": 20, "node_grace_s": None}, ["drain-outlasts-wait"]),
         ({"client_s": 599}, ["client-outlasts-drain"]),
         ({"load_balancer_idle_s": 59}, ["load-balancer-outlasts-silence"]),
         ({"keep_alive_s": 700}, ["keep-alive-outlasts-load-balancer"]),
@@ -46,8 +49,8 @@ def test_a_chain_in_order_breaks_no_rule_at_its_very_edges() -> None:
         ({"node_grace_s": 629}, ["node-grace-outlasts-pod-grace"]),
         ({"prestop_s": 6, "head_prestop_s": None}, ["pod-grace-outlasts-node-drain"]),
         ({"head_prestop_s": 19}, ["head-outlasts-worker-sleep"]),
-        ({"probe_s": 5}, ["unready-outlasts-probe", "spot-notice-outlasts-drain"]),
-        ({"health_check_s": 4}, ["unready-outlasts-health-check", "spot-notice-outlasts-drain"]),
+        ({"probe_s": 5}, ["unready-outlasts-probe", *AFTER_UNREADY]),
+        ({"health_check_s": 4}, ["unready-outlasts-health-check", *AFTER_UNREADY]),
         ({"spot_notice_s": 120}, ["spot-notice-outlasts-drain"]),
         ({"old_cluster_s": 659}, ["old-cluster-outlasts-drain"]),
         ({"gcs_reconnect_s": 600}, ["gcs-reconnect-outlasts-drain"]),
@@ -73,6 +76,26 @@ def test_one_answer_names_the_whole_chain_that_follows_from_a_longer_wait() -> N
         ("keep-alive-outlasts-load-balancer", "581 or more is needed"),
     ]
     assert broken[1].problem.startswith("ingress.keep_alive_s is 551 and the load balancer's idle timeout must be 580: ")
+
+
+def test_of_two_rules_that_need_the_same_time_longer_the_larger_need_counts() -> None:
+    timeouts = Timeouts(drain_s=60, unready_s=10, probe_s=30, health_check_s=24, spot_notice_s=88)
+    broken = {of.rule: of for of in broken_rules(timeouts)}
+    assert broken["unready-outlasts-probe"].hint == "31 or more is needed"
+    assert broken["spot-notice-outlasts-drain"].hint == "91 or more is needed"
+    assert "ingress.unready_s must be 31" in broken["spot-notice-outlasts-drain"].problem
+
+
+def test_times_that_are_made_of_a_longer_drain_grow_with_it() -> None:
+    broken = {of.rule: of for of in broken_rules(dataclasses.replace(SOUND, no_replica_s=900, load_balancer_idle_s=None))}
+    assert list(broken) == [
+        "drain-outlasts-wait",
+        "client-outlasts-drain",
+        "node-grace-outlasts-pod-grace",
+        "spot-notice-outlasts-drain",
+    ]
+    assert broken["node-grace-outlasts-pod-grace"].hint == "930 or more is needed"
+    assert "terminationGracePeriodSeconds must be 930" in broken["node-grace-outlasts-pod-grace"].problem
 
 
 def test_a_rule_that_is_broken_on_purpose_needs_nothing_of_the_rules_after_it() -> None:

@@ -66,7 +66,8 @@ while True:
     finally:
         signal.signal(signal.SIGINT, before)
     assert (tmp_path / "ended").exists()
-    assert capsys.readouterr().err == "\nstopped before there was a plot; nothing is left running\n"
+    said = f"the fleet has ended; its records, if any, are in {tmp_path / 'run'}"
+    assert capsys.readouterr().err == f"\nstopped before there was a plot; {said}\n"
 
 
 def test_an_invalid_run_has_a_plot_and_the_reason_of_the_first_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,30 +36,37 @@ spot_notice_s: {at: ingressPods.spotNoticeSeconds, s: {{ .Values.ingressPods.spo
 
 {{- /* The rules of serve-app check: `longer` is at least the sum of `shorter` and `margin_s`. A quantity that is not known is not judged. A
 quantity that a broken rule needs larger counts as that large in the rules after it, so that one refusal names the whole chain; those that
-the chart makes of others (`follows`) are left out of it.
+the chart makes of others (`follows`, without an override) grow with them, and are judged as they are.
 Args: in, as of serve-app.judge. */}}
 {{- define "serve-app.lintTimeouts" -}}
 {{- $root := .root -}}
 {{- $needed := dict -}}
 {{- $known := include "serve-app.knownTimeouts" $root | fromYaml -}}
 {{- range $rule := .shared.timeouts -}}
+{{- $longer := get $known $rule.longer -}}
+{{- $follows := and $rule.follows (not (hasPrefix "timeouts.overrides." (dig "at" "" $longer))) -}}
 {{- $least := $rule.margin_s -}}
+{{- $grown := 0.0 -}}
 {{- $others := list -}}
 {{- range $rule.shorter -}}
 {{- with get $known . -}}
-{{- $must := and (not $rule.follows) (get $needed .at) -}}
+{{- $grown = addf $grown (subf (get $needed .at | default .s) .s) -}}
+{{- $must := and (not $follows) (get $needed .at) -}}
 {{- $s := $must | default .s -}}
 {{- $least = addf $least $s -}}
 {{- $others = append $others (printf "%s %s %s" .at (ternary "must be" "is" (not (empty $must))) (include "serve-app.seconds" $s)) -}}
 {{- end -}}
 {{- end -}}
-{{- $longer := get $known $rule.longer -}}
 {{- if and $longer (eq (len $others) (len $rule.shorter)) -}}
+{{- $counts := not (has $rule.name $root.Values.ignoredRules) -}}
+{{- if and $follows $counts $grown -}}
+{{- $_ := set $needed $longer.at (addf $longer.s $grown) -}}
+{{- end -}}
 {{- if lt (float64 $longer.s) (float64 $least) -}}
 {{- $is := printf "%s is %s and %s" $longer.at (include "serve-app.seconds" $longer.s) (join " and " $others) -}}
 {{- list $rule.name (printf "%s: %s; %s or more is needed" $is $rule.reason (include "serve-app.seconds" $least)) | toJson | nindent 0 -}}
-{{- if not (or $rule.follows (has $rule.name $root.Values.ignoredRules)) -}}
-{{- $_ := set $needed $longer.at $least -}}
+{{- if and $counts (not $follows) -}}
+{{- $_ := set $needed $longer.at (maxf (get $needed $longer.at | default 0) $least) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
