@@ -19,6 +19,7 @@ from serve_app.autoscaling.decision_log import DecisionLog, log_path
 from serve_app.autoscaling.decision_notes import DecisionNotes, board_memory_store, board_of
 from serve_app.autoscaling.fleet import INGRESSES, FleetObservation, FleetScaler, IngressObservation
 from serve_app.autoscaling.memory import Memory, MemoryStore, id_of, members, pack, unpack
+from serve_app.autoscaling.pools import SHARE_STEP
 from serve_app.autoscaling.rules import INGRESS, replica_deployment, rules_of, scaled_models
 from serve_app.autoscaling.series import Gauges
 from serve_app.autoscaling.signals import INCREMENTS, REPLICA_INCREMENTS, STALE_S, Asleep, Meter, ModelLoad
@@ -33,8 +34,6 @@ logger = logging.getLogger("ray.serve")  # this runs in Serve's controller, in w
 OBSERVE_S = 1.0
 KEEP_S = 5.0
 """Seconds between two copies of the memory to the lease board, and between two notes of pools: a board that starts again knows none."""
-SHARE_STEP = 0.75
-"""A pool's part of the replicas changes once it would be this many replicas more or fewer: each change of roles moves answers."""
 FOUND_S = 60.0
 """The longest time that a new controller waits until Serve has found an ingress: without one, it cannot observe the load."""
 Reports = dict[str, tuple[float, dict[str, float]]]

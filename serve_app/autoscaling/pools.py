@@ -11,6 +11,12 @@ from serve_app.autoscaling.history import Mean
 from serve_app.autoscaling.signals import ModelLoad
 from serve_app.core.pool_sizes import PoolSizes
 
+SHARE_STEP = 0.75
+"""Roles change only if the pool for prompts would get at least this many replicas more or fewer: each change of roles moves answers.
+
+The difference of two shares, times the replicas that the model should have, is compared with it.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledCapacity(Capacity):
@@ -28,6 +34,15 @@ class PooledCapacity(Capacity):
             self.prefill.replicas_for(demand * self.prefill_part, factor),
             self.decode.replicas_for(demand * (1 - self.prefill_part), factor),
         )
+
+    def prefill_share(self, demand: float, factor: float = 1.0) -> float:
+        """Return the part of the needed replicas that compute prompts, 0..1, before rounding and bounds.
+
+        Whole replicas would be no measure: at a low load each pool needs one, and half of a larger ``replicas.min`` would compute prompts.
+        """
+        prefill = _needed(self.prefill, demand * self.prefill_part, factor)
+        decode = _needed(self.decode, demand * (1 - self.prefill_part), factor)
+        return prefill / (prefill + decode) if prefill else 0.0
 
     def replicas_for(self, demand: float, factor: float = 1.0) -> int:
         """Return the replicas of both pools."""
@@ -50,6 +65,11 @@ class PooledCapacity(Capacity):
             min(max(prefill, sizes.prefill_min), sizes.prefill_max),
             min(max(decode, sizes.decode_min), sizes.decode_max),
         )
+
+
+def _needed(capacity: Capacity, demand: float, factor: float) -> float:
+    """Return the replicas that do the demand, as a fraction."""
+    return demand / (capacity.utilization(max(1, capacity.replicas_for(demand, factor))) * factor)
 
 
 @dataclass(slots=True)
@@ -100,4 +120,4 @@ def pool_inputs(capacity: Capacity, demand: float, factor: float) -> dict[str, f
         return {}
     prefill, decode = capacity.pools_for(demand, factor)
     needed = {"prefill_needed": float(prefill), "decode_needed": float(decode)}
-    return {**needed, "prefill_demand": demand * capacity.prefill_part, "prefill_share": prefill / (prefill + decode)}
+    return {**needed, "prefill_demand": demand * capacity.prefill_part, "prefill_share": capacity.prefill_share(demand, factor)}

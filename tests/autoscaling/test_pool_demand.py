@@ -55,7 +55,18 @@ def test_work_divides_into_long_prompts_and_the_rest() -> None:
     assert (prefill, decode) == (divided.prefill.replicas_for(3.2), divided.decode.replicas_for(1.2))
     assert divided.replicas_for(4.4) == prefill + decode
     assert divided.replicas_for(0.0) == 0
-    assert pool_inputs(divided, 4.4, 1.0)["prefill_share"] == prefill / (prefill + decode)
+    share = pool_inputs(divided, 4.4, 1.0)["prefill_share"]
+    assert (prefill - 1) / (prefill + decode - 1) < share < prefill / (prefill + decode - 1)
+
+
+def test_at_a_low_load_the_share_is_that_of_the_work_and_not_of_whole_replicas() -> None:
+    few_long = learnt(long_prompts=0.1, long_tokens=800, prefilled=20_000).divided(WHOLE, WIDE)
+    assert isinstance(few_long, PooledCapacity)
+    assert few_long.pools_for(0.1) == (1, 1)
+    assert pool_inputs(few_long, 0.1, 1.0)["prefill_share"] < 0.15
+    no_long = learnt(long_prompts=0, long_tokens=0, prefilled=20_000).divided(WHOLE, WIDE)
+    assert pool_inputs(no_long, 0.1, 1.0)["prefill_share"] == 0.0
+    assert PoolSizes(1, 7, 1, 7).num_prefill(8, 0.0) == 1
 
 
 def test_each_pool_stays_within_its_bounds_and_has_room_of_its_own() -> None:
@@ -100,7 +111,7 @@ def test_the_autoscaler_wants_what_both_pools_need_and_explains_it() -> None:
     seen = FleetObservation(at=plant.at, models={"m": plant.see(plant.load(60.0))})
     lines = list(explanation(Record(number=1, time=0.0, seen=seen, decided={"m": decision}), "m"))
     (pools,) = [line for line in lines if line.startswith("  pools ")]
-    assert pools.endswith(f": {inputs['prefill_share']:.0%} of the replicas compute prompts")
+    assert pools.endswith(f": {inputs['prefill_share']:.0%} of the need is that of prompts")
 
 
 def test_a_bound_of_one_pool_does_not_starve_the_other() -> None:
