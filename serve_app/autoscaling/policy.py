@@ -19,7 +19,7 @@ from serve_app.autoscaling.decision_log import DecisionLog, log_path
 from serve_app.autoscaling.decision_notes import DecisionNotes, board_memory_store, board_of
 from serve_app.autoscaling.fleet import INGRESSES, FleetObservation, FleetScaler, IngressObservation
 from serve_app.autoscaling.memory import Memory, MemoryStore, id_of, members, pack, unpack
-from serve_app.autoscaling.pools import SHARE_STEP
+from serve_app.autoscaling.pools import OrderedShare
 from serve_app.autoscaling.rules import INGRESS, replica_deployment, rules_of, scaled_models
 from serve_app.autoscaling.series import Gauges
 from serve_app.autoscaling.signals import INCREMENTS, REPLICA_INCREMENTS, STALE_S, Asleep, Meter, ModelLoad
@@ -72,7 +72,6 @@ class DemandPolicy:
         self._now = now
         self._store = store
         self._kept_at = self._planned_at = -math.inf
-        self._prefill_shares: dict[str, float] = {}
         self._began_at = self._awaits_until = -math.inf
 
     def __call__(self, contexts: Mapping[Any, Any]) -> tuple[dict[Any, int], dict[Any, Any]]:
@@ -161,13 +160,12 @@ class DemandPolicy:
     def _plan_pools(self, memory: Memory, at: float) -> None:
         """Say how the replicas of models with pools should divide."""
         assert self._settings is not None
-        shares = self._prefill_shares
-        before = dict(shares)
+        ordered = memory.ordered_shares
+        before = {name: each.share for name, each in ordered.items()}
         for name, decision in memory.decided.items():
-            if (share := decision.inputs.get("prefill_share")) is None:
-                continue
-            if abs(share - shares.get(name, math.inf)) * decision.desired >= SHARE_STEP:
-                shares[name] = share
+            if (share := decision.inputs.get("prefill_share")) is not None:
+                ordered.setdefault(name, OrderedShare(share)).ask(decision.inputs, decision.desired, at)
+        shares = {name: each.share for name, each in ordered.items()}
         if shares and (shares != before or at - self._planned_at >= KEEP_S):
             self._planned_at = at
             self._send_pools = self._send_pools or DecisionNotes(board_of(self._settings.name)).send

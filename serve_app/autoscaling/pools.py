@@ -4,6 +4,7 @@ Both pools have the same engines, so `StepCosts` are fitted to all of them toget
 long prompts with answers of one token. `PooledCapacity` takes the place of `Capacity`, so that each wish is for both pools together.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from serve_app.autoscaling.capacity import Capacity, Mix
@@ -12,9 +13,9 @@ from serve_app.autoscaling.signals import ModelLoad
 from serve_app.core.pool_sizes import PoolSizes
 
 SHARE_STEP = 0.75
-"""Roles change only if the pool for prompts would get at least this many replicas more or fewer: each change of roles moves answers.
+"""The ordered share changes if ``abs(asked - ordered) * desired`` is at least this many replicas: each change of roles moves answers.
 
-The difference of two shares, times the replicas that the model should have, is compared with it.
+``asked`` and ``ordered`` are shares, and ``desired`` is the number of replicas that the model should have.
 """
 
 
@@ -112,6 +113,37 @@ class PoolMix:
             sizes=sizes,
             prefill_part=min(1.0, long_tokens * whole.times.prompt_token_s / whole.work_s),
         )
+
+
+@dataclass(slots=True)
+class OrderedShare:
+    """The share of a model's replicas that were ordered to compute prompts: more at once, fewer only once fewer have long sufficed.
+
+    Without the second rule, chance in a steady load would give a replica one role and the other in turn.
+    """
+
+    share: float
+    _fewer_since: float | None = None
+    """Since when each share asked for has been at least `SHARE_STEP` replicas smaller; None if the last was not."""
+    _most_since: float = 0.0
+    """The largest share asked for since then."""
+
+    def ask(self, decision: Mapping[str, float], desired: int, at: float) -> None:
+        """Take in the inputs of a decision for ``desired`` replicas at ``at`` seconds, `pool_inputs` among them."""
+        # Rounded down, the share may leave the pool for prompts with too few replicas while the other one has more than it needs.
+        whole = min(decision["prefill_needed"], desired - decision["decode_needed"])
+        asked = max(decision["prefill_share"], whole / max(1, desired))
+        difference = (asked - self.share) * desired
+        if difference > -SHARE_STEP:
+            self._fewer_since = None
+            if difference >= SHARE_STEP:
+                self.share = asked
+            return
+        if self._fewer_since is None:
+            self._fewer_since, self._most_since = at, asked
+        self._most_since = max(self._most_since, asked)
+        if at - self._fewer_since >= decision["keep_s"]:
+            self.share, self._fewer_since = self._most_since, None
 
 
 def pool_inputs(capacity: Capacity, demand: float, factor: float) -> dict[str, float]:

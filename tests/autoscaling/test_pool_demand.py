@@ -1,6 +1,7 @@
 """Each of a model's two pools is sized by its own demand. A request of the plant has 400 prompt tokens, 0.04 s, and 0.04 s of answer."""
 
 from dataclasses import asdict, replace
+from itertools import pairwise
 
 import pytest
 
@@ -8,8 +9,8 @@ from serve_app.autoscaling.capacity import Capacity, Mix, Slo
 from serve_app.autoscaling.decision import Decision, ScalingRules
 from serve_app.autoscaling.decision_log import Record
 from serve_app.autoscaling.fleet import FleetObservation, FleetScaler
-from serve_app.autoscaling.memory import Memory
-from serve_app.autoscaling.pools import PooledCapacity, PoolMix, pool_inputs
+from serve_app.autoscaling.memory import Memory, pack, unpack
+from serve_app.autoscaling.pools import OrderedShare, PooledCapacity, PoolMix, pool_inputs
 from serve_app.autoscaling.rules import rules_of
 from serve_app.autoscaling.signals import ModelLoad
 from serve_app.cli.explanation import explanation
@@ -153,13 +154,62 @@ def test_the_policy_says_how_the_replicas_divide_and_repeats_it() -> None:
     assert len(repeats) >= 3, "a board that starts again has no shares"
 
 
+def inputs(share: float, *, prefill: int = 1, decode: int = 1) -> dict[str, float]:
+    return {"prefill_share": share, "prefill_needed": float(prefill), "decode_needed": float(decode), "keep_s": 60.0}
+
+
+def ordered(*asked: tuple[float, float], share: float = 0.5, desired: int = 8) -> list[float]:
+    """Return the shares that are in force after each pair of a time and the share asked for."""
+    order, found = OrderedShare(share), []
+    for at, each in asked:
+        order.ask(inputs(each), desired, at)
+        found.append(order.share)
+    return found
+
+
 def test_a_small_change_of_the_demand_changes_no_role() -> None:
     controller = Controller()
     memory = Memory(FleetScaler(rules_of(parse_settings(SETTINGS))), 0.0)
     for second, share in enumerate((0.25, 0.3, 0.2, 0.33, 0.4)):
-        decided = Decision(desired=8, wish="keep", alternatives={}, inputs={"prefill_share": share})
+        decided = Decision(desired=8, wish="keep", alternatives={}, inputs=inputs(share))
         memory.decided = {"big": decided, "tiny": replace(decided, inputs={})}
         controller.policy._plan_pools(memory, float(second))
     assert controller.pools == [PoolNote("big", 0.25), PoolNote("big", 0.4)], (
         "0.33 of 8 replicas are less than three quarters more"
     )
+
+
+def test_more_replicas_compute_prompts_at_once_and_fewer_once_fewer_have_long_sufficed() -> None:
+    assert ordered((0, 0.75), (1, 0.25), (30, 0.4), (60, 0.25), (61, 0.25)) == [0.75, 0.75, 0.75, 0.75, 0.4]
+    assert ordered((1, 0.25), (59, 0.45), (62, 0.25), (121, 0.25), (122, 0.25)) == [0.5, 0.5, 0.5, 0.5, 0.25], (
+        "0.45 of 8 replicas are hardly fewer than 0.5: the time begins anew"
+    )
+
+
+def test_the_pool_for_prompts_gets_whole_replicas_if_the_other_one_has_more_than_it_needs() -> None:
+    for decode, share in ((5, 2 / 7), (6, 1.5 / 7)):
+        order = OrderedShare(0.0)
+        order.ask(inputs(1.5 / 7, prefill=2, decode=decode), 7, 0.0)
+        assert order.share == pytest.approx(share)
+
+
+def test_a_steady_load_hardly_changes_a_role_in_20_minutes() -> None:
+    plant = loaded(60.0)
+    settled = len(plant.decisions)
+    plant.run(60.0, 1200)
+    order, shares = OrderedShare(plant.decisions[settled].inputs["prefill_share"]), []
+    for second, decision in enumerate(plant.decisions[settled:]):
+        order.ask(decision.inputs, decision.desired, float(second))
+        shares.append(order.share)
+    assert sum(before != after for before, after in pairwise(shares)) <= 4
+
+
+def test_a_new_controller_takes_over_the_ordered_shares_of_models_that_are_the_same() -> None:
+    memory = Memory(FleetScaler(rules_of(parse_settings(SETTINGS))), 0.0, models={"big": "1", "tiny": "2"})
+    order = OrderedShare(0.5)
+    order.ask(inputs(0.25), 8, 7.0)
+    memory.ordered_shares = {"big": order, "tiny": OrderedShare(0.25)}
+    assert (data := pack(memory, time=100.0)) is not None
+    found = unpack(data, time=101.0, models={"big": "1", "tiny": "3"}, clock_s=0.0)
+    assert found is not None
+    assert found.ordered_shares == {"big": order}
