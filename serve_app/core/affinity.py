@@ -8,7 +8,7 @@ reasons. Sources: Thaler and Ravishankar, "Using Name-Based Mappings to Increase
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from hashlib import blake2b
 
 from serve_app.core.prefix_index import Prefix, PrefixIndex
@@ -168,10 +168,10 @@ class PrefixAffinity:
             if len(self._junctions) > MAX_JUNCTIONS:
                 self._junctions.popitem(last=False)
 
-    def validate(self, replicas: Mapping[str, ReplicaState]) -> None:
+    def validate(self, replicas: Mapping[str, ReplicaState], placed: Container[str] | None = None) -> None:
         self._take_changes(replicas)
         self._by_load.validate(replicas)
-        self.index.validate(replicas)
+        self.index.validate(replicas if placed is None else placed)
         assert self._tokens == {i: r.tokens_to_do for i, r in replicas.items() if not r.draining}
         assert self._total == sum(self._tokens.values())
         assert self._seeds.keys() == self._tokens.keys()

@@ -40,7 +40,6 @@ from serve_app.core.instructions import (
     PassTrial,
     WakeReplica,
 )
-from serve_app.core.pools import Pools
 from serve_app.core.request import EngineOutput, RequestState, Trial
 from serve_app.core.routing import ReplicaState, mark_longest
 from serve_app.core.trail import MOVED, TAKEN_BACK
@@ -81,7 +80,7 @@ class FleetState(Attempts):
             case WaitsReported():
                 self.order.learn_waits(event.waits)
             case PoolsPlanned():
-                if isinstance(self._apart, Pools):
+                if self._apart is not None:
                     self._apart.plan(event.prefill_share, self.replicas.values())
             case Ticked():
                 self.quarantine.expire(now=now)
@@ -222,7 +221,7 @@ class FleetState(Attempts):
 
     def _is_long(self, tokens: int) -> bool:
         """Return whether the computation of so many tokens is the work of a pool of its own."""
-        return isinstance(self._apart, Pools) and self._apart.is_long(tokens)
+        return self._apart is not None and self._apart.is_of_pool(tokens)
 
     def _linked(self, *orders: FreeKeptKv) -> list[FreeKeptKv]:
         """Return the orders for replicas to which there is a link."""

@@ -3,6 +3,7 @@
 from dataclasses import asdict, replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from serve_app.autoscaling.capacity import Capacity, Mix, Slo
@@ -193,15 +194,27 @@ def test_the_pool_for_prompts_gets_whole_replicas_if_the_other_one_has_more_than
         assert order.share == pytest.approx(share)
 
 
-def test_a_steady_load_hardly_changes_a_role_in_20_minutes() -> None:
-    plant = loaded(60.0)
-    settled = len(plant.decisions)
-    plant.run(60.0, 1200)
-    order, shares = OrderedShare(plant.decisions[settled].inputs["prefill_share"]), []
-    for second, decision in enumerate(plant.decisions[settled:]):
+class RareLongPrompts(LongPrompts):
+    """One request in a hundred has a long prompt of 20,000 tokens, by chance."""
+
+    rng = np.random.default_rng(1)
+
+    def load(self, rate: float) -> ModelLoad:
+        load = super().load(rate)
+        number = float(self.rng.poisson(load.first_tokens / 100))
+        return replace(load, long_prompts=number, long_prompt_tokens=min(load.prefilled_tokens, 20_000 * number))
+
+
+def test_chance_in_a_steady_load_hardly_changes_a_role_in_20_minutes() -> None:
+    plant = RareLongPrompts(rules=ScalingRules(slo=RULES.slo, headroom=0.0, pools=WIDE), minimum=2)
+    plant.run(60.0, 1600)
+    order, shares = OrderedShare(0.0), []
+    for second, decision in enumerate(plant.decisions[400:]):
         order.ask(decision.inputs, decision.desired, float(second))
         shares.append(order.share)
-    assert sum(before != after for before, after in pairwise(shares)) <= 4
+    asked = [round(decision.inputs["prefill_share"] * decision.desired) for decision in plant.decisions[400:]]
+    assert sum(before != after for before, after in pairwise(asked)) > 20
+    assert sum(before != after for before, after in pairwise(shares[1:])) <= 4
 
 
 def test_a_new_controller_takes_over_the_ordered_shares_of_models_that_are_the_same() -> None:
@@ -209,7 +222,8 @@ def test_a_new_controller_takes_over_the_ordered_shares_of_models_that_are_the_s
     order = OrderedShare(0.5)
     order.ask(inputs(0.25), 8, 7.0)
     memory.ordered_shares = {"big": order, "tiny": OrderedShare(0.25)}
-    assert (data := pack(memory, time=100.0)) is not None
+    data = pack(memory, time=100.0)
+    assert data is not None
     found = unpack(data, time=101.0, models={"big": "1", "tiny": "3"}, clock_s=0.0)
     assert found is not None
     assert found.ordered_shares == {"big": order}
