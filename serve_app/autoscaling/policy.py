@@ -160,17 +160,18 @@ class DemandPolicy:
     def _plan_pools(self, memory: Memory, at: float) -> None:
         """Say how the replicas of models with pools should divide."""
         assert self._settings is not None
-        ordered = memory.ordered_shares
+        known = tuple(model.name for model in scaled_models(self._settings) if model.pools is not None)
+        ordered = memory.ordered_shares = {name: share for name, share in memory.ordered_shares.items() if name in known}
         before = {name: each.share for name, each in ordered.items()}
         for name, decision in memory.decided.items():
-            if (share := decision.inputs.get("prefill_share")) is not None:
+            if name in known and (share := decision.inputs.get("prefill_share")) is not None:
                 ordered.setdefault(name, OrderedShare(share)).ask(decision.inputs, decision.desired, at)
         shares = {name: each.share for name, each in ordered.items()}
         if shares and (shares != before or at - self._planned_at >= KEEP_S):
             self._planned_at = at
             self._send_pools = self._send_pools or DecisionNotes(board_of(self._settings.name)).send
             for name, share in shares.items():
-                self._send_pools(PoolNote(name, share))
+                self._send_pools(PoolNote(name, share, known))
 
     def _seen(self, contexts: Mapping[str, Any], memory: Memory, at: float, interval_s: float) -> FleetObservation:
         assert self._settings is not None

@@ -137,8 +137,9 @@ class PrefixAffinity:
     def _bound(self, own_tokens: int) -> float:
         """Return the most tokens to do with which a replica still gets a request of ``own_tokens`` by affinity.
 
-        Without own tokens it is ``max_load`` times the mean of the *other* replicas. As a multiple of the mean of all, 2.0 would let one of
-        two replicas have everything.
+        With m = ``max_load`` and n replicas that do not drain: m n / (m + n - 1) x (mean of all n + ``own_tokens``). For 2 replicas and
+        m = 2 the factor is 4/3: m itself would let one of the two have everything. Without own tokens, the replica has at this bound m
+        times the mean of the *other* replicas.
         """
         num_replicas = max(1, len(self._tokens))
         of_mean = self._max_load * num_replicas / (self._max_load + num_replicas - 1)

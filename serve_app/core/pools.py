@@ -3,8 +3,9 @@
 Pure. Only `Attempts` and `FleetState` call this module, in place of `Apart`, whose window, budget and targets it uses. Any replica can do
 both, so roles are only an order of preference: without a replica of the right role that takes a request, one of the other role gets it.
 
-Roles follow from the ids of the replicas that do not drain: the first ones in order compute prompts (`PoolSizes.num_prefill`). All
-ingresses see the same ids, so they agree without a message, and whichever replica drains or dies, the next one takes its role.
+Roles follow from the ids of the replicas to which this ingress has a link and that do not drain: the first ones in order compute prompts
+(`PoolSizes.num_prefill`). Ingresses with the same links agree without a message. Whichever replica drains or is lost, the next one takes
+its role; if only one ingress loses a link, it differs from the others until the link is back, and moves answers meanwhile.
 """
 
 import heapq

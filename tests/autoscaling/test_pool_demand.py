@@ -22,6 +22,7 @@ from serve_app.membership import PoolNote
 from tests.autoscaling.controller import BIG, INGRESS, SETTINGS, Controller
 from tests.autoscaling.plant import PROMPT, RULES, TIMES, Plant
 
+POOLED = {"model": "/big", "kv": {"transfer": "nixl"}, "replicas": {"min": 2, "max": 8}, "pools": {}}
 WIDE = PoolSizes(1, 50, 1, 50)
 WHOLE = Capacity(times=TIMES, mix=Mix(prompt_tokens=4000, output_tokens=100), max_batch=256, slo=Slo(ttft_s=5.0, itl_s=0.1))
 
@@ -127,8 +128,7 @@ def test_the_rules_take_the_bounds_from_the_settings() -> None:
 
 
 def test_the_policy_says_how_the_replicas_divide_and_repeats_it() -> None:
-    big = {"model": "/big", "kv": {"transfer": "nixl"}, "replicas": {"min": 2, "max": 8}, "pools": {}}
-    controller = Controller(SETTINGS | {"models": SETTINGS["models"] | {"big": big}})
+    controller = Controller(SETTINGS | {"models": SETTINGS["models"] | {"big": POOLED}})
     costs = MeasuredCosts(
         step_s=0.03,
         output_token_s=4e-4,
@@ -169,13 +169,14 @@ def ordered(*asked: tuple[float, float], share: float = 0.5, desired: int = 8) -
 
 
 def test_a_small_change_of_the_demand_changes_no_role() -> None:
-    controller = Controller()
+    controller = Controller(SETTINGS | {"models": SETTINGS["models"] | {"big": POOLED}})
     memory = Memory(FleetScaler(rules_of(parse_settings(SETTINGS))), 0.0)
+    memory.ordered_shares["tiny"] = OrderedShare(0.5)  # from a configuration in which it had pools
     for second, share in enumerate((0.25, 0.3, 0.2, 0.33, 0.4)):
         decided = Decision(desired=8, wish="keep", alternatives={}, inputs=inputs(share))
         memory.decided = {"big": decided, "tiny": replace(decided, inputs={})}
         controller.policy._plan_pools(memory, float(second))
-    assert controller.pools == [PoolNote("big", 0.25), PoolNote("big", 0.4)], (
+    assert controller.pools == [PoolNote("big", share, ("big",)) for share in (0.25, 0.4)], (
         "0.33 of 8 replicas are less than three quarters more"
     )
 
