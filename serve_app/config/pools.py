@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from serve_app.config.base import Int, Section
 from serve_app.config.checks import wrong
+from serve_app.core.pool_sizes import PoolSizes
 
 if TYPE_CHECKING:
     from serve_app.config.model import ModelSettings
@@ -30,10 +31,15 @@ class PoolsSettings(Section):
     decode: PoolBounds = PoolBounds()
     """Replicas that make the answers, and compute short prompts."""
 
-    def sizes(self, most: int) -> tuple[int, int, int, int]:
-        """Return the bounds of a model with at most ``most`` replicas, in the order of `core.pool_sizes.PoolSizes`."""
+    def sizes(self, most: int) -> PoolSizes:
+        """Return the bounds of a model with at most ``most`` replicas."""
         prefill, decode = self.prefill, self.decode
-        return prefill.min, prefill.max or most - decode.min, decode.min, decode.max or most - prefill.min
+        return PoolSizes(
+            prefill_min=prefill.min,
+            prefill_max=prefill.max or most - decode.min,
+            decode_min=decode.min,
+            decode_max=decode.max or most - prefill.min,
+        )
 
 
 def pool_problems(model: "ModelSettings") -> Iterator[PydanticCustomError]:

@@ -219,10 +219,6 @@ class FleetState(Attempts):
             self.waiting.add(request)
         return freed + failed + self._end_blocked(now)
 
-    def _is_long(self, tokens: int) -> bool:
-        """Return whether the computation of so many tokens is the work of a pool of its own."""
-        return self._apart is not None and self._apart.is_of_pool(tokens)
-
     def _linked(self, *orders: FreeKeptKv) -> list[FreeKeptKv]:
         """Return the orders for replicas to which there is a link."""
         return [order for order in orders if order.replica_id in self.replicas]
@@ -270,7 +266,7 @@ class FleetState(Attempts):
                     replica.begin_answer(request)
                     self.order.begin(request, now)
                     late = now - request.arrived_at > self.settings.ttft_s
-                    self.tally.first_token(request, output, late=late, is_long=self._is_long)
+                    self.tally.first_token(request, output, late=late, apart=self._apart)
                 self._count_emitted(replica, request, output.new_token_ids)
                 request.trail.delivered(output, now)
                 is_first = len(request.emitted_ids) == len(output.new_token_ids) and output.finish_reason is None
