@@ -6,6 +6,7 @@ from serve_app.autoscaling.capacity import Slo
 from serve_app.autoscaling.decision import ScalingRules
 from serve_app.autoscaling.fleet import FleetRules
 from serve_app.config import ModelSettings, Settings
+from serve_app.core.pool_sizes import PoolSizes
 
 INGRESS = "ingress"
 
@@ -54,6 +55,6 @@ def _rules_of_model(model: ModelSettings) -> ScalingRules:
         headroom=replicas.headroom,
         priority=replicas.priority,
         gpus_per_replica=model.gpu_share(),
-        pools=None if model.pools is None else model.pools.sizes(replicas.max),
+        pools=None if model.pools is None else PoolSizes(*model.pools.sizes(replicas.max)),
         sleeps=model.sleep is not None,
     )

@@ -1,14 +1,13 @@
 """`PoolsSettings` gives a model's replicas roles: some compute long prompts, the others make the answers."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from serve_app.config.base import Int, Section
 from serve_app.config.checks import wrong
-from serve_app.core.pool_sizes import PoolSizes
 
 if TYPE_CHECKING:
     from serve_app.config.model import ModelSettings
@@ -23,6 +22,15 @@ class PoolBounds(Section):
     """Most replicas that have this role. Default: all but the other pool's min."""
 
 
+class Sizes(NamedTuple):
+    """The bounds of both pools, in the order of `core.pool_sizes.PoolSizes`."""
+
+    prefill_min: int
+    prefill_max: int
+    decode_min: int
+    decode_max: int
+
+
 class PoolsSettings(Section):
     """The model's replicas in two pools. `replicas` has the number of both together."""
 
@@ -31,10 +39,10 @@ class PoolsSettings(Section):
     decode: PoolBounds = PoolBounds()
     """Replicas that make the answers, and compute short prompts."""
 
-    def sizes(self, most: int) -> PoolSizes:
+    def sizes(self, most: int) -> Sizes:
         """Return the bounds of a model with at most ``most`` replicas."""
         prefill, decode = self.prefill, self.decode
-        return PoolSizes(
+        return Sizes(
             prefill_min=prefill.min,
             prefill_max=prefill.max or most - decode.min,
             decode_min=decode.min,

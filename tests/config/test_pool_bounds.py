@@ -30,7 +30,7 @@ def test_a_models_replicas_have_no_roles_by_default() -> None:
 def test_a_pool_without_max_may_have_all_but_the_others_min(bounds: dict[str, Any], sizes: PoolSizes) -> None:
     model = parse_settings({"models": {"m": pools(**bounds)}}).models["m"]
     assert model.pools is not None
-    assert model.pools.sizes(model.replicas.max) == sizes
+    assert PoolSizes(*model.pools.sizes(model.replicas.max)) == sizes
 
 
 def test_pools_are_a_setting_of_ingresses_and_start_no_replica_anew() -> None:

@@ -3,6 +3,7 @@
 from serve_app.config import ModelSettings, Settings
 from serve_app.core.affinity import CONTINUED_AT_START, PrefixAffinity
 from serve_app.core.fleet_settings import FleetSettings
+from serve_app.core.pool_sizes import PoolSizes
 from serve_app.core.routing import LeastOutstandingTokens, RoutingPolicy
 
 
@@ -18,7 +19,7 @@ def limits_of(settings: Settings, model: ModelSettings) -> FleetSettings:
         ttft_s=model.replicas.ttft_slo_s,
         max_replicas=model.replicas.max,
         apart=model.routing.apart,
-        pools=None if model.pools is None else model.pools.sizes(model.replicas.max),
+        pools=None if model.pools is None else PoolSizes(*model.pools.sizes(model.replicas.max)),
     )
 
 
