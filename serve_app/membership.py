@@ -117,6 +117,8 @@ class PoolNote:
 
     model: str
     prefill_share: float
+    models: tuple[str, ...] = ()
+    """All models of which the autoscaler says this; the board forgets the shares of others. Empty: they stay."""
 
 
 MAX_NOTES = 100
@@ -167,9 +169,14 @@ class LeaseBoard:
         self._notes.append(note)
 
     def plan_pools(self, note: PoolNote) -> None:
-        """Tell all ingresses how the replicas of a model divide into pools; repeats wake no poller."""
-        if self._prefill_shares.get(note.model) != note.prefill_share:
-            self._prefill_shares[note.model] = note.prefill_share
+        """Tell all ingresses how the replicas of a model divide into pools; repeats wake no poller.
+
+        The board outlives a change of the configuration, so the shares of models that no longer have pools are removed.
+        """
+        known = note.models or self._prefill_shares
+        shares = {name: share for name, share in self._prefill_shares.items() if name in known} | {note.model: note.prefill_share}
+        if shares != self._prefill_shares:
+            self._prefill_shares = shares
             self._bump()
 
     def keep(self, data: bytes) -> None:

@@ -280,6 +280,17 @@ async def test_the_leases_of_a_models_replicas_say_how_these_divide_into_pools_a
     assert ["prefill_share" in lease.row() for lease in members] == [True, False, False]
 
 
+def test_the_board_forgets_the_shares_of_models_that_the_autoscaler_no_longer_divides() -> None:
+    leases = board(Clock())
+    for lease in (A, replace(A, member_id="o", model="other")):
+        leases.renew(lease)
+    leases.plan_pools(PoolNote("tiny", 0.25))
+    leases.plan_pools(PoolNote("other", 0.5, ("tiny", "other")))
+    assert [lease.prefill_share for lease in leases.members()] == [0.25, 0.5]
+    leases.plan_pools(PoolNote("other", 0.5, ("other",)))
+    assert [lease.prefill_share for lease in leases.members()] == [None, 0.5]
+
+
 @in_loop
 async def test_a_report_of_a_board_that_is_away_fails_by_one_error_and_the_next_one_may_be_answered(
     monkeypatch: pytest.MonkeyPatch,

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from serve_app.autoscaling.decision import Decision
 from serve_app.autoscaling.fleet import FleetScaler
 from serve_app.autoscaling.history import HISTORY_S
+from serve_app.autoscaling.pools import OrderedShare
 from serve_app.autoscaling.signals import Meter
 
 logger = logging.getLogger("ray.serve")  # this runs in Serve's controller: its log is where people look
@@ -57,6 +58,8 @@ class Memory:
     decided: dict[str, Decision] = field(default_factory=dict)
     present: dict[str, set[str]] = field(default_factory=dict)
     """Deployment -> its members at the last look."""
+    ordered_shares: dict[str, OrderedShare] = field(default_factory=dict)
+    """Model with pools -> the share of its replicas that computes prompts, so that a new controller changes no role."""
     warned: set[str] = field(default_factory=set)
     """Models for which a warning was logged that their ITL limit cannot be kept."""
     new: set[str] = field(default_factory=set)
@@ -155,6 +158,7 @@ def _taken_over(memory: Memory, age_s: float, models: Mapping[str, str], clock_s
         memory.ingresses, memory.replicas = Meter(), {}
         memory.observed_at += age_s
     memory.new = (memory.new | models.keys() - memory.models.keys()) & models.keys()
+    memory.ordered_shares = {name: share for name, share in memory.ordered_shares.items() if name in same}
     memory.models, memory.targets, memory.decided = dict(models), {}, {}
     return memory
 

@@ -19,6 +19,7 @@ from serve_app.autoscaling.decision_log import DecisionLog, log_path
 from serve_app.autoscaling.decision_notes import DecisionNotes, board_memory_store, board_of
 from serve_app.autoscaling.fleet import INGRESSES, FleetObservation, FleetScaler, IngressObservation
 from serve_app.autoscaling.memory import Memory, MemoryStore, id_of, members, pack, unpack
+from serve_app.autoscaling.pools import OrderedShare
 from serve_app.autoscaling.rules import INGRESS, replica_deployment, rules_of, scaled_models
 from serve_app.autoscaling.series import Gauges
 from serve_app.autoscaling.signals import INCREMENTS, REPLICA_INCREMENTS, STALE_S, Asleep, Meter, ModelLoad
@@ -33,8 +34,6 @@ logger = logging.getLogger("ray.serve")  # this runs in Serve's controller, in w
 OBSERVE_S = 1.0
 KEEP_S = 5.0
 """Seconds between two copies of the memory to the lease board, and between two notes of pools: a board that starts again knows none."""
-SHARE_STEP = 0.75
-"""A pool's part of the replicas changes once it would be this many replicas more or fewer: each change of roles moves answers."""
 FOUND_S = 60.0
 """The longest time that a new controller waits until Serve has found an ingress: without one, it cannot observe the load."""
 Reports = dict[str, tuple[float, dict[str, float]]]
@@ -73,7 +72,6 @@ class DemandPolicy:
         self._now = now
         self._store = store
         self._kept_at = self._planned_at = -math.inf
-        self._prefill_shares: dict[str, float] = {}
         self._began_at = self._awaits_until = -math.inf
 
     def __call__(self, contexts: Mapping[Any, Any]) -> tuple[dict[Any, int], dict[Any, Any]]:
@@ -162,18 +160,18 @@ class DemandPolicy:
     def _plan_pools(self, memory: Memory, at: float) -> None:
         """Say how the replicas of models with pools should divide."""
         assert self._settings is not None
-        shares = self._prefill_shares
-        before = dict(shares)
+        known = tuple(model.name for model in scaled_models(self._settings) if model.pools is not None)
+        ordered = memory.ordered_shares = {name: share for name, share in memory.ordered_shares.items() if name in known}
+        before = {name: each.share for name, each in ordered.items()}
         for name, decision in memory.decided.items():
-            if (share := decision.inputs.get("prefill_share")) is None:
-                continue
-            if abs(share - shares.get(name, math.inf)) * decision.desired >= SHARE_STEP:
-                shares[name] = share
+            if name in known and (share := decision.inputs.get("prefill_share")) is not None:
+                ordered.setdefault(name, OrderedShare(share)).ask(decision.inputs, decision.desired, at)
+        shares = {name: each.share for name, each in ordered.items()}
         if shares and (shares != before or at - self._planned_at >= KEEP_S):
             self._planned_at = at
             self._send_pools = self._send_pools or DecisionNotes(board_of(self._settings.name)).send
             for name, share in shares.items():
-                self._send_pools(PoolNote(name, share))
+                self._send_pools(PoolNote(name, share, known))
 
     def _seen(self, contexts: Mapping[str, Any], memory: Memory, at: float, interval_s: float) -> FleetObservation:
         assert self._settings is not None

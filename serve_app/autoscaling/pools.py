@@ -4,12 +4,19 @@ Both pools have the same engines, so `StepCosts` are fitted to all of them toget
 long prompts with answers of one token. `PooledCapacity` takes the place of `Capacity`, so that each wish is for both pools together.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from serve_app.autoscaling.capacity import Capacity, Mix
 from serve_app.autoscaling.history import Mean
 from serve_app.autoscaling.signals import ModelLoad
 from serve_app.core.pool_sizes import PoolSizes
+
+SHARE_STEP = 0.75
+"""The ordered share changes if ``abs(asked - ordered) * desired`` is at least this many replicas: each change of roles moves answers.
+
+``asked`` and ``ordered`` are shares, and ``desired`` is the number of replicas that the model should have.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +35,15 @@ class PooledCapacity(Capacity):
             self.prefill.replicas_for(demand * self.prefill_part, factor),
             self.decode.replicas_for(demand * (1 - self.prefill_part), factor),
         )
+
+    def prefill_share(self, demand: float, factor: float = 1.0) -> float:
+        """Return the part of the needed replicas that compute prompts, 0..1, before rounding and bounds.
+
+        Whole replicas would be no measure: at a low load each pool needs one, and half of a larger ``replicas.min`` would compute prompts.
+        """
+        prefill = _needed(self.prefill, demand * self.prefill_part, factor)
+        decode = _needed(self.decode, demand * (1 - self.prefill_part), factor)
+        return prefill / (prefill + decode) if prefill else 0.0
 
     def replicas_for(self, demand: float, factor: float = 1.0) -> int:
         """Return the replicas of both pools."""
@@ -50,6 +66,11 @@ class PooledCapacity(Capacity):
             min(max(prefill, sizes.prefill_min), sizes.prefill_max),
             min(max(decode, sizes.decode_min), sizes.decode_max),
         )
+
+
+def _needed(capacity: Capacity, demand: float, factor: float) -> float:
+    """Return the replicas that do the demand, as a fraction."""
+    return demand / (capacity.utilization(max(1, capacity.replicas_for(demand, factor))) * factor)
 
 
 @dataclass(slots=True)
@@ -94,10 +115,41 @@ class PoolMix:
         )
 
 
+@dataclass(slots=True)
+class OrderedShare:
+    """The share of a model's replicas that were ordered to compute prompts: more at once, fewer only once fewer have long sufficed.
+
+    Without the second rule, chance in a steady load would give a replica one role and the other in turn.
+    """
+
+    share: float
+    _fewer_since: float | None = None
+    """Since when each share asked for has been at least `SHARE_STEP` replicas smaller; None if the last was not."""
+    _most_since: float = 0.0
+    """The largest share asked for since then."""
+
+    def ask(self, decision: Mapping[str, float], desired: int, at: float) -> None:
+        """Take in the inputs of a decision for ``desired`` replicas at ``at`` seconds, `pool_inputs` among them."""
+        # Rounded down, the share may leave the pool for prompts with too few replicas while the other one has more than it needs.
+        whole = min(decision["prefill_needed"], desired - decision["decode_needed"])
+        asked = max(decision["prefill_share"], whole / max(1, desired))
+        difference = (asked - self.share) * desired
+        if difference > -SHARE_STEP:
+            self._fewer_since = None
+            if difference >= SHARE_STEP:
+                self.share = asked
+            return
+        if self._fewer_since is None:
+            self._fewer_since, self._most_since = at, asked
+        self._most_since = max(self._most_since, asked)
+        if at - self._fewer_since >= decision["keep_s"]:
+            self.share, self._fewer_since = self._most_since, None
+
+
 def pool_inputs(capacity: Capacity, demand: float, factor: float) -> dict[str, float]:
     """Return the quantities of the pools among a decision's inputs; none without pools."""
     if not isinstance(capacity, PooledCapacity):
         return {}
     prefill, decode = capacity.pools_for(demand, factor)
     needed = {"prefill_needed": float(prefill), "decode_needed": float(decode)}
-    return {**needed, "prefill_demand": demand * capacity.prefill_part, "prefill_share": prefill / (prefill + decode)}
+    return {**needed, "prefill_demand": demand * capacity.prefill_part, "prefill_share": capacity.prefill_share(demand, factor)}

@@ -127,7 +127,7 @@ def _model(seen: Observation, decision: Decision) -> Iterator[str]:
         yield f"            {late} ({since}): capacity x {of['correction']:.2f}"
     if (prefill := of.get("prefill_share")) is not None:
         pools = f"{of['prefill_needed']:.0f} for long prompts (demand {of['prefill_demand']:.2f}) and {of['decode_needed']:.0f} for answers"
-        yield f"  pools     {pools}: {prefill:.0%} of the replicas compute prompts"
+        yield f"  pools     {pools}: {prefill:.0%} of the need is that of prompts"
     if of["growth"]:
         yield f"  growth    {of['growth']:.2f} replicas more when a new one serves, after a cold start of {of['cold_start_s']:.0f} s"
     if of["queue_s"]:

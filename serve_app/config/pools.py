@@ -1,7 +1,7 @@
 """`PoolsSettings` gives a model's replicas roles: some compute long prompts, the others make the answers."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field
 from pydantic_core import PydanticCustomError
@@ -22,6 +22,15 @@ class PoolBounds(Section):
     """Most replicas that have this role. Default: all but the other pool's min."""
 
 
+class Sizes(NamedTuple):
+    """The bounds of both pools, in the order of `core.pool_sizes.PoolSizes`."""
+
+    prefill_min: int
+    prefill_max: int
+    decode_min: int
+    decode_max: int
+
+
 class PoolsSettings(Section):
     """The model's replicas in two pools. `replicas` has the number of both together."""
 
@@ -30,10 +39,15 @@ class PoolsSettings(Section):
     decode: PoolBounds = PoolBounds()
     """Replicas that make the answers, and compute short prompts."""
 
-    def sizes(self, most: int) -> tuple[int, int, int, int]:
-        """Return the bounds of a model with at most ``most`` replicas, in the order of `core.pool_sizes.PoolSizes`."""
+    def sizes(self, most: int) -> Sizes:
+        """Return the bounds of a model with at most ``most`` replicas."""
         prefill, decode = self.prefill, self.decode
-        return prefill.min, prefill.max or most - decode.min, decode.min, decode.max or most - prefill.min
+        return Sizes(
+            prefill_min=prefill.min,
+            prefill_max=prefill.max or most - decode.min,
+            decode_min=decode.min,
+            decode_max=decode.max or most - prefill.min,
+        )
 
 
 def pool_problems(model: "ModelSettings") -> Iterator[PydanticCustomError]:

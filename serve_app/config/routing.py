@@ -14,8 +14,8 @@ class RoutingSettings(Section):
     """prefix: a request goes to a replica that probably has the beginning of its prompt in the prefix cache, within max_load, or else by
     load. load: it goes to the replica with the fewest pending tokens. If the engine has no prefix cache, prefix is the same as load."""
     max_load: Real = Field(default=2.0, ge=1.1, le=10)
-    """With by: prefix, the most pending tokens with which a replica still gets a request for its cached prefix: a multiple of the mean of
-    the other replicas, plus the request's own tokens. Lower: a more even load. Higher: more cache hits."""
+    """With by: prefix, how many times the pending tokens of the mean other replica one may have and still get a request for its cached
+    prefix; the request's own tokens raise this bound. Lower: a more even load. Higher: more cache hits."""
     apart: bool = Field(default=False, strict=True)
     """Whether prefill and decode of a request may be apart: long prompts go where they slow few answers, and answers move with their KV to
     replicas with less to do, where that saves more than it costs. Needs `kv.transfer`."""

@@ -8,7 +8,7 @@ reasons. Sources: Thaler and Ravishankar, "Using Name-Based Mappings to Increase
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from hashlib import blake2b
 
 from serve_app.core.prefix_index import Prefix, PrefixIndex
@@ -137,8 +137,9 @@ class PrefixAffinity:
     def _bound(self, own_tokens: int) -> float:
         """Return the most tokens to do with which a replica still gets a request of ``own_tokens`` by affinity.
 
-        Without own tokens it is ``max_load`` times the mean of the *other* replicas. As a multiple of the mean of all, 2.0 would let one of
-        two replicas have everything.
+        With m = ``max_load`` and n replicas that do not drain: m n / (m + n - 1) x (mean of all n + ``own_tokens``). For 2 replicas and
+        m = 2 the factor is 4/3: m itself would let one of the two have everything. Without own tokens, the replica has at this bound m
+        times the mean of the *other* replicas.
         """
         num_replicas = max(1, len(self._tokens))
         of_mean = self._max_load * num_replicas / (self._max_load + num_replicas - 1)
@@ -168,10 +169,10 @@ class PrefixAffinity:
             if len(self._junctions) > MAX_JUNCTIONS:
                 self._junctions.popitem(last=False)
 
-    def validate(self, replicas: Mapping[str, ReplicaState]) -> None:
+    def validate(self, replicas: Mapping[str, ReplicaState], placed: Container[str] | None = None) -> None:
         self._take_changes(replicas)
         self._by_load.validate(replicas)
-        self.index.validate(replicas)
+        self.index.validate(replicas if placed is None else placed)
         assert self._tokens == {i: r.tokens_to_do for i, r in replicas.items() if not r.draining}
         assert self._total == sum(self._tokens.values())
         assert self._seeds.keys() == self._tokens.keys()

@@ -12,7 +12,7 @@ answers would come back after each long prompt, only to move again.
 
 import heapq
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from serve_app.core.drain import MAX_UNANSWERED, takes_moved
@@ -75,11 +75,23 @@ class Apart:
     def leaving(self, queued: Sequence[RequestState], replicas: Mapping[str, ReplicaState]) -> Sequence[RequestState]:
         return self._inner.leaving(queued, replicas)
 
+    @property
+    def prefill_ids(self) -> Collection[str] | None:
+        """The replicas that compute long prompts; None if any may."""
+        return None
+
+    def plan(self, share: float, replicas: Collection[ReplicaState]) -> None:
+        """Take over the share of replicas that the autoscaler wants to compute prompts. Without roles, this changes nothing."""
+
+    def is_of_pool(self, tokens: int) -> bool:
+        """Return whether the computation of so many prompt tokens is the work of a pool of its own; never without roles."""
+        return False
+
     def members_changed(self, replicas: Collection[ReplicaState]) -> None:
         """Note that a replica is new or gone, or began or ended to drain: roles may follow from that (`Pools`)."""
 
-    def validate(self, replicas: Mapping[str, ReplicaState]) -> None:
-        self._inner.validate(replicas)
+    def validate(self, replicas: Mapping[str, ReplicaState], placed: Container[str] | None = None) -> None:
+        self._inner.validate(replicas, placed)
         self._validate(replicas)
 
     def _validate(self, replicas: Mapping[str, ReplicaState]) -> None:
@@ -165,7 +177,7 @@ class Apart:
         coming = self._hand_overs.coming_tokens()
         others = (r for r in replicas.values() if r is not replica and r.kv_transfer == replica.kv_transfer)
         able = [r for r in others if takes_moved(r, MAX_UNANSWERED)]
-        targets = [_Target(r, coming[r.replica_id]) for r in heapq.nsmallest(CANDIDATES, able, key=_burden)]
+        targets = [Target(r, coming[r.replica_id]) for r in heapq.nsmallest(CANDIDATES, able, key=_burden)]
         source = _Source(replica, more_tokens)
         streams = [only] if only is not None else sorted(replica.held.values(), key=num_left, reverse=True)
         tries = _TRIES
@@ -195,10 +207,7 @@ class Apart:
     def _cost_s(self, tokens: int, replica: ReplicaState) -> float:
         """Return the seconds that requests would wait in sum if the replica computed so many tokens of a prompt."""
         own_s = tokens * self._order.costs.prompt_token_s
-        unseen = 0
-        if replica.load.waiting:  # what waits in the engine for other ingresses may be prompts like this one
-            unseen = max(0, replica.load.waiting - sum(bool(request.prefill_tokens) for request in replica.held.values()))
-        before_s = (replica.prefill_tokens + unseen * tokens) * self._order.costs.prompt_token_s
+        before_s = before_tokens(replica, tokens) * self._order.costs.prompt_token_s
         num_answers = replica.num_requests()
         each_s = own_s
         if replica.kv_transfer:
@@ -207,7 +216,7 @@ class Apart:
             )
         return before_s + own_s + MIN_GAIN * num_answers * each_s
 
-    def _gain_s(self, request: RequestState, source: "_Source", target: "_Target") -> float:
+    def _gain_s(self, request: RequestState, source: "_Source", target: "Target") -> float:
         """Return how many seconds shorter the rest of the answers would be in sum, without what the move costs."""
         costs, left, here, there = self._order.costs, num_left(request), source.replica, target.replica
         part = min(1.0, left * self._step_s() / WINDOW_S)
@@ -240,7 +249,7 @@ class _Source:
 
 
 @dataclass(slots=True)
-class _Target:
+class Target:
     """A replica with the answers that come to it. ``coming_tokens``: those whose KV it is to read, or reads."""
 
     replica: ReplicaState
@@ -253,6 +262,18 @@ class _Target:
         """Return whether the engine can run the request and has room for its KV."""
         fits = not self.replica.kv_tokens or self.kv_usage() + num_tokens(request) / self.replica.kv_tokens <= FULL
         return fits and self.replica.can_run(request)
+
+
+def before_tokens(replica: ReplicaState, tokens: int) -> int:
+    """Return the prompt tokens that the replica computes before those of a new prompt.
+
+    Args:
+        tokens: The tokens of the new prompt. As many are assumed for each request that waits in the engine for another ingress.
+    """
+    unseen = 0
+    if replica.load.waiting:
+        unseen = max(0, replica.load.waiting - sum(bool(request.prefill_tokens) for request in replica.held.values()))
+    return replica.prefill_tokens + unseen * tokens
 
 
 def may_leave(request: RequestState, now: float) -> bool:

@@ -59,7 +59,8 @@ class Attempts:
 
     def prefill_ids(self) -> list[str] | None:
         """Return the replicas that compute long prompts, sorted; None without pools."""
-        return sorted(self._apart.prefill_ids) if isinstance(self._apart, Pools) else None
+        found = None if self._apart is None else self._apart.prefill_ids
+        return None if found is None else sorted(found)
 
     def _count_emitted(self, replica: ReplicaState, request: RequestState, token_ids: Sequence[int]) -> None:
         """Add to the emitted ids. From now on the replica only has to compute the request's remaining output tokens."""

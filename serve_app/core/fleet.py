@@ -40,7 +40,6 @@ from serve_app.core.instructions import (
     PassTrial,
     WakeReplica,
 )
-from serve_app.core.pools import Pools
 from serve_app.core.request import EngineOutput, RequestState, Trial
 from serve_app.core.routing import ReplicaState, mark_longest
 from serve_app.core.trail import MOVED, TAKEN_BACK
@@ -81,7 +80,7 @@ class FleetState(Attempts):
             case WaitsReported():
                 self.order.learn_waits(event.waits)
             case PoolsPlanned():
-                if isinstance(self._apart, Pools):
+                if self._apart is not None:
                     self._apart.plan(event.prefill_share, self.replicas.values())
             case Ticked():
                 self.quarantine.expire(now=now)
@@ -220,10 +219,6 @@ class FleetState(Attempts):
             self.waiting.add(request)
         return freed + failed + self._end_blocked(now)
 
-    def _is_long(self, tokens: int) -> bool:
-        """Return whether the computation of so many tokens is the work of a pool of its own."""
-        return isinstance(self._apart, Pools) and self._apart.is_long(tokens)
-
     def _linked(self, *orders: FreeKeptKv) -> list[FreeKeptKv]:
         """Return the orders for replicas to which there is a link."""
         return [order for order in orders if order.replica_id in self.replicas]
@@ -271,7 +266,7 @@ class FleetState(Attempts):
                     replica.begin_answer(request)
                     self.order.begin(request, now)
                     late = now - request.arrived_at > self.settings.ttft_s
-                    self.tally.first_token(request, output, late=late, is_long=self._is_long)
+                    self.tally.first_token(request, output, late=late, apart=self._apart)
                 self._count_emitted(replica, request, output.new_token_ids)
                 request.trail.delivered(output, now)
                 is_first = len(request.emitted_ids) == len(output.new_token_ids) and output.finish_reason is None

@@ -3,14 +3,25 @@
 Pure. Only `Attempts` and `FleetState` call this module, in place of `Apart`, whose window, budget and targets it uses. Any replica can do
 both, so roles are only an order of preference: without a replica of the right role that takes a request, one of the other role gets it.
 
-Roles follow from the ids of the replicas that do not drain: the first ones in order compute prompts (`PoolSizes.num_prefill`). All
-ingresses see the same ids, so they agree without a message, and whichever replica drains or dies, the next one takes its role.
+Roles follow from the ids of the replicas to which this ingress has a link and that do not drain: the first ones in order compute prompts
+(`PoolSizes.num_prefill`). Ingresses with the same links agree without a message. Whichever replica drains or is lost, the next one takes
+its role; if only one ingress loses a link, it differs from the others until the link is back, and moves answers meanwhile.
 """
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 
-from serve_app.core.apart import CANDIDATES, WINDOW_S, Apart, may_leave, num_left, num_requests_of, num_tokens
+from serve_app.core.apart import (
+    CANDIDATES,
+    WINDOW_S,
+    Apart,
+    Target,
+    before_tokens,
+    may_leave,
+    num_left,
+    num_requests_of,
+    num_tokens,
+)
 from serve_app.core.drain import MAX_UNANSWERED, takes_moved
 from serve_app.core.fair_order import FairOrder
 from serve_app.core.hand_over import HandOvers
@@ -38,14 +49,14 @@ class Pools(Apart):
         self._prefill: dict[str, ReplicaState] = {}
         self._decode: dict[str, ReplicaState] = {}
         """All other replicas, draining ones included."""
+        self._has_more = False
+        """Whether the last change gave a replica this other role."""
 
     @property
     def prefill_ids(self) -> Collection[str]:
-        """The replicas that compute prompts."""
         return self._prefill.keys()
 
-    def plan(self, share: float | None, replicas: Collection[ReplicaState]) -> None:
-        """Take over the share of replicas that the autoscaler wants to compute prompts; None if it asks for none."""
+    def plan(self, share: float, replicas: Collection[ReplicaState]) -> None:
         if share != self._share:
             self._share = share
             self.members_changed(replicas)
@@ -55,25 +66,34 @@ class Pools(Apart):
         able = sorted((each for each in replicas if each.kv_transfer and not each.draining), key=lambda each: each.replica_id)
         first = able[: self._sizes.num_prefill(len(able), self._share)]
         before, self._prefill = self._prefill.keys(), {each.replica_id: each for each in first}
-        self._decode = {each.replica_id: each for each in replicas if each.replica_id not in self._prefill}
+        others = {each.replica_id: each for each in replicas if each.replica_id not in self._prefill}
+        self._has_more, self._decode = bool(others.keys() - self._decode.keys()), others
         for replica_id in before ^ self._prefill.keys():
             self.changed(replica_id)
 
     def leaving(self, queued: Sequence[RequestState], replicas: Mapping[str, ReplicaState]) -> Sequence[RequestState]:
-        if not queued or queued[0].replica_id in self._decode:
-            return self._inner.leaving(queued, self._decode)
-        has_idle = any(not replica.prefill_tokens for replica in self._prefill.values())
-        return queued if has_idle else []  # else the new replica has the other role, and prompts would only lose their place
+        if not queued:
+            return []
+        # If the new replica has the other role, it does not take these requests, and they would only lose their place.
+        if queued[0].replica_id in self._decode:
+            if self._has_more:
+                return self._inner.leaving(queued, self._decode)
+            queued = [request for request in queued if self.is_long(request.prefill_tokens)]
+        return queued if any(not replica.prefill_tokens for replica in self._prefill.values()) else []
 
-    def validate(self, replicas: Mapping[str, ReplicaState]) -> None:
+    def validate(self, replicas: Mapping[str, ReplicaState], placed: Container[str] | None = None) -> None:
         """Assert the invariants."""
         assert self._prefill | self._decode == dict(replicas)
         assert not any(replica.draining for replica in self._prefill.values())
+        self._inner.validate(self._decode, replicas)
         self._validate(replicas)
 
     def is_long(self, tokens: int) -> bool:
         """Return whether the prefill of so many tokens disturbs answers, and takes longer than a read of their KV."""
         return super().is_long(tokens) and self._hand_overs.costs.pays(tokens, self._order.costs)
+
+    def is_of_pool(self, tokens: int) -> bool:
+        return self.is_long(tokens)
 
     def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> Choice | None:
         choice = self._inner.pick(request, self._decode)
@@ -89,11 +109,15 @@ class Pools(Apart):
 
         if not self.is_long(tokens(choice.replica)):
             return choice
+
+        def before(replica: ReplicaState) -> int:
+            return before_tokens(replica, tokens(replica))
+
         able = (each for each in self._prefill.values() if each.takes(request))
-        best = min(able, key=lambda each: (each.prefill_tokens + tokens(each), each.replica_id), default=None)
+        best = min(able, key=lambda each: (before(each) + tokens(each), each.replica_id), default=None)
         if best is None:
             return choice
-        later_tokens = min(best.prefill_tokens, best.prefill_tokens - choice.replica.prefill_tokens)
+        later_tokens = min(before(best), before(best) - before(choice.replica))
         is_late = later_tokens * self._order.costs.prompt_token_s > self._max_wait_s
         return choice if is_late else Choice(best, Reason.PROMPT)
 
@@ -117,19 +141,23 @@ class Pools(Apart):
         """
         if replica.replica_id not in self._prefill or self._order.costs is GUESS:
             return
+        coming = self._hand_overs.coming_tokens()
         for request in [only] if only is not None else list(replica.held.values()):
             if only is None and self._budget < 1.0:
                 return
             if not may_leave(request, now) or not self._outlasts_read(request):
                 continue
             open_to_moves = (each for each in self._decode.values() if takes_moved(each, MAX_UNANSWERED))
-            targets = heapq.nsmallest(CANDIDATES, open_to_moves, key=num_requests_of)
+            least = heapq.nsmallest(CANDIDATES, open_to_moves, key=num_requests_of)
+            targets = (Target(each, coming[each.replica_id]) for each in least)
             if (target := next((each for each in targets if self._takes(each, request, replica)), None)) is not None:
-                self._budget -= 0.0 if only is not None else 1.0
-                yield request, Choice(target, Reason.LOAD, self._saves_s(request, replica))
+                if only is None:
+                    self._budget -= 1.0
+                coming[target.replica.replica_id] += num_tokens(request)
+                yield request, Choice(target.replica, Reason.LOAD, self._saves_s(request, replica))
 
-    def _takes(self, target: ReplicaState, request: RequestState, source: ReplicaState) -> bool:
-        return target.takes(request) and self._hand_overs.is_possible(request, source, target)
+    def _takes(self, target: Target, request: RequestState, source: ReplicaState) -> bool:
+        return target.takes(request) and self._hand_overs.is_possible(request, source, target.replica)
 
     def _outlasts_read(self, request: RequestState) -> bool:
         """Return whether the rest of the answer takes longer than the read of its KV."""

@@ -4,7 +4,7 @@ Pure; only ``FleetState`` calls it. `affinity.py` has the choice by what replica
 """
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
@@ -249,8 +249,13 @@ class RoutingPolicy(Protocol):
         """Return those of a replica's queued requests that should leave it for a new replica, in the same order."""
         ...
 
-    def validate(self, replicas: Mapping[str, ReplicaState]) -> None:
-        """Assert the invariants."""
+    def validate(self, replicas: Mapping[str, ReplicaState], placed: Container[str] | None = None) -> None:
+        """Assert the invariants.
+
+        Args:
+            replicas: Those among which `pick` chooses.
+            placed: The replicas for which `placed` may have been called, if these are more.
+        """
         ...
 
 
@@ -292,7 +297,7 @@ class LeastOutstandingTokens:
     def leaving(self, queued: Sequence[RequestState], replicas: Mapping[str, ReplicaState]) -> Sequence[RequestState]:
         return queued
 
-    def validate(self, replicas: Mapping[str, ReplicaState]) -> None:
+    def validate(self, replicas: Mapping[str, ReplicaState], placed: Container[str] | None = None) -> None:
         for replica in replicas.values():
             if replica.has_room() and replica.replica_id not in self._changed:
                 assert rank_of(replica) in self._ranks[replica.kind]

@@ -1,9 +1,9 @@
 """`Tally` counts for the autoscaler what one ingress sees of one model. Pure; `FleetState` counts."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from serve_app.core.apart import Apart
 from serve_app.core.events import RequestArrived
 from serve_app.core.fair_tags import priority_of_tag
 from serve_app.core.request import RequestState
@@ -63,20 +63,18 @@ class Tally:
         if request.background:
             self.line_output_tokens += num_tokens
 
-    def first_token(
-        self, request: RequestState, output: Any, *, late: bool, is_long: Callable[[int], bool] = lambda tokens: False
-    ) -> None:
+    def first_token(self, request: RequestState, output: Any, *, late: bool, apart: Apart | None = None) -> None:
         """Count the first token of a request.
 
         Args:
             output: The ``EngineOutput`` with it, which also has the number of cached tokens.
-            is_long: Says of a number of computed tokens whether they are a long prompt's.
+            apart: Says whether the computed tokens are the work of a pool of its own.
         """
         stats = output.prefill_stats
         cached = 0 if stats is None else min(request.prompt_tokens, stats.num_cached_tokens)
         self.cached_tokens += cached
         self._prefilled(request, computed := request.prompt_tokens - cached)
-        if is_long(computed):
+        if apart is not None and apart.is_of_pool(computed):
             self.long_prompts += 1
             self.long_prompt_tokens += computed
         if not request.background and priority_of_tag(request.priority) == "interactive":  # others may wait

@@ -201,7 +201,7 @@ class IngressRuntime:
             if blocks := [(fingerprint, left_s) for model, fingerprint, left_s in quarantined if model == name]:
                 front.client.handle(BlocksReported(blocks))
             shares = [member.prefill_share for member in members if member.model == name and member.prefill_share is not None]
-            if shares:
+            if shares and front.model.replicas.is_scaled:  # else the share is one of an earlier configuration
                 front.client.handle(PoolsPlanned(shares[0]))
             if (costs := self.app.books.step_costs(name)) is not None:
                 front.client.handle(StepCostsMeasured(costs))

@@ -1,15 +1,17 @@
 """Each of a model's two pools is sized by its own demand. A request of the plant has 400 prompt tokens, 0.04 s, and 0.04 s of answer."""
 
 from dataclasses import asdict, replace
+from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from serve_app.autoscaling.capacity import Capacity, Mix, Slo
 from serve_app.autoscaling.decision import Decision, ScalingRules
 from serve_app.autoscaling.decision_log import Record
 from serve_app.autoscaling.fleet import FleetObservation, FleetScaler
-from serve_app.autoscaling.memory import Memory
-from serve_app.autoscaling.pools import PooledCapacity, PoolMix, pool_inputs
+from serve_app.autoscaling.memory import Memory, pack, unpack
+from serve_app.autoscaling.pools import OrderedShare, PooledCapacity, PoolMix, pool_inputs
 from serve_app.autoscaling.rules import rules_of
 from serve_app.autoscaling.signals import ModelLoad
 from serve_app.cli.explanation import explanation
@@ -20,6 +22,7 @@ from serve_app.membership import PoolNote
 from tests.autoscaling.controller import BIG, INGRESS, SETTINGS, Controller
 from tests.autoscaling.plant import PROMPT, RULES, TIMES, Plant
 
+POOLED = {"model": "/big", "kv": {"transfer": "nixl"}, "replicas": {"min": 2, "max": 8}, "pools": {}}
 WIDE = PoolSizes(1, 50, 1, 50)
 WHOLE = Capacity(times=TIMES, mix=Mix(prompt_tokens=4000, output_tokens=100), max_batch=256, slo=Slo(ttft_s=5.0, itl_s=0.1))
 
@@ -55,7 +58,18 @@ def test_work_divides_into_long_prompts_and_the_rest() -> None:
     assert (prefill, decode) == (divided.prefill.replicas_for(3.2), divided.decode.replicas_for(1.2))
     assert divided.replicas_for(4.4) == prefill + decode
     assert divided.replicas_for(0.0) == 0
-    assert pool_inputs(divided, 4.4, 1.0)["prefill_share"] == prefill / (prefill + decode)
+    share = pool_inputs(divided, 4.4, 1.0)["prefill_share"]
+    assert (prefill - 1) / (prefill + decode - 1) < share < prefill / (prefill + decode - 1)
+
+
+def test_at_a_low_load_the_share_is_that_of_the_work_and_not_of_whole_replicas() -> None:
+    few_long = learnt(long_prompts=0.1, long_tokens=800, prefilled=20_000).divided(WHOLE, WIDE)
+    assert isinstance(few_long, PooledCapacity)
+    assert few_long.pools_for(0.1) == (1, 1)
+    assert pool_inputs(few_long, 0.1, 1.0)["prefill_share"] < 0.15
+    no_long = learnt(long_prompts=0, long_tokens=0, prefilled=20_000).divided(WHOLE, WIDE)
+    assert pool_inputs(no_long, 0.1, 1.0)["prefill_share"] == 0.0
+    assert PoolSizes(1, 7, 1, 7).num_prefill(8, 0.0) == 1
 
 
 def test_each_pool_stays_within_its_bounds_and_has_room_of_its_own() -> None:
@@ -100,7 +114,7 @@ def test_the_autoscaler_wants_what_both_pools_need_and_explains_it() -> None:
     seen = FleetObservation(at=plant.at, models={"m": plant.see(plant.load(60.0))})
     lines = list(explanation(Record(number=1, time=0.0, seen=seen, decided={"m": decision}), "m"))
     (pools,) = [line for line in lines if line.startswith("  pools ")]
-    assert pools.endswith(f": {inputs['prefill_share']:.0%} of the replicas compute prompts")
+    assert pools.endswith(f": {inputs['prefill_share']:.0%} of the need is that of prompts")
 
 
 def test_a_bound_of_one_pool_does_not_starve_the_other() -> None:
@@ -114,8 +128,7 @@ def test_the_rules_take_the_bounds_from_the_settings() -> None:
 
 
 def test_the_policy_says_how_the_replicas_divide_and_repeats_it() -> None:
-    big = {"model": "/big", "kv": {"transfer": "nixl"}, "replicas": {"min": 2, "max": 8}, "pools": {}}
-    controller = Controller(SETTINGS | {"models": SETTINGS["models"] | {"big": big}})
+    controller = Controller(SETTINGS | {"models": SETTINGS["models"] | {"big": POOLED}})
     costs = MeasuredCosts(
         step_s=0.03,
         output_token_s=4e-4,
@@ -142,13 +155,76 @@ def test_the_policy_says_how_the_replicas_divide_and_repeats_it() -> None:
     assert len(repeats) >= 3, "a board that starts again has no shares"
 
 
+def inputs(share: float, *, prefill: int = 1, decode: int = 1) -> dict[str, float]:
+    return {"prefill_share": share, "prefill_needed": float(prefill), "decode_needed": float(decode), "keep_s": 60.0}
+
+
+def ordered(*asked: tuple[float, float], share: float = 0.5, desired: int = 8) -> list[float]:
+    """Return the shares that are in force after each pair of a time and the share asked for."""
+    order, found = OrderedShare(share), []
+    for at, each in asked:
+        order.ask(inputs(each), desired, at)
+        found.append(order.share)
+    return found
+
+
 def test_a_small_change_of_the_demand_changes_no_role() -> None:
-    controller = Controller()
+    controller = Controller(SETTINGS | {"models": SETTINGS["models"] | {"big": POOLED}})
     memory = Memory(FleetScaler(rules_of(parse_settings(SETTINGS))), 0.0)
+    memory.ordered_shares["tiny"] = OrderedShare(0.5)  # from a configuration in which it had pools
     for second, share in enumerate((0.25, 0.3, 0.2, 0.33, 0.4)):
-        decided = Decision(desired=8, wish="keep", alternatives={}, inputs={"prefill_share": share})
+        decided = Decision(desired=8, wish="keep", alternatives={}, inputs=inputs(share))
         memory.decided = {"big": decided, "tiny": replace(decided, inputs={})}
         controller.policy._plan_pools(memory, float(second))
-    assert controller.pools == [PoolNote("big", 0.25), PoolNote("big", 0.4)], (
+    assert controller.pools == [PoolNote("big", share, ("big",)) for share in (0.25, 0.4)], (
         "0.33 of 8 replicas are less than three quarters more"
     )
+
+
+def test_more_replicas_compute_prompts_at_once_and_fewer_once_fewer_have_long_sufficed() -> None:
+    assert ordered((0, 0.75), (1, 0.25), (30, 0.4), (60, 0.25), (61, 0.25)) == [0.75, 0.75, 0.75, 0.75, 0.4]
+    assert ordered((1, 0.25), (59, 0.45), (62, 0.25), (121, 0.25), (122, 0.25)) == [0.5, 0.5, 0.5, 0.5, 0.25], (
+        "0.45 of 8 replicas are hardly fewer than 0.5: the time begins anew"
+    )
+
+
+def test_the_pool_for_prompts_gets_whole_replicas_if_the_other_one_has_more_than_it_needs() -> None:
+    for decode, share in ((5, 2 / 7), (6, 1.5 / 7)):
+        order = OrderedShare(0.0)
+        order.ask(inputs(1.5 / 7, prefill=2, decode=decode), 7, 0.0)
+        assert order.share == pytest.approx(share)
+
+
+class RareLongPrompts(LongPrompts):
+    """One request in a hundred has a long prompt of 20,000 tokens, by chance."""
+
+    rng = np.random.default_rng(1)
+
+    def load(self, rate: float) -> ModelLoad:
+        load = super().load(rate)
+        number = float(self.rng.poisson(load.first_tokens / 100))
+        return replace(load, long_prompts=number, long_prompt_tokens=min(load.prefilled_tokens, 20_000 * number))
+
+
+def test_chance_in_a_steady_load_hardly_changes_a_role_in_20_minutes() -> None:
+    plant = RareLongPrompts(rules=ScalingRules(slo=RULES.slo, headroom=0.0, pools=WIDE), minimum=2)
+    plant.run(60.0, 1600)
+    order, shares = OrderedShare(0.0), []
+    for second, decision in enumerate(plant.decisions[400:]):
+        order.ask(decision.inputs, decision.desired, float(second))
+        shares.append(order.share)
+    asked = [round(decision.inputs["prefill_share"] * decision.desired) for decision in plant.decisions[400:]]
+    assert sum(before != after for before, after in pairwise(asked)) > 20
+    assert sum(before != after for before, after in pairwise(shares[1:])) <= 4
+
+
+def test_a_new_controller_takes_over_the_ordered_shares_of_models_that_are_the_same() -> None:
+    memory = Memory(FleetScaler(rules_of(parse_settings(SETTINGS))), 0.0, models={"big": "1", "tiny": "2"})
+    order = OrderedShare(0.5)
+    order.ask(inputs(0.25), 8, 7.0)
+    memory.ordered_shares = {"big": order, "tiny": OrderedShare(0.25)}
+    data = pack(memory, time=100.0)
+    assert data is not None
+    found = unpack(data, time=101.0, models={"big": "1", "tiny": "3"}, clock_s=0.0)
+    assert found is not None
+    assert found.ordered_shares == {"big": order}

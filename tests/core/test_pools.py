@@ -202,6 +202,46 @@ def test_prompts_that_wait_leave_for_an_idle_replica_of_their_pool() -> None:
     assert Counter(at(fleet, name) for name in ("l1", "l2", "l3"))["a"] >= 1
 
 
+def test_short_requests_that_wait_leave_only_for_a_new_replica_of_their_pool() -> None:
+    fleet = pooled("bc")
+    for name in ("s1", "s2", "s3"):
+        run(fleet, arrived(name, prompt_tokens=SHORT, max_tokens=500))
+    run(fleet, HeartbeatArrived("c", EngineLoad(1, 1, 2, 0.1), draining=False))
+    run(fleet, linked("d"))
+    first = Counter(at(fleet, name) for name in ("s1", "s2", "s3"))
+    assert first["d"] >= 1, "d makes answers"
+    fleet = pooled("bc", PoolSizes(2, 3, 1, 9))
+    for name in ("s1", "s2", "s3"):
+        run(fleet, arrived(name, prompt_tokens=SHORT, max_tokens=500))
+    run(fleet, HeartbeatArrived("c", EngineLoad(1, 1, 2, 0.1), draining=False))
+    attempts = [fleet.requests[name].attempt_id for name in ("s1", "s2", "s3")]
+    run(fleet, linked("a"))
+    assert describe(fleet)["prefill"] == ["a", "b"]
+    assert [fleet.requests[name].attempt_id for name in ("s1", "s2", "s3")] == attempts
+
+
+@pytest.mark.parametrize(("usage", "target"), [(0.2, "b"), (0.85, "c"), (0.95, "c")])
+def test_an_answer_moves_only_to_a_replica_with_room_for_its_kv(usage: float, target: str) -> None:
+    fleet = pooled("abc")
+    answers(fleet, "1")
+    assert at(fleet, "1") == "b"
+    answers(fleet, "2", "3")
+    run(fleet, HeartbeatArrived("b", EngineLoad(1, 1, 0, usage), draining=False))
+    run(fleet, HeartbeatArrived("c", EngineLoad(1, 9, 0, 0.2), draining=False))
+    long_prompts(fleet, "long")
+    assert leaving(first_token(fleet, "long")) == ["long"]
+    assert [each.replica_id for each in fleet.replicas.values() if each.coming] == [target]
+
+
+def test_prompts_of_other_ingresses_that_wait_count_for_the_choice_and_the_longest_wait() -> None:
+    fleet = pooled("abcd", PoolSizes(2, 2, 1, 9))
+    run(fleet, HeartbeatArrived("a", EngineLoad(1, 1, 1, 0.1), draining=False))
+    assert long_prompts(fleet, "l1") == ["b"]
+    fleet = pooled("ab")
+    run(fleet, HeartbeatArrived("a", EngineLoad(1, 1, 3, 0.1), draining=False))
+    assert long_prompts(fleet, "l1") == ["b"], "three prompts of 2.4 s wait at a, and 5 s is the longest wait"
+
+
 def test_long_prompts_are_counted_apart() -> None:
     fleet = pooled("ab")
     long_prompts(fleet, "long")

@@ -198,7 +198,8 @@ def test_the_autoscaler_finds_all_that_an_ingress_reports() -> None:
 def test_an_ingress_learns_from_the_leases_how_a_models_replicas_divide_into_pools() -> None:
     handled: list[Any] = []
     client = SimpleNamespace(set_members=lambda members: None, handle=handled.append)
-    fronts: Any = {"m": SimpleNamespace(client=client, model=parse_settings({"models": {"m": {"model": "/m"}}}).models["m"])}
+    scaled = {"model": "/m", "replicas": {"min": 1, "max": 4}}
+    fronts: Any = {"m": SimpleNamespace(client=client, model=parse_settings({"models": {"m": scaled}}).models["m"])}
     app: Any = SimpleNamespace(books=SimpleNamespace(learn_step_costs=list, step_costs=lambda name: None), canaries={})
     runtime = IngressRuntime(app, cast(Any, None), fronts, cast(Any, None))
     lease = Lease("a", "replica", "m", "10.0.0.1", 4000, epoch=1, pid=11)
@@ -206,3 +207,7 @@ def test_an_ingress_learns_from_the_leases_how_a_models_replicas_divide_into_poo
     assert handled == []
     runtime.set_members([replace(lease, prefill_share=0.25)])
     assert handled == [PoolsPlanned(0.25)]
+    fixed = {"model": "/m", "replicas": {"min": 3, "max": 3}}
+    fronts["m"].model = parse_settings({"models": {"m": fixed}}).models["m"]
+    runtime.set_members([replace(lease, prefill_share=0.5)])
+    assert handled == [PoolsPlanned(0.25)], "a share from before the number was fixed"
