@@ -279,6 +279,11 @@ class Membership:
         self._settings = settings
         self._board: Any = None
 
+    @property
+    def claim_expiry_s(self) -> float:
+        """Seconds after which a claim to GPUs ends, longer than two claims in a row that are lost or late."""
+        return max(self._settings.expiry_s, 3 * self._settings.renew_s + 1.0)
+
     async def _call(self, method: str, *args: Any, timeout_s: float) -> Any:
         async with asyncio.timeout(timeout_s):
             if self._board is None:  # in a thread: with Ray's control store away, this waits for it

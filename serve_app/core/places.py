@@ -26,6 +26,8 @@ class Applicant:
     replica_id: str
     gpus: tuple[str, ...] = ()
     priority: int = 0
+    expiry_s: float = 0.0
+    """Seconds after a claim at which the replica counts as gone; 0: the board's own. A board outlives a change of the configuration."""
 
 
 @dataclass(slots=True)
@@ -50,13 +52,19 @@ class Places:
     """
 
     def __init__(self, expiry_s: float, *, now: float) -> None:
-        self._expiry_s = expiry_s
+        """Begin without claims. ``expiry_s``: seconds of silence of a replica whose `Applicant` names none, and of one that is gone."""
+        self._expiry_s, self._began = expiry_s, now
         self._grants_from = now + expiry_s
         self._known: dict[str, _Known] = {}
+        self._gone: dict[str, float] = {}
+        """Until when claims of replicas that said goodbye are late."""
 
     def report(self, applicant: Applicant, claim: Claim, *, now: float) -> None:
-        """Take in the claim of a replica. It must come again within ``expiry_s``."""
+        """Take in the claim of a replica. It must come again before it expires. A claim that a later one has overtaken is ignored."""
         known = self._known.get(applicant.replica_id)
+        if self._gone.get(applicant.replica_id, now) > now or (known is not None and claim.number < known.claim.number):
+            return
+        self._grants_from = max(self._grants_from, self._began + applicant.expiry_s)
         if known is None:
             known = self._known[applicant.replica_id] = _Known(applicant, claim, now)
         if claim.holds:
@@ -69,13 +77,15 @@ class Places:
         self.settle(now)
 
     def forget(self, replica_id: str, *, now: float) -> None:
-        """Take in that the replica is gone."""
+        """Take in that the replica is gone. Its claims that are still on their way come to nothing."""
+        self._gone = {each: until for each, until in self._gone.items() if until > now}
+        self._gone[replica_id] = now + self._expiry_s
         if self._known.pop(replica_id, None) is not None:
             self.settle(now)
 
     def settle(self, now: float) -> None:
         """Forget the replicas that are silent, and grant GPUs that are free."""
-        for replica_id in [i for i, known in self._known.items() if now - known.heard_at > self._expiry_s]:
+        for replica_id in [i for i, known in self._known.items() if now - known.heard_at > (known.applicant.expiry_s or self._expiry_s)]:
             del self._known[replica_id]
         if now < self._grants_from:
             return

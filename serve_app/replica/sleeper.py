@@ -1,9 +1,11 @@
 """`Sleeper` lets one replica's engine sleep: it claims the replica's GPUs at the lease board, and does what ``core/sleep.py`` decides."""
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import ray
@@ -57,15 +59,16 @@ class Sleeper:
         assert model.sleep is not None
         self._model, self._level, self._timeouts = model.name, model.sleep.level, timeouts
         self._membership = membership
-        self._applicant = Applicant(replica_id, shared_gpus(), model.replicas.priority)
-        self._sleep = Sleep(model.sleep.after_s, now=time.monotonic())
+        self._applicant = Applicant(replica_id, shared_gpus(), model.replicas.priority, membership.claim_expiry_s)
+        self._sleep = Sleep(
+            model.sleep.after_s, drain_s=timeouts.drain_s, expiry_s=self._applicant.expiry_s, now=time.monotonic()
+        )
         self._engine: EngineProcess | None = None
         self._server: ReplicaServer | None = None
         self._placed = asyncio.Event()
         self._changing: asyncio.Task[None] | None = None
         self._claimed: tuple[Claim, asyncio.Task[Order | None]] | None = None
-        self._order = Order(may_hold=False)
-        self._drain_ends_at = 0.0
+        self._numbers = itertools.count(1)
         self._host_bytes = 0
         self._asleep = Gauge("serve_app_asleep", "1 while the engine of the model's replica sleeps.", ("model",))
         self._seconds = Gauge("serve_app_sleep_seconds", "What the engine's latest sleep and wake-up took.", ("model", "phase"))
@@ -97,8 +100,6 @@ class Sleeper:
         try:
             while True:
                 self._look(0 if self._server is None else self._server.num_attempts())
-                if self._server is not None and self.phase is Phase.DRAINING and time.monotonic() >= self._drain_ends_at:
-                    self._server.let_go()
                 if self._changing is not None and self._changing.done():
                     self._changing.result()
                 await asyncio.sleep(_LOOK_EVERY_S)
@@ -122,10 +123,7 @@ class Sleeper:
             claimed, answer = self._claimed
             if answer.done():
                 self._claimed = None
-                if (
-                    order := answer.result()
-                ) is not None and claim == claimed:  # an earlier claim's answer says nothing of this one
-                    self._order = order
+                if (order := answer.result()) is not None and claim == claimed:  # an earlier claim's answer says nothing of this
                     self._take(Ordered(order))
                     claim = self._sleep.claim(time.monotonic())
             elif claim != claimed:
@@ -138,8 +136,9 @@ class Sleeper:
 
     async def _ask(self, claim: Claim) -> Order | None:
         """Return the board's answer; None if it gives none."""
+        numbered = replace(claim, number=next(self._numbers))
         try:
-            return await self._membership.claim_place(self._applicant, claim, self._order)
+            return await self._membership.claim_place(self._applicant, numbered, self._sleep.order)
         except LeaseBoardSilent:
             await asyncio.sleep(_RETRY_S)
             return None
@@ -150,11 +149,13 @@ class Sleeper:
             match instruction:
                 case Instruction.START_DRAIN:
                     assert self._server is not None
-                    self._drain_ends_at = time.monotonic() + self._timeouts.drain_s
                     self._server.sleep_drain(self._timeouts.drain_s)
                 case Instruction.END_DRAIN:
                     assert self._server is not None
                     self._server.take_again()
+                case Instruction.LET_GO:
+                    assert self._server is not None
+                    self._server.let_go()
                 case Instruction.PUT_TO_SLEEP:
                     self._change(pipe.FallAsleep(self._level))
                 case Instruction.WAKE_UP:
