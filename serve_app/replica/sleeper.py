@@ -4,9 +4,10 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.serve.metrics import Gauge
@@ -16,7 +17,8 @@ from serve_app.config import ModelSettings, default_cache_dir
 from serve_app.config.settings import TimeoutSettings
 from serve_app.core.places import Applicant
 from serve_app.core.sleep import Asked, Claim, Ended, EngineChanged, Event, Instruction, Looked, Order, Ordered, Phase, Sleep
-from serve_app.errors import LeaseBoardSilent
+from serve_app.errors import ClusterFailed, LeaseBoardSilent
+from serve_app.host.tasks import raise_failure
 from serve_app.membership import Membership
 from serve_app.replica import pipe
 from serve_app.replica.process import EngineProcess
@@ -69,6 +71,7 @@ class Sleeper:
         self._changing: asyncio.Task[None] | None = None
         self._claimed: tuple[Claim, asyncio.Task[Order | None]] | None = None
         self._numbers = itertools.count(1)
+        self._is_unheard = False  # whether the board gave no answer last
         self._host_bytes = 0
         self._asleep = Gauge("serve_app_asleep", "1 while the engine of the model's replica sleeps.", ("model",))
         self._seconds = Gauge("serve_app_sleep_seconds", "What the engine's latest sleep and wake-up took.", ("model", "phase"))
@@ -85,9 +88,14 @@ class Sleeper:
         asleep = sleep.phase is Phase.ASLEEP
         return {"asleep": float(asleep), "wakes": float(sleep.num_wakes), "host_bytes": float(self._host_bytes * asleep), **known}
 
-    async def get_place(self) -> None:
-        """Wait until this replica may put its engine on the GPU."""
-        await self._placed.wait()
+    async def get_place(self, running: asyncio.Task[None]) -> None:
+        """Wait until this replica may put its engine on the GPU. ``running``: the task of `run`, whose error is raised."""
+        placed = asyncio.ensure_future(self._placed.wait())
+        try:
+            await asyncio.wait((placed, running), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            placed.cancel()
+        raise_failure([running])
 
     def begin(self, engine: EngineProcess, server: ReplicaServer, host_bytes: int) -> None:
         """Take in that the engine is up and the replica listens. ``host_bytes``: what its weights take while it sleeps."""
@@ -107,10 +115,8 @@ class Sleeper:
             if self._claimed is not None:
                 self._claimed[1].cancel()
 
-    async def end(self) -> bool:
+    def end(self) -> bool:
         """Change nothing any more, and return whether the engine can finish requests. Called before the replica's last drain."""
-        if self._changing is not None and self.phase is Phase.WAKING:
-            await self._changing
         can_run = self.phase in (Phase.AWAKE, Phase.DRAINING)
         self._take(Ended())
         return can_run
@@ -135,13 +141,24 @@ class Sleeper:
             self._claimed = claim, asyncio.create_task(self._ask(claim), name="place")
 
     async def _ask(self, claim: Claim) -> Order | None:
-        """Return the board's answer; None if it gives none."""
+        """Return the board's answer; None if it gives none. The first of several silences is logged.
+
+        Raises:
+            ClusterFailed: The board is too old to start an engine with. One that serves already serves on.
+        """
         numbered = replace(claim, number=next(self._numbers))
         try:
-            return await self._membership.claim_place(self._applicant, numbered, self._sleep.order)
-        except LeaseBoardSilent:
+            order = await self._membership.claim_place(self._applicant, numbered, self._sleep.order)
+        except (LeaseBoardSilent, ClusterFailed) as exc:
+            if isinstance(exc, ClusterFailed) and self.phase is Phase.STARTING:
+                raise
+            if not self._is_unheard:
+                logger.warning("%s: no claim to a GPU in phase %s: %s", self._model, self.phase, exc.__cause__ or exc)
+            self._is_unheard = True
             await asyncio.sleep(_RETRY_S)
             return None
+        self._is_unheard = False
+        return order
 
     def _take(self, event: Event) -> None:
         before = self.phase
@@ -165,11 +182,12 @@ class Sleeper:
             self._show()
 
     def _change(self, order: pipe.FallAsleep | pipe.WakeUp) -> None:
-        self._changing = asyncio.create_task(self._carry_out(order), name=type(order).__name__)
-
-    async def _carry_out(self, order: pipe.FallAsleep | pipe.WakeUp) -> None:
         assert self._engine is not None
-        done = await self._engine.change(order, timeout_s=self._timeouts.engine_start_s)
+        done = self._engine.change(order, timeout_s=self._timeouts.engine_start_s)  # sent at once, before any later attempt
+        self._changing = asyncio.create_task(self._note(done), name=type(order).__name__)
+
+    async def _note(self, change: Coroutine[Any, Any, bool]) -> None:
+        done = await change
         self._take(EngineChanged() if done else Ended())
 
     def _show(self) -> None:

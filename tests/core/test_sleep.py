@@ -5,7 +5,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from serve_app.core.places import Applicant, Places
-from serve_app.core.sleep import ASKED_S, MIN_DRAIN_S, Asked, Claim, EngineChanged, Instruction, Looked, Order, Ordered, Phase, Sleep
+from serve_app.core.sleep import (
+    ASKED_S,
+    MIN_DRAIN_S,
+    Asked,
+    Claim,
+    EngineChanged,
+    Instruction,
+    Looked,
+    Order,
+    Ordered,
+    Phase,
+    Sleep,
+)
 from tests.core.sleep_world import DRAIN_S, EXPIRY_S, TURN_S, SleepWorld
 
 AFTER_S = 30.0
@@ -155,6 +167,31 @@ def test_the_gpu_of_a_replica_that_died_is_free_when_its_claim_has_expired() -> 
     report(places, "a", Claim(holds=True, busy=True, serves=True), 0.0)
     assert report(places, "b", Claim(holds=False, wants=True), EXPIRY_S) == Order(may_hold=False)
     assert report(places, "b", Claim(holds=False, wants=True), EXPIRY_S + 0.1) == Order(may_hold=True)
+
+
+def test_a_holder_counts_as_gone_by_the_expiry_of_its_own_configuration() -> None:
+    places, slow = Places(EXPIRY_S, now=0.0), Applicant("a", ("gpu",), expiry_s=31.0)
+    places.report(slow, Claim(holds=False, wants=True), now=0.0)
+    places.settle(EXPIRY_S)
+    assert places.holders() == {}, "another holder may be as slow"
+    places.report(slow, Claim(holds=True, busy=True), now=30.0)
+    assert report(places, "b", Claim(holds=False, wants=True), 61.0) == Order(may_hold=False)
+    assert report(places, "b", Claim(holds=False, wants=True), 61.1) == Order(may_hold=True)
+
+
+def test_a_claim_that_comes_after_a_later_one_frees_no_gpu() -> None:
+    places = Places(EXPIRY_S, now=-EXPIRY_S)
+    report(places, "a", Claim(holds=True, busy=True, number=2), 0.0)
+    assert report(places, "a", Claim(holds=False, number=1), 0.1) == Order(may_hold=True)
+    assert report(places, "a", Claim(holds=False, number=3), 0.2) == Order(may_hold=False)
+
+
+def test_a_claim_that_comes_after_its_replicas_goodbye_takes_no_gpu() -> None:
+    places = Places(EXPIRY_S, now=-EXPIRY_S)
+    report(places, "a", Claim(holds=True, busy=True), 0.0)
+    places.forget("a", now=1.0)
+    assert report(places, "a", Claim(holds=True, busy=True), 1.1) == Order(may_hold=False)
+    assert report(places, "b", Claim(holds=False, wants=True), 1.2) == Order(may_hold=True)
 
 
 def run_until_all_answered(world: SleepWorld, limit_s: float) -> None:
