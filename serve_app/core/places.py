@@ -1,10 +1,13 @@
 """`Places` decides which of the replicas that share a GPU has it; the others sleep. Pure; the lease board runs it (``membership.py``).
 
-Replicas report their claims, and the answer grants the GPUs or asks for room. The order is that of `autoscaling/turns.py`, which takes
-turns by starts: who has waited longest goes first, within the highest priority. A holder makes room
+Replicas report their claims, and the answer grants the GPUs or asks for room. Who has waited longest goes first, within the highest
+priority. A holder makes room
 
-- at once if it has no request, or if a model of higher priority asks;
-- else after its *stay* of two changes of places: a shorter one would spend most of its time on sleeping and waking.
+- at once if it has no request, for any that asks, or if a model of higher priority asks. `autoscaling/turns.py`, which takes turns by
+  starts, lets a holder wait for requests for `IDLE_S` first;
+- else, for one of its own priority, after its *stay* of two changes of places. One of lower priority waits until it has no request.
+
+So models with short answers at a dense load change places after nearly each answer, and spend most of their time on it.
 
 A grant ends only when its replica says that it holds nothing, or is gone. So at most one replica holds a GPU at any time. A holder that is
 silent for ``expiry_s`` counts as gone; if it lives after all, the engine that wakes beside it finds no memory and ends.
@@ -85,7 +88,9 @@ class Places:
 
     def settle(self, now: float) -> None:
         """Forget the replicas that are silent, and grant GPUs that are free."""
-        for replica_id in [i for i, known in self._known.items() if now - known.heard_at > (known.applicant.expiry_s or self._expiry_s)]:
+        for replica_id in [
+            i for i, known in self._known.items() if now - known.heard_at > (known.applicant.expiry_s or self._expiry_s)
+        ]:
             del self._known[replica_id]
         if now < self._grants_from:
             return

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import os
 import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
@@ -41,14 +42,28 @@ def shared_gpus() -> tuple[str, ...]:
 def host_bytes(model: ModelSettings) -> int:
     """Return the host memory that the engine's weights take while it sleeps, by the profile or by the checkpoint's files.
 
-    Of a checkpoint that is not a folder, as of one of a hub, it is not known, and 0.
+    It reads folders, also the hub's cache. 0 if the files are nowhere here, as of a checkpoint that is streamed.
     """
     assert model.sleep is not None
     if model.simulated is not None:
         return held_bytes(profile_from(model.simulated.profile), model.sleep.level)
     if model.sleep.level == 2:
         return 0
-    return sum(file.stat().st_size for file in Path(resolve_model(model.model, default_cache_dir())).glob("*.safetensors"))
+    folder = _folder(model)
+    files = [] if folder is None else list(folder.glob("*.safetensors")) or list(folder.glob("*.bin"))
+    return sum(file.stat().st_size for file in files)
+
+
+def _folder(model: ModelSettings) -> Path | None:
+    from huggingface_hub import snapshot_download
+
+    if os.path.isdir(path := resolve_model(model.model, default_cache_dir())):  # `Path.is_dir` raises for some names
+        return Path(path)
+    revision, cache = model.engine_args.get("revision"), model.engine_args.get("download_dir")
+    try:
+        return Path(snapshot_download(path, revision=revision, cache_dir=cache, local_files_only=True))
+    except (OSError, ValueError):  # not in the cache, or not a name of the hub's
+        return None
 
 
 class Sleeper:

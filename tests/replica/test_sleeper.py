@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -99,6 +100,25 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def reach(one: Sleeping, phase: Phase) -> None:
     await until(lambda: one.sleeper.phase is phase)
+
+
+@pytest.mark.parametrize(
+    ("files", "num_bytes"),
+    [({"a.safetensors": 3, "b.safetensors": 4, "a.bin": 9}, 7), ({"a.bin": 9, "config.json": 1}, 9)],
+    ids=["safetensors", "bin"],
+)
+def test_the_host_memory_of_a_sleeping_model_of_the_hub_is_the_size_of_its_files_in_the_cache(
+    files: dict[str, int], num_bytes: int, tmp_path: Path
+) -> None:
+    repository, commit = tmp_path / "models--org--tiny", "0" * 40
+    (snapshot := repository / "snapshots" / commit).mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    for name, size in files.items():
+        (snapshot / name).write_bytes(b"x" * size)
+    keys = {"device": "cuda", "gpus_per_replica": 1, "sleep": {}, "engine_args": {"download_dir": str(tmp_path)}}
+    for name, expected in (("org/tiny", num_bytes), ("org/other", 0), (str(snapshot), num_bytes)):
+        assert sleeper.host_bytes(settings(models={MODEL: keys | {"model": name}}).models[MODEL]) == expected
 
 
 @in_loop
