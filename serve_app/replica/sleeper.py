@@ -59,9 +59,11 @@ def _folder(model: ModelSettings) -> Path | None:
 
     if os.path.isdir(path := resolve_model(model.model, default_cache_dir())):  # `Path.is_dir` raises for some names
         return Path(path)
-    revision, cache = model.engine_args.get("revision"), model.engine_args.get("download_dir")
+    given = {name: value for name in ("revision", "download_dir") if isinstance(value := model.engine_args.get(name), str)}
     try:
-        return Path(snapshot_download(path, revision=revision, cache_dir=cache, local_files_only=True))
+        return Path(
+            snapshot_download(path, revision=given.get("revision"), cache_dir=given.get("download_dir"), local_files_only=True)
+        )
     except (OSError, ValueError):  # not in the cache, or not a name of the hub's
         return None
 
