@@ -162,11 +162,6 @@ class Sleep:
         serves = self._held and self.phase not in (Phase.STARTING, Phase.WAKING)
         return Claim(self._held, wants=self._wants(now), busy=busy, serves=serves, change_s=change_s)
 
-    @property
-    def is_sleeping(self) -> bool:
-        """Whether the replica takes no request because it sleeps, is about to, or wakes: a `Wake` reaches it."""
-        return self.phase in (Phase.DRAINING, Phase.FALLING_ASLEEP, Phase.ASLEEP, Phase.WAKING)
-
     def validate(self) -> None:
         """Assert the invariants."""
         if self.phase in (Phase.AWAKE, Phase.DRAINING, Phase.FALLING_ASLEEP, Phase.WAKING):
