@@ -22,7 +22,7 @@ from serve_app.core.order_board import OrderBoard
 from serve_app.core.places import Applicant, Places
 from serve_app.core.quota_shares import Answer, QuotaShares, Report
 from serve_app.core.sleep import Claim, Order
-from serve_app.errors import LeaseBoardSilent
+from serve_app.errors import ClusterFailed, LeaseBoardSilent
 from serve_app.host.steady_clock import steady_clock
 
 logger = logging.getLogger(__name__)
@@ -197,7 +197,10 @@ class LeaseBoard:
         return answer._replace(waits=waits)
 
     async def claim_place(self, applicant: Applicant, claim: Claim, seen: Order, timeout_s: float) -> Order:
-        """Take in a replica's claim to the GPUs that it shares. Return the answer once it differs from ``seen``, or after ``timeout_s``."""
+        """Take in a replica's claim to the GPUs that it shares. Return the answer.
+
+        It waits until the answer differs from ``seen``, at most ``timeout_s`` seconds.
+        """
         self._places.report(applicant, claim, now=self._now())
         self._wake_places()
         deadline = self._now() + timeout_s
@@ -286,6 +289,11 @@ class Membership:
         self._settings = settings
         self._board: Any = None
 
+    @property
+    def claim_expiry_s(self) -> float:
+        """Seconds after which a claim to GPUs ends, longer than two claims in a row that are lost or late."""
+        return max(self._settings.expiry_s, 3 * self._settings.renew_s + 1.0)
+
     async def _call(self, method: str, *args: Any, timeout_s: float) -> Any:
         async with asyncio.timeout(timeout_s):
             if self._board is None:  # in a thread: with Ray's control store away, this waits for it
@@ -335,12 +343,17 @@ class Membership:
         """Return `LeaseBoard.claim_place`, within `renew_s`.
 
         Raises:
-            LeaseBoardSilent: The board does not answer, or is of a release that knows no places.
+            ClusterFailed: The board is of a release that knows no places.
+            LeaseBoardSilent: The board does not answer.
         """
         renew_s = self._settings.renew_s
         try:
             order: Order = await self._call("claim_place", applicant, claim, seen, renew_s, timeout_s=2 * renew_s)
-        except (*AWAY, AttributeError) as exc:
+        except AttributeError as exc:
+            self._board = None
+            problem = "models.NAME.sleep needs a lease board that gives out GPUs, and the application's is of an older release"
+            raise ClusterFailed(problem, "run `serve-app down`, then `serve-app up`") from exc
+        except AWAY as exc:
             if not isinstance(exc, TimeoutError):
                 self._board = None
             raise LeaseBoardSilent(retry_after_s=renew_s) from exc

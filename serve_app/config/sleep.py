@@ -21,7 +21,7 @@ class SleepSettings(Section):
     after_s: Real = Field(default=60.0, gt=0)
     """Seconds without a request after which the engine sleeps, also if no other model needs its GPU."""
     replicas_per_gpu: Int = Field(default=1, ge=1, le=64)
-    """Replicas, of any models with `sleep`, that Ray places on one GPU. One of them is awake at a time. Equal for all models that share."""
+    """Replicas, of any models with `sleep`, that Ray places on one GPU. One of them is awake at a time."""
 
 
 def sleep_problems(model: "ModelSettings") -> Iterator[PydanticCustomError]:

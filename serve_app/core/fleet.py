@@ -125,7 +125,7 @@ class FleetState(Attempts):
         started = self._dispatch(now)
         if request.replica_id is not None:
             return started
-        started += self._wake(now)
+        started += self._wake(now, (request,))
         if (full := self.refusals.of_full_line(self.waiting, request, now)) is None:
             return started
         return started + self._give_up(*full, now)
@@ -187,7 +187,7 @@ class FleetState(Attempts):
     def _on_heartbeat_arrived(self, event: HeartbeatArrived, *, now: float) -> list[Instruction]:
         if (replica := self.replicas.get(event.replica_id)) is None:
             return []
-        if replica.sleeping and not event.sleeping:  # its engine was asleep, and has lost its KV cache
+        if replica.sleeping and not event.sleeping:  # its engine has lost its KV cache, unless its drain ended awake
             self._routing.forget(event.replica_id)
         if replica.take_heartbeat(event, now=now):
             self._replicas_changed()
@@ -344,16 +344,25 @@ class FleetState(Attempts):
             for request, target in self._apart.moves(replica, self.replicas, now)
         ]
 
-    def _wake(self, now: float) -> list[Instruction]:
-        """Ask the replicas whose engines sleep to wake, each second, while requests wait and no replica takes any."""
-        if not self.waiting or not all(r.draining for r in self.replicas.values()):
+    def _wake(self, now: float, came: tuple[RequestState, ...] = ()) -> list[Instruction]:
+        """Ask a replica whose engine sleeps to wake, each second, while a request waits that can run there and nowhere else.
+
+        Args:
+            came: Looked at alone, for it has just come. Else all that wait are.
+        """
+        if not self.waiting:
             return []
         due = [
             r for r in self.replicas.values() if r.sleeping and (r.wake_asked_at is None or now - r.wake_asked_at >= WAKE_EVERY_S)
         ]
-        for replica in due:
+        if not due:
+            return []
+        taking = [r for r in self.replicas.values() if not r.draining]
+        homeless = [r for r in came or self.waiting.values() if not any(replica.can_run(r) for replica in taking)]
+        needed = [replica for replica in due if any(replica.can_run(r) for r in homeless)]
+        for replica in needed:
             replica.wake_asked_at = now
-        return [WakeReplica(replica.replica_id) for replica in due]
+        return [WakeReplica(replica.replica_id) for replica in needed]
 
     def _end_hand_overs(self, now: float) -> list[Instruction]:
         """Start requests again whose source did not hand them over, or whose target made no token, in time."""

@@ -1,10 +1,13 @@
 """`Places` decides which of the replicas that share a GPU has it; the others sleep. Pure; the lease board runs it (``membership.py``).
 
-Replicas report their claims, and the answer grants the GPUs or asks for room. The order is that of `autoscaling/turns.py`, which takes
-turns by starts: who has waited longest goes first, within the highest priority. A holder makes room
+Replicas report their claims, and the answer grants the GPUs or asks for room. Who has waited longest goes first, within the highest
+priority. A holder makes room
 
-- at once if it has no request, or if a model of higher priority asks;
-- else after its *stay* of two changes of places: a shorter one would spend most of its time on sleeping and waking.
+- at once if it has no request, for any that asks, or if a model of higher priority asks. `autoscaling/turns.py`, which takes turns by
+  starts, lets a holder wait for requests for `IDLE_S` first;
+- else, for one of its own priority, after its *stay* of two changes of places. One of lower priority waits until it has no request.
+
+So models with short answers at a dense load change places after nearly each answer, and spend most of their time on it.
 
 A grant ends only when its replica says that it holds nothing, or is gone. So at most one replica holds a GPU at any time. A holder that is
 silent for ``expiry_s`` counts as gone; if it lives after all, the engine that wakes beside it finds no memory and ends.
@@ -26,6 +29,8 @@ class Applicant:
     replica_id: str
     gpus: tuple[str, ...] = ()
     priority: int = 0
+    expiry_s: float = 0.0
+    """Seconds after a claim at which the replica counts as gone; 0: the board's own. A board outlives a change of the configuration."""
 
 
 @dataclass(slots=True)
@@ -50,13 +55,19 @@ class Places:
     """
 
     def __init__(self, expiry_s: float, *, now: float) -> None:
-        self._expiry_s = expiry_s
+        """Begin without claims. ``expiry_s``: seconds of silence of a replica whose `Applicant` names none, and of one that is gone."""
+        self._expiry_s, self._began = expiry_s, now
         self._grants_from = now + expiry_s
         self._known: dict[str, _Known] = {}
+        self._gone: dict[str, float] = {}
+        """Until when claims of replicas that said goodbye are late."""
 
     def report(self, applicant: Applicant, claim: Claim, *, now: float) -> None:
-        """Take in the claim of a replica. It must come again within ``expiry_s``."""
+        """Take in the claim of a replica. It must come again before it expires. A claim that a later one has overtaken is ignored."""
         known = self._known.get(applicant.replica_id)
+        if self._gone.get(applicant.replica_id, now) > now or (known is not None and claim.number < known.claim.number):
+            return
+        self._grants_from = max(self._grants_from, self._began + applicant.expiry_s)
         if known is None:
             known = self._known[applicant.replica_id] = _Known(applicant, claim, now)
         if claim.holds:
@@ -69,13 +80,17 @@ class Places:
         self.settle(now)
 
     def forget(self, replica_id: str, *, now: float) -> None:
-        """Take in that the replica is gone."""
+        """Take in that the replica is gone. Its claims that are still on their way come to nothing."""
+        self._gone = {each: until for each, until in self._gone.items() if until > now}
+        self._gone[replica_id] = now + self._expiry_s
         if self._known.pop(replica_id, None) is not None:
             self.settle(now)
 
     def settle(self, now: float) -> None:
         """Forget the replicas that are silent, and grant GPUs that are free."""
-        for replica_id in [i for i, known in self._known.items() if now - known.heard_at > self._expiry_s]:
+        for replica_id in [
+            i for i, known in self._known.items() if now - known.heard_at > (known.applicant.expiry_s or self._expiry_s)
+        ]:
             del self._known[replica_id]
         if now < self._grants_from:
             return

@@ -27,9 +27,9 @@ class Refusals:
         """A heap of deadlines with numbers and ids of requests, some of which have begun or ended."""
 
     def retry_after_s(self) -> float:
-        """Return in how many seconds a refused request may find a place. If all replicas drain, a new one has to start first."""
+        """Return in how many seconds a refused request may find a place. If all replicas end, a new one has to start first."""
         cold_start_s = self.cold_starts.retry_after_s()
-        if cold_start_s is None or any(not r.draining for r in self._replicas):
+        if cold_start_s is None or any(not r.draining or r.sleeping for r in self._replicas):
             return self._settings.retry_after_s
         return cold_start_s
 
@@ -118,7 +118,8 @@ class Refusals:
             waited_s=waited_s,
             retry_after_s=self.retry_after_s(),
             num_linked=len(self._replicas),
-            num_draining=sum(r.draining for r in self._replicas),
+            num_draining=sum(r.draining and not r.sleeping for r in self._replicas),
+            num_sleeping=sum(r.sleeping for r in self._replicas),
             held=sum(len(r.held) for r in self._replicas),
             credit=sum(r.credit for r in self._replicas),
         )

@@ -7,17 +7,19 @@ a GPU has it. A request never wakes an engine by itself: the replica asks for th
                   ^---------'
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 ASKED_S = 3.0
 """An ingress whose requests wait repeats its `Wake` each second. Its wish is forgotten after this many seconds without another."""
 DEFAULT_CHANGE_S = 10.0
 """The assumed seconds of a sleep and a wake-up together, before they were measured."""
+MIN_DRAIN_S = 0.5
+"""The least seconds from the news that the replica takes nothing until it sleeps: attempts that are on their way arrive within them."""
 
 
 class Phase(StrEnum):
-    """What the engine does. In ASLEEP alone its weights are not on the GPU."""
+    """What the engine does. Its weights are not on the GPU in ASLEEP, and in STARTING before the replica has its place."""
 
     STARTING = "starting"
     AWAKE = "awake"
@@ -44,6 +46,8 @@ class Claim:
     """Whether it holds its GPUs with an engine that has come up: its stay has begun."""
     change_s: float = DEFAULT_CHANGE_S
     """Seconds that its latest sleep and wake-up took together."""
+    number: int = field(default=0, compare=False)
+    """Rises from claim to claim of a replica: one that a later one has overtaken says nothing any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,8 @@ class Instruction(StrEnum):
     START_DRAIN = "start_drain"
     END_DRAIN = "end_drain"
     """Take requests again."""
+    LET_GO = "let_go"
+    """Give the attempts back to their ingresses, which queue the requests, limit their wait, and ask for the replica."""
     PUT_TO_SLEEP = "put_to_sleep"
     WAKE_UP = "wake_up"
 
@@ -100,18 +106,27 @@ Event = Asked | Looked | Ordered | EngineChanged | Ended
 class Sleep:
     """The state of one replica. ``handle`` is its one door; times are seconds of one clock."""
 
-    def __init__(self, after_s: float, *, now: float) -> None:
+    def __init__(self, after_s: float, *, drain_s: float, expiry_s: float, now: float) -> None:
+        """Begin in STARTING.
+
+        Args:
+            after_s: Seconds without a request after which the engine sleeps.
+            drain_s: Seconds of a drain after which the replica lets go of its attempts.
+            expiry_s: Seconds after the board's latest answer for which the engine may fall asleep: without the board it could not wake.
+            now: Seconds of the clock of all events.
+        """
         self.phase = Phase.STARTING
         self.sleep_s: float | None = None
         """Seconds that the engine took to fall asleep, the last time."""
         self.wake_s: float | None = None
         """Seconds that it took to wake up, the last time."""
         self.num_wakes = 0
-        self._after_s = after_s
+        self.order = Order(may_hold=False)
+        """What the board said last of the present claim."""
+        self._after_s, self._drain_s, self._expiry_s = after_s, drain_s, expiry_s
         self._since = self._busy_at = now
-        self._asked_until = now
+        self._asked_until = self._ordered_at = now
         self._attempts = 0
-        self._order = Order(may_hold=False)
         self._held = False  # of GPUs, as the last claim said
 
     def handle(self, event: Event, *, now: float) -> list[Instruction]:
@@ -123,8 +138,12 @@ class Sleep:
                 self._attempts = attempts
                 if attempts and self.phase is Phase.AWAKE:
                     self._asked_until = now  # what waited has come: from its end on the replica is idle
+                if attempts and self.phase in (Phase.FALLING_ASLEEP, Phase.ASLEEP):  # they come too late for the drain
+                    self._asked_until = now + ASKED_S  # until then their ingress asks
+                    self._attempts = 0
+                    return [Instruction.LET_GO]
             case Ordered(order):
-                self._order = order
+                self.order, self._ordered_at = order, now
             case EngineChanged():
                 return self._changed(now)
             case Ended():
@@ -143,11 +162,6 @@ class Sleep:
         serves = self._held and self.phase not in (Phase.STARTING, Phase.WAKING)
         return Claim(self._held, wants=self._wants(now), busy=busy, serves=serves, change_s=change_s)
 
-    @property
-    def is_sleeping(self) -> bool:
-        """Whether the replica takes no request because it sleeps, is about to, or wakes: a `Wake` reaches it."""
-        return self.phase in (Phase.DRAINING, Phase.FALLING_ASLEEP, Phase.ASLEEP, Phase.WAKING)
-
     def validate(self) -> None:
         """Assert the invariants."""
         if self.phase in (Phase.AWAKE, Phase.DRAINING, Phase.FALLING_ASLEEP, Phase.WAKING):
@@ -156,6 +170,9 @@ class Sleep:
 
     def _is_needed(self, now: float) -> bool:
         return self._attempts > 0 or now < self._asked_until
+
+    def _hears_board(self, now: float) -> bool:
+        return now - self._ordered_at < self._expiry_s
 
     def _wants(self, now: float) -> bool:
         if self._held:
@@ -168,21 +185,25 @@ class Sleep:
     def _decide(self, now: float) -> list[Instruction]:
         match self.phase:
             case Phase.STARTING:
-                self._held = self._held or self._order.may_hold
+                self._held = self._held or self.order.may_hold
             case Phase.AWAKE:
-                if self._order.make_room or now - self._busy_at >= self._after_s:
+                if self._hears_board(now) and (self.order.make_room or now - self._busy_at >= self._after_s):
                     self._enter(Phase.DRAINING, now)
-                    # An attempt that an ingress has just sent arrives within this drain, which waits for it.
                     return [Instruction.START_DRAIN]
             case Phase.DRAINING:
-                if self._is_needed(now) and not self._order.make_room:  # whoever asked for the GPU has gone, or none did
+                # A drain makes its holder busy: `make_room` ends, though another waits, if the stay is not over and the priority no higher.
+                if not self._hears_board(now) or (self._is_needed(now) and not self.order.make_room):
                     self._enter(Phase.AWAKE, now)
                     return [Instruction.END_DRAIN]
-                if not self._attempts:
+                if self._attempts:
+                    return [Instruction.LET_GO] if now - self._since >= self._drain_s else []
+                if now - self._since >= MIN_DRAIN_S:
                     self._enter(Phase.FALLING_ASLEEP, now)
                     return [Instruction.PUT_TO_SLEEP]
             case Phase.ASLEEP:
-                if self._wants(now) and self._order.may_hold:
+                if not self._wants(now):
+                    self.order = Order(may_hold=False)  # what was granted to a wish ends with it
+                elif self.order.may_hold:
                     self._held = True
                     self._enter(Phase.WAKING, now)
                     return [Instruction.WAKE_UP]
@@ -197,7 +218,7 @@ class Sleep:
                 self._asked_until = now + ASKED_S  # the requests for which it was started are on their way to it
                 self._enter(Phase.AWAKE, now)
             case Phase.FALLING_ASLEEP:
-                self.sleep_s, self._held, self._order = lasted_s, False, Order(may_hold=False)
+                self.sleep_s, self._held, self.order = lasted_s, False, Order(may_hold=False)
                 self._enter(Phase.ASLEEP, now)
             case Phase.WAKING:
                 self.wake_s = lasted_s

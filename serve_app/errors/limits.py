@@ -18,6 +18,9 @@ class NoReplica(ServingError):
     retry_after_s: float = field()
     num_linked: int = 0
     num_draining: int = 0
+    """Of the linked ones, those that end."""
+    num_sleeping: int = 0
+    """Of the linked ones, those whose engines sleep, fall asleep or wake."""
     held: int = 0
     credit: int = 0
 
@@ -25,6 +28,8 @@ class NoReplica(ServingError):
         wait = f"after {self.waited_s:.1f} s; retry in {self.retry_after_s:.1f} s"
         if not self.num_linked:
             return f"no replica of {self.model!r} {wait}"
+        if self.num_sleeping == self.num_linked:
+            return f"the engine of {self.model!r} sleeps, and has not got its GPU or is not awake yet {wait}"
         where = f"{self.num_linked} linked, {self.num_draining} of them draining, {self.held} of {self.credit} places taken"
         return f"no room on the replicas of {self.model!r} ({where}) {wait}, or raise replicas.max or protocol.credit"
 

@@ -69,8 +69,8 @@ class Replica:
         self._engine = EngineProcess(self.settings.health, on_message=self._from_engine, on_lost=self._engine_lost)
         if self.model.sleep is not None:
             self._sleeper = Sleeper(self.model, self.settings.timeouts, self._membership, self.replica_id)
-            self._tasks.append(asyncio.create_task(self._sleeper.run(), name="sleeper"))
-            await self._sleeper.get_place()
+            self._tasks.append(running := asyncio.create_task(self._sleeper.run(), name="sleeper"))
+            await self._sleeper.get_place(running)
             began = time.monotonic()  # waiting for the GPU belongs to the phases before
         ready = await self._start_engine(settings)
         engine_ready = time.monotonic()
@@ -86,7 +86,7 @@ class Replica:
         report = self._start_report = StartReport(who, began=began, engine_ready=engine_ready, engine=ready.phases)
         self._start_gauge = Gauge("serve_app_cold_start_seconds", "What each phase of the start took.", ("model", "phase"))
         if self._sleeper is not None:
-            self._sleeper.begin(self._engine, self._server, host_bytes(self.model))
+            self._sleeper.begin(self._engine, self._server, await asyncio.to_thread(host_bytes, self.model))
         self._tasks += [
             asyncio.create_task(self._server.heartbeats(), name="heartbeats"),
             asyncio.create_task(self._membership.keep(self._lease), name="lease"),
@@ -197,7 +197,7 @@ class Replica:
     async def _drain(self) -> None:
         assert self._server is not None
         logger.info("draining %d attempts", self._server.num_attempts())
-        can_run = self._sleeper is None or await self._sleeper.end()
+        can_run = self._sleeper is None or self._sleeper.end()
         await self._server.drain(self.settings.timeouts.drain_s if can_run else 0.0)
         if self._sleeper is not None:
             await self._engine.stop()  # before the tasks end, with which its place on the GPU goes to another replica

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -178,15 +178,19 @@ class EngineProcess:
         self._watching = asyncio.create_task(self._watch.run(self.pid), name="engine-watch")
         self._watching.add_done_callback(_log_failure)
 
-    async def change(self, order: pipe.FallAsleep | pipe.WakeUp, *, timeout_s: float) -> bool:
-        """Let the engine fall asleep or wake up. Return True when it has; if it cannot within ``timeout_s``, it is lost, and False."""
+    def change(self, order: pipe.FallAsleep | pipe.WakeUp, *, timeout_s: float) -> Coroutine[Any, Any, bool]:
+        """Tell the engine now to fall asleep or wake up. The result waits until it has: True; False if it is lost, after ``timeout_s``."""
         assert self._watch is not None
-        self._changed = asyncio.get_running_loop().create_future()
+        changed = self._changed = asyncio.get_running_loop().create_future()
         self._watch.paused = True  # an engine that copies or reads its weights makes no step, and may use no CPU time
+        self.send(order)
+        return self._has_changed(order, changed, timeout_s)
+
+    async def _has_changed(self, order: pipe.FallAsleep | pipe.WakeUp, changed: asyncio.Future[str], timeout_s: float) -> bool:
+        assert self._watch is not None
         try:
-            self.send(order)
             async with asyncio.timeout(timeout_s):
-                problem = await self._changed
+                problem = await changed
         except TimeoutError:
             problem = f"not done after {timeout_s:g} s"
         finally:

@@ -1,10 +1,14 @@
 """`Sleeper` lets one replica's engine sleep: it claims the replica's GPUs at the lease board, and does what ``core/sleep.py`` decides."""
 
 import asyncio
+import itertools
 import logging
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.serve.metrics import Gauge
@@ -14,7 +18,8 @@ from serve_app.config import ModelSettings, default_cache_dir
 from serve_app.config.settings import TimeoutSettings
 from serve_app.core.places import Applicant
 from serve_app.core.sleep import Asked, Claim, Ended, EngineChanged, Event, Instruction, Looked, Order, Ordered, Phase, Sleep
-from serve_app.errors import LeaseBoardSilent
+from serve_app.errors import ClusterFailed, LeaseBoardSilent
+from serve_app.host.tasks import raise_failure
 from serve_app.membership import Membership
 from serve_app.replica import pipe
 from serve_app.replica.process import EngineProcess
@@ -37,14 +42,30 @@ def shared_gpus() -> tuple[str, ...]:
 def host_bytes(model: ModelSettings) -> int:
     """Return the host memory that the engine's weights take while it sleeps, by the profile or by the checkpoint's files.
 
-    Of a checkpoint that is not a folder, as of one of a hub, it is not known, and 0.
+    It reads folders, also the hub's cache. 0 if the files are nowhere here, as of a checkpoint that is streamed.
     """
     assert model.sleep is not None
     if model.simulated is not None:
         return held_bytes(profile_from(model.simulated.profile), model.sleep.level)
     if model.sleep.level == 2:
         return 0
-    return sum(file.stat().st_size for file in Path(resolve_model(model.model, default_cache_dir())).glob("*.safetensors"))
+    folder = _folder(model)
+    files = [] if folder is None else list(folder.glob("*.safetensors")) or list(folder.glob("*.bin"))
+    return sum(file.stat().st_size for file in files)
+
+
+def _folder(model: ModelSettings) -> Path | None:
+    from huggingface_hub import snapshot_download
+
+    if os.path.isdir(path := resolve_model(model.model, default_cache_dir())):  # `Path.is_dir` raises for some names
+        return Path(path)
+    given = {name: value for name in ("revision", "download_dir") if isinstance(value := model.engine_args.get(name), str)}
+    try:
+        return Path(
+            snapshot_download(path, revision=given.get("revision"), cache_dir=given.get("download_dir"), local_files_only=True)
+        )
+    except (OSError, ValueError):  # not in the cache, or not a name of the hub's
+        return None
 
 
 class Sleeper:
@@ -57,15 +78,17 @@ class Sleeper:
         assert model.sleep is not None
         self._model, self._level, self._timeouts = model.name, model.sleep.level, timeouts
         self._membership = membership
-        self._applicant = Applicant(replica_id, shared_gpus(), model.replicas.priority)
-        self._sleep = Sleep(model.sleep.after_s, now=time.monotonic())
+        self._applicant = Applicant(replica_id, shared_gpus(), model.replicas.priority, membership.claim_expiry_s)
+        self._sleep = Sleep(
+            model.sleep.after_s, drain_s=timeouts.drain_s, expiry_s=self._applicant.expiry_s, now=time.monotonic()
+        )
         self._engine: EngineProcess | None = None
         self._server: ReplicaServer | None = None
         self._placed = asyncio.Event()
         self._changing: asyncio.Task[None] | None = None
         self._claimed: tuple[Claim, asyncio.Task[Order | None]] | None = None
-        self._order = Order(may_hold=False)
-        self._drain_ends_at = 0.0
+        self._numbers = itertools.count(1)
+        self._is_unheard = False  # whether the board gave no answer last
         self._host_bytes = 0
         self._asleep = Gauge("serve_app_asleep", "1 while the engine of the model's replica sleeps.", ("model",))
         self._seconds = Gauge("serve_app_sleep_seconds", "What the engine's latest sleep and wake-up took.", ("model", "phase"))
@@ -82,9 +105,14 @@ class Sleeper:
         asleep = sleep.phase is Phase.ASLEEP
         return {"asleep": float(asleep), "wakes": float(sleep.num_wakes), "host_bytes": float(self._host_bytes * asleep), **known}
 
-    async def get_place(self) -> None:
-        """Wait until this replica may put its engine on the GPU."""
-        await self._placed.wait()
+    async def get_place(self, running: asyncio.Task[None]) -> None:
+        """Wait until this replica may put its engine on the GPU. ``running``: the task of `run`, whose error is raised."""
+        placed = asyncio.ensure_future(self._placed.wait())
+        try:
+            await asyncio.wait((placed, running), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            placed.cancel()
+        raise_failure([running])
 
     def begin(self, engine: EngineProcess, server: ReplicaServer, host_bytes: int) -> None:
         """Take in that the engine is up and the replica listens. ``host_bytes``: what its weights take while it sleeps."""
@@ -97,8 +125,6 @@ class Sleeper:
         try:
             while True:
                 self._look(0 if self._server is None else self._server.num_attempts())
-                if self._server is not None and self.phase is Phase.DRAINING and time.monotonic() >= self._drain_ends_at:
-                    self._server.let_go()
                 if self._changing is not None and self._changing.done():
                     self._changing.result()
                 await asyncio.sleep(_LOOK_EVERY_S)
@@ -106,10 +132,8 @@ class Sleeper:
             if self._claimed is not None:
                 self._claimed[1].cancel()
 
-    async def end(self) -> bool:
+    def end(self) -> bool:
         """Change nothing any more, and return whether the engine can finish requests. Called before the replica's last drain."""
-        if self._changing is not None and self.phase is Phase.WAKING:
-            await self._changing
         can_run = self.phase in (Phase.AWAKE, Phase.DRAINING)
         self._take(Ended())
         return can_run
@@ -122,10 +146,7 @@ class Sleeper:
             claimed, answer = self._claimed
             if answer.done():
                 self._claimed = None
-                if (
-                    order := answer.result()
-                ) is not None and claim == claimed:  # an earlier claim's answer says nothing of this one
-                    self._order = order
+                if (order := answer.result()) is not None and claim == claimed:  # an earlier claim's answer says nothing of this
                     self._take(Ordered(order))
                     claim = self._sleep.claim(time.monotonic())
             elif claim != claimed:
@@ -137,12 +158,24 @@ class Sleeper:
             self._claimed = claim, asyncio.create_task(self._ask(claim), name="place")
 
     async def _ask(self, claim: Claim) -> Order | None:
-        """Return the board's answer; None if it gives none."""
+        """Return the board's answer; None if it gives none. The first of several silences is logged.
+
+        Raises:
+            ClusterFailed: The board is too old to start an engine with. One that serves already serves on.
+        """
+        numbered = replace(claim, number=next(self._numbers))
         try:
-            return await self._membership.claim_place(self._applicant, claim, self._order)
-        except LeaseBoardSilent:
+            order = await self._membership.claim_place(self._applicant, numbered, self._sleep.order)
+        except (LeaseBoardSilent, ClusterFailed) as exc:
+            if isinstance(exc, ClusterFailed) and self.phase is Phase.STARTING:
+                raise
+            if not self._is_unheard:
+                logger.warning("%s: no claim to a GPU in phase %s: %s", self._model, self.phase, exc.__cause__ or exc)
+            self._is_unheard = True
             await asyncio.sleep(_RETRY_S)
             return None
+        self._is_unheard = False
+        return order
 
     def _take(self, event: Event) -> None:
         before = self.phase
@@ -150,11 +183,13 @@ class Sleeper:
             match instruction:
                 case Instruction.START_DRAIN:
                     assert self._server is not None
-                    self._drain_ends_at = time.monotonic() + self._timeouts.drain_s
                     self._server.sleep_drain(self._timeouts.drain_s)
                 case Instruction.END_DRAIN:
                     assert self._server is not None
                     self._server.take_again()
+                case Instruction.LET_GO:
+                    assert self._server is not None
+                    self._server.let_go()
                 case Instruction.PUT_TO_SLEEP:
                     self._change(pipe.FallAsleep(self._level))
                 case Instruction.WAKE_UP:
@@ -164,11 +199,12 @@ class Sleeper:
             self._show()
 
     def _change(self, order: pipe.FallAsleep | pipe.WakeUp) -> None:
-        self._changing = asyncio.create_task(self._carry_out(order), name=type(order).__name__)
-
-    async def _carry_out(self, order: pipe.FallAsleep | pipe.WakeUp) -> None:
         assert self._engine is not None
-        done = await self._engine.change(order, timeout_s=self._timeouts.engine_start_s)
+        done = self._engine.change(order, timeout_s=self._timeouts.engine_start_s)  # sent at once, before any later attempt
+        self._changing = asyncio.create_task(self._note(done), name=type(order).__name__)
+
+    async def _note(self, change: Coroutine[Any, Any, bool]) -> None:
+        done = await change
         self._take(EngineChanged() if done else Ended())
 
     def _show(self) -> None:

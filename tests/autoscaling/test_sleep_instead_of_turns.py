@@ -98,11 +98,11 @@ def check(runs: list[Arrivals]) -> None:
     worlds = [with_sleep(arrivals) for arrivals in runs]
     ttfts_s = [ttft_s for world in worlds for ttft_s in world.ttfts_s]
     assert len(ttfts_s) == sum(len(arrivals) for arrivals in runs)
-    assert p99(ttfts_s) <= COPY_S + 1.0
+    assert p99(ttfts_s) <= COPY_S + 1.5
     assert sum(starts_with_turns(arrivals) for arrivals in runs) >= 5 * sum(world.num_starts for world in worlds)
 
 
-def test_six_models_that_sleep_need_a_fifth_of_the_starts_and_answer_within_a_wake_up_and_a_second() -> None:
+def test_six_models_that_sleep_need_a_fifth_of_the_starts_and_answer_within_a_wake_up_and_one_and_a_half_seconds() -> None:
     check([zipf(gap_s=180.0, span_s=2 * 3600.0, seed=1)])
 
 

@@ -10,6 +10,7 @@ EXPIRY_S = 6.0
 TURN_S = 0.05
 """A replica looks at its attempts this often, and an answer of the board takes no longer."""
 ASK_EVERY_S = 1.0
+DRAIN_S = 30.0
 
 
 @dataclass
@@ -26,6 +27,8 @@ class Engine:
     """When each request that waits at the ingress came."""
     running: list[float] = field(default_factory=list)
     """When each attempt will end."""
+    in_flight: list[float] = field(default_factory=list)
+    """When each attempt arrives that its ingress sent before it heard of a drain."""
     draining: bool = True
     changes_at: float = math.inf
     """When the engine will have done what it was told last."""
@@ -48,8 +51,9 @@ class SleepWorld:
         self, name: str, gpu: str, *, start_s: float = 5.0, sleep_s: float = 0.5, wake_s: float = 0.5, priority: int = 0
     ) -> Engine:
         gpus = (gpu,) if gpu else ()
+        sleep = Sleep(self.after_s, drain_s=DRAIN_S, expiry_s=EXPIRY_S, now=self.now)
         applicant = Applicant(name, gpus, priority)
-        engine = Engine(name, applicant, Sleep(self.after_s, now=self.now), start_s, sleep_s, wake_s)
+        engine = Engine(name, applicant, sleep, start_s, sleep_s, wake_s)
         self.engines[name] = engine
         return engine
 
@@ -72,7 +76,7 @@ class SleepWorld:
     def pass_quiet(self, until: float) -> None:
         """Let time pass up to ``until`` while nothing happens, in steps within which each replica renews its claim."""
         engines = list(self.engines.values())
-        while not any(e.waiting or e.running or e.changes_at < math.inf or e.sleep.phase not in _QUIET for e in engines):
+        while not any(e.waiting or e.in_flight or e.running or e.changes_at < math.inf or e.sleep.phase not in _QUIET for e in engines):
             if until - self.now <= EXPIRY_S / 2:
                 return
             self.now += EXPIRY_S / 2
@@ -81,6 +85,9 @@ class SleepWorld:
 
     def _serve(self, engine: Engine, lasting_s: float) -> None:
         engine.running = [end for end in engine.running if end > self.now]
+        if engine.sleep.phase not in (Phase.STARTING, Phase.ENDING):
+            engine.running += [self.now + lasting_s for arrives_at in engine.in_flight if arrives_at <= self.now]
+        engine.in_flight = [arrives_at for arrives_at in engine.in_flight if arrives_at > self.now]
         if not engine.draining:
             self.ttfts_s += [self.now - came for came in engine.waiting]
             engine.running += [self.now + lasting_s] * len(engine.waiting)
@@ -110,6 +117,9 @@ class SleepWorld:
                     engine.draining = True
                 case Instruction.END_DRAIN:
                     engine.draining = False
+                case Instruction.LET_GO:
+                    engine.waiting += [self.now] * len(engine.running)
+                    engine.running.clear()
                 case Instruction.PUT_TO_SLEEP:
                     assert not engine.running, "an engine falls asleep under a request"
                     engine.changes_at = self.now + engine.sleep_s
@@ -136,8 +146,9 @@ class SleepWorld:
         for engine in self.engines.values():
             engine.sleep.validate()
             if engine.sleep.phase in (Phase.FALLING_ASLEEP, Phase.ASLEEP, Phase.WAKING):
-                assert not engine.running
                 assert engine.draining
+            if engine.sleep.phase in (Phase.FALLING_ASLEEP, Phase.ASLEEP):
+                assert not engine.running, "nothing limits the wait of an attempt at an engine that sleeps"
         for gpu in {gpu for e in self.engines.values() for gpu in e.applicant.gpus}:
             assert len(self.on_gpu(gpu)) <= 1, f"{self.on_gpu(gpu)} are on GPU {gpu} together"
 

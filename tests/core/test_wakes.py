@@ -1,8 +1,8 @@
-from serve_app.core.events import HeartbeatArrived, LinkOpened, RequestsAborted, Ticked
+from serve_app.core.events import HeartbeatArrived, LinkEnd, LinkLost, LinkOpened, RequestsAborted, StartMeasured, Ticked
 from serve_app.core.fleet import WAKE_EVERY_S
 from serve_app.core.instructions import FailRequest, WakeReplica
 from serve_app.core.load import EngineLoad
-from tests.core.helpers import arrived, fleet_of, heartbeat, run, start
+from tests.core.helpers import Output, arrived, fleet_of, heartbeat, outputs, run, start
 
 
 def asleep(replica_id: str) -> HeartbeatArrived:
@@ -47,3 +47,27 @@ def test_a_wake_that_takes_too_long_ends_the_request_as_a_start_does() -> None:
     (failed, *_) = run(fleet, asleep("a"), Ticked(), now=11.0)
     assert isinstance(failed, FailRequest)
     assert failed.error.code == "no_replica"
+    assert "the engine of 'tiny' sleeps" in str(failed.error)
+
+
+def test_a_request_that_a_sleeping_engine_refuses_comes_back_sooner_than_after_a_start() -> None:
+    fleet = fleet_of("a", no_replica_s=10.0, retry_after_s=2.0)
+    run(fleet, StartMeasured("a", 90.0), asleep("a"))
+    assert fleet.refusals.retry_after_s() == 2.0
+    run(fleet, heartbeat("a", draining=True))
+    assert fleet.refusals.retry_after_s() == 90.0
+
+
+def test_a_sleeping_replica_is_woken_for_an_answer_that_no_other_replica_can_continue() -> None:
+    """During an update, the old replica sleeps while the new one takes requests."""
+    fleet = fleet_of()
+    run(
+        fleet,
+        LinkOpened("old", 8, weights="old"),
+        arrived("r"),
+        outputs("old", Output("r@0", [7])),
+        LinkLost("old", LinkEnd.SAID_GOODBYE),
+    )
+    run(fleet, LinkOpened("new", 8, weights="new"), LinkOpened("old", 8, draining=True, weights="old"))
+    assert run(fleet, asleep("old"), now=1.0) == [WakeReplica("old")]
+    assert run(fleet, arrived("s"), now=1.5) == [start("s", 0, "new")]
