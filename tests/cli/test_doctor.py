@@ -161,7 +161,10 @@ def test_mistakes_of_the_tenants_and_an_issuer_that_is_away_are_found(tmp_path: 
     config, files = (
         next(n for n, each in enumerate(found) if each["name"] == name) for name in ("config", "ingress.tenants_file")
     )
-    assert (found[config]["said"], files) == (f"{tmp_path}/config.yaml has no mistakes; what it names is checked below", config + 1)
+    assert (found[config]["said"], files) == (
+        f"{tmp_path}/config.yaml has no mistakes; what it names is checked below",
+        config + 1,
+    )
     assert said["ingress.oidc"]["state"] == "warning"
     assert f"http://127.0.0.1:{port}/realm/.well-known/openid-configuration: ConnectError: " in said["ingress.oidc"]["said"]
     tenants.write_text("tenants: {team: {models: [caht]}}")
