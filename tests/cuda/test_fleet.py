@@ -27,6 +27,8 @@ ALL_CASES = [*cases_completions.CASES, *cases_chat.CASES, *cases_responses.CASES
 CASES = [
     case for case in ALL_CASES if not case.by_chunk
 ]  # how many tokens share a chunk is chance, as fast as this accelerator is
+NEWER = ("weight_versions",)
+"""Fields of choices that only the newer version's API has, null unless weights change while an answer is made."""
 PORTS = {"cpu": 8034, "cuda": 8036, "mixed": 8038}
 
 
@@ -84,8 +86,13 @@ def test_check_knows_vllms_arguments_in_the_cuda_image_too(checkpoint: Path, tmp
 def test_a_fleet_with_engines_of_the_cuda_image_answers_as_one_of_the_cpu_image(fleets: Mapping[str, Started], name: str) -> None:
     answers = asyncio.run(ask_both(Pair(fleets["cpu"].server, fleets[name].server, fleets[name].config), CASES))
     assert {name: both for name, both in answers.items() if any("failed" in tree for tree in both)} == {}
-    found = {name: differences(cpu, cuda) for name, (cpu, cuda) in answers.items()}
-    assert {name: paths for name, paths in found.items() if paths} == {}, "case: path: (cpu, cuda)"
+    found = {
+        f"{case} {path}": both
+        for case, (cpu, other) in answers.items()
+        for path, both in differences(cpu, other).items()
+        if not (path.endswith(NEWER) and both == (None, None))
+    }
+    assert found == {}, "case and path: (cpu, other)"
 
 
 def test_status_tells_of_the_replica_and_its_version(fleets: Mapping[str, Started]) -> None:
