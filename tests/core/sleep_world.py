@@ -76,7 +76,9 @@ class SleepWorld:
     def pass_quiet(self, until: float) -> None:
         """Let time pass up to ``until`` while nothing happens, in steps within which each replica renews its claim."""
         engines = list(self.engines.values())
-        while not any(e.waiting or e.in_flight or e.running or e.changes_at < math.inf or e.sleep.phase not in _QUIET for e in engines):
+        while not any(
+            e.waiting or e.in_flight or e.running or e.changes_at < math.inf or e.sleep.phase not in _QUIET for e in engines
+        ):
             if until - self.now <= EXPIRY_S / 2:
                 return
             self.now += EXPIRY_S / 2
