@@ -52,7 +52,7 @@ class Board:
     board: LeaseBoard = field(default_factory=lambda: LeaseBoard(0.2))
     is_away: bool = False
     is_old: bool = False
-    claim_expiry_s: float = 6.0
+    claim_expiry_s: float = 1.0
 
     async def claim_place(self, applicant: Applicant, claim: Claim, seen: Order) -> Order:
         if self.is_old:
