@@ -198,7 +198,7 @@ def test_the_pool_for_prompts_gets_whole_replicas_if_the_other_one_has_more_than
 class RareLongPrompts(LongPrompts):
     """One request in a hundred has a long prompt of 20,000 tokens, by chance."""
 
-    rng = np.random.default_rng(1)
+    rng: np.random.Generator
 
     def load(self, rate: float) -> ModelLoad:
         load = super().load(rate)
@@ -208,6 +208,7 @@ class RareLongPrompts(LongPrompts):
 
 def test_chance_in_a_steady_load_hardly_changes_a_role_in_20_minutes() -> None:
     plant = RareLongPrompts(rules=ScalingRules(slo=RULES.slo, headroom=0.0, pools=WIDE), minimum=2)
+    plant.rng = np.random.default_rng(1)
     plant.run(60.0, 1600)
     order, shares = OrderedShare(0.0), []
     for second, decision in enumerate(plant.decisions[400:]):

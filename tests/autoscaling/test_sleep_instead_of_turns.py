@@ -99,6 +99,7 @@ def check(runs: list[Arrivals]) -> None:
     ttfts_s = [ttft_s for world in worlds for ttft_s in world.ttfts_s]
     assert len(ttfts_s) == sum(len(arrivals) for arrivals in runs)
     assert p99(ttfts_s) <= COPY_S + 1.5
+    assert all(world.num_starts == len(NAMES) for world in worlds)
     assert sum(starts_with_turns(arrivals) for arrivals in runs) >= 5 * sum(world.num_starts for world in worlds)
 
 

@@ -50,11 +50,12 @@ def test_ctrl_c_is_one_sentence_and_ends_the_fleet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     child = f"""
-import os, pathlib, signal
+import os, pathlib, signal, sys
 def end(*_):
     pathlib.Path({str(tmp_path / "ended")!r}).touch()
     raise SystemExit
 signal.signal(signal.SIGINT, end)
+sys.stdin.read()  # until the parent knows its process
 os.kill(os.getppid(), signal.SIGINT)
 while True:
     signal.pause()

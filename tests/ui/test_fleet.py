@@ -18,7 +18,7 @@ from tests.e2e.fleet import Server, answers, serve_app, wait_ready, wait_until
 from tests.ui.browser import LIMIT_MS, answer, ask, chromium, needs_chromium, open_chat, wait_until_done
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, needs_chromium]
-MODEL, PORT, UI_PORT = "tiny", 8046, 8047
+MODEL, PORT, UI_PORT = "tiny", 8061, 8062
 PAGES = f"http://127.0.0.1:{UI_PORT}"
 NUM_TOKENS = 300
 LONG = 600
