@@ -6,6 +6,7 @@ without a beat, while it is awake itself.
 """
 
 import asyncio
+import hmac
 import socket
 import ssl
 import time
@@ -27,9 +28,9 @@ _MAX_FRAME_BYTES = 1 << 20  # a beat has some 40 bytes for each process
 
 
 class Hello(msgspec.Struct, tag=1, array_like=True, frozen=True):
-    """What a member says once to join: ``secret`` shows that it belongs to this engine."""
+    """What a member says once to join: ``proof`` shows that it belongs to this engine."""
 
-    secret: bytes
+    proof: bytes
     rank: int
 
 
@@ -50,13 +51,27 @@ class Serves(msgspec.Struct, tag=4, array_like=True, frozen=True):
     """The first node's message to each member once the engine takes requests."""
 
 
-Message = Hello | Beat | Ended | Serves
+class Challenge(msgspec.Struct, tag=5, array_like=True, frozen=True):
+    """The first node's first message on each connection: the member's proof is made of it, so that none fits another connection."""
+
+    nonce: bytes
+
+
+Message = Hello | Beat | Ended | Serves | Challenge
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
+def proof(secret: bytes, nonce: bytes, rank: int) -> bytes:
+    """Return the MAC, 32 bytes, by which the member of this rank shows that it knows the engine's secret."""
+    return hmac.digest(secret, nonce + rank.to_bytes(4, "big"), "sha256")
+
+
 class Cord(asyncio.Protocol):
-    """One end. ``beat`` makes the beats of this end; ``on_lost`` is called once with the reason, unless this end calls `close` before."""
+    """One end. ``beat`` makes the beats of this end; ``on_lost`` is called once with the reason, unless this end calls `close` before.
+
+    ``opening`` is sent before the first beat.
+    """
 
     def __init__(
         self,
@@ -65,11 +80,13 @@ class Cord(asyncio.Protocol):
         beat: Callable[[], Beat],
         on_message: Callable[["Cord", Message], None],
         on_lost: Callable[["Cord", str], None],
+        opening: Message | None = None,
     ) -> None:
         self._silence = PeerSilence(silence_s, _MAX_GAP_S)
         self._beat = beat
         self._on_message = on_message
         self._on_lost = on_lost
+        self._opening = opening
         self._frames = FrameDecoder(_MAX_FRAME_BYTES)
         self._transport: asyncio.Transport | None = None
         self._beating: asyncio.Task[None] | None = None
@@ -81,9 +98,14 @@ class Cord(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
+        if self._over:  # let go between its acceptance and this call
+            self._transport.abort()
+            return
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(GONE_S * 1000))
+        if self._opening is not None:
+            self.send(self._opening)
         self._beating = asyncio.create_task(self._beats(), name="cord")
         self._beating.add_done_callback(self._beats_ended)
 
@@ -121,6 +143,12 @@ class Cord(asyncio.Protocol):
             self._beating.cancel()
         if self._transport is not None:
             self._transport.close()
+
+    def drop(self) -> None:
+        """End the connection at once, without what is still to be sent."""
+        self.close()
+        if self._transport is not None:
+            self._transport.abort()
 
     def _lose(self, reason: str) -> None:
         if not self._over:

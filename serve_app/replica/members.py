@@ -9,15 +9,19 @@ from collections.abc import Callable
 from serve_app.core.health import ProcessUse
 from serve_app.errors import EngineDied, EngineOutOfMemory, EngineStartFailed
 from serve_app.links.tls import LinkTls
-from serve_app.replica.cord import Beat, Cord, Ended, Hello, Message, Serves
+from serve_app.replica.cord import Beat, Challenge, Cord, Ended, Hello, Message, Serves, proof
 
 logger = logging.getLogger(__name__)
+
+MAX_STRANGERS = 64
+"""The most connections without proof; one more drops the oldest. A proof takes few round trips: only 64 newer connections within them keep
+a member out, and then the start of the engine fails. Each stranger may hold a frame of 1 MiB."""
 
 _ABOVE_PIDS = 1 << 32
 
 
 class Members:
-    """Waits for the members of ranks 1 to ``number``, then watches them. ``secret`` is what a member has to show."""
+    """Waits for the members of ranks 1 to ``number``, then watches them. ``secret`` is what a member has to know."""
 
     def __init__(self, number: int, *, silence_s: float, tls: LinkTls | None = None) -> None:
         self.secret = secrets.token_bytes(32)
@@ -25,7 +29,8 @@ class Members:
         self._silence_s = silence_s
         self._tls = tls
         self._cords: dict[int, Cord] = {}
-        self._strangers: set[Cord] = set()
+        self._strangers: dict[Cord, bytes] = {}
+        """Connections without proof, the oldest first, and the nonce of each."""
         self._uses: dict[int, dict[int, ProcessUse]] = {}
         self._complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._server: asyncio.Server | None = None
@@ -39,8 +44,13 @@ class Members:
         return int(self._server.sockets[0].getsockname()[1])
 
     def _accept(self) -> asyncio.Protocol:
-        cord = Cord(silence_s=self._silence_s, beat=Beat, on_message=self._hear, on_lost=self._lose)
-        self._strangers.add(cord)
+        nonce = secrets.token_bytes(32)
+        cord = Cord(silence_s=self._silence_s, beat=Beat, on_message=self._hear, on_lost=self._lose, opening=Challenge(nonce))
+        if len(self._strangers) >= MAX_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.drop()
+        self._strangers[cord] = nonce
         return cord.end_of(None if self._tls is None else self._tls.context(), server_side=True)
 
     async def all_joined(self) -> None:
@@ -77,7 +87,7 @@ class Members:
     def _hear(self, cord: Cord, message: Message) -> None:
         rank = self._rank_of(cord)
         match message:
-            case Hello() if rank is None:
+            case Hello() if rank is None and cord in self._strangers:
                 self._join(cord, message)
             case Beat(processes) if rank is not None:
                 self._uses[rank] = processes
@@ -85,8 +95,8 @@ class Members:
                 self._end(rank, reason, EngineOutOfMemory if out_of_memory else EngineDied)
 
     def _join(self, cord: Cord, hello: Hello) -> None:
-        is_ours = hmac.compare_digest(hello.secret, self.secret) and 0 < hello.rank <= self._number
-        self._strangers.discard(cord)
+        nonce = self._strangers.pop(cord)
+        is_ours = 0 < hello.rank <= self._number and hmac.compare_digest(hello.proof, proof(self.secret, nonce, hello.rank))
         if not is_ours or hello.rank in self._cords:
             logger.warning("refused a connection that does not belong to this engine")
             cord.close()
@@ -98,7 +108,7 @@ class Members:
                 self._complete.set_result(None)
 
     def _refuse_more(self) -> None:
-        """Stop listening, and end the connections that did not show the secret."""
+        """Stop listening, and end the connections without proof."""
         if self._server is not None:
             self._server.close()
         for cord in self._strangers:
@@ -109,7 +119,7 @@ class Members:
         return next((rank for rank, member in self._cords.items() if member is cord), None)
 
     def _lose(self, cord: Cord, reason: str) -> None:
-        self._strangers.discard(cord)
+        self._strangers.pop(cord, None)
         if (rank := self._rank_of(cord)) is not None:
             self._end(rank, reason)
 

@@ -21,7 +21,7 @@ from serve_app.links.protocol.messages import MAX_REASON_CHARS, readable
 from serve_app.links.tls import LinkTls
 from serve_app.replica import pipe
 from serve_app.replica.child import EngineChild
-from serve_app.replica.cord import Beat, Cord, Ended, Hello, Message, Serves
+from serve_app.replica.cord import Beat, Challenge, Cord, Ended, Hello, Message, Serves, proof
 from serve_app.replica.health import LOOK_EVERY_S
 from serve_app.replica.oom_kills import OomKills
 from serve_app.replica.process_group import group_use
@@ -91,7 +91,7 @@ class Shard:
             await self._child.stop()
 
     async def _connect(self) -> Cord:
-        """Join the engine.
+        """Connect to the first node, which then asks for the proof.
 
         Raises:
             OSError: The first node cannot be reached; TimeoutError is one.
@@ -103,7 +103,6 @@ class Shard:
         end = cord.end_of(None if self._tls is None else self._tls.context(), server_side=False)
         async with asyncio.timeout(_CONNECT_S):
             await asyncio.get_running_loop().create_connection(lambda: end, summons.node.first_address, summons.port)
-        cord.send(Hello(summons.secret, summons.node.rank))
         return cord
 
     async def _work(self) -> None:
@@ -132,7 +131,10 @@ class Shard:
 
     def _hear(self, cord: Cord, message: Message) -> None:
         """Take a message of the first node. The cord has already counted a beat."""
-        if isinstance(message, Serves) and self._on_serves is not None:
+        if isinstance(message, Challenge):
+            rank = self._summons.node.rank
+            cord.send(Hello(proof(self._summons.secret, message.nonce, rank), rank))
+        elif isinstance(message, Serves) and self._on_serves is not None:
             self._on_serves()
 
     def _from_child(self, message: pipe.FromEngine) -> None:

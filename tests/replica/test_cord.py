@@ -15,7 +15,8 @@ from serve_app.errors import EngineDied, EngineOutOfMemory, EngineStartFailed
 from serve_app.links.protocol.frames import encode_frame
 from serve_app.links.tls import LinkTls, ingress_tls, replica_tls
 from serve_app.replica import cord as cord_module
-from serve_app.replica.cord import Beat, Cord, Ended, Hello, Message, Serves
+from serve_app.replica import members as members_module
+from serve_app.replica.cord import Beat, Challenge, Cord, Ended, Hello, Message, Serves, proof
 from serve_app.replica.members import Members
 from tests.doubles.certificates import make_tls
 from tests.doubles.fleet import in_loop, until
@@ -34,16 +35,22 @@ class Member:
 
 async def join(port: int, secret: bytes, rank: int, *, silence_s: float = 60.0, tls: LinkTls | None = None) -> Member:
     member: Member
+
+    def hear(cord: Cord, message: Message) -> None:
+        if isinstance(message, Challenge):
+            cord.send(Hello(proof(secret, message.nonce, rank), rank))
+        else:
+            member.heard.append(message)
+
     cord = Cord(
         silence_s=silence_s,
         beat=lambda: Beat({7: ProcessUse(float(rank), stopped=False)}),
-        on_message=lambda _, message: member.heard.append(message),
+        on_message=hear,
         on_lost=lambda _, reason: member.lost.append(reason),
     )
     member = Member(cord)
     end = cord.end_of(None if tls is None else tls.context(), server_side=False)
     await asyncio.get_running_loop().create_connection(lambda: end, HERE, port)
-    cord.send(Hello(secret, rank))
     return member
 
 
@@ -161,6 +168,7 @@ async def test_a_loss_before_anybody_watches_is_reported_to_the_first_who_does()
 async def test_a_member_that_ends_before_the_last_has_joined_fails_the_start() -> None:
     members = Members(2, silence_s=60.0)
     member = await join(await members.listen(HERE), members.secret, 1)
+    await until(lambda: members._cords)
     member.cord.send(Ended("no such file"))
     with pytest.raises(EngineStartFailed, match="node 1 of the engine: no such file"):
         await members.all_joined()
@@ -176,17 +184,72 @@ async def test_members_that_are_let_go_end_and_nothing_is_reported_as_lost() -> 
         assert lost == []
 
 
-@pytest.mark.parametrize("hello", [Hello(b"guessed", 1), Hello(b"", 0)])
+@pytest.mark.parametrize(("secret", "rank"), [(b"guessed", 1), (None, 0), (None, 2)])
 @in_loop
-async def test_a_stranger_is_refused_and_a_member_can_still_join(hello: Hello) -> None:
+async def test_a_stranger_is_refused_and_a_member_can_still_join(secret: bytes | None, rank: int) -> None:
     members = Members(1, silence_s=60.0)
     port = await members.listen(HERE)
-    stranger = await join(port, hello.secret, hello.rank)
+    stranger = await join(port, secret or members.secret, rank)
     await until(lambda: stranger.lost)
     member = await join(port, members.secret, 1)
     await members.all_joined()
     members.close()
     member.cord.close()
+
+
+async def connect(port: int) -> tuple[Cord, asyncio.Future[bytes], asyncio.Future[str]]:
+    """Return an end that answers nothing, the nonce that it will hear, and why it will end."""
+    loop = asyncio.get_running_loop()
+    nonce, end = loop.create_future(), loop.create_future()
+
+    def hear(_: Cord, message: Message) -> None:
+        if isinstance(message, Challenge):
+            nonce.set_result(message.nonce)
+
+    cord = Cord(silence_s=60.0, beat=Beat, on_message=hear, on_lost=lambda _, reason: end.set_result(reason))
+    await loop.create_connection(lambda: cord, HERE, port)
+    return cord, nonce, end
+
+
+@in_loop
+async def test_a_proof_that_was_overheard_does_not_fit_another_connection() -> None:
+    members = Members(1, silence_s=60.0)
+    port = await members.listen(HERE)
+    (honest, nonce, _), (thief, _, refused) = await connect(port), await connect(port)
+    hello = Hello(proof(members.secret, await nonce, 1), 1)
+    thief.send(hello)
+    await until(lambda: refused.done() or members._cords)
+    assert members._cords == {}
+    honest.send(hello)
+    await members.all_joined()
+    members.close()
+    honest.close()
+
+
+@in_loop
+async def test_the_oldest_of_too_many_strangers_is_dropped_and_a_member_can_still_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "MAX_STRANGERS", 2)
+    members = Members(1, silence_s=60.0)
+    port = await members.listen(HERE)
+    strangers = [await connect(port) for _ in range(3)]
+    await strangers[0][2]
+    assert len(members._strangers) == 2
+    member = await join(port, members.secret, 1)
+    await strangers[1][2]
+    await members.all_joined()
+    members.close()
+    member.cord.close()
+
+
+@in_loop
+async def test_a_stranger_that_is_let_go_before_its_connection_is_made_does_not_stay() -> None:
+    cord = Cord(silence_s=60.0, beat=Beat, on_message=lambda *_: None, on_lost=lambda *_: None)
+    cord.close()
+    server = await asyncio.get_running_loop().create_server(lambda: cord, HERE, 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    assert await reader.read(1) == b""
+    writer.close()
+    server.close()
 
 
 @in_loop
@@ -213,8 +276,8 @@ async def test_once_all_have_joined_strangers_are_let_go_and_nothing_listens_any
     await asyncio.get_running_loop().create_connection(lambda: stranger, HERE, port)
     await until(lambda: members._strangers)
     member = await join(port, members.secret, 1)
-    member.cord.send(Hello(members.secret, 1))  # a second one changes nothing
     await members.all_joined()
+    member.cord.send(Hello(b"", 1))  # a second one changes nothing
     await until(lambda: stranger._over)
     with pytest.raises(ConnectionRefusedError):
         await join(port, members.secret, 1)
