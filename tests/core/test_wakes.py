@@ -47,7 +47,7 @@ def test_a_wake_that_takes_too_long_ends_the_request_as_a_start_does() -> None:
     (failed, *_) = run(fleet, asleep("a"), Ticked(), now=11.0)
     assert isinstance(failed, FailRequest)
     assert failed.error.code == "no_replica"
-    assert "the engine of 'tiny' sleeps" in str(failed.error)
+    assert "no engine of 'tiny' is awake" in str(failed.error)
 
 
 def test_a_request_that_a_sleeping_engine_refuses_comes_back_sooner_than_after_a_start() -> None:
