@@ -29,7 +29,9 @@ class NoReplica(ServingError):
         if not self.num_linked:
             return f"no replica of {self.model!r} {wait}"
         asleep = f", {self.num_sleeping} asleep" if self.num_sleeping else ""
-        where = f"{self.num_linked} linked, {self.num_draining} of them draining{asleep}, {self.held} of {self.credit} places taken"
+        where = (
+            f"{self.num_linked} linked, {self.num_draining} of them draining{asleep}, {self.held} of {self.credit} places taken"
+        )
         if self.num_sleeping == self.num_linked:
             return f"no engine of {self.model!r} is awake ({where}) {wait}"
         return f"no room on the replicas of {self.model!r} ({where}) {wait}, or raise replicas.max or protocol.credit"
