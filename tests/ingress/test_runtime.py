@@ -26,7 +26,7 @@ from serve_app.ingress.http.callers import IN_FORCE
 from serve_app.ingress.runtime import IngressRuntime
 from serve_app.membership import Lease
 from tests.core.helpers import Output, arrived, fleet_of, outputs, run
-from tests.doubles.fleet import in_loop
+from tests.doubles.fleet import in_loop, until
 from tests.ingress.fake_fronts import call, echo, front
 from tests.ingress.issuer import issuing
 from tests.ingress.tenants import digest
@@ -107,8 +107,7 @@ async def test_an_ingress_follows_the_tenants_file_of_its_configuration(
         return (await call(built.app, "POST", "/v1/completions", json={"model": "built"}, headers=headers)).status_code
 
     async def logged(said: str) -> None:
-        while not any(said in record.getMessage() for record in caplog.records):
-            await asyncio.sleep(0.01)
+        await until(lambda: any(said in record.getMessage() for record in caplog.records))
 
     caplog.set_level(logging.INFO)
     file = tmp_path / "tenants.yaml"
@@ -161,8 +160,7 @@ async def test_an_ingress_fetches_the_keys_of_the_issuer_of_its_configuration_wh
         values = {"models": {"built": {"model": "/m"}}, "ingress": {"tenants_file": str(file), "oidc": oidc}}
         built = await IngressRuntime.build(parse_settings(values), ingress_id="i", fleet_id="f")
         tasks = built.start()
-        while not issuer.num_readings:
-            await asyncio.sleep(0.01)
+        await until(lambda: issuer.num_readings > 0)
         asked: list[tuple[dict[str, Any], int]] = [({}, 200), ({"groups": ["blue"]}, 403), ({"aud": "another"}, 401)]
         for claims, expected in asked:
             headers = {"authorization": f"Bearer {issuer.token(**claims)}"}

@@ -1,7 +1,8 @@
 """This module makes the pictures of docs/ui.md and docs/monitoring.md: `python -m tests.ui.pictures docs/figures`.
 
 The chat page is in front of a scripted service. The fleet page and the dashboards show the same minutes of a simulated fleet: its load
-jumps, the autoscaler adds a replica, and the button of the fleet page kills an engine. Prometheus records them.
+jumps, the autoscaler adds a replica, and the button of the fleet page kills an engine. Prometheus records them. Two sleeps pace what the
+pictures show: the words of an answer, and the requests of the load.
 """
 
 import argparse
