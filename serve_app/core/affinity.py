@@ -42,9 +42,9 @@ class PrefixAffinity:
     """Sends a prompt to the replica that has its longest part cached; else by its session, or by its first new point; else by load.
 
     ``max_load``, > 1: how many times the mean of the other replicas the tokens to do of a replica may be that still gets requests by
-    affinity; the request's own tokens raise this bound (`_bound`). ``continued``: the assumed share of requests that continue an earlier prompt,
-    until requests have shown the true share. Cost of a pick, amortized: that of `LeastOutstandingTokens`, and a hash for each replica
-    that may be chosen.
+    affinity; the request's own tokens raise this bound (`_bound`). ``continued``: the assumed share of requests that continue an earlier
+    prompt, until requests have shown the true share. Cost of a pick, amortized: that of `LeastOutstandingTokens`, and a hash for each
+    replica that may be chosen.
     """
 
     def __init__(self, max_load: float = 2.0, continued: float = CONTINUED_AT_START) -> None:
