@@ -1,22 +1,28 @@
-"""This script measures starts: of fleets of one simulated and one real tiny model, again and again.
+"""This script measures starts: of fleets of one simulated and one real tiny model, repeatedly.
 
 ``python -m tools.cold_start`` prints a row per process and state of vLLM's cache folder: ``cold`` as in a new pod and, with ``--warm``,
 ``warm`` as on a machine that has served the model before. ``--tree NAME=PATH`` (more than once) compares checkouts in interleaved
-rounds. The seconds until ready depend on the machine's load; CPU seconds, of a process with all its children, depend on it less.
+rounds. ``--again`` compares models with and without ``warm_start`` in interleaved fleets: it also kills each engine, and measures the next
+one on the node, as ``again``. The seconds until ready depend on the machine's load; CPU seconds, of a process with all its children, depend
+on it less.
 """
 
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import yaml
 
@@ -25,9 +31,12 @@ from serve_app.checkpoints import make_tiny_llama
 
 _PORT = 8069
 _START_S = 900.0
+_POLL_S = 0.1
 _COMMAND = [sys.executable, "-m", "serve_app.cli.main"]
 _ENGINE = {"engine_args": {"max_model_len": 1024}, "num_cpus": 0.1}
+_MODELS = {"real": _ENGINE, "simulated": {"simulated": {"profile": "a10g-llama-8b"}, **_ENGINE}}
 Row = tuple[str, str, str]
+Figures = tuple[str, dict[str, float]]
 
 
 def main() -> None:
@@ -35,29 +44,44 @@ def main() -> None:
     parser.add_argument("--tree", action="append", default=[], help="NAME=PATH of a checkout; default: this one")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm", action="store_true", help="start each a second time, too")
+    parser.add_argument(
+        "--again", action="store_true", help="compare warm_start: false and true, also after the death of each engine"
+    )
+    parser.add_argument("--only", choices=_MODELS, help="start only this model")
     arguments = parser.parse_args()
     trees = dict(tree.split("=", 1) for tree in arguments.tree) or {"here": "."}
     figures: dict[Row, list[dict[str, float]]] = defaultdict(list)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         model = make_tiny_llama(folder / "tiny")
         for number in range(arguments.rounds):
-            for tree, path in trees.items():
-                home = folder / f"{tree}-{number}"
+            for name, fleet in _fleets(trees, model, arguments.only, again=arguments.again):
+                home = folder / f"{name}-{number}"
                 home.mkdir()
                 for cache in ("cold", "warm") if arguments.warm else ("cold",):
-                    for process, figure in _start(Path(path).absolute(), model, home):
-                        figures[process, cache, tree].append(figure)
-                        print(tree, cache, process, json.dumps(figure), file=sys.stderr, flush=True)
+                    for process, figure in fleet(home):
+                        figures[process, cache, name].append(figure)
+                        print(name, cache, process, json.dumps(figure), file=sys.stderr, flush=True)
     print("\n".join(_table(figures)))
 
 
-def _start(tree: Path, model: Path, home: Path) -> list[tuple[str, dict[str, float]]]:
+def _fleets(
+    trees: dict[str, str], model: Path, only: str | None, *, again: bool
+) -> Iterator[tuple[str, Callable[[Path], list[Figures]]]]:
+    """Yield the name of each fleet, and what measures it in a home folder."""
+    models = {name: {**section, "model": str(model)} for name, section in _MODELS.items() if only in (None, name)}
+    for tree, path in trees.items():
+        yield tree, partial(_start, Path(path).absolute(), models, again=again)
+        if again:
+            forked = {name: {**section, "warm_start": True} for name, section in models.items()}
+            yield f"{tree}, warm_start", partial(_start, Path(path).absolute(), forked, again=True)
+
+
+def _start(tree: Path, models: dict[str, Any], home: Path, *, again: bool) -> list[Figures]:
     """Start a fleet of the checkout and end it again; return the figures of each process."""
-    models = {"real": _ENGINE, "simulated": {"simulated": {"profile": "a10g-llama-8b"}, **_ENGINE}}
     config = {
         "name": "cold-start",
-        "models": {name: {**section, "model": str(model)} for name, section in models.items()},
+        "models": models,
         "ingress": {"port": _PORT, "num_cpus": 0.1},
         "timeouts": {"drain_s": 5, "no_replica_s": 5},
     }
@@ -73,12 +97,34 @@ def _start(tree: Path, model: Path, home: Path) -> list[tuple[str, dict[str, flo
     url = f"http://127.0.0.1:{_PORT}/readyz"
     command = ["env", f"--chdir={tree}", *_COMMAND, "up", "-f", str(file)]
     with server(command, url, log=home / "log", environment=environment, start_s=_START_S):
-        status = [*_COMMAND, "status", "cold-start", "--json"]
-        said = subprocess.run(status, cwd=tree, env={**os.environ, **environment}, check=True, capture_output=True).stdout
-        return [figure for member in json.loads(said)["members"] for figure in _figures(member)]
+        members = _members(tree, environment)
+        found = [figure for member in members for figure in _figures(member)]
+        if again:
+            for member in members:
+                if member["role"] == "replica":
+                    os.kill(member["load"]["engine_pid"], signal.SIGKILL)
+            for status_code in (503, 200):
+                _wait(url, status_code)
+            members = [member for member in _members(tree, environment) if member["role"] == "replica"]
+            found += [(f"{process}, again", figure) for member in members for process, figure in _figures(member)]
+        return found
 
 
-def _figures(member: dict[str, Any]) -> Iterator[tuple[str, dict[str, float]]]:
+def _members(tree: Path, environment: dict[str, str]) -> list[dict[str, Any]]:
+    status = [*_COMMAND, "status", "cold-start", "--json"]
+    said = subprocess.run(status, cwd=tree, env={**os.environ, **environment}, check=True, capture_output=True).stdout
+    return list(json.loads(said)["members"])
+
+
+def _wait(url: str, status_code: int) -> None:
+    deadline = time.monotonic() + _START_S
+    while httpx.get(url, timeout=10).status_code != status_code:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{url} has not answered {status_code} for {_START_S:g} s")
+        time.sleep(_POLL_S)
+
+
+def _figures(member: dict[str, Any]) -> Iterator[Figures]:
     """Yield process and figures of one member of the fleet."""
     if member["role"] == "ingress":
         yield "ingress", {"cpu": _cpu_s(member["pid"])}

@@ -198,6 +198,8 @@ class ModelSettings(Section):
     """Custom Ray resources of one replica, which bind it to nodes that offer them."""
     env: Annotated[dict[str, str], AfterValidator(checked_environment)] = Field(default_factory=dict)
     """Extra environment of the engine's process."""
+    warm_start: bool = Field(default=False, strict=True)
+    """Whether engines start as forks of a process that has imported vLLM and stays on the node for the next one: docs/models.md."""
     golden: tuple[GoldenPrompt, ...] = ()
     """Prompts that every replica has to answer before it takes requests; for models that generate text."""
     routing: RoutingSettings = RoutingSettings()

@@ -1,6 +1,7 @@
 """`EngineChild` is one process of ``replica/engine.py`` as its supervisor sees it: started, spoken to over the pipe, and ended."""
 
 import asyncio
+import contextlib
 import logging
 import socket
 import sys
@@ -10,11 +11,14 @@ from typing import Any
 import msgspec
 
 from serve_app.replica import pipe
+from serve_app.replica.forks import ForkedProcess, ForkServers, forked
 from serve_app.replica.process_group import end_group
 
 logger = logging.getLogger(__name__)
 
 _STOP_GRACE_S = 7.0  # longer than an engine core gives its workers (process_group.py)
+_OUTPUTS = (1, 2)
+_NO_FORK = "this engine starts as a new process, which takes longer: no fork server made it: %s"
 
 
 class _PipeProtocol(asyncio.Protocol):
@@ -33,41 +37,81 @@ class _PipeProtocol(asyncio.Protocol):
         self._on_closed()
 
 
+class _Ends:
+    """Both ends of the pipe, and of the process's standard input. ``close`` closes those of the process."""
+
+    def __init__(self) -> None:
+        self.ours, self._theirs = socket.socketpair()
+        self.writer, self._arguments = socket.socketpair()
+
+    def ask(self, servers: ForkServers, environment: Mapping[str, str]) -> socket.socket | None:
+        """Ask a fork server for a process; return the connection, or None if there can be no server."""
+        try:
+            return servers.ask(environment, [self._theirs.fileno(), self._arguments.fileno(), *_OUTPUTS])
+        except OSError as exc:
+            logger.warning(_NO_FORK, exc)
+            return None
+
+    async def new_process(self, environment: Mapping[str, str]) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "serve_app.replica.engine", str(self._theirs.fileno())),
+            stdin=self._arguments,
+            pass_fds=[self._theirs.fileno()],
+            env=dict(environment),
+            start_new_session=True,
+        )
+
+    def close(self) -> None:
+        self._theirs.close()
+        self._arguments.close()
+
+
 class EngineChild:
     """Leads a process group of its own. ``on_closed`` is called when its end of the pipe closes, which is when the process ends."""
 
     def __init__(self, on_message: Callable[[pipe.FromEngine], None], on_closed: Callable[[], None]) -> None:
         self._on_message = on_message
         self._on_closed = on_closed
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: asyncio.subprocess.Process | ForkedProcess | None = None
+        self._forking: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
+        self._arguments: asyncio.Transport | None = None
 
     @property
     def pid(self) -> int | None:
+        """The process; None until there is one. A fork server may first have to import vLLM."""
         return None if self._process is None else self._process.pid
 
-    async def spawn(self, environment: Mapping[str, str]) -> None:
-        """Start the process, which imports vLLM and waits for `hand_over`."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "serve_app.replica.engine", str(theirs.fileno())),
-                stdin=asyncio.subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
-                env=dict(environment),
-                start_new_session=True,
-            )
+    async def spawn(self, environment: Mapping[str, str], servers: ForkServers | None = None) -> None:
+        """Start the process, which imports vLLM and waits for `hand_over`. With ``servers`` it is a fork, if they can make it."""
+        ends = _Ends()
+        asked = None if servers is None else ends.ask(servers, environment)
+        if asked is None:
+            with contextlib.closing(ends):
+                self._process = await ends.new_process(environment)
+        else:
+            self._forking = asyncio.create_task(self._take_fork(asked, ends, environment), name="fork")
         loop = asyncio.get_running_loop()
+        self._arguments, _ = await loop.create_unix_connection(asyncio.Protocol, sock=ends.writer)
         self._transport, _ = await loop.create_unix_connection(
-            lambda: _PipeProtocol(self._on_message, self._on_closed), sock=ours
+            lambda: _PipeProtocol(self._on_message, self._on_closed), sock=ends.ours
         )
+
+    async def _take_fork(self, asked: socket.socket, ends: _Ends, environment: Mapping[str, str]) -> None:
+        """Wait for the fork, or start a new process in its place. If there is neither, the closed pipe ends the start."""
+        with contextlib.closing(ends), asked:
+            try:
+                self._process = await forked(asked)
+            except OSError as exc:
+                logger.warning(_NO_FORK, exc or "it does not answer")
+                asked.close()  # the server forks nothing for us any more
+                self._process = await ends.new_process(environment)
 
     def hand_over(self, start: Mapping[str, Any]) -> None:
         """Send the process the arguments of its engine."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(start))
-        self._process.stdin.close()
+        assert self._arguments is not None
+        self._arguments.write(msgspec.json.encode(start))
+        self._arguments.close()
 
     def send(self, message: pipe.ToEngine) -> None:
         """Queue a message for the engine; without effect once it is dead."""
@@ -81,8 +125,12 @@ class EngineChild:
 
     async def stop(self, grace_s: float = _STOP_GRACE_S) -> None:
         """Close the pipe, which ends the process and its workers; kill its process group after a grace time."""
-        if self._transport is not None:
-            self._transport.close()
+        for transport in (self._transport, self._arguments):
+            if transport is not None:
+                transport.close()
+        if self._forking is not None:
+            self._forking.cancel()
+            await asyncio.wait([self._forking])
         if self._process is None:
             return
         try:

@@ -24,6 +24,7 @@ from serve_app.host.tasks import raise_failure
 from serve_app.links.tls import replica_tls
 from serve_app.membership import Lease, Membership
 from serve_app.replica import pipe
+from serve_app.replica.forks import servers_here
 from serve_app.replica.group import Group
 from serve_app.replica.oom import OomOrder
 from serve_app.replica.process import EngineProcess
@@ -115,6 +116,7 @@ class Replica:
             measures_itself=self.settings.ingress.counts_gpu_time,
             node=None if self._group is None else self._group.node,
             members=None if self._group is None else self._group.members,
+            servers=servers_here(ray.get_runtime_context().get_node_id()) if self.model.warm_start else None,
         )
 
     def _show_start(self, phases: Mapping[str, float]) -> None:
@@ -172,7 +174,7 @@ class Replica:
 
     def reconfigure(self, user_config: None, rank: ReplicaRank) -> None:
         """Serve calls this after the start, and whenever this replica's rank within its deployment changes."""
-        self._oom_order.set_rank(rank.local_rank)
+        self._oom_order.set_rank(rank.local_rank, self._engine.pid)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the statistics for the autoscaler: numbers only, because one wrong type switches Serve's collection off."""

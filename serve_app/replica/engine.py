@@ -45,15 +45,19 @@ def run(sock: socket.socket, end: pipe.EngineEnd, watch: SupervisorWatch) -> Non
         end_own_group(1)
 
 
-def main() -> None:
-    """Run the process; argument 1 is the file descriptor of the pipe."""
+def lead(sock: socket.socket) -> None:
+    """Be the engine core process whose supervisor has the other end of the pipe ``sock``. Never returns."""
     for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and systemd signal every process at once; the supervisor decides
         signal.signal(number, signal.SIG_IGN)
-    sock = socket.socket(fileno=int(sys.argv[1]))
     end = pipe.EngineEnd(sock)
     watch = SupervisorWatch(sock, end)
     threading.Thread(target=watch.run, name="supervisor-watch", daemon=True).start()
     run(sock, end, watch)
+
+
+def main() -> None:
+    """Run the process; argument 1 is the file descriptor of the pipe."""
+    lead(socket.socket(fileno=int(sys.argv[1])))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from serve_app.replica.process_group import group_use
+
 ABOVE_FIRST = 200
 """Adjustment of the first replica of a model on a machine. The replica is killed before an ingress that has up to 20 % of the memory more
 than its engine, and after a neighbour that has 20 % more than its engine."""
@@ -27,17 +29,22 @@ class OomOrder:
         self._inherited = int(_file(psutil.Process().pid).read_text())
         self._adjustment = self._inherited
 
-    def set_rank(self, local_rank: int) -> None:
-        """Set the adjustment for the rank of this replica among those of its model on this machine, from 0."""
+    def set_rank(self, local_rank: int, engine: int | None = None) -> None:
+        """Set the adjustment for the rank of this replica among those of its model on this machine, from 0.
+
+        Args:
+            engine: The process that leads the engine's group. It may be no child of this one.
+        """
         above = ABOVE_FIRST if local_rank == 0 else ABOVE_OTHERS
         adjustment = min(self._inherited + above, _MAX_ADJUSTMENT)
         if adjustment == self._adjustment:
             return
         self._adjustment = adjustment
         own = psutil.Process()
-        for process in (own, *own.children(recursive=True)):
+        below = {process.pid for process in own.children(recursive=True)}
+        for pid in {own.pid} | below | (set() if engine is None else group_use(engine).keys()):
             with contextlib.suppress(OSError):  # the process has ended meanwhile
-                _file(process.pid).write_text(str(adjustment))
+                _file(pid).write_text(str(adjustment))
 
 
 def _file(pid: int) -> Path:

@@ -7,8 +7,10 @@ inside; this keeps its cost per token low. Both ends are our own code of one ver
 import contextlib
 import logging
 import socket
+import struct
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -161,6 +163,7 @@ FromEngine = EngineReady | StepOutputs | Answered | GoldenAnswer | StepsMeasured
 to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 from_engine_decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 _encoder = msgspec.msgpack.Encoder()
+_PEER = struct.Struct("3i")
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:
@@ -171,6 +174,19 @@ def encode(message: ToEngine | FromEngine) -> bytes:
 def frame_decoder() -> FrameDecoder:
     """Return a decoder of frames as large as `encode` makes them: both ends are ours, so nothing is to be bounded."""
     return FrameDecoder((1 << 32) - 1)
+
+
+class Peer(NamedTuple):
+    """The process at the other end of a socket on this machine."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+def peer_of(sock: socket.socket) -> Peer:
+    """Return the process that made this pair of sockets or, for a connection, the one that connected or listens."""
+    return Peer(*_PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)))
 
 
 class EngineEnd:

@@ -15,6 +15,7 @@ from serve_app.engine_args import NodeOfEngine, engine_core_args, engine_environ
 from serve_app.errors import EngineDied, EngineHung, EngineLost, EngineOutOfMemory, EngineStartFailed
 from serve_app.replica import pipe
 from serve_app.replica.child import EngineChild
+from serve_app.replica.forks import ForkServers
 from serve_app.replica.golden import ask_all
 from serve_app.replica.health import LOOK_EVERY_S, MAX_GAP_S, EngineWatch, answers_probe
 from serve_app.replica.members import Members
@@ -79,6 +80,7 @@ class EngineProcess:
         measures_itself: bool = False,
         node: NodeOfEngine | None = None,
         members: Members | None = None,
+        servers: ForkServers | None = None,
     ) -> pipe.EngineReady:
         """Start the process and wait until its engine has made a token and answered the golden prompts.
 
@@ -90,6 +92,7 @@ class EngineProcess:
                 where KV moves.
             node: The place of this process in an engine over several nodes.
             members: The engine's other nodes, all of which have joined. They are let go with the process.
+            servers: The fork servers that make the process, if they can.
 
         Raises:
             EngineStartFailed: The process or a member ended, had no token in time, or a golden prompt's answer was wrong or late. None
@@ -102,7 +105,7 @@ class EngineProcess:
                 self._members = members
                 members.watch(self._member_lost)
             own = {} if node is None else node.environment()
-            await self._child.spawn(engine_environment(model, {**environment, **own}))
+            await self._child.spawn(engine_environment(model, {**environment, **own}), servers)
             args = engine_core_args(model, await self._unless_it_ends(model_path), node)
             self._hand_over(model, args, max_frame_bytes, measures_itself=measures_itself)
             async with asyncio.timeout(timeout_s):

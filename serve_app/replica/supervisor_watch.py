@@ -15,7 +15,7 @@ import socket
 import time
 
 from serve_app.core.health import PeerSilence
-from serve_app.replica.pipe import EngineEnd
+from serve_app.replica.pipe import EngineEnd, peer_of
 from serve_app.replica.process_group import end_own_group
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class SupervisorWatch:
     def __init__(self, sock: socket.socket, end: EngineEnd) -> None:
         self._sock = sock
         self._end = end
-        self._supervisor = os.getppid()
+        self._supervisor = peer_of(sock).pid
         self._silence = PeerSilence(math.inf, _MAX_GAP_S)
         self._num_pings = 0
 
@@ -69,11 +69,11 @@ class SupervisorWatch:
         return is_over
 
     def _kill_supervisor(self) -> None:
-        if os.getppid() == self._supervisor:
-            logger.error(
-                "the supervisor process %d did not reach its engine for %.1f s: killing it",
-                self._supervisor,
-                self._silence.silent_s,
-            )
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._supervisor, signal.SIGKILL)
+        """Kill the process that made the pipe. It has not ended: only it has the other end, which was open just now."""
+        logger.error(
+            "the supervisor process %d did not reach its engine for %.1f s: killing it",
+            self._supervisor,
+            self._silence.silent_s,
+        )
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._supervisor, signal.SIGKILL)

@@ -1,9 +1,10 @@
 """`Killer` kills the engine of a replica for real. The fleet page of a demo offers it on the machine where `serve-app up` runs its own Ray.
 
 The number of the engine's process comes from the service's answer, which may be wrong. So only a process is killed that the one which
-started these pages has started as well.
+started these pages has started as well, or whose fork server it has.
 """
 
+import contextlib
 from urllib.parse import urlsplit
 
 import psutil
@@ -41,12 +42,20 @@ class Killer:
         pid, name = _engine_of(victim), short(victim.replica_id)
         try:
             engine = next((child for child in self._starter.children(recursive=True) if child.pid == pid), None)
-            if engine is None:
+            if engine is None and (engine := self._fork(pid)) is None:
                 return f"The engine of replica {name}, process {pid}, was not started on this machine by this `serve-app up`."
             engine.kill()
         except psutil.NoSuchProcess:
             return f"The engine of replica {name}, process {pid}, has just ended."
         return f"Killed the engine of replica {name}, process {pid}: its answers continue elsewhere, and another replica starts."
+
+    def _fork(self, pid: int) -> psutil.Process | None:
+        """Return the process if a fork server of the starter's Ray node has made it: it is not below the starter."""
+        with contextlib.suppress(psutil.Error):
+            engine, raylets = psutil.Process(pid), [child.pid for child in self._starter.children() if child.name() == "raylet"]
+            if engine.environ().get("RAY_RAYLET_PID") in map(str, raylets):
+                return engine
+        return None
 
 
 def _engine_of(replica: Replica) -> int:

@@ -98,6 +98,7 @@ def test_a_size_in_gib_is_converted_too() -> None:
             "remove one of the two",
         ),
         ({"keep_itl": "yes"}, "keep_itl: is 'yes', but should be a valid boolean; write true or false"),
+        ({"warm_start": "yes"}, "warm_start: is 'yes', but should be a valid boolean; write true or false"),
         (
             {"frontend_args": {"lora_modules": ["a=b"]}},
             "frontend_args.lora_modules: is ['a=b'], which serve-app does not serve; name them under adapters, "

@@ -1,6 +1,8 @@
 """This program runs a replica's supervisor with an engine that can be made to hang, as a process that a test can kill.
 
-    python -m tests.replica.supervised MODEL_PATH
+    python -m tests.replica.supervised MODEL_PATH [NODE RAYLET_PID]
+
+With a node the engine is a fork of that node's fork server.
 
 It prints `engine PID` when the engine core's process runs, `ready`, `step N` for each step's outputs, and `lost CODE`.
 It takes lines on standard input: `add ID` (a request of 2000 tokens) and `block` (the event loop).
@@ -18,6 +20,7 @@ from vllm.v1.serial_utils import MsgpackEncoder
 
 from serve_app.config import HealthSettings, ModelSettings
 from serve_app.replica import pipe
+from serve_app.replica.forks import ForkServers
 from serve_app.replica.process import EngineProcess
 
 HEALTH = HealthSettings(probe_after_s=1.0, eject_after_s=4.0, max_step_s=60.0)
@@ -45,12 +48,13 @@ def request(request_id: str) -> pipe.AddToEngine:
 
 
 class Supervisor:
-    def __init__(self, model_path: str) -> None:
+    def __init__(self, model_path: str, servers: ForkServers | None) -> None:
         args: dict[str, Any] = {
             "max_model_len": 2048,
             "distributed_executor_backend": "tests.replica.hanging.HangingExecutor",
             "additional_config": {"simulated": {"profile": "a10g-llama-8b"}},
         }
+        self.servers = servers
         self.model = ModelSettings(name="tiny", model=model_path, kv_cache_gib=0.25, engine_args=args)
         self.engine = EngineProcess(HEALTH, on_message=self.hear, on_lost=lambda error: say("lost", error.code))
 
@@ -67,7 +71,9 @@ class Supervisor:
     async def run(self) -> None:
         path = asyncio.get_running_loop().create_future()
         path.set_result(self.model.model)
-        start = self.engine.start(self.model, path, environment=os.environ, timeout_s=240.0, max_frame_bytes=1 << 20)
+        start = self.engine.start(
+            self.model, path, environment=os.environ, timeout_s=240.0, max_frame_bytes=1 << 20, servers=self.servers
+        )
         starting = asyncio.create_task(start)
         while self.engine.pid is None:
             await asyncio.sleep(0)
@@ -79,4 +85,5 @@ class Supervisor:
 
 
 if __name__ == "__main__":
-    asyncio.run(Supervisor(sys.argv[1]).run())
+    model_path, *node = sys.argv[1:]
+    asyncio.run(Supervisor(model_path, ForkServers(node[0], int(node[1])) if node else None).run())

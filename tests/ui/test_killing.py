@@ -1,8 +1,10 @@
 """A demo's button kills one engine of the fleet, and no other process."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
@@ -62,6 +64,20 @@ def test_a_process_of_somebody_else_is_left_alone(engine: "subprocess.Popen[byte
         starter.communicate()
     assert "was not started on this machine by this" in said
     assert engine.poll() is None
+
+
+def test_an_engine_that_was_forked_for_the_starters_ray_node_is_killed(tmp_path: Path) -> None:
+    """The engine is a child of this process, and the starter is another one."""
+    (tmp_path / "raylet").symlink_to(Path(sys.executable).resolve())
+    starts = f"import subprocess; raylet = subprocess.Popen([{str(tmp_path / 'raylet')!r}, '-ISc', {WAITS!r}]); print(raylet.pid)"
+    starts += "; raylet.wait()"
+    with subprocess.Popen([sys.executable, "-uc", starts], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        environment = {**os.environ, "RAY_RAYLET_PID": starter.stdout.readline().strip()}
+        with subprocess.Popen([sys.executable, "-c", WAITS], stdin=subprocess.PIPE, env=environment) as engine:
+            said = Killer(psutil.Process(starter.pid)).kill(report(member("a", engine_pid=engine.pid)))
+            assert said.startswith(f"Killed the engine of replica a, process {engine.pid}")
+        starter.communicate("\n")
 
 
 def test_after_the_end_of_the_starter_nothing_is_killed(engine: "subprocess.Popen[bytes]") -> None:

@@ -1,0 +1,159 @@
+"""`ForkServers` gets a supervisor an engine core process from a fork server (``fork_server.py``), which it starts if there is none."""
+
+import asyncio
+import hashlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from serve_app.replica.fork_server import READ_AFTER_THE_IMPORT, ForkRequest
+from serve_app.replica.pipe import peer_of
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 120.0
+"""Limit for a fork, the server's import included, which took up to 60 s beside other starts on two cores."""
+_MODULE = "serve_app.replica.fork_server"
+_SUBREAPER = "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper"
+_LAUNCH = "import os, sys; os.fork() and os._exit(0); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+"""Runs Python with these arguments as a process whose parent has ended."""
+_TRIES, _RETRY_S = 20, 0.01
+_BACKLOG = 128
+
+
+class ForkedProcess:
+    """A process whose parent is not this one. The pidfd is closed when it has ended."""
+
+    def __init__(self, pid: int, pidfd: int) -> None:
+        self.pid = pid
+        self._pidfd = pidfd
+        self._ended = False
+
+    async def wait(self) -> None:
+        """Wait until the process has ended."""
+        if not self._ended:
+            await _readable(self._pidfd)
+            self._ended = True
+            os.close(self._pidfd)
+
+
+class ForkServers:
+    """The fork servers of one Ray node: one for each environment in which vLLM was imported.
+
+    Their sockets have abstract addresses, which the kernel frees with the server: one address has at most one server.
+    """
+
+    def __init__(self, node: str, raylet: int, arguments: Sequence[str] = ("-m", _MODULE)) -> None:
+        """``node``: Ray's id of the node; ``raylet``: the process with which the servers end; ``arguments``: Python's, for a server."""
+        self._node = node
+        self._raylet = raylet
+        self._arguments = arguments
+
+    def ask(self, environment: Mapping[str, str], descriptors: Sequence[int]) -> socket.socket:
+        """Ask for a process with this environment; return the connection for `forked`. Blocks for a tenth of a second to start a server.
+
+        Args:
+            descriptors: The engine's pipe, then its standard input, output and error.
+
+        Raises:
+            OSError: No server can be reached or started.
+        """
+        conn = self._connect(environment)
+        try:
+            own = {name: environment[name] for name in READ_AFTER_THE_IMPORT & environment.keys()}
+            order = int(Path("/proc/self/oom_score_adj").read_text())
+            socket.send_fds(conn, [msgspec.json.encode(ForkRequest(own, os.getcwd(), order))], list(descriptors))
+        except OSError:
+            conn.close()
+            raise
+        return conn
+
+    def _connect(self, environment: Mapping[str, str]) -> socket.socket:
+        address = self._address(environment)
+        for _ in range(_TRIES):
+            conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            conn.setblocking(False)  # a full queue is refused, not waited for
+            try:
+                conn.connect(address)
+                if peer_of(conn).uid != os.getuid():
+                    raise PermissionError("another user has the fork server's address")
+                return conn
+            except ConnectionRefusedError:
+                conn.close()
+                if not self._start(address, environment):
+                    time.sleep(_RETRY_S)  # another supervisor has the address, and does not listen yet
+            except OSError:
+                conn.close()
+                raise
+        raise ConnectionRefusedError("the fork server's address is taken, and its owner does not listen")
+
+    def _address(self, environment: Mapping[str, str]) -> str:
+        common = sorted((name, value) for name, value in environment.items() if name not in READ_AFTER_THE_IMPORT)
+        what = msgspec.json.encode([self._node, os.getuid(), sys.executable, self._arguments, common])
+        return f"\0serve-app-fork-server-{hashlib.sha256(what).hexdigest()[:40]}"
+
+    def _start(self, address: str, environment: Mapping[str, str]) -> bool:
+        """Start a server, which takes connections from now on; return False if another supervisor was faster."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            try:
+                listener.bind(address)
+            except OSError:
+                return False
+            listener.listen(_BACKLOG)
+            raylet = os.pidfd_open(self._raylet)
+            try:
+                passed = [listener.fileno(), raylet]
+                # subprocess closes all other descriptors. A process of uvloop's inherits Ray's, and the raylet would not notice a worker's
+                # end while a server holds the worker's connection.
+                subprocess.run(
+                    [sys.executable, "-ISc", _LAUNCH, *self._arguments, *map(str, passed)],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=passed,
+                    env=dict(environment),
+                    start_new_session=True,
+                    check=True,
+                )
+            except subprocess.CalledProcessError as exc:
+                raise ChildProcessError(f"the fork server did not start: {exc}") from exc
+            finally:
+                os.close(raylet)
+        return True
+
+
+def servers_here(node: str) -> ForkServers | None:
+    """Return the fork servers of this Ray worker's node; None, with a warning, if Ray would kill them and their forks."""
+    if os.environ.get(_SUBREAPER, "").lower() in ("1", "true"):
+        logger.warning("warm_start has no effect: with %s Ray kills what outlives a worker", _SUBREAPER)
+        return None
+    return ForkServers(node, int(os.environ.get("RAY_RAYLET_PID") or os.getppid()))
+
+
+async def forked(conn: socket.socket, limit_s: float = ANSWER_S) -> ForkedProcess:
+    """Return the process that was asked for.
+
+    Raises:
+        OSError: The server has ended, or does not answer; TimeoutError is one.
+    """
+    async with asyncio.timeout(limit_s):
+        await _readable(conn.fileno())
+    pid, pidfds, _, _ = socket.recv_fds(conn, 64, 1)
+    if not pid:
+        raise ConnectionResetError("the fork server has ended")
+    return ForkedProcess(int(pid), pidfds[0])
+
+
+async def _readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(descriptor, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(descriptor)
