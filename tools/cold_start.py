@@ -2,12 +2,13 @@
 
 ``python -m tools.cold_start`` prints a row per process and state of vLLM's cache folder: ``cold`` as in a new pod and, with ``--warm``,
 ``warm`` as on a machine that has served the model before. ``--tree NAME=PATH`` (more than once) compares checkouts in interleaved
-rounds. ``--again`` compares models with and without ``warm_start`` in interleaved fleets: it also kills each engine, and measures the next
-one on the node, as ``again``. The seconds until ready depend on the machine's load; CPU seconds, of a process with all its children, depend
-on it less.
+rounds. ``--again`` also kills each engine and measures the next one on the node. ``--warm-start false true`` compares models with and
+without forked engines in interleaved fleets. The seconds until ready depend on the machine's load; CPU seconds, of a process with all its
+children, depend on it less.
 """
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -17,8 +18,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,9 @@ def main() -> None:
     parser.add_argument("--tree", action="append", default=[], help="NAME=PATH of a checkout; default: this one")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm", action="store_true", help="start each a second time, too")
+    parser.add_argument("--again", action="store_true", help="also measure the start after the death of each engine")
     parser.add_argument(
-        "--again", action="store_true", help="compare warm_start: false and true, also after the death of each engine"
+        "--warm-start", nargs="+", choices=("false", "true"), default=["false"], help="of the models; default: false"
     )
     parser.add_argument("--only", choices=_MODELS, help="start only this model")
     arguments = parser.parse_args()
@@ -55,26 +56,21 @@ def main() -> None:
         folder = Path(temporary)
         model = make_tiny_llama(folder / "tiny")
         for number in range(arguments.rounds):
-            for name, fleet in _fleets(trees, model, arguments.only, again=arguments.again):
+            for (tree, path), warm_start in itertools.product(trees.items(), arguments.warm_start):
+                name = f"{tree}, forks" if warm_start == "true" else tree
+                models = _models(model, arguments.only, warm_start=warm_start == "true")
                 home = folder / f"{name}-{number}"
                 home.mkdir()
                 for cache in ("cold", "warm") if arguments.warm else ("cold",):
-                    for process, figure in fleet(home):
+                    for process, figure in _start(Path(path).absolute(), models, home, again=arguments.again):
                         figures[process, cache, name].append(figure)
                         print(name, cache, process, json.dumps(figure), file=sys.stderr, flush=True)
     print("\n".join(_table(figures)))
 
 
-def _fleets(
-    trees: dict[str, str], model: Path, only: str | None, *, again: bool
-) -> Iterator[tuple[str, Callable[[Path], list[Figures]]]]:
-    """Yield the name of each fleet, and what measures it in a home folder."""
-    models = {name: {**section, "model": str(model)} for name, section in _MODELS.items() if only in (None, name)}
-    for tree, path in trees.items():
-        yield tree, partial(_start, Path(path).absolute(), models, again=again)
-        if again:
-            forked = {name: {**section, "warm_start": True} for name, section in models.items()}
-            yield f"{tree}, warm_start", partial(_start, Path(path).absolute(), forked, again=True)
+def _models(model: Path, only: str | None, *, warm_start: bool) -> dict[str, Any]:
+    own = {"model": str(model), **({"warm_start": True} if warm_start else {})}  # an older checkout does not know the key
+    return {name: {**section, **own} for name, section in _MODELS.items() if only in (None, name)}
 
 
 def _start(tree: Path, models: dict[str, Any], home: Path, *, again: bool) -> list[Figures]:
