@@ -76,7 +76,7 @@ class Supervisor:
         )
         starting = asyncio.create_task(start)
         while self.engine.pid is None:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
         say("engine", self.engine.pid)
         await starting
         say("ready")
