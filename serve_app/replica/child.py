@@ -103,7 +103,7 @@ class EngineChild:
             try:
                 self._process = await forked(asked)
             except OSError as exc:
-                logger.warning(_NO_FORK, exc or "it does not answer")
+                logger.warning(_NO_FORK, str(exc) or "it does not answer")
                 asked.close()  # the server forks nothing for us any more
                 self._process = await ends.new_process(environment)
 
