@@ -84,18 +84,17 @@ class EngineChild:
 
     async def spawn(self, environment: Mapping[str, str], servers: ForkServers | None = None) -> None:
         """Start the process, which imports vLLM and waits for `hand_over`. With ``servers`` it is a fork, if they can make it."""
-        ends = _Ends()
+        ends, loop = _Ends(), asyncio.get_running_loop()
+        self._arguments, _ = await loop.create_unix_connection(asyncio.Protocol, sock=ends.writer)
+        self._transport, _ = await loop.create_unix_connection(
+            lambda: _PipeProtocol(self._on_message, self._on_closed), sock=ends.ours
+        )
         asked = None if servers is None else ends.ask(servers, environment)
         if asked is None:
             with contextlib.closing(ends):
                 self._process = await ends.new_process(environment)
         else:
             self._forking = asyncio.create_task(self._take_fork(asked, ends, environment), name="fork")
-        loop = asyncio.get_running_loop()
-        self._arguments, _ = await loop.create_unix_connection(asyncio.Protocol, sock=ends.writer)
-        self._transport, _ = await loop.create_unix_connection(
-            lambda: _PipeProtocol(self._on_message, self._on_closed), sock=ends.ours
-        )
 
     async def _take_fork(self, asked: socket.socket, ends: _Ends, environment: Mapping[str, str]) -> None:
         """Wait for the fork, or start a new process in its place. If there is neither, the closed pipe ends the start."""

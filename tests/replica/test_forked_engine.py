@@ -42,7 +42,7 @@ def test_forks_work_and_end_with_their_supervisors_and_without_their_server(tmp_
             pair.hears("ready")
         lost, stopped, killed = pairs
         (server,) = {psutil.Process(pair.engine_pid).ppid() for pair in pairs}
-        assert "serve_app.replica.engine" in psutil.Process(lost.engine_pid).cmdline()
+        assert "serve_app.replica.engine" in " ".join(psutil.Process(lost.engine_pid).cmdline())
         killed.work()
 
         os.kill(lost.engine_pid, signal.SIGKILL)
