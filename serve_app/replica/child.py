@@ -55,7 +55,7 @@ class _Ends:
     async def new_process(self, environment: Mapping[str, str]) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "serve_app.replica.engine", str(self._theirs.fileno())),
-            stdin=self._arguments,
+            stdin=self._arguments.fileno(),
             pass_fds=[self._theirs.fileno()],
             env=dict(environment),
             start_new_session=True,

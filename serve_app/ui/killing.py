@@ -52,8 +52,9 @@ class Killer:
     def _fork(self, pid: int) -> psutil.Process | None:
         """Return the process if a fork server of the starter's Ray node has made it: it is not below the starter."""
         with contextlib.suppress(psutil.Error):
-            engine, raylets = psutil.Process(pid), [child.pid for child in self._starter.children() if child.name() == "raylet"]
-            if engine.environ().get("RAY_RAYLET_PID") in map(str, raylets):
+            engine = psutil.Process(pid)
+            node = engine.environ().get("RAY_RAYLET_PID")
+            if any(child.name() == "raylet" and str(child.pid) == node for child in self._starter.children()):
                 return engine
         return None
 
