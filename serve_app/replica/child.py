@@ -94,23 +94,35 @@ class EngineChild:
             with contextlib.closing(ends):
                 self._process = await ends.new_process(environment)
         else:
+            opened = contextlib.ExitStack()
+            opened.enter_context(asked)
+            opened.callback(ends.close)
             self._forking = asyncio.create_task(self._take_fork(asked, ends, environment), name="fork")
+            self._forking.add_done_callback(
+                lambda _: opened.close()
+            )  # a task that is cancelled before its first step runs no code
 
     async def _take_fork(self, asked: socket.socket, ends: _Ends, environment: Mapping[str, str]) -> None:
         """Wait for the fork, or start a new process in its place. If there is neither, the closed pipe ends the start."""
-        with contextlib.closing(ends), asked:
-            try:
-                self._process = await forked(asked)
-            except OSError as exc:
-                logger.warning(_NO_FORK, str(exc) or "it does not answer")
-                asked.close()  # the server forks nothing for us any more
-                self._process = await ends.new_process(environment)
+        try:
+            self._process = await forked(asked)
+        except OSError as exc:
+            logger.warning(_NO_FORK, str(exc) or "it does not answer")
+            asked.close()  # the server forks nothing for us any more
+            self._process = await ends.new_process(environment)
 
     def hand_over(self, start: Mapping[str, Any]) -> None:
-        """Send the process the arguments of its engine."""
+        """Send the process the arguments of its engine, as soon as there is one. So `pid` is known before the engine is ready."""
+        if self._forking is None or self._forking.done():
+            self._write_arguments(start)
+        else:
+            self._forking.add_done_callback(lambda _: self._write_arguments(start))
+
+    def _write_arguments(self, start: Mapping[str, Any]) -> None:
         assert self._arguments is not None
-        self._arguments.write(msgspec.json.encode(start))
-        self._arguments.close()
+        if not self._arguments.is_closing():
+            self._arguments.write(msgspec.json.encode(start))
+            self._arguments.close()
 
     def send(self, message: pipe.ToEngine) -> None:
         """Queue a message for the engine; without effect once it is dead."""
