@@ -13,11 +13,12 @@ from serve_app.core.fair_order import FairOrder
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.hand_over import HandOvers
 from serve_app.core.instructions import AbortAttempts, FailRequest, FreeKeptKv, HandOverAttempt, Instruction, StartAttempt
+from serve_app.core.least_loaded import LeastOutstandingTokens
 from serve_app.core.pools import Pools
 from serve_app.core.quarantine import Quarantine
 from serve_app.core.refusals import Refusals
 from serve_app.core.request import RequestState
-from serve_app.core.routing import Choice, LeastOutstandingTokens, ReplicaState, RoutingPolicy
+from serve_app.core.routing import Choice, ReplicaState, RoutingPolicy
 from serve_app.core.tally import Tally
 from serve_app.core.trail import ENGINES_OWN_ENDS, Route
 from serve_app.core.waiting_line import WaitingLine
@@ -68,7 +69,10 @@ class Attempts:
         self.tally.output(request, len(token_ids))
         request.max_tokens -= len(token_ids)
         left = request.to_swallow + (request.max_tokens if request.max_tokens > 0 else 0)
-        replica.outstanding_tokens += left - request.outstanding_tokens
+        more = left - request.outstanding_tokens
+        replica.outstanding_tokens += more
+        if request.gives_way:
+            replica.yielding_tokens += more
         request.outstanding_tokens = left
         if len(request.emitted_ids) >= request.charge_at:
             replica.count_part(request)
@@ -140,6 +144,7 @@ class Attempts:
         if suspect := request.suspect_of is not None:
             self.quarantine.begin_trial(request)
         replica.outstanding_tokens += request.outstanding_tokens
+        replica.yielding_tokens += request.outstanding_tokens * request.gives_way
         if kv is None:
             request.prefill_tokens = request.prompt_tokens + len(request.emitted_ids) - hit_tokens
             replica.prefill_tokens += request.prefill_tokens
@@ -209,6 +214,7 @@ class Attempts:
         replica.let_go(request)
         del self._attempts[request.attempt_id]
         replica.outstanding_tokens -= request.outstanding_tokens
+        replica.yielding_tokens -= request.outstanding_tokens * request.gives_way
         self._routing.changed(replica.replica_id)
         return target
 

@@ -1,6 +1,7 @@
 """Requests go to replicas that have their prompts cached, in the fleet as a whole."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -243,3 +244,19 @@ def test_a_new_replica_takes_over_what_has_little_cached_and_of_the_rest_what_is
     instructions = run(fleet, LinkOpened("b", 100))
     aborted = [i for instruction in instructions if isinstance(instruction, AbortAttempts) for i in instruction.attempt_ids]
     assert set(aborted) == left
+
+
+@pytest.mark.parametrize("by_prefix", [True, False])
+def test_requests_that_give_way_do_not_hide_that_a_replica_is_full_of_others(by_prefix: bool) -> None:
+    fleet = FleetState(FleetSettings(model="m"), PrefixAffinity(2.0, 0.0) if by_prefix else None)
+    for replica_id in ("a", "b"):
+        fleet.handle(LinkOpened(replica_id, 100), now=0.0)
+    for number in range(40):  # of batch priority: interactive requests go before them
+        run(fleet, replace(asked(f"late{number}", f"w{number}", max_tokens=500), priority="batch"))
+    assert {len(replica.held) for replica in fleet.replicas.values()} == {20}
+    where = Counter(ask(fleet, f"q{number}", "hot hot hot hot")[0] for number in range(12))
+    assert max(where.values()) <= 8, "4 and 2 more at one, by the bound: not all at the one that has the prompt"
+    for request_id in [*fleet.requests]:
+        finish(fleet, request_id)
+    fleet.validate()
+    assert all(replica.yielding_tokens == 0 for replica in fleet.replicas.values())
