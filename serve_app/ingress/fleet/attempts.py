@@ -17,20 +17,25 @@ from serve_app.ingress.fleet.intake import Way, names
 from serve_app.links.protocol.connection import IngressConnection
 from serve_app.links.protocol.errors import FrameTooLarge, MalformedMessage
 from serve_app.links.protocol.messages import MAX_KV_BYTES, REFUSED
+from serve_app.vllm_versions import may_send_media
 
 
-def attempt_request(request: Any, start: StartAttempt, *, same_vllm: bool) -> Any:
+def attempt_request(request: Any, start: StartAttempt, architecture: str, vllm_versions: tuple[str, str]) -> Any:
     """Return a copy of ``request`` for one attempt, with the id of the attempt and, after emitted tokens, only the rest of the work.
 
     Args:
-        same_vllm: Whether the engine of this attempt has the ingress's version of vLLM.
+        architecture: The model's, by vLLM's name.
+        vllm_versions: The ingress's version of vLLM, and that of the engine of this attempt.
 
     Raises:
-        NotSupported: The request has media for an engine of another version. The ingress makes the tensors that the engine's model
-            reads, and their shapes differ between versions: the engine would end, and then the next one (ADR 56).
+        NotSupported: The request has media, of which the ingress would make other tensors than the engine's model reads. Such an engine
+            would end, and then the next one, or answer wrongly (ADR 56).
     """
-    if request.mm_features and not same_vllm:
-        feature = "media (images, sound, video) for an engine with another vLLM version than the ingress"
+    if request.mm_features and not may_send_media(architecture, *vllm_versions):
+        ours, theirs = vllm_versions
+        feature = (
+            f"media (images, sound, video) for {architecture} between an ingress with vLLM {ours} and an engine with {theirs}"
+        )
         raise NotSupported(feature, "ask the operator to run the CUDA image in all pods")
     attempt = copy.copy(request)
     attempt.request_id = start.attempt_id

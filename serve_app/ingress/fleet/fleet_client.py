@@ -273,7 +273,7 @@ class FleetClient(EngineCoreClient):
             # until there is room, or until the link is lost and the request resumes; no KV is kept for so long
             link.unsent[start.attempt_id] = replace(start, kv=None)
             return
-        request = attempt_request(original, start, same_vllm=link.connection.same_vllm)
+        request = attempt_request(original, start, self._vllm_config.model_config.architecture, link.connection.vllm_versions)
         buffers, kv, num_emitted = self._encoder.encode(request), kv_of(start), len(start.continue_from)
         link.write(link.connection.send_add(start.attempt_id, buffers, num_emitted, suspect=start.suspect, kv=kv))
 

@@ -235,9 +235,9 @@ class IngressConnection(_Connection):
     """The replica's Challenge; None until the link is open."""
 
     @property
-    def same_vllm(self) -> bool:
-        """Whether both ends have one version of vLLM; a pair that may speak need not (ADR 56)."""
-        return self.peer is not None and self.peer.vllm_version == self.vllm_version
+    def vllm_versions(self) -> tuple[str, str]:
+        """Our version of vLLM and the replica's; a pair that may speak need not be equal (ADR 56)."""
+        return self.vllm_version, "" if self.peer is None else self.peer.vllm_version
 
     def __post_init__(self) -> None:
         super().__post_init__()
