@@ -12,8 +12,9 @@ import pytest
 
 from serve_app.vllm_versions import may_send_media
 from tests.contracts.tables import VERSIONS
-from tests.cuda.conftest import PYTHONS
+from tests.cuda.conftest import PYTHONS, run
 from tests.cuda.media_sources import Comparison, Pair, Source
+from tests.doubles.tiny_blip2 import make_tiny_blip2
 
 READ = {
     "vllm._version:__version__": "the hub is told it",
@@ -85,6 +86,18 @@ def test_what_all_processors_get_and_what_calls_them_is_alike(versions: Comparis
     found |= {f"{home}:{name}" for home, name in AROUND if not versions.is_equal((home, name))}
     assert found <= READ.keys()
     assert {"BaseMultiModalProcessor", "InputProcessingContext", "MultiModalFieldConfig"} <= {name for _, name in classes}
+
+
+def test_the_tensors_of_an_image_are_alike(tmp_path: Path) -> None:
+    checkpoint = make_tiny_blip2(tmp_path / "blip2")
+    offline = {"VLLM_TARGET_DEVICE": "cpu", "HF_HUB_OFFLINE": "1"}
+    cpu, cuda = (run(image, "tests.cuda.media_tensors", str(checkpoint), env=offline) for image in PYTHONS)
+    older, newer = (each.pop("tensors") for each in (cpu, cuda))
+    assert cpu == cuda
+    assert may_send_media(cpu["architecture"], *VERSIONS)
+    assert {name: told[:-1] for name, told in older.items()} == {name: told[:-1] for name, told in newer.items()}
+    for name in older:  # Pillow resizes in one image, torchvision in the other
+        assert newer[name][-1] == pytest.approx(older[name][-1], abs=0.05)
 
 
 def write(package: Path, files: dict[str, str]) -> Source:
