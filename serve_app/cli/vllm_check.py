@@ -31,7 +31,8 @@ LIMIT_S = 600.0
 def local_checkpoints(settings: Settings) -> dict[str, str]:
     """Return model -> folder, for each model whose checkpoint is on this machine."""
     found = {name: folder for name, model in settings.models.items() if (folder := _folder(model))}
-    return {name: folder for name, folder in found.items() if (Path(folder) / "config.json").is_file()}
+    # not `Path.is_file`, which raises for a name too long
+    return {name: folder for name, folder in found.items() if os.path.isfile(f"{folder}/config.json")}
 
 
 def _folder(model: ModelSettings) -> str:
