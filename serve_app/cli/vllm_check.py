@@ -7,6 +7,7 @@ configuration is made as its replica makes it. For a model on cuda only the fron
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,7 @@ from serve_app.host.foreign_errors import in_one_line
 from serve_app.sizing.checkpoint_files import config_file_of, read_config
 from serve_app.vllm_versions import refusing_media
 
+_LACKING = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 LIMIT_S = 600.0
 """Longest time that vLLM may take. Its import alone takes a minute on a busy machine."""
 
@@ -87,7 +89,18 @@ def vllm_problems(settings: Settings, folders: Mapping[str, str]) -> list[Config
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise ClusterFailed(f"vLLM could not be asked: {last}", "check without it: --no-vllm")
-    return [ConfigError(_key_in(settings.models[name], said), said) for name, said in json.loads(done.stdout)]
+    return [
+        ConfigError(_key_in(settings.models[name], said), said, _hint(said, done.stderr))
+        for name, said in json.loads(done.stdout)
+    ]
+
+
+def _hint(said: str, log: str) -> str:
+    """Return which modules a model's code lacks here: vLLM's message itself refers to the log."""
+    missing = dict.fromkeys(_LACKING.findall(log) if "failed to be inspected" in said else ())
+    return (
+        f"this Python lacks {', '.join(missing)}; for torchvision and torchaudio, give all pods the CUDA image" if missing else ""
+    )
 
 
 def _key_in(model: ModelSettings, said: str) -> str:

@@ -36,16 +36,24 @@ def test_what_vllm_refuses_is_told_by_model_and_key_and_what_it_takes_is_not(tmp
         "good": {"engine_args": {"max_model_len": 64, "enable_lora": True}},
         "elsewhere": {"model": "an/id"},
     }
+    vision = tmp_path / "vision"
+    vision.mkdir()
+    (vision / "config.json").write_text('{"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}')
+    wrong = WRONG | {"vision": {"model": str(vision)}}
     file = tmp_path / "config.yaml"
     file.write_text(
-        yaml.safe_dump({"models": {n: {"model": str(folder), **m} for n, m in (right | WRONG).items()}}, sort_keys=False)
+        yaml.safe_dump({"models": {n: {"model": str(folder), **m} for n, m in (right | wrong).items()}}, sort_keys=False)
     )
     result = CliRunner().invoke(app, ["check", str(file)])
-    asking, *lines = result.output.splitlines()
+    asking, *lines, last = result.output.splitlines()
     assert (result.exit_code, asking) == (1, "asking vLLM, which takes 10 to 30 s (--no-vllm leaves it out)")
     assert len(lines) == len(WRONG), result.output
     for (name, said), line in zip(SAID.items(), lines, strict=True):
         assert line.startswith(f"error: {file}: models.{name}.{said}"), line
+    assert last.startswith(
+        f"error: {file}: models.vision: Model architectures ['Gemma3ForConditionalGeneration'] failed to be inspected."
+    )
+    assert last.endswith("; this Python lacks torchvision; for torchvision and torchaudio, give all pods the CUDA image")
 
 
 def test_a_checkpoint_that_is_not_here_is_not_asked_about(tmp_path: Path) -> None:

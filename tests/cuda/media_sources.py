@@ -23,8 +23,10 @@ _MODELS = "vllm.model_executor.models"
 _CLASSES = "vllm.transformers_utils."
 """Here are classes that code finds by a checkpoint's files and not by their names. Annotations have the names."""
 _PROCESSORS = f"{_CLASSES}processors."
-_ASKED = ("get_placeholder_str", "requires_raw_input_tokens", "supports_multimodal_raw_input_only")
-_ASKED += ("supports_mm_device_do_normalize", "supported_video_pruning_methods")
+_ASKED = (
+    *("get_placeholder_str", "requires_raw_input_tokens", "supports_multimodal_raw_input_only"),
+    *("supports_mm_device_do_normalize", "supported_video_pruning_methods"),
+)
 """What the front end asks of the class of a model that takes media, besides the whole interface ``SupportsTranscription``."""
 _DEFINING = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 

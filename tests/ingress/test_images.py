@@ -26,7 +26,8 @@ async def test_an_image_reaches_the_engine_as_tensors(version: str, tmp_path: Pa
         answer = await http.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
         (asked,) = engine.added
-    (feature,) = asked.mm_features or ()
+    assert asked.mm_features is not None
+    (feature,) = asked.mm_features
     assert (feature.modality, feature.mm_position.length) == ("image", IMAGE_TOKENS)
     assert feature.data is not None
     assert feature.data["pixel_values"].data.shape == (3, SIZE, SIZE)
