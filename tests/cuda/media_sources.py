@@ -83,6 +83,10 @@ class Module:
         return found
 
 
+_parsed = cache(Module)
+"""Most modules are the same in both versions."""
+
+
 def _flat(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     """Yield the statements of a module or class in all branches, without those inside of functions and classes."""
     for statement in body:
@@ -137,7 +141,7 @@ class Source:
         path = self._package.joinpath(*rest)
         for file in (path / "__init__.py", path.with_suffix(".py")):
             if first == "vllm" and file.is_file():
-                return Module(name, file.name == "__init__.py", file.read_text(encoding="utf-8"))
+                return _parsed(name, file.name == "__init__.py", file.read_text(encoding="utf-8"))
         return None
 
     def _inside(self, name: str) -> Module:
