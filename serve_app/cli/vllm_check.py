@@ -18,14 +18,15 @@ from typing import Any
 from serve_app.checkpoints import CheckpointError, resolve_model
 from serve_app.config import ModelSettings, Settings, default_cache_dir, inherited_environment, parse_settings
 from serve_app.config.checks import dotted
-from serve_app.config.vllm_source import media_architectures, vllm_version
+from serve_app.config.vllm_source import takes_media, vllm_version
 from serve_app.engine_args import INGRESS_ENVIRONMENT, engine_core_args, engine_environment
 from serve_app.errors import ClusterFailed, ConfigError, FrontEndStartFailed
 from serve_app.host.foreign_errors import in_one_line
 from serve_app.sizing.checkpoint_files import config_file_of, read_config
 from serve_app.vllm_versions import refusing_media
 
-_LACKING = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+_LACKING = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'|requires the (\w+) library")
+"""Python's words, and Transformers'."""
 LIMIT_S = 600.0
 """Longest time that vLLM may take. Its import alone takes a minute on a busy machine."""
 
@@ -46,21 +47,21 @@ def _folder(model: ModelSettings) -> str:
 
 
 def media_notes(settings: Settings) -> Iterator[str]:
-    """Yield, for `serve-app check`, which models on GPUs get no media from an ingress with the installed vLLM if theirs is a newer one.
+    """Yield, for `serve-app check`, which models on GPUs get no media from an ingress with the installed vLLM.
 
-    A model counts if its checkpoint is on this machine.
+    This is so if their replicas have a newer vLLM. A model counts if its checkpoint is on this machine.
     """
     ours = vllm_version()
     for name, folder in local_checkpoints(settings).items():
         model = settings.models[name]
         if model.device != "cuda" or model.simulated is not None:
             continue
-        for architecture in media_architectures() & _architectures(folder):
+        for architecture in filter(takes_media, sorted(_architectures(folder))):
             if theirs := refusing_media(architecture, ours):
                 yield (
                     f"{dotted(('models', name))}: an ingress with vLLM {ours} (the CPU image) refuses images, sound and video for replicas "
-                    f"with {theirs} (the CUDA image), which makes other tensors of them for {architecture}; for media, give all pods the "
-                    "CUDA image"
+                    f"with {theirs} (the CUDA image), which may make other tensors of them for {architecture}; for media, give all pods "
+                    "the CUDA image"
                 )
 
 
@@ -96,8 +97,9 @@ def vllm_problems(settings: Settings, folders: Mapping[str, str]) -> list[Config
 
 
 def _hint(said: str, log: str) -> str:
-    """Return which modules a model's code lacks here: vLLM's message itself refers to the log."""
-    missing = dict.fromkeys(_LACKING.findall(log) if "failed to be inspected" in said else ())
+    """Return which modules a model's code lacks here. Where vLLM's message itself refers to the log, they are in the log."""
+    found = _LACKING.findall(log if "failed to be inspected" in said else said)
+    missing = dict.fromkeys(module or library.lower() for module, library in found)
     return (
         f"this Python lacks {', '.join(missing)}; for torchvision and torchaudio, give all pods the CUDA image" if missing else ""
     )

@@ -16,9 +16,9 @@ from serve_app.config.vllm_source import (
     engine_arg_types,
     frontend_arg_types,
     listener_arg_types,
-    media_architectures,
     reasoning_parser_names,
     server_arguments_module,
+    takes_media,
     tool_parser_names,
     vllm_version,
 )
@@ -73,8 +73,15 @@ def test_the_names_of_parsers_are_those_vllm_registers() -> None:
     assert reasoning_parser_names() == set(ReasoningParserManager.list_registered())
 
 
-def test_the_models_that_take_media_are_those_vllm_registers() -> None:
-    assert media_architectures() == registry._MULTIMODAL_MODELS.keys()
+def test_the_models_that_take_media_are_those_that_vllm_registers_with_a_processor() -> None:
+    """`tests/cuda/test_media.py` compares all tables."""
+    assert all(takes_media(name) for name in registry._MULTIMODAL_MODELS)
+    found = {name for name in registry._LATE_INTERACTION_MODELS | registry._REWARD_MODELS if takes_media(name)}
+    assert found == {
+        *("ColModernVBertForRetrieval", "ColPaliForRetrieval", "ColQwen3", "ColQwen3_5", "OpsColQwen3Model"),
+        "Qwen3VLNemotronEmbedModel",
+    }
+    assert not any(takes_media(name) for name in ("LlamaForCausalLM", "Qwen3ForCausalLM", "Unknown"))
 
 
 def test_the_version_is_the_one_of_the_installed_packages() -> None:
