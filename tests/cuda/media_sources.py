@@ -2,7 +2,8 @@
 
 It begins at what a model registers and at what the front end asks of its class. It follows each name that the code uses, in both versions
 side by side, as far as names are vLLM's. Two definitions are equal if their syntax is, but for docstrings, imports, annotations in
-functions and the names of what is defined elsewhere; and if all that these names stand for is equal, in whichever modules.
+functions and the names of what is defined elsewhere; and if all that these names stand for is equal, in whichever modules. Of objects
+it follows only what is asked of a `model_config`: what other methods do, it compares with their classes.
 
 How a model computes with its tensors is not compared: it reads what the processor of its own version makes.
 """
@@ -20,6 +21,7 @@ Pair = tuple[Place, Place]
 """A place in the older version, and its counterpart in the newer one."""
 
 _MODELS = "vllm.model_executor.models"
+_CONFIG = "vllm.config.model"
 _CLASSES = "vllm.transformers_utils."
 """Here are classes that code finds by a checkpoint's files and not by their names. Annotations have the names."""
 _PROCESSORS = f"{_CLASSES}processors."
@@ -53,6 +55,14 @@ class Module:
                 self.statements.append(statement)
             for name in names:
                 self.definitions.setdefault(name, []).append(statement)
+            if "environment_variables" in names:  # of vllm.envs, whose annotations are for type checkers
+                self._read_variables(statement)
+
+    def _read_variables(self, statement: ast.stmt) -> None:
+        table = getattr(statement, "value", None)
+        assert isinstance(table, ast.Dict)
+        for key, value in zip(table.keys, table.values, strict=True):
+            self.definitions.setdefault(str(_constant(key)), []).append(ast.Expr(value))
 
     def bound(self, statement: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, Place]]:
         """Yield the names that an import binds, and what they stand for."""
@@ -193,7 +203,7 @@ class Source:
         return [s for each in found for s in _flat(getattr(each, "body", ())) if member in _defined(s)] if member else found
 
     def _read(self, place: Place) -> "Reading":
-        return Reading(self, self._inside(place[0]), self.statements(place))
+        return Reading(self, place, self._inside(place[0]), self.statements(place))
 
     @cached_property
     def media_models(self) -> Mapping[str, Place]:
@@ -243,8 +253,9 @@ class Source:
 class Reading:
     """The syntax of a definition as nested tuples, in which a number stands for what a name from outside of it means."""
 
-    def __init__(self, source: Source, inside: Module, statements: Iterable[ast.stmt]) -> None:
+    def __init__(self, source: Source, place: Place, inside: Module, statements: Iterable[ast.stmt]) -> None:
         self._source, self._inside = source, inside
+        self._is_config = place[0] == _CONFIG and place[1].startswith("ModelConfig.")
         self._local: dict[str, list[Place]] = {}
         self._numbers: dict[tuple[Place, ...], int] = {}
         self._hints: dict[Place, None] = {}
@@ -253,7 +264,7 @@ class Reading:
 
     @property
     def places(self) -> list[tuple[Place, ...]]:
-        """What the numbers stand for, in their order, then classes that annotations name."""
+        """What the numbers stand for, in their order, then classes that annotations name and what is asked of a `ModelConfig`."""
         whole = (((self._inside.name, ""),),) if self._inside.name.startswith(_PROCESSORS) else ()
         return [*self._numbers, *((hint,) for hint in self._hints), *whole]
 
@@ -277,6 +288,7 @@ class Reading:
             case ast.AnnAssign(target=target, annotation=annotation, value=value):
                 return (self._node(target), None if self._depth else ast.unparse(annotation), self._node(value))
             case ast.Name() | ast.Attribute() if dotted := _dotted(node):
+                self._ask_config(dotted)
                 places, rest = self._source.meant(dotted, self._inside.name, self._local)
                 return (self._numbers.setdefault(places, len(self._numbers)), rest) if places else dotted
             case ast.AST():
@@ -286,6 +298,12 @@ class Reading:
     def _parts(self, node: ast.AST, own: str | None) -> tuple[Any, ...]:
         fields = [getattr(node, name, None) for name in node._fields if name not in ("returns", "ctx", "kind", "type_comment")]
         return (type(node).__name__, *(self._node(part) for part in fields if part is None or part is not own))
+
+    def _ask_config(self, dotted: str) -> None:
+        _, _, asked = dotted.partition("self." if self._is_config and dotted.startswith("self.") else "model_config.")
+        place = (_CONFIG, f"ModelConfig.{asked.partition('.')[0]}")
+        if asked and self._source.module(_CONFIG) is not None and self._source.statements(place):
+            self._hints[place] = None
 
     def _hint(self, annotation: ast.expr | None) -> None:
         for node in ast.walk(annotation) if annotation else ():

@@ -1,8 +1,10 @@
 """Both images' vLLM makes the same tensors of images, sound and video, for each model of which an ingress of the CPU image sends them to an
 engine of the CUDA image.
 
-Besides the sources that are compared here, both images have one version of each package that a processor calls (`tests/test_locks.py`), and
-the handshake compares a model's configuration and its tokenizer.
+Both images have one version of the other packages that a processor calls (`tests/test_locks.py`), but for two. torchvision, with
+torchaudio and torchcodec, is in the CUDA image only: a processor that needs it makes nothing in the CPU image, and others resize by Pillow,
+to the same size with other rounding. torch is newer in the CUDA image: a processor scales and reshapes with it, here to the same tensors of
+an image. The handshake compares a model's configuration and its tokenizer.
 """
 
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from serve_app.config.vllm_source import takes_media
 from serve_app.vllm_versions import may_send_media
 from tests.contracts.tables import VERSIONS
 from tests.cuda.conftest import PYTHONS, run
@@ -18,6 +21,9 @@ from tests.doubles.tiny_blip2 import make_tiny_blip2
 
 READ = {
     "vllm._version:__version__": "the hub is told it",
+    "vllm.config.model:ModelConfig.get_inputs_embeds_size": (
+        "the width of a client's own embeddings, which differs only where OPT's tokens are narrower than its hidden states"
+    ),
     "vllm.model_executor.models.diffusion_gemma:DiffusionGemmaForConditionalGeneration.get_placeholder_str": "as Gemma 4's",
     "vllm.model_executor.models.gemma4_mm:Gemma4ForConditionalGeneration.get_placeholder_str": (
         "for templates that take no parts of a message; the ingress writes it and looks for it, and refuses the request if it is not there"
@@ -74,6 +80,11 @@ def test_media_are_sent_for_the_models_that_both_versions_process_alike(versions
     }
 
 
+def test_check_knows_which_models_take_media(versions: Comparison) -> None:
+    """It asks the vLLM of its Python; here that is the newer one."""
+    assert {architecture for architecture in versions.newer.media_models if not takes_media(architecture)} == set()
+
+
 def test_what_all_processors_get_and_what_calls_them_is_alike(versions: Comparison) -> None:
     classes = [
         (module, name)
@@ -122,17 +133,20 @@ MODEL = {
         "class Child(A): ...\n"
         "class I(Parent): size = 1"
     ),
+    "config.model": (
+        "class ModelConfig:\n    def width(self): return self.size()\n    def size(self): return 1\n    def depth(self): return 2"
+    ),
     "processors": (
         "from .helpers import pad as fill\n"
         "class Parent:\n"
         "    def get(self, x: int) -> int:\n"
         '        "Pad."\n'
-        "        return fill(x, envs.SIZE)\n"
+        "        return fill(x, envs.SIZE, self.ctx.model_config.width())\n"
         "class P: ...\n"
         "from vllm import envs"
     ),
     "helpers": "def pad(x, size): return x[size:]",
-    "envs": "SIZE = 4\nOTHER = 5",
+    "envs": "if TYPE_CHECKING:\n    SIZE: int = 4\nenvironment_variables: D = {'SIZE': lambda: 6, 'OTHER': lambda: 5}",
 }
 
 
@@ -140,8 +154,11 @@ MODEL = {
     ("module", "old", "new", "found"),
     [
         ("helpers", "x[size:]", "x[:size]", ["vllm.helpers:pad"]),
-        ("envs", "SIZE = 4", "SIZE = 5", ["vllm.envs:SIZE"]),
-        ("envs", "OTHER = 5", "OTHER = 6", []),
+        ("envs", "int = 4", "int = 5", ["vllm.envs:SIZE"]),
+        ("envs", "lambda: 6", "lambda: 7", ["vllm.envs:SIZE"]),
+        ("envs", "lambda: 5", "lambda: 7", []),
+        ("config.model", "return 1", "return 3", ["vllm.config.model:ModelConfig.size"]),
+        ("config.model", "return 2", "return 3", []),
         ("model_executor.models.a", "size = 1", "size = 2", ["vllm.model_executor.models.a:I"]),
         ("model_executor.models.a", "return 1", "return 3", ["vllm.model_executor.models.a:A.get_prompt"]),
         ("model_executor.models.a", "return 2", "return 3", []),
