@@ -73,7 +73,7 @@ def let_speak(monkeypatch: pytest.MonkeyPatch, *architectures: str) -> None:
 
 @pytest.mark.parametrize("waits", [False, True])
 @in_loop
-async def test_an_engine_of_another_vllm_version_gets_no_media_that_it_would_make_otherwise(
+async def test_an_engine_of_another_vllm_version_gets_no_media_that_it_processes_otherwise(
     waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_speak(monkeypatch, "Other")
@@ -89,14 +89,14 @@ async def test_an_engine_of_another_vllm_version_gets_no_media_that_it_would_mak
         assert isinstance(refusal, NotSupported)
         assert refusal.http_status == 400
         assert str(refusal) == (
-            f"media (images, sound, video) for {ARCHITECTURE} between an ingress with vLLM {VLLM_VERSION} and an engine with 9.9.9 is "
-            "not supported; ask the operator to run the CUDA image in all pods"
+            f"media (images, sound, video) for {ARCHITECTURE} is not supported; the ingress has vLLM {VLLM_VERSION}, the engine 9.9.9, "
+            "and they may process media of this architecture differently: ask the operator to run the CUDA image in all pods"
         )
         assert f.client.fleet.outcomes == {"failed": 1}
 
 
 @in_loop
-async def test_an_engine_of_another_vllm_version_gets_media_that_it_would_make_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_of_another_vllm_version_gets_media_that_it_processes_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     let_speak(monkeypatch, "Other", ARCHITECTURE)
     async with fleet() as f:
         await f.join("a", engine=FakeEngine(version="9.9.9"))

@@ -20,23 +20,30 @@ from serve_app.links.protocol.messages import MAX_KV_BYTES, REFUSED
 from serve_app.vllm_versions import may_send_media
 
 
-def attempt_request(request: Any, start: StartAttempt, architecture: str, vllm_versions: tuple[str, str]) -> Any:
-    """Return a copy of ``request`` for one attempt, with the id of the attempt and, after emitted tokens, only the rest of the work.
+def check_media(request: Any, architecture: str, connection: IngressConnection) -> None:
+    """Refuse media of which the ingress would make other tensors than the engine's model reads.
+
+    Such an engine would end, and then the next one, or answer wrongly (ADR 56).
 
     Args:
         architecture: The model's, by vLLM's name.
-        vllm_versions: The ingress's version of vLLM, and that of the engine of this attempt.
+        connection: An open link to the engine.
 
     Raises:
-        NotSupported: The request has media, of which the ingress would make other tensors than the engine's model reads. Such an engine
-            would end, and then the next one, or answer wrongly (ADR 56).
+        NotSupported: The request has media, and its model's are not among those that both versions of vLLM process alike.
     """
-    if request.mm_features and not may_send_media(architecture, *vllm_versions):
-        ours, theirs = vllm_versions
-        feature = (
-            f"media (images, sound, video) for {architecture} between an ingress with vLLM {ours} and an engine with {theirs}"
+    assert connection.peer is not None
+    ours, theirs = connection.vllm_version, connection.peer.vllm_version
+    if request.mm_features and not may_send_media(architecture, ours, theirs):
+        raise NotSupported(
+            f"media (images, sound, video) for {architecture}",
+            f"the ingress has vLLM {ours}, the engine {theirs}, and they may process media of this architecture differently: "
+            "ask the operator to run the CUDA image in all pods",
         )
-        raise NotSupported(feature, "ask the operator to run the CUDA image in all pods")
+
+
+def attempt_request(request: Any, start: StartAttempt) -> Any:
+    """Return a copy of ``request`` for one attempt, with the id of the attempt and, after emitted tokens, only the rest of the work."""
     attempt = copy.copy(request)
     attempt.request_id = start.attempt_id
     attempt.client_index = 0

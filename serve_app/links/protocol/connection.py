@@ -234,11 +234,6 @@ class IngressConnection(_Connection):
     peer: Challenge | None = field(default=None, init=False)
     """The replica's Challenge; None until the link is open."""
 
-    @property
-    def vllm_versions(self) -> tuple[str, str]:
-        """Our version of vLLM and the replica's; a pair that may speak need not be equal (ADR 56)."""
-        return self.vllm_version, "" if self.peer is None else self.peer.vllm_version
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self._hello = b""
