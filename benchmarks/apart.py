@@ -36,10 +36,11 @@ from loadtest.quantiles import quantile
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.core.apart import Apart
 from serve_app.core.fleet import FleetState
+from serve_app.core.least_loaded import rank_of
 from serve_app.core.pool_sizes import PoolSizes
 from serve_app.core.pools import Pools
 from serve_app.core.request import RequestState
-from serve_app.core.routing import Choice, Reason, ReplicaState, rank_of
+from serve_app.core.routing import Choice, Reason, ReplicaState
 from serve_app.core.step_costs import MeasuredCosts, TimedBatch, measured_costs
 from serve_app.simulated.profiles import profile_from
 from serve_app.simulated.timing import step_time_s, step_work
