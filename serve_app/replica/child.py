@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from serve_app.host.foreign_errors import in_one_line
 from serve_app.replica import pipe
 from serve_app.replica.forks import ForkedProcess, ForkServers, forked
 from serve_app.replica.process_group import end_group
@@ -44,13 +45,10 @@ class _Ends:
         self.ours, self._theirs = socket.socketpair()
         self.writer, self._arguments = socket.socketpair()
 
-    def ask(self, servers: ForkServers, environment: Mapping[str, str]) -> socket.socket | None:
-        """Ask a fork server for a process; return the connection, or None if there can be no server."""
-        try:
-            return servers.ask(environment, [self._theirs.fileno(), self._arguments.fileno(), *_OUTPUTS])
-        except OSError as exc:
-            logger.warning(_NO_FORK, exc)
-            return None
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Those of the process: the pipe, then standard input, output and error."""
+        return (self._theirs.fileno(), self._arguments.fileno(), *_OUTPUTS)
 
     async def new_process(self, environment: Mapping[str, str]) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
@@ -84,32 +82,44 @@ class EngineChild:
 
     async def spawn(self, environment: Mapping[str, str], servers: ForkServers | None = None) -> None:
         """Start the process, which imports vLLM and waits for `hand_over`. With ``servers`` it is a fork, if they can make it."""
+        if servers is None:
+            await self._start_new(environment)
+        else:
+            self._forking = asyncio.create_task(self._fork_or_start(environment, servers), name="fork")
+
+    async def _open(self) -> _Ends:
         ends, loop = _Ends(), asyncio.get_running_loop()
         self._arguments, _ = await loop.create_unix_connection(asyncio.Protocol, sock=ends.writer)
         self._transport, _ = await loop.create_unix_connection(
             lambda: _PipeProtocol(self._on_message, self._on_closed), sock=ends.ours
         )
-        asked = None if servers is None else ends.ask(servers, environment)
-        if asked is None:
-            with contextlib.closing(ends):
-                self._process = await ends.new_process(environment)
-        else:
-            opened = contextlib.ExitStack()
-            opened.enter_context(asked)
-            opened.callback(ends.close)
-            self._forking = asyncio.create_task(self._take_fork(asked, ends, environment), name="fork")
-            self._forking.add_done_callback(
-                lambda _: opened.close()
-            )  # a task that is cancelled before its first step runs no code
+        return ends
 
-    async def _take_fork(self, asked: socket.socket, ends: _Ends, environment: Mapping[str, str]) -> None:
-        """Wait for the fork, or start a new process in its place. If there is neither, the closed pipe ends the start."""
+    async def _start_new(self, environment: Mapping[str, str]) -> None:
+        with contextlib.closing(await self._open()) as ends:
+            self._process = await ends.new_process(environment)
+
+    async def _fork_or_start(self, environment: Mapping[str, str], servers: ForkServers) -> None:
+        """Get a fork, or start a new process in its place. If there is neither, report why the start fails."""
         try:
-            self._process = await forked(asked)
+            with contextlib.closing(await self._open()) as ends, servers.ask(environment, ends.descriptors) as asked:
+                self._process = await forked(asked)
+            return
         except OSError as exc:
             logger.warning(_NO_FORK, str(exc) or "it does not answer")
-            asked.close()  # the server forks nothing for us any more
-            self._process = await ends.new_process(environment)
+        try:
+            self._forget_ends()
+            await self._start_new(environment)
+        except OSError as exc:
+            self._on_message(pipe.EngineFailed(in_one_line(exc)))
+            self._on_closed()
+
+    def _forget_ends(self) -> None:
+        """Close our ends. A server that has not read the request may hold the others: a process with them would seem to live with it."""
+        for transport in (self._transport, self._arguments):
+            if transport is not None:
+                transport.set_protocol(asyncio.Protocol())
+                transport.close()
 
     def hand_over(self, start: Mapping[str, Any]) -> None:
         """Send the process the arguments of its engine, as soon as there is one. So `pid` is known before the engine is ready."""
@@ -119,8 +129,7 @@ class EngineChild:
             self._forking.add_done_callback(lambda _: self._write_arguments(start))
 
     def _write_arguments(self, start: Mapping[str, Any]) -> None:
-        assert self._arguments is not None
-        if not self._arguments.is_closing():
+        if self._arguments is not None and not self._arguments.is_closing():
             self._arguments.write(msgspec.json.encode(start))
             self._arguments.close()
 
@@ -136,12 +145,12 @@ class EngineChild:
 
     async def stop(self, grace_s: float = _STOP_GRACE_S) -> None:
         """Close the pipe, which ends the process and its workers; kill its process group after a grace time."""
-        for transport in (self._transport, self._arguments):
-            if transport is not None:
-                transport.close()
         if self._forking is not None:
             self._forking.cancel()
             await asyncio.wait([self._forking])
+        for transport in (self._transport, self._arguments):
+            if transport is not None:
+                transport.close()
         if self._process is None:
             return
         try:

@@ -14,20 +14,26 @@ import select
 import signal
 import socket
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
+import setproctitle
 
+from serve_app.host.foreign_errors import in_one_line
 from serve_app.host.vllm_start import without_collection
 from serve_app.replica import engine
-from serve_app.replica.pipe import peer_of
+from serve_app.replica.pipe import is_own
 
 logger = logging.getLogger(__name__)
 
 LINGER_S = 600.0
 """Seconds for which a server without a fork keeps the memory of its import for the next engine."""
+LOAD_S = 120.0
+"""Limit for the import, which took up to 60 s beside other starts on two cores. Supervisors wait as long for a fork."""
+GO = b"go"
+"""A supervisor's answer to a fork that it takes."""
+MAX_ANSWER_BYTES = 1 << 10
 NUM_DESCRIPTORS = 4
 """Of a request: the engine's pipe, then its standard input, output and error."""
 READ_AFTER_THE_IMPORT = frozenset(
@@ -39,7 +45,7 @@ READ_AFTER_THE_IMPORT = frozenset(
         "VLLM_NIXL_SIDE_CHANNEL_PORT",
     }
 )
-"""The variables in which engines of one fork server may differ. Others are taken to matter to the import, whoever reads them."""
+"""Engines that differ in any other variable get different servers."""
 _MAX_REQUEST_BYTES = 1 << 16
 _HEAR_S = 1.0
 
@@ -56,11 +62,15 @@ class ForkRequest(msgspec.Struct, frozen=True):
 class ForkServer:
     """Serves ``listener`` until the process behind the pidfd ``raylet`` ends. It has one thread: a fork has only the one that forks."""
 
-    def __init__(self, listener: socket.socket, raylet: int, lead: Callable[[socket.socket], None], linger_s: float) -> None:
+    def __init__(
+        self, listener: socket.socket, raylet: int, lead: Callable[[socket.socket], None], linger_s: float, refusal: str = ""
+    ) -> None:
+        """``refusal``: why this server forks nothing; empty if it forks."""
         self._listener = listener
         self._raylet = raylet
         self._lead = lead
         self._linger_s = linger_s
+        self._refusal = refusal
         self._forks: dict[int, int] = {}
         """Process ids by pidfd."""
         self._poll = select.poll()
@@ -83,11 +93,13 @@ class ForkServer:
         conn, _ = self._listener.accept()
         with conn:
             conn.settimeout(_HEAR_S)
-            if peer_of(conn).uid != os.getuid():
+            if not is_own(conn):
                 return
             body, descriptors, _, _ = socket.recv_fds(conn, _MAX_REQUEST_BYTES, NUM_DESCRIPTORS)
             try:
-                if len(descriptors) == NUM_DESCRIPTORS and not _is_given_up(conn):
+                if self._refusal:
+                    conn.send(self._refusal.encode()[:MAX_ANSWER_BYTES])
+                elif len(descriptors) == NUM_DESCRIPTORS:
                     self._fork(conn, msgspec.json.decode(body, type=ForkRequest), descriptors)
             finally:  # an open pipe would hide the engine's death from its supervisor
                 for descriptor in descriptors:
@@ -102,32 +114,35 @@ class ForkServer:
                 logger.exception("a fork did not become an engine")
             finally:
                 os._exit(1)
-        fork = os.pidfd_open(pid)
+        try:
+            fork = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
         self._forks[fork] = pid
         self._poll.register(fork, select.POLLIN)
-        try:
-            socket.send_fds(conn, [str(pid).encode()], [fork])
-        except OSError:  # the supervisor does not wait any longer, and may have started another process on the same pipe
-            os.kill(pid, signal.SIGKILL)
 
     def _become_engine(self, conn: socket.socket, request: ForkRequest, descriptors: list[int]) -> None:
         os.setsid()
+        self._listener.close()
+        for descriptor in (self._raylet, *self._forks):
+            os.close(descriptor)
+        _wait_for_go(conn)
         pipe, *standard = descriptors
         for number, descriptor in enumerate(standard):
             os.dup2(descriptor, number)
-        for descriptor in (*standard, self._raylet, *self._forks):
             os.close(descriptor)
-        self._listener.close()
-        conn.close()
         os.set_inheritable(pipe, False)
         for name in READ_AFTER_THE_IMPORT:
             os.environ.pop(name, None)
-        os.environ.update(request.environment)
+        os.environ.update({name: value for name, value in request.environment.items() if name in READ_AFTER_THE_IMPORT})
         with contextlib.suppress(OSError):
             os.chdir(request.folder)
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(str(request.oom_score_adj))
-        _name_process(f"{sys.executable} -m {engine.__name__} {pipe}")
+        # People and tools find engines by this name.
+        setproctitle.setproctitle(f"{sys.executable} -m {engine.__name__} {pipe}")
         self._lead(socket.socket(fileno=pipe))
 
     def _bury(self, fork: int) -> None:
@@ -136,40 +151,30 @@ class ForkServer:
         os.waitpid(self._forks.pop(fork), 0)
 
 
-def _is_given_up(conn: socket.socket) -> bool:
-    """Return whether the supervisor has closed the connection: it waited too long and has started a process itself."""
-    closed = select.poll()
-    closed.register(conn, select.POLLRDHUP | select.POLLHUP)
-    return bool(closed.poll(0))
+def _wait_for_go(conn: socket.socket) -> None:
+    """Tell the supervisor of this fork, and end the process unless it takes it: it may have started another process meanwhile."""
+    with conn:
+        conn.settimeout(None)
+        pidfd = os.pidfd_open(os.getpid())
+        try:
+            socket.send_fds(conn, [str(os.getpid()).encode()], [pidfd])
+            goes = conn.recv(len(GO)) == GO
+        except ConnectionError:
+            goes = False
+        os.close(pidfd)
+    if not goes:
+        os._exit(0)
 
 
-def _name_process(title: str) -> None:
-    """Show this process as what it has become, by which people and tools find engines."""
-    import setproctitle
-
-    setproctitle.setproctitle(title)
-
-
-@contextlib.contextmanager
-def _ending_with(raylet: int) -> Iterator[None]:
-    """End this process during the block if the raylet ends. No thread is left after the block."""
-    done, leaving = os.pipe()
-    ends = select.poll()
-    for descriptor in (raylet, done):
-        ends.register(descriptor, select.POLLIN)
-
-    def watch() -> None:
-        if any(descriptor == raylet for descriptor, _ in ends.poll()):
-            os._exit(0)
-
-    thread = threading.Thread(target=watch, name="raylet-watch")
-    thread.start()
-    try:
-        yield
-    finally:
-        os.close(leaving)
-        thread.join()
-        os.close(done)
+def why_not_to_fork(raylet: int) -> str:
+    """Return why this process, with its modules loaded, should not fork; empty if it can. ``raylet`` is a pidfd."""
+    tasks = sorted(Path("/proc/self/task").iterdir())
+    if len(tasks) > 1:
+        names = ", ".join((task / "comm").read_text().strip() for task in tasks)
+        return f"the import has left threads, which a fork lacks: {names}"
+    if f"Pid:\t{os.getppid()}\n" in Path(f"/proc/self/fdinfo/{raylet}").read_text():
+        return "the raylet has adopted the fork server, and kills such children"
+    return ""
 
 
 def serve(
@@ -182,16 +187,23 @@ def serve(
 ) -> None:
     """Run ``load``, then fork processes that run ``lead`` with their pipe. Supervisors may connect meanwhile, and wait.
 
-    If ``load`` fails, they find the listener closed, and start processes themselves, which report the failure.
+    A server that cannot fork tells them why for ``linger_s``, so that they do not start the next one at once, and then ends.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # as in an engine
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    with _ending_with(raylet):
+    for number in (signal.SIGCHLD, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, LOAD_S)  # ends a process that is stuck
+    try:
         load()
+        refusal = why_not_to_fork(raylet)
+    except Exception as exc:
+        logger.exception("the fork server cannot load")
+        refusal = in_one_line(exc)
+    signal.setitimer(signal.ITIMER_REAL, linger_s if refusal else 0)
     sys.stdout.flush()  # forks would write it again
     gc.freeze()  # a collection in a fork would write to the pages of all these objects, and so copy them
-    ForkServer(listener, raylet, lead, linger_s).run()
+    ForkServer(listener, raylet, lead, linger_s, refusal).run()
 
 
 def _import_vllm() -> None:
@@ -200,7 +212,7 @@ def _import_vllm() -> None:
     import torch
 
     if torch.cuda.is_initialized():
-        sys.exit("vLLM's import has initialized CUDA, which a fork cannot use: set warm_start: false")
+        raise RuntimeError("vLLM's import has initialized CUDA, which a fork cannot use: set warm_start: false")
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
 """`ForkServers` gets a supervisor an engine core process from a fork server (``fork_server.py``), which it starts if there is none."""
 
 import asyncio
+import errno
 import hashlib
+import importlib.util
 import logging
 import os
 import socket
@@ -9,23 +11,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
-from serve_app.replica.fork_server import READ_AFTER_THE_IMPORT, ForkRequest
-from serve_app.replica.pipe import peer_of
+from serve_app.replica.fork_server import GO, LOAD_S, MAX_ANSWER_BYTES, READ_AFTER_THE_IMPORT, ForkRequest
+from serve_app.replica.pipe import is_own
 
 logger = logging.getLogger(__name__)
 
-ANSWER_S = 120.0
-"""Limit for a fork, the server's import included, which took up to 60 s beside other starts on two cores."""
 _MODULE = "serve_app.replica.fork_server"
 _SUBREAPER = "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper"
 _LAUNCH = "import os, sys; os.fork() and os._exit(0); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 """Runs Python with these arguments as a process whose parent has ended."""
 _TRIES, _RETRY_S = 20, 0.01
 _BACKLOG = 128
+_IMPORTED = {"serve-app": "serve_app", "vllm": "vllm", "torch": "torch"}
+"""Packages by distribution."""
 
 
 class ForkedProcess:
@@ -34,14 +37,18 @@ class ForkedProcess:
     def __init__(self, pid: int, pidfd: int) -> None:
         self.pid = pid
         self._pidfd = pidfd
-        self._ended = False
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(pidfd, self._end)
+
+    def _end(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._ended.set_result(None)
 
     async def wait(self) -> None:
         """Wait until the process has ended."""
-        if not self._ended:
-            await _readable(self._pidfd)
-            self._ended = True
-            os.close(self._pidfd)
+        await asyncio.shield(self._ended)
 
 
 class ForkServers:
@@ -82,8 +89,8 @@ class ForkServers:
             conn.setblocking(False)  # a full queue is refused, not waited for
             try:
                 conn.connect(address)
-                if peer_of(conn).uid != os.getuid():
-                    raise PermissionError("another user has the fork server's address")
+                if not is_own(conn):
+                    raise PermissionError("another user or container has the fork server's address")
                 return conn
             except ConnectionRefusedError:
                 conn.close()
@@ -96,7 +103,7 @@ class ForkServers:
 
     def _address(self, environment: Mapping[str, str]) -> str:
         common = sorted((name, value) for name, value in environment.items() if name not in READ_AFTER_THE_IMPORT)
-        what = msgspec.json.encode([self._node, os.getuid(), sys.executable, self._arguments, common])
+        what = msgspec.json.encode([self._node, os.getuid(), sys.executable, self._arguments, _code(), common])
         return f"\0serve-app-fork-server-{hashlib.sha256(what).hexdigest()[:40]}"
 
     def _start(self, address: str, environment: Mapping[str, str]) -> bool:
@@ -116,7 +123,7 @@ class ForkServers:
                     [sys.executable, "-ISc", _LAUNCH, *self._arguments, *map(str, passed)],
                     stdin=subprocess.DEVNULL,
                     pass_fds=passed,
-                    env=dict(environment),
+                    env={**environment, "SPT_NOENV": "1"},  # setproctitle leaves /proc/PID/environ, by which forks are found
                     start_new_session=True,
                     check=True,
                 )
@@ -127,6 +134,16 @@ class ForkServers:
         return True
 
 
+def _code() -> list[tuple[str, str | None, int]]:
+    """Return what tells one installation of the imported packages from the next: a server may outlive an upgrade."""
+    found = []
+    for distribution, package in _IMPORTED.items():
+        spec = importlib.util.find_spec(package)
+        origin = None if spec is None else spec.origin
+        found.append((version(distribution), origin, 0 if origin is None else Path(origin).stat().st_mtime_ns))
+    return found
+
+
 def servers_here(node: str) -> ForkServers | None:
     """Return the fork servers of this Ray worker's node; None, with a warning, if Ray would kill them and their forks."""
     if os.environ.get(_SUBREAPER, "").lower() in ("1", "true"):
@@ -135,18 +152,25 @@ def servers_here(node: str) -> ForkServers | None:
     return ForkServers(node, int(os.environ.get("RAY_RAYLET_PID") or os.getppid()))
 
 
-async def forked(conn: socket.socket, limit_s: float = ANSWER_S) -> ForkedProcess:
+async def forked(conn: socket.socket, limit_s: float = LOAD_S) -> ForkedProcess:
     """Return the process that was asked for.
 
     Raises:
-        OSError: The server has ended, or does not answer; TimeoutError is one.
+        OSError: The server has ended, refuses, or does not answer in time; or this process has no free file descriptor.
     """
     async with asyncio.timeout(limit_s):
         await _readable(conn.fileno())
-    pid, pidfds, _, _ = socket.recv_fds(conn, 64, 1)
-    if not pid:
-        raise ConnectionResetError("the fork server has ended")
-    return ForkedProcess(int(pid), pidfds[0])
+    answer, pidfds, flags, _ = socket.recv_fds(conn, MAX_ANSWER_BYTES, 1)
+    if flags & socket.MSG_CTRUNC:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    if not pidfds:
+        raise ConnectionRefusedError(answer.decode(errors="replace") or "the fork server has ended")
+    try:
+        conn.send(GO)  # until now the fork has been no engine, and ends with the connection
+    except OSError:
+        os.close(pidfds[0])
+        raise
+    return ForkedProcess(int(answer), pidfds[0])
 
 
 async def _readable(descriptor: int) -> None:

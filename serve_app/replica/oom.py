@@ -41,8 +41,10 @@ class OomOrder:
             return
         self._adjustment = adjustment
         own = psutil.Process()
-        below = {process.pid for process in own.children(recursive=True)}
-        for pid in {own.pid} | below | (set() if engine is None else group_use(engine).keys()):
+        pids = {own.pid} | {process.pid for process in own.children(recursive=True)}
+        with contextlib.suppress(OSError):  # no free file descriptor
+            pids |= set() if engine is None else group_use(engine).keys()
+        for pid in pids:
             with contextlib.suppress(OSError):  # the process has ended meanwhile
                 _file(pid).write_text(str(adjustment))
 

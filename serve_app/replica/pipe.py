@@ -6,6 +6,7 @@ inside; this keeps its cost per token low. Both ends are our own code of one ver
 
 import contextlib
 import logging
+import os
 import socket
 import struct
 import threading
@@ -177,16 +178,22 @@ def frame_decoder() -> FrameDecoder:
 
 
 class Peer(NamedTuple):
-    """The process at the other end of a socket on this machine."""
+    """The process at the other end of a socket on this machine. ``pid`` is 0 for one of another container."""
 
     pid: int
     uid: int
-    gid: int
 
 
 def peer_of(sock: socket.socket) -> Peer:
-    """Return the process that made this pair of sockets or, for a connection, the one that connected or listens."""
-    return Peer(*_PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)))
+    """Return the process that made this pair of sockets; of a connection, the process that connected or the one that called ``listen``."""
+    pid, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return Peer(pid, uid)
+
+
+def is_own(sock: socket.socket) -> bool:
+    """Return whether the other end belongs to this user and container. Those of a pod may share abstract addresses and the uid."""
+    peer = peer_of(sock)
+    return peer.pid != 0 and peer.uid == os.getuid()
 
 
 class EngineEnd:

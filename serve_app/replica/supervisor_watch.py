@@ -75,5 +75,7 @@ class SupervisorWatch:
             self._supervisor,
             self._silence.silent_s,
         )
+        if self._supervisor == 0:  # of another container; this number would mean our own group
+            return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._supervisor, signal.SIGKILL)

@@ -1,7 +1,7 @@
 """`Killer` kills the engine of a replica for real. The fleet page of a demo offers it on the machine where `serve-app up` runs its own Ray.
 
-The number of the engine's process comes from the service's answer, which may be wrong. So only a process is killed that the one which
-started these pages has started as well, or whose fork server it has.
+The number of the engine's process comes from the service's answer, which may be wrong. So only two kinds of processes are killed: those
+that the starter of these pages has started as well, and forks whose environment names its raylet.
 """
 
 import contextlib

@@ -17,10 +17,10 @@ from serve_app.replica.supervisor_watch import SupervisorWatch
 
 
 def load() -> None:
-    if "FAILS" in os.environ:
-        raise RuntimeError("no such library")
     with Path(os.environ["LOADS"]).open("a") as file:
         print(os.getpid(), file=file)
+    if "FAILS" in os.environ:
+        raise RuntimeError("no such library")
 
 
 def lead(sock: socket.socket) -> None:
@@ -34,6 +34,7 @@ def lead(sock: socket.socket) -> None:
         "address": os.environ.get("VLLM_HOST_IP"),
         "folder": os.getcwd(),
         "oom_score_adj": int(Path("/proc/self/oom_score_adj").read_text()),
+        "shows_environment": f"LOADS={os.environ['LOADS']}".encode() in Path("/proc/self/environ").read_bytes(),
         "descriptors": len(os.listdir("/proc/self/fd")),
     }
     end.send(pipe.EngineFailed(json.dumps(report)))

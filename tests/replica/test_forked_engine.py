@@ -48,6 +48,7 @@ def test_forks_work_and_end_with_their_supervisors_and_without_their_server(tmp_
         os.kill(lost.engine_pid, signal.SIGKILL)
         assert lost.supervisor.stdout is not None
         assert "lost engine_dead\n" in lost.supervisor.stdout
+        lost.until_gone()
 
         stopped.supervisor.send_signal(signal.SIGSTOP)  # its engine kills it, and ends
         assert stopped.supervisor.wait() == -signal.SIGKILL

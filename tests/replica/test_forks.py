@@ -95,6 +95,7 @@ async def test_one_server_makes_all_processes_of_an_environment(node: Node) -> N
                 "address": address,
                 "folder": os.getcwd(),
                 "oom_score_adj": OOM_SCORE_ADJ,
+                "shows_environment": True,
                 "descriptors": 5,  # standard ones, the pipe, and the list itself
             }
 
@@ -106,25 +107,59 @@ async def test_another_environment_has_a_server_of_its_own(node: Node) -> None:
 
 
 @in_loop
-async def test_processes_that_start_at_once_share_the_server_that_the_first_one_starts(node: Node) -> None:
-    async with node.engine() as one, asyncio.TaskGroup() as group:
+async def test_processes_that_start_at_once_share_a_server(node: Node) -> None:
+    servers = set()
 
-        async def another() -> None:
-            async with node.engine() as engine:
-                assert engine.report["server"] == one.report["server"]
+    async def another() -> None:
+        async with node.engine() as engine:
+            servers.add(engine.report["server"])
 
-        for _ in range(3):
+    async with asyncio.TaskGroup() as group:
+        for _ in range(4):
             group.create_task(another())
-    assert len(node.started()) == 1
+    assert servers == set(node.started())
+    assert len(servers) == 1
 
 
 @in_loop
-async def test_a_process_writes_where_its_supervisor_does(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
-    async with node.engine():
-        pass
-    capfd.readouterr()
-    async with node.engine():
-        assert capfd.readouterr().err == "written to standard error\n"
+async def test_a_process_takes_over_what_its_supervisor_has_and_its_server_has_not(
+    node: Node, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = Path("/proc/self/oom_score_adj")
+    with capfd.disabled():
+        async with node.engine():
+            pass
+    monkeypatch.chdir(tmp_path)
+    order.write_text(str(OOM_SCORE_ADJ + 1))
+    try:
+        async with node.engine() as engine:
+            assert len(node.started()) == 1
+            assert engine.report["folder"] == str(tmp_path)
+            assert engine.report["oom_score_adj"] == OOM_SCORE_ADJ + 1
+            assert capfd.readouterr().err == "written to standard error\n"
+    finally:
+        order.write_text(str(OOM_SCORE_ADJ))
+
+
+@in_loop
+async def test_after_an_upgrade_there_is_another_server(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with node.engine() as one:
+        monkeypatch.setattr(forks, "version", lambda distribution: f"the next of {distribution}")
+        async with node.engine() as other:
+            assert node.started() == [one.report["server"], other.report["server"]]
+
+
+@in_loop
+async def test_several_wait_for_the_end_of_one_process(node: Node) -> None:
+    async with node.engine() as engine:
+        process = engine.child._process
+        assert process is not None
+        given_up, *waiting = [asyncio.create_task(process.wait()) for _ in range(3)]
+        await asyncio.sleep(0)
+        given_up.cancel()
+        engine.child.kill()
+        await asyncio.gather(*waiting)
+        assert given_up.cancelled()
 
 
 @in_loop
@@ -170,35 +205,90 @@ async def test_a_server_without_processes_ends_after_a_while(node: Node) -> None
     await until(lambda: not runs(server))
 
 
-@pytest.mark.parametrize("why", ["the server fails", "the raylet has ended"])
+@pytest.mark.parametrize("why", ["no such library", "No such process", "another user or container"])
 @in_loop
 async def test_where_no_server_makes_a_process_an_engine_starts_as_usual(
-    why: str, node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    why: str, node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The usual engine reports that its import of vLLM fails."""
-    if why == "the raylet has ended":
+    if why == "No such process":
         node.raylet.kill()
         node.raylet.wait()
+    elif why == "another user or container":
+        monkeypatch.setattr(pipe, "peer_of", lambda sock: pipe.Peer(0, os.getuid()))
     node.environment |= without_vllm(tmp_path, "raise RuntimeError('this is no vLLM')")
     node.environment["PYTHONPATH"] += f":{os.getcwd()}"
     async with node.engine(FAILS="1") as engine:
         assert engine.heard == ["RuntimeError: this is no vLLM"]
     assert "this engine starts as a new process" in caplog.text
+    assert why in caplog.text
 
 
 @in_loop
-async def test_a_server_that_is_too_late_makes_no_second_process(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_fails_says_so_to_the_next_one_too(
+    node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.environment |= without_vllm(tmp_path, "raise RuntimeError('this is no vLLM')")
+    node.environment["PYTHONPATH"] += f":{os.getcwd()}"
+    for number in (1, 2):
+        async with node.engine(FAILS="1"):
+            assert len(node.started()) == 1
+            assert caplog.text.count("no such library") == number
+
+
+@in_loop
+async def test_a_start_without_any_process_fails_with_the_reason(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.raylet.kill()
+    node.raylet.wait()
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    async with node.engine() as engine:
+        assert "/no/such/python" in engine.heard[0]
+        await engine.closed.wait()
+        assert engine.child.pid is None
+
+
+@pytest.mark.parametrize(
+    ("peer", "is_own"),
+    [(pipe.Peer(7, os.getuid()), True), (pipe.Peer(0, os.getuid()), False), (pipe.Peer(7, os.getuid() + 1), False)],
+)
+def test_only_processes_of_this_user_and_container_are_served(
+    peer: pipe.Peer, is_own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipe, "peer_of", lambda sock: peer)
+    with socket.socket() as sock:
+        assert pipe.is_own(sock) is is_own
+
+
+@pytest.mark.parametrize(
+    ("begins", "whose", "said"), [("thread", "self", "threads"), ("", "parent", "raylet has adopted"), ("", "self", "")]
+)
+def test_a_server_with_threads_or_below_the_raylet_does_not_fork(begins: str, whose: str, said: str) -> None:
+    """In a process of its own, because the one of the tests has threads."""
+    code = "import os, threading; from serve_app.replica.fork_server import why_not_to_fork\nwait = threading.Event()\n"
+    code += "threading.Thread(target=wait.wait).start()\n" if begins else ""
+    code += f"print(why_not_to_fork(os.pidfd_open(os.get{'p' if whose == 'parent' else ''}pid()))); wait.set()"
+    answer = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    assert said in answer
+    assert bool(answer) is bool(said)
+
+
+@in_loop
+async def test_a_fork_that_nobody_takes_ends(node: Node) -> None:
     async with node.engine() as engine:
         server = psutil.Process(engine.report["server"])
-        server.suspend()
         ends = socket.socketpair()
+        conn = node.servers.ask(node.environment, [ends[0].fileno(), 0, 1, 2])
+        await until(lambda: len(server.children()) == 2)
+        conn.close()  # its message lies unread
+        await until(lambda: [child.pid for child in server.children()] == [engine.child.pid])
+        server.suspend()
         conn = node.servers.ask(node.environment, [ends[0].fileno(), 0, 1, 2])
         with pytest.raises(TimeoutError):
             await forked(conn, limit_s=0.01)
         conn.close()
         server.resume()
         async with node.engine() as another:  # the server takes one after the other
-            assert {child.pid for child in server.children()} == {engine.child.pid, another.child.pid}
+            await until(lambda: {child.pid for child in server.children()} == {engine.child.pid, another.child.pid})
         for end in ends:
             end.close()
 

@@ -73,8 +73,13 @@ def test_an_engine_that_was_forked_for_the_starters_ray_node_is_killed(tmp_path:
     starts += "; raylet.wait()"
     with subprocess.Popen([sys.executable, "-uc", starts], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
-        environment = {**os.environ, "RAY_RAYLET_PID": starter.stdout.readline().strip()}
-        with subprocess.Popen([sys.executable, "-c", WAITS], stdin=subprocess.PIPE, env=environment) as engine:
+        environment = {**os.environ, "RAY_RAYLET_PID": starter.stdout.readline().strip(), "SPT_NOENV": "1"}
+        entitled = f"from setproctitle import setproctitle; setproctitle('engine ' * 1000); print(1); {WAITS}"
+        with subprocess.Popen(
+            [sys.executable, "-uc", entitled], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        ) as engine:
+            assert engine.stdout is not None
+            engine.stdout.readline()
             said = Killer(psutil.Process(starter.pid)).kill(report(member("a", engine_pid=engine.pid)))
             assert said.startswith(f"Killed the engine of replica a, process {engine.pid}")
         starter.communicate("\n")
