@@ -29,6 +29,10 @@ _TRIES, _RETRY_S = 20, 0.01
 _BACKLOG = 128
 _IMPORTED = {"serve-app": "serve_app", "vllm": "vllm", "torch": "torch"}
 """Packages by distribution."""
+_DEFAULTS = {"OPENBLAS_NUM_THREADS": "1"}
+"""NumPy's import would start threads. A server that has threads does not fork."""
+_SETTINGS = {"SPT_NOENV": "1"}
+"""With it setproctitle leaves /proc/PID/environ, by which the fleet page finds forks."""
 
 
 class ForkedProcess:
@@ -123,7 +127,7 @@ class ForkServers:
                     [sys.executable, "-ISc", _LAUNCH, *self._arguments, *map(str, passed)],
                     stdin=subprocess.DEVNULL,
                     pass_fds=passed,
-                    env={**environment, "SPT_NOENV": "1"},  # setproctitle leaves /proc/PID/environ, by which forks are found
+                    env={**_DEFAULTS, **environment, **_SETTINGS},
                     start_new_session=True,
                     check=True,
                 )

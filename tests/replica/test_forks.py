@@ -125,12 +125,14 @@ async def test_processes_that_start_at_once_share_a_server(node: Node) -> None:
 async def test_a_process_takes_over_what_its_supervisor_has_and_its_server_has_not(
     node: Node, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order = Path("/proc/self/oom_score_adj")
+    def set_order(adjustment: int) -> None:
+        Path("/proc/self/oom_score_adj").write_text(str(adjustment))
+
     with capfd.disabled():
         async with node.engine():
             pass
     monkeypatch.chdir(tmp_path)
-    order.write_text(str(OOM_SCORE_ADJ + 1))
+    set_order(OOM_SCORE_ADJ + 1)
     try:
         async with node.engine() as engine:
             assert len(node.started()) == 1
@@ -138,7 +140,7 @@ async def test_a_process_takes_over_what_its_supervisor_has_and_its_server_has_n
             assert engine.report["oom_score_adj"] == OOM_SCORE_ADJ + 1
             assert capfd.readouterr().err == "written to standard error\n"
     finally:
-        order.write_text(str(OOM_SCORE_ADJ))
+        set_order(OOM_SCORE_ADJ)
 
 
 @in_loop
