@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -27,8 +26,7 @@ _LAUNCH = "import os, sys; os.fork() and os._exit(0); os.execv(sys.executable, [
 """Runs Python with these arguments as a process whose parent has ended."""
 _TRIES, _RETRY_S = 20, 0.01
 _BACKLOG = 128
-_IMPORTED = {"serve-app": "serve_app", "vllm": "vllm", "torch": "torch"}
-"""Packages by distribution."""
+_IMPORTED = ("serve_app", "vllm", "torch")
 _DEFAULTS = {"OPENBLAS_NUM_THREADS": "1"}
 """NumPy's import would start threads. A server that has threads does not fork."""
 _SETTINGS = {"SPT_NOENV": "1"}
@@ -138,13 +136,14 @@ class ForkServers:
         return True
 
 
-def _code() -> list[tuple[str, str | None, int]]:
+def _code() -> list[tuple[str, int, int]]:
     """Return what tells one installation of the imported packages from the next: a server may outlive an upgrade."""
     found = []
-    for distribution, package in _IMPORTED.items():
+    for package in _IMPORTED:
         spec = importlib.util.find_spec(package)
-        origin = None if spec is None else spec.origin
-        found.append((version(distribution), origin, 0 if origin is None else Path(origin).stat().st_mtime_ns))
+        if spec is not None and spec.origin is not None:
+            file = Path(spec.origin).stat()
+            found.append((spec.origin, file.st_ino, file.st_mtime_ns))
     return found
 
 

@@ -144,9 +144,14 @@ async def test_a_process_takes_over_what_its_supervisor_has_and_its_server_has_n
 
 
 @in_loop
-async def test_after_an_upgrade_there_is_another_server(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with node.engine() as one:
-        monkeypatch.setattr(forks, "version", lambda distribution: f"the next of {distribution}")
+async def test_after_an_upgrade_there_is_another_server(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "upgraded.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(forks, "_IMPORTED", ("upgraded",))
+    async with node.engine() as one, node.engine() as same:
+        assert same.report["server"] == one.report["server"]
+        (tmp_path / "new.py").write_text("")
+        (tmp_path / "new.py").rename(tmp_path / "upgraded.py")
         async with node.engine() as other:
             assert node.started() == [one.report["server"], other.report["server"]]
 
@@ -269,7 +274,9 @@ def test_a_server_with_threads_or_below_the_raylet_does_not_fork(begins: str, wh
     code = "import os, threading; from serve_app.replica.fork_server import why_not_to_fork\nwait = threading.Event()\n"
     code += "threading.Thread(target=wait.wait).start()\n" if begins else ""
     code += f"print(why_not_to_fork(os.pidfd_open(os.get{'p' if whose == 'parent' else ''}pid()))); wait.set()"
-    answer = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    environment = {**os.environ, **forks._DEFAULTS}
+    command = [sys.executable, "-c", code]
+    answer = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
     assert said in answer
     assert bool(answer) is bool(said)
 
