@@ -16,7 +16,7 @@ from serve_app.checkpoints import make_tiny_llama
 from tests.replica.hanging import FILE
 from tests.replica.test_hung_engine import Pair
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 @contextmanager
