@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
-import setproctitle
 
 from serve_app.host.foreign_errors import in_one_line
 from serve_app.host.vllm_start import without_collection
@@ -124,6 +123,8 @@ class ForkServer:
         self._poll.register(fork, select.POLLIN)
 
     def _become_engine(self, conn: socket.socket, request: ForkRequest, descriptors: list[int]) -> None:
+        import setproctitle  # comes with vLLM; supervisors load this module, too
+
         os.setsid()
         self._listener.close()
         for descriptor in (self._raylet, *self._forks):
