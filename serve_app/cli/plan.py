@@ -1,10 +1,12 @@
 """`serve-app plan --pd TRACE` says whether prefill and decode apart would pay for a trace: simulated, with a table and a plot."""
 
+import contextlib
 import dataclasses
 import json
+import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +89,25 @@ def _played(comparison: Comparison, sides: Sequence[Side], seeds: Sequence[int])
     """Return the figures of each side, one for each seed. Progress goes to standard error."""
     os.environ.update(PROCESS_ENVIRONMENT | ENVIRONMENT)
     found: dict[str, list[Figures]] = {side.name: [] for side in sides}
-    with comparison:
+    with _vllm_is_quiet(), comparison:
         for seed in seeds:
             for side in sides:
                 began = time.monotonic()
                 found[side.name].append(comparison.play(side, seed))
                 typer.echo(f"simulated {side.name}, seed {seed}, in {time.monotonic() - began:.0f} s", err=True)
     return found
+
+
+@contextlib.contextmanager
+def _vllm_is_quiet() -> Iterator[None]:
+    """Keep vLLM's warnings off the terminal: the checkpoint, its context and the device are not the user's."""
+    logger = logging.getLogger("vllm")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _what(trace: Path, requests: Sequence[TraceRequest], hardware: Hardware, found: Mapping[str, Any], seeds: int) -> str:

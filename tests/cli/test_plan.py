@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from serve_app.cli import plan
 from serve_app.cli.main import app, main
+from serve_app.engine_args import PROCESS_ENVIRONMENT
 from serve_app.planning.comparison import Comparison
+from serve_app.planning.engines import ENVIRONMENT
 
 
 class Simulated(Exception):
@@ -31,7 +32,7 @@ def no_simulation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         raise Simulated
 
     monkeypatch.setattr(Comparison, "__enter__", begin)
-    for name in plan.ENVIRONMENT | plan.PROCESS_ENVIRONMENT:
+    for name in ENVIRONMENT | PROCESS_ENVIRONMENT:
         monkeypatch.setenv(name, "1")  # so that what the command sets is undone
     monkeypatch.chdir(tmp_path)
 
