@@ -34,9 +34,10 @@ from loadtest.quantiles import quantile
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.core.apart import Apart
 from serve_app.core.fleet import FleetState
+from serve_app.core.least_loaded import rank_of
 from serve_app.core.pool_sizes import PoolSizes
 from serve_app.core.request import RequestState
-from serve_app.core.routing import Choice, Reason, ReplicaState, rank_of
+from serve_app.core.routing import Choice, Reason, ReplicaState
 from serve_app.engine_args import PROCESS_ENVIRONMENT
 from serve_app.planning.engines import ENVIRONMENT, clock_of, costs_of, engine_cores
 from serve_app.planning.virtual_fleet import VirtualFleet

@@ -38,6 +38,7 @@ def server(command: list[str], url: str, *, log: Path, environment: dict[str, st
         RuntimeError: The server ended or did not answer in ``start_s``; the message has the end of its log. Or ``url`` answered before.
     """
     _refuse_another(url)
+    ended_by_term = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that `finally` ends the server
     with log.open("wb") as sink:
         process = subprocess.Popen(
             command, stdout=sink, stderr=subprocess.STDOUT, env={**os.environ, **environment}, start_new_session=True
@@ -46,6 +47,7 @@ def server(command: list[str], url: str, *, log: Path, environment: dict[str, st
         _wait(process, url, log, start_s)
         yield psutil.Process(process.pid)
     finally:
+        signal.signal(signal.SIGTERM, ended_by_term)
         below = _below(process.pid)  # Ray's processes have sessions of their own: the group's signal would not reach them
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):

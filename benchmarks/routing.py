@@ -18,9 +18,10 @@ from typing import Protocol
 from benchmarks.routing_fleet import BLOCK_SIZE, Ask, Points, Policy, RoutedFleet
 from serve_app.autoscaling.simulation.simulated_replica import Hardware, steps_of_profile
 from serve_app.core.affinity import PrefixAffinity
+from serve_app.core.least_loaded import LeastOutstandingTokens
 from serve_app.core.prefix_index import Prefix
 from serve_app.core.request import RequestState
-from serve_app.core.routing import Choice, LeastOutstandingTokens, Reason, ReplicaState
+from serve_app.core.routing import Choice, Reason, ReplicaState
 from serve_app.ingress.fleet.intake import hash_points
 from serve_app.simulated.profiles import profile_from
 

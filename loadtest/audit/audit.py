@@ -22,7 +22,8 @@ from loadtest.audit.plausible import implausible
 from loadtest.audit.server_log import ServerLog
 from loadtest.errors import UsageError
 from loadtest.plan.recorded import recorded_scenario
-from loadtest.plan.scenario import RequestClass, Scenario
+from loadtest.plan.request_class import RequestClass
+from loadtest.plan.scenario import Scenario
 from loadtest.plan.schedule import read_schedule
 from loadtest.records import REJECTIONS, TEXT_SHOWN, Manifest, Row, ScheduledRequest, State, read_lines, read_manifest, read_rows
 from loadtest.seal import broken_seals, without_digest

@@ -29,7 +29,8 @@ from locust.exception import RPCError
 from loadtest.control.monitor import Monitor, Ticker
 from loadtest.errors import UsageError
 from loadtest.plan.laws import Burst, Closed
-from loadtest.plan.scenario import RECORDED, parse_scenario
+from loadtest.plan.request_class import RECORDED
+from loadtest.plan.scenario import parse_scenario
 from loadtest.plan.workload import Said, answer_messages, body_of, fingerprint, path_of
 from loadtest.recorder import Batch, End, as_lines
 from loadtest.records import Row, ScheduledRequest

@@ -16,7 +16,8 @@ from loadtest.control.dispatch import Epoch, WorkerPlan, boot_id
 from loadtest.errors import ExitCode, LoadtestError
 from loadtest.judge.health import STOPPED
 from loadtest.plan.laws import Closed
-from loadtest.plan.scenario import RECORDED, parse_scenario
+from loadtest.plan.request_class import RECORDED
+from loadtest.plan.scenario import parse_scenario
 from loadtest.plan.schedule import read_schedule
 from loadtest.recorder import Batch, BatchLedger, End, Recorder, write_manifest
 from loadtest.records import Manifest, RunEvent, id_prefix, read_manifest

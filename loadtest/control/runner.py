@@ -27,7 +27,8 @@ from loadtest.control.progress import Progress, print_verdict
 from loadtest.errors import ExitCode, InvalidRun, UsageError
 from loadtest.judge.analysis import analyse
 from loadtest.judge.summary import read_summary
-from loadtest.plan.scenario import RECORDED, Scenario, parse_scenario
+from loadtest.plan.request_class import RECORDED
+from loadtest.plan.scenario import Scenario, parse_scenario
 from loadtest.plan.schedule import Schedule, make_schedule
 from loadtest.plan.workload import load_tokenizer
 from loadtest.recorder import Recorder, as_lines, claim, give_up, replace_file, write_json, write_manifest

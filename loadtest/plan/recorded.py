@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.errors import UsageError
-from loadtest.plan.scenario import RECORDED, Scenario, parse_scenario
+from loadtest.plan.request_class import RECORDED
+from loadtest.plan.scenario import Scenario, parse_scenario
 from loadtest.records import PUT_BACK, Manifest
 
 

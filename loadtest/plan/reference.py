@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from loadtest.plan.laws import ARRIVALS
-from loadtest.plan.scenario import Conversation, Fault, Length, Observe, Pause, RequestClass, Scenario
+from loadtest.plan.request_class import Conversation, Length, Pause, RequestClass
+from loadtest.plan.scenario import Fault, Observe, Scenario
 from loadtest.plan.slo import PRESETS, Limit
 
 _SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (

@@ -24,7 +24,8 @@ from loadtest.plan.arrivals import MAX_REQUESTS, Times, due_times, generator
 from loadtest.plan.class_times import changes_s, is_drawn
 from loadtest.plan.laws import Closed, Trace
 from loadtest.plan.prompts import record_of
-from loadtest.plan.scenario import Length, Pause, Scenario
+from loadtest.plan.request_class import Length, Pause
+from loadtest.plan.scenario import Scenario
 from loadtest.plan.traces import read_trace, recorded_s, replay_times
 from loadtest.plan.workload import fingerprint, splitmix64, tokens_of
 from loadtest.records import PUT_BACK, ScheduledRequest, unreadable

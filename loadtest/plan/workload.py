@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from loadtest.errors import UsageError
 from loadtest.plan.prompts import prompts_digest, record_of
-from loadtest.plan.scenario import RequestClass, Scenario
+from loadtest.plan.request_class import RequestClass
+from loadtest.plan.scenario import Scenario
 from loadtest.records import ScheduledRequest
 from loadtest.wire.sse import Call, Parsed
 from loadtest.wording import shown

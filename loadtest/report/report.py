@@ -17,7 +17,7 @@ from loadtest.errors import InvalidRun
 from loadtest.judge.autoscale import Autoscaling, StepResult
 from loadtest.judge.compare import QUANTILES, RateRatio, compare_records
 from loadtest.judge.summary import Distribution, Gate, Group, Summary, interval, rate_interval
-from loadtest.plan.scenario import Length, RequestClass
+from loadtest.plan.request_class import Length, RequestClass
 from loadtest.recorder import write_json
 from loadtest.records import Manifest
 from loadtest.report import __name__ as package

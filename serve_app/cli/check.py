@@ -14,7 +14,7 @@ from serve_app.cli.hub import is_hub_id
 from serve_app.cli.manifests import are_manifests, manifest_problems, timeout_problems
 from serve_app.cli.settings_file import in_file, refuse
 from serve_app.cli.startable import INSTALL_NIXL, missing_nixl, named_files
-from serve_app.cli.vllm_check import local_checkpoints, vllm_problems
+from serve_app.cli.vllm_check import local_checkpoints, media_notes, vllm_problems
 from serve_app.config import ModelSettings, Settings, default_cache_dir, mapping_in, parse_settings, problems, read_text
 from serve_app.config.checks import did_you_mean, dotted
 from serve_app.config.timeouts import RULES, timeouts_of
@@ -194,6 +194,7 @@ def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
             elif not os.path.exists(source):
                 yield f"{source} does not exist on this machine"
     yield from memory_notes(settings.models)
+    yield from media_notes(settings)
     if missing := missing_nixl(settings):
         yield f"{missing} this Python; where replicas run, {INSTALL_NIXL}"
     if settings.ingress.needs_keys:

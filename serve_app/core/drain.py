@@ -8,9 +8,10 @@ it still holds is queued at once. That is correct too, but all of these requests
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from serve_app.core.least_loaded import rank_of
 from serve_app.core.quarantine import Quarantine
 from serve_app.core.request import RequestState, Resume, Trial
-from serve_app.core.routing import Choice, Reason, ReplicaState, RoutingPolicy, rank_of
+from serve_app.core.routing import Choice, Reason, ReplicaState, RoutingPolicy
 
 WINDOW_SHARE = 0.5
 """The window, as a share of the budget that is left when the ingress learns of the drain."""

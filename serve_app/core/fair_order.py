@@ -91,7 +91,7 @@ class FairOrder:
         start_s = account.tag_s - expected_s / account.weight
         # Without keys all requests are of one account, which has nobody to give way to.
         ahead = tenant != "" and lane.usual_s > 0.0 and start_s > lane.ahead_from_s(account)
-        request.priority = tag_of(priority, account.tag_s, is_ahead=ahead)
+        request.priority, request.gives_way = tag_of(priority, account.tag_s, is_ahead=ahead), ahead or priority != "interactive"
         place = Place(lane, account, start_s, expected_s, prompt_s, earlier_s)
         self._places[request.request_id] = account.latest = place
         account.waiting[place] = None

@@ -25,9 +25,10 @@ from serve_app.core.apart import (
 from serve_app.core.drain import MAX_UNANSWERED, takes_moved
 from serve_app.core.fair_order import FairOrder
 from serve_app.core.hand_over import HandOvers
+from serve_app.core.least_loaded import rank_of
 from serve_app.core.pool_sizes import PoolSizes
 from serve_app.core.request import RequestState
-from serve_app.core.routing import Choice, Reason, ReplicaState, RoutingPolicy, rank_of
+from serve_app.core.routing import Choice, Reason, ReplicaState, RoutingPolicy
 from serve_app.core.usual_costs import GUESS
 
 

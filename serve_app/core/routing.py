@@ -1,10 +1,9 @@
-"""A routing policy chooses the replica of an attempt. This module has the interface, its input `ReplicaState`, and the choice by load.
+"""A routing policy chooses the replica of an attempt. This module has the interface and its input, `ReplicaState`.
 
-Pure; only ``FleetState`` calls it. `affinity.py` has the choice by what replicas have cached.
+Pure; only ``FleetState`` calls it. `least_loaded.py` has the choice by load, `affinity.py` that by what replicas have cached.
 """
 
-import heapq
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
@@ -31,6 +30,7 @@ class ReplicaState:
     them. ``is_longest``: no replica with these weights that takes new work has a longer context. Replicas with equal ``kv_transfer``, not
     "", can read each other's KV; ``kv_token_bytes`` is that of one token in all layers and workers, 0 if the replica did not report it.
     ``sleeping``: it takes no new work because its engine sleeps, or is about to. ``wake_asked_at``: when it was asked last to wake.
+    ``unstarted``: how many requests that do not give way (`RequestState.gives_way`) have their prompt still to be computed here.
     ``coming``: ids of requests that another replica was asked to hand over, for which a place is kept here.
     """
 
@@ -55,6 +55,7 @@ class ReplicaState:
     kv_transfer: str = ""
     kv_token_bytes: int = 0
     coming: set[str] = field(default_factory=set)
+    unstarted: int = 0
     _others: int = 0  # requests of other ingresses that ran at the last heartbeat
     _last_part: float = 0.0
     _vain_tokens: int = 0  # since the last frame: tokens of prompts that were given up while the engine computed them
@@ -142,8 +143,10 @@ class ReplicaState:
 
     def end_prefill(self, request: RequestState) -> None:
         """Note that the engine has computed the request's prompt, or will not."""
-        self.prefill_tokens -= request.prefill_tokens
-        request.prefill_tokens = 0
+        if request.prefill_tokens:
+            self.prefill_tokens -= request.prefill_tokens
+            self.unstarted -= not request.gives_way
+            request.prefill_tokens = 0
 
     def note_given_up(self, request: RequestState) -> bool:
         """Note that a request was given up without a token, and return whether the engine had probably begun to compute its prompt.
@@ -172,6 +175,7 @@ class ReplicaState:
     def validate(self) -> None:
         """Assert the invariants."""
         assert self.outstanding_tokens == sum(r.outstanding_tokens for r in self.held.values()) >= 0
+        assert self.unstarted == sum(r.prefill_tokens > 0 and not r.gives_way for r in self.held.values())
         assert self.prefill_tokens == sum(r.prefill_tokens for r in self.held.values())
         assert all(r.replica_id == self.replica_id for r in self.held.values())
         assert len(self.held) <= self.credit
@@ -259,77 +263,4 @@ class RoutingPolicy(Protocol):
         ...
 
 
-Rank = tuple[int, int, int, str]
 Kind = tuple[str, int, bool]
-
-
-def rank_of(replica: ReplicaState) -> Rank:
-    """Return the key by which replicas are compared; no two are equal."""
-    return replica.tokens_to_do, len(replica.held), replica.load.running + replica.load.waiting, replica.replica_id
-
-
-class LeastOutstandingTokens:
-    """Picks the replica with the fewest tokens still to compute for this ingress; among equals, the one with fewer requests in its engine.
-
-    Cost of a pick, amortized: O(log n) for each replica that changed since the last, and a look at each kind of replica, of which a
-    roll-out has two. A look at each of 1,000 replicas for every request would cost 0.15 ms, six times as much.
-    """
-
-    def __init__(self) -> None:
-        self._ranks: dict[Kind, list[Rank]] = {}
-        """Heaps by kind. The rank of every replica with room is in its heap, except for replicas in ``_changed``. A rank that is no
-        longer any replica's is dropped when it comes to the top."""
-        self._changed: set[str] = set()
-
-    def changed(self, replica_id: str) -> None:
-        self._changed.add(replica_id)
-
-    def forget(self, replica_id: str) -> None:
-        self._changed.add(replica_id)
-
-    def placed(self, request: RequestState, replica: ReplicaState) -> int:
-        self._changed.add(replica.replica_id)
-        return 0
-
-    def hit_tokens(self, request: RequestState, replica: ReplicaState) -> int:
-        return 0
-
-    def leaving(self, queued: Sequence[RequestState], replicas: Mapping[str, ReplicaState]) -> Sequence[RequestState]:
-        return queued
-
-    def validate(self, replicas: Mapping[str, ReplicaState], placed: Container[str] | None = None) -> None:
-        for replica in replicas.values():
-            if replica.has_room() and replica.replica_id not in self._changed:
-                assert rank_of(replica) in self._ranks[replica.kind]
-
-    def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> Choice | None:
-        least = self.least(request, replicas)
-        return None if least is None else Choice(least, Reason.LOAD)
-
-    def least(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> ReplicaState | None:
-        """Return the replica that takes the request and has the least to do."""
-        self._take_changes(replicas)
-        least = [replica for kind in list(self._ranks) if (replica := self._least(kind, replicas)) and replica.can_run(request)]
-        return min(least, key=rank_of, default=None)
-
-    def _least(self, kind: Kind, replicas: Mapping[str, ReplicaState]) -> ReplicaState | None:
-        ranks = self._ranks.get(kind, [])
-        while ranks:
-            rank = ranks[0]
-            replica = replicas.get(rank[-1])
-            if replica is not None and replica.kind == kind and replica.has_room() and rank_of(replica) == rank:
-                return replica
-            heapq.heappop(ranks)
-        self._ranks.pop(kind, None)
-        return None
-
-    def _take_changes(self, replicas: Mapping[str, ReplicaState]) -> None:
-        changed: Iterable[str] = self._changed
-        num_ranks = sum(map(len, self._ranks.values())) + len(self._changed)
-        if num_ranks > 2 * len(replicas):  # more old ranks than current ones: make all anew
-            self._ranks.clear()
-            changed = replicas
-        for replica_id in changed:
-            if (replica := replicas.get(replica_id)) is not None and replica.has_room():
-                heapq.heappush(self._ranks.setdefault(replica.kind, []), rank_of(replica))
-        self._changed.clear()

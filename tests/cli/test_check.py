@@ -215,3 +215,33 @@ def test_an_engine_that_starts_tenants_in_the_order_of_arrival_is_noted(args: st
     code, output = run("check", "--no-vllm", str(file))
     said = "note: models.a.engine_args.scheduling_policy is not priority: tenants' requests start in the order of arrival"
     assert (code, said in " ".join(output.split())) == (0, is_noted)
+
+
+@pytest.mark.parametrize(
+    ("config", "keys", "is_noted"),
+    [
+        ('{"architectures": ["PaddleOCRVLForConditionalGeneration"]}', "device: cuda, gpus_per_replica: 1", True),
+        ('{"architectures": ["PaddleOCRVLForConditionalGeneration"]}', "device: cpu", False),
+        ('{"architectures": ["ColPaliForRetrieval"]}', "device: cuda, gpus_per_replica: 1", True),
+        ('{"architectures": ["Blip2ForConditionalGeneration"]}', "device: cuda, gpus_per_replica: 1", False),
+        ('{"architectures": ["LlamaForCausalLM"]}', "device: cuda, gpus_per_replica: 1", False),
+        ('{"architectures": [3]}', "device: cuda, gpus_per_replica: 1", False),
+        ("[]", "device: cuda, gpus_per_replica: 1", False),
+        ("{", "device: cuda, gpus_per_replica: 1", False),
+    ],
+)
+def test_a_model_on_gpus_whose_media_an_ingress_of_the_cpu_image_refuses_is_noted(
+    config: str, keys: str, is_noted: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(config)
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"models: {{a: {{model: {tmp_path}, {keys}}}}}")
+    code, output = run("check", "--no-vllm", str(file))
+    said = (
+        "note: models.a: an ingress with vLLM 0.32.0 (the CPU image) refuses images, sound and video for replicas with 0.33.0 (the CUDA "
+        "image), which may make other tensors of them for {}; for media, give all pods the CUDA image"
+    )
+    noted = [said.format(name) for name in json.loads(config)["architectures"]] if is_noted else []
+    output = " ".join(output.split())
+    assert (code, output.count("refuses images")) == (0, len(noted))
+    assert all(each in output for each in noted), output

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from vllm.config import CacheConfig, LoRAConfig, ModelConfig, MultiModalConfig, ParallelConfig, SchedulerConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.model_executor.models import registry
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
@@ -17,8 +18,11 @@ from serve_app.config.vllm_source import (
     listener_arg_types,
     reasoning_parser_names,
     server_arguments_module,
+    takes_media,
     tool_parser_names,
+    vllm_version,
 )
+from tests.contracts.tables import INSTALLED
 
 SERVER: Any = importlib.import_module(server_arguments_module())
 
@@ -67,3 +71,18 @@ def test_the_range_of_a_number_is_the_one_that_vllms_configuration_gives_it() ->
 def test_the_names_of_parsers_are_those_vllm_registers() -> None:
     assert tool_parser_names() == set(ToolParserManager.list_registered())
     assert reasoning_parser_names() == set(ReasoningParserManager.list_registered())
+
+
+def test_the_models_that_take_media_are_those_that_vllm_registers_with_a_processor() -> None:
+    """`tests/cuda/test_media.py` compares all tables."""
+    assert all(takes_media(name) for name in registry._MULTIMODAL_MODELS)
+    found = {name for name in registry._LATE_INTERACTION_MODELS | registry._REWARD_MODELS if takes_media(name)}
+    assert found == {
+        *("ColModernVBertForRetrieval", "ColPaliForRetrieval", "ColQwen3", "ColQwen3_5", "OpsColQwen3Model"),
+        "Qwen3VLNemotronEmbedModel",
+    }
+    assert not any(takes_media(name) for name in ("LlamaForCausalLM", "Qwen3ForCausalLM", "Unknown"))
+
+
+def test_the_version_is_the_one_of_the_installed_packages() -> None:
+    assert vllm_version() == INSTALLED

@@ -149,7 +149,7 @@ USED = {
     # Imported, with the attributes that are read: fields, members, properties, attributes that methods set.
     "vllm.config": {
         "CacheConfig": "block_size enable_prefix_caching num_gpu_blocks num_gpu_blocks_override",
-        "ModelConfig": """code_revision config_format hf_config_path hf_overrides hf_token is_encoder_decoder max_logprobs
+        "ModelConfig": """architecture code_revision config_format hf_config_path hf_overrides hf_token is_encoder_decoder max_logprobs
             max_model_len model original_max_model_len quantization revision runner_type skip_tokenizer_init trust_remote_code""",
         "KVTransferConfig": "engine_id get_from_extra_config kv_buffer_device kv_connector kv_connector_extra_config "
         "kv_connector_module_path kv_load_failure_policy kv_role",

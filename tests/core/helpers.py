@@ -8,9 +8,10 @@ from serve_app.core.events import Event, HeartbeatArrived, LinkOpened, OutputsAr
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import Instruction, StartAttempt
+from serve_app.core.least_loaded import LeastOutstandingTokens
 from serve_app.core.load import EngineLoad
 from serve_app.core.request import EngineOutput, RequestState, Resume
-from serve_app.core.routing import Choice, LeastOutstandingTokens, ReplicaState
+from serve_app.core.routing import Choice, ReplicaState
 from serve_app.errors import ServingError
 
 

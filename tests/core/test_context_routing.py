@@ -6,9 +6,10 @@ from serve_app.core.events import HeartbeatArrived, LinkEnd, LinkLost, LinkOpene
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import AbortAttempts, FailRequest
+from serve_app.core.least_loaded import LeastOutstandingTokens
 from serve_app.core.load import EngineLoad
 from serve_app.core.request import RequestState, Resume
-from serve_app.core.routing import Choice, LeastOutstandingTokens, ReplicaState
+from serve_app.core.routing import Choice, ReplicaState
 from serve_app.errors import ReplicaLost
 from tests.core.helpers import Output, arrived, fleet_of, outputs, run, start
 

@@ -23,10 +23,11 @@ from serve_app.core.events import (
 from serve_app.core.instructions import (
     CloseLink,
 )
+from serve_app.core.least_loaded import rank_of
 from serve_app.core.load import EngineLoad
 from serve_app.core.prefix_index import NO_PREFIX, Prefix
 from serve_app.core.request import RequestState, Resume
-from serve_app.core.routing import Choice, Reason, ReplicaState, rank_of
+from serve_app.core.routing import Choice, Reason, ReplicaState
 from tests.core.checked_fleet import CheckedFleet
 from tests.core.expected_fleet import MAX_WAITING, NO_REPLICA_S, REPLICAS, TIMEOUT_S, Link, Request, next_token
 from tests.core.helpers import outputs

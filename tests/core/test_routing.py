@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve_app.core.least_loaded import LeastOutstandingTokens
 from serve_app.core.load import EngineLoad
 from serve_app.core.request import RequestState, Resume
-from serve_app.core.routing import LeastOutstandingTokens, ReplicaState
+from serve_app.core.routing import ReplicaState
 from tests.core.helpers import Compared, Output, arrived, fleet_of, outputs, run, start
 
 REQUESTS = {w: RequestState("r", prompt_tokens=1, max_tokens=1, resume=Resume.CONTINUE, weights=w) for w in (None, "v", "w")}
@@ -63,10 +64,10 @@ def test_tokens_that_came_count_at_the_next_pick() -> None:
 def test_a_replica_that_comes_back_with_other_weights_is_not_taken_for_what_it_was() -> None:
     routing, old, new = LeastOutstandingTokens(), ReplicaState("a", 3, 0.0, weights="v"), ReplicaState("a", 3, 0.0, weights="w")
     routing.changed("a")
-    assert routing.least(REQUESTS["v"], {"a": old}) is old
+    assert routing.by_tokens.least(REQUESTS["v"], {"a": old}) is old
     routing.changed("a")
-    assert routing.least(REQUESTS["v"], {"a": new}) is None
-    assert routing.least(REQUESTS["w"], {"a": new}) is new
+    assert routing.by_tokens.least(REQUESTS["v"], {"a": new}) is None
+    assert routing.by_tokens.least(REQUESTS["w"], {"a": new}) is new
 
 
 def test_old_ranks_do_not_pile_up() -> None:
@@ -75,10 +76,10 @@ def test_old_ranks_do_not_pile_up() -> None:
         for replica_id in IDS[:3]:  # ever less to do: their old ranks are never the least again
             replicas[replica_id].outstanding_tokens -= 1
             routing.changed(replica_id)
-        picked = routing.least(REQUESTS[None], replicas)
+        picked = routing.by_tokens.least(REQUESTS[None], replicas)
         assert picked is not None
         assert picked.replica_id == "a"
-    assert sum(map(len, routing._ranks.values())) <= 2 * len(IDS)
+    assert sum(map(len, routing.by_tokens._ranks.values())) <= 2 * len(IDS)
 
 
 @pytest.mark.parametrize("order", ["first", "last", "mixed"])

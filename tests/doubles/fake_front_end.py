@@ -42,6 +42,7 @@ class Stream:
         self.changed.set()
 
 
+ARCHITECTURE = "LlavaForConditionalGeneration"
 MAX_MODEL_LEN = 1 << 21
 """The context of the front end, while no replica is linked."""
 
@@ -57,7 +58,9 @@ class FakeFrontEnd:
         self.stats: list[SchedulerStats] = []
         """The statistics from which vLLM's gauges would be set, oldest first."""
         self.vllm_config = SimpleNamespace(
-            model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN, runner_type="generate", get_vocab_size=lambda: 1 << 20),
+            model_config=SimpleNamespace(
+                max_model_len=MAX_MODEL_LEN, runner_type="generate", get_vocab_size=lambda: 1 << 20, architecture=ARCHITECTURE
+            ),
             cache_config=SimpleNamespace(block_size=16, num_gpu_blocks=0, enable_prefix_caching=True),
         )
         client.bind(vllm_config=self.vllm_config, output_processor=self, fingerprint=FINGERPRINT, vllm_version=VLLM_VERSION)

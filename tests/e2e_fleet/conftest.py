@@ -1,4 +1,4 @@
-"""These fixtures give the fleets of this folder a checkpoint and configurations: ports 8040 to 8059, a name of their own each."""
+"""These fixtures give the fleets of this folder a checkpoint and configurations: ports 8040 to 8060, a name of their own each."""
 
 import os
 from collections.abc import Callable, Iterator

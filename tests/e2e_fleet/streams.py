@@ -170,12 +170,17 @@ class Volley:
 
 
 def play(
-    url: str, asks: Sequence[Ask], meanwhile: Callable[[], None] | None = None, *, limit_s: float = ANSWER_LIMIT_S
+    url: str,
+    asks: Sequence[Ask],
+    meanwhile: Callable[[], None] | None = None,
+    *,
+    after_events: int = 5,
+    limit_s: float = ANSWER_LIMIT_S,
 ) -> list[Answer]:
     """Play one volley to its end."""
 
     async def run() -> list[Answer]:
-        return await Volley(url, asks).play(meanwhile, limit_s=limit_s)
+        return await Volley(url, asks).play(meanwhile, after_events=after_events, limit_s=limit_s)
 
     return asyncio.run(run())
 

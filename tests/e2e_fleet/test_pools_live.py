@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
 def test_answers_to_long_prompts_move_and_all_are_the_same(
     configure: Configure, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with fleet(moving_kv(configure, 8059, pools={}), tmp_path_factory.mktemp("pools")) as pooled:
+    with fleet(moving_kv(configure, 8060, pools={}), tmp_path_factory.mktemp("pools")) as pooled:
         undisturbed = folded(play(pooled.url, CHATS))
         assert moves(pooled, "serve_app_hand_overs_asked_total", "cause").get("role", 0) == 0
         long: list[Answer] = []

@@ -15,7 +15,7 @@ from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
 from serve_app.ingress.http.callers import Tenants
 from serve_app.ingress.routes.app import AppLimits, IngressApp
 from serve_app.links.fingerprint import model_fingerprint
-from tests.doubles.fake_engine import FakeEngine
+from tests.doubles.fake_engine import VLLM_VERSION, FakeEngine
 from tests.doubles.fleet import MODEL, start_replica, until
 from tests.ingress.fronts import front_end
 
@@ -31,12 +31,14 @@ async def serving(
     max_model_len: int = 512,
     tenants: Tenants | None = None,
     credit: int = 256,
+    vllm_version: str = VLLM_VERSION,
 ) -> AsyncIterator[tuple[httpx.AsyncClient, FakeEngine, dict[str, int]]]:
     """Yield a client, the engine behind it, and the numbers of the adapters.
 
     Args:
         stepping: Whether the engine computes; else it does what a test calls.
         credit: How many requests the replica takes at once.
+        vllm_version: The engine's.
     """
     async with (
         application(
@@ -47,6 +49,7 @@ async def serving(
             max_model_len=max_model_len,
             tenants=tenants,
             credit=credit,
+            vllm_version=vllm_version,
         ) as (app, engine, numbers),
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://ingress") as http,
     ):
@@ -63,6 +66,7 @@ async def application(
     max_model_len: int = 512,
     tenants: Tenants | None = None,
     credit: int = 256,
+    vllm_version: str = VLLM_VERSION,
 ) -> AsyncIterator[tuple[IngressApp, FakeEngine, dict[str, int]]]:
     """Yield the application behind the client of `serving`, with these limits, and the rest of what `serving` yields."""
     tiny = {
@@ -76,7 +80,7 @@ async def application(
     client = FleetClient(values, settings, ingress_id="ingress-1", token=b"", tls=None)
     grammars = GrammarCompiler()
     front = await front_end(settings, str(model), client, grammars)
-    engine = FakeEngine(fingerprint=model_fingerprint(front.engine.model_config))
+    engine = FakeEngine(version=vllm_version, fingerprint=model_fingerprint(front.engine.model_config))
     replica = await start_replica(values, "r", engine=engine)
     client.set_members([replace(replica.lease, adapters=tuple(a.number(name) for name, a in settings.adapters.items()))])
     await until(lambda: client.fleet.replicas)

@@ -35,7 +35,7 @@ def test_a_refusal_of_the_replica_names_the_value() -> None:
 
 def test_a_first_attempt_is_the_request_under_its_own_id() -> None:
     original = request(sampling_params=SamplingParams(max_tokens=8, prompt_logprobs=1), client_index=3)
-    attempt = attempt_request(original, StartAttempt("r", "r@0", "a", (), 0), same_vllm=True)
+    attempt = attempt_request(original, StartAttempt("r", "r@0", "a", (), 0))
     assert (attempt.request_id, attempt.client_index) == ("r@0", 0)
     assert attempt.sampling_params is original.sampling_params
     assert (original.request_id, original.client_index) == ("r", 3)
@@ -52,7 +52,7 @@ def test_a_continued_attempt_asks_only_for_what_is_left_and_leaves_the_original_
     )
     before = repr(params)
     original = request(sampling_params=params, reasoning_ended=True)
-    attempt = attempt_request(original, StartAttempt("r", "r@1", "a", (5, 6), 2), same_vllm=True)
+    attempt = attempt_request(original, StartAttempt("r", "r@1", "a", (5, 6), 2))
     asked = attempt.sampling_params
     assert attempt.prompt_token_ids == [1, 2, 5, 6]
     assert attempt.reasoning_ended is True
@@ -66,7 +66,7 @@ def test_a_continued_attempt_asks_only_for_what_is_left_and_leaves_the_original_
 def test_a_replayed_attempt_asks_for_everything_again_but_prompt_logprobs() -> None:
     params = SamplingParams(max_tokens=8, min_tokens=3, prompt_logprobs=1, prompt_logprob_start=1)
     original = request(sampling_params=params)
-    attempt = attempt_request(original, StartAttempt("r", "r@1", "a", (), 2), same_vllm=True)
+    attempt = attempt_request(original, StartAttempt("r", "r@1", "a", (), 2))
     asked = attempt.sampling_params
     assert attempt.prompt_token_ids == [1, 2]
     assert (asked.max_tokens, asked.min_tokens, asked.prompt_logprobs, asked.prompt_logprob_start) == (8, 3, None, None)
@@ -74,7 +74,7 @@ def test_a_replayed_attempt_asks_for_everything_again_but_prompt_logprobs() -> N
 
 def test_a_restarted_pooling_request_is_the_request_again() -> None:
     original = request()
-    assert attempt_request(original, StartAttempt("r", "r@2", "a", (), 0), same_vllm=True).sampling_params is None
+    assert attempt_request(original, StartAttempt("r", "r@2", "a", (), 0)).sampling_params is None
 
 
 def test_log_probabilities_of_swallowed_tokens_are_dropped_with_them() -> None:

@@ -13,6 +13,7 @@ from serve_app.errors import BadRequest, NotSupported, RequestTooLarge, SendFail
 from serve_app.ingress.fleet.intake import Intake
 from serve_app.ingress.http.error_answers import FleetError
 from tests.doubles.fake_engine import VLLM_VERSION, FakeEngine
+from tests.doubles.fake_front_end import ARCHITECTURE
 from tests.doubles.fleet import Fleet, fleet, in_loop, settings, until
 
 PROMPT = [1, 2, 3]
@@ -65,10 +66,17 @@ def image() -> MultiModalFeatureSpec:
     return MultiModalFeatureSpec(None, "image", "x", PlaceholderRange(offset=0, length=1))
 
 
+def let_speak(monkeypatch: pytest.MonkeyPatch, *architectures: str) -> None:
+    """Let an ingress speak to an engine with vLLM 9.9.9, and send it media of these architectures."""
+    monkeypatch.setattr(vllm_versions, "_OLDER_INGRESS", {(VLLM_VERSION, "9.9.9"): frozenset(architectures)})
+
+
 @pytest.mark.parametrize("waits", [False, True])
 @in_loop
-async def test_an_engine_of_another_vllm_version_gets_no_media(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_versions, "_OLDER_INGRESS", frozenset({(VLLM_VERSION, "9.9.9")}))
+async def test_an_engine_of_another_vllm_version_gets_no_media_that_it_processes_otherwise(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_speak(monkeypatch, "Other")
     async with fleet() as f:
         if not waits:
             await f.join("a", engine=FakeEngine(version="9.9.9"))
@@ -80,15 +88,27 @@ async def test_an_engine_of_another_vllm_version_gets_no_media(waits: bool, monk
         refusal = error_of(stream)
         assert isinstance(refusal, NotSupported)
         assert refusal.http_status == 400
-        assert str(refusal).startswith("media (images, sound, video) for an engine with another vLLM version")
+        assert str(refusal) == (
+            f"media (images, sound, video) for {ARCHITECTURE} is not supported; the ingress has vLLM {VLLM_VERSION}, the engine 9.9.9, "
+            "and they may process media of this architecture differently: ask the operator to run the CUDA image in all pods"
+        )
         assert f.client.fleet.outcomes == {"failed": 1}
+
+
+@in_loop
+async def test_an_engine_of_another_vllm_version_gets_media_that_it_processes_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_speak(monkeypatch, "Other", ARCHITECTURE)
+    async with fleet() as f:
+        await f.join("a", engine=FakeEngine(version="9.9.9"))
+        await f.front.add("image", PROMPT, beside={"mm_features": [image()]})
+        await assert_serves(f, "image")
 
 
 @in_loop
 async def test_media_go_to_an_engine_of_the_ingress_s_version_and_do_not_resume_at_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(vllm_versions, "_OLDER_INGRESS", frozenset({(VLLM_VERSION, "9.9.9")}))
+    let_speak(monkeypatch)
     async with fleet() as f:
         await f.join("a")
         stream = await f.front.add("image", PROMPT, beside={"mm_features": [image()]})

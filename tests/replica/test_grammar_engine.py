@@ -62,7 +62,8 @@ class Engine:
         self.num_asked += 1
         attempt_id = f"r{self.num_asked}@1"
         request = EngineCoreRequest("r", PROMPT, None, params, None, 0.0, None, None, None)
-        attempt = attempt_request(request, StartAttempt("r", attempt_id, "a", tuple(emitted), len(emitted)), same_vllm=True)
+        start = StartAttempt("r", attempt_id, "a", tuple(emitted), len(emitted))
+        attempt = attempt_request(request, start)
         buffers = [bytes(b) for b in MsgpackEncoder().encode(attempt)]
         self.loop.call_soon_threadsafe(self.process.send, pipe.AddToEngine(0, attempt_id, buffers, len(emitted)))
         tokens = list[int]()

@@ -17,21 +17,33 @@ from serve_app.ingress.fleet.intake import Way, names
 from serve_app.links.protocol.connection import IngressConnection
 from serve_app.links.protocol.errors import FrameTooLarge, MalformedMessage
 from serve_app.links.protocol.messages import MAX_KV_BYTES, REFUSED
+from serve_app.vllm_versions import may_send_media
 
 
-def attempt_request(request: Any, start: StartAttempt, *, same_vllm: bool) -> Any:
-    """Return a copy of ``request`` for one attempt, with the id of the attempt and, after emitted tokens, only the rest of the work.
+def check_media(request: Any, architecture: str, connection: IngressConnection) -> None:
+    """Refuse media of which the ingress would make other tensors than the engine's model reads.
+
+    Such an engine would end, and then the next one, or answer wrongly (ADR 56).
 
     Args:
-        same_vllm: Whether the engine of this attempt has the ingress's version of vLLM.
+        architecture: The model's, by vLLM's name.
+        connection: An open link to the engine.
 
     Raises:
-        NotSupported: The request has media for an engine of another version. The ingress makes the tensors that the engine's model
-            reads, and their shapes differ between versions: the engine would end, and then the next one (ADR 56).
+        NotSupported: The request has media, and its model's are not among those that both versions of vLLM process alike.
     """
-    if request.mm_features and not same_vllm:
-        feature = "media (images, sound, video) for an engine with another vLLM version than the ingress"
-        raise NotSupported(feature, "ask the operator to run the CUDA image in all pods")
+    assert connection.peer is not None
+    ours, theirs = connection.vllm_version, connection.peer.vllm_version
+    if request.mm_features and not may_send_media(architecture, ours, theirs):
+        raise NotSupported(
+            f"media (images, sound, video) for {architecture}",
+            f"the ingress has vLLM {ours}, the engine {theirs}, and they may process media of this architecture differently: "
+            "ask the operator to run the CUDA image in all pods",
+        )
+
+
+def attempt_request(request: Any, start: StartAttempt) -> Any:
+    """Return a copy of ``request`` for one attempt, with the id of the attempt and, after emitted tokens, only the rest of the work."""
     attempt = copy.copy(request)
     attempt.request_id = start.attempt_id
     attempt.client_index = 0

@@ -50,6 +50,7 @@ from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.exchange.held_answer import current_exchange, refuse
 from serve_app.ingress.fleet.attempts import (
     attempt_request,
+    check_media,
     drop_what_belongs_to_swallowed,
     kv_of,
     refused_by_engines,
@@ -270,11 +271,10 @@ class FleetClient(EngineCoreClient):
         if (original := self._requests.get(start.request_id)) is None:
             return  # the end of a sibling has just ended this request
         if not (link := self.links[start.replica_id]).can_send():
-            # until there is room, or until the link is lost and the request resumes; no KV is kept for so long
             link.unsent[start.attempt_id] = replace(start, kv=None)
-            return
-        request = attempt_request(original, start, same_vllm=link.connection.same_vllm)
-        buffers, kv, num_emitted = self._encoder.encode(request), kv_of(start), len(start.continue_from)
+            return  # until there is room, or until the link is lost and the request resumes; no KV is kept for so long
+        check_media(original, self._vllm_config.model_config.architecture, link.connection)
+        buffers, kv, num_emitted = self._encoder.encode(attempt_request(original, start)), kv_of(start), len(start.continue_from)
         link.write(link.connection.send_add(start.attempt_id, buffers, num_emitted, suspect=start.suspect, kv=kv))
 
     def _send_unsent(self, link: ReplicaLink) -> None:

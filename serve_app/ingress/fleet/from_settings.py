@@ -3,8 +3,9 @@
 from serve_app.config import ModelSettings, Settings
 from serve_app.core.affinity import CONTINUED_AT_START, PrefixAffinity
 from serve_app.core.fleet_settings import FleetSettings
+from serve_app.core.least_loaded import LeastOutstandingTokens
 from serve_app.core.pool_sizes import PoolSizes
-from serve_app.core.routing import LeastOutstandingTokens, RoutingPolicy
+from serve_app.core.routing import RoutingPolicy
 
 
 def limits_of(settings: Settings, model: ModelSettings) -> FleetSettings:

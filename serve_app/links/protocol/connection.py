@@ -234,11 +234,6 @@ class IngressConnection(_Connection):
     peer: Challenge | None = field(default=None, init=False)
     """The replica's Challenge; None until the link is open."""
 
-    @property
-    def same_vllm(self) -> bool:
-        """Whether both ends have one version of vLLM; a pair that may speak need not (ADR 56)."""
-        return self.peer is not None and self.peer.vllm_version == self.vllm_version
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self._hello = b""

@@ -74,7 +74,8 @@ print(json.dumps([json.loads(line) for name, data in said if name == "lt-rows" f
 PLANNED = """
 import json, sys
 from loadtest.control.dispatch import WorkerLoad, WorkerPlan
-from loadtest.plan.scenario import RECORDED, parse_scenario
+from loadtest.plan.request_class import RECORDED
+from loadtest.plan.scenario import parse_scenario
 scenario = parse_scenario(json.loads(sys.argv[1]), context=RECORDED)
 plan = WorkerPlan(0, 1, "http://127.0.0.1:1", "m", "x-", scenario.model_dump(mode="json"), [], 10.0, workload=sys.argv[2])
 WorkerLoad(plan, api_key="", send=print, fire=print)

@@ -12,7 +12,8 @@ from pyarrow import parquet
 
 from loadtest.errors import UsageError
 from loadtest.plan.prompts import PromptRecord, prompts_digest, read_prompts
-from loadtest.plan.scenario import RECORDED, Scenario, parse_scenario
+from loadtest.plan.request_class import RECORDED
+from loadtest.plan.scenario import Scenario, parse_scenario
 from loadtest.plan.schedule import make_schedule
 from loadtest.plan.workload import answer_messages, body_of, fingerprint
 from loadtest.wire.sse import Parsed

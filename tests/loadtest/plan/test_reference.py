@@ -12,7 +12,8 @@ import loadtest
 from loadtest.cli import app
 from loadtest.plan.laws import ARRIVALS
 from loadtest.plan.reference import json_schema, page
-from loadtest.plan.scenario import Fault, Length, Observe, RequestClass, Scenario
+from loadtest.plan.request_class import Length, RequestClass
+from loadtest.plan.scenario import Fault, Observe, Scenario
 
 SHIPPED = sorted(Path(loadtest.__file__).with_name("scenarios").glob("*.yaml"))
 

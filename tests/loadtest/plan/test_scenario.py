@@ -14,7 +14,8 @@ import loadtest
 from loadtest.errors import UsageError
 from loadtest.inputs import read_yaml
 from loadtest.plan.overrides import scenario_of
-from loadtest.plan.scenario import RECORDED, Length, load_scenario, parse_scenario
+from loadtest.plan.request_class import RECORDED, Length
+from loadtest.plan.scenario import load_scenario, parse_scenario
 from loadtest.plan.schedule import make_schedule
 
 SHIPPED = sorted(Path(loadtest.__file__).with_name("scenarios").glob("*.yaml"))

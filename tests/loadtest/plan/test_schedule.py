@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from loadtest.errors import UsageError
-from loadtest.plan.scenario import Length, Scenario, parse_scenario
+from loadtest.plan.request_class import Length
+from loadtest.plan.scenario import Scenario, parse_scenario
 from loadtest.plan.schedule import Schedule, lengths, make_schedule, read_schedule
 from loadtest.records import ScheduledRequest
 from tests.loadtest.plan.test_arrivals import against_poisson
