@@ -162,10 +162,13 @@ def _refuse_unknown(option: str, name: str, known: Mapping[str, Any]) -> None:
 
 
 def _refuse_unwritable(plot: Path) -> None:
-    """Refuse a plot that cannot be written, before the simulation, which takes minutes. An existing file keeps its content until then."""
+    """Refuse a plot that cannot be written, before the simulation, which takes minutes. Until it ends no file is changed or stays."""
+    is_new = not plot.exists()
     try:
         with plot.open("ab"):
             pass
+        if is_new:
+            plot.resolve().unlink()  # the user may end the simulation
     except OSError as exc:
         raise _unwritable(plot, exc) from exc
 

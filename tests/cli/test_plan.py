@@ -82,6 +82,16 @@ def test_the_same_trace_fits_on_more_gpus(trace: Path) -> None:
     assert isinstance(done.exception, Simulated)
 
 
+@pytest.mark.parametrize("before", [None, "an earlier plot"])
+def test_a_simulation_that_does_not_end_leaves_the_plot_as_it_was(before: str | None, trace: Path, tmp_path: Path) -> None:
+    plot = tmp_path / "plot.svg"
+    if before is not None:
+        plot.write_text(before)
+    options = ["--profile", "a10g-llama-8b", "--replicas", "2", "--gpus", "4", "--plot", str(plot)]
+    assert isinstance(CliRunner().invoke(app, ["plan", "--pd", str(trace), *options]).exception, Simulated)
+    assert (plot.read_text() if plot.exists() else None) == before
+
+
 def test_without_vllm_one_line_says_how_to_get_it(
     trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
