@@ -27,9 +27,9 @@ class Verdict:
 def verdict(found: Mapping[str, Sequence[Figures]]) -> Verdict:
     """Judge the figures of the sides, one for each seed. The first side is together, the second `routing.apart`."""
     together, apart, *_ = found
-    best = _best(found, together, apart)
-    pairs = list(zip(found[best], found[together], strict=True))
-    better = [one.good_per_s > MIN_GAIN * other.good_per_s for one, other in pairs]
+    better = {name: _better(runs, found[together]) for name, runs in found.items() if name != together}
+    paying = [name for name, seeds in better.items() if all(seeds)]
+    best = _best({name: found[name] for name in paying or better}, apart)
 
     def middle(of: Callable[[Figures], float]) -> tuple[float, float]:
         return median(found[together], of), median(found[best], of)
@@ -40,18 +40,23 @@ def verdict(found: Mapping[str, Sequence[Figures]]) -> Verdict:
     share = f"{100 * good[1] / good[0]:.0f} % of the goodput ({amounts})" if good[0] else amounts
     gaps = _change("ITL p99", *middle(lambda each: each.itl_p99_s))
     waits = _change("TTFT p99", *middle(lambda each: each.ttft_p99_s))
-    doubt = ", but not with every seed" if any(better) and not all(better) else ""
-    pays = "pays" if all(better) else "does not pay"
+    doubt = ", but not with every seed" if any(better[best]) and not paying else ""
+    pays = "pays" if paying else "does not pay"
     if not good[1] and not good[0]:
         sentence = f"Apart does not pay: no answer keeps the limits either way; {gaps}, {waits}."
     else:
         sentence = f"Apart {pays}, at best as {best}: {share}{doubt}; {gaps}, {waits}."
-    return Verdict(all(better), best, sentence)
+    return Verdict(bool(paying), best, sentence)
 
 
-def _best(found: Mapping[str, Sequence[Figures]], together: str, apart: str) -> str:
+def _better(runs: Sequence[Figures], together: Sequence[Figures]) -> list[bool]:
+    """Return for each seed whether the goodput is so much higher that it pays."""
+    return [one.good_per_s > MIN_GAIN * other.good_per_s for one, other in zip(runs, together, strict=True)]
+
+
+def _best(found: Mapping[str, Sequence[Figures]], apart: str) -> str:
     """Return the side of most goodput. If several have about as much: `routing.apart`, which has no number to set, or the shortest gaps."""
-    goods = {name: median(each, lambda run: run.good_per_s) for name, each in found.items() if name != together}
+    goods = {name: median(each, lambda run: run.good_per_s) for name, each in found.items()}
     near = [name for name, good in goods.items() if good >= _AS_GOOD * max(goods.values())]
     return apart if apart in near else min(near, key=lambda name: median(found[name], lambda run: run.itl_p99_s))
 

@@ -45,6 +45,13 @@ def test_a_gain_with_some_seeds_is_not_enough() -> None:
     assert "together 30.0), but not with every seed; " in judged.sentence
 
 
+def test_a_side_that_pays_goes_before_one_about_as_good_that_does_not() -> None:
+    found = {"together": runs([30.0, 47.0, 30.0]), "routing.apart": runs([49.0] * 3), "pools 1:1": runs([49.5] * 3)}
+    judged = verdict(found)
+    assert (judged.pays, judged.best) == (True, "pools 1:1")
+    assert judged.sentence.startswith("Apart pays, at best as pools 1:1: 165 % of the goodput (49.5 ")
+
+
 def test_where_no_answer_keeps_the_limits_the_sentence_says_so() -> None:
     judged = verdict({"together": runs([0.0]), "routing.apart": runs([0.0])})
     assert not judged.pays
