@@ -113,9 +113,10 @@ def _vllm_is_quiet() -> Iterator[None]:
 def _what(trace: Path, requests: Sequence[TraceRequest], hardware: Hardware, found: Mapping[str, Any], seeds: int) -> str:
     """Return in one line what was simulated."""
     rate = median(next(iter(found.values())), lambda run: run.requests_per_s)
+    shared = "" if any(each.blocks for each in requests) else ", of which no two share tokens"
     gpus = f"{hardware.num_accelerators} x " if hardware.num_accelerators > 1 else ""
     return (
-        f"{trace.name}, {len(requests):,} requests in {requests[-1].due_s:.0f} s ({rate:.1f}/s), on {hardware.replicas} replicas "
+        f"{trace.name}, {len(requests):,} requests in {requests[-1].due_s:.0f} s ({rate:.1f}/s{shared}), on {hardware.replicas} replicas "
         f"of {gpus}{hardware.profile}, link {hardware.link}, steps of {hardware.max_num_batched_tokens:,} tokens, "
         f"{seeds} seed{'s' if seeds > 1 else ''}"
     )

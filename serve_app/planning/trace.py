@@ -4,6 +4,7 @@ The format is the load test kit's schedule.jsonl. The kit makes such a file from
 (`serve-app-loadtest plan --schedule`), so that this module needs no other format and the two packages share nothing but the file.
 """
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ MIN_SECONDS = 5.0
 BLOCK_TOKENS = 512
 """Prompt tokens that an id of ``blocks`` stands for."""
 _CONVERT = "`serve-app-loadtest plan SCENARIO --schedule FILE` makes a trace"
+_OPEN = "give a scenario that has an arrival.law other than closed and no conversation, or one that replays a recorded trace"
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 
@@ -32,13 +34,18 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     """An id for each 512 tokens of the prompt; equal ids mean equal tokens. Without them, no other prompt begins like this one."""
 
 
+class _Due(msgspec.Struct):
+    due_s: float | None
+    """None: a later turn of a conversation, or a request of a closed loop."""
+
+
 def read_trace(path: Path, seconds: float) -> list[TraceRequest]:
     """Return the requests of the first ``seconds`` by due time, which counts from the first of them.
 
     Raises:
         ConfigError: The file cannot be read, a line is no request, or they span less than `MIN_SECONDS`.
     """
-    decoder = msgspec.json.Decoder(TraceRequest)
+    decoder, due = msgspec.json.Decoder(TraceRequest), msgspec.json.Decoder(_Due)
     requests = list[TraceRequest]()
     for number, line in enumerate(read_regular_file(path, MAX_BYTES).splitlines(), 1):
         if not line.strip():
@@ -46,6 +53,10 @@ def read_trace(path: Path, seconds: float) -> list[TraceRequest]:
         try:
             requests.append(decoder.decode(line))
         except (msgspec.DecodeError, RecursionError) as exc:
+            with contextlib.suppress(msgspec.DecodeError, RecursionError):
+                if due.decode(line).due_s is None:
+                    problem = "is sent when an answer ends, and the trace does not say when"
+                    raise ConfigError(f"{path}:{number}", problem, _OPEN) from exc
             raise ConfigError(f"{path}:{number}", f"is no request: {exc}", _CONVERT) from exc
     requests.sort(key=lambda request: request.due_s)
     begin_s = requests[0].due_s if requests else 0.0

@@ -42,7 +42,6 @@ def test_requests_are_sorted_and_those_after_the_first_seconds_left_out(tmp_path
     [
         (["TIMESTAMP,ContextTokens,GeneratedTokens"], ":1: is no request: JSON is malformed"),
         ([request(0.0), {"due_s": 1.0}], ":2: is no request: Object missing required field `input_tokens`"),
-        ([request(0.0), {**request(1.0), "due_s": None}], ":2: is no request: Expected `float`, got `null` - at `$.due_s`"),
         ([request(0.0, output_tokens=0)], ":1: is no request: Expected `int` >= 1 - at `$.output_tokens`"),
         ([request(-1.0)], ":1: is no request: Expected `float` >= 0.0 - at `$.due_s`"),
         (["[" * 100_000], ":1: is no request: "),
@@ -57,6 +56,17 @@ def test_what_is_no_trace_is_refused_with_its_line(lines: list[Any], problem: st
         read_trace(path, 60.0)
     assert str(raised.value).startswith(f"{path}{problem}")
     assert str(raised.value).endswith("`serve-app-loadtest plan SCENARIO --schedule FILE` makes a trace")
+
+
+@pytest.mark.parametrize("more", [{}, {"after": 0, "think_s": 2.0}], ids=["closed loop", "conversation"])
+def test_a_request_that_waits_for_an_answer_is_refused_with_what_to_give_instead(more: dict[str, Any], tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.jsonl", request(0.0), {**request(1.0), **more, "due_s": None})
+    with pytest.raises(ConfigError) as raised:
+        read_trace(path, 60.0)
+    assert str(raised.value) == (
+        f"{path}:2: is sent when an answer ends, and the trace does not say when; give a scenario that has an arrival.law other than "
+        "closed and no conversation, or one that replays a recorded trace"
+    )
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
