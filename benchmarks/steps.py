@@ -32,6 +32,7 @@ from serve_app.checkpoints import make_tiny_llama
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.engine_args import BATCH_STEP_SHARE, ITL_TARGET_S
 from serve_app.planning.engines import costs_of
+from serve_app.planning.engines import start_anew as forget
 from serve_app.planning.virtual_fleet import BLOCK, VirtualFleet
 from serve_app.planning.virtual_loads import Asked, Load
 
@@ -178,12 +179,9 @@ class Cores:
 
 def start_anew(scheduler: Any, costs: MeasuredCosts, *, has_deadlines: bool) -> None:
     """Let a scheduler forget what an earlier run taught it."""
-    from serve_app.replica.prompt_steps import PromptSteps
-
-    scheduler._prompts = PromptSteps(scheduler, scheduler.vllm_config.additional_config[ITL_TARGET_S])
+    forget(scheduler, costs, scheduler.vllm_config.additional_config[ITL_TARGET_S])
     if not has_deadlines:
         scheduler._prompts.due = lambda request: request.priority
-    scheduler.start_from(costs)
 
 
 def main() -> None:

@@ -79,9 +79,9 @@ def plan(
     typer.echo(f"Simulated: {what}.")
     _print_table(found, kept)
     typer.echo(judged.sentence)
-    if judged.pays:
-        configuration = next(side.configuration for side in sides if side.name == judged.best)
-        typer.echo(f"With kv: {{transfer: nixl}}, set {configuration}")
+    if judged.set is not None:
+        side = next(side for side in sides if side.name == judged.set)
+        typer.echo(f"Set models.NAME: {{{side.configuration}, {simulated_settings(hardware, kept)}}}")
     typer.echo(f"plot: {plot}")
 
 
@@ -119,6 +119,16 @@ def _what(trace: Path, requests: Sequence[TraceRequest], hardware: Hardware, fou
         f"{trace.name}, {len(requests):,} requests in {requests[-1].due_s:.0f} s ({rate:.1f}/s{shared}), on {hardware.replicas} replicas "
         f"of {gpus}{hardware.profile}, link {hardware.link}, steps of {hardware.max_num_batched_tokens:,} tokens, "
         f"{seeds} seed{'s' if seeds > 1 else ''}"
+    )
+
+
+def simulated_settings(hardware: Hardware, limits: Limits) -> str:
+    """Return the other keys of the model that the simulated replicas had. The configuration's defaults may differ."""
+    count = hardware.replicas
+    return (
+        f"replicas: {{min: {count}, max: {count}, ttft_slo_s: {limits.ttft_s:g}, itl_slo_s: {limits.itl_s:g}}}, "
+        f"gpus_per_replica: {hardware.num_accelerators}, engine_args: {{scheduling_policy: priority, "
+        f"max_num_batched_tokens: {hardware.max_num_batched_tokens}, max_num_seqs: {hardware.max_num_seqs}}}"
     )
 
 

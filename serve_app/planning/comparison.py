@@ -17,12 +17,14 @@ import numpy as np
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.core.pool_sizes import PoolSizes
 from serve_app.errors import ConfigError
-from serve_app.planning.engines import clock_of, costs_of, engine_cores
+from serve_app.planning.engines import clock_of, costs_of, engine_cores, start_anew
 from serve_app.planning.trace import BLOCK_TOKENS, TraceRequest
 from serve_app.planning.virtual_fleet import BLOCK, VirtualFleet
 from serve_app.planning.virtual_loads import Asked, Load
 from serve_app.simulated.profiles import PROFILES, profile_from
 
+TOGETHER, KEEP_ITL, APART = "together", "keep_itl", "routing.apart"
+"""Names of sides; the others are pools."""
 JITTER_S = 0.5
 WARMUP = 0.1
 """Share of the trace that is not counted."""
@@ -72,9 +74,11 @@ class Side:
 
     name: str
     configuration: str
-    """The keys of the model in the configuration."""
+    """The keys of the model that set it, as YAML."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The same for the ingress's fleet."""
+    itl_s: float | None = None
+    """The target of `keep_itl`; None: the engines keep none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +97,16 @@ class Figures:
 
 
 def sides_of(replicas: int, limits: Limits) -> list[Side]:
-    """Return the sides to compare; the first is the one without any move."""
-    sides = [Side("together", "{}"), Side("routing.apart", "routing: {apart: true}", {"apart": True})]
+    """Return the sides to compare: two without any move, then those apart."""
+    sides = [
+        Side(TOGETHER, ""),
+        Side(KEEP_ITL, "keep_itl: true", itl_s=limits.itl_s),
+        Side(APART, "kv: {transfer: nixl}, routing: {apart: true}", {"apart": True}),
+    ]
     for prefill in range(1, replicas):
         decode = replicas - prefill
         sizes = PoolSizes(prefill, prefill, decode, decode)
-        pools = f"pools: {{prefill: {{min: {prefill}, max: {prefill}}}, decode: {{min: {decode}}}}}"
+        pools = f"kv: {{transfer: nixl}}, pools: {{prefill: {{min: {prefill}, max: {prefill}}}, decode: {{min: {decode}, max: {decode}}}}}"
         sides.append(Side(f"pools {prefill}:{decode}", pools, {"pools": sizes, "ttft_s": limits.ttft_s}))
     return sides
 
@@ -132,6 +140,7 @@ class Comparison:
                 max_model_len=self._most_tokens,
                 max_num_seqs=self._hardware.max_num_seqs,
                 max_num_batched_tokens=self._hardware.max_num_batched_tokens,
+                scheduling_policy="priority",  # as with API keys, tenants or batches
             )
         return self
 
@@ -149,6 +158,8 @@ class Comparison:
 
         fleet = VirtualFleet(self._cores, seed=seed, costs=self._costs, settings=side.settings)
         self._playing[:] = [fleet]
+        for core in self._cores:
+            start_anew(core.scheduler, self._costs, side.itl_s)
         load = Load("trace", account="")
 
         def send(number: int, request: TraceRequest) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from serve_app.config.model import ModelSettings
 from serve_app.core.step_costs import MeasuredCosts, TimedBatch, measured_costs
-from serve_app.engine_args import SIMULATED_CONNECTOR, SIMULATED_EXECUTOR
+from serve_app.engine_args import BATCH_STEP_SHARE, engine_core_args
 from serve_app.planning.virtual_fleet import BLOCK, VirtualFleet
 from serve_app.simulated.profiles import profile_from
 from serve_app.simulated.timing import step_time_s, step_work
@@ -54,12 +55,16 @@ def engine_cores(
     max_model_len: int,
     max_num_seqs: int,
     max_num_batched_tokens: int,
+    scheduling_policy: str = "fcfs",
 ) -> list[Any]:
-    """Return engine cores that read each other's KV over ``link``, in the order in which a `VirtualFleet` takes them.
+    """Return engine cores with the arguments and schedulers of replicas with ``kv.transfer``, in the order of a `VirtualFleet`.
+
+    They read each other's KV over ``link``.
 
     Args:
         checkpoint: A tiny model, of which only the configuration is read.
         clock: The time of reads.
+        scheduling_policy: vLLM's. Engines with ``priority``, as of fleets with API keys, have our order of requests.
     Raises:
         ConfigError: The profile has no room for a request of ``max_model_len`` tokens.
     """
@@ -67,26 +72,39 @@ def engine_cores(
 
     from serve_app.replica.engine_core import engine_config
     from serve_app.replica.hand_over import handing_over
+    from serve_app.replica.scheduler import bounded
     from serve_app.simulated.exchange import MemoryExchange
     from serve_app.simulated.executor import SimulatedExecutor
     from serve_app.simulated.kv_executor import in_virtual_time
 
+    limits = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+    model = ModelSettings.model_validate(
+        {
+            "name": "planned",
+            "model": str(checkpoint),
+            "simulated": {"profile": profile, "link": link},
+            "kv": {"transfer": "nixl"},
+            "engine_args": {**limits, "block_size": BLOCK, "scheduling_policy": scheduling_policy},
+        }
+    )
     executor, cores = in_virtual_time(SimulatedExecutor, clock, MemoryExchange()), []
-    for number in range(count):
-        config = engine_config(
-            {
-                "model": str(checkpoint),
-                "distributed_executor_backend": SIMULATED_EXECUTOR,
-                "additional_config": {"simulated": {"profile": profile, "link": link}},
-                "kv_transfer_config": {**SIMULATED_CONNECTOR, "kv_role": "kv_both", "engine_id": f"engine-{number}"}
-                | {"kv_load_failure_policy": "recompute"},
-                "max_model_len": max_model_len,
-                "max_num_seqs": max_num_seqs,
-                "max_num_batched_tokens": max_num_batched_tokens,
-                "block_size": BLOCK,
-                "enforce_eager": True,
-            }
-        )
+    for _ in range(count):
+        config = engine_config(engine_core_args(model, str(checkpoint)))
+        if BATCH_STEP_SHARE in config.additional_config:
+            config.scheduler_config.scheduler_cls = bounded(config.scheduler_config.get_scheduler_cls())
         config.scheduler_config.scheduler_cls = handing_over(config.scheduler_config.get_scheduler_cls())
         cores.append(EngineCore(config, executor, log_stats=False))
     return cores
+
+
+def start_anew(scheduler: Any, costs: MeasuredCosts, itl_s: float | None) -> None:
+    """Let a scheduler with priorities forget what it learned in an earlier run.
+
+    Args:
+        costs: What its engine measured at its start.
+        itl_s: The target of `keep_itl`; None to keep none.
+    """
+    from serve_app.replica.prompt_steps import PromptSteps
+
+    scheduler._prompts = None if itl_s is None else PromptSteps(scheduler, itl_s)
+    scheduler.start_from(costs)

@@ -7,10 +7,11 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from serve_app.planning.comparison import Figures
+from serve_app.planning.comparison import APART, KEEP_ITL, TOGETHER, Figures
 
 MIN_GAIN = 1.05
-"""Apart pays if its goodput is more than so many times that of together, with each seed."""
+"""Apart pays if its goodput is more than so many times that of each side without moves, with each seed."""
+_UNMOVED = TOGETHER, KEEP_ITL
 _AS_GOOD = 0.98
 """A side with this share of the best goodput counts as the best one, too."""
 
@@ -21,22 +22,30 @@ class Verdict:
 
     pays: bool
     best: str
+    set: str | None
+    """The side to set: the best one apart if it pays, else `keep_itl` if that has a higher goodput than together, else None."""
     sentence: str
 
 
 def verdict(found: Mapping[str, Sequence[Figures]]) -> Verdict:
-    """Judge the figures of the sides, one for each seed. The first side is together, the second `routing.apart`."""
-    together, apart, *_ = found
-    better = {name: _better(runs, found[together]) for name, runs in found.items() if name != together}
+    """Judge the figures of the sides, one for each seed. A side pays if it is better than each of `_UNMOVED`."""
+    unmoved = [name for name in _UNMOVED if name in found]
+    better = {
+        name: [all(seed) for seed in zip(*(_better(runs, found[other]) for other in unmoved), strict=True)]
+        for name, runs in found.items()
+        if name not in unmoved
+    }
     paying = [name for name, seeds in better.items() if all(seeds)]
-    best = _best({name: found[name] for name in paying or better}, apart)
+    best = _best({name: found[name] for name in paying or better}, APART)
+    together = _best({name: found[name] for name in unmoved}, TOGETHER)
+    kept = KEEP_ITL if together == KEEP_ITL and all(_better(found[KEEP_ITL], found[TOGETHER])) else None
 
     def middle(of: Callable[[Figures], float]) -> tuple[float, float]:
         return median(found[together], of), median(found[best], of)
 
     good = middle(lambda each: each.good_per_s)
     offered = median(found[together], lambda each: each.requests_per_s)
-    amounts = f"{good[1]:.1f} good requests/s of {offered:.1f}, together {good[0]:.1f}"
+    amounts = f"{good[1]:.1f} good requests/s of {offered:.1f}, {together} {good[0]:.1f}"
     share = f"{100 * good[1] / good[0]:.0f} % of the goodput ({amounts})" if good[0] else amounts
     gaps = _change("ITL p99", *middle(lambda each: each.itl_p99_s))
     waits = _change("TTFT p99", *middle(lambda each: each.ttft_p99_s))
@@ -46,7 +55,7 @@ def verdict(found: Mapping[str, Sequence[Figures]]) -> Verdict:
         sentence = f"Apart does not pay: no answer keeps the limits either way; {gaps}, {waits}."
     else:
         sentence = f"Apart {pays}, at best as {best}: {share}{doubt}; {gaps}, {waits}."
-    return Verdict(bool(paying), best, sentence)
+    return Verdict(bool(paying), best, best if paying else kept, sentence)
 
 
 def _better(runs: Sequence[Figures], together: Sequence[Figures]) -> list[bool]:
@@ -54,11 +63,11 @@ def _better(runs: Sequence[Figures], together: Sequence[Figures]) -> list[bool]:
     return [one.good_per_s > MIN_GAIN * other.good_per_s for one, other in zip(runs, together, strict=True)]
 
 
-def _best(found: Mapping[str, Sequence[Figures]], apart: str) -> str:
-    """Return the side of most goodput. If several have about as much: `routing.apart`, which has no number to set, or the shortest gaps."""
+def _best(found: Mapping[str, Sequence[Figures]], first: str) -> str:
+    """Return the side of most goodput. If several have about as much: ``first``, which is the easiest to set, or the shortest gaps."""
     goods = {name: median(each, lambda run: run.good_per_s) for name, each in found.items()}
     near = [name for name, good in goods.items() if good >= _AS_GOOD * max(goods.values())]
-    return apart if apart in near else min(near, key=lambda name: median(found[name], lambda run: run.itl_p99_s))
+    return first if first in near else min(near, key=lambda name: median(found[name], lambda run: run.itl_p99_s))
 
 
 def median(runs: Sequence[Figures], of: Callable[[Figures], float]) -> float:

@@ -1,4 +1,4 @@
-"""`serve-app plan --pd` simulates traces on vLLM's schedulers in virtual time: one for which apart pays, and one for which it does not."""
+"""`serve-app plan --pd` simulates traces on vLLM's schedulers in virtual time: with and without long prompts."""
 
 import json
 import math
@@ -49,12 +49,14 @@ def plan(folder: Path, chats_per_s: float, longs_per_s: float, *options: str) ->
     return done.stdout
 
 
-def test_apart_pays_where_long_prompts_stop_chats(tmp_path: Path) -> None:
+def test_where_long_prompts_stop_chats_pools_are_better_than_together_and_kept_gaps_better_still(tmp_path: Path) -> None:
     found = json.loads(plan(tmp_path, 12.0, 3.0, "--json"))
-    together, apart, pools = (found["sides"][name]["runs"][0] for name in ("together", "routing.apart", "pools 1:1"))
-    assert found["verdict"]["pays"] is True
-    assert found["verdict"]["best"] in ("routing.apart", "pools 1:1")
-    assert together["moved_bytes"] == 0
+    sides = ("together", "keep_itl", "routing.apart", "pools 1:1")
+    together, kept, apart, pools = (found["sides"][name]["runs"][0] for name in sides)
+    assert kept["good_per_s"] > pools["good_per_s"] > 1.05 * together["good_per_s"]
+    assert (found["verdict"]["pays"], found["verdict"]["set"]) == (False, "keep_itl")
+    assert together["moved_bytes"] == kept["moved_bytes"] == 0
+    assert kept["itl_p99_s"] < together["itl_p99_s"]
     assert together["itl_p99_s"] > 0.05 > pools["itl_p99_s"]
     assert together["requests_per_s"] == apart["requests_per_s"] == pools["requests_per_s"] == pytest.approx(15.0, rel=0.15)
     # Each long prompt moves once after its first token, with pools; chats stay.
@@ -65,7 +67,7 @@ def test_apart_pays_where_long_prompts_stop_chats(tmp_path: Path) -> None:
 def test_apart_does_not_pay_for_chats_alone_and_the_table_says_why(tmp_path: Path) -> None:
     lines = plan(tmp_path, 12.0, 0.0).splitlines()
     assert lines[0].startswith("Simulated: trace.jsonl, 96 requests in 8 s (")
-    assert [line.split()[0] for line in lines[1:5]] == ["side", "together", "routing.apart", "pools"]
-    assert lines[5].startswith("Apart does not pay, at best as routing.apart: 100 % of the goodput (")
-    assert lines[6] == f"plot: {tmp_path / 'plot.svg'}"
-    assert len(lines) == 7
+    assert [line.split()[0] for line in lines[1:6]] == ["side", "together", "keep_itl", "routing.apart", "pools"]
+    assert lines[6].startswith("Apart does not pay, at best as routing.apart: 100 % of the goodput (")
+    assert lines[7] == f"plot: {tmp_path / 'plot.svg'}"
+    assert len(lines) == 8

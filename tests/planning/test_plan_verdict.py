@@ -5,10 +5,15 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 from loadtest.report import plots
+from serve_app.cli.plan import simulated_settings
+from serve_app.config.model import ModelSettings
+from serve_app.core.pool_sizes import PoolSizes
+from serve_app.engine_args import engine_core_args
 from serve_app.planning import plot
-from serve_app.planning.comparison import Figures, Limits, sides_of
+from serve_app.planning.comparison import Figures, Hardware, Limits, Side, sides_of
 from serve_app.planning.verdict import shown_s, verdict
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -52,6 +57,18 @@ def test_a_side_that_pays_goes_before_one_about_as_good_that_does_not() -> None:
     assert judged.sentence.startswith("Apart pays, at best as pools 1:1: 165 % of the goodput (49.5 ")
 
 
+def test_apart_does_not_pay_where_kept_gaps_alone_do_as_well() -> None:
+    found = {"together": runs([30.0]), "keep_itl": runs([47.0]), "routing.apart": runs([48.0])}
+    judged = verdict(found)
+    assert (judged.pays, judged.set) == (False, "keep_itl")
+    assert "102 % of the goodput (48.0 good requests/s of 60.0, keep_itl 47.0)" in judged.sentence
+    judged = verdict({**found, "keep_itl": runs([31.0])})
+    assert (judged.pays, judged.set) == (True, "routing.apart")
+    judged = verdict({"together": runs([47.0]), "keep_itl": runs([47.0]), "routing.apart": runs([48.0])})
+    assert (judged.pays, judged.set) == (False, None)
+    assert "together 47.0)" in judged.sentence
+
+
 def test_where_no_answer_keeps_the_limits_the_sentence_says_so() -> None:
     judged = verdict({"together": runs([0.0]), "routing.apart": runs([0.0])})
     assert not judged.pays
@@ -70,9 +87,25 @@ def test_the_best_side_is_the_one_without_numbers_to_set_unless_another_is_bette
 
 def test_each_split_of_the_replicas_is_a_side_and_says_how_to_set_it() -> None:
     sides = sides_of(4, Limits(2.0, 0.1))
-    assert [side.name for side in sides] == ["together", "routing.apart", "pools 1:3", "pools 2:2", "pools 3:1"]
-    assert sides[2].configuration == "pools: {prefill: {min: 1, max: 1}, decode: {min: 3}}"
-    assert [side.settings["pools"].num_prefill(4) for side in sides[2:]] == [1, 2, 3]
+    assert [side.name for side in sides] == ["together", "keep_itl", "routing.apart", "pools 1:3", "pools 2:2", "pools 3:1"]
+    assert sides[3].configuration == "kv: {transfer: nixl}, pools: {prefill: {min: 1, max: 1}, decode: {min: 3, max: 3}}"
+    assert [side.settings["pools"].num_prefill(4) for side in sides[3:]] == [1, 2, 3]
+    assert [side.itl_s for side in sides[:3]] == [None, 0.1, None]
+
+
+@pytest.mark.parametrize("side", sides_of(4, Limits(2.0, 0.1))[1:], ids=lambda side: side.name)
+def test_the_printed_keys_make_a_model_like_the_simulated_replicas(side: Side) -> None:
+    hardware = Hardware(
+        profile="h100-llama-8b", num_accelerators=2, replicas=4, link="efa-400g", max_num_batched_tokens=8192, max_num_seqs=1024
+    )
+    printed = yaml.safe_load(f"{{{side.configuration}, {simulated_settings(hardware, Limits(1.5, 0.05))}}}")
+    model = ModelSettings.model_validate({"name": "m", "model": "/models/m", "device": "cuda", **printed})
+    assert (model.replicas.min, model.replicas.max, model.gpus_per_replica) == (4, 4, 2)
+    assert (model.replicas.ttft_slo_s, model.replicas.itl_slo_s) == (1.5, 0.05)
+    assert (model.keep_itl, model.routing.apart) == (side.name == "keep_itl", side.name == "routing.apart")
+    assert (None if model.pools is None else PoolSizes(*model.pools.sizes(4))) == side.settings.get("pools")
+    args = engine_core_args(model, "/models/m")
+    assert (args["scheduling_policy"], args["max_num_batched_tokens"], args["max_num_seqs"]) == ("priority", 8192, 1024)
 
 
 @pytest.mark.parametrize(
