@@ -58,9 +58,9 @@ def verdict(found: Mapping[str, Sequence[Figures]]) -> Verdict:
     return Verdict(bool(paying), best, best if paying else kept, sentence)
 
 
-def _better(runs: Sequence[Figures], together: Sequence[Figures]) -> list[bool]:
+def _better(runs: Sequence[Figures], others: Sequence[Figures]) -> list[bool]:
     """Return for each seed whether the goodput is so much higher that it pays."""
-    return [one.good_per_s > MIN_GAIN * other.good_per_s for one, other in zip(runs, together, strict=True)]
+    return [one.good_per_s > MIN_GAIN * other.good_per_s for one, other in zip(runs, others, strict=True)]
 
 
 def _best(found: Mapping[str, Sequence[Figures]], first: str) -> str:
