@@ -14,7 +14,7 @@ The sides of *mixed* and *short*:
     pools N      our own `pools`, with N replicas that compute long prompts
     threshold N  as *fixed* for prompts of more than 1,000 tokens, while fewer than three wait there; other prompts stay with their answers
 
-The seed decides all figures. `benchmarks/virtual_fleet.py` says what is real, `serve_app/simulated/transfer.py` what a read takes.
+The seed decides all figures. `serve_app/planning/virtual_fleet.py` says what is real, `serve_app/simulated/transfer.py` what a read takes.
 *fixed* and *threshold* are ours: they have the rules of fixed pools and of Dynamo's conditional disaggregation, and nothing else of them.
 """
 
@@ -30,23 +30,22 @@ from typing import Any
 import numpy as np
 
 from benchmarks.fairness_virtual import print_table, row, spread
-from benchmarks.virtual_fleet import BLOCK, VirtualFleet
-from benchmarks.virtual_loads import Asked, Load
 from loadtest.quantiles import quantile
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.core.apart import Apart
 from serve_app.core.fleet import FleetState
 from serve_app.core.least_loaded import rank_of
 from serve_app.core.pool_sizes import PoolSizes
-from serve_app.core.pools import Pools
 from serve_app.core.request import RequestState
 from serve_app.core.routing import Choice, Reason, ReplicaState
-from serve_app.core.step_costs import MeasuredCosts, TimedBatch, measured_costs
-from serve_app.simulated.profiles import profile_from
-from serve_app.simulated.timing import step_time_s, step_work
+from serve_app.engine_args import PROCESS_ENVIRONMENT
+from serve_app.planning.engines import ENVIRONMENT, clock_of, costs_of, engine_cores
+from serve_app.planning.virtual_fleet import VirtualFleet
+from serve_app.planning.virtual_loads import Asked, Load
 
 PROFILE: dict[str, Any] = {"accelerator": "h100", "model": "llama-8b", "num_accelerators": 2}
 ENGINES, PLACES = 4, 128
+ENGINE: Mapping[str, Any] = {"profile": PROFILE, "max_model_len": 16384, "max_num_seqs": PLACES, "max_num_batched_tokens": 2048}
 CHATS = Load("chat", rate=54.0, own=(32, 400), answer=(100, 300))
 LONG = Load("long", rate=6.0, own=(7000, 9000), answer=(50, 150))
 GREEDY_CHATS = Load("chat", depth=ENGINES * PLACES, own=(32, 400), answer=(100, 300))
@@ -93,26 +92,26 @@ class FixedRoles(Apart):
             yield request, Choice(target, Reason.LOAD)
 
 
-def together(fleet: FleetState) -> None:
-    fleet._routing, fleet._apart = fleet._apart._inner, None  # type: ignore[union-attr]
+def fixed(prefill: Collection[str], least: int = 0, most_waiting: float = float("inf")) -> Mapping[str, Any]:
+    return {"settings": {"apart": True}, "change": lambda fleet: FixedRoles(fleet, prefill, least, most_waiting)}
 
 
-def pools(fleet: FleetState, num_prefill: int) -> None:
-    assert fleet._apart is not None
+def pools(num_prefill: int) -> Mapping[str, Any]:
     sizes = PoolSizes(num_prefill, num_prefill, 1, 1000)  # without a bound of its own for the others
-    fleet._routing = fleet._apart = Pools(fleet._apart._inner, fleet.order, fleet.hand_overs, sizes, LONG_TTFT_S)
+    return {"settings": {"pools": sizes, "ttft_s": LONG_TTFT_S}}
 
 
-SIDES: Mapping[str, Callable[[FleetState], object]] = {
-    "together": together,
-    "apart": lambda fleet: None,
-    "fixed 1": lambda fleet: FixedRoles(fleet, {"0"}),
-    "fixed 2": lambda fleet: FixedRoles(fleet, {"0", "1"}),
-    "pools 1": lambda fleet: pools(fleet, 1),
-    "pools 2": lambda fleet: pools(fleet, 2),
-    "threshold 1": lambda fleet: FixedRoles(fleet, {"0"}, 1000, 3),
-    "threshold 2": lambda fleet: FixedRoles(fleet, {"0", "1"}, 1000, 3),
+SIDES: Mapping[str, Mapping[str, Any]] = {
+    "together": {},
+    "apart": {"settings": {"apart": True}},
+    "fixed 1": fixed({"0"}),
+    "fixed 2": fixed({"0", "1"}),
+    "pools 1": pools(1),
+    "pools 2": pools(2),
+    "threshold 1": fixed({"0"}, 1000, 3),
+    "threshold 2": fixed({"0", "1"}, 1000, 3),
 }
+"""Side -> arguments of `VirtualFleet`."""
 
 
 def is_good(asked: Asked) -> bool:
@@ -194,51 +193,6 @@ def _drained(play: Play, seed: int, *, with_kv: bool) -> tuple[float, ...]:
 PARTS: Mapping[str, Callable[[Play, Sequence[int], float], Iterator[str]]] = {"mixed": mixed, "short": short, "drain": drain}
 
 
-def costs_of(settings: str | Mapping[str, Any]) -> MeasuredCosts:
-    """Return what a replica of the profile would measure of its own steps."""
-    profile = profile_from(settings)
-    decodes = [
-        TimedBatch(output_tokens=n, prefilled_tokens=0, seconds=step_time_s(profile, step_work([241] * n, [1] * n)))
-        for n in (1, 32, 8)
-    ]
-    prompt = TimedBatch(output_tokens=0, prefilled_tokens=512, seconds=step_time_s(profile, step_work([0], [512])))
-    costs = measured_costs([*decodes, prompt])
-    assert costs is not None
-    return costs
-
-
-def engine_cores(checkpoint: Path, count: int, link: str, clock: Callable[[], float]) -> list[Any]:
-    """Return cores of vLLM's with our scheduler, each on two simulated H100s, that read each other's KV over ``link``."""
-    from vllm.v1.engine.core import EngineCore
-
-    from serve_app.engine_args import SIMULATED_CONNECTOR
-    from serve_app.replica.engine_core import engine_config
-    from serve_app.replica.hand_over import handing_over
-    from serve_app.simulated.exchange import MemoryExchange
-    from serve_app.simulated.executor import SimulatedExecutor
-    from serve_app.simulated.kv_executor import in_virtual_time
-
-    executor, cores = in_virtual_time(SimulatedExecutor, clock, MemoryExchange()), []
-    for number in range(count):
-        config = engine_config(
-            {
-                "model": str(checkpoint),
-                "distributed_executor_backend": "serve_app.simulated.executor.SimulatedExecutor",
-                "additional_config": {"simulated": {"profile": PROFILE, "link": link}},
-                "kv_transfer_config": {**SIMULATED_CONNECTOR, "kv_role": "kv_both", "engine_id": f"engine-{number}"}
-                | {"kv_load_failure_policy": "recompute"},
-                "max_model_len": 16384,
-                "max_num_seqs": PLACES,
-                "max_num_batched_tokens": 2048,
-                "block_size": BLOCK,
-                "enforce_eager": True,
-            }
-        )
-        config.scheduler_config.scheduler_cls = handing_over(config.scheduler_config.get_scheduler_cls())
-        cores.append(EngineCore(config, executor, log_stats=False))
-    return cores
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
@@ -246,13 +200,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--link", default="efa-400g")
     arguments = parser.parse_args()
-    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CONFIGURE_LOGGING": "0"}
-    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
+    os.environ |= PROCESS_ENVIRONMENT | ENVIRONMENT
     playing: list[VirtualFleet] = []
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = make_tiny_llama(Path(folder) / "tiny-llama")
         costs = costs_of(PROFILE)
-        cores = engine_cores(checkpoint, ENGINES, arguments.link, lambda: playing[-1].monotonic() if playing else 0.0)
+        cores = engine_cores(checkpoint, ENGINES, clock_of(playing), link=arguments.link, **ENGINE)
 
         def play(
             loads: Sequence[Load],
@@ -264,7 +217,7 @@ def main() -> None:
             begin: Callable[[VirtualFleet], None] = lambda fleet: None,
             with_kv: bool = True,
         ) -> VirtualFleet:
-            playing[:] = [VirtualFleet(cores, seed=seed, ingresses=ingresses, costs=costs, apart=SIDES[side], moves_kv=with_kv)]
+            playing[:] = [VirtualFleet(cores, seed=seed, ingresses=ingresses, costs=costs, moves_kv=with_kv, **SIDES[side])]
             begin(playing[-1])
             playing[-1].run(loads, seconds)
             return playing[-1]

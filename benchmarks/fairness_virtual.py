@@ -6,7 +6,7 @@
     weights    three tenants of weights 1, 2 and 4 want all that they can get, for four times the seconds
     late       tenants send at least three times what the engines answer, and each request has to begin within 10 s or 2 s
 
-`benchmarks/virtual_fleet.py` says what is real. `benchmarks/fairness.py` plays the same on a live fleet.
+`serve_app/planning/virtual_fleet.py` says what is real. `benchmarks/fairness.py` plays the same on a live fleet.
 """
 
 import argparse
@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fairness_figures import WEIGHTS, jain
-from benchmarks.virtual_fleet import BLOCK, VirtualFleet
-from benchmarks.virtual_loads import Load
+from benchmarks.fairness_figures import RETRY_WITHIN, WEIGHTS, jain
 from loadtest.quantiles import quantile
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.engine_args import BATCH_STEP_SHARE
+from serve_app.planning.virtual_fleet import BLOCK, VirtualFleet
+from serve_app.planning.virtual_loads import Load
 
 CAPACITY = 26.0
 """Requests a second that two engines of 16 places answer."""
@@ -88,7 +88,7 @@ def late(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
             lates = [100 * sum(asked.is_late for asked in each) / len(each) for each in admitted]
             idle, right = (
                 [100 * fleet.idle() for fleet in fleets],
-                [100 * fleet.retry_after_right(within_s + 1) for fleet in fleets],
+                [100 * retry_after_right(fleet, within_s + 1) for fleet in fleets],
             )
             yield row(
                 name,
@@ -98,6 +98,21 @@ def late(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
                 spread(idle, 1),
                 spread(right, 0),
             )
+
+
+def retry_after_right(fleet: VirtualFleet, until_s: float) -> float:
+    """Return the share of refused requests that were told within 25 % when all have begun that waited then.
+
+    Requests of the last ``until_s`` do not count: what was admitted before them may not have begun.
+    """
+    admitted = [(asked.at, asked.begun_at) for asked in fleet.asked if asked.begun_at is not None]
+    at, begun_at = np.array(admitted).T
+    right = list[bool]()
+    for asked in fleet.counted():
+        waits = (at < asked.at) & (begun_at > asked.at)
+        if asked.refused_at is not None and asked.at < fleet.monotonic() - until_s and waits.any():
+            right.append(abs(asked.expected_s / (begun_at[waits].max() - asked.at) - 1) <= RETRY_WITHIN)
+    return sum(right) / len(right) if right else float("nan")
 
 
 PARTS: Mapping[str, Callable[[Play, Sequence[int], float], Iterator[str]]] = {"noisy": noisy, "weights": weights, "late": late}

@@ -14,7 +14,7 @@ The sides:
     keep_itl     our scheduler with the target, and steps of at most 8,192 tokens
     limit alone  the same without deadlines
 
-The seed decides all figures. `benchmarks/virtual_fleet.py` says what is real.
+The seed decides all figures. `serve_app/planning/virtual_fleet.py` says what is real.
 """
 
 import argparse
@@ -26,13 +26,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.apart import costs_of, p99
+from benchmarks.apart import p99
 from benchmarks.fairness_virtual import print_table, row, spread
-from benchmarks.virtual_fleet import BLOCK, VirtualFleet
-from benchmarks.virtual_loads import Asked, Load
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.engine_args import BATCH_STEP_SHARE, ITL_TARGET_S
+from serve_app.planning.engines import costs_of
+from serve_app.planning.engines import start_anew as forget
+from serve_app.planning.virtual_fleet import BLOCK, VirtualFleet
+from serve_app.planning.virtual_loads import Asked, Load
 
 PROFILE = "h100-llama-8b"
 PLACES, WARMUP_S, TAIL_S = 256, 5.0, 5.0
@@ -177,12 +179,9 @@ class Cores:
 
 def start_anew(scheduler: Any, costs: MeasuredCosts, *, has_deadlines: bool) -> None:
     """Let a scheduler forget what an earlier run taught it."""
-    from serve_app.replica.prompt_steps import PromptSteps
-
-    scheduler._prompts = PromptSteps(scheduler, scheduler.vllm_config.additional_config[ITL_TARGET_S])
+    forget(scheduler, costs, scheduler.vllm_config.additional_config[ITL_TARGET_S])
     if not has_deadlines:
         scheduler._prompts.due = lambda request: request.priority
-    scheduler.start_from(costs)
 
 
 def main() -> None:

@@ -38,6 +38,7 @@ ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenar
 Set = Annotated[list[str] | None, typer.Option("--set", help="key=value over the scenario, as arrival.rate=8; repeatable.")]
 Workers = Annotated[int | None, typer.Option("--workers", help="Load generator processes.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Another seed is another schedule.")]
+TraceFile = Annotated[Path | None, typer.Option("--schedule", help="Write the requests to it: a trace for `serve-app plan`.")]
 KeyFile = Annotated[Path | None, typer.Option(help="File with the key; default: LOADTEST_API_KEY.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 _OF_A_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
@@ -88,16 +89,16 @@ def sends_load(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @app.command()
-def plan(scenario: ScenarioFile, sets: Set = None, workers: Workers = None, seed: Seed = None) -> None:
+def plan(scenario: ScenarioFile, sets: Set = None, workers: Workers = None, seed: Seed = None, to: TraceFile = None) -> None:
     """Print what a scenario costs and what it can show, before anything is sent.
 
     Example: serve-app-loadtest plan chat-qps-4 --set duration_s=600
     """
     from loadtest.judge.plan import make_plan
-    from loadtest.plan.schedule import make_schedule
+    from loadtest.plan.schedule import written_schedule
 
     loaded = scenario_of(scenario, sets, workers=workers, seed=seed)
-    typer.echo("\n".join(make_plan(loaded, make_schedule(loaded)).lines()))
+    typer.echo("\n".join(make_plan(loaded, written_schedule(loaded, to)).lines()))
 
 
 @app.command()

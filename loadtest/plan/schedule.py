@@ -122,6 +122,21 @@ def make_schedule(scenario: Scenario) -> Schedule:
     return schedule
 
 
+def written_schedule(scenario: Scenario, path: Path | None) -> Schedule:
+    """Return the schedule, which is in the file now, if a file is given.
+
+    Raises:
+        UsageError: As `make_schedule`, or the file cannot be written.
+    """
+    schedule = make_schedule(scenario)
+    if path is not None:
+        try:
+            schedule.write(path)
+        except OSError as exc:
+            raise UsageError("--schedule", f"{path} cannot be written: {exc.strerror}") from exc
+    return schedule
+
+
 def _drawn(scenario: Scenario) -> list[ScheduledRequest]:
     times = due_times(scenario.arrival, duration_s=scenario.duration_s, seed=scenario.seed)
     due: list[float] | list[None] = [None] * times.size if isinstance(scenario.arrival, Closed) else times.tolist()

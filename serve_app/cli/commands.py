@@ -98,6 +98,49 @@ def fit(
     )
 
 
+def plan(
+    trace: Annotated[
+        Path,
+        typer.Argument(metavar="TRACE", help="A schedule.jsonl of serve-app-loadtest: a request a line.", show_default=False),
+    ],
+    profile: Annotated[
+        str, typer.Option(help="The simulated accelerator and model, for example h100-llama-8b.", show_default=False)
+    ],
+    replicas: Annotated[int, typer.Option(help="Replicas in all.", min=2, max=16, show_default=False)],
+    pd: Annotated[bool, typer.Option("--pd", help="The question, which has to be asked: would prefill and decode apart pay?")],
+    gpus: Annotated[int, typer.Option(help="GPUs of a replica.", min=1, max=8)] = 1,
+    link: Annotated[str, typer.Option(help="What connects replicas: nvlink-4, pcie-4, efa-100g, efa-400g.")] = "efa-100g",
+    ttft_slo_s: Annotated[float, typer.Option(help="Limit of a good answer's first token.")] = 2.0,
+    itl_slo_s: Annotated[float, typer.Option(help="Limit of 99 % of the gaps between a good answer's tokens.")] = 0.1,
+    seconds: Annotated[float, typer.Option(help="So much of the trace is played.", min=5, max=600)] = 60.0,
+    seeds: Annotated[int, typer.Option(help="Runs of each side.", min=1, max=20)] = 3,
+    step_tokens: Annotated[
+        int | None, typer.Option(help="max_num_batched_tokens. Default: vLLM's for this GPU.", min=64, max=1 << 20)
+    ] = None,
+    plot: Annotated[Path, typer.Option(help="The plot, an SVG.")] = Path("plan-pd.svg"),
+    as_json: AsJson = False,
+) -> None:
+    """Simulate a trace on replicas that do everything, and with prefill and decode apart: table, verdict and plot. No GPU is needed.
+
+    Exit status 0: it was simulated, whatever the verdict. 1: it cannot be.
+    """
+    from serve_app.cli import plan
+
+    plan.plan(
+        trace,
+        profile=profile,
+        gpus=gpus,
+        replicas=replicas,
+        link=link,
+        limits=(ttft_slo_s, itl_slo_s),
+        seconds=seconds,
+        seeds=seeds,
+        step_tokens=step_tokens,
+        plot=plot,
+        as_json=as_json,
+    )
+
+
 def top(
     url: Annotated[str, typer.Option(help="An ingress of serve-app.")] = "http://127.0.0.1:8010",
     key: Annotated[str, typer.Option(help="API key.", envvar="SERVE_APP_API_KEY")] = "",

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from serve_app.cli import autoscale, batch, ledger, model, models, tenants
-from serve_app.cli.commands import check, demo, doctor, explain, fit, rollout, top, ui, up
+from serve_app.cli.commands import check, demo, doctor, explain, fit, plan, rollout, top, ui, up
 from serve_app.cli.options import WithSlashes
 from serve_app.cli.status import down, status
 from serve_app.environment import clean
@@ -49,6 +49,7 @@ app.add_typer(tenants.app, name="tenants")
 app.command()(check)
 app.command()(doctor)
 app.command(cls=WithSlashes)(fit)
+app.command()(plan)
 app.command()(up)
 app.command()(down)
 app.command()(status)

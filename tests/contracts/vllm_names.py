@@ -237,8 +237,9 @@ USED = {
     },
     "vllm.v1.engine.async_llm": {"AsyncLLM": "logger_manager model_config output_processor", "EngineCoreClient": ""},
     "vllm.v1.engine.core": {
+        "EngineCore": "add_request model_executor preprocess_add_request scheduler shutdown vllm_config",
         "EngineCoreProc": "ENGINE_CORE_DEAD aborts_queue batch_queue input_queue output_queue scheduler step_fn "
-        "structured_output_manager vllm_config"
+        "structured_output_manager vllm_config",
     },
     "vllm.v1.engine.core_client": {"EngineCoreClient": ""},
     "vllm.v1.engine.detokenizer": {

@@ -141,6 +141,15 @@ def test_plan_names_what_will_happen(scenario: Path) -> None:
     assert "sha256" in result.output
 
 
+def test_plan_writes_the_requests_for_others_to_plan_with(scenario: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["plan", str(scenario), "--schedule", str(tmp_path / "trace.jsonl")])
+    assert result.exit_code == 0
+    content = (tmp_path / "trace.jsonl").read_bytes()
+    assert f"sha256 {hashlib.sha256(content).hexdigest()}" in result.output
+    said = failure("plan", str(scenario), "--schedule", str(tmp_path / "none" / "trace.jsonl"))
+    assert said == f"--schedule: {tmp_path}/none/trace.jsonl cannot be written: No such file or directory"
+
+
 def test_a_capacity_needs_limits_and_a_law_with_one_rate(scenario: Path, tmp_path: Path) -> None:
     common = ["--target", "http://127.0.0.1:1", "--out", str(tmp_path / "out")]
     assert failure("saturate", str(scenario), *common).startswith("--slo: needs at least one limit")

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.apart import CHATS, LONG, PROFILE, SIDES, STREAMS, costs_of, engine_cores, p99
-from benchmarks.virtual_fleet import VirtualFleet
+from benchmarks.apart import CHATS, ENGINE, LONG, PROFILE, SIDES, STREAMS, p99
 from serve_app.checkpoints import make_tiny_llama
+from serve_app.planning.engines import ENVIRONMENT, clock_of, costs_of, engine_cores
+from serve_app.planning.virtual_fleet import VirtualFleet
 
 pytestmark = pytest.mark.engine
 
@@ -21,16 +22,15 @@ Play = Callable[..., VirtualFleet]
 def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
     """Return a function that plays loads on three engines for ten seconds after a warm-up of five."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "HF_HUB_OFFLINE": "1"}.items():
+        for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         playing: list[VirtualFleet] = []
         checkpoint = make_tiny_llama(tmp_path_factory.mktemp("apart") / "tiny-llama")
-        cores: list[Any] = engine_cores(checkpoint, ENGINES, "efa-400g", lambda: playing[-1].monotonic() if playing else 0.0)
+        cores: list[Any] = engine_cores(checkpoint, ENGINES, clock_of(playing), link="efa-400g", **ENGINE)
 
         def play(side: str, *, begin: Callable[[VirtualFleet], None] = lambda fleet: None, **kwargs: Any) -> VirtualFleet:
             loads = kwargs.pop("loads", LOADS)
-            playing[:] = [VirtualFleet(cores, seed=1, costs=costs_of(PROFILE), apart=SIDES[side], **kwargs)]
+            playing[:] = [VirtualFleet(cores, seed=1, costs=costs_of(PROFILE), **SIDES[side], **kwargs)]
             begin(playing[-1])
             playing[-1].run(loads, 10.0, warmup_s=5.0)
             return playing[-1]

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from benchmarks.steps import KEPT, TARGET_S, Cores, is_good, mixed
-from benchmarks.virtual_fleet import VirtualFleet
 from serve_app.checkpoints import make_tiny_llama
+from serve_app.planning.virtual_fleet import VirtualFleet
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

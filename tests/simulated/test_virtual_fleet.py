@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.fairness_virtual import GREEDY, NOISY, OVERLOADS, VICTIMS
-from benchmarks.virtual_fleet import VirtualFleet
-from benchmarks.virtual_loads import Load
+from benchmarks.fairness_virtual import GREEDY, NOISY, OVERLOADS, VICTIMS, retry_after_right
+from serve_app.planning.virtual_fleet import VirtualFleet
+from serve_app.planning.virtual_loads import Load
 
 MakeCores = Callable[[int], list[Any]]
 
@@ -106,4 +106,4 @@ def test_at_three_times_the_load_one_in_20_admitted_requests_at_most_begins_too_
 def test_four_in_five_refused_requests_are_told_when_all_have_begun_that_wait(make_cores: MakeCores) -> None:
     fleet = VirtualFleet(make_cores(16), seed=1)
     fleet.run([replace(load, first_token_s=10.0) for load in OVERLOADS["four equal tenants"]], 45)
-    assert fleet.retry_after_right(until_s=11.0) >= 0.8
+    assert retry_after_right(fleet, until_s=11.0) >= 0.8

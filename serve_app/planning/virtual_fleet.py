@@ -1,23 +1,19 @@
-"""`VirtualFleet` plays tenants' loads on real engine cores behind real ingress cores, in virtual time.
+"""`VirtualFleet` plays loads on real engine cores behind real ingress cores, in virtual time.
 
 The engine cores are vLLM's with our scheduler; a step takes as long as the simulated accelerator says. An ingress is a `FleetState` with
 `PrefixAffinity`. Nothing sleeps, and the clock of the scheduler is the fleet's. So a run depends on its seed alone, and a minute takes
 seconds. Links, texts and Python's own time take no virtual time.
 """
 
+import contextlib
 import heapq
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
-from unittest import mock
 
-import numpy as np
-
-from benchmarks.fairness_figures import RETRY_WITHIN
-from benchmarks.virtual_loads import Asked, Load
 from serve_app.core.affinity import PrefixAffinity
 from serve_app.core.events import (
     HeartbeatArrived,
@@ -44,6 +40,7 @@ from serve_app.core.prefix_index import Prefix
 from serve_app.core.request import Resume
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.errors import CannotStartInTime
+from serve_app.planning.virtual_loads import Asked, Load
 from serve_app.replica.kv_params import CAME_AT
 
 SHARED, KINDS = 256, 4
@@ -94,7 +91,8 @@ class VirtualFleet:
         cores: The engine cores. What an earlier fleet left in them is removed.
         slowness: Factor of all step times.
         costs: What the ingresses know of steps; None for those of a simulated A10G.
-        apart: None, or what changes an ingress's fleet that has `FleetSettings.apart`. Hand-overs need cores that can do them.
+        settings: Values of `FleetSettings` other than those here. Hand-overs need cores that can do them.
+        change: What is done to each ingress's fleet before its first event.
     """
 
     def __init__(
@@ -105,13 +103,14 @@ class VirtualFleet:
         ingresses: int = 1,
         slowness: float = 1.0,
         costs: MeasuredCosts | None = None,
-        apart: Callable[[FleetState], object] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        change: Callable[[FleetState], object] = lambda fleet: None,
         moves_kv: bool = True,
     ) -> None:
         self._engines = {str(number): _Engine(str(number), core) for number, core in enumerate(cores)}
         self._places: int = cores[0].scheduler.max_num_running_reqs
         self._random, self._slowness = random.Random(seed), slowness
-        self._costs, self._apart, self._moves_kv = costs, apart, moves_kv
+        self._costs, self._settings, self._change, self._moves_kv = costs, settings or {}, change, moves_kv
         self._now = self._counts_from = 10_000.0 * next(_NUMBERS)
         self._ingresses = [_Ingress(self._make_fleet()) for _ in range(ingresses)]
         self._board = OrderBoard(_SILENCE_S)
@@ -131,8 +130,12 @@ class VirtualFleet:
         """Return the virtual time: the scheduler's clock."""
         return self._now
 
-    def run(self, loads: Sequence[Load], seconds: float, *, warmup_s: float = 20.0) -> None:
-        """Play the loads once. What comes before the end of the warm-up is not counted."""
+    def run(self, loads: Sequence[Load], seconds: float, *, warmup_s: float = 20.0, to_the_end: bool = False) -> None:
+        """Play the loads once. What comes before the end of the warm-up is not counted.
+
+        Args:
+            to_the_end: Continue until each request that came by then has ended. Loads of their own rate or depth never end.
+        """
         self._counts_from = self._now + warmup_s
         ends_at = self._counts_from + seconds
         for load in loads:
@@ -146,8 +149,8 @@ class VirtualFleet:
             self._at(self._random.uniform(0.0, _TICK_S), self._tick, ingress)
         for engine in self._engines.values():
             self._at(self._random.uniform(0.0, _HEARTBEAT_S), self._beat, engine)
-        with mock.patch("serve_app.replica.scheduler.time", self), mock.patch("serve_app.replica.hand_over.time", self):
-            while self._events[0][0] < ends_at:
+        with _time_of_schedulers(self):
+            while self._events[0][0] < ends_at or (to_the_end and any(ingress.asked for ingress in self._ingresses)):
                 self._now, _, happen, arguments = heapq.heappop(self._events)
                 happen(*arguments)
         for ingress in self._ingresses:
@@ -183,6 +186,10 @@ class VirtualFleet:
         """Return the tokens whose KV was read."""
         return sum(ingress.fleet.hand_overs.tokens for ingress in self._ingresses)
 
+    def kv_read_bytes(self) -> int:
+        """Return the bytes of KV that were read."""
+        return sum(ingress.fleet.hand_overs.num_bytes for ingress in self._ingresses)
+
     def shares(self) -> dict[str, float]:
         """Return each tenant's share of the tokens of answers."""
         return {load.tenant: self.tokens[load.tenant] / self.tokens.total() for load in self._connections}
@@ -192,44 +199,22 @@ class VirtualFleet:
         free_s = sum(engine.free_s for engine in self._engines.values())
         return free_s / (len(self._engines) * self._places * (self._now - self._counts_from))
 
-    def retry_after_right(self, until_s: float) -> float:
-        """Return the share of refused requests that were told within 25 % when all have begun that waited then.
-
-        Requests of the last ``until_s`` do not count: what was admitted before them may not have begun.
-        """
-        admitted = [(asked.at, asked.begun_at) for asked in self.asked if asked.begun_at is not None]
-        at, begun_at = np.array(admitted).T
-        right = list[bool]()
-        for asked in self.counted():
-            waits = (at < asked.at) & (begun_at > asked.at)
-            if asked.refused_at is not None and asked.at < self._now - until_s and waits.any():
-                right.append(abs(asked.expected_s / (begun_at[waits].max() - asked.at) - 1) <= RETRY_WITHIN)
-        return sum(right) / len(right) if right else float("nan")
-
     def _make_fleet(self) -> FleetState:
-        settings = FleetSettings(
-            model="m",
-            max_waiting_requests=100_000,
-            no_replica_s=1e9,
-            heartbeat_timeout_s=1e9,
-            max_replicas=len(self._engines),
-            apart=self._apart is not None,
-        )
-        fleet = FleetState(settings, PrefixAffinity())
-        if self._apart is not None:
-            self._apart(fleet)
+        limits: dict[str, Any] = {"max_waiting_requests": 10**7, "no_replica_s": 1e9, "heartbeat_timeout_s": 1e9}
+        limits |= {"max_replicas": len(self._engines), **self._settings}
+        fleet = FleetState(FleetSettings(model="m", **limits), PrefixAffinity())
+        self._change(fleet)
         for name, engine in self._engines.items():
             blocks = engine.core.vllm_config.cache_config.num_gpu_blocks
-            kv_transfer = "simulated" if self._moves_kv and engine.scheduler.connector is not None else ""
-            opened = LinkOpened(name, credit=2048, weights="m", kv_tokens=blocks * BLOCK, kv_transfer=kv_transfer)
+            opened = LinkOpened(name, credit=2048, weights="m", kv_tokens=blocks * BLOCK)
+            if self._moves_kv and engine.scheduler.connector is not None:
+                token_bytes = engine.core.model_executor.profile.model.kv_bytes_per_token
+                opened = replace(opened, kv_transfer="simulated", kv_token_bytes=token_bytes)
             fleet.handle(opened, now=self._now)
-        if self._costs is not None:
-            fleet.handle(StepCostsMeasured(self._costs), now=self._now)
-            return fleet
         errors = dict.fromkeys(("step_error_s", "output_token_error_s", "prompt_token_error_s"), 1e-4)
         token_s, prompt_token_s = self._slowness * _STEP_S / self._places, self._slowness * _PROMPT_TOKEN_S
         costs = MeasuredCosts(step_s=0.0, output_token_s=token_s, prompt_token_s=prompt_token_s, **errors)
-        fleet.handle(StepCostsMeasured(costs), now=self._now)
+        fleet.handle(StepCostsMeasured(self._costs or costs), now=self._now)
         return fleet
 
     def _at(self, in_s: float, happen: Callable[..., None], *arguments: Any) -> None:
@@ -243,10 +228,15 @@ class VirtualFleet:
         number, kind = next(self._num), self._random.randrange(KINDS)
         name = f"{load.tenant}-{number}"
         own = [self._random.randrange(10, 210) for _ in range(self._random.randint(*load.own))]
-        asked = Asked(load, self._now, connection, self._kinds[kind] + own, self._random.randint(*load.answer))
+        answer = self._random.randint(*load.answer)
         beginning = list(self._connections).index(load) * KINDS + kind + 1
         points = [(beginning << 40) + block for block in range(SHARED // BLOCK)]
         points += [(1 << 63) + (number << 16) + block for block in range(len(own) // BLOCK)]
+        self.ask(load, name, self._kinds[kind] + own, answer, points, connection)
+
+    def ask(self, load: Load, name: str, prompt: list[int], answer: int, points: Sequence[int], connection: int = 0) -> None:
+        """Send a request of one of the loads that run. ``points`` are the hashes of `Prefix`."""
+        asked = Asked(load, self._now, connection, prompt, answer)
         arrived = RequestArrived(
             name,
             len(asked.prompt),
@@ -288,7 +278,7 @@ class VirtualFleet:
             )
 
     def _start(self, ingress: _Ingress, start: StartAttempt) -> None:
-        from vllm import SamplingParams
+        from vllm.sampling_params import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
         asked, engine = ingress.asked[start.request_id], self._engines[start.replica_id]
@@ -386,6 +376,22 @@ class VirtualFleet:
         waits = self._board.exchange(str(number), {"m": report}, self._now, number=before + 1, last_answered=before)
         order.answered(report)
         self._follow(ingress, ingress.fleet.handle(WaitsReported(waits["m"]), now=self._now))
+
+
+@contextlib.contextmanager
+def _time_of_schedulers(clock: VirtualFleet) -> Iterator[None]:
+    """Let our schedulers read the fleet's time where they would read the machine's."""
+    from serve_app.replica import hand_over, scheduler
+
+    modules: tuple[Any, ...] = hand_over, scheduler
+    before = [module.time for module in modules]
+    for module in modules:
+        module.time = clock
+    try:
+        yield
+    finally:
+        for module, time in zip(modules, before, strict=True):
+            module.time = time
 
 
 def _aborted() -> Any:
