@@ -32,9 +32,11 @@ def transfers() -> FakeTransfers:
 def connector(transfers: FakeTransfers, monkeypatch: pytest.MonkeyPatch) -> Any:
     from vllm.config import KVTransferConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+    from vllm.envs import disable_envs_cache
 
     from serve_app.simulated.connector import SimulatedConnector
 
+    disable_envs_cache()  # an engine of another test in this process may have filled it
     monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_HOST", "10.0.0.1")
     monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", "15600")
     extra = {"kv_lease_duration": 20}
