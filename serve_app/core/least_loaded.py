@@ -25,7 +25,9 @@ class Loads:
     """The replicas in the order of what they have to do, kept up to date as they change.
 
     ``tokens``: replica -> its ``measure``, in tokens or in requests, for replicas that do not drain; ``total`` is their sum. Both are as of
-    the last `take_changes`. Cost of `least`, amortized: O(log n) for each replica that changed since the last, and a look at each kind of replica, of which a
+    the last `take_changes`.
+
+    Cost of `least`, amortized: O(log n) for each replica that changed since the last, and a look at each kind of replica, of which a
     roll-out has two. A look at each of 1,000 replicas for every request would cost 0.15 ms, six times as much.
     """
 

@@ -2,7 +2,7 @@
 
     python -m tests.replica.supervised MODEL_PATH [NODE RAYLET_PID]
 
-With a node the engine is a fork of that node's fork server. Nothing tells when there is a fork, so the program looks for it again and again.
+With a node the engine is a fork of that node's fork server. Nothing tells when there is a fork, so the program polls for it.
 
 It prints `engine PID` when the engine core's process runs, `ready`, `step N` for each step's outputs, and `lost CODE`.
 It takes lines on standard input: `add ID` (a request of 2000 tokens) and `block` (the event loop).
