@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 PORT = 8043
 KEYS = {"red": "sk-red", "blue": "sk-blue"}
 NUM_EACH = 40
+NUM_CHOICES = 5
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +90,26 @@ def test_gpu_seconds_are_about_the_time_in_which_the_engine_was_busy(billed: Fle
     paid_s = sum(line.gpu_s or 0.0 for line in lines)
     # Eight clients keep the engine busy all the time. The costs were measured on a busy machine, and short prompts cost less than measured.
     assert 0.5 < paid_s / (end - begin) < 1.5
+
+
+def test_choices_and_streams_that_clients_leave_are_billed_what_the_engine_counts(billed: Fleet) -> None:
+    """The engine reads the prompt for each choice, and the bill has it once."""
+    folder = Path(billed.config["ingress"]["ledger"]["dir"])
+    before, num_before = scrape(billed.url), len(ledger_lines(folder))
+    body = {"model": MODEL, "prompt": "the quick brown fox " * 20, "temperature": 0.5, "ignore_eos": True, "n": 2}
+    ask_of_red = {"url": f"{billed.url}/v1/completions", "headers": {"authorization": f"Bearer {KEYS['red']}"}, "timeout": 120}
+    for number in range(NUM_CHOICES):
+        assert httpx.post(json={**body, "max_tokens": 10 + number}, **ask_of_red).status_code == 200
+        with httpx.stream("POST", json={**body, "max_tokens": 500, "stream": True}, **ask_of_red) as stream:
+            assert len(list(itertools.islice(stream.iter_raw(), 5 + number))) == 5 + number
+    num_asked = 2 * NUM_CHOICES
+    wait_until(lambda: len(ledger_lines(folder)) >= num_before + num_asked, limit_s=60.0, what="the ledger's lines")
+    lines, series = ledger_lines(folder)[num_before:], scrape(billed.url)
+    assert sorted(line.outcome for line in lines) == ["aborted"] * NUM_CHOICES + ["complete"] * NUM_CHOICES
+
+    def engines(name: str) -> float:
+        return sum(value - before.get(of, 0.0) for of, value in series.items() if of[0] == f"vllm:{name}_total")
+
+    assert all(0 < line.output_tokens < 1000 for line in lines)
+    assert sum(line.output_tokens for line in lines) == pytest.approx(engines("generation_tokens"), rel=0.01)
+    assert 2 * sum(line.prompt_tokens for line in lines) == pytest.approx(engines("prompt_tokens"), rel=0.01)
