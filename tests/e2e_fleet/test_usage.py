@@ -97,11 +97,11 @@ def test_choices_and_streams_that_clients_leave_are_billed_what_the_engine_count
     folder = Path(billed.config["ingress"]["ledger"]["dir"])
     before, num_before = scrape(billed.url), len(ledger_lines(folder))
     body = {"model": MODEL, "prompt": "the quick brown fox " * 20, "temperature": 0.5, "ignore_eos": True, "n": 2}
-    ask_of_red = {"url": f"{billed.url}/v1/completions", "headers": {"authorization": f"Bearer {KEYS['red']}"}, "timeout": 120}
-    for number in range(NUM_CHOICES):
-        assert httpx.post(json={**body, "max_tokens": 10 + number}, **ask_of_red).status_code == 200
-        with httpx.stream("POST", json={**body, "max_tokens": 500, "stream": True}, **ask_of_red) as stream:
-            assert len(list(itertools.islice(stream.iter_raw(), 5 + number))) == 5 + number
+    with httpx.Client(base_url=billed.url, headers={"authorization": f"Bearer {KEYS['red']}"}, timeout=120) as red:
+        for number in range(NUM_CHOICES):
+            assert red.post("/v1/completions", json={**body, "max_tokens": 10 + number}).status_code == 200
+            with red.stream("POST", "/v1/completions", json={**body, "max_tokens": 500, "stream": True}) as stream:
+                assert len(list(itertools.islice(stream.iter_raw(), 5 + number))) == 5 + number
     num_asked = 2 * NUM_CHOICES
     wait_until(lambda: len(ledger_lines(folder)) >= num_before + num_asked, limit_s=60.0, what="the ledger's lines")
     lines, series = ledger_lines(folder)[num_before:], scrape(billed.url)

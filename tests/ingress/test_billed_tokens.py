@@ -11,7 +11,7 @@ from starlette.types import Message
 
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.ingress.routes.app import AppLimits, IngressApp
-from tests.doubles.fleet import MODEL, in_loop
+from tests.doubles.fleet import MODEL, in_loop, until
 from tests.ingress.serving import application
 from tests.ingress.tenants import digest, of_file
 
@@ -28,22 +28,22 @@ def billed(tenant: str) -> list[float]:
     return [REGISTRY.get_sample_value("serve_app_tenant_tokens_total", each) or 0.0 for each in labels]
 
 
-async def leave_after(app: IngressApp, ask: dict[str, Any], num_events: int) -> None:
-    """Ask for a stream, and disconnect after so many events."""
-    coming: asyncio.Queue[Message] = asyncio.Queue()
-    coming.put_nowait({"type": "http.request", "body": json.dumps(ask).encode(), "more_body": False})
-    seen = 0
+async def stream(app: IngressApp, ask: dict[str, Any], leave: asyncio.Event) -> None:
+    """Ask for a stream, whose client disconnects when ``leave`` is set."""
+    body = [{"type": "http.request", "body": json.dumps(ask).encode(), "more_body": False}]
 
-    async def send(message: Message) -> None:
-        nonlocal seen
-        seen += message.get("body", b"").count(b"\n\n")
-        if seen >= num_events and coming.empty():
-            coming.put_nowait({"type": "http.disconnect"})
+    async def receive() -> Message:
+        if body:
+            return body.pop()
+        await leave.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(_: Message) -> None: ...
 
     headers = [(b"content-type", b"application/json"), (b"authorization", f"Bearer {KEY}".encode())]
     scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "POST"}
     path = {"path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b"", "state": {}}
-    await app({**scope, **path, "headers": headers}, coming.get, send)
+    await app({**scope, **path, "headers": headers}, receive, send)
 
 
 @in_loop
@@ -65,14 +65,15 @@ async def test_a_stream_that_its_client_leaves_is_billed_what_the_engine_gave(tm
     model, limits = make_tiny_llama(tmp_path / "tiny"), AppLimits(10 << 20)
     async with application(model, limits, tenants=tenants, stepping=False) as (app, engine, _):
         ask = {"model": MODEL, "prompt": [5] * 20, "n": 2, "max_tokens": 400, "ignore_eos": True, "stream": True}
-        left = asyncio.create_task(leave_after(app, ask, 3))
-        while len(engine.running) < 2:
-            await asyncio.sleep(0.01)
+        leave, fleet = asyncio.Event(), app.front_ends[MODEL].client.fleet
+        left = asyncio.create_task(stream(app, ask, leave))
+        await until(lambda: len(engine.running) == 2)
         for _ in range(3):
             engine.step()
+        await until(lambda: sum(len(each.emitted_ids) for each in fleet.requests.values()) == 2 * 3)
+        leave.set()
         await left
-        while engine.running:
-            await asyncio.sleep(0.01)
+        await until(lambda: not engine.running)
         assert len(engine.aborted) == 2
         engine.step()
         assert billed("bill-gone") == [20.0, engine.num_output_tokens] == [20.0, 2 * 3]
