@@ -44,8 +44,8 @@ LIMITS: Mapping[str, str] = {
 }
 
 
-def explanation(record: Record, name: str, before: Iterable[Record] = ()) -> Iterator[str]:
-    """Yield the lines for one model, or for `INGRESSES`. ``before``: the records before this one, from which rates are taken."""
+def explanation(record: Record, name: str, records: Iterable[Record] = ()) -> Iterator[str]:
+    """Yield the lines for one model, or for `INGRESSES`. ``records``: those of its log, from which rates are taken."""
     decision = record.decided[name]
     seen = record.seen.ingress if name == INGRESSES else record.seen.models[name]
     assert seen is not None  # otherwise nothing was decided for it
@@ -57,7 +57,7 @@ def explanation(record: Record, name: str, before: Iterable[Record] = ()) -> Ite
     yield f"{name}, {at:%Y-%m-%dT%H:%M:%SZ}: {change} {decision.desired}, because {reason}"
     if isinstance(seen, Observation):
         yield from _model(seen, decision)
-        recent = [each for each in before if record.time - REFUSED_S < each.time < record.time]
+        recent = [each for each in records if record.time - REFUSED_S < each.time < record.time]
         yield from _over_quota([each.seen.models[name].load for each in [*recent, record] if name in each.seen.models])
     else:
         cores = decision.inputs["cpu_cores"]
@@ -83,10 +83,10 @@ def _over_quota(loads: Sequence[ModelLoad]) -> Iterator[str]:
     refused, unread = sum(load.over_quota for load in loads), sum(load.over_quota_unread for load in loads)
     if not over_s or not refused + unread:
         return
-    rates = [f"{refused / over_s:.2g} requests/s that tenants' quotas refused"] if refused else []
+    rates = [f"{refused / over_s:.2f} requests/s that tenants' quotas refused"] if refused else []
     if unread:
         more = "more" if refused else "requests/s that tenants' quotas refused"
-        rates.append(f"up to {unread / over_s:.2g} {more} before their model was read")
+        rates.append(f"up to {unread / over_s:.2f} {more} before their model was read")
     yield f"  refused   not in the demand: {', and '.join(rates)} (over {over_s:.0f} s)"
 
 

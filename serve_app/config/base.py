@@ -24,8 +24,8 @@ from serve_app.config.checks import again, checked_absolute, did_you_mean, refus
 Int = Annotated[int, Field(strict=True)]
 Real = Annotated[float, Field(strict=True)]
 AbsolutePath = Annotated[Path, BeforeValidator(refuse_url), AfterValidator(checked_absolute)]
-_MAX_EXACT = 1 << 53
-"""Above it not every integer has a float of its own."""
+_MAX_EXACT = (1 << 53) - 1
+"""The largest integer whose float no other integer shares: 2^53 + 1 is read as the float 2^53."""
 
 
 class Section(BaseModel):

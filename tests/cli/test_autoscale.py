@@ -134,11 +134,12 @@ def refused_in(log: Path, path: Path, **refused: float) -> Path:
 @pytest.mark.parametrize(
     ("refused", "said"),
     [
-        ({"over_quota": 7.0}, "3.5 requests/s that tenants' quotas refused"),
-        ({"over_quota_unread": 3.0}, "up to 1.5 requests/s that tenants' quotas refused before their model was read"),
+        ({"over_quota": 7.0}, "3.50 requests/s that tenants' quotas refused"),
+        ({"over_quota": 700.0}, "350.00 requests/s that tenants' quotas refused"),
+        ({"over_quota_unread": 3.0}, "up to 1.50 requests/s that tenants' quotas refused before their model was read"),
         (
             {"over_quota": 7.0, "over_quota_unread": 3.0},
-            "3.5 requests/s that tenants' quotas refused, and up to 1.5 more before their model was read",
+            "3.50 requests/s that tenants' quotas refused, and up to 1.50 more before their model was read",
         ),
     ],
 )

@@ -1,4 +1,7 @@
-"""The bill of a running fleet is the engines' own count: tokens of all tenants, and the time that their requests kept engines busy."""
+"""The bill of a running fleet is what vLLM counts of the engines' answers, and about the time in which the engines were busy.
+
+vLLM counts tokens in the ingress. `tests/ingress/test_billed_tokens.py` compares the bill with a fake engine's own count.
+"""
 
 import csv
 import hashlib
@@ -52,7 +55,7 @@ def ask(one: Fleet, tenant: str, number: int) -> tuple[int, int]:
     return found["prompt_tokens"], found["completion_tokens"]
 
 
-def test_the_sum_over_all_tenants_is_the_engines_own_count(billed: Fleet) -> None:
+def test_the_sum_over_all_tenants_is_what_vllm_counts_of_the_engines_answers(billed: Fleet) -> None:
     with ThreadPoolExecutor(8) as pool:
         asked = {name: [pool.submit(ask, billed, name, number) for number in range(NUM_EACH)] for name in KEYS}
         answers = {name: [each.result() for each in tenant] for name, tenant in asked.items()}
@@ -66,13 +69,13 @@ def test_the_sum_over_all_tenants_is_the_engines_own_count(billed: Fleet) -> Non
     }
     series = scrape(billed.url)
 
-    def engines(name: str) -> float:
+    def counted_by_vllm(name: str) -> float:
         return sum(value for (series_name, _), value in series.items() if series_name == f"vllm:{name}_total")
 
     for kind, counted in (
-        ("prompt", engines("prompt_tokens")),
-        ("output", engines("generation_tokens")),
-        ("cached", engines("prefix_cache_hits")),
+        ("prompt", counted_by_vllm("prompt_tokens")),
+        ("output", counted_by_vllm("generation_tokens")),
+        ("cached", counted_by_vllm("prefix_cache_hits")),
     ):
         total = sum(int(row[f"{kind}_tokens"]) for row in bill.values())
         assert counted > 0
@@ -92,7 +95,7 @@ def test_gpu_seconds_are_about_the_time_in_which_the_engine_was_busy(billed: Fle
     assert 0.5 < paid_s / (end - begin) < 1.5
 
 
-def test_choices_and_streams_that_clients_leave_are_billed_what_the_engine_counts(billed: Fleet) -> None:
+def test_choices_and_streams_that_clients_leave_are_billed_what_vllm_counts_of_the_engines_answers(billed: Fleet) -> None:
     """The engine reads the prompt for each choice, and the bill has it once."""
     folder = Path(billed.config["ingress"]["ledger"]["dir"])
     before, num_before = scrape(billed.url), len(ledger_lines(folder))
@@ -107,9 +110,9 @@ def test_choices_and_streams_that_clients_leave_are_billed_what_the_engine_count
     lines, series = ledger_lines(folder)[num_before:], scrape(billed.url)
     assert sorted(line.outcome for line in lines) == ["aborted"] * NUM_CHOICES + ["complete"] * NUM_CHOICES
 
-    def engines(name: str) -> float:
+    def counted_by_vllm(name: str) -> float:
         return sum(value - before.get(of, 0.0) for of, value in series.items() if of[0] == f"vllm:{name}_total")
 
     assert all(0 < line.output_tokens < 1000 for line in lines)
-    assert sum(line.output_tokens for line in lines) == pytest.approx(engines("generation_tokens"), rel=0.01)
-    assert 2 * sum(line.prompt_tokens for line in lines) == pytest.approx(engines("prompt_tokens"), rel=0.01)
+    assert sum(line.output_tokens for line in lines) == pytest.approx(counted_by_vllm("generation_tokens"), rel=0.01)
+    assert 2 * sum(line.prompt_tokens for line in lines) == pytest.approx(counted_by_vllm("prompt_tokens"), rel=0.01)

@@ -4,8 +4,8 @@ from serve_app.core.tenants import Caller
 
 MAX_TENANTS = 200
 """How many tenants get series of their own at an ingress: each has six for each model that it asks."""
-MAX_KEYS = 1000
-"""How many API keys do: each has one for each outcome of its requests, for each model that it asks."""
+MAX_SHOWN_KEYS = 1000
+"""How many API keys get series of their own at an ingress: each has one for each outcome of its requests at each model."""
 OTHERS = "others"
 """The label of all further tenants and keys. No tenant and no key may have this name."""
 
@@ -31,7 +31,7 @@ class CallerNames:
         tenants: The names of tenants beside keys that are not shown.
     """
 
-    def __init__(self, tenants: ShownNames, max_keys: int = MAX_KEYS) -> None:
+    def __init__(self, tenants: ShownNames, max_keys: int = MAX_SHOWN_KEYS) -> None:
         self._tenants, self._keys = tenants, ShownNames(max_keys)
 
     def labels(self, caller: Caller) -> tuple[str, str]:

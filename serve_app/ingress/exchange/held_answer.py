@@ -60,8 +60,8 @@ _FORMS = {
 
 
 _LONGEST_HOLD_S = 30.0
-"""The longest time for which a deadline holds a stream's head back, in seconds. Many load balancers cut a connection that is silent for
-60 s."""
+"""A deadline for the first token holds a stream's head back for at most this many seconds, and `_REFUSING_S` more. Many load balancers cut
+a connection that is silent for 60 s."""
 _REFUSING_S = 2.0
 """How long the refusal of an overdue request may take to arrive here, in seconds: a tick of the fleet, and an event loop that is late."""
 
@@ -238,7 +238,7 @@ class HeldAnswer:
         has_token = first is not None and first.trail.first_token_at is not None
         if self._begun or has_token or caller is None or (first_token_s := caller.tenant.first_token_s) is None:
             return 0.0
-        return self.exchange.arrived_at + min(first_token_s + _REFUSING_S, _LONGEST_HOLD_S) - time.monotonic()
+        return self.exchange.arrived_at + min(first_token_s, _LONGEST_HOLD_S) + _REFUSING_S - time.monotonic()
 
     def _pause_is_over(self) -> None:
         if self._must_speak and (held_for_s := self._held_for_s) > 0:
