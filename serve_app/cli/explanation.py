@@ -45,7 +45,7 @@ LIMITS: Mapping[str, str] = {
 
 
 def explanation(record: Record, name: str, records: Iterable[Record] = ()) -> Iterator[str]:
-    """Yield the lines for one model, or for `INGRESSES`. ``records``: those of its log, from which rates are taken."""
+    """Yield the lines for one model, or for `INGRESSES`. ``records``: the whole log, for rates over the last minute."""
     decision = record.decided[name]
     seen = record.seen.ingress if name == INGRESSES else record.seen.models[name]
     assert seen is not None  # otherwise nothing was decided for it
