@@ -190,7 +190,10 @@ def test_no_error_quotes_a_key_wherever_it_was_written(problems_of: Callable[[st
         (tenant(limits={"max_tokens": "8k"}), "tenants.t.limits.max_tokens: is '8k', but should be a valid integer"),
         (tenant(limits={"max_tokens": 8.5}), "tenants.t.limits.max_tokens: is 8.5, but should be a valid integer"),
         (tenant(limits={"max_tokens": 1e300}), "tenants.t.limits.max_tokens: is 1e+300, but should be a valid integer"),
-        (tenant(limits={"max_tokens": 2.0**53}), "tenants.t.limits.max_tokens: is 9.0072e+15, but should be a valid integer"),
+        (
+            tenant(limits={"max_tokens": 2.0**53}),
+            "tenants.t.limits.max_tokens: is 9007199254740992.0, but should be a valid integer",
+        ),
         (tenant(limits={"max_tokens": math.inf}), "tenants.t.limits.max_tokens: is inf, but should be a valid integer"),
         (tenant(limits={"max_tokens": 0.0}), "tenants.t.limits.max_tokens: is 0, but should be greater than or equal to 1"),
         (tenant(limits={"max_tokens": 0}), "tenants.t.limits.max_tokens: is 0, but should be greater than or equal to 1"),
