@@ -296,7 +296,13 @@ def load_at_ingresses(model: ModelSettings, reports: Reports, increments: Mappin
     """Return the part of a `ModelLoad` that the ingresses know."""
     counted = {name: increments.get(f"{name}/{model.name}", 0.0) for name in INCREMENTS}
     lines_per_s = max((values.get(f"lines_per_s/{model.name}", 0.0) for _, values in reports.values()), default=0.0)
-    return {**counted, "waiting": _total(reports, f"waiting/{model.name}"), "lines_per_s": lines_per_s}
+    return {
+        **counted,
+        "over_quota": increments.get(f"over_quota/{model.name}", 0.0),
+        "over_quota_unread": increments.get("over_quota/", 0.0),
+        "waiting": _total(reports, f"waiting/{model.name}"),
+        "lines_per_s": lines_per_s,
+    }
 
 
 def load_of_replicas(context: Any, meter: Meter, *, now: float) -> dict[str, Any]:

@@ -62,6 +62,11 @@ class ModelLoad:
     """Lines of batches that replicas have."""
     lines_queued: float = 0.0
     """Those of ``lines_held`` that wait in the engines' queues."""
+    over_quota: float = 0.0
+    """HTTP requests that quotas of their tenants refused, without lines of batches. They are no demand: only
+    `serve-app autoscale explain` reads this."""
+    over_quota_unread: float = 0.0
+    """The same for all models together: requests that were refused before their body, and so their model, was read."""
     lines_per_s: float = 0.0
     """Lines that must be answered each second so that each open batch ends within its window."""
     kv_usage: float = 0.0

@@ -42,7 +42,8 @@ TABLE = (
         "key_requests",
         "counter",
         ("tenant", "key", "model", "outcome"),
-        "HTTP requests by tenant and API key. With ingress.api_keys_file, both labels are the first 12 hex digits of the key's SHA-256.",
+        "HTTP requests by tenant and API key. With ingress.api_keys_file, both labels are the first 12 hex digits of the key's SHA-256. "
+        "Beyond the first 1,000 keys of an ingress: `others`.",
     ),
     Series(
         "tenant_tokens",

@@ -94,14 +94,15 @@ def explain(
     from serve_app.autoscaling.decision_log import row_of
     from serve_app.cli.explanation import explanation
 
-    record = _at(_known(_read(_text(name, address, file, since)), model), at)
+    record = _at(records := _known(_read(_text(name, address, file, since)), model), at)
     _check_figures(record, model)
     if as_json:
         decided = {key: row_of(decision) for key, decision in record.decided.items() if model in ("", key)}
         typer.echo(json.dumps({"time": record.time, "decided": decided}, indent=2))
         return
     with _makes_sense(record):
-        typer.echo("\n\n".join("\n".join(explanation(record, key)) for key in sorted(record.decided) if model in ("", key)))
+        shown = [key for key in sorted(record.decided) if model in ("", key)]
+        typer.echo("\n\n".join("\n".join(explanation(record, key, records)) for key in shown))
 
 
 @app.command()

@@ -1,6 +1,6 @@
 """`explanation` describes one decision of the autoscaler in words, with the numbers from which it was made. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from serve_app.autoscaling.decision import LENGTHS_S, TAUGHT, Decision, Observation
@@ -34,6 +34,8 @@ REASONS: Mapping[str, str] = {
     "streams": "the open streams need that many",
     "cpu": "the CPU use of the ingresses needs that many",
 }
+REFUSED_S = 60.0
+"""Refusals by quotas are shown as their rate over this time: those of one second vary by chance."""
 COSTS = ("the step", "an output token", "a prompt token")
 LIMITS: Mapping[str, str] = {
     "itl": "tokens would come slower than the ITL limit",
@@ -42,8 +44,8 @@ LIMITS: Mapping[str, str] = {
 }
 
 
-def explanation(record: Record, name: str) -> Iterator[str]:
-    """Yield the lines for one model, or for `INGRESSES`."""
+def explanation(record: Record, name: str, records: Iterable[Record] = ()) -> Iterator[str]:
+    """Yield the lines for one model, or for `INGRESSES`. ``records``: the whole log, for rates over the last minute."""
     decision = record.decided[name]
     seen = record.seen.ingress if name == INGRESSES else record.seen.models[name]
     assert seen is not None  # otherwise nothing was decided for it
@@ -55,6 +57,8 @@ def explanation(record: Record, name: str) -> Iterator[str]:
     yield f"{name}, {at:%Y-%m-%dT%H:%M:%SZ}: {change} {decision.desired}, because {reason}"
     if isinstance(seen, Observation):
         yield from _model(seen, decision)
+        recent = [each for each in records if record.time - REFUSED_S < each.time < record.time]
+        yield from _over_quota([each.seen.models[name].load for each in [*recent, record] if name in each.seen.models])
     else:
         cores = decision.inputs["cpu_cores"]
         yield f"  seen      {seen.running} serve, {seen.target} asked for; {seen.streams:.0f} streams, {cores:.2f} cores busy"
@@ -71,6 +75,19 @@ def explanation(record: Record, name: str) -> Iterator[str]:
             "the 90th percentile of the replicas' own" if known else "of earlier replicas, or a guess: no replica was measured"
         )
         yield f"  expected  to serve at {ready:%H:%M:%SZ}, after a cold start of {start_s:.0f} s ({source})"
+
+
+def _over_quota(loads: Sequence[ModelLoad]) -> Iterator[str]:
+    """Yield a line about requests that quotas refused, as their rate over all of these intervals, if there were any."""
+    over_s = sum(load.interval_s for load in loads)
+    refused, unread = sum(load.over_quota for load in loads), sum(load.over_quota_unread for load in loads)
+    if not over_s or not refused + unread:
+        return
+    rates = [f"{refused / over_s:.2f} requests/s that tenants' quotas refused"] if refused else []
+    if unread:
+        more = "more" if refused else "requests/s that tenants' quotas refused"
+        rates.append(f"up to {unread / over_s:.2f} {more} before their model was read")
+    yield f"  refused   not in the demand: {', and '.join(rates)} (over {over_s:.0f} s)"
 
 
 def _source(measured: MeasuredCosts | None, of: Mapping[str, float]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -12,6 +12,8 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -22,6 +24,8 @@ from serve_app.config.checks import again, checked_absolute, did_you_mean, refus
 Int = Annotated[int, Field(strict=True)]
 Real = Annotated[float, Field(strict=True)]
 AbsolutePath = Annotated[Path, BeforeValidator(refuse_url), AfterValidator(checked_absolute)]
+_MAX_EXACT = (1 << 53) - 1
+"""The largest integer whose float no other integer shares: 2^53 + 1 is read as the float 2^53."""
 
 
 class Section(BaseModel):
@@ -46,6 +50,18 @@ class Section(BaseModel):
         except ValidationError as exc:
             found += [again(detail) for detail in exc.errors() if detail["type"] != "missing" or detail["loc"] not in excused]
         raise ValidationError.from_exception_data(cls.__name__, found)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _whole_floats_are_integers(cls, value: Any, info: ValidationInfo) -> Any:
+        """Return the integer that a float such as 5e7 is, for a field of type `Int`. JSON Schema's integers have such floats too.
+
+        This is no validator of `Int` itself, because pydantic then writes no `minimum` into the schema of `Int | None`.
+        """
+        if not isinstance(value, float) or not value.is_integer() or abs(value) > _MAX_EXACT:
+            return value
+        kind = cls.model_fields[info.field_name or ""].annotation
+        return int(value) if kind is int or Int in get_args(kind) else value
 
     @classmethod
     def _problems_as_written(cls, values: Mapping[Any, Any]) -> Iterable[PydanticCustomError]:

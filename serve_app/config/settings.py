@@ -43,8 +43,9 @@ class TimeoutSettings(Section):
     no_replica_s: Real = Field(default=30.0, ge=0)
     """Seconds for which a request waits for a replica before 503. Scaling from zero needs a cold start within this time."""
     stream_silence_s: Real = Field(default=5.0, gt=0)
-    """Seconds without a byte after which a stream gets status 200 and a comment, and a further comment after each such silence. Before the
-    first comment a refusal is a real 503; after it, the refusal is the stream's last event. Answers that are not streamed stay silent."""
+    """Seconds without a byte after which a stream gets status 200 and a comment, and a further comment after each such silence; the first
+    comment not before the tenant's `first_token_s` (30 s at most). Before the first comment a refusal is a real 503; after it, the stream's
+    last event. Answers that are not streamed stay silent."""
     engine_start_s: Real = Field(default=1800.0, gt=0)
     """Seconds that an engine may take to load and warm up."""
 

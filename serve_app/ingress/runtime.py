@@ -223,10 +223,13 @@ class IngressRuntime:
     def autoscaling_stats(self) -> dict[str, float]:
         """Return per model ``<counter>/<model>`` of its `Tally`, requests (``waiting``, ``draining``) and lines of batches.
 
+        ``over_quota`` counts what quotas refused, with ``over_quota/`` for requests whose body, and so their model, was not read.
+
         Of lines there are ``lines_held``, ``lines_queued`` (in the queues of engines) and ``lines_per_s``, which open batches need, whoever
         runs them: each ingress reports the same.
         """
-        stats: dict[str, float] = {}
+        over_quota = self.app.books.over_quota
+        stats = {f"over_quota/{name}": float(over_quota[name]) for name in ("", *self.front_ends)}
         needed = {} if self.batches is None else self.batches.lines_per_s()
         for name, front in self.front_ends.items():
             fleet = front.client.fleet

@@ -14,7 +14,7 @@ _ANSWER_S = 5.0
 """Time limit of answers that are not streamed."""
 _SILENCE_S = 120.0
 """A stream that sends nothing for this long is given up. The service sends `: waiting` after each silence of
-`timeouts.stream_silence_s`, 5 s by default."""
+`timeouts.stream_silence_s`, 5 s by default; where the tenant has a `first_token_s`, the first may take 32 s."""
 
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 """The exceptions from reading JSON of an unexpected form."""

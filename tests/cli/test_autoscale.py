@@ -122,6 +122,39 @@ def test_explain_says_what_is_missing_before_the_demand_is_known(measured: Measu
     assert said in "\n".join(explanation(record, "chat"))
 
 
+def refused_in(log: Path, path: Path, **refused: float) -> Path:
+    """Write the log to ``path`` as if quotas had refused requests in each of its last 30 seconds, and return ``path``."""
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    for row in rows[-30:]:
+        row["seen"]["models"]["chat"]["load"] |= refused
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("refused", "said"),
+    [
+        ({"over_quota": 7.0}, "3.50 requests/s that tenants' quotas refused"),
+        ({"over_quota": 700.0}, "350.00 requests/s that tenants' quotas refused"),
+        ({"over_quota_unread": 3.0}, "up to 1.50 requests/s that tenants' quotas refused before their model was read"),
+        (
+            {"over_quota": 7.0, "over_quota_unread": 3.0},
+            "3.50 requests/s that tenants' quotas refused, and up to 1.50 more before their model was read",
+        ),
+    ],
+)
+def test_explain_says_what_quotas_refused_and_nothing_is_decided_from_it(
+    log: Path, tmp_path: Path, refused: dict[str, float], said: str
+) -> None:
+    path = refused_in(log, tmp_path / "refused.jsonl", **refused)
+    text = run("explain", "-f", path, "--model", "chat").stdout
+    assert f"\n  refused   not in the demand: {said} (over 60 s)\n" in text
+    without = [line for line in text.splitlines() if not line.startswith("  refused ")]
+    assert without == run("explain", "-f", log, "--model", "chat").stdout.splitlines(), "a log of before is explained as before"
+    assert "not in the demand" not in run("explain", "-f", path, "--at", "2026-09-21T14:20:00Z").stdout
+    assert run("replay", path).stdout.endswith("decided again: all the same\n")
+
+
 def test_explain_says_that_nobody_asks_a_model_at_zero(tmp_path: Path) -> None:
     plant, scaler = Plant(running=0, minimum=0), FleetScaler(FleetRules(models={"chat": RULES}))
     seen = FleetObservation(at=1.0, models={"chat": plant.see(ModelLoad(interval_s=1.0))})

@@ -145,6 +145,7 @@ def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, 
             "models.a.required: is 'no way', but should be a valid boolean; write true or false",
         ),
         ({"ingress": {"port": 80}}, "ingress.port: is 80, but should be greater than or equal to 1024"),
+        ({"ingress": {"port": 8010.5}}, "ingress.port: is 8010.5, but should be a valid integer"),
         ({"ingress": {"port": True}}, "ingress.port: is True, but should be a valid integer"),
         ({"timeouts": {"drain_s": float("inf")}}, "timeouts.drain_s: is inf, but should be a finite number"),
         (

@@ -1,14 +1,16 @@
 """A tenants file is checked as a whole; each error names its place and the way out, and none quotes a key."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
 
 from serve_app.config import Settings, parse_settings
+from serve_app.config.checks import load_yaml
 from serve_app.config.keys_file import keys_file_problems, read_keyring
 from serve_app.config.tenants_file import parse_tenants, tenants_json_schema
 from serve_app.core.tenants import Tenant
@@ -31,6 +33,18 @@ tenants:
   free: {{}}
 """
 NESTED = "tenants: {a: &x0 [1]}\n" + "".join(f"x{i}: &x{i} [*x{i - 1}]\n" for i in range(1, 995))
+# With `5e7`, which YAML reads as a float.
+EXPONENT = f"""
+tenants:
+  search-team:
+    keys: [{{id: st1, sha256: {D1}, expires: 2027-01-31, scopes: [infer, batch]}}]  # two at once for rotation
+    models: [chat, embed]            # default: all
+    weight: 4                        # share when full
+    priority: interactive            # interactive | batch | background
+    limits: {{requests_per_minute: 600, tokens_per_minute: 400000, tokens_per_day: 5e7,
+      max_concurrent: 200, max_tokens: 8192, max_context: 32768}}
+    deadlines: {{first_token_s: 10, total_s: 300}}
+"""
 END_OF_JANUARY = datetime(2027, 2, 1, tzinfo=UTC).timestamp()
 
 
@@ -54,6 +68,18 @@ def test_a_whole_file_is_read() -> None:
     assert list(keyring.invalid(0.0)) == ["the API key st2 was revoked on 2026-12-01 (tenant search-team)"]
 
 
+@pytest.mark.parametrize("written", ["5e7", "5.0e7", "50000000.0", "5e+07"])
+def test_a_count_may_be_written_as_a_whole_float(tmp_path: Path, written: str) -> None:
+    (file := tmp_path / "tenants.yaml").write_text(EXPONENT.replace("5e7", written))
+    settings = settings_with(tenants_file=str(file), served=("chat", "embed"))
+    assert list(keys_file_problems(settings)) == []
+    tenant = read_keyring(settings).tenant("search-team")
+    assert tenant is not None
+    assert tenant.quotas["tokens_per_day"] == 50_000_000
+    assert all(type(quota) is int for quota in tenant.quotas.values())
+    jsonschema.validate(load_yaml(file.read_text()), tenants_json_schema())
+
+
 @pytest.mark.parametrize(
     ("said", "default", "shares"), [(None, True, True), (None, False, False), (False, True, False), (True, False, True)]
 )
@@ -62,9 +88,9 @@ def test_a_tenant_shares_its_prefix_cache_if_it_says_so_or_else_as_all_do(said: 
     assert parse_tenants(text).keyring(shared=default).caller(b"one", 0.0).tenant.shares_prefix_cache is shares
 
 
-def settings_with(**ingress: object) -> Settings:
-    chat = {"model": "embedded:smollm2", "aliases": ["gpt"]}
-    return parse_settings({"models": {"chat": chat}, "ingress": ingress})
+def settings_with(served: Sequence[str] = ("chat",), **ingress: object) -> Settings:
+    models = {name: {"model": "embedded:smollm2"} for name in served}
+    return parse_settings({"models": models | {"chat": models["chat"] | {"aliases": ["gpt"]}}, "ingress": ingress})
 
 
 @pytest.fixture
@@ -162,6 +188,14 @@ def test_no_error_quotes_a_key_wherever_it_was_written(problems_of: Callable[[st
         (entry(scopes=[]), "tenants.t.keys[0].scopes: is []"),
         (entry(expired="2027-01-31"), "tenants.t.keys[0].expired: unknown key; did you mean expires?"),
         (tenant(limits={"max_tokens": "8k"}), "tenants.t.limits.max_tokens: is '8k', but should be a valid integer"),
+        (tenant(limits={"max_tokens": 8.5}), "tenants.t.limits.max_tokens: is 8.5, but should be a valid integer"),
+        (tenant(limits={"max_tokens": 1e300}), "tenants.t.limits.max_tokens: is 1e+300, but should be a valid integer"),
+        (
+            tenant(limits={"max_tokens": 2.0**53}),
+            "tenants.t.limits.max_tokens: is 9007199254740992.0, but should be a valid integer",
+        ),
+        (tenant(limits={"max_tokens": math.inf}), "tenants.t.limits.max_tokens: is inf, but should be a valid integer"),
+        (tenant(limits={"max_tokens": 0.0}), "tenants.t.limits.max_tokens: is 0, but should be greater than or equal to 1"),
         (tenant(limits={"max_tokens": 0}), "tenants.t.limits.max_tokens: is 0, but should be greater than or equal to 1"),
         (
             tenant(limits={"requests_per_hour": 5}),

@@ -74,6 +74,7 @@ class FakeEngine:
         self.kv: dict[str, bytes] = {}
         """Attempt id -> what came with its Add."""
         self.steps = 0
+        self.num_output_tokens = 0
         self._emit: Callable[[pipe.FromEngine], None] = lambda message: None
         self._decoder = MsgpackDecoder(EngineCoreRequest)
         self._encoder = MsgpackEncoder()
@@ -146,6 +147,7 @@ class FakeEngine:
         of_prompt = None if asked is None or output else prompt_logprobs(prompt, asked)
         new = answer([*prompt, *output], min(count, params.max_tokens - len(output)))
         output += new
+        self.num_output_tokens += len(new)
         finished = len(output) == params.max_tokens
         if finished:
             del self.running[attempt_id]

@@ -32,6 +32,7 @@ async def serving(
     tenants: Tenants | None = None,
     credit: int = 256,
     vllm_version: str = VLLM_VERSION,
+    stream_silence_s: float = 5.0,
 ) -> AsyncIterator[tuple[httpx.AsyncClient, FakeEngine, dict[str, int]]]:
     """Yield a client, the engine behind it, and the numbers of the adapters.
 
@@ -43,7 +44,7 @@ async def serving(
     async with (
         application(
             model,
-            AppLimits(10 << 20),
+            AppLimits(10 << 20, stream_silence_s=stream_silence_s),
             stepping=stepping,
             adapters=adapters,
             max_model_len=max_model_len,

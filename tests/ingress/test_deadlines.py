@@ -141,8 +141,8 @@ async def test_a_line_of_a_batch_ends_in_time_too_but_may_wait_for_its_start(tmp
 
 @in_loop
 async def test_a_request_that_does_not_start_in_time_is_refused_before_any_prefill(tmp_path: Path) -> None:
-    of_red = tenants(tmp_path, first_token_s=1.0)
-    async with serving(make_tiny_llama(tmp_path / "tiny"), tenants=of_red, stepping=False, credit=1) as (http, engine, _):
+    of_red, tiny = tenants(tmp_path, first_token_s=1.0), make_tiny_llama(tmp_path / "tiny")
+    async with serving(tiny, tenants=of_red, stepping=False, credit=1, stream_silence_s=0.2) as (http, engine, _):
         for path, ask, _ in WAYS.values():
             await warm_up(http, engine, path, ask)
         first = asyncio.create_task(http.post("/v1/completions", json={"model": MODEL, **TEXT, "max_tokens": 2}, headers=KEY))

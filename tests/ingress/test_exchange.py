@@ -2,10 +2,13 @@
 
 import asyncio
 import contextvars
+import itertools
+from collections.abc import Sequence
 
 import pytest
 
 from serve_app.books.ledger_lines import LedgerLine
+from serve_app.core.quotas import Prompt
 from serve_app.core.request import RequestState, Resume
 from serve_app.errors import QueueFull
 from serve_app.ingress.books.ledger import line_of
@@ -67,10 +70,11 @@ def test_each_phase_begins_where_the_one_before_it_ends(requests: list[RequestSt
     assert exchange.phases(10.0) == phases
 
 
-def line_after(*engine_requests: tuple[str, RequestState]) -> LedgerLine:
+def line_after(*engine_requests: tuple[str, RequestState], prompts: Sequence[Prompt] = ()) -> LedgerLine:
     exchange = Exchange("/v1/completions")
+    exchange.prompts = [*prompts]
     for answer_id, each in engine_requests:
-        exchange.requests.add(each, answer_id)
+        exchange.add_engine_request(each, answer_id)
     ending = exchange.end()
     return line_of(exchange, ending, exchange.requests.totals(ending.outcome), None, seq=0)
 
@@ -99,6 +103,22 @@ def test_cached_tokens_are_those_of_the_prompts_that_count() -> None:
     beams = [(f"x-{step}-beam-{beam}", answered(f"{step}{beam}", 100 + step, 96)) for step in range(30) for beam in range(4)]
     assert line_after(*beams).cached_tokens == 96, "of the first step, which has been folded into the totals"
     assert line_after(("cmpl-x-0", answered("a", 100, None))).cached_tokens is None
+
+
+def test_each_prompt_of_a_list_of_beam_searches_counts() -> None:
+    """Their engine requests have ids of one form, and come in steps: at first each search's prompt, then its beams."""
+    searches, ids = [(100, 16), (30, 0), (100, 96)], itertools.count()
+
+    def steps(longer: int, width: int) -> list[tuple[str, RequestState]]:
+        return [
+            (f"cmpl-x-{search:032x}-beam-{beam}", answered(str(next(ids)), length + longer, cached))
+            for search, (length, cached) in enumerate(searches)
+            for beam in range(width)
+        ]
+
+    prompts = [Prompt(length, 2, 9, is_beam_search=True) for length, _ in searches]
+    line = line_after(*steps(0, 1), *steps(1, 2), *steps(2, 2), prompts=prompts)
+    assert (line.prompt_tokens, line.cached_tokens, line.output_tokens) == (230, 112, 15)
 
 
 def test_an_engine_has_computed_what_was_not_cached_of_each_choice_that_it_answered() -> None:

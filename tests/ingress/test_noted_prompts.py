@@ -85,8 +85,9 @@ def test_a_beam_search_is_noted_as_a_whole_and_its_steps_are_not() -> None:
     assert noted(Tenant("a"), *calls) == [Prompt(2, 4, 30, is_beam_search=True), Prompt(90, 2, 10, is_beam_search=True)]
 
 
-def test_without_tenants_nothing_is_noted() -> None:
+def test_without_tenants_only_beam_searches_are_noted() -> None:
     assert noted(None, lambda engine: engine.generate(tokens(2), asks(1, 4), "id")) == []
+    assert noted(None, lambda _: note_beam_search(tokens(90), 2, 30, 100)) == [Prompt(90, 2, 10, is_beam_search=True)]
 
 
 def test_an_engine_outside_of_a_request_works_as_before() -> None:

@@ -376,14 +376,13 @@ async def test_a_running_request_meets_no_quota_that_its_tenant_has_got_since() 
 
 @in_loop
 async def test_each_prompt_of_a_list_of_beam_searches_counts() -> None:
-    """The ids of their engine requests do not show which prompt a beam continues."""
     tenant = Tenant("team", quotas={"tokens_per_minute": 100})
     async with sharing(1) as (quotas,):
         exchange = exchange_of(tenant)
         exchange.prompts = [Prompt(30, 2, 5, is_beam_search=True)] * 2
         for number in range(2):
             assert await quotas.refusal(exchange) is None
-            exchange.requests.add(RequestState(f"r{number}", 30, 1, Resume.CONTINUE), f"cmpl-x-{number}-beam-0")
+            exchange.add_engine_request(RequestState(f"r{number}", 30, 1, Resume.CONTINUE), f"cmpl-x-{number}-beam-0")
         quotas.end(exchange)
         refused = await ask(quotas, exchange_of(tenant), 50, 1)
         assert isinstance(refused, QuotaExceeded)

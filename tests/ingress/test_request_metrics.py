@@ -12,10 +12,13 @@ from serve_app.core.request import RequestState, Resume
 from serve_app.core.tenants import Priority, Tenant
 from serve_app.ingress.books.key_latencies import KeyLatencies
 from serve_app.ingress.books.request_metrics import begin_at_zero, count_request
+from serve_app.ingress.books.shown_names import OTHERS, CallerNames, ShownNames
 from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.exchange.outcomes import WORDS, Ending
 from serve_app.ingress.http.loop_lag import LATE_LOOKS, PERIOD_S, LoopLag
 from tests.ingress.tenants import caller
+
+NAMES = CallerNames(ShownNames(9))
 
 
 def value(name: str, **labels: str) -> float | None:
@@ -39,16 +42,29 @@ def test_every_outcome_is_there_at_zero_before_the_first_request() -> None:
 
 
 def test_a_refused_request_is_counted_by_its_reason_and_its_key() -> None:
-    count_request(exchange_of("m1", "abcdef"), Ending("rejected", 503, "queue_full"), KeyLatencies(0))
+    count_request(exchange_of("m1", "abcdef"), Ending("rejected", 503, "queue_full"), KeyLatencies(0), NAMES)
     assert value("requests_total", model="m1", outcome="rejected") == 1.0
     assert value("request_errors_total", model="m1", reason="queue_full") == 1.0
     assert value("key_requests_total", tenant="team", key="abcdef", model="m1", outcome="rejected") == 1.0
     assert value("queue_seconds_count", model="m1") is None
 
 
+def test_no_more_keys_than_are_allowed_have_series_of_their_own() -> None:
+    names, ended = CallerNames(ShownNames(2), max_keys=2), Ending("complete", 200, "")
+    for tenant, key in (("a", "1"), ("b", "2"), ("a", "3"), ("b", "4"), ("b", "4"), ("c", "5"), ("a", "1")):
+        exchange = Exchange("/v1/completions", caller(Tenant(tenant), key))
+        exchange.model = "many"
+        count_request(exchange, ended, KeyLatencies(0), names)
+    found = [s for metric in REGISTRY.collect() for s in metric.samples if s.name == "serve_app_key_requests_total"]
+    counted = {(s.labels["tenant"], s.labels["key"]): s.value for s in found if s.labels["model"] == "many"}
+    assert counted == {("a", "1"): 2.0, ("b", "2"): 1.0, ("a", OTHERS): 1.0, ("b", OTHERS): 2.0, (OTHERS, OTHERS): 1.0}
+
+
 def test_an_answer_is_no_error_and_shows_how_long_it_waited() -> None:
-    count_request(exchange_of("m2", arrived_at=10.0, started_at=12.0), Ending("complete", 200, ""), KeyLatencies(0))
-    count_request(exchange_of("m2", arrived_at=10.0, started_at=10.0), Ending("aborted", 200, "client_gone"), KeyLatencies(0))
+    count_request(exchange_of("m2", arrived_at=10.0, started_at=12.0), Ending("complete", 200, ""), KeyLatencies(0), NAMES)
+    count_request(
+        exchange_of("m2", arrived_at=10.0, started_at=10.0), Ending("aborted", 200, "client_gone"), KeyLatencies(0), NAMES
+    )
     errors = [s for metric in REGISTRY.collect() for s in metric.samples if s.name == "serve_app_request_errors_total"]
     assert [s for s in errors if s.labels["model"] == "m2"] == []
     assert value("queue_seconds_sum", model="m2") == 2.0
@@ -68,7 +84,7 @@ def test_the_time_to_the_first_token_is_shown_by_the_priority_of_the_request() -
         assert exchange.requests.first is not None
         exchange.requests.first.priority = FIRST_TAG[priority] + 7
         exchange.requests.first.trail.first_token_at = first_at
-        count_request(exchange, Ending("complete", 200, ""), KeyLatencies(0))
+        count_request(exchange, Ending("complete", 200, ""), KeyLatencies(0), NAMES)
     counted = {
         p: (value("ttft_seconds_count", model="m6", priority=p), value("ttft_seconds_sum", model="m6", priority=p))
         for p in FIRST_TAG

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -179,7 +180,8 @@ def test_the_autoscaler_finds_all_that_an_ingress_reports() -> None:
     model = parse_settings({"models": {"m": {"model": "/m"}}}).models["m"]
     fronts: Any = {"m": SimpleNamespace(client=SimpleNamespace(fleet=fleet), model=model)}
     batches = SimpleNamespace(lines_per_s=lambda: {"m": 0.5, "other": 1.0})
-    stats = IngressRuntime(cast(Any, None), cast(Any, None), fronts, cast(Any, None), cast(Any, batches)).autoscaling_stats()
+    app: Any = SimpleNamespace(books=SimpleNamespace(over_quota=Counter({"m": 3, "other": 4, "": 5})))
+    stats = IngressRuntime(app, cast(Any, None), fronts, cast(Any, None), cast(Any, batches)).autoscaling_stats()
     assert (stats["lines_held/m"], stats["lines_queued/m"], stats["draining/m"]) == (2.0, 1.0, 0.0)
     counted = dict.fromkeys(Tally.__dataclass_fields__, 0.0) | {
         "requests": 1.0,
@@ -190,7 +192,9 @@ def test_the_autoscaler_finds_all_that_an_ingress_reports() -> None:
         "line_prompt_tokens": 2.0,
         "line_output_tokens": 1.0,
     }
-    assert load_at_ingresses(model, {"i": (0.0, stats)}, stats) == {**counted, "waiting": 1.0, "lines_per_s": 0.5}
+    not_counted = {"over_quota": 3.0, "over_quota_unread": 5.0}
+    others = {**not_counted, "waiting": 1.0, "lines_per_s": 0.5}
+    assert load_at_ingresses(model, {"i": (0.0, stats)}, stats) == {**counted, **others}
 
 
 def test_an_ingress_learns_from_the_leases_how_a_models_replicas_divide_into_pools() -> None:

@@ -8,15 +8,19 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from serve_app.errors import NoReplica
+from serve_app.core.request import RequestState, Resume
+from serve_app.core.tenants import Tenant
+from serve_app.errors import CannotStartInTime, NoReplica
 from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.exchange.held_answer import HeldAnswer
 from tests.doubles.fleet import in_loop, until
 from tests.ingress.fake_fronts import error
+from tests.ingress.tenants import caller
 from tests.ingress.test_held_answer import CREATED, DELTA, DONE, IN_PROGRESS, OF_VLLM
 
 AWAY = NoReplica(model="tiny", waited_s=30.0, retry_after_s=41.2)
 AWAY_BODY = error("no replica of 'tiny' after 30.0 s; retry in 41.2 s", "no_replica", 503, retry_after_s=42)
+SILENCE_S = 5.0
 COMMENT = b": waiting\n\n"
 FIRST, SECOND = b'data: {"a": 1}\n\n', b'data: {"a": 2}\n\n'
 
@@ -40,11 +44,12 @@ class Pauses:
 
     def __init__(self) -> None:
         self._num_begun = 0
+        self.pause_s = 0.0
         self._over: Callable[[], None] | None = None
 
-    def __call__(self, over: Callable[[], None]) -> "Pauses":
+    def __call__(self, pause_s: float, over: Callable[[], None]) -> "Pauses":
         self._num_begun += 1
-        self._over = over
+        self.pause_s, self._over = pause_s, over
         return self
 
     def cancel(self) -> None:
@@ -60,9 +65,10 @@ class Pauses:
 class Answer:
     """A held answer, and what its client has been sent."""
 
-    def __init__(self, *, is_responses: bool = False) -> None:
+    def __init__(self, *, is_responses: bool = False, first_token_s: float | None = None) -> None:
         self.sent: list[Message] = []
-        self.exchange = Exchange("/v1/responses" if is_responses else "/v1/completions")
+        of_tenant = None if first_token_s is None else caller(Tenant("red", first_token_s=first_token_s))
+        self.exchange = Exchange("/v1/responses" if is_responses else "/v1/completions", of_tenant)
         self.held = HeldAnswer(self.take, self.exchange)
         self.pauses = Pauses()
 
@@ -80,7 +86,7 @@ class Answer:
 @in_loop
 async def test_a_stream_that_waits_gets_its_own_head_a_comment_for_each_silence_and_then_what_vllm_sends() -> None:
     answer = Answer()
-    async with answer.held.filling(answer.pauses):
+    async with answer.held.filling(answer.pauses, SILENCE_S):
         await answer.send(SSE)
         assert answer.sent == []
         await answer.pauses.end()
@@ -97,7 +103,7 @@ async def test_a_stream_that_waits_gets_its_own_head_a_comment_for_each_silence_
 @in_loop
 async def test_a_stream_that_speaks_in_time_gets_no_comment() -> None:
     answer = Answer()
-    async with answer.held.filling(answer.pauses):
+    async with answer.held.filling(answer.pauses, SILENCE_S):
         await answer.send(SSE, body(FIRST))
         await answer.pauses.end()
         await answer.send(body(DONE, more=False))
@@ -110,7 +116,7 @@ async def test_a_stream_that_speaks_in_time_gets_no_comment() -> None:
 @in_loop
 async def test_what_is_no_stream_stays_silent_and_a_refusal_of_it_is_a_real_status(first: list[Message]) -> None:
     answer = Answer()
-    async with answer.held.filling(answer.pauses):
+    async with answer.held.filling(answer.pauses, SILENCE_S):
         await answer.send(*first)
         await answer.pauses.end()
         await answer.pauses.end()
@@ -124,7 +130,7 @@ async def test_what_is_no_stream_stays_silent_and_a_refusal_of_it_is_a_real_stat
 @in_loop
 async def test_a_stream_whose_head_is_late_has_no_other_invented_for_it() -> None:
     answer = Answer()
-    async with answer.held.filling(answer.pauses):
+    async with answer.held.filling(answer.pauses, SILENCE_S):
         await answer.pauses.end()
         assert answer.sent == []
         await answer.send(SSE)
@@ -135,7 +141,7 @@ async def test_a_stream_whose_head_is_late_has_no_other_invented_for_it() -> Non
 @in_loop
 async def test_a_refusal_after_a_comment_is_an_event_that_says_when_to_retry_and_the_streams_end() -> None:
     answer = Answer()
-    async with answer.held.filling(answer.pauses):
+    async with answer.held.filling(answer.pauses, SILENCE_S):
         await answer.send(SSE)
         await answer.pauses.end()
         answer.exchange.error = AWAY
@@ -148,7 +154,7 @@ async def test_a_refusal_after_a_comment_is_an_event_that_says_when_to_retry_and
 @in_loop
 async def test_a_refusal_that_is_known_before_the_first_comment_is_a_real_status() -> None:
     answer = Answer()
-    async with answer.held.filling(answer.pauses):
+    async with answer.held.filling(answer.pauses, SILENCE_S):
         await answer.send(SSE)
         answer.exchange.error = AWAY
         await answer.pauses.end()
@@ -157,10 +163,53 @@ async def test_a_refusal_that_is_known_before_the_first_comment_is_a_real_status
     assert (answer.sent[0]["status"], json.loads(answer.content())) == (503, AWAY_BODY)
 
 
+@pytest.mark.parametrize(
+    ("first_token_s", "waited_s", "next_pause_s"),
+    [(10.0, 5.0, 5.0), (10.0, 11.0, 1.0), (30.0, 30.5, 1.5), (90.0, 29.0, 3.0)],
+)
+@in_loop
+async def test_a_stream_that_a_deadline_may_still_refuse_gets_no_comment(
+    first_token_s: float, waited_s: float, next_pause_s: float
+) -> None:
+    answer = Answer(first_token_s=first_token_s)
+    answer.exchange.arrived_at -= waited_s
+    async with answer.held.filling(answer.pauses, SILENCE_S):
+        await answer.send(SSE)
+        await answer.pauses.end()
+        assert answer.sent == []
+        assert answer.pauses.pause_s == pytest.approx(next_pause_s, abs=0.9)
+        answer.exchange.error = CannotStartInTime(3, first_token_s, 0.0, "first_token_s", first_token_s, 7.0)
+        await answer.pauses.end()
+        await answer.send(body(OF_VLLM), body(DONE), body(b"", more=False))
+    refused = json.loads(answer.content())["error"]
+    assert (answer.sent[0]["status"], refused["type"]) == (503, "cannot_start_in_time")
+
+
+@pytest.mark.parametrize(
+    ("first_token_s", "waited_s", "has_token"),
+    [(10.0, 12.1, False), (30.0, 32.1, False), (90.0, 32.1, False), (None, 5.0, False), (90.0, 5.0, True)],
+)
+@in_loop
+async def test_a_stream_that_no_deadline_refuses_any_more_gets_its_comments(
+    first_token_s: float | None, waited_s: float, has_token: bool
+) -> None:
+    answer = Answer(first_token_s=first_token_s)
+    answer.exchange.arrived_at -= waited_s
+    request = RequestState("r", 5, 5, Resume.CONTINUE)
+    answer.exchange.requests.add(request, "answer")
+    request.trail.first_token_at = answer.exchange.arrived_at + 1 if has_token else None
+    async with answer.held.filling(answer.pauses, SILENCE_S):
+        await answer.send(SSE)
+        await answer.pauses.end()
+        assert answer.sent == [SSE, body(COMMENT)]
+        await answer.pauses.end()
+    assert (answer.content(), answer.pauses.pause_s) == (COMMENT * 2, SILENCE_S)
+
+
 @in_loop
 async def test_a_stream_of_responses_says_what_it_has_before_its_comments_which_are_no_events_of_its_sequence() -> None:
     answer = Answer(is_responses=True)
-    async with answer.held.filling(answer.pauses):
+    async with answer.held.filling(answer.pauses, SILENCE_S):
         await answer.send(SSE, body(CREATED), body(IN_PROGRESS))
         await answer.pauses.end()
         assert answer.content() == CREATED + IN_PROGRESS + COMMENT
@@ -177,7 +226,7 @@ async def test_a_stream_of_responses_says_what_it_has_before_its_comments_which_
 @in_loop
 async def test_a_stream_of_responses_continues_after_comments() -> None:
     answer = Answer(is_responses=True)
-    async with answer.held.filling(answer.pauses):
+    async with answer.held.filling(answer.pauses, SILENCE_S):
         await answer.send(SSE, body(CREATED))
         await answer.pauses.end()
         await answer.send(body(IN_PROGRESS), body(DELTA, more=False))
@@ -188,7 +237,7 @@ async def test_a_stream_of_responses_continues_after_comments() -> None:
 async def test_a_stream_of_lines_gets_empty_ones_and_a_refusal_as_its_last() -> None:
     answer = Answer()
     refusal = b'{"error": {}}\n'
-    async with answer.held.filling(answer.pauses):
+    async with answer.held.filling(answer.pauses, SILENCE_S):
         await answer.send(LINES)
         await answer.pauses.end()
         assert answer.sent == [LINES, body(b"\n")]
@@ -208,7 +257,7 @@ async def test_a_refusal_may_follow_the_head_of_a_stream_that_did_not_go_out() -
 @in_loop
 async def test_a_comment_comes_between_events_never_in_one() -> None:
     answer = Answer()
-    async with answer.held.filling(answer.pauses):
+    async with answer.held.filling(answer.pauses, SILENCE_S):
         await answer.send(SSE, body(FIRST[:5]))
         await answer.pauses.end()
         await answer.pauses.end()
@@ -231,7 +280,7 @@ async def test_what_the_app_sends_meanwhile_does_not_overtake_the_head() -> None
         await answer.take(message)
 
     answer.held = HeldAnswer(slow, answer.exchange)
-    async with answer.held.filling(answer.pauses), asyncio.TaskGroup() as tasks:
+    async with answer.held.filling(answer.pauses, SILENCE_S), asyncio.TaskGroup() as tasks:
         await answer.send(SSE)
         pause = tasks.create_task(answer.pauses.end())
         await blocked.wait()
@@ -247,7 +296,7 @@ async def test_the_filling_ends_with_the_app() -> None:
     answer = Answer()
 
     async def fails() -> None:
-        async with answer.held.filling(answer.pauses):
+        async with answer.held.filling(answer.pauses, SILENCE_S):
             await answer.send(SSE)
             await answer.pauses.end()
             raise KeyError("a bug")

@@ -8,7 +8,8 @@ from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.request import RequestState, Resume
 from serve_app.core.tenants import Tenant
 from serve_app.errors import BadRequest, CannotStartInTime, NoFreePlace, QueueFull, QuotaExceeded, ServingError
-from serve_app.ingress.books.tenant_use import OTHERS, TenantNames, TenantUse, TenantWaits
+from serve_app.ingress.books.shown_names import OTHERS, ShownNames
+from serve_app.ingress.books.tenant_use import TenantUse, TenantWaits
 from serve_app.ingress.exchange.exchange import Exchange
 from tests.ingress.tenants import caller
 
@@ -29,7 +30,7 @@ def used(tenant: str, model: str) -> list[float | None]:
 
 
 def test_a_tenant_has_its_tokens_and_gpu_seconds_by_model() -> None:
-    use = TenantUse(TenantNames())
+    use = TenantUse(ShownNames(9))
     note(use, "team", "use-1")
     note(use, "team", "use-1", output_tokens=5, gpu_s=None)
     note(use, "team", "use-2")
@@ -38,7 +39,7 @@ def test_a_tenant_has_its_tokens_and_gpu_seconds_by_model() -> None:
 
 
 def test_who_has_no_tenant_or_was_not_answered_has_no_series() -> None:
-    use = TenantUse(TenantNames())
+    use = TenantUse(ShownNames(9))
     note(use, None, "use-3")
     note(use, "refused", "use-3", output_tokens=0)
     assert not [s for metric in REGISTRY.collect() for s in metric.samples if s.labels.get("model") == "use-3"]
@@ -47,7 +48,7 @@ def test_who_has_no_tenant_or_was_not_answered_has_no_series() -> None:
 def refused(tenant: str, error: ServingError) -> None:
     exchange = Exchange("/v1/completions", caller(Tenant(tenant)))
     exchange.fail(error)
-    TenantUse(TenantNames()).note(exchange, exchange.requests.totals("rejected"), None)
+    TenantUse(ShownNames(9)).note(exchange, exchange.requests.totals("rejected"), None)
 
 
 def test_refusals_are_counted_by_the_limit_that_refused() -> None:
@@ -73,7 +74,7 @@ def test_refusals_are_counted_by_the_limit_that_refused() -> None:
 
 
 def test_further_tenants_share_the_series_of_the_others() -> None:
-    use = TenantUse(TenantNames(max_tenants=2))
+    use = TenantUse(ShownNames(2))
     for tenant in ("a", "b", "c", "d", "a"):
         note(use, tenant, "use-4")
     assert [used(tenant, "use-4")[0] for tenant in ("a", "b", "c", "d", OTHERS)] == [20.0, 10.0, None, None, 20.0]
@@ -88,7 +89,7 @@ def waiting_fleet(model: str, **arrived_at: float) -> FleetState:
     return fleet
 
 
-def scraped(*fleets: FleetState, names: TenantNames, now: float) -> list[str]:
+def scraped(*fleets: FleetState, names: ShownNames, now: float) -> list[str]:
     registry = CollectorRegistry()
     registry.register(TenantWaits(fleets, names, lambda: now))
     return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
@@ -96,7 +97,7 @@ def scraped(*fleets: FleetState, names: TenantNames, now: float) -> list[str]:
 
 def test_a_scrape_shows_each_tenants_longest_wait_for_each_model_and_its_limit() -> None:
     fleets = waiting_fleet("chat", red=1.0, blue=4.0), waiting_fleet("embed", red=6.0), waiting_fleet("idle")
-    assert scraped(*fleets, names=TenantNames(), now=9.0) == [
+    assert scraped(*fleets, names=ShownNames(9), now=9.0) == [
         'serve_app_tenant_longest_wait_seconds{model="chat",tenant="red"} 8.0',
         'serve_app_tenant_longest_wait_seconds{model="chat",tenant="blue"} 5.0',
         'serve_app_tenant_longest_wait_seconds{model="embed",tenant="red"} 3.0',
@@ -107,7 +108,7 @@ def test_a_scrape_shows_each_tenants_longest_wait_for_each_model_and_its_limit()
 
 
 def test_tenants_that_share_a_name_show_the_longest_of_their_waits() -> None:
-    names = TenantNames(max_tenants=1)
+    names = ShownNames(1)
     assert names.shown("first") == "first"
     shown = scraped(waiting_fleet("chat", b=2.0, c=3.0, first=4.0), names=names, now=9.0)
     assert shown[:2] == [

@@ -1,5 +1,6 @@
 """The books of one ingress record every exchange: in metrics, and in the ledger, traces and receipts if they are configured."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
@@ -13,7 +14,8 @@ from serve_app.ingress.books.key_latencies import KeyLatencies
 from serve_app.ingress.books.ledger import Ledger, line_of
 from serve_app.ingress.books.receipt import ReceiptSend, asks_for_receipt
 from serve_app.ingress.books.request_metrics import count_request
-from serve_app.ingress.books.tenant_use import TenantNames, TenantUse
+from serve_app.ingress.books.shown_names import MAX_TENANTS, CallerNames, ShownNames
+from serve_app.ingress.books.tenant_use import TenantUse
 from serve_app.ingress.exchange.exchange import Exchange
 
 if TYPE_CHECKING:  # OpenTelemetry's SDK is loaded only if traces are made
@@ -42,8 +44,11 @@ class Books:
         self._tracer = tracer
         self._receipts = receipts
         self._latencies = KeyLatencies(max_latency_keys)
-        self.tenant_names = TenantNames()
+        self.tenant_names = ShownNames(MAX_TENANTS)
+        self._caller_names = CallerNames(self.tenant_names)
         self._tenant_use = TenantUse(self.tenant_names)
+        self.over_quota: Counter[str] = Counter()
+        """Model -> requests that quotas of their tenants refused, without lines of batches; "" for requests whose body was not read."""
         self._gpu_times = gpu_times
 
     @classmethod
@@ -85,7 +90,9 @@ class Books:
     def end(self, exchange: Exchange) -> None:
         """Count an exchange that has ended, and write its line and its trace."""
         ending = exchange.end()
-        count_request(exchange, ending, self._latencies)
+        count_request(exchange, ending, self._latencies, self._caller_names)
+        if not exchange.background and ending.word() == "over_quota":
+            self.over_quota[exchange.model] += 1
         if self.ledger is None and self._tracer is None and exchange.caller is None:
             return
         totals = exchange.requests.totals(ending.outcome)

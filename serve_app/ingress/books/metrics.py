@@ -20,7 +20,8 @@ from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_report import describe, low_priority_waiting
 from serve_app.core.gaps import BOUNDS_S, Gaps
 from serve_app.host.surroundings import ClockSteps, free_threads
-from serve_app.ingress.books.tenant_use import TenantNames, TenantWaits
+from serve_app.ingress.books.shown_names import ShownNames
+from serve_app.ingress.books.tenant_use import TenantWaits
 from serve_app.links.protocol.messages import ENGINE_LOST
 
 # vLLM's own HTTP series are made here, before any vLLM app, so that the middleware of an app finds them and counts nothing.
@@ -205,7 +206,7 @@ def register(
     fleets: Iterable[FleetState],
     canaries: Mapping[str, Callable[[], Mapping[str, Any]]],
     models: Mapping[str, Configured],
-    tenants: TenantNames,
+    tenants: ShownNames,
 ) -> None:
     """Register collectors of the fleets, with the configuration of their models, of the canaries by name, and of what tenants wait.
 

@@ -14,6 +14,7 @@ from serve_app.errors import (
     TooManyConnections,
 )
 from serve_app.ingress.books.key_latencies import KeyLatencies
+from serve_app.ingress.books.shown_names import CallerNames
 from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.exchange.outcomes import WORDS, Ending
 
@@ -44,14 +45,14 @@ def begin_at_zero(models: Iterable[str]) -> None:
         _ttft.labels(model, "interactive")
 
 
-def count_request(exchange: Exchange, ending: Ending, latencies: KeyLatencies) -> None:
-    """Count an HTTP request that has ended now."""
+def count_request(exchange: Exchange, ending: Ending, latencies: KeyLatencies, names: CallerNames) -> None:
+    """Count an HTTP request that has ended now. ``names``: how series show its caller."""
     outcome, model, first = ending.word(), exchange.model, exchange.requests.first
     _requests.labels(model, outcome).inc()
     if outcome not in _NO_ERROR:
         _errors.labels(model, ending.reason).inc()
     if (caller := exchange.caller) is not None:
-        _by_key.labels(caller.tenant.name, caller.key.id, model, outcome).inc()
+        _by_key.labels(*names.labels(caller), model, outcome).inc()
         latencies.note(exchange, caller.key.id, outcome)
     if first is not None and (started_at := first.trail.started_at) is not None:
         _queue.labels(model).observe(started_at - first.arrived_at)

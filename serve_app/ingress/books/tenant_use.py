@@ -12,13 +12,9 @@ from serve_app.books import series
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_report import LongestWait, longest_waits
 from serve_app.errors import CannotStartInTime, NoFreePlace, QuotaExceeded, ServingError
+from serve_app.ingress.books.shown_names import ShownNames
 from serve_app.ingress.exchange.engine_requests import Totals
 from serve_app.ingress.exchange.exchange import Exchange
-
-MAX_TENANTS = 200
-"""How many tenants get series of their own at an ingress: each has six for each model that it asks."""
-OTHERS = "others"
-"""The label of all further tenants."""
 
 _tokens = series.counter("tenant_tokens")
 _gpu_seconds = series.counter("tenant_gpu_seconds")
@@ -51,24 +47,10 @@ def _reason(error: ServingError) -> str | None:
     return error.code if error.http_status in (429, 503) else None
 
 
-class TenantNames:
-    """The names of tenants in series: the first ``max_tenants`` that come are named, and all others share the name `OTHERS`."""
-
-    def __init__(self, max_tenants: int = MAX_TENANTS) -> None:
-        self._max_tenants = max_tenants
-        self._known: set[str] = set()
-
-    def shown(self, tenant: str) -> str:
-        """Return the label of the tenant."""
-        if tenant not in self._known and len(self._known) < self._max_tenants:
-            self._known.add(tenant)
-        return tenant if tenant in self._known else OTHERS
-
-
 class TenantUse:
     """The counters of all tenants."""
 
-    def __init__(self, names: TenantNames) -> None:
+    def __init__(self, names: ShownNames) -> None:
         self._names = names
 
     def note(self, exchange: Exchange, totals: Totals, gpu_s: float | None) -> None:
@@ -95,7 +77,7 @@ class TenantWaits(Collector):
         clock: The clock of the fleets' events.
     """
 
-    def __init__(self, fleets: Iterable[FleetState], names: TenantNames, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, fleets: Iterable[FleetState], names: ShownNames, clock: Callable[[], float] = time.monotonic) -> None:
         self._fleets = list(fleets)
         self._names = names
         self._clock = clock

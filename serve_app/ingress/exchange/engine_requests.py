@@ -101,15 +101,20 @@ class EngineRequests:
         self.answer_id = ""
         """vLLM's id of the answer, "" before the first engine request."""
         self.prompt_tokens = 0
-        """Tokens of the prompts. The choices of one prompt count it once, and a beam search counts its prompt once."""
+        """Tokens of the prompts. The choices of one prompt count it once, and each of several beam searches counts its prompt once."""
         self._prompts: set[str] = set()
         self._counted: set[str] = set()  # ids of the engine requests whose prompts are in ``prompt_tokens``
         self._folded: Totals | None = None
         self._folded_ends: set[str] = set()
 
-    def add(self, request: RequestState, answer_id: str) -> None:
-        """Take in a new engine request. ``answer_id`` is vLLM's id of the answer; the choices of one prompt share it."""
-        if self.is_new_prompt(answer_id):
+    def add(self, request: RequestState, answer_id: str, *, num_searches: int = 1) -> None:
+        """Take in a new engine request.
+
+        Args:
+            answer_id: vLLM's id of the answer; the choices of one prompt share it.
+            num_searches: How many beam searches the HTTP request consists of, if it is one of beam searches.
+        """
+        if self._is_new_prompt(answer_id, num_searches):
             self._prompts.add(answer_id)
             self._counted.add(request.request_id)
             self.prompt_tokens += request.prompt_tokens
@@ -127,10 +132,12 @@ class EngineRequests:
         folded = 0 if self._folded is None else self._folded.output_tokens
         return folded + sum(len(request.emitted_ids) for request in self.kept)
 
-    def is_new_prompt(self, answer_id: str) -> bool:
-        """Return whether the next engine request of this answer would have a prompt that no earlier one had."""
-        if _BEAM.search(answer_id):  # its prompt is the prompt of the whole search and the beam's tokens so far
-            return not self.prompt_tokens
+    def _is_new_prompt(self, answer_id: str, num_searches: int) -> bool:
+        """Return whether the next engine request of this answer has a prompt that no earlier one had."""
+        if _BEAM.search(answer_id):
+            # Its prompt is that of its search and the beam's tokens so far. The ids of several searches are alike, but all searches begin
+            # at once, so that the first requests are their first steps, each with the prompt alone.
+            return len(self._counted) < num_searches
         return answer_id not in self._prompts
 
     def give_up(self) -> None:

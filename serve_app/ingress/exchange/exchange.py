@@ -10,6 +10,7 @@ import time
 from typing import NamedTuple
 
 from serve_app.core.quotas import Prompt
+from serve_app.core.request import RequestState
 from serve_app.core.tenants import Caller
 from serve_app.errors import ServingError
 from serve_app.ingress.exchange.engine_requests import EngineRequests
@@ -76,7 +77,8 @@ class Exchange:
         """The client's id of the request, "" where the client gave none."""
         self.stream = False
         self.prompts: list[Prompt] = []
-        """The prompts of the request, and their answers. All that one body asks for is known before the first engine request."""
+        """The prompts of the request, and their answers. All that one body asks for is known before the first engine request. Without a
+        caller, only beam searches are listed."""
         self.headers: list[tuple[bytes, bytes]] = []
         """What the head of the answer has beside the headers of the route: the rest of the tenant's quotas."""
         self.callers_trace: CallersTrace | None = None
@@ -132,6 +134,10 @@ class Exchange:
     def sent(self) -> Sent:
         """What the client has been sent so far."""
         return Sent(self.status, self.answered, self.error_status)
+
+    def add_engine_request(self, request: RequestState, answer_id: str) -> None:
+        """Take in a new engine request of this HTTP request. ``answer_id``: vLLM's id of the answer."""
+        self.requests.add(request, answer_id, num_searches=len(self.prompts) if self.is_beam_search else 1)
 
     def fail(self, error: ServingError) -> None:
         """Note the error that ends the request. Only the first counts, and none after the whole answer was sent."""

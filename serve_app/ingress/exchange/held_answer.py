@@ -2,13 +2,15 @@
 
 vLLM begins a stream before it asks the engine, and ends a stream only by errors of its own. So the head is held back until the first byte
 that depends on the engine. After that byte, an error of the fleet becomes the stream's last event. If a stream stays silent for long, its
-head is sent, and then comments, because clients and proxies give up a silent connection. After the head, a refusal is an event too. An
-answer that is not streamed has nothing to send before its end, and stays silent.
+head is sent, and then comments, because clients and proxies give up a silent connection. After the head, a refusal is an event too. So a
+stream whose tenant has a deadline for the first token stays silent until the deadline has refused it, or has not. An answer that is not
+streamed has nothing to send before its end, and stays silent.
 """
 
 import asyncio
 import contextlib
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar
 from functools import partial
@@ -57,6 +59,13 @@ _FORMS = {
 }
 
 
+_LONGEST_HOLD_S = 30.0
+"""A deadline for the first token holds a stream's head back for at most this many seconds, and `_REFUSING_S` more. Many load balancers cut
+a connection that is silent for 60 s."""
+_REFUSING_S = 2.0
+"""How long the refusal of an overdue request may take to arrive here, in seconds: a tick of the fleet, and an event loop that is late."""
+
+
 class Timer(Protocol):
     """A timer that can be cancelled, like asyncio's ``TimerHandle``."""
 
@@ -99,6 +108,7 @@ class HeldAnswer:
         self._begun = False
         self._silent = True
         self._between_events = True
+        self._silence_s = 0.0
         self._filled = False
         self._breaking: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()  # the app and the filling both send, and the held messages must be sent before any other
@@ -198,14 +208,16 @@ class HeldAnswer:
         return (stream_event if self._form is None else self._form.event)(error)
 
     @contextlib.asynccontextmanager
-    async def filling(self, pause: Callable[[Callable[[], None]], Timer]) -> AsyncIterator[None]:
+    async def filling(self, pause: Callable[[float, Callable[[], None]], Timer], silence_s: float) -> AsyncIterator[None]:
         """Send a filler at the end of each pause in which the stream was silent, while the app runs.
 
         Args:
-            pause: Begins a pause. It calls the given function at the end of the pause, unless the returned timer is cancelled before.
+            pause: Begins a pause of so many seconds. It calls the given function at the end of the pause, unless the returned timer is
+                cancelled before.
+            silence_s: Seconds of a pause.
         """
-        self._pause = pause
-        self._timer = pause(self._pause_is_over)
+        self._pause, self._silence_s = pause, silence_s
+        self._timer = pause(silence_s, self._pause_is_over)
         try:
             yield
         finally:
@@ -219,15 +231,26 @@ class HeldAnswer:
         # After an error no filler is needed, because the end follows; and an error before the head still becomes a real status.
         return self._silent and not self.exchange.answered and self.exchange.error is None
 
+    @property
+    def _held_for_s(self) -> float:
+        """For how many seconds a deadline still holds the head back, so that its refusal has a status; 0 or less for none."""
+        caller, first = self.exchange.caller, self.exchange.requests.first
+        has_token = first is not None and first.trail.first_token_at is not None
+        if self._begun or has_token or caller is None or (first_token_s := caller.tenant.first_token_s) is None:
+            return 0.0
+        return self.exchange.arrived_at + min(first_token_s, _LONGEST_HOLD_S) + _REFUSING_S - time.monotonic()
+
     def _pause_is_over(self) -> None:
-        if self._must_speak:  # a task is made only then, because it would cost every answer 30 us
+        if self._must_speak and (held_for_s := self._held_for_s) > 0:
+            self._begin_pause(min(held_for_s, self._silence_s))
+        elif self._must_speak:  # a task is made only then, because it would cost every answer 30 us
             self._breaking = asyncio.create_task(self._break_silence(), name="fill silences")
         else:
-            self._begin_pause()
+            self._begin_pause(self._silence_s)
 
-    def _begin_pause(self) -> None:
+    def _begin_pause(self, pause_s: float) -> None:
         self._silent = True
-        self._timer = self._pause(self._pause_is_over)
+        self._timer = self._pause(pause_s, self._pause_is_over)
 
     async def _break_silence(self) -> None:
         async with self._lock:
@@ -235,7 +258,7 @@ class HeldAnswer:
                 await self._release()
                 await self._send({"type": "http.response.body", "body": self._form.filler, "more_body": True})
                 self._filled = True
-        self._begin_pause()
+        self._begin_pause(self._silence_s)
 
     def _hold_head(self, message: Message) -> None:
         if not self._begun:

@@ -353,7 +353,7 @@ class FleetClient(EngineCoreClient):
         self.output_path.arrived(request.request_id)
         if exchange is not None:
             self._exchanges[request.request_id] = exchange
-            exchange.requests.add(self.fleet.requests[request.request_id], request.external_req_id or request.request_id)
+            exchange.add_engine_request(self.fleet.requests[request.request_id], request.external_req_id or request.request_id)
         self._carry_out(instructions)
 
     def _arrival(self, request: EngineCoreRequest, exchange: Exchange | None) -> RequestArrived:

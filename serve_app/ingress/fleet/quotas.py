@@ -233,10 +233,8 @@ class Quotas:
         return meter
 
     def _settle(self, exchange: Exchange, meter: Meter, charge: Charge) -> None:
-        requests, prompt_tokens = exchange.requests, exchange.requests.prompt_tokens
-        if exchange.is_beam_search and requests.num:  # of a list of beam searches, the engine requests do not show the prompts
-            prompt_tokens = sum(each.tokens for each in exchange.prompts)
-        meter.settle(charge, prompt_tokens + requests.output_tokens, self._clock())
+        requests = exchange.requests
+        meter.settle(charge, requests.prompt_tokens + requests.output_tokens, self._clock())
 
     async def _lack(self, meter: Meter, need: Need) -> Lack | None:
         """Return the quota that has no room for a request, after waiting for what other ingresses do not use."""

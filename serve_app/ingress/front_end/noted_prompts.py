@@ -1,4 +1,5 @@
-"""The prompts of an HTTP request are noted in its exchange before its first engine request, so that quotas judge the request as a whole.
+"""The prompts of an HTTP request are noted in its exchange before its first engine request, so that quotas judge the request as a whole,
+and the books know how many beam searches it is.
 
 vLLM's routes make one generation for each prompt of a list, and start the first of them only then. At that moment prompts are tokenized,
 and the values of the body have vLLM's types: the text "20" is the number 20.
@@ -51,12 +52,14 @@ def _noting(search: Any, max_model_len: int) -> Any:
 
 
 def _note(prompt: Any, answers: int, max_tokens: int | None, max_model_len: int, *, is_beam_search: bool = False) -> None:
-    if (exchange := current_exchange()) is None or (caller := exchange.caller) is None:
+    """Note a prompt, if the request has a tenant. Beam searches are always noted, because the ledger counts their prompts by them."""
+    if (exchange := current_exchange()) is None or (exchange.caller is None and not is_beam_search):
         return
     tokens = len(_token_ids(prompt))
     most = max(1, max_model_len - tokens if max_tokens is None else min(max_tokens, max_model_len - tokens))
     try:
-        most = caller.tenant.max_output_tokens(tokens, most) or most
+        if exchange.caller is not None:
+            most = exchange.caller.tenant.max_output_tokens(tokens, most) or most
     except BadRequest:  # its engine request gets this error
         most = 1
     exchange.prompts.append(Prompt(tokens, answers, most, is_beam_search))

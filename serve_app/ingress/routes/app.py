@@ -347,7 +347,7 @@ class IngressApp:
         raised: Exception | None = None
         try:
             with answering(held):
-                async with held.filling(partial(asyncio.get_running_loop().call_later, self._limits.stream_silence_s)):
+                async with held.filling(asyncio.get_running_loop().call_later, self._limits.stream_silence_s):
                     await target(scope, receive, held)
         except Exception as error:
             # vLLM's app raises an error after a stream has begun, because the stream cannot report it any more. The app also raises
