@@ -5,7 +5,7 @@ whose rules ignoredRules names; tests/chart/test_lint.py and test_lint_timeouts.
 {{- $tables := dict -}}
 {{- range $file, $_ := .Files.Glob "files/lints/*.yaml" }}{{ $tables = merge $tables ($.Files.Get $file | fromYaml) }}{{ end -}}
 {{- $in := dict "root" . "tables" $tables "shared" (.Files.Get "files/rules.yaml" | fromYaml) -}}
-{{- $problems := printf "%s\n%s" (include "serve-app.lintForeign" $in) (include "serve-app.lintConfig" $in) | trim -}}
+{{- $problems := include "serve-app.lintForeign" $in | trim | default (include "serve-app.lintConfig" $in | trim) -}}
 {{- if not $problems -}}{{- /* the other checks read names and configuration that these refuse */ -}}
 {{- $_ := set $in "models" (include "serve-app.models" . | fromYamlArray) -}}
 {{- $_ := set $in "groups" list -}}
@@ -44,21 +44,35 @@ groups), table, and what its rules read. */}}
 {{- tpl $rules (set . "Values" .in.root.Values) -}}
 {{- end }}
 
-{{- /* Names of other systems and of earlier versions, which the schema lets through: a closed object could not say which key is meant. */}}
+{{- /* Names of other systems, arguments of vLLM and names of earlier versions, which the schema lets through: a closed object could not say
+which key is meant. */}}
 {{- define "serve-app.lintForeign" -}}
 {{- $in := . -}}
 {{- $config := .root.Values.config -}}
-{{- $sections := dict "config" $config "config.ingress" ($config.ingress | default dict) -}}
-{{- $old := dict "" .root.Values -}}
-{{- range $name, $model := $config.models -}}
-{{- $_ := set $sections (printf "config.models.%s" $name) $model -}}
-{{- $_ := set $old (printf "config.models.%s.pods" $name) (dict "modelPods" ($model.pods | default dict)) -}}
+{{- $arguments := deepCopy .shared.foreign -}}
+{{- range $row := .shared.arguments -}}
+{{- range $row.names }}{{ $arguments = merge $arguments (dict . $row.meant) }}{{ end -}}
 {{- end -}}
-{{- range $path, $section := $sections -}}
-{{- range $key, $_ := $section -}}
-{{- with index $in.shared.foreign $key -}}
+{{- range $section := .shared.sections -}}
+{{- $table := ternary $arguments $in.shared.foreign $section.takesArguments -}}
+{{- range $path, $keys := include "serve-app.keysAt" (dict "config" $config "place" $section.place) | fromJson -}}
+{{- range $key := $keys -}}
+{{- with and (not (has $key $section.own)) (get $table (include "serve-app.plainName" $key)) -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "foreign" "path" (printf "%s.%s" $path $key) "meant" .) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $old := dict "" .root.Values -}}
+{{- $counts := dict "config.ingress.replicas" (dig "ingress" "replicas" dict $config) -}}
+{{- range $name, $model := $config.models -}}
+{{- $_ := set $counts (printf "config.models.%s.replicas" $name) (get $model "replicas") -}}
+{{- $_ := set $old (printf "config.models.%s.pods" $name) (dict "modelPods" ($model.pods | default dict)) -}}
+{{- end -}}
+{{- range $path, $value := $counts -}}
+{{- if regexMatch "^(int|float)" (kindOf $value) -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "counts" "path" $path "value" $value
+    "most" ($in.shared.maxWrittenReplicas | int)) -}}
 {{- end -}}
 {{- end -}}
 {{- range $key, $meant := .shared.foreignValues -}}
