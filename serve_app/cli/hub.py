@@ -3,12 +3,14 @@
 A start would ask the same minutes later, in an ingress and in each replica, with retries.
 """
 
-import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import requests
 
+from serve_app.checkpoints.complete import missing_weights
+from serve_app.cli.probes import within
 from serve_app.config import ModelSettings
 
 LIMIT_S = 4.0
@@ -30,28 +32,35 @@ def is_hub_id(model: str) -> bool:
     return not model.startswith(("/", "embedded:"))
 
 
+def needs_weights(model: ModelSettings) -> bool:
+    """Return whether the engine reads weights from the model's folder: a simulated one, and two of vLLM's load formats, do not."""
+    return model.simulated is None and model.engine_args.get("load_format") not in ("dummy", "tensorizer")
+
+
 def look_up(model: ModelSettings) -> HubAnswer:
-    """Look for the model's config.json in the cache of this machine, and ask the hub if it is not there; within `LIMIT_S`."""
+    """Look for the model's configuration and weights in the cache of this machine, and ask the hub if they are not there; within `LIMIT_S`.
+
+    `serve-app fit` and a download that was interrupted leave a configuration without weights.
+    """
     from huggingface_hub import constants, try_to_load_from_cache
 
     revision = str(model.engine_args.get("revision") or "main")
     repository = model.model.partition(":")[0]  # behind the colon is the quantization of a GGUF file
-    if isinstance(try_to_load_from_cache(repository, "config.json", revision=revision), str):
-        return HubAnswer("cached", f"{repository} is in {constants.HF_HUB_CACHE}")
+    config = try_to_load_from_cache(repository, "config.json", revision=revision)
+    lack = f"{repository} is not in {constants.HF_HUB_CACHE}"
+    if isinstance(config, str):
+        missing = missing_weights(Path(config).parent) if needs_weights(model) else ""
+        if not missing:
+            return HubAnswer("cached", f"{repository} is in {constants.HF_HUB_CACHE}")
+        lack = f"{repository} is not whole on this machine: {missing}"
     if constants.HF_HUB_OFFLINE:
-        problem = f"{repository} is not in {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set"
-        return HubAnswer("refused", problem, "unset HF_HUB_OFFLINE, or give the path of a folder")
+        return HubAnswer("refused", f"{lack}, and HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE, or give the path of a folder")
     return _asked(constants.ENDPOINT, repository, revision)
 
 
 def _asked(endpoint: str, repository: str, revision: str) -> HubAnswer:
-    answers: list[HubAnswer] = []
-    # A daemon thread that is abandoned after LIMIT_S: the timeout of `requests` does not limit name resolution.
-    asking = threading.Thread(target=lambda: answers.append(_answer_of(endpoint, repository, revision)), daemon=True)
-    asking.start()
-    asking.join(LIMIT_S)
     silent = f"{repository} is not on this machine, and {endpoint} has not answered within {LIMIT_S:g} s"
-    return next(iter(answers), HubAnswer("unknown", silent, _ELSEWHERE))
+    return within(LIMIT_S, lambda: _answer_of(endpoint, repository, revision), HubAnswer("unknown", silent, _ELSEWHERE))
 
 
 def _answer_of(endpoint: str, repository: str, revision: str) -> HubAnswer:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -75,13 +76,42 @@ def test_the_answer_of_the_hub_is_judged(asked: list[str], name: str, state: str
     assert asked == [f"/{name.partition(':')[0]}/resolve/main/config.json"]
 
 
-def test_a_model_in_the_cache_is_not_asked_for(asked: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "models--org--none"
+def cached(cache: Path, *names: str) -> Path:
+    """Put files of org/none into the cache as the hub's client does."""
+    folder = cache / "models--org--none"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("abc")
-    (folder / "snapshots" / "abc").mkdir(parents=True)
-    (folder / "snapshots" / "abc" / "config.json").write_text("{}")
+    snapshot = folder / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    for name in names:
+        (snapshot / name).write_text("{}")
+    return snapshot
+
+
+def test_a_model_in_the_cache_is_not_asked_for(asked: list[str], tmp_path: Path) -> None:
+    cached(tmp_path, "config.json", "model.safetensors")
     assert look_up(model("org/none")) == HubAnswer("cached", f"org/none is in {tmp_path}")
+    assert asked == []
+
+
+def test_a_configuration_alone_in_the_cache_is_no_model(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    snapshot = cached(tmp_path, "config.json")
+    assert look_up(model("org/none")).state == "refused"
+    assert asked == ["/org/none/resolve/main/config.json"]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    answer = look_up(model("org/none"))
+    said = f"org/none is not whole on this machine: {snapshot} holds no weights, no file that ends in .safetensors, "
+    assert (answer.state, answer.said.startswith(said)) == ("refused", True)
+    assert answer.said.endswith(", and HF_HUB_OFFLINE is set")
+
+
+@pytest.mark.parametrize("keys", [{"simulated": {"profile": "a10g-llama-8b"}}, {"engine_args": {"load_format": "dummy"}}])
+def test_an_engine_that_reads_no_weights_needs_none_in_the_cache(asked: list[str], keys: dict[str, Any], tmp_path: Path) -> None:
+    cached(tmp_path, "config.json")
+    settings = parse_settings({"models": {"m": {"model": "org/none"} | keys}})
+    assert look_up(settings.models["m"]).state == "cached"
     assert asked == []
 
 

@@ -107,7 +107,31 @@ def test_without_records_the_demo_ends_with_the_load_tests_status(tmp_path: Path
     assert third == f"error: no plot: {run}: has no record of replicas"
 
 
-def test_an_application_that_is_gone_leaves_no_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    demo_autoscaling.save_decisions("gone", tmp_path / "decisions.jsonl")
-    assert capsys.readouterr().err.startswith("the decision log cannot be read: error: no application named 'gone'")
+def test_an_application_that_is_gone_leaves_no_log(tmp_path: Path) -> None:
+    reason = demo_autoscaling.save_decisions("gone", tmp_path / "decisions.jsonl")
+    assert reason.startswith("error: no application named 'gone'")
     assert not (tmp_path / "decisions.jsonl").exists()
+
+
+def test_a_log_that_takes_too_long_is_given_up_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_autoscaling, "LOG_LIMIT_S", 0.001)
+    reason = demo_autoscaling.save_decisions("busy", tmp_path / "decisions.jsonl")
+    assert reason == "`serve-app autoscale log` took longer than 0.001 s, on a machine that is too busy"
+
+
+@pytest.mark.parametrize("has_empty_log", [False, True])
+def test_without_a_log_the_plot_comes_with_the_reason_and_the_way_to_an_explanation(
+    has_empty_log: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", sick=True, scenario=STEP)
+    if has_empty_log:
+        (run / "decisions.jsonl").touch()
+    assert demo_autoscaling.show(run, 3, "" if has_empty_log else "the command took too long") == 1
+    said = capsys.readouterr().out
+    reason = "it is empty" if has_empty_log else "the command took too long"
+    assert f"no explanation, because there is no log of the decisions: {reason}\n" in said
+    assert (
+        "serve-app up examples/autoscaling.yaml, and during the load in a second terminal serve-app autoscale explain\n" in said
+    )
+    assert f"replicas and latencies over time: {run}/plot/autoscaling.svg\n" in said
+    assert said.endswith("The demo itself is complete but for the explanation.\n")
