@@ -77,7 +77,6 @@ def examine(file: Path) -> Iterator[Finding]:
     yield from findings.configuration(str(file), mistakes)
     if settings is None:
         return
-    yield from _libraries(settings)
     yield from _files(settings)
     run, wrong_state = _run_of(settings.name)
     yield from wrong_state
@@ -86,6 +85,7 @@ def examine(file: Path) -> Iterator[Finding]:
         yield findings.nixl(
             {name: version for name in findings.NIXL_BUILDS if (version := _installed(name))}, _installed("nixl"), _torch()[1]
         )
+    yield from _libraries(settings)
     yield findings.driver(_gpus(), _torch()[1], needed_gpus(settings))
     shm = shutil.disk_usage("/dev/shm")
     # A running fleet holds its share already.

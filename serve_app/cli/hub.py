@@ -10,7 +10,7 @@ from typing import Literal
 import requests
 
 from serve_app.checkpoints.complete import missing_weights
-from serve_app.cli.probes import within
+from serve_app.cli.probes import reason_of, within
 from serve_app.config import ModelSettings
 
 LIMIT_S = 4.0
@@ -72,9 +72,9 @@ def _answer_of(endpoint: str, repository: str, revision: str) -> HubAnswer:
     try:
         done = requests.head(f"{endpoint}/{repository}/resolve/{revision}/config.json", headers=headers, timeout=LIMIT_S)
     except (requests.Timeout, requests.exceptions.SSLError) as exc:  # the hub's own client may know other certificates
-        return HubAnswer("unknown", f"{away} gives no answer: {_reason(exc)}", _ELSEWHERE)
+        return HubAnswer("unknown", f"{away} gives no answer: {reason_of(exc)}", _ELSEWHERE)
     except requests.RequestException as exc:
-        return HubAnswer("refused", f"{away} is not reached: {_reason(exc)}", _ELSEWHERE)
+        return HubAnswer("refused", f"{away} is not reached: {reason_of(exc)}", _ELSEWHERE)
     code = done.headers.get("x-error-code", "")
     return _judged(done.status_code, code, f"{endpoint} has {repository}", repository, bool(token))
 
@@ -90,14 +90,3 @@ def _judged(status: int, code: str, found: str, repository: str, has_token: bool
     if status == 404:
         return HubAnswer("refused", f"the hub has no {repository}", "correct the id ORG/NAME")
     return HubAnswer("unknown", f"the hub answers {status} for {repository}", _ELSEWHERE)
-
-
-def _reason(error: BaseException) -> str:
-    """Return the words of the operating system, which `requests` hides below its own."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
-        reason = cause.args[0] if cause.args and isinstance(cause.args[0], BaseException) else None
-        cause = getattr(reason, "reason", None) or cause.__cause__ or cause.__context__
-    return type(error).__name__

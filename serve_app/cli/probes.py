@@ -18,6 +18,8 @@ from serve_app.errors import ConfigError
 from serve_app.links.tls import try_files
 
 LIMIT_S = 5.0
+_ANSWER_S = 4
+"""Seconds that a client is given, shorter than `LIMIT_S`, so that its own reason is heard."""
 T = TypeVar("T")
 
 
@@ -31,6 +33,17 @@ def within(limit_s: float, ask: Callable[[], T], late: T) -> T:
     asking.start()
     asking.join(limit_s)
     return next(iter(answers), late)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the words of the operating system, which `requests` hides below its own."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        reason = cause.args[0] if cause.args and isinstance(cause.args[0], BaseException) else None
+        cause = getattr(reason, "reason", None) or cause.__cause__ or cause.__context__
+    return type(error).__name__
 
 
 def certificates(settings: TlsSettings) -> Finding:
@@ -58,9 +71,9 @@ def _problem_of_collector(endpoint: str) -> str:
     try:
         # An empty message of OTLP is a right one. An exporter adds the headers of the environment, which may hold a token.
         head = {"content-type": "application/x-protobuf", **_headers(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))}
-        answer = requests.post(endpoint, data=b"", headers=head, timeout=LIMIT_S)
+        answer = requests.post(endpoint, data=b"", headers=head, timeout=_ANSWER_S)
     except requests.RequestException as exc:
-        return f"no answer: {type(exc).__name__}"
+        return f"no answer: {reason_of(exc)}"
     return "" if answer.ok else f"it answers {answer.status_code}"
 
 
@@ -95,7 +108,7 @@ def _problem_of_database(url: str) -> str:
     except ImportError:
         return "not looked at: psycopg is not installed (pip install 'serve-app[shared-batches]')"
     try:
-        psycopg.connect(url, connect_timeout=int(LIMIT_S)).close()
+        psycopg.connect(url, connect_timeout=_ANSWER_S).close()
     except psycopg.Error as exc:
         return masked(" ".join(str(exc).split())) or type(exc).__name__
     return ""

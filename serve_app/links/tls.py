@@ -89,6 +89,7 @@ def try_files(settings: TlsSettings) -> None:
         ConfigError: The files cannot be used, or a side refuses the other's certificate.
     """
     cert = settings.cert_file
+    files = f"{cert}, {settings.key_file} and {settings.ca_file}"
     try:
         client, server = (LinkTls(settings, kind).context() for kind in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER))
         _shake_hands(client, server)
@@ -99,10 +100,10 @@ def try_files(settings: TlsSettings) -> None:
         if exc.reason == "KEY_VALUES_MISMATCH":
             problem = f"{settings.key_file} is not the key of {cert}"
             raise ConfigError("protocol.tls.key_file", problem, "give the key with which the certificate was made") from exc
-        problem = f"{cert}, {settings.key_file} and {settings.ca_file} cannot be used: {exc.reason or exc}"
+        problem = f"{files} cannot be used: {exc.reason or exc}"
         raise ConfigError("protocol.tls", problem, "each has to be in PEM form: -----BEGIN ...") from exc
     except OSError as exc:
-        raise ConfigError("protocol.tls", f"{exc.filename or cert} cannot be read: {exc.strerror}") from exc
+        raise ConfigError("protocol.tls", f"one of {files} cannot be read: {exc.strerror}") from exc
 
 
 def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> None:

@@ -59,7 +59,7 @@ CHECKS: list[Check] = [
         merged(
             models(
                 MODEL | {"max_model_len": 2048, "--max-num-seqs": 8, "golden": [{"prompt": "p", "expect": "e", "timeout": 1}]},
-                {"name": "n", "model": "/opt/n", "replicas": {"min": 1, "max": 2, "upscaleDelayS": 3}},
+                {"name": "n", "model": "/opt/n", "replicas": {"upscaleDelayS": 3}, "engine_args": {"num_gpus": 2}},
             ),
             at("config.timeouts.gracefulShutdownTimeoutS", 30),
             at("config.trust-remote-code", True),
@@ -68,12 +68,13 @@ CHECKS: list[Check] = [
             "config.models.m.max_model_len: unknown key; it is an argument of vLLM's engine: put it under models.NAME.engine_args",
             "config.models.m.--max-num-seqs: unknown key; it is an argument of vLLM's engine",
             "config.models.m.golden[0].timeout: unknown key; set deadlines.total_s of a tenant",
+            "config.models.n.engine_args.num_gpus: unknown argument; set models.NAME.gpus_per_replica",
             "config.models.n.replicas.upscaleDelayS: unknown key; remove it: serve-app has its own policy",
             "config.timeouts.gracefulShutdownTimeoutS: unknown key; set timeouts.drain_s",
             "config.trust-remote-code: unknown key; it is an argument of vLLM's engine",
         ),
         models(
-            MODEL | {"engine_args": {"max_model_len": 2048}},
+            MODEL | {"engine_args": {"max_model_len": 2048, "tensor-parallel-size": 1}},
             # `requests` is Kubernetes's name for another thing, and a canary's own key
             {"name": "c", "model": "/opt/c", "canary": {"of": "m", "requests": 30}},
         ),

@@ -188,11 +188,8 @@ def test_a_simulated_engine_is_not_said_to_have_weights(tmp_path: Path) -> None:
 
 
 def test_a_library_that_an_engine_on_cpus_lacks_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = f"models: {{chat: {{model: {tmp_path}}}}}"
-    _, found = doctor(written(tmp_path, text))
-    (line,) = (finding for finding in found if finding["name"] == "libraries")
     monkeypatch.setattr(libraries, "PACKAGES", {"libnone.so.9": "libnone9"})
-    _, found = doctor(written(tmp_path, text))
+    _, found = doctor(written(tmp_path, f"models: {{chat: {{model: {tmp_path}}}}}"))
     (line,) = (finding for finding in found if finding["name"] == "libraries")
     assert (line["state"], line["remedy"]) == ("error", "on Debian and Ubuntu: apt install libnone9")
 

@@ -105,7 +105,7 @@ def test_a_collector_that_is_away_is_a_warning() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         found = probes.collector(TracingSettings(endpoint=f"http://127.0.0.1:{free.getsockname()[1]}/v1/traces"))
-    assert (found.state, found.said.endswith(": no answer: ConnectionError")) == ("warning", True)
+    assert (found.state, found.said.endswith(": no answer: Connection refused")) == ("warning", True)
     assert "until then traces are dropped" in found.remedy
 
 

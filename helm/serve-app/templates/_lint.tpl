@@ -49,16 +49,15 @@ which key is meant. */}}
 {{- define "serve-app.lintForeign" -}}
 {{- $in := . -}}
 {{- $config := .root.Values.config -}}
-{{- $arguments := deepCopy .shared.foreign -}}
-{{- range $row := .shared.arguments -}}
-{{- range $row.names }}{{ $arguments = merge $arguments (dict . $row.meant) }}{{ end -}}
-{{- end -}}
+{{- $arguments := dict -}}
+{{- range $row := .shared.arguments }}{{ range $row.names }}{{ $_ := set $arguments . $row.meant }}{{ end }}{{ end -}}
+{{- $both := merge (deepCopy .shared.foreign) $arguments -}}
 {{- range $section := .shared.sections -}}
-{{- $table := ternary $arguments $in.shared.foreign $section.takesArguments -}}
+{{- $table := ternary $both $in.shared.foreign $section.takesArguments -}}
 {{- range $path, $keys := include "serve-app.keysAt" (dict "config" $config "place" $section.place) | fromJson -}}
 {{- range $key := $keys -}}
 {{- with and (not (has $key $section.own)) (get $table (include "serve-app.plainName" $key)) -}}
-{{- include "serve-app.judge" (dict "in" $in "table" "foreign" "path" (printf "%s.%s" $path $key) "meant" .) -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "foreign" "path" (printf "%s.%s" $path $key) "what" "key" "meant" .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -67,6 +66,13 @@ which key is meant. */}}
 {{- $counts := dict "config.ingress.replicas" (dig "ingress" "replicas" dict $config) -}}
 {{- range $name, $model := $config.models -}}
 {{- $_ := set $counts (printf "config.models.%s.replicas" $name) (get $model "replicas") -}}
+{{- range $key, $_ := $model.engine_args -}}
+{{- $plain := include "serve-app.plainName" $key -}}
+{{- with and (not (hasKey $arguments $plain)) (get $in.shared.foreign $plain) -}}
+{{- $path := printf "config.models.%s.engine_args.%s" $name $key -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "foreign" "path" $path "what" "argument" "meant" .) -}}
+{{- end -}}
+{{- end -}}
 {{- $_ := set $old (printf "config.models.%s.pods" $name) (dict "modelPods" ($model.pods | default dict)) -}}
 {{- end -}}
 {{- range $path, $value := $counts -}}
@@ -77,7 +83,7 @@ which key is meant. */}}
 {{- end -}}
 {{- range $key, $meant := .shared.foreignValues -}}
 {{- if hasKey $in.root.Values $key -}}
-{{- include "serve-app.judge" (dict "in" $in "table" "foreign" "path" $key "meant" $meant) -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "foreign" "path" $key "what" "key" "meant" $meant) -}}
 {{- end -}}
 {{- end -}}
 {{- range $at, $values := $old -}}
