@@ -47,28 +47,29 @@ def look_up(model: ModelSettings) -> HubAnswer:
     revision = str(model.engine_args.get("revision") or "main")
     repository = model.model.partition(":")[0]  # behind the colon is the quantization of a GGUF file
     config = try_to_load_from_cache(repository, "config.json", revision=revision)
-    lack = f"{repository} is not in {constants.HF_HUB_CACHE}"
+    lack = ""
     if isinstance(config, str):
         missing = missing_weights(Path(config).parent) if needs_weights(model) else ""
         if not missing:
             return HubAnswer("cached", f"{repository} is in {constants.HF_HUB_CACHE}")
         lack = f"{repository} is not whole on this machine: {missing}"
     if constants.HF_HUB_OFFLINE:
+        lack = lack or f"{repository} is not in {constants.HF_HUB_CACHE}"
         return HubAnswer("refused", f"{lack}, and HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE, or give the path of a folder")
-    return _asked(constants.ENDPOINT, repository, revision)
+    return _asked(constants.ENDPOINT, repository, revision, lack or f"{repository} is not on this machine")
 
 
-def _asked(endpoint: str, repository: str, revision: str) -> HubAnswer:
-    silent = f"{repository} is not on this machine, and {endpoint} has not answered within {LIMIT_S:g} s"
-    return within(LIMIT_S, lambda: _answer_of(endpoint, repository, revision), HubAnswer("unknown", silent, _ELSEWHERE))
+def _asked(endpoint: str, repository: str, revision: str, lack: str) -> HubAnswer:
+    silent = f"{lack}, and {endpoint} has not answered within {LIMIT_S:g} s"
+    return within(LIMIT_S, lambda: _answer_of(endpoint, repository, revision, lack), HubAnswer("unknown", silent, _ELSEWHERE))
 
 
-def _answer_of(endpoint: str, repository: str, revision: str) -> HubAnswer:
+def _answer_of(endpoint: str, repository: str, revision: str, lack: str) -> HubAnswer:
     from huggingface_hub import get_token
 
     token = get_token()
     headers = {"authorization": f"Bearer {token}"} if token else {}
-    away = f"{repository} is not on this machine, and {endpoint}"
+    away = f"{lack}, and {endpoint}"
     try:
         done = requests.head(f"{endpoint}/{repository}/resolve/{revision}/config.json", headers=headers, timeout=LIMIT_S)
     except (requests.Timeout, requests.exceptions.SSLError) as exc:  # the hub's own client may know other certificates

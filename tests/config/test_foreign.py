@@ -88,6 +88,7 @@ WITHOUT_A_ROW = {
 """Fields of Ray Serve that get no sentence of ours, and why."""
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own models
 def test_every_field_of_ray_serves_configuration_has_a_row_or_a_reason_for_none() -> None:
     from ray.serve import config, schema
 
