@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from serve_app.cli import probes
 from serve_app.cli.findings import Finding
@@ -30,10 +31,11 @@ def with_end(cert_file: Path, key_file: Path, end: datetime.datetime) -> None:
     """Sign the certificate of an authority again, valid until ``end``."""
     old = x509.load_pem_x509_certificate(cert_file.read_bytes())
     key = serialization.load_pem_private_key(key_file.read_bytes(), None)
-    builder = x509.CertificateBuilder().subject_name(old.subject).issuer_name(old.subject).public_key(key.public_key())  # type: ignore[arg-type]
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    builder = x509.CertificateBuilder().subject_name(old.subject).issuer_name(old.subject).public_key(key.public_key())
     builder = builder.serial_number(1).not_valid_before(end - datetime.timedelta(days=1)).not_valid_after(end)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    cert_file.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))  # type: ignore[arg-type]
+    cert_file.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
 
 def expired(tls: TlsSettings, _: Path) -> None:
@@ -123,7 +125,12 @@ def test_a_database_that_takes_connections_is_ok(monkeypatch: pytest.MonkeyPatch
             pass
 
     asked: list[str] = []
-    monkeypatch.setattr(psycopg, "connect", lambda url, **_: asked.append(url) or Connection())
+
+    def connect(url: str, **_: object) -> Connection:
+        asked.append(url)
+        return Connection()
+
+    monkeypatch.setattr(psycopg, "connect", connect)
     (database,) = shared(files="file:///mnt/batches")
     assert database == Finding("ingress.batch.database", "ok", "postgresql://u@127.0.0.1:1/d takes connections")
     assert asked == ["postgresql://u@127.0.0.1:1/d"]

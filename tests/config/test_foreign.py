@@ -1,7 +1,6 @@
 """Names of other systems are refused with the key that is meant here."""
 
 import ast
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +97,10 @@ def test_every_field_of_ray_serves_configuration_has_a_row_or_a_reason_for_none(
 
 
 def test_every_field_of_rays_llm_configuration_has_a_row_or_a_reason_for_none() -> None:
-    folder = Path(str(find_spec("ray").submodule_search_locations[0])) / "llm/_internal/serve/core/configs"  # type: ignore[union-attr,index]
-    tree = ast.parse((folder / "llm_config.py").read_text())  # its import would load vLLM
+    import ray
+
+    file = Path(ray.__file__).parent / "llm/_internal/serve/core/configs/llm_config.py"  # whose import would load vLLM
+    tree = ast.parse(file.read_text())
     (body,) = (node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "LLMConfig")
     fields = {n.target.id for n in body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
     assert {"model_loading_config", "engine_kwargs"} <= fields
