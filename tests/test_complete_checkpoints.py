@@ -1,4 +1,4 @@
-"""A checkpoint's folder is whole if its weights are there: those that the index names, or else any."""
+"""A checkpoint's folder is whole if its weights are there: those that the index names where vLLM goes by it, or else any."""
 
 import json
 from pathlib import Path
@@ -46,11 +46,42 @@ def test_a_whole_checkpoint_lacks_nothing(names: tuple[str, ...], indexes: dict[
         ((), {SAFETENSORS: INDEX}, f"{{folder}} lacks {FIRST} and 1 more of 2 files of weights: {SAFETENSORS} names it"),
         ((SECOND,), {}, f"{{folder}} lacks {FIRST} of 2 files of weights: the names of the others tell of it"),
         ((FIRST, SECOND), {SAFETENSORS: []}, f"{{folder}}/{SAFETENSORS} is damaged: it has no weight_map that can be read"),
-        ((FIRST, SECOND), {BIN: {"weight_map": None}}, f"{{folder}}/{BIN} is damaged"),
+        (("pytorch_model.bin",), {BIN: {"weight_map": None}}, f"{{folder}}/{BIN} is damaged"),
+        (("consolidated-00001-of-00002.safetensors",), {SAFETENSORS: INDEX}, "{folder} lacks consolidated-00002-of-00002"),
     ],
 )
 def test_what_is_missing_is_named(names: tuple[str, ...], indexes: dict[str, object], said: str, tmp_path: Path) -> None:
     assert missing_weights(fill(tmp_path, *names, indexes=indexes)).startswith(said.format(folder=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("names", "load_format"),
+    [
+        (("consolidated.safetensors",), "auto"),
+        (("consolidated.safetensors",), "mistral"),
+        (("model-rank-0-part-0.safetensors", "model-rank-1-part-0.safetensors"), "sharded_state"),
+        (("model.pt", FIRST), "pt"),
+        (("model.bin", FIRST), "npcache"),
+        (("pytorch_model.bin",), "auto"),
+    ],
+)
+def test_beside_weights_that_vllm_reads_without_the_index_no_shard_of_it_is_missed(
+    names: tuple[str, ...], load_format: str, tmp_path: Path
+) -> None:
+    folder = fill(tmp_path, *names, indexes={SAFETENSORS: INDEX})
+    assert missing_weights(folder, load_format) == ""
+    for name in names:
+        (folder / name).write_bytes(b"")
+    assert missing_weights(folder, load_format) == f"{folder}/{min(names)} is empty"
+    for name in names:
+        (folder / name).unlink()
+    assert missing_weights(folder, load_format).startswith(f"{folder} ")
+
+
+@pytest.mark.parametrize("load_format", ["hf", "safetensors", "fastsafetensors", "instanttensor"])
+def test_a_format_of_hugging_face_goes_by_the_index_whatever_else_lies_there(load_format: str, tmp_path: Path) -> None:
+    folder = fill(tmp_path, "consolidated.safetensors", indexes={SAFETENSORS: INDEX})
+    assert missing_weights(folder, load_format).startswith(f"{folder} lacks {FIRST} and 1 more")
 
 
 def test_an_empty_file_is_no_weights(tmp_path: Path) -> None:

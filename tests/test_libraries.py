@@ -16,6 +16,10 @@ OF_EVERY_SYSTEM = {"libpthread.so.0", "libdl.so.2", "libm.so.6", "libc.so.6", "l
 """What Python itself and its wheels need, too: PEP 600 allows these to a wheel."""
 
 
+def not_found(name: str) -> None:
+    raise OSError(f"{name}: cannot open shared object file")
+
+
 def test_a_missing_library_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(libraries, "PACKAGES", {"libnone.so.9": "libnone9"})
     (found,) = missing_libraries()
@@ -23,7 +27,7 @@ def test_a_missing_library_is_named_with_its_package(monkeypatch: pytest.MonkeyP
         "libnone.so.9 is missing, which vLLM's kernels for CPUs need",
         "on Debian and Ubuntu: apt install libnone9",
     )
-    monkeypatch.setattr("ctypes.CDLL", lambda name: exec("raise OSError(name)"))
+    monkeypatch.setattr("ctypes.CDLL", not_found)
     runpy.run_path(libraries.__file__, run_name="__main__")
     said = "warning: libnuma.so.1 is missing, which vLLM's kernels for CPUs need; on Debian and Ubuntu: apt install libnuma1\n"
     assert capsys.readouterr().err == said

@@ -12,6 +12,14 @@ from serve_app.config.foreign import FOREIGN
 from serve_app.config.places import sections
 from serve_app.config.vllm_arguments import misplaced_arguments
 
+_OF_ARGUMENTS = ("", "ingress", "models.NAME")
+_OF_NAMES = (
+    *_OF_ARGUMENTS,
+    *("models.NAME.replicas", "models.NAME.replicas.schedule", "models.NAME.routing", "ingress.replicas"),
+    *("autoscaling", "health", "timeouts"),
+)
+"""Where people write names of other systems. In all sections these would double the schema."""
+
 
 class Place(NamedTuple):
     """A section of `config`: its path, with NAME for a key of a mapping, the name of its schema, and its own keys."""
@@ -22,8 +30,8 @@ class Place(NamedTuple):
 
     @property
     def takes_arguments(self) -> bool:
-        """Whether vLLM's arguments are looked for. In all sections they would double the schema; people write them in these."""
-        return self.path in ("", "ingress", "models.NAME")
+        """Whether vLLM's arguments are looked for, too."""
+        return self.path in _OF_ARGUMENTS
 
     def meant(self) -> dict[str, str]:
         return (misplaced_arguments() if self.takes_arguments else {}) | FOREIGN
@@ -34,9 +42,9 @@ class Place(NamedTuple):
 
 
 def places() -> list[Place]:
-    """Return the sections of `config`; `ui` and a model's `sleep` are none of the chart's."""
-    found = [Place(path, section.__name__, frozenset(section.model_fields)) for path, section in sections(Settings)]
-    return [place for place in found if place.path not in ("ui", "models.NAME.sleep")]
+    """Return the sections in which names are looked for."""
+    found = {path: Place(path, section.__name__, frozenset(section.model_fields)) for path, section in sections(Settings)}
+    return [found[path] for path in _OF_NAMES]
 
 
 def spellings(names: Iterable[str]) -> dict[str, Any]:

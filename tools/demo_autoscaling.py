@@ -138,7 +138,7 @@ def explain(decisions: Path, lack: str) -> bool:
         return True
     print(
         f"\nno explanation, because there is no log of the decisions: {lack or 'it is empty'}\n"
-        "The log has ended with the fleet. To get one: serve-app up examples/autoscaling.yaml, and during the load in a second terminal "
+        "The log has ended with the fleet. To get one: serve-app up -f examples/autoscaling.yaml, and during the load in a second terminal "
         "serve-app autoscale explain"
     )
     return False

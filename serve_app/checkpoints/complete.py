@@ -8,7 +8,9 @@ from pathlib import Path
 from serve_app.config.files import read_regular_file
 from serve_app.errors import ConfigError
 
-_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_INDEXES = {".safetensors": "model.safetensors.index.json", ".bin": "pytorch_model.bin.index.json"}
+_WHOLE = ("auto", "hf", "safetensors", "fastsafetensors", "instanttensor")
+"""vLLM's load formats that read all files of a checkpoint as Hugging Face publishes it, and of which an index tells."""
 _MAX_INDEX_BYTES = 64 << 20
 _SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _OTHERS = ("adapter_model", "training_args", "optimizer", "scheduler", "rng_state")
@@ -16,18 +18,34 @@ _OTHERS = ("adapter_model", "training_args", "optimizer", "scheduler", "rng_stat
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)")
 
 
-def missing_weights(folder: Path) -> str:
-    """Return which weights the folder lacks, a sentence; "" if none is missed."""
-    indexes = [folder / name for name in _INDEXES if os.path.isfile(folder / name)]
-    if indexes:
+def missing_weights(folder: Path, load_format: str = "auto") -> str:
+    """Return which weights the folder lacks, a sentence; "" if none is missed.
+
+    Args:
+        load_format: vLLM's. Some formats, as sharded_state, have files of their own, beside which an index may lie that tells of others:
+            for them one file of weights is enough.
+    """
+    weights = [path for path in _files(folder) if path.suffix in _SUFFIXES and not path.name.startswith(_OTHERS)]
+    mistral = [path for path in weights if path.match("consolidated*.safetensors")]
+    if load_format == "auto" and mistral:
+        weights = mistral  # vLLM then reads these alone
+    elif load_format in _WHOLE and (indexes := _indexes(folder, weights)):
         problems = [_problem_by(index) for index in indexes]
         return "" if "" in problems else problems[0]
-    weights = [path for path in _files(folder) if path.suffix in _SUFFIXES and not path.name.startswith(_OTHERS)]
     if not weights:
         return f"{folder} holds no weights, no file that ends in {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
-    if empty := [path for path in weights if not path.stat().st_size]:
+    empty = [path for path in weights if not path.stat().st_size]
+    if load_format not in _WHOLE and len(empty) < len(weights):
+        return ""
+    if empty:
         return f"{empty[0]} is empty"
     return _lacking(folder, sorted(_shards_of_same({path.name for path in weights})), "the names of the others tell of it")
+
+
+def _indexes(folder: Path, weights: list[Path]) -> list[Path]:
+    """Return the indexes in the folder. One without any file of its kind counts only if there are no weights of another kind."""
+    kinds = {path.suffix for path in weights} or _INDEXES.keys()
+    return [folder / name for kind, name in _INDEXES.items() if kind in kinds and os.path.isfile(folder / name)]
 
 
 def _problem_by(index: Path) -> str:

@@ -37,6 +37,11 @@ def needs_weights(model: ModelSettings) -> bool:
     return model.simulated is None and model.engine_args.get("load_format") not in ("dummy", "tensorizer")
 
 
+def lacking_weights(model: ModelSettings, folder: Path) -> str:
+    """Return which weights the engine would miss in the folder, a sentence; "" if none, or if it reads none from there."""
+    return missing_weights(folder, str(model.engine_args.get("load_format") or "auto")) if needs_weights(model) else ""
+
+
 def look_up(model: ModelSettings) -> HubAnswer:
     """Look for the model's configuration and weights in the cache of this machine, and ask the hub if they are not there; within `LIMIT_S`.
 
@@ -49,14 +54,27 @@ def look_up(model: ModelSettings) -> HubAnswer:
     config = try_to_load_from_cache(repository, "config.json", revision=revision)
     lack = ""
     if isinstance(config, str):
-        missing = missing_weights(Path(config).parent) if needs_weights(model) else ""
+        # vLLM puts weights into this folder, and the configuration into the cache all the same.
+        download_dir = str(model.engine_args.get("download_dir") or "")
+        folder = _snapshot(Path(download_dir), repository, revision) if download_dir else Path(config).parent
+        missing = lacking_weights(model, folder)
         if not missing:
-            return HubAnswer("cached", f"{repository} is in {constants.HF_HUB_CACHE}")
+            weights = f", its weights in {download_dir}" if download_dir and needs_weights(model) else ""
+            return HubAnswer("cached", f"{repository} is in {constants.HF_HUB_CACHE}{weights}")
         lack = f"{repository} is not whole on this machine: {missing}"
     if constants.HF_HUB_OFFLINE:
         lack = lack or f"{repository} is not in {constants.HF_HUB_CACHE}"
         return HubAnswer("refused", f"{lack}, and HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE, or give the path of a folder")
     return _asked(constants.ENDPOINT, repository, revision, lack or f"{repository} is not on this machine")
+
+
+def _snapshot(cache: Path, repository: str, revision: str) -> Path:
+    """Return where a cache of the hub's client keeps a revision. The hub's own look-up finds a file of a known name alone."""
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = cache / repo_folder_name(repo_id=repository, repo_type="model")
+    commit = folder / "refs" / revision
+    return folder / "snapshots" / (commit.read_text().strip() if commit.is_file() else revision)
 
 
 def _asked(endpoint: str, repository: str, revision: str, lack: str) -> HubAnswer:

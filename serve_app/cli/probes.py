@@ -48,6 +48,11 @@ def reason_of(error: BaseException) -> str:
 
 def certificates(settings: TlsSettings) -> Finding:
     """Let both sides of a link accept each other by the configured files."""
+    late = Finding("protocol.tls", "error", f"the files are not read within {LIMIT_S:g} s", "put them on a disk that answers")
+    return within(LIMIT_S, lambda: _tried(settings), late)
+
+
+def _tried(settings: TlsSettings) -> Finding:
     try:
         try_files(settings)
     except ConfigError as exc:
@@ -68,18 +73,30 @@ def collector(settings: TracingSettings) -> Finding:
 
 
 def _problem_of_collector(endpoint: str) -> str:
+    from opentelemetry.util.re import parse_env_headers
+
+    # An empty message of OTLP is a right one. The exporter adds the headers of the environment, which may hold a token.
+    head = {"content-type": "application/x-protobuf", **parse_env_headers(_of_exporter("HEADERS"), liberal=True)}
+    client = [_of_exporter(f"CLIENT_{file}") for file in ("CERTIFICATE", "KEY")]
+    cert = (client[0], client[1]) if all(client) else client[0] or None
     try:
-        # An empty message of OTLP is a right one. An exporter adds the headers of the environment, which may hold a token.
-        head = {"content-type": "application/x-protobuf", **_headers(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))}
-        answer = requests.post(endpoint, data=b"", headers=head, timeout=_ANSWER_S)
+        answer = requests.post(
+            endpoint, data=b"", headers=head, verify=_of_exporter("CERTIFICATE") or True, cert=cert, timeout=_ANSWER_S
+        )
     except requests.RequestException as exc:
         return f"no answer: {reason_of(exc)}"
-    return "" if answer.ok else f"it answers {answer.status_code}"
+    except (OSError, ValueError) as exc:  # a file that is not there, a header that cannot be sent
+        return str(exc)
+    if not answer.ok:
+        return f"it answers {answer.status_code}"
+    kind = answer.headers.get("content-type", "").partition(";")[0].strip()
+    is_right = kind.lower() in ("application/x-protobuf", "application/json")
+    return "" if is_right else f"it answers with {kind or 'no content type'}, and a collector with application/x-protobuf"
 
 
-def _headers(text: str) -> dict[str, str]:
-    pairs = (part.partition("=") for part in text.split(",") if "=" in part)
-    return {name.strip(): value.strip() for name, _, value in pairs}
+def _of_exporter(name: str) -> str:
+    """Return a variable of OpenTelemetry's exporter, that of traces first; "" if it is not set."""
+    return os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or os.environ.get(f"OTEL_EXPORTER_OTLP_{name}", "")
 
 
 def shared_storage(settings: BatchSettings) -> Iterator[Finding]:

@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from serve_app.checkpoints import resolve_model
-from serve_app.checkpoints.complete import missing_weights
 from serve_app.cli.cluster import RunState
-from serve_app.cli.hub import HubAnswer, is_hub_id, look_up, needs_weights
+from serve_app.cli.hub import HubAnswer, is_hub_id, lacking_weights, look_up
 from serve_app.config import IngressSettings, ModelSettings, Settings, default_cache_dir
+from serve_app.config.adapters import CONFIG, WEIGHTS
 from serve_app.config.checks import dotted
 from serve_app.config.vllm_source import engine_arg_types
 from serve_app.errors import ClusterFailed, ConfigError, ListenFailed
@@ -83,10 +83,10 @@ def refuse_missing_checkpoint(model: ModelSettings) -> HubAnswer | None:
         folder = Path(resolve_model(model.model, default_cache_dir()))
         if problem := _problem_of_folder(folder):
             raise ConfigError(key, problem, "give the folder of a Hugging Face checkpoint")
-        if needs_weights(model) and (problem := missing_weights(folder)):
+        if problem := lacking_weights(model, folder):
             raise ConfigError(key, problem, "fetch the checkpoint again")
     for name, adapter in model.adapters.items():
-        if problem := _problem_of_folder(adapter.path, "adapter_config.json") or _problem_of_adapter(adapter.path):
+        if problem := _problem_of_folder(adapter.path, CONFIG) or _problem_of_adapter(adapter.path):
             way_out = "give the folder of an adapter in PEFT's form: docs/adapters.md"
             raise ConfigError(dotted(("models", model.name, "adapters", name, "path")), problem, way_out)
     return answer
@@ -121,9 +121,8 @@ def _problem_of_folder(path: Path, name: str = "config.json") -> str:
 
 
 def _problem_of_adapter(folder: Path) -> str:
-    names = ("adapter_model.safetensors", "adapter_model.bin")
-    is_there = any(os.path.isfile(folder / name) and os.path.getsize(folder / name) for name in names)
-    return "" if is_there else f"{folder} holds no weights, neither {names[0]} nor {names[1]}"
+    is_there = any(os.path.isfile(folder / name) and os.path.getsize(folder / name) for name in WEIGHTS)
+    return "" if is_there else f"{folder} holds no weights, neither {WEIGHTS[0]} nor {WEIGHTS[1]}"
 
 
 def _refuse_taken_port(ingress: IngressSettings) -> None:

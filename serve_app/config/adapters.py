@@ -8,6 +8,9 @@ from pydantic import BeforeValidator, Field
 from serve_app.config.base import AbsolutePath, Section
 from serve_app.config.weight_places import checked_folder
 
+CONFIG = "adapter_config.json"
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+"""Files of an adapter's folder; of the weights one is enough."""
 _FIRST_ID = 1 << 16
 """vLLM numbers the placeholders of its warm-up from 1."""
 

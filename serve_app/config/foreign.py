@@ -123,8 +123,9 @@ FOREIGN: Mapping[str, str] = {name: meant for names, meant in _BY_MEANING.items(
 
 
 def plain_name(key: str) -> str:
-    """Return a key in snake case: ``max_model_len`` for ``--max-model-len``, ``node_selector`` for ``nodeSelector``."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key.lstrip("-")).replace("-", "_").lower()
+    """Return a key in snake case: ``max_model_len`` for ``--max-model-len``, ``request_gpu_type`` for ``requestGPUType``."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", key.lstrip("-"))
+    return words.replace("-", "_").lower()
 
 
 def foreign_hint(key: str) -> str:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 
 PACKAGES = {"libnuma.so.1": "libnuma1"}
-"""Library -> the package of Debian and Ubuntu. tests/host/test_libraries.py compares the libraries with those that the kernels name."""
+"""Library -> the package of Debian and Ubuntu. tests/test_libraries.py compares the libraries with those that the kernels name."""
 
 
 def missing_libraries() -> Iterator[tuple[str, str]]:

@@ -51,7 +51,8 @@ class LinkTls:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(self._settings.ca_file)
-        context.load_cert_chain(self._settings.cert_file, self._settings.key_file)
+        # With a password, if an empty one, OpenSSL does not ask the terminal for an encrypted key's.
+        context.load_cert_chain(self._settings.cert_file, self._settings.key_file, password="")
         return context
 
     def _stamp(self) -> list[tuple[int, int, int] | None]:
@@ -100,6 +101,9 @@ def try_files(settings: TlsSettings) -> None:
         if exc.reason == "KEY_VALUES_MISMATCH":
             problem = f"{settings.key_file} is not the key of {cert}"
             raise ConfigError("protocol.tls.key_file", problem, "give the key with which the certificate was made") from exc
+        if b"ENCRYPTED" in settings.key_file.read_bytes():
+            problem = f"{settings.key_file} is encrypted, and no ingress or replica has a passphrase"
+            raise ConfigError("protocol.tls.key_file", problem, "decrypt it: openssl pkey -in KEY -out NEW_KEY") from exc
         problem = f"{files} cannot be used: {exc.reason or exc}"
         raise ConfigError("protocol.tls", problem, "each has to be in PEM form: -----BEGIN ...") from exc
     except OSError as exc:

@@ -58,7 +58,7 @@ CHECKS: list[Check] = [
         "keys of other systems in the sections below, and arguments of vLLM",
         merged(
             models(
-                MODEL | {"max_model_len": 2048, "--max-num-seqs": 8, "golden": [{"prompt": "p", "expect": "e", "timeout": 1}]},
+                MODEL | {"max_model_len": 2048, "--max-num-seqs": 8, "replicas": {"schedule": [{"min": 1, "minReplicas": 1}]}},
                 {"name": "n", "model": "/opt/n", "replicas": {"upscaleDelayS": 3}, "engine_args": {"num_gpus": 2}},
             ),
             at("config.timeouts.gracefulShutdownTimeoutS", 30),
@@ -67,7 +67,7 @@ CHECKS: list[Check] = [
         (
             "config.models.m.max_model_len: unknown key; it is an argument of vLLM's engine: put it under models.NAME.engine_args",
             "config.models.m.--max-num-seqs: unknown key; it is an argument of vLLM's engine",
-            "config.models.m.golden[0].timeout: unknown key; set deadlines.total_s of a tenant",
+            "config.models.m.replicas.schedule[0].minReplicas: unknown key; for engines set models.NAME.replicas",
             "config.models.n.engine_args.num_gpus: unknown argument; set models.NAME.gpus_per_replica",
             "config.models.n.replicas.upscaleDelayS: unknown key; remove it: serve-app has its own policy",
             "config.timeouts.gracefulShutdownTimeoutS: unknown key; set timeouts.drain_s",
@@ -78,6 +78,25 @@ CHECKS: list[Check] = [
             # `requests` is Kubernetes's name for another thing, and a canary's own key
             {"name": "c", "model": "/opt/c", "canary": {"of": "m", "requests": 30}},
         ),
+    ),
+    (
+        "keys with several capitals in a row",
+        merged(
+            models(
+                MODEL | {"requestGPUType": "a", "numGPUBlocksOverride": 1, "maxCPULoras": 1, "replicas": {"requestGPUType": "a"}}
+            ),
+            at("config.timeouts.requestGPUType", "a"),
+            at("config.ingress", {"mmIpcGPUMemoryGb": 1, "dcpQReplicate": True}),
+        ),
+        (
+            *(
+                f"config.{at}.requestGPUType: unknown key; models.NAME.resources"
+                for at in ("models.m", "models.m.replicas", "timeouts")
+            ),
+            *(f"config.models.m.{key}: unknown key; it is an argument" for key in ("numGPUBlocksOverride", "maxCPULoras")),
+            *(f"config.ingress.{key}: unknown key; it is an argument" for key in ("mmIpcGPUMemoryGb", "dcpQReplicate")),
+        ),
+        models(MODEL),
     ),
     (
         "numbers of replicas",

@@ -115,6 +115,33 @@ def test_an_engine_that_reads_no_weights_needs_none_in_the_cache(asked: list[str
     assert asked == []
 
 
+@pytest.mark.usefixtures("asked")
+def test_weights_are_looked_for_where_the_engine_downloads_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    cached(tmp_path, "config.json")
+    elsewhere = tmp_path / "weights"
+    engine_args = {"download_dir": str(elsewhere)}
+    settings = parse_settings({"models": {"m": {"model": "org/none", "engine_args": engine_args}}}).models["m"]
+    answer = look_up(settings)
+    said = f"org/none is not whole on this machine: {elsewhere}/models--org--none/snapshots/main holds no weights, "
+    assert (answer.state, answer.said.startswith(said)) == ("refused", True)
+    snapshot = cached(elsewhere, "model.safetensors")
+    said = f"org/none is in {tmp_path}, its weights in {elsewhere}"
+    assert look_up(settings) == refuse_missing_checkpoint(settings) == HubAnswer("cached", said)
+    (snapshot / "model.safetensors").unlink()
+    assert look_up(settings).state == "refused"
+
+
+def test_the_load_format_says_which_files_are_weights(asked: list[str], tmp_path: Path) -> None:
+    snapshot = cached(tmp_path, "config.json", "model-rank-0-part-0.safetensors")
+    (snapshot / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model.safetensors"}}')
+    for load_format, state in (("auto", "refused"), ("sharded_state", "cached")):
+        engine_args = {"load_format": load_format}
+        settings = parse_settings({"models": {"m": {"model": "org/none", "engine_args": engine_args}}})
+        assert look_up(settings.models["m"]).state == state
+    assert len(asked) == 1
+
+
 def test_offline_no_hub_is_asked(asked: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert look_up(model("org/open")) == HubAnswer(

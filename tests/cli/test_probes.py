@@ -2,6 +2,7 @@
 
 import datetime
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -51,6 +52,13 @@ def of_another_key(tls: TlsSettings, folder: Path) -> None:
     tls.key_file.write_bytes(make_tls(folder, "other").key_file.read_bytes())
 
 
+def encrypted(tls: TlsSettings, _: Path) -> None:
+    key = serialization.load_pem_private_key(tls.key_file.read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    way = serialization.BestAvailableEncryption(b"phrase")
+    tls.key_file.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, way))
+
+
 def no_pem(tls: TlsSettings, _: Path) -> None:
     tls.cert_file.write_text("certificate")
 
@@ -65,6 +73,7 @@ def gone(tls: TlsSettings, _: Path) -> None:
         (expired, "fleet/cert.pem is refused by the other side of a link: certificate has expired", "renew it, signed by"),
         (of_another_authority, "is refused by the other side of a link: ", "renew it, signed by the authority in "),
         (of_another_key, "fleet/key.pem is not the key of ", "give the key with which the certificate was made"),
+        (encrypted, "fleet/key.pem is encrypted, and no ingress or replica has a passphrase", "decrypt it: openssl pkey "),
         (no_pem, "cannot be used: ", "each has to be in PEM form"),
         (gone, "cannot be read: No such file or directory", ""),
     ],
@@ -78,29 +87,78 @@ def test_certificates_that_no_side_would_accept_are_an_error(
     assert (found.state, said in found.said, found.remedy.startswith(remedy)) == ("error", True, True), found
 
 
+class Collector(BaseHTTPRequestHandler):
+    """Takes spans of one account at /v1/traces; / is a web page."""
+
+    def do_POST(self) -> None:
+        right = self.headers["content-type"] == "application/x-protobuf" and self.headers["authorization"] == "Basic abc="
+        status, kind = {
+            "/v1/traces": (200 if right else 401, "application/x-protobuf"),
+            "/": (200, "text/html; charset=utf-8"),
+        }.get(self.path, (404, "application/json"))
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
 @pytest.fixture
-def collector() -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            right = self.headers["content-type"] == "application/x-protobuf" and self.headers["authorization"] == "x"
-            self.send_response(200 if right and self.path == "/v1/traces" else 404)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+def collector(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The collector's URL: with TLS by the certificates in tmp_path/fleet if the parameter says so."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+    scheme = getattr(request, "param", "http")
+    if scheme == "https":
+        context, files = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), make_tls(tmp_path, "fleet")
+        context.load_cert_chain(files.cert_file, files.key_file)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
+    yield f"{scheme}://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
 
 
-def test_a_collector_is_asked_with_the_headers_of_the_environment(collector: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=x, tenant=t")
-    there, elsewhere = (probes.collector(TracingSettings(endpoint=f"{collector}/v1/{path}")) for path in ("traces", "spans"))
-    assert there == Finding("tracing", "ok", f"{collector}/v1/traces takes spans")
-    assert (elsewhere.state, elsewhere.said) == ("warning", f"{collector}/v1/spans: it answers 404")
+def probed(url: str) -> str:
+    found = probes.collector(TracingSettings(endpoint=url))
+    return found.state if found.state == "ok" else found.said.removeprefix(f"{url}: ")
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"HEADERS": "authorization=Basic%20abc%3D, tenant=t"},
+        {"HEADERS": "Authorization=Basic abc="},
+        {"TRACES_HEADERS": "authorization=Basic%20abc%3D", "HEADERS": "authorization=other"},
+    ],
+)
+def test_a_collector_is_asked_with_the_headers_of_the_exporter(
+    variables: dict[str, str], collector: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert probed(f"{collector}/v1/traces") == "it answers 401"
+    for name, value in variables.items():
+        monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", value)
+    settings = TracingSettings(endpoint=f"{collector}/v1/traces")
+    assert probes.collector(settings) == Finding("tracing", "ok", f"{collector}/v1/traces takes spans")
+    assert probed(f"{collector}/v1/spans") == "it answers 404"
+
+
+def test_a_web_page_takes_no_spans(collector: str) -> None:
+    assert probed(f"{collector}/") == "it answers with text/html, and a collector with application/x-protobuf"
+
+
+@pytest.mark.parametrize("collector", ["https"], indirect=True)
+@pytest.mark.parametrize("name", ["CERTIFICATE", "TRACES_CERTIFICATE"])
+def test_a_collector_is_trusted_by_the_authority_of_the_exporter(
+    name: str, collector: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic%20abc%3D")
+    url = f"{collector}/v1/traces"
+    assert probed(url).startswith("no answer: ")
+    monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", str(tmp_path / "fleet" / "ca.pem"))
+    assert probed(url) == "ok"
+    monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", str(tmp_path / "none.pem"))
+    assert str(tmp_path / "none.pem") in probed(url)
 
 
 def test_a_collector_that_is_away_is_a_warning() -> None:
@@ -136,7 +194,7 @@ def test_a_database_that_takes_connections_is_ok(monkeypatch: pytest.MonkeyPatch
     assert asked == ["postgresql://u@127.0.0.1:1/d"]
 
 
-def test_a_probe_without_an_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_without_an_answer_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     never = threading.Event()
     monkeypatch.setattr(probes, "LIMIT_S", 0.05)
     monkeypatch.setattr(probes, "_problem_of_database", lambda _: str(never.wait(30)))
@@ -144,4 +202,7 @@ def test_a_probe_without_an_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     database, _ = shared()
     tracing = probes.collector(TracingSettings(endpoint="http://collector:4318/v1/traces"))
     assert [found.said.endswith("no answer within 0.05 s") for found in (database, tracing)] == [True, True]
+    tls = make_tls(tmp_path, "fleet")
+    monkeypatch.setattr(probes, "try_files", lambda _: never.wait(30))
+    assert (found := probes.certificates(tls)).said == "the files are not read within 0.05 s", found
     never.set()

@@ -40,6 +40,8 @@ REPLICAS = "for engines set models.NAME.replicas: {min: 1, max: 2}, for ingresse
         ("limits", "set num_cpus and gpus_per_replica; the pod's own are the Helm chart's: modelPods.resources"),
         ("modelURL", "set models.NAME.model to the weights"),
         ("requestGPU", GPUS),
+        ("requestGPUType", "models.NAME.resources binds replicas to nodes"),
+        ("numGPUBlocksOverride", "it is an argument of vLLM's engine: put it under models.NAME.engine_args"),
         ("storageUri", "set models.NAME.model to a folder; on Kubernetes the Helm chart's weights.downloads fetches it"),
         ("max_parallel_requests", "quotas are a tenant's: set limits.max_concurrent in ingress.tenants_file"),
         ("routing_strategy", "set models.NAME.routing.by: prefix or load"),

@@ -21,9 +21,10 @@
 {{ toJson $found }}
 {{- end }}
 
-{{- /* A key in snake case: max_model_len for --max-model-len, node_selector for nodeSelector. */}}
+{{- /* A key in snake case: max_model_len for --max-model-len, request_gpu_type for requestGPUType. */}}
 {{- define "serve-app.plainName" -}}
-{{ regexReplaceAll "([a-z0-9])([A-Z])" (regexReplaceAll "^-+" . "") "${1}_${2}" | replace "-" "_" | lower }}
+{{- $words := regexReplaceAll "([a-z0-9])([A-Z])" (regexReplaceAll "^-+" . "") "${1}_${2}" -}}
+{{ regexReplaceAll "([A-Z])([A-Z][a-z])" $words "${1}_${2}" | replace "-" "_" | lower }}
 {{- end }}
 
 {{- define "serve-app.lintPorts" -}}
