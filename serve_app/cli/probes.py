@@ -41,8 +41,9 @@ def reason_of(error: BaseException) -> str:
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
-        reason = cause.args[0] if cause.args and isinstance(cause.args[0], BaseException) else None
-        cause = getattr(reason, "reason", None) or cause.__cause__ or cause.__context__
+        below = cause.args[0] if cause.args and isinstance(cause.args[0], BaseException) else None
+        reason = getattr(below, "reason", None)  # of an error of TLS a word, not an exception
+        cause = reason if isinstance(reason, BaseException) else below or cause.__cause__ or cause.__context__
     return type(error).__name__
 
 
