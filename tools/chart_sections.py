@@ -26,7 +26,7 @@ class Place(NamedTuple):
         return self.path in ("", "ingress", "models.NAME")
 
     def meant(self) -> dict[str, str]:
-        return (misplaced_arguments() if self.takes_arguments else {}) | FOREIGN
+        return {**(misplaced_arguments() if self.takes_arguments else {}), **FOREIGN}
 
     def own(self) -> list[str]:
         """Return the names in the tables that are a key of ours here."""
