@@ -34,7 +34,7 @@ class Place(NamedTuple):
         return self.path in _OF_ARGUMENTS
 
     def meant(self) -> dict[str, str]:
-        return (misplaced_arguments() if self.takes_arguments else {}) | dict(FOREIGN)
+        return {**(misplaced_arguments() if self.takes_arguments else {}), **FOREIGN}
 
     def own(self) -> list[str]:
         """Return the names in the tables that are a key of ours here."""
