@@ -394,6 +394,7 @@ tell-progress = { n=0; while IFS= read -r line; do case $$line in \
 	@$(BIN)/pip install --progress-bar off --no-deps --require-hashes -r requirements/cpu.lock -r requirements/dev.lock | $(tell-progress)
 	@echo "3 of 3: serve-app itself"
 	@$(BIN)/pip install -q --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m serve_app.host.libraries
 	@touch $@
 	@echo ".venv is ready: $$($(BIN)/python --version), $$($(BIN)/python -c 'import torch; print("torch", torch.__version__)')"
 

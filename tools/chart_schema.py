@@ -3,8 +3,9 @@
 Types come from the default values, descriptions from the `# --` comments, and everything else (an empty list's entries, bounds, choices)
 from the tables below. Every object is closed and requires all its keys. So a misspelt key fails, and so does a null, with which Helm would
 drop a default, and a template would read "off". `config` has the configuration's own schema. rules.yaml holds the tables of ports,
-timeouts, other systems' names and the form of tenants' names that both `serve-app check` and the chart's templates check. The schema lets
-such names through: its own error could not say which name is meant, and Helm reports a wrong tenant's name at the path of another value.
+timeouts, names of other systems and of vLLM's arguments, wrong forms of weights' places and the form of tenants' names that both `serve-app
+check` and the chart's templates check. The schema lets such names through: its own error could not say which name is meant, and Helm
+reports a wrong tenant's name at the path of another value.
 Run as `python -m tools.chart_schema`; tests/chart/test_generated.py fails if a file is outdated.
 """
 
@@ -17,10 +18,13 @@ from typing import Any
 import yaml
 
 from serve_app.config import settings_json_schema
-from serve_app.config.checks import RESERVED_PORTS
+from serve_app.config.checks import MAX_WRITTEN_REPLICAS, RESERVED_PORTS
 from serve_app.config.foreign import FOREIGN
 from serve_app.config.tenants_file import RESERVED_NAMES, TENANT_PATTERN, tenants_json_schema
 from serve_app.config.timeouts import FOLLOWING, RULES
+from serve_app.config.vllm_arguments import misplaced_arguments
+from serve_app.config.weight_places import FOLDER_FORMS, MODEL_FORMS
+from tools.chart_sections import places, spellings
 
 CHART = Path(__file__).parents[1] / "helm" / "serve-app"
 Schema = dict[str, Any]
@@ -76,7 +80,7 @@ def _named(*keys: str) -> Schema:
 _NEVER_IGNORED = {
     *("release-name", "set-by-chart", "foreign-key", "port-taken", "min-above-max", "config-too-large"),
     *("nodes-cannot-be", "label-of-chart", "annotation-of-helm", "name-twice", "mount-without-volume", "request-above-limit"),
-    *("value-moved", "weights-path-twice", "weights-revision-moves"),
+    *("value-moved", "weights-path-twice", "weights-revision-moves", "weights-place-wrong", "not-a-mapping"),
     *("alb-check-not-a-number", "redis-secret-of-chart", "serve-outlasts-drain", "nothing-served"),
     *("tenant-name", "tenant-model-not-served", "tenant-key-twice", "tenant-day", "oidc-without-tenants"),
 }
@@ -131,10 +135,6 @@ def rule_names() -> set[str]:
     files = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in sorted((CHART / "files" / "lints").glob("*.yaml"))]
     own = {rule["rule"] for tables in files for table in tables.values() for rule in table if "rule" in rule}
     return own | {rule.name for rule in RULES}
-
-
-NOT_A_NUMBER: Schema = {"if": {"type": "number"}, "then": {"const": "{min: 1, max: 2}"}}
-"""Lets Helm's error about a number show the form of a mapping: "value must be '{min: 1, max: 2}'"."""
 
 
 def _only(one: str, other: str) -> Schema:
@@ -270,10 +270,13 @@ def values_schema() -> Schema:
     del config["$defs"]["ModelSettings"]["properties"]["sleep"], config["$defs"]["SleepSettings"]
     for keys in (config["$defs"]["AutoscalingSettings"]["properties"], config["properties"]["autoscaling"]["default"]):
         del keys["max_asleep_gib"]
-    for section in (config, config["$defs"]["ModelSettings"], config["$defs"]["IngressSettings"]):
-        section["patternProperties"] = _patterns(set(_written(FOREIGN)) - set(section["properties"]))
+    for place in places():
+        section = config["$defs"].get(place.section, config)
+        section["patternProperties"] = spellings(place.meant())
     for name in ("ModelSettings", "IngressSettings"):
-        config["$defs"][name]["properties"]["replicas"] |= NOT_A_NUMBER
+        replicas = config["$defs"][name]["properties"]["replicas"]
+        # A rule of the chart says what to write in place of a number.
+        replicas |= {"if": {"type": "number"}, "else": {"$ref": replicas.pop("$ref")}}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Values of the chart serve-app",
@@ -304,18 +307,26 @@ def chart_rules() -> dict[str, Any]:
     """Return the content of files/rules.yaml."""
     ports = [{"first": ports[0], "last": ports[-1], "owner": owner} for ports, owner in RESERVED_PORTS.items()]
     timeouts = [rule._asdict() | {"shorter": list(rule.shorter), "follows": rule.longer in FOLLOWING} for rule in RULES]
-    tables = {"ports": ports, "timeouts": timeouts, "foreign": _written(FOREIGN), "foreignValues": _FOREIGN_VALUES}
-    return tables | {"moved": dict(_moved_values()), "tenantNames": {"pattern": TENANT_PATTERN, "reserved": list(RESERVED_NAMES)}}
+    by_meaning: dict[str, list[str]] = {}
+    for name, meant in misplaced_arguments().items():
+        by_meaning.setdefault(meant, []).append(name)
+    return {
+        "ports": ports,
+        "timeouts": timeouts,
+        "foreign": dict(FOREIGN),
+        "arguments": [{"meant": meant, "names": names} for meant, names in by_meaning.items()],
+        "sections": [{"place": place.path, "own": place.own(), "takesArguments": place.takes_arguments} for place in places()],
+        "maxWrittenReplicas": MAX_WRITTEN_REPLICAS,
+        "modelForms": [form._asdict() for form in MODEL_FORMS],
+        "folderForms": [form._asdict() for form in FOLDER_FORMS],
+        "foreignValues": _FOREIGN_VALUES,
+        "moved": dict(_moved_values()),
+        "tenantNames": {"pattern": TENANT_PATTERN, "reserved": list(RESERVED_NAMES)},
+    }
 
 
 def _patterns(names: Iterable[str]) -> Schema:
     return {f"^({'|'.join(sorted(names))})$": True}
-
-
-def _written(names: Mapping[str, str]) -> dict[str, str]:
-    """Return the names in snake case and in camel case, as Kubernetes writes them."""
-    camel = {re.sub("_([a-z])", lambda found: found[1].upper(), name): meant for name, meant in names.items()}
-    return {**names, **camel}
 
 
 def schema_of(

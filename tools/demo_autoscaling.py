@@ -47,15 +47,18 @@ def load_command(url: str, out: Path) -> list[str]:
     return [sys.executable, "-m", "loadtest.cli", "run", "step", "--target", url, "--out", str(out), *sets]
 
 
-def save_decisions(name: str, file: Path) -> None:
-    """Write the decision log of the running application into ``file``; without a log, say why and write nothing."""
+def save_decisions(name: str, file: Path) -> str:
+    """Write the decision log of the running application into ``file``; without a log, write nothing and return the reason, else ""."""
     command = [sys.executable, "-m", "serve_app.cli.main", "autoscale", "log", name, "--json"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LOG_LIMIT_S, check=True)
         file.write_text(done.stdout)
+    except subprocess.TimeoutExpired:
+        return f"`serve-app autoscale log` took longer than {LOG_LIMIT_S:g} s, on a machine that is too busy"
     except (subprocess.SubprocessError, OSError) as exc:
         said = exc.stderr.split("\n") if isinstance(exc, subprocess.CalledProcessError) else []
-        print(f"the decision log cannot be read: {next(filter(None, reversed(said)), exc)}", file=sys.stderr)
+        return str(next(filter(None, reversed(said)), exc))
+    return ""
 
 
 def draw(run: Path) -> Path:
@@ -108,18 +111,16 @@ def why(records: Sequence[Record]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the demo; return 0 if there is a plot, or else the load test's exit status."""
+    """Run the demo; return 0 if there are a plot and an explanation."""
     parser = argparse.ArgumentParser(description="From nothing to the plot of an autoscaled fleet.")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / time.strftime("autoscaling-%Y%m%dT%H%M%S"))
     given = parser.parse_args(arguments)
-    decisions = given.out / "decisions.jsonl"
     print(f"starting the fleet of {CONFIG.relative_to(ROOT)}, about a minute", flush=True)
     try:
         with FleetProcess(CONFIG, on_progress=lambda line: print(f"  {line}", flush=True)) as fleet:
             print(f"ready at {fleet.url}; the load jumps from 1.5 to 6 requests/s after 40 s", flush=True)
             status = subprocess.run(load_command(fleet.url, given.out)).returncode
-            if given.out.is_dir():
-                save_decisions(fleet.name, decisions)
+            lack = save_decisions(fleet.name, given.out / "decisions.jsonl") if given.out.is_dir() else ""
             print("stopping the fleet", flush=True)
     except BatchError as exc:
         print(f"error: {exc.problem}", file=sys.stderr)
@@ -127,26 +128,45 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print(f"\nstopped before there was a plot; the fleet has ended; its records, if any, are in {given.out}", file=sys.stderr)
         return INTERRUPTED
-    return show(given.out, status)
+    return show(given.out, status, lack)
 
 
-def show(run: Path, status: int) -> int:
-    """Draw the plot, print where it is and why replicas were ordered; return 0, or ``status`` (1 if it is 0) without a plot."""
+def explain(decisions: Path, lack: str) -> bool:
+    """Print why replicas were ordered, and return True. Without a decision log print ``lack``, its reason, and what to do instead."""
+    if decisions.is_file() and (records := read(decisions.read_text().splitlines())[0]):
+        print(f"\n{why(records)}\n\nevery decision: serve-app autoscale log -f {decisions}")
+        return True
+    print(
+        f"\nno explanation, because there is no log of the decisions: {lack or 'it is empty'}\n"
+        "The log has ended with the fleet. To get one: serve-app up -f examples/autoscaling.yaml, and during the load in a second terminal "
+        "serve-app autoscale explain"
+    )
+    return False
+
+
+def show(run: Path, status: int, lack: str = "") -> int:
+    """Draw the plot, print where it is and why replicas were ordered.
+
+    Args:
+        status: The load test's.
+        lack: Why there is no decision log, "" if there is one.
+
+    Returns:
+        0 with a plot and an explanation; 1 with a plot alone; without a plot ``status``, or 1 if that is 0.
+    """
     try:
         plot = draw(run)
     except UsageError as exc:
         print(f"error: no plot: {exc}", file=sys.stderr)
         return status or 1
-    decisions = run / "decisions.jsonl"
-    if decisions.is_file() and (records := read(decisions.read_text().splitlines())[0]):
-        print(f"\n{why(records)}\n\nevery decision: serve-app autoscale log -f {decisions}")
+    is_explained = explain(run / "decisions.jsonl", lack)
     print(f"\nreplicas and latencies over time: {plot}\nthe whole report: {run / 'report.html'}")
     if status:
         print(
             "The load test's own verdict above is about the SLO and the sample, and first tokens are late until more replicas serve."
         )
-        print("The demo itself is complete.")
-    return 0
+        print("The demo itself is complete." if is_explained else "The demo itself is complete but for the explanation.")
+    return 0 if is_explained else 1
 
 
 if __name__ == "__main__":

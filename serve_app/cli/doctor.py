@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib import metadata, util
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import typer
@@ -21,9 +22,10 @@ from packaging.specifiers import SpecifierSet
 from rich.console import Console
 
 from serve_app.checkpoints import resolve_model
-from serve_app.cli import findings
+from serve_app.cli import findings, probes
 from serve_app.cli.cluster import OBJECT_STORE_BYTES, RunState
 from serve_app.cli.findings import GIB, Finding
+from serve_app.cli.hub import needs_weights
 from serve_app.cli.startable import named_files, refuse_missing_checkpoint, refuse_taken_port
 from serve_app.config import (
     ModelSettings,
@@ -39,6 +41,7 @@ from serve_app.config import (
 from serve_app.config.keys_file import keys_file_problems
 from serve_app.config.tenants_file import in_one
 from serve_app.errors import CheckpointError, ClusterFailed, ConfigError, ListenFailed
+from serve_app.host.libraries import missing_libraries
 
 RAY_GIB, INGRESS_GIB, REPLICA_GIB = 0.5, 1.0, 1.25
 """Memory of Ray's own processes, of an ingress, and of an engine with its supervisor, without weights and KV cache. These are resident
@@ -82,6 +85,7 @@ def examine(file: Path) -> Iterator[Finding]:
         yield findings.nixl(
             {name: version for name in findings.NIXL_BUILDS if (version := _installed(name))}, _installed("nixl"), _torch()[1]
         )
+    yield from _libraries(settings)
     yield findings.driver(_gpus(), _torch()[1], needed_gpus(settings))
     shm = shutil.disk_usage("/dev/shm")
     # A running fleet holds its share already.
@@ -90,6 +94,10 @@ def examine(file: Path) -> Iterator[Finding]:
     yield findings.descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE), settings.ingress.replicas.target_streams)
     if settings.ingress.oidc is not None:
         yield _issuer(settings.ingress.oidc)
+    if settings.ingress.batch is not None and settings.ingress.batch.files is not None:
+        yield from probes.shared_storage(settings.ingress.batch)
+    if settings.tracing is not None:
+        yield probes.collector(settings.tracing)
     yield from _folders(settings)
     for model in settings.models.values():
         yield _files_of(model)
@@ -184,6 +192,7 @@ def _folders(settings: Settings) -> Iterator[Finding]:
     folders = {
         "ingress.ledger.dir": getattr(settings.ingress.ledger, "dir", None),
         "ingress.batch.dir": getattr(settings.ingress.batch, "dir", None),
+        "ingress.batch.files": _folder_of(getattr(settings.ingress.batch, "files", None)),
     }
     for key, folder in folders.items():
         if folder is None:
@@ -196,13 +205,29 @@ def _folders(settings: Settings) -> Iterator[Finding]:
             yield Finding(key, "error", f"{there} is no folder that can be written", "choose another folder, or change its owner")
 
 
+def _folder_of(url: str | None) -> Path | None:
+    """Return the folder that a `file` URL names."""
+    return Path(urlsplit(url).path) if url is not None and url.startswith("file:") else None
+
+
+def _libraries(settings: Settings) -> Iterator[Finding]:
+    """Judge the system's libraries where an engine computes on CPUs."""
+    if any(model.device == "cpu" and model.simulated is None for model in settings.models.values()):
+        missing = list(missing_libraries())
+        yield from (Finding("libraries", "error", said, way_out) for said, way_out in missing)
+        if not missing:
+            yield Finding("libraries", "ok", "vLLM's kernels for CPUs find theirs")
+
+
 def _files(settings: Settings) -> Iterator[Finding]:
     """Judge the files that the configuration names: whether they are there, and what those with tenants, keys and the token hold."""
     readers: dict[str, Callable[[Settings], object]] = {
         "ingress.api_keys_file": _refuse_keys_file,
         "ingress.tenants_file": _refuse_keys_file,
         "protocol.cluster_token_file": cluster_token,
+        "ingress.batch.database_file": _refuse_database_file,
     }
+    wrong = set()
     for key, path in named_files(settings).items():
         try:
             if not os.path.exists(path):
@@ -212,9 +237,17 @@ def _files(settings: Settings) -> Iterator[Finding]:
             if (read := readers.get(key)) is not None:
                 read(settings)
         except ConfigError as exc:
+            wrong.add(key.rpartition(".")[0])
             yield Finding(key, "error", exc.problem, exc.hint)
         else:
-            yield Finding(key, "ok", f"{path} is there")
+            yield Finding(key, "ok", f"{path} can be read")
+    if settings.protocol.tls is not None and "protocol.tls" not in wrong:
+        yield probes.certificates(settings.protocol.tls)
+
+
+def _refuse_database_file(settings: Settings) -> None:
+    if settings.ingress.batch is not None:
+        settings.ingress.batch.database_url()
 
 
 def _refuse_keys_file(settings: Settings) -> None:
@@ -246,7 +279,8 @@ def _files_of(model: ModelSettings) -> Finding:
     except CheckpointError as exc:
         return Finding(name, "error", str(exc))
     if answer is None:
-        return Finding(name, "ok", f"{resolve_model(model.model, default_cache_dir())} is a checkpoint")
+        unseen = "" if needs_weights(model) else "; its weights were not looked at: the engine does not read them from there"
+        return Finding(name, "ok", f"{resolve_model(model.model, default_cache_dir())} is a checkpoint{unseen}")
     return Finding(name, "warning" if answer.state == "unknown" else "ok", answer.said, answer.remedy)
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from serve_app.checkpoints import resolve_model
 from serve_app.cli.cluster import RunState
-from serve_app.cli.hub import HubAnswer, is_hub_id, look_up
+from serve_app.cli.hub import HubAnswer, is_hub_id, lacking_weights, look_up
 from serve_app.config import IngressSettings, ModelSettings, Settings, default_cache_dir
+from serve_app.config.adapters import CONFIG, WEIGHTS
 from serve_app.config.checks import dotted
 from serve_app.config.vllm_source import engine_arg_types
 from serve_app.errors import ClusterFailed, ConfigError, ListenFailed
@@ -71,17 +72,21 @@ def refuse_missing_checkpoint(model: ModelSettings) -> HubAnswer | None:
 
     Raises:
         CheckpointError: An embedded model is not fetched or damaged.
-        ConfigError: A folder is not a checkpoint or an adapter, or is a half-written one; or the hub does not give the model.
+        ConfigError: A folder is not a checkpoint or an adapter, or lacks weights; or the hub does not give the model.
     """
     key = dotted(("models", model.name, "model"))
     answer = look_up(model) if is_hub_id(model.model) else None
     if answer is not None:
         if answer.state == "refused":
             raise ConfigError(key, answer.said, answer.remedy)
-    elif problem := _problem_of_folder(Path(resolve_model(model.model, default_cache_dir()))):
-        raise ConfigError(key, problem, "give the folder of a Hugging Face checkpoint")
+    else:
+        folder = Path(resolve_model(model.model, default_cache_dir()))
+        if problem := _problem_of_folder(folder):
+            raise ConfigError(key, problem, "give the folder of a Hugging Face checkpoint")
+        if problem := lacking_weights(model, folder):
+            raise ConfigError(key, problem, "fetch the checkpoint again")
     for name, adapter in model.adapters.items():
-        if problem := _problem_of_folder(adapter.path, "adapter_config.json"):
+        if problem := _problem_of_folder(adapter.path, CONFIG) or _problem_of_adapter(adapter.path):
             way_out = "give the folder of an adapter in PEFT's form: docs/adapters.md"
             raise ConfigError(dotted(("models", model.name, "adapters", name, "path")), problem, way_out)
     return answer
@@ -102,7 +107,7 @@ def named_files(settings: Settings) -> dict[str, Path]:
 
 
 def _problem_of_folder(path: Path, name: str = "config.json") -> str:
-    """Return why a checkpoint or an adapter cannot be read; "" if no problem is found. Weights are not checked."""
+    """Return why the configuration of a checkpoint or an adapter cannot be read; "" if no problem is found."""
     config = path / name
     if not os.path.isfile(config):  # Path.is_file() raises if a name is too long
         return f"{path} holds no {name}" if os.path.isdir(path) else f"{path} does not exist"
@@ -113,6 +118,11 @@ def _problem_of_folder(path: Path, name: str = "config.json") -> str:
     except ValueError:
         is_object = False
     return "" if is_object else f"{config} is no JSON object: half written, or damaged"
+
+
+def _problem_of_adapter(folder: Path) -> str:
+    is_there = any(os.path.isfile(folder / name) and os.path.getsize(folder / name) for name in WEIGHTS)
+    return "" if is_there else f"{folder} holds no weights, neither {WEIGHTS[0]} nor {WEIGHTS[1]}"
 
 
 def _refuse_taken_port(ingress: IngressSettings) -> None:

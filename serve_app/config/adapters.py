@@ -6,8 +6,11 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from serve_app.config.base import AbsolutePath, Section
-from serve_app.config.checks import refuse_remote_folder
+from serve_app.config.weight_places import checked_folder
 
+CONFIG = "adapter_config.json"
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+"""Files of an adapter's folder; of the weights one is enough."""
 _FIRST_ID = 1 << 16
 """vLLM numbers the placeholders of its warm-up from 1."""
 
@@ -15,7 +18,7 @@ _FIRST_ID = 1 << 16
 class AdapterSettings(Section):
     """One LoRA adapter, in the form that Hugging Face's PEFT writes."""
 
-    path: Annotated[AbsolutePath, BeforeValidator(refuse_remote_folder)]
+    path: Annotated[AbsolutePath, BeforeValidator(checked_folder)]
     """The adapter's folder, the same on every node of the model's replicas. Changed weights need a new folder: a running replica
     may read this folder again."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None

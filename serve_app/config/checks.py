@@ -42,7 +42,7 @@ RESERVED_PORTS: Mapping[range, str] = {
 
 _PYTHONS_DIGITS = 4300
 """Most decimal digits of an integer that Python reads or writes; with more it raises ValueError."""
-_MAX_WRITTEN_REPLICAS = 5000
+MAX_WRITTEN_REPLICAS = 5000
 """Most replicas that a hint repeats."""
 _UNITS = {"_s": "seconds", "_bytes": "bytes", "_gib": "GiB", "_tokens": "tokens"}
 _SIZES_BYTES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
@@ -139,17 +139,13 @@ def checked_regex(pattern: str) -> str:
     return pattern
 
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
 def refuse_url(path: Any) -> Any:
     """Refuse a URL in place of a path. This check runs before pydantic's, which would show s3://bucket as s3:/bucket."""
     if isinstance(path, str) and _URL.match(path):
         raise wrong("", f"is {shown(path)}, a URL, but should be a path of this machine", "copy the file there; write it from /")
-    return path
-
-
-def refuse_remote_folder(path: Any) -> Any:
-    """Refuse what names no folder of a machine: a URL of an object store, or a Hugging Face id."""
-    if isinstance(path, str) and not path.startswith(("/", ".", "~")):
-        raise wrong("", f"is {shown(path)}, not the absolute path of a folder", FETCH)
     return path
 
 
@@ -167,33 +163,6 @@ def checked_origin(origin: str) -> str:
             "", f"is {shown(origin)}, which is no origin", "write scheme and host alone, as https://app.example.com, or *"
         )
     return origin
-
-
-_HUGGING_FACE_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-FETCH = "fetch it, and give the folder's absolute path; on Kubernetes the Helm chart's weights.downloads fetches it, from s3:// or hf:"
-"""The way out for weights and adapters that are not on this machine."""
-
-
-def checked_model(model: str) -> str:
-    """Check that the text can name weights: an embedded model, an absolute path, or a Hugging Face id."""
-    if model != model.strip():
-        raise wrong("", f"is {shown(model)}, with blanks around it", "remove them")
-    if re.search(r"\$\{?\w", model):
-        raise wrong("", f"is {shown(model)}, and no variable is filled in here", "write the value itself")
-    if re.match(r"[A-Za-z]:[\\/]", model) or "\\" in model:
-        raise wrong("", f"is {shown(model)}, a path of Windows", "replicas run on Linux: give an absolute path there")
-    if model.startswith("hf:"):
-        raise wrong("", f"is {shown(model)}, in the form of the chart's weights.downloads", f"write {model.removeprefix('hf:')}")
-    if re.match("https?://", model):
-        raise wrong("", f"is {shown(model)}, and weights are not fetched from a web page", f"give the id ORG/NAME; or {FETCH}")
-    if _URL.match(model):
-        raise wrong("", f"is {shown(model)}, and serve-app reads no object store", FETCH)
-    if model.startswith((".", "~")):
-        checked_absolute(Path(model))
-    if not (model.startswith(("/", "embedded:")) or _HUGGING_FACE_ID.fullmatch(model)):
-        raise wrong("", f"is {shown(model)}, neither a Hugging Face id (ORG/NAME) nor an absolute path", "a path begins with /")
-    return model
 
 
 def is_loopback(host: str) -> bool:
@@ -242,7 +211,7 @@ def _plain_words(detail: ErrorDetails) -> tuple[str, str]:
     text = shown(value)
     should = re.sub(r"^\w+ should", "but should", detail["msg"]).partition(" after validation")[0]
     if kind in ("dict_type", "model_type"):
-        count = value if type(value) is int and 0 < value <= _MAX_WRITTEN_REPLICAS else 1
+        count = value if type(value) is int and 0 < value <= MAX_WRITTEN_REPLICAS else 1
         below = (
             f"write {{min: {count}, max: {count}}}"
             if name == "replicas"

@@ -14,7 +14,6 @@ from serve_app.config.adapters import AdapterSettings
 from serve_app.config.base import Int, Real, Section
 from serve_app.config.checks import (
     checked_environment,
-    checked_model,
     checked_regex,
     checked_resources,
     dotted,
@@ -29,6 +28,7 @@ from serve_app.config.schedule import ScheduledBounds
 from serve_app.config.simulated import SimulatedSettings
 from serve_app.config.sleep import SleepSettings, sleep_problems
 from serve_app.config.vllm_arguments import checked_engine_args, checked_frontend_args
+from serve_app.config.weight_places import checked_model
 
 DEFAULT_KV_CACHE_GIB = 1.0
 DEFAULT_BATCH_STEP_SHARE = 0.1

@@ -61,10 +61,12 @@ _SIGNS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
 
 # Arguments of vLLM's own HTTP listener that change answers. The others have no effect: the ingress has a listener of its own.
 _LISTENER_ARGS_THAT_COUNT = frozenset({"enable_flash_late_interaction"})
+_OTHER_LISTENER = "remove it: it concerns vLLM's own HTTP listener, the ingress has another"
 _LISTENER_WAY_OUT: Mapping[str, str] = {
     "host": "set ingress.host",
     "port": "set ingress.port",
     "api_key": "set ingress.tenants_file or ingress.api_keys_file",
+    "allowed_origins": "set ingress.cors_origins",
 }
 
 
@@ -79,13 +81,25 @@ def known_frontend_args() -> dict[str, Any]:
 def argument_hint(key: str) -> str:
     """Return where an argument of vLLM belongs that stands among the file's own keys; "" if vLLM has no such argument."""
     name = plain_name(key)
-    if name in RESERVED_ENGINE_ARGS:
-        return RESERVED_ENGINE_ARGS[name]
+    if way_out := _way_out_of_reserved(name):
+        return way_out
     if name in engine_arg_types():
         return "it is an argument of vLLM's engine: put it under models.NAME.engine_args"
     if name in known_frontend_args():
         return "it is an argument of vLLM's front end: put it under models.NAME.frontend_args"
+    if name in listener_arg_types() and name not in ("host", "port"):  # which are keys of several sections here
+        return _LISTENER_WAY_OUT.get(name, _OTHER_LISTENER)
     return ""
+
+
+def misplaced_arguments() -> dict[str, str]:
+    """Return what `argument_hint` says of each argument of the installed vLLM."""
+    names = {*RESERVED_ENGINE_ARGS, *engine_arg_types(), *known_frontend_args(), *listener_arg_types()}
+    return {name: hint for name in sorted(names) if (hint := argument_hint(name))}
+
+
+def _way_out_of_reserved(name: str) -> str:
+    return _MORE_REPLICAS if name.startswith("data_parallel_") else RESERVED_ENGINE_ARGS.get(name, "")
 
 
 def checked_engine_args(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
@@ -104,8 +118,7 @@ def checked_engine_args(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 def _engine_arg_problems(name: str, value: JsonValue) -> Iterator[PydanticCustomError]:
-    way_out = _MORE_REPLICAS if name.startswith("data_parallel_") else RESERVED_ENGINE_ARGS.get(name)
-    if way_out:
+    if way_out := _way_out_of_reserved(name):
         yield wrong(name, f"is {value!r}, but serve-app sets this argument itself", way_out)
     elif name == "hf_token" and isinstance(value, str):
         yield wrong(name, "is a secret, and dashboards show the configuration", TOKEN)  # the message does not show the value
@@ -196,7 +209,7 @@ def _with_underscores(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 
 def _unknown_argument(name: str, known: Collection[str]) -> PydanticCustomError:
     if name in listener_arg_types():
-        hint = _LISTENER_WAY_OUT.get(name, "remove it: it concerns vLLM's own HTTP listener, the ingress has another")
+        hint = _LISTENER_WAY_OUT.get(name, _OTHER_LISTENER)
         return wrong(name, "has no effect here", hint)  # the message does not show the value: api_key is a secret
     if name.startswith("no_") and name[3:] in known:
         return wrong(name, "unknown argument", f"write {name[3:]}: false")

@@ -4,6 +4,7 @@ import logging
 import ssl
 
 from serve_app.config import TlsSettings
+from serve_app.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,8 @@ class LinkTls:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(self._settings.ca_file)
-        context.load_cert_chain(self._settings.cert_file, self._settings.key_file)
+        # With a password, if an empty one, OpenSSL does not ask the terminal for an encrypted key's.
+        context.load_cert_chain(self._settings.cert_file, self._settings.key_file, password="")
         return context
 
     def _stamp(self) -> list[tuple[int, int, int] | None]:
@@ -79,3 +81,42 @@ def ingress_tls(settings: TlsSettings | None) -> LinkTls | None:
     Host names are not checked: pods come and go, and only the authority is trusted.
     """
     return None if settings is None else LinkTls(settings, ssl.PROTOCOL_TLS_CLIENT)
+
+
+def try_files(settings: TlsSettings) -> None:
+    """Let the two sides of a link shake hands in memory, each with these files.
+
+    Raises:
+        ConfigError: The files cannot be used, or a side refuses the other's certificate.
+    """
+    cert = settings.cert_file
+    files = f"{cert}, {settings.key_file} and {settings.ca_file}"
+    try:
+        client, server = (LinkTls(settings, kind).context() for kind in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER))
+        _shake_hands(client, server)
+    except ssl.SSLCertVerificationError as exc:
+        problem = f"{cert} is refused by the other side of a link: {exc.verify_message}"
+        raise ConfigError("protocol.tls.cert_file", problem, f"renew it, signed by the authority in {settings.ca_file}") from exc
+    except ssl.SSLError as exc:
+        if exc.reason == "KEY_VALUES_MISMATCH":
+            problem = f"{settings.key_file} is not the key of {cert}"
+            raise ConfigError("protocol.tls.key_file", problem, "give the key with which the certificate was made") from exc
+        if b"ENCRYPTED" in settings.key_file.read_bytes():
+            problem = f"{settings.key_file} is encrypted, and no ingress or replica has a passphrase"
+            raise ConfigError("protocol.tls.key_file", problem, "decrypt it: openssl pkey -in KEY -out NEW_KEY") from exc
+        problem = f"{files} cannot be used: {exc.reason or exc}"
+        raise ConfigError("protocol.tls", problem, "each has to be in PEM form: -----BEGIN ...") from exc
+    except OSError as exc:
+        raise ConfigError("protocol.tls", f"one of {files} cannot be read: {exc.strerror}") from exc
+
+
+def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)]
+    while sides:
+        for side in list(sides):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            sides.remove(side)

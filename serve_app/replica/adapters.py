@@ -14,11 +14,10 @@ from typing import Any, get_args
 from vllm.config.lora import MaxLoRARanks
 from vllm.lora.request import LoRARequest
 
+from serve_app.config.adapters import CONFIG, WEIGHTS
 from serve_app.errors import ConfigError
 
 KEY = "serve_app_adapters"
-CONFIG = "adapter_config.json"
-WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 def adapters_in(additional_config: Any) -> list[Mapping[str, Any]]:

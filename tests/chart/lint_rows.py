@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from serve_app.config.weight_places import FETCH
 from tests.chart.places import CUDA, GPU, HUB, LOADED, S3
 from tests.chart.render import at, merged, models
 
@@ -287,7 +288,44 @@ SCALING: list[Check] = [
     ),
 ]
 
+PLACES: list[Check] = [
+    *[
+        (
+            f"{place!r} as weights{' in pods that reach every hub' if is_open else ''}",
+            merged(model(place), at("networkPolicies.enabled", not is_open)),
+            (f"weights-place-wrong: config.models.m.model: is {place!r}{said}", "break 1 of the chart's rules"),
+            merged(model("org/name"), at("networkPolicies.enabled", False)),
+        )
+        for place, said in (
+            ("s3://bucket/llama", f", and serve-app reads no object store; {FETCH}"),
+            ("https://host/llama", f", and weights are not fetched from a web page; give the id ORG/NAME; or {FETCH}"),
+            ("hf:org/name", f", in the form of the chart's weights.downloads; write the id alone, without hf:; or {FETCH}"),
+            ("a/b/c", ", neither a Hugging Face id (ORG/NAME) nor an absolute path; a path begins with /"),
+        )
+        for is_open in (False, True)
+    ],
+    (
+        "weights of a bucket in pods whose egress somebody chose",
+        merged(model("s3://b/m"), at("networkPolicies.extraEgress", [{"to": []}])),
+        (f"config.models.m.model: is 's3://b/m', and serve-app reads no object store; {FETCH}",),
+        merged(model("org/name"), at("networkPolicies.extraEgress", [{"to": []}])),
+    ),
+    *[
+        (
+            f"{place!r} as an adapter",
+            model("/opt/m", adapters={"x": {"path": place}}),
+            (f"config.models.m.adapters.x.path: is {place!r}, {said}",),
+            model("/opt/m", adapters={"x": {"path": "/opt/x"}}),
+        )
+        for place, said in (
+            ("s3:/bucket/lora", f"not the absolute path of a folder; {FETCH}"),
+            ("./lora", "a relative path; write it from /"),
+        )
+    ],
+]
+
 WEIGHTS: list[Check] = [
+    *PLACES,
     (
         "weights without a volume",
         model("/models/m"),

@@ -66,11 +66,3 @@ def test_a_value_of_a_wrong_form_is_refused(path: str, value: Any) -> None:
 def test_an_empty_list_in_a_policy_which_would_mean_everybody_is_refused(key: str) -> None:
     with pytest.raises(Refused, match=f"/networkPolicies/{key}"):
         render(at(f"networkPolicies.{key}", []))
-
-
-def test_a_number_of_replicas_is_refused_with_the_form_of_a_mapping() -> None:
-    with pytest.raises(Refused) as refused:
-        render(at("config.models.m", {"model": "/m", "replicas": 2}))
-    assert "at '/config/models/m/replicas': got number, want object" in str(refused.value)
-    assert "at '/config/models/m/replicas': value must be '{min: 1, max: 2}'" in str(refused.value)
-    assert "required" not in str(refused.value)

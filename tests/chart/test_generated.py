@@ -1,5 +1,6 @@
 """The repository holds what is made from values.yaml: the schema, the README; and every value is described."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -11,9 +12,11 @@ import pytest
 import yaml
 
 from serve_app.config import settings_json_schema
+from serve_app.config.foreign import plain_name
 from serve_app.config.tenants_file import tenants_json_schema
 from tests.chart.render import CHART, tool
-from tools.chart_schema import NOT_A_NUMBER, chart_rules, descriptions, values_schema
+from tools.chart_schema import chart_rules, descriptions, values_schema
+from tools.chart_sections import places, spellings
 
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 
@@ -44,15 +47,36 @@ def test_the_schema_has_the_configuration_as_serve_app_defines_it() -> None:
     defined = settings_json_schema()
     assert "UiSettings" in defined["$defs"]  # of `serve-app up`; the chart's own value is `ui`
     sections = {name: section for name, section in defined["$defs"].items() if name != "UiSettings"}
-    open_to = [made["$defs"][name].pop("patternProperties") for name in ("ModelSettings", "IngressSettings")]
-    assert all(re.match(next(iter(patterns)), "numGpus") for patterns in open_to)
-    for name in ("ModelSettings", "IngressSettings"):
+    open_to = {
+        name: section.pop("patternProperties") for name, section in made["$defs"].items() if "patternProperties" in section
+    }
+    assert open_to.keys() == {place.section for place in places()} - {"Settings"}
+    assert not open_to.keys() & {"LogSettings", "GoldenPrompt", "TlsSettings"}, "the names would double the schema"
+    for name, patterns in open_to.items():
+        takes_arguments = name in ("ModelSettings", "IngressSettings")
+        names = {"numGpus": True, "requestGPU": True, "--max-model-len": takes_arguments, "numGpu": False, "max_modellen": False}
+        assert {key: any(re.search(pattern, key) for pattern in patterns) for key in names} == names, name
+    for name, form in (("ModelSettings", "ScalingSettings"), ("IngressSettings", "IngressScalingSettings")):
         replicas = made["$defs"][name]["properties"]["replicas"]
-        assert {key: replicas.pop(key) for key in ("if", "then")} == NOT_A_NUMBER
+        assert (replicas.pop("if"), replicas["else"]) == ({"type": "number"}, {"$ref": f"#/$defs/{form}"})
+        replicas["$ref"] = replicas.pop("else")["$ref"]
     del sections["SleepSettings"], sections["ModelSettings"]["properties"]["sleep"]  # a pod has its GPUs to itself
     del sections["AutoscalingSettings"]["properties"]["max_asleep_gib"]
     assert made["$defs"] == sections | tenants_json_schema()["$defs"]
     assert made["properties"]["config"]["properties"].keys() == defined["properties"].keys() - {"ui"}
+
+
+def test_each_spelling_that_the_schema_passes_is_one_name_to_the_rule_that_refuses_it() -> None:
+    for place in places():
+        (pattern,) = spellings(place.meant())
+        meant = [{plain_name(key) for key in written(name)} for name in re.findall(r"(?:\([^()]*\)|[^|()])+", pattern[4:-2])]
+        assert sorted(map(sorted, meant)) == [[name] for name in sorted(place.meant())]
+
+
+def written(name: str) -> Iterator[str]:
+    """Yield what a name in the schema's pattern matches: a_b, a-b and aB for ``a(_b|-b|B)``."""
+    parts = re.split(r"(\([^()]*\))", name)
+    yield from map("".join, itertools.product(*(part.strip("()").split("|") for part in parts)))
 
 
 def test_every_object_of_the_schema_is_closed_or_a_map_of_one_type() -> None:

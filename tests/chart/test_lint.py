@@ -55,6 +55,59 @@ CHECKS: list[Check] = [
         models(MODEL | {"replicas": {"min": 1, "max": 2}}),
     ),
     (
+        "keys of other systems in the sections below, and arguments of vLLM",
+        merged(
+            models(
+                MODEL | {"max_model_len": 2048, "--max-num-seqs": 8, "replicas": {"schedule": [{"min": 1, "minReplicas": 1}]}},
+                {"name": "n", "model": "/opt/n", "replicas": {"upscaleDelayS": 3}, "engine_args": {"num_gpus": 2}},
+            ),
+            at("config.timeouts.gracefulShutdownTimeoutS", 30),
+            at("config.trust-remote-code", True),
+        ),
+        (
+            "config.models.m.max_model_len: unknown key; it is an argument of vLLM's engine: put it under models.NAME.engine_args",
+            "config.models.m.--max-num-seqs: unknown key; it is an argument of vLLM's engine",
+            "config.models.m.replicas.schedule[0].minReplicas: unknown key; for engines set models.NAME.replicas",
+            "config.models.n.engine_args.num_gpus: unknown argument; set models.NAME.gpus_per_replica",
+            "config.models.n.replicas.upscaleDelayS: unknown key; remove it: serve-app has its own policy",
+            "config.timeouts.gracefulShutdownTimeoutS: unknown key; set timeouts.drain_s",
+            "config.trust-remote-code: unknown key; it is an argument of vLLM's engine",
+        ),
+        models(
+            MODEL | {"engine_args": {"max_model_len": 2048, "tensor-parallel-size": 1}},
+            # `requests` is Kubernetes's name for another thing, and a canary's own key
+            {"name": "c", "model": "/opt/c", "canary": {"of": "m", "requests": 30}},
+        ),
+    ),
+    (
+        "keys with several capitals in a row",
+        merged(
+            models(
+                MODEL | {"requestGPUType": "a", "numGPUBlocksOverride": 1, "maxCPULoras": 1, "replicas": {"requestGPUType": "a"}}
+            ),
+            at("config.timeouts.requestGPUType", "a"),
+            at("config.ingress", {"mmIpcGPUMemoryGb": 1, "dcpQReplicate": True}),
+        ),
+        (
+            *(
+                f"config.{at}.requestGPUType: unknown key; models.NAME.resources"
+                for at in ("models.m", "models.m.replicas", "timeouts")
+            ),
+            *(f"config.models.m.{key}: unknown key; it is an argument" for key in ("numGPUBlocksOverride", "maxCPULoras")),
+            *(f"config.ingress.{key}: unknown key; it is an argument" for key in ("mmIpcGPUMemoryGb", "dcpQReplicate")),
+        ),
+        models(MODEL),
+    ),
+    (
+        "numbers of replicas",
+        merged(models(MODEL | {"replicas": 2}), at("config.ingress.replicas", 3)),
+        (
+            "not-a-mapping: config.models.m.replicas: is 2, but should be a mapping; write {min: 2, max: 2}",
+            "not-a-mapping: config.ingress.replicas: is 3, but should be a mapping; write {min: 3, max: 3}",
+        ),
+        models(MODEL | {"replicas": {"min": 2, "max": 2}}),
+    ),
+    (
         "a port of the links that is the API's",
         at("config.protocol.port", 8010),
         ("config.protocol.port is 8010, and so is config.ingress.port",),

@@ -15,7 +15,9 @@ from serve_app.cli.doctor import needed_bytes, needed_gpus
 from serve_app.cli.findings import GIB, Finding
 from serve_app.cli.main import app
 from serve_app.config import load_settings, parse_settings
+from serve_app.host import libraries
 from serve_app.host.descriptors import SPARE
+from tests.doubles.certificates import make_tls
 
 CONFIG = """
 models: {{chat: {{model: embedded:smollm2-135m-instruct, simulated: {{profile: a10g-llama-8b}}}}}}
@@ -140,12 +142,56 @@ def test_files_that_are_named_are_read_and_adapters_looked_for(tmp_path: Path) -
         f"ingress: {{port: 8977, api_keys_file: {tmp_path}/keys}}\nprotocol: {{cluster_token_file: {tmp_path}/token}}\n"
     )
     (tmp_path / "config.json").write_text("{}")
+    _, found = doctor(written(tmp_path, config))
+    (line,) = (finding for finding in found if finding["name"] == "model chat")
+    assert line["said"].startswith(f"models.chat.model: {tmp_path} holds no weights")
+    (tmp_path / "model.safetensors").write_text("weights")
     code, found = doctor(written(tmp_path, config))
     said = {finding["name"]: (finding["state"], finding["said"]) for finding in found}
     assert code == 1
     assert said["ingress.api_keys_file"][1].startswith(f"line 1 of {tmp_path}/keys has 5 characters")
     assert said["protocol.cluster_token_file"] == ("error", f"{tmp_path}/token does not exist")
     assert said["model chat"] == ("error", f"models.chat.adapters.lora.path: {tmp_path} holds no adapter_config.json")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    _, found = doctor(written(tmp_path, config))
+    (line,) = (finding for finding in found if finding["name"] == "model chat")
+    assert line["said"] == (
+        f"models.chat.adapters.lora.path: {tmp_path} holds no weights, neither adapter_model.safetensors nor adapter_model.bin"
+    )
+    (tmp_path / "adapter_model.bin").write_text("weights")
+    _, found = doctor(written(tmp_path, config))
+    assert {"name": "model chat", "state": "ok", "said": f"{tmp_path} is a checkpoint", "remedy": ""} in found
+
+
+def test_what_is_named_outside_of_this_machine_has_a_line_each_and_none_is_ok_unseen(tmp_path: Path) -> None:
+    (tmp_path / "url").write_text("postgresql://u:secret@127.0.0.1:1/d")
+    tls = make_tls(tmp_path, "fleet")
+    (tmp_path / "fleet" / "cert.pem").write_text("no certificate")
+    batch = f"batch: {{database_file: {tmp_path}/url, files: 's3://bucket/prefix'}}"
+    names = ", ".join(f"{name}_file: {getattr(tls, f'{name}_file')}" for name in ("cert", "key", "ca"))
+    config = CONFIG.format(port=f"8977, {batch}") + f"protocol: {{tls: {{{names}}}}}\n"
+    config += "tracing: {endpoint: 'http://127.0.0.1:1/v1/traces'}\n"
+    code, found = doctor(written(tmp_path, config))
+    states = {finding["name"]: finding["state"] for finding in found}
+    assert (code, states["protocol.tls"]) == (1, "error")
+    assert [states[name] for name in ("ingress.batch.database", "ingress.batch.files", "tracing")] == ["warning"] * 3
+    assert "secret" not in json.dumps(found)
+
+
+def test_a_simulated_engine_is_not_said_to_have_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    text = f"models: {{chat: {{model: {tmp_path}, simulated: {{profile: a10g-llama-8b}}}}}}"
+    _, found = doctor(written(tmp_path, text))
+    (line,) = (finding for finding in found if finding["name"] == "model chat")
+    assert (line["state"], "its weights were not looked at" in line["said"]) == ("ok", True)
+    assert "libraries" not in {finding["name"] for finding in found}, "which only an engine that computes on CPUs needs"
+
+
+def test_a_library_that_an_engine_on_cpus_lacks_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "PACKAGES", {"libnone.so.9": "libnone9"})
+    _, found = doctor(written(tmp_path, f"models: {{chat: {{model: {tmp_path}}}}}"))
+    (line,) = (finding for finding in found if finding["name"] == "libraries")
+    assert (line["state"], line["remedy"]) == ("error", "on Debian and Ubuntu: apt install libnone9")
 
 
 def test_mistakes_of_the_tenants_and_an_issuer_that_is_away_are_found(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -75,14 +76,70 @@ def test_the_answer_of_the_hub_is_judged(asked: list[str], name: str, state: str
     assert asked == [f"/{name.partition(':')[0]}/resolve/main/config.json"]
 
 
-def test_a_model_in_the_cache_is_not_asked_for(asked: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "models--org--none"
+def cached(cache: Path, *names: str) -> Path:
+    """Put files of org/none into the cache as the hub's client does."""
+    folder = cache / "models--org--none"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("abc")
-    (folder / "snapshots" / "abc").mkdir(parents=True)
-    (folder / "snapshots" / "abc" / "config.json").write_text("{}")
+    snapshot = folder / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    for name in names:
+        (snapshot / name).write_text("{}")
+    return snapshot
+
+
+def test_a_model_in_the_cache_is_not_asked_for(asked: list[str], tmp_path: Path) -> None:
+    cached(tmp_path, "config.json", "model.safetensors")
     assert look_up(model("org/none")) == HubAnswer("cached", f"org/none is in {tmp_path}")
     assert asked == []
+
+
+def test_a_configuration_alone_in_the_cache_is_no_model(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    snapshot = cached(tmp_path, "config.json")
+    assert look_up(model("org/none")).state == "refused"
+    assert asked == ["/org/none/resolve/main/config.json"]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    answer = look_up(model("org/none"))
+    said = f"org/none is not whole on this machine: {snapshot} holds no weights, no file that ends in .safetensors, "
+    assert (answer.state, answer.said.startswith(said)) == ("refused", True)
+    assert answer.said.endswith(", and HF_HUB_OFFLINE is set")
+
+
+@pytest.mark.parametrize("keys", [{"simulated": {"profile": "a10g-llama-8b"}}, {"engine_args": {"load_format": "dummy"}}])
+def test_an_engine_that_reads_no_weights_needs_none_in_the_cache(asked: list[str], keys: dict[str, Any], tmp_path: Path) -> None:
+    cached(tmp_path, "config.json")
+    settings = parse_settings({"models": {"m": {"model": "org/none"} | keys}})
+    assert look_up(settings.models["m"]).state == "cached"
+    assert asked == []
+
+
+@pytest.mark.usefixtures("asked")
+def test_weights_are_looked_for_where_the_engine_downloads_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    cached(tmp_path, "config.json")
+    elsewhere = tmp_path / "weights"
+    engine_args = {"download_dir": str(elsewhere)}
+    settings = parse_settings({"models": {"m": {"model": "org/none", "engine_args": engine_args}}}).models["m"]
+    answer = look_up(settings)
+    said = f"org/none is not whole on this machine: {elsewhere}/models--org--none/snapshots/main holds no weights, "
+    assert (answer.state, answer.said.startswith(said)) == ("refused", True)
+    snapshot = cached(elsewhere, "model.safetensors")
+    said = f"org/none is in {tmp_path}, its weights in {elsewhere}"
+    assert look_up(settings) == refuse_missing_checkpoint(settings) == HubAnswer("cached", said)
+    (snapshot / "model.safetensors").unlink()
+    assert look_up(settings).state == "refused"
+
+
+def test_the_load_format_says_which_files_are_weights(asked: list[str], tmp_path: Path) -> None:
+    snapshot = cached(tmp_path, "config.json", "model-rank-0-part-0.safetensors")
+    (snapshot / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model.safetensors"}}')
+    for load_format, state in (("auto", "refused"), ("sharded_state", "cached")):
+        engine_args = {"load_format": load_format}
+        settings = parse_settings({"models": {"m": {"model": "org/none", "engine_args": engine_args}}})
+        assert look_up(settings.models["m"]).state == state
+    assert len(asked) == 1
 
 
 def test_offline_no_hub_is_asked(asked: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

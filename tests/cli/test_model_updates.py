@@ -32,7 +32,7 @@ def test_an_update_changes_one_model_and_drops_a_revision_of_other_weights(tmp_p
     assert changed(SETTINGS, "chat", "", "", file).models["chat"].replicas.min == 2
     with pytest.raises(ClusterFailed, match="has no model 'vital'; its models: chat"):
         changed(SETTINGS, "vital", "", "", file)
-    with pytest.raises(ConfigError, match=r"models\.chat\.model: is 'v2', a relative path"):
+    with pytest.raises(ConfigError, match=r"models\.chat\.model: is '\./v2', a relative path"):
         changed(SETTINGS, "chat", "./v2", "", None)
 
 

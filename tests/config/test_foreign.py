@@ -1,12 +1,16 @@
 """Names of other systems are refused with the key that is meant here."""
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serve_app.config import Settings, problems
-from serve_app.config.foreign import FOREIGN
+from serve_app.config.foreign import FOREIGN, foreign_hint
 from serve_app.config.places import sections
+from serve_app.config.vllm_arguments import misplaced_arguments
+from serve_app.config.vllm_source import engine_arg_types, frontend_arg_types, listener_arg_types
 from tests.config.helpers import LLAMA
 
 GPUS = "set models.NAME.gpus_per_replica, the GPUs of one engine and its tensor parallel size"
@@ -27,7 +31,20 @@ REPLICAS = "for engines set models.NAME.replicas: {min: 1, max: 2}, for ingresse
         ("rpm", "quotas are a tenant's: set limits.requests_per_minute"),
         ("api_base", "remove it: serve-app starts its engines itself, and forwards to no other service"),
         ("--max-model-len", "it is an argument of vLLM's engine: put it under models.NAME.engine_args"),
-        ("data_parallel_backend", "it is an argument of vLLM's engine"),
+        ("data_parallel_backend", "each engine is a replica of the fleet; raise replicas.min and replicas.max"),
+        ("allowed_origins", "set ingress.cors_origins"),
+        ("uvicorn_log_level", "remove it: it concerns vLLM's own HTTP listener"),
+        ("max_replicas_per_node", "set models.NAME.replicas_per_node"),
+        ("livenessProbe", "health says when an engine counts as hung, timeouts.engine_start_s how long its start may take"),
+        ("envFrom", "pods are the Helm chart's: set it in its values, under modelPods.extra"),
+        ("limits", "set num_cpus and gpus_per_replica; the pod's own are the Helm chart's: modelPods.resources"),
+        ("modelURL", "set models.NAME.model to the weights"),
+        ("requestGPU", GPUS),
+        ("requestGPUType", "models.NAME.resources binds replicas to nodes"),
+        ("numGPUBlocksOverride", "it is an argument of vLLM's engine: put it under models.NAME.engine_args"),
+        ("storageUri", "set models.NAME.model to a folder; on Kubernetes the Helm chart's weights.downloads fetches it"),
+        ("max_parallel_requests", "quotas are a tenant's: set limits.max_concurrent in ingress.tenants_file"),
+        ("routing_strategy", "set models.NAME.routing.by: prefix or load"),
         ("kv_transfer_config", "set models.NAME.kv.transfer: nixl to move running requests with their KV; "),
         ("ec_transfer_config", "remove it: requests name no other engine here"),
     ],
@@ -45,7 +62,70 @@ def test_a_key_of_another_system_is_refused_with_our_own_wherever_it_stands(key:
 
 def test_no_key_of_ours_counts_as_foreign() -> None:
     own = {key for _, section in sections(Settings) for key in section.model_fields}
-    assert own & FOREIGN.keys() == set()
+    assert own & FOREIGN.keys() == {"requests"}, "a canary's requests; elsewhere it is Kubernetes's, and in a canary it is known"
+    assert problems({"models": {"m": LLAMA, "c": LLAMA | {"canary": {"of": "m", "requests": 30}}}}) == []
+
+
+WITHOUT_A_ROW = {
+    "logging_config": "serve_app.config.vllm_arguments has it as vLLM's",
+    "log_level": "serve_app.config.vllm_arguments has it as vLLM's",
+    "middlewares": "a fleet loads no code of others into the ingress; nearest is vLLM's middleware, which is refused by its name",
+    "location": "too general a word: in ten sections it could mean ten things",
+    "encoding": "too general a word",
+    "logs_dir": "Ray's session folder has the logs, and no key moves them",
+    "enable_access_log": "no key switches the access log",
+    "additional_log_standard_attrs": "no key adds fields to log lines",
+    "experimental_configs": "a bag of anything",
+    "callback_config": "no key runs code of others around an engine's start",
+    "server_cls": "no key replaces the deployments",
+    **dict.fromkeys(
+        (
+            *("request_router_kwargs", "request_routing_stats_period_s", "request_routing_stats_timeout_s"),
+            *("initial_backoff_s", "backoff_multiplier", "max_backoff_s"),
+        ),
+        "only below request_router_config, which has a row",
+    ),
+}
+"""Fields of Ray Serve that get no sentence of ours, and why."""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own models
+def test_every_field_of_ray_serves_configuration_has_a_row_or_a_reason_for_none() -> None:
+    from ray.serve import config, schema
+
+    classes = [schema.DeploymentSchema, schema.ServeApplicationSchema, schema.ServeDeploySchema, schema.RayActorOptionsSchema]
+    classes += [config.AutoscalingConfig, config.HTTPOptions, config.RequestRouterConfig, schema.LoggingConfig]
+    assert_known({field for each in classes for field in each.model_fields})
+
+
+def test_every_field_of_rays_llm_configuration_has_a_row_or_a_reason_for_none() -> None:
+    import ray
+
+    file = Path(ray.__file__).parent / "llm/_internal/serve/core/configs/llm_config.py"  # whose import would load vLLM
+    tree = ast.parse(file.read_text())
+    (body,) = (node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "LLMConfig")
+    fields = {n.target.id for n in body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+    assert {"model_loading_config", "engine_kwargs"} <= fields
+    assert_known({field for field in fields if not field.startswith("_")})
+
+
+def assert_known(fields: set[str]) -> None:
+    own = {key for _, section in sections(Settings) for key in section.model_fields}
+    assert sorted(f for f in fields - own - WITHOUT_A_ROW.keys() if not foreign_hint(f)) == []
+
+
+def test_every_argument_of_vllm_has_a_sentence_wherever_it_stands() -> None:
+    known = misplaced_arguments()
+    assert {"max_model_len", "chat_template", "uvicorn_log_level", "tensor_parallel_size"} <= known.keys()
+    everything = {*engine_arg_types(), *frontend_arg_types(), *listener_arg_types()}
+    assert everything - known.keys() == {"host", "port"}, "keys of several sections here, which the hint names"
+
+
+@pytest.mark.parametrize(("path", "values"), [("ingress.replicas", {"ingress": {"replicas": 2}}), ("models.m.replicas", {})])
+def test_a_number_of_replicas_is_refused_with_the_mapping_to_write(path: str, values: dict[str, Any]) -> None:
+    model = LLAMA | ({} if values else {"replicas": 2})
+    (problem,) = problems({"models": {"m": model}} | values)
+    assert str(problem) == f"{path}: is 2, but should be a mapping; write {{min: 2, max: 2}}"
 
 
 def test_among_arguments_of_vllm_a_name_of_another_system_is_not_taken_for_a_misspelt_one() -> None:

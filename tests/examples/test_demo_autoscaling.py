@@ -1,5 +1,7 @@
 """`make demo-autoscaling` reports while its fleet starts, and draws and explains what happened whatever the load test's verdict is."""
 
+import re
+import shlex
 import signal
 import sys
 from functools import partial
@@ -13,6 +15,7 @@ from serve_app.autoscaling.decision_log import Record
 from serve_app.autoscaling.fleet import FleetObservation, FleetRules, FleetScaler
 from serve_app.batch.fleet_process import FleetProcess
 from tests.autoscaling.plant import RULES, Plant
+from tests.docs.test_docs import parse
 from tests.loadtest.synthetic import write_run
 from tools import demo_autoscaling
 
@@ -78,6 +81,8 @@ def test_an_invalid_run_has_a_plot_and_the_reason_of_the_first_order(tmp_path: P
     said = capsys.readouterr().out
     assert "\nchat, 2026-09-21T14:" in said
     assert "Z: 1 -> 2, because the demand needs that many\n" in said
+    (log,) = re.findall("every decision: (.+)", said)
+    parse(shlex.split(log))
     assert f"replicas and latencies over time: {run}/plot/autoscaling.svg\n" in said
     assert (run / "plot" / "autoscaling.png").stat().st_size > 10_000
 
@@ -107,7 +112,32 @@ def test_without_records_the_demo_ends_with_the_load_tests_status(tmp_path: Path
     assert third == f"error: no plot: {run}: has no record of replicas"
 
 
-def test_an_application_that_is_gone_leaves_no_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    demo_autoscaling.save_decisions("gone", tmp_path / "decisions.jsonl")
-    assert capsys.readouterr().err.startswith("the decision log cannot be read: error: no application named 'gone'")
+def test_an_application_that_is_gone_leaves_no_log(tmp_path: Path) -> None:
+    reason = demo_autoscaling.save_decisions("gone", tmp_path / "decisions.jsonl")
+    assert reason.startswith("error: no application named 'gone'")
     assert not (tmp_path / "decisions.jsonl").exists()
+
+
+def test_a_log_that_takes_too_long_is_given_up_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_autoscaling, "LOG_LIMIT_S", 0.001)
+    reason = demo_autoscaling.save_decisions("busy", tmp_path / "decisions.jsonl")
+    assert reason == "`serve-app autoscale log` took longer than 0.001 s, on a machine that is too busy"
+
+
+@pytest.mark.parametrize("has_empty_log", [False, True])
+def test_without_a_log_the_plot_comes_with_the_reason_and_the_way_to_an_explanation(
+    has_empty_log: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", sick=True, scenario=STEP)
+    if has_empty_log:
+        (run / "decisions.jsonl").touch()
+    assert demo_autoscaling.show(run, 3, "" if has_empty_log else "the command took too long") == 1
+    said = capsys.readouterr().out
+    reason = "it is empty" if has_empty_log else "the command took too long"
+    assert f"no explanation, because there is no log of the decisions: {reason}\n" in said
+    up, autoscale = (shlex.split(command) for command in re.findall("serve-app [^,\n]+", said))
+    parse(up)
+    parse(autoscale)
+    assert (demo_autoscaling.ROOT / up[-1], autoscale[1:]) == (demo_autoscaling.CONFIG, ["autoscale", "explain"])
+    assert f"replicas and latencies over time: {run}/plot/autoscaling.svg\n" in said
+    assert said.endswith("The demo itself is complete but for the explanation.\n")

@@ -5,7 +5,7 @@ whose rules ignoredRules names; tests/chart/test_lint.py and test_lint_timeouts.
 {{- $tables := dict -}}
 {{- range $file, $_ := .Files.Glob "files/lints/*.yaml" }}{{ $tables = merge $tables ($.Files.Get $file | fromYaml) }}{{ end -}}
 {{- $in := dict "root" . "tables" $tables "shared" (.Files.Get "files/rules.yaml" | fromYaml) -}}
-{{- $problems := printf "%s\n%s" (include "serve-app.lintForeign" $in) (include "serve-app.lintConfig" $in) | trim -}}
+{{- $problems := include "serve-app.lintForeign" $in | trim | default (include "serve-app.lintConfig" $in | trim) -}}
 {{- if not $problems -}}{{- /* the other checks read names and configuration that these refuse */ -}}
 {{- $_ := set $in "models" (include "serve-app.models" . | fromYamlArray) -}}
 {{- $_ := set $in "groups" list -}}
@@ -44,26 +44,46 @@ groups), table, and what its rules read. */}}
 {{- tpl $rules (set . "Values" .in.root.Values) -}}
 {{- end }}
 
-{{- /* Names of other systems and of earlier versions, which the schema lets through: a closed object could not say which key is meant. */}}
+{{- /* Names of other systems, arguments of vLLM and names of earlier versions, which the schema lets through: a closed object could not say
+which key is meant. */}}
 {{- define "serve-app.lintForeign" -}}
 {{- $in := . -}}
 {{- $config := .root.Values.config -}}
-{{- $sections := dict "config" $config "config.ingress" ($config.ingress | default dict) -}}
+{{- $arguments := dict -}}
+{{- range $row := .shared.arguments }}{{ range $row.names }}{{ $_ := set $arguments . $row.meant }}{{ end }}{{ end -}}
+{{- $both := merge (deepCopy .shared.foreign) $arguments -}}
+{{- range $section := .shared.sections -}}
+{{- $table := ternary $both $in.shared.foreign $section.takesArguments -}}
+{{- range $path, $keys := include "serve-app.keysAt" (dict "config" $config "place" $section.place) | fromJson -}}
+{{- range $key := $keys -}}
+{{- with and (not (has $key $section.own)) (get $table (include "serve-app.plainName" $key)) -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "foreign" "path" (printf "%s.%s" $path $key) "what" "key" "meant" .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- $old := dict "" .root.Values -}}
+{{- $counts := dict "config.ingress.replicas" (dig "ingress" "replicas" dict $config) -}}
 {{- range $name, $model := $config.models -}}
-{{- $_ := set $sections (printf "config.models.%s" $name) $model -}}
+{{- $_ := set $counts (printf "config.models.%s.replicas" $name) (get $model "replicas") -}}
+{{- range $key, $_ := $model.engine_args -}}
+{{- $plain := include "serve-app.plainName" $key -}}
+{{- with and (not (hasKey $arguments $plain)) (get $in.shared.foreign $plain) -}}
+{{- $path := printf "config.models.%s.engine_args.%s" $name $key -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "foreign" "path" $path "what" "argument" "meant" .) -}}
+{{- end -}}
+{{- end -}}
 {{- $_ := set $old (printf "config.models.%s.pods" $name) (dict "modelPods" ($model.pods | default dict)) -}}
 {{- end -}}
-{{- range $path, $section := $sections -}}
-{{- range $key, $_ := $section -}}
-{{- with index $in.shared.foreign $key -}}
-{{- include "serve-app.judge" (dict "in" $in "table" "foreign" "path" (printf "%s.%s" $path $key) "meant" .) -}}
-{{- end -}}
+{{- range $path, $value := $counts -}}
+{{- if regexMatch "^(int|float)" (kindOf $value) -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "counts" "path" $path "value" $value
+    "most" ($in.shared.maxWrittenReplicas | int)) -}}
 {{- end -}}
 {{- end -}}
 {{- range $key, $meant := .shared.foreignValues -}}
 {{- if hasKey $in.root.Values $key -}}
-{{- include "serve-app.judge" (dict "in" $in "table" "foreign" "path" $key "meant" $meant) -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "foreign" "path" $key "what" "key" "meant" $meant) -}}
 {{- end -}}
 {{- end -}}
 {{- range $at, $values := $old -}}

@@ -1,5 +1,32 @@
 {{- /* What the tables of files/lints/config.yaml judge: ports, replicas and GPUs. Args of all: in, as of serve-app.judge. */}}
 
+{{- /* The keys of each section of `config` at a place such as models.NAME.replicas: a JSON object from path to keys. Args: config, place. */}}
+{{- define "serve-app.keysAt" -}}
+{{- $found := dict "config" .config -}}
+{{- range $step := splitList "." .place | compact -}}
+{{- $below := dict -}}
+{{- range $path, $section := $found -}}
+{{- range $key, $value := $section -}}
+{{- if or (eq $step "NAME") (eq $step $key) -}}
+{{- if kindIs "map" $value }}{{ $_ := set $below (printf "%s.%s" $path $key) $value }}{{ end -}}
+{{- if kindIs "slice" $value -}}
+{{- range $i, $entry := $value }}{{ $_ := set $below (printf "%s.%s[%d]" $path $key $i) $entry }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $found = $below -}}
+{{- end -}}
+{{- range $path, $section := $found }}{{ $_ := set $found $path (keys $section | sortAlpha) }}{{ end -}}
+{{ toJson $found }}
+{{- end }}
+
+{{- /* A key in snake case: max_model_len for --max-model-len, request_gpu_type for requestGPUType. */}}
+{{- define "serve-app.plainName" -}}
+{{- $words := regexReplaceAll "([a-z0-9])([A-Z])" (regexReplaceAll "^-+" . "") "${1}_${2}" -}}
+{{ regexReplaceAll "([A-Z])([A-Z][a-z])" $words "${1}_${2}" | replace "-" "_" | lower }}
+{{- end }}
+
 {{- define "serve-app.lintPorts" -}}
 {{- $in := . -}}
 {{- $config := .root.Values.config -}}

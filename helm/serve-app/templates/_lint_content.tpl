@@ -59,6 +59,17 @@ path of a file, nor another variable. Args: name, value. */}}
 {{- include "serve-app.judge" (merge (dict "table" "fetched" "is_fetched" $is_fetched) .) -}}
 {{- end }}
 
+{{- /* Args: in, at, text, forms, as of the table `places`. The first form that matches counts. */}}
+{{- define "serve-app.lintPlace" -}}
+{{- $args := . -}}{{- $is_found := false -}}
+{{- range .forms -}}
+{{- if and (not $is_found) (regexMatch .pattern $args.text) -}}
+{{- $is_found = true -}}
+{{- include "serve-app.judge" (merge (dict "table" "places" "form" .) $args) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
 {{- define "serve-app.lintWeights" -}}
 {{- $in := . -}}{{- $v := .root.Values -}}
 {{- $paths := list -}}
@@ -70,12 +81,17 @@ path of a file, nor another variable. Args: name, value. */}}
     "what" "weights" "paths" $paths) -}}
 {{- end -}}
 {{- range $name, $adapter := $model.adapters | default dict -}}
+{{- include "serve-app.lintPlace" (dict "in" $in "at" (printf "%s.adapters.%s.path" $model.at $name) "text" $adapter.path
+    "forms" $in.shared.folderForms) -}}
 {{- if hasPrefix "/models/" $adapter.path -}}
 {{- $at := printf "%s.adapters.%s.path is %s" $model.at $name $adapter.path -}}
 {{- include "serve-app.lintFetched" (dict "in" $in "at" $at "path" $adapter.path "what" "adapter" "paths" $paths) -}}
 {{- end -}}
 {{- end -}}
-{{- include "serve-app.judge" (dict "in" $in "table" "model_weights" "model" $model "is_open" $is_open) -}}
+{{- $wrong := include "serve-app.lintPlace" (dict "in" $in "at" (printf "%s.model" $model.at) "text" $model.model
+    "forms" $in.shared.modelForms) -}}
+{{- $wrong -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "model_weights" "model" $model "is_wrong" (trim $wrong) "is_open" $is_open) -}}
 {{- end -}}
 {{- include "serve-app.judge" (dict "in" . "table" "weights" "paths" $paths) -}}
 {{- range $i, $download := $v.weights.downloads -}}

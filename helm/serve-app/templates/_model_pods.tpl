@@ -19,6 +19,7 @@ so that they stay when other models come or go. A canary stands behind all model
 {{- range keys $places | sortAlpha }}
 {{- $name := index $places . -}}
 {{- $model := index $models $name -}}
+{{- if not (kindIs "map" (dig "replicas" dict $model)) }}{{ $model = omit $model "replicas" }}{{ end -}}{{- /* a rule refuses the number */ -}}
 {{- $plain := regexReplaceAll "[^a-z0-9]+" (lower $name) "-" | trimAll "-" -}}
 {{- if or (ne $plain $name) (gt (len $plain) 30) -}}
 {{- $plain = printf "%s-%s" (trunc 23 $plain | trimSuffix "-") (sha256sum $name | trunc 6) -}}
