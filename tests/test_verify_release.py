@@ -1,13 +1,22 @@
-"""tools/verify-release accepts a folder of a release only as it was signed."""
+"""tools/verify-release accepts a folder of a release only as it was signed, by a key or by a workflow."""
 
+import base64
+import hashlib
+import json
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from tests.own_sigstore import SIGNED_AT, OwnSigstore
+
 VERIFY = Path(__file__).parents[1] / "tools" / "verify-release"
+WORKFLOW = "https://github.com/owner/serve-app/.github/workflows/release.yml@refs/tags/v0.0.1"
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not on the PATH")
 
 
@@ -112,8 +121,121 @@ def test_another_key_is_refused(release: Path, keys: Path, signer: str) -> None:
     assert (said.returncode, said.stdout) == (1, "")
 
 
-def test_a_signature_by_a_key_is_none_by_a_workflow(release: Path) -> None:
-    workflow = "https://github.com/owner/serve-app/.github/workflows/release.yml@refs/tags/v0.0.1"
-    said = verify(release, workflow)
+@pytest.fixture(scope="module")
+def instance() -> OwnSigstore:
+    return OwnSigstore()
+
+
+@pytest.fixture
+def keyless(release: Path, keys: Path, instance: OwnSigstore) -> Path:
+    """The same release, signed by the workflow instead of a key. keys/trust.json is the instance's trust configuration."""
+    (release / "SHA256SUMS.sig").unlink()
+    (keys / "trust.json").write_text(json.dumps(instance.trust_config()))
+    sign_as(release, instance, WORKFLOW)
+    return release
+
+
+def sign_as(folder: Path, instance: OwnSigstore, identity: str, **more: str) -> None:
+    bundle = instance.bundle((folder / "SHA256SUMS").read_bytes(), identity, **more)
+    (folder / "SHA256SUMS.sigstore.json").write_text(json.dumps(bundle))
+
+
+def change_bundle(folder: Path, *path: str | int, to: object) -> None:
+    file = folder / "SHA256SUMS.sigstore.json"
+    bundle = part = json.loads(file.read_text())
+    for name in path[:-1]:
+        part = part[name]
+    part[path[-1]] = to
+    file.write_text(json.dumps(bundle))
+
+
+def verify_keyless(folder: Path, trust: Path) -> subprocess.CompletedProcess[str]:
+    """Run the script with the `sigstore` of this environment, which requirements/dev.lock names."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = [VERIFY, folder, WORKFLOW, trust]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": path, "COLUMNS": "1000"})
+
+
+def test_a_release_passes_as_the_workflow_signed_it(keyless: Path, keys: Path) -> None:
+    said = verify_keyless(keyless, keys / "trust.json")
+    assert (said.returncode, said.stdout) == (0, f"{keyless}: signed by {WORKFLOW}; 2 files, none missing, changed or added\n")
+
+
+def another_tag(folder: Path, instance: OwnSigstore) -> None:
+    sign_as(folder, instance, WORKFLOW.replace("v0.0.1", "v0.0.2"))
+
+
+def another_issuer(folder: Path, instance: OwnSigstore) -> None:
+    sign_as(folder, instance, WORKFLOW, issuer="https://accounts.example.com")
+
+
+def another_instance(folder: Path, instance: OwnSigstore) -> None:
+    sign_as(folder, OwnSigstore(), WORKFLOW)
+
+
+def another_certificate_log(folder: Path, instance: OwnSigstore) -> None:
+    sign_as(folder, OwnSigstore(authority=instance.authority, signature_log=instance.signature_log), WORKFLOW)
+
+
+def another_signature_log(folder: Path, instance: OwnSigstore) -> None:
+    sign_as(folder, OwnSigstore(authority=instance.authority, certificate_log=instance.certificate_log), WORKFLOW)
+
+
+def other_sums(folder: Path, instance: OwnSigstore) -> None:
+    change_and_sum(folder)
+
+
+def other_sums_with_their_digest(folder: Path, instance: OwnSigstore) -> None:
+    change_and_sum(folder)
+    digest = hashlib.sha256((folder / "SHA256SUMS").read_bytes()).digest()
+    change_bundle(folder, "messageSignature", "messageDigest", "digest", to=base64.b64encode(digest).decode())
+
+
+def another_time(folder: Path, instance: OwnSigstore) -> None:
+    later = int((SIGNED_AT + timedelta(minutes=1)).timestamp())
+    change_bundle(folder, "verificationMaterial", "tlogEntries", 0, "integratedTime", to=str(later))
+
+
+def no_bundle(folder: Path, instance: OwnSigstore) -> None:
+    (folder / "SHA256SUMS.sigstore.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (another_tag, "Certificate's SANs do not match"),
+        (another_issuer, "OIDCIssuer does not match"),
+        (another_instance, "failed to build timestamp certificate chain"),
+        (another_certificate_log, "failed to verify SCT"),
+        (another_signature_log, "invalid log entry"),
+        (other_sums, "digest mismatch"),
+        (other_sums_with_their_digest, "Signature is invalid for input"),
+        (another_time, "SET: invalid inclusion promise"),
+        (no_bundle, "Missing verification materials"),
+    ],
+)
+def test_a_folder_that_the_workflow_did_not_sign_is_refused(
+    keyless: Path, keys: Path, instance: OwnSigstore, damage: Callable[[Path, OwnSigstore], None], reason: str
+) -> None:
+    damage(keyless, instance)
+    said = verify_keyless(keyless, keys / "trust.json")
     assert (said.returncode, said.stdout) == (1, "")
-    assert said.stderr.splitlines()[-1] == f"refused: {workflow} did not sign SHA256SUMS; install nothing from {release}"
+    assert reason in said.stderr
+    assert said.stderr.splitlines()[-1] == f"refused: {WORKFLOW} did not sign SHA256SUMS; install nothing from {keyless}"
+
+
+def test_a_changed_file_is_refused_though_the_workflow_signed_the_sums(keyless: Path, keys: Path) -> None:
+    change(keyless)
+    said = verify_keyless(keyless, keys / "trust.json")
+    assert (said.returncode, said.stdout) == (1, "")
+    assert said.stderr.splitlines()[-1] == f"refused: files are missing or changed; install nothing from {keyless}"
+
+
+@pytest.mark.parametrize(("tool", "signer"), [("sigstore", WORKFLOW), ("openssl", "release.pub")])
+def test_without_the_tool_the_folder_is_unchecked_not_refused(release: Path, keys: Path, tool: str, signer: str) -> None:
+    (keys / "bin").mkdir()
+    for name in ("env", "bash"):
+        (keys / "bin" / name).symlink_to(str(shutil.which(name)))
+    said = subprocess.run([VERIFY, release, signer], cwd=keys, capture_output=True, text=True, env={"PATH": str(keys / "bin")})
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr.startswith(f"error: {tool} is not on the PATH, so nothing was checked; ")
