@@ -36,7 +36,7 @@ PROMETHEUS_PORT ?= 9090
 GRAFANA_PORT ?= 3000
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 IMAGE ?= localhost/serve-app:$(VERSION)
-CUDA_IMAGE ?= $(IMAGE)-cuda
+CUDA_IMAGE ?= $(addsuffix -cuda,$(IMAGE))
 REDIS_IMAGE ?= localhost/serve-app-redis:$(VERSION)
 BUILD ?= docker build
 DIST ?= dist/$(VERSION)
@@ -45,6 +45,8 @@ DIST_IMAGES ?= $(DIST)-images
 IMAGE_REPOSITORY ?=
 # A private key in PEM form that signs SHA256SUMS, of any kind that `openssl dgst` signs with.
 SIGNING_KEY ?=
+# The base image with its digest, for images of a release; empty: the tag that the Dockerfile names, as it is now.
+BASE ?=
 # Where BUILD puts images, in skopeo's words; containers-storage: for podman and buildah.
 IMAGE_STORE ?= docker-daemon:
 
@@ -107,7 +109,7 @@ check: .venv check-locks ## format, lint, types, dependency direction, known-bad
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-check-locks: .venv ## compare the locks and TORCH with the known-bad versions of requirements/known-bad*.txt, without a network: a second
+check-locks: .venv ## compare the locks, TORCH and what installed packages bundle with requirements/known-bad*.txt, without a network: a second
 	$(BIN)/python -m tools.lock_audit --pin $(TORCH)
 
 ADVISORIES ?= https://osv-vulnerabilities.storage.googleapis.com/PyPI/all.zip
@@ -255,7 +257,7 @@ image-cuda: .venv ## build the image of GPU model pods as CUDA_IMAGE (default: I
 define build-image
 	@config=$$(mktemp); trap 'rm -f "$$config"' EXIT; \
 	{ echo "[global]"; $(BIN)/pip config list | sed -n "s/^\(:env:\|global\)[.]*\([a-z-]*\)='\(.*\)'$$/\2 = \3/p" | awk '$$1 != "constraint" && !seen[$$1]++'; } > "$$config"; \
-	$(BUILD) --target $(1) --build-arg TORCH=$(TORCH) --build-arg PYTORCH_CPU_INDEX=$(PYTORCH_CPU_INDEX) \
+	$(BUILD) --target $(1) $(if $(BASE),--build-arg BASE=$(BASE)) --build-arg TORCH=$(TORCH) --build-arg PYTORCH_CPU_INDEX=$(PYTORCH_CPU_INDEX) \
 	  --secret id=pip,src="$$config" -t $(2) .
 endef
 
@@ -321,13 +323,14 @@ dist: .venv .venv-sbom/.installed ## the files of a release in DIST: wheel, sdis
 	for chart in $(DIST)/*.tgz; do $(BIN)/python -m tools.chart_layout "$$chart" "$${chart%.tgz}-chart.oci.tar"; done
 	awk '/^## /{n++} n==1' CHANGELOG.md > $(DIST)/NOTES.md
 	rm -f $(DIST)/.gitignore
-	$(BIN)/python -m tools.provenance $(DIST) $(DIST)/serve-app-$(VERSION)-provenance.json $(if $(IMAGE_REPOSITORY),IMAGE_REPOSITORY=$(IMAGE_REPOSITORY))
+	$(BIN)/python -m tools.provenance dist $(DIST) $(DIST)/serve-app-$(VERSION)-provenance.json $(if $(IMAGE_REPOSITORY),IMAGE_REPOSITORY=$(IMAGE_REPOSITORY))
 	$(call write-checksums,$(DIST))
 
-dist-images: .venv ## the images out of IMAGE_STORE as OCI archives in DIST_IMAGES, with SBOMs and checksums, signed by SIGNING_KEY; CUDA_IMAGE= leaves that one out; wants skopeo
+dist-images: .venv ## the images out of IMAGE_STORE as OCI archives in DIST_IMAGES, with SBOMs, provenance, checksums, signed by SIGNING_KEY; an empty IMAGE or CUDA_IMAGE leaves that one out; wants skopeo
 	$(call empty-folder,$(DIST_IMAGES))
-	$(call save-image,cpu,$(IMAGE))
+	$(if $(IMAGE),$(call save-image,cpu,$(IMAGE)))
 	$(if $(CUDA_IMAGE),$(call save-image,cuda,$(CUDA_IMAGE)))
+	$(BIN)/python -m tools.provenance dist-images $(DIST_IMAGES) $(DIST_IMAGES)/serve-app-$(VERSION)-images-provenance.json $(if $(BASE),BASE=$(BASE))
 	$(call write-checksums,$(DIST_IMAGES))
 
 # Arg: folder.
