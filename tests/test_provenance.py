@@ -15,7 +15,9 @@ ON_GITHUB = {
 
 
 def test_a_statement_of_a_workflow_names_repository_workflow_and_run() -> None:
-    made = statement(DIGESTS, target="dist", commit="c0ffee", changed=[], variables={"IMAGE_REPOSITORY": "r/i"}, environment=ON_GITHUB)
+    made = statement(
+        DIGESTS, target="dist", commit="c0ffee", changed=[], variables={"IMAGE_REPOSITORY": "r/i"}, environment=ON_GITHUB
+    )
     assert made == {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": "a.tgz", "digest": {"sha256": "aa"}}, {"name": "b.whl", "digest": {"sha256": "bb"}}],

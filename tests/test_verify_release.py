@@ -152,7 +152,7 @@ def change_bundle(folder: Path, *path: str | int, to: object) -> None:
 def verify_keyless(folder: Path, trust: Path) -> subprocess.CompletedProcess[str]:
     """Run the script with the `sigstore` of this environment, which requirements/dev.lock names."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    command = [VERIFY, folder, WORKFLOW, trust]
+    command: list[str | Path] = [VERIFY, folder, WORKFLOW, trust]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": path, "COLUMNS": "1000"})
 
 
