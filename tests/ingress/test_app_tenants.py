@@ -167,7 +167,7 @@ def test_no_route_answers_without_a_valid_key_or_token(
             assert (path, method, answer.status_code, answer.headers["www-authenticate"]) == (path, method, 401, challenge)
             if method != "HEAD":
                 assert said in answer.text
-                assert not any(secret in answer.text for secret in (*KEYS.values(), str(key)))
+                assert not any(secret in answer.text for secret in (*KEYS.values(), *([key] if row in FORGED else [])))
     assert reached == []
 
 
