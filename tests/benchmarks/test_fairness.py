@@ -133,6 +133,7 @@ def test_the_peak_is_the_highest_rate_of_all_loads_of_the_same_requests() -> Non
         "patient 3x": "1.000",
     }
     assert cells(*loads, load("storm", "three retries", 190, 9.0))["overload 3x"]["of the peak"] == "0.500", "late answers count"
+    assert cells(loads[2])["overload 3x"]["of the peak"] == "-", "a single load"
 
 
 def test_the_p99_of_the_admitted_stands_beside_those_that_their_deadline_ended_and_its_bound() -> None:
