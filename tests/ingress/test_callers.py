@@ -144,6 +144,32 @@ async def test_requests_are_answered_by_the_old_keys_while_a_changed_file_is_rea
     watching.cancel()
 
 
+class Looked(Exception):
+    """Ends the follower at its next pause."""
+
+
+@in_loop
+async def test_a_change_counts_after_one_pause_and_one_reading_which_are_within_two_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file changes when the follower has just begun to pause, which is the longest that a change can wait."""
+    path, pauses = tmp_path / "keys", list[float]()
+    tenants = write(path, FIRST)
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            raise Looked
+        replace(path, SECOND)
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    with pytest.raises(Looked):
+        await tenants.watch()
+    assert allowed(tenants, FIRST, SECOND) == [SECOND]
+    reading_s = 1.0  # of the most keys that a file may have, as `Tenants.watch` says
+    assert pauses[0] + reading_s <= 2.0, "docs/tenants.md: within two seconds"
+
+
 @pytest.mark.parametrize("num_more", [0, 1])
 def test_a_file_of_too_many_keys_is_refused_with_their_number(
     num_more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
