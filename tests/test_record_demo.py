@@ -3,7 +3,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from tools.record_demo import COLUMNS, MAX_WAIT_S, Piece, laid_out, record, shortened, svg
+from tools.record_demo import COLUMNS, MAX_PROGRESS_S, MAX_WAIT_S, Piece, laid_out, record, shortened, svg
 
 
 def test_pieces_stand_where_a_terminal_shows_them() -> None:
@@ -37,6 +37,18 @@ def test_only_long_waits_are_shortened() -> None:
         (0.5 + MAX_WAIT_S, "b"),
         (pytest.approx(0.7 + MAX_WAIT_S), "c"),
     ]
+
+
+def test_a_line_of_progress_is_shown_for_some_seconds_and_then_as_it_was_last() -> None:
+    frames = [(number / 10, f"\r\x1b[2K{number / 10:g} s") for number in range(1, 201)]
+    played = list(shortened([(0.0, "load\n"), *frames, (20.1, "\r\x1b[2Kdone\n")]))
+    assert [text for _, text in played] == ["load\n", *(text for _, text in frames), "\r\x1b[2Kdone\n"]
+    assert played[-2][0] == pytest.approx(MAX_PROGRESS_S)
+    assert played[-1][0] == pytest.approx(MAX_PROGRESS_S + 0.1)
+    picture = svg(laid_out(played), "load")
+    assert "1 s</text>" in picture
+    assert "15 s</text>" not in picture, "of frames of the same instant only the last can be seen"
+    assert "20 s</text>" in picture
 
 
 def test_a_program_is_recorded_whole_and_in_colour() -> None:

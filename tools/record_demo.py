@@ -1,7 +1,7 @@
 """This script runs ``serve-app demo`` in a terminal and draws what it prints as an animated SVG: ``python -m tools.record_demo OUT.svg``.
 
-Every character is the demo's own. Waits of more than `MAX_WAIT_S` are shortened to that, and the first line says so. The animation plays
-once and ends with the last screen.
+Every character is the demo's own. Waits of more than `MAX_WAIT_S` are shortened to that, and those in which only a line of progress moves
+to `MAX_PROGRESS_S`; the first line says so. The animation plays once and ends with the last screen.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 COLUMNS, LINES = 100, 26
-MAX_WAIT_S = 1.0
+MAX_WAIT_S, MAX_PROGRESS_S = 1.0, 4.0
 FONT_PX, LINE_PX, MARGIN_PX = 14, 19, 16
 COLUMN_PX = 8.43
 _FOREGROUND, _BACKGROUND = "#d7e0e6", "#10191d"
@@ -81,11 +81,13 @@ def _read(terminal: int) -> bytes:
 
 
 def shortened(printed: Iterable[Printed]) -> Iterator[Printed]:
-    """Yield the same with waits of at most `MAX_WAIT_S`."""
-    before_s = now_s = 0.0
+    """Yield the same with waits of at most `MAX_WAIT_S`, and of at most `MAX_PROGRESS_S` while a line is only printed again and again."""
+    before_s = now_s = progress_s = 0.0
     for at_s, text in printed:
-        now_s += min(at_s - before_s, MAX_WAIT_S)
-        before_s = at_s
+        is_progress = "\x1b[2K" in text and "\n" not in text
+        wait_s = min(at_s - before_s, MAX_WAIT_S, *([MAX_PROGRESS_S - progress_s] if is_progress else []))
+        progress_s = progress_s + wait_s if is_progress else 0.0
+        now_s, before_s = now_s + wait_s, at_s
         yield now_s, text
 
 
@@ -133,7 +135,7 @@ def svg(pieces: Sequence[Piece], title: str) -> str:
         f'y="{MARGIN_PX + (piece.line + 0.75) * LINE_PX:.1f}" textLength="{len(piece.text) * COLUMN_PX:.1f}" '
         f'style="animation: show 1ms {piece.at_s:.2f}s forwards{hide(piece.until_s)}">{html.escape(piece.text)}</text>'
         for piece in pieces
-        if piece.text.strip()
+        if piece.text.strip() and piece.until_s != piece.at_s
     )
     end_s = pieces[-1].at_s + 0.1
     tops = {0.0: 0} | {piece.at_s: piece.line - LINES + 1 for piece in pieces if piece.line >= LINES}
@@ -162,7 +164,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     out: Path = parser.parse_args().out
-    first: Printed = (0.0, f"\x1b[2m# recorded; waits of more than {MAX_WAIT_S:g} s are shortened\x1b[0m\n$ make demo\n")
+    limits = f"waits of more than {MAX_WAIT_S:g} s and progress of more than {MAX_PROGRESS_S:g} s are shortened"
+    first: Printed = (0.0, f"\x1b[2m# recorded; {limits}\x1b[0m\n$ make demo\n")
     printed = [first, *record([str(Path(sys.executable).with_name("serve-app")), "demo"])]
     out.write_text(svg(laid_out(shortened(printed)), "make demo: an engine is killed under a stream, and the stream continues"))
 

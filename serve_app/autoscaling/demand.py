@@ -11,7 +11,7 @@ from itertools import pairwise
 from serve_app.autoscaling.capacity import StepTimes
 from serve_app.autoscaling.history import HISTORY_S, History, Sums
 
-WINDOWS_S = (5.0, 15.0, 30.0, 60.0, 120.0)
+WINDOWS_S = (5.0, 8.0, 11.0, 15.0, 30.0, 60.0, 120.0)
 """Windows that may contradict the long one. The shortest decides how soon a step in the load is seen."""
 BRIEF_S, PEAK = 30.0, 0.5
 """In a window of up to `BRIEF_S`, an observation with more than the share `PEAK` of the work does not count: one huge prompt, or many
@@ -109,9 +109,8 @@ def arrivals(history: History, now: float, weights: Weights) -> Arrivals:
         variance = dispersion + max(spread * prompts**2, min(1.0, dispersion - 1.0))
         deviation = math.sqrt(variance * max(part.requests, 1.0)) * mean
         usual = work if contradicting is None else _before(part, contradicting, weights, work)
-        # If few requests came and many were expected, the expected number says more about chance.
-        expected = max(part.requests, usual * part.interval_s / mean if mean else 0.0, 1.0)
-        if abs(weights.of(part) - usual * part.interval_s) > CONFIDENCE * math.sqrt(variance * expected) * mean:
+        came, expected = (max(0.0, weight / mean) if mean else 0.0 for weight in (weights.of(part), usual * part.interval_s))
+        if _deviations(came, expected) > CONFIDENCE * math.sqrt(variance):
             low, high = (weights.of(part) + side * BELIEVED * deviation for side in (-1, 1))
             work = min(max(work, low / part.interval_s), high / part.interval_s)
             lag_s, mix, contradicting = part.interval_s / 2, part if part.requests else mix, part
@@ -123,6 +122,19 @@ def arrivals(history: History, now: float, weights: Weights) -> Arrivals:
         is_even=lag_s == base.interval_s / 2,
         error=math.sqrt((dispersion + 1) / max(1.0, mix.requests)),
     )
+
+
+def _deviations(came: float, expected: float) -> float:
+    """Return by how many standard deviations of a Poisson variable, >= 0, the number of requests that came differs from the expected one.
+
+    The square root of a Poisson variable has a standard deviation of 1/2 at any mean. Counts above a small mean are so tested by nearly the
+    right tail: by the standard deviation of the mean, chance would pass too often, and by that of the count that came, a rise to four times
+    the rate would be chance for twice as long. Counts below a small mean have less of a tail than their roots, so the mean's own standard
+    deviation tests them.
+    """
+    if came > expected:
+        return 2 * (math.sqrt(came) - math.sqrt(expected))
+    return (expected - came) / math.sqrt(max(expected, 1.0))
 
 
 def _before(part: Sums, longer: Sums, weights: Weights, work: float) -> float:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Container, Mapping, Sequence
 from hashlib import blake2b
 
-from serve_app.core.least_loaded import LeastOutstandingTokens
+from serve_app.core.least_loaded import LeastOutstandingTokens, Loads
 from serve_app.core.prefix_index import Prefix, PrefixIndex
 from serve_app.core.request import RequestState
 from serve_app.core.routing import Choice, Reason, ReplicaState
@@ -52,7 +52,6 @@ class PrefixAffinity:
         self.index = PrefixIndex()
         self._max_load = max_load
         self._by_load = LeastOutstandingTokens()
-        self._loads = self._by_load.by_tokens
         self._changed: set[str] = set()
         self._continued = continued
         """Share of the latest requests that continued an earlier prompt."""
@@ -90,8 +89,9 @@ class PrefixAffinity:
         """Return those with little of their prompt cached at the replica, and of the others the last ones that exceed its bound."""
         if not queued:
             return []
-        self._loads.take_changes(replicas)
-        excess = self._loads.tokens.get(queued[0].replica_id or "", 0) - self._bound(0)
+        loads = self._by_load.all_loads
+        loads.take_changes(replicas)
+        excess = loads.tokens.get(queued[0].replica_id or "", 0) - self._bound(loads, 0)
         leaving: list[RequestState] = []
         for request in reversed(queued):
             if excess > 0 or request.trail.expected_hit_tokens <= MIN_SHARE * request.prompt_tokens:
@@ -100,14 +100,14 @@ class PrefixAffinity:
         return leaving[::-1]
 
     def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> Choice | None:
-        least = self._loads.least(request, replicas)
+        least = self._by_load.least(request, replicas)
         if least is None:
             return None
         self._take_changes(replicas)
-        return self._by_load.spread(self._affine(request, least, replicas), request, replicas)
+        return self._affine(request, least, replicas)
 
     def _affine(self, request: RequestState, least: ReplicaState, replicas: Mapping[str, ReplicaState]) -> Choice:
-        prefix, loads = request.prefix, self._loads
+        prefix, loads = request.prefix, self._by_load.loads(request)
         # A request that was started before goes by load: its replica is lost, drains, or had too much to do.
         if request.attempt >= 0 or request.spreads or (not prefix.hashes and prefix.session is None):
             return Choice(least, Reason.LOAD)
@@ -127,7 +127,7 @@ class PrefixAffinity:
             reason = Reason.HASH if prefix.session is None else Reason.SESSION
             seeds = self._seeds
             order = heapq.nlargest(MAX_TRIES, seeds, key=lambda replica_id: (key ^ seeds[replica_id]) * _ODD & _BITS)
-        bound = self._bound(own_tokens)
+        bound = self._bound(loads, own_tokens)
         for replica_id in order:
             replica = replicas.get(replica_id)
             if (
@@ -139,16 +139,16 @@ class PrefixAffinity:
                 return Choice(replica, reason)
         return Choice(least, Reason.SPREAD)
 
-    def _bound(self, own_tokens: int) -> float:
+    def _bound(self, loads: Loads, own_tokens: int) -> float:
         """Return the most tokens to do with which a replica still gets a request of ``own_tokens`` by affinity.
 
         With m = ``max_load`` and n replicas that do not drain: m n / (m + n - 1) x (mean of all n + ``own_tokens``). For 2 replicas and
         m = 2 the factor is 4/3: m itself would let one of the two have everything. Without own tokens, the replica has at this bound m
         times the mean of the *other* replicas.
         """
-        num_replicas = max(1, len(self._loads.tokens))
+        num_replicas = max(1, len(loads.tokens))
         of_mean = self._max_load * num_replicas / (self._max_load + num_replicas - 1)
-        return of_mean * (self._loads.total / num_replicas + own_tokens)
+        return of_mean * (loads.total / num_replicas + own_tokens)
 
     def _continues(self, hashes: Sequence[int], count: int) -> bool:
         """Return whether the prompt continues exactly one earlier prompt, as the next turn of a conversation does."""

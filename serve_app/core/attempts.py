@@ -33,7 +33,7 @@ class Attempts:
         self.replicas: dict[str, ReplicaState] = {}
         self.requests: dict[str, RequestState] = {}
         self.waiting = WaitingLine()
-        self.order = FairOrder()
+        self.order = FairOrder(engines_yield=settings.engines_yield)
         self.outcomes: Counter[str] = Counter()
         """Requests that ended, by how, since the start: feeds the metrics."""
         self.routed: Counter[str] = Counter()
@@ -69,7 +69,10 @@ class Attempts:
         self.tally.output(request, len(token_ids))
         request.max_tokens -= len(token_ids)
         left = request.to_swallow + (request.max_tokens if request.max_tokens > 0 else 0)
-        replica.outstanding_tokens += left - request.outstanding_tokens
+        more = left - request.outstanding_tokens
+        replica.outstanding_tokens += more
+        if request.gives_way:
+            replica.yielding_tokens += more
         request.outstanding_tokens = left
         if len(request.emitted_ids) >= request.charge_at:
             replica.count_part(request)
@@ -141,10 +144,10 @@ class Attempts:
         if suspect := request.suspect_of is not None:
             self.quarantine.begin_trial(request)
         replica.outstanding_tokens += request.outstanding_tokens
+        replica.yielding_tokens += request.outstanding_tokens * request.gives_way
         if kv is None:
             request.prefill_tokens = request.prompt_tokens + len(request.emitted_ids) - hit_tokens
             replica.prefill_tokens += request.prefill_tokens
-            replica.unstarted += request.prefill_tokens > 0 and not request.gives_way
             if self._apart is not None:
                 self._apart.note_started(replica, request.prefill_tokens, now)
         self._routing.changed(replica.replica_id)
@@ -211,6 +214,7 @@ class Attempts:
         replica.let_go(request)
         del self._attempts[request.attempt_id]
         replica.outstanding_tokens -= request.outstanding_tokens
+        replica.yielding_tokens -= request.outstanding_tokens * request.gives_way
         self._routing.changed(replica.replica_id)
         return target
 

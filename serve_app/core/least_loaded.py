@@ -8,8 +8,6 @@ from serve_app.core.request import RequestState
 from serve_app.core.routing import Choice, Kind, Reason, ReplicaState
 
 Rank = tuple[int, int, int, str]
-MAX_UNSTARTED = 2
-"""With 1, steps get longer: prompts leave the caches of their beginnings for each short burst. With 4, more requests wait."""
 
 
 def rank_of(replica: ReplicaState) -> Rank:
@@ -24,8 +22,8 @@ def _rank(replica: ReplicaState, tokens: int) -> Rank:
 class Loads:
     """The replicas in the order of what they have to do, kept up to date as they change.
 
-    ``tokens``: replica -> its ``measure``, in tokens or in requests, for replicas that do not drain; ``total`` is their sum. Both are as of
-    the last `take_changes`.
+    ``tokens``: replica -> its tokens by ``measure``, for replicas that do not drain; ``total`` is their sum. Both are as of the last
+    `take_changes`.
 
     Cost of `least`, amortized: O(log n) for each replica that changed since the last, and a look at each kind of replica, of which a
     roll-out has two. A look at each of 1,000 replicas for every request would cost 0.15 ms, six times as much.
@@ -96,27 +94,35 @@ class Loads:
 class LeastOutstandingTokens:
     """Picks the replica with the fewest tokens still to compute for this ingress; among equals, the one with fewer requests in its engine.
 
-    `spread` corrects a choice by tokens where some requests give way to others. In the tokens, the backlog of a tenant far ahead of its
-    share hides that one engine is full of others' answers, which give way to nobody, while another one would start a request at once.
+    For a request that does not give way, tokens of those that do are not counted: an engine full of them starts it at once. Counted, the
+    backlog of a tenant far ahead of its share would hide that one engine is full of others' answers, where nothing gives way.
     """
 
     def __init__(self) -> None:
-        self.by_tokens = Loads(attrgetter("tokens_to_do"))
-        self._by_unstarted: Loads | None = None
-        """None until the first request that gives way."""
+        self._all = Loads(attrgetter("tokens_to_do"))
+        self._firm: Loads | None = None
+        """None until the first request that gives way: up to then, both orders are equal."""
+
+    def loads(self, request: RequestState) -> Loads:
+        """Return the loads by which the request is placed."""
+        return self._all if self._firm is None or request.gives_way else self._firm
+
+    @property
+    def all_loads(self) -> Loads:
+        return self._all
 
     def changed(self, replica_id: str) -> None:
-        self.by_tokens.changed(replica_id)
-        if self._by_unstarted is not None:
-            self._by_unstarted.changed(replica_id)
+        self._all.changed(replica_id)
+        if self._firm is not None:
+            self._firm.changed(replica_id)
 
     def forget(self, replica_id: str) -> None:
         self.changed(replica_id)
 
     def placed(self, request: RequestState, replica: ReplicaState) -> int:
         self.changed(replica.replica_id)
-        if request.gives_way and self._by_unstarted is None:
-            self._by_unstarted = Loads(attrgetter("unstarted"), self.by_tokens.known())
+        if request.gives_way and self._firm is None:
+            self._firm = Loads(attrgetter("firm_tokens"), self._all.known())
         return 0
 
     def hit_tokens(self, request: RequestState, replica: ReplicaState) -> int:
@@ -126,21 +132,14 @@ class LeastOutstandingTokens:
         return queued
 
     def validate(self, replicas: Mapping[str, ReplicaState], placed: Container[str] | None = None) -> None:
-        self.by_tokens.validate(replicas)
-        if self._by_unstarted is not None:
-            self._by_unstarted.validate(replicas)
+        for loads in (self._all, self._firm):
+            if loads is not None:
+                loads.validate(replicas)
 
     def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> Choice | None:
-        least = self.by_tokens.least(request, replicas)
-        return None if least is None else self.spread(Choice(least, Reason.LOAD), request, replicas)
+        least = self.least(request, replicas)
+        return None if least is None else Choice(least, Reason.LOAD)
 
-    def spread(self, choice: Choice, request: RequestState, replicas: Mapping[str, ReplicaState]) -> Choice:
-        """Return the replica with the fewest unstarted requests if the chosen one has more than `MAX_UNSTARTED` above that.
-
-        Only requests that do not give way are counted and moved.
-        """
-        unstarted = choice.replica.unstarted
-        if unstarted <= MAX_UNSTARTED or request.gives_way or self._by_unstarted is None:
-            return choice
-        least = self._by_unstarted.least(request, replicas)
-        return choice if least is None or unstarted <= least.unstarted + MAX_UNSTARTED else Choice(least, Reason.SPREAD)
+    def least(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> ReplicaState | None:
+        """Return the replica that takes the request and has the least to do."""
+        return self.loads(request).least(request, replicas)

@@ -22,6 +22,7 @@ class ReplicaState:
     """One replica with an open link, as this ingress knows it.
 
     ``outstanding_tokens``: prompt tokens not yet prefilled plus output tokens still allowed, over this ingress's attempts.
+    ``yielding_tokens``: those of them that belong to requests which give way to others (`RequestState.gives_way`).
     ``prefill_tokens``: prompt tokens that its engine has probably still to compute for this ingress. ``long_tokens``: tokens of the long
     prompts that this ingress started here lately (`Apart`).
     ``queued_chats``: how many requests that are no batch's were in the engine's queue at the last heartbeat.
@@ -30,7 +31,6 @@ class ReplicaState:
     them. ``is_longest``: no replica with these weights that takes new work has a longer context. Replicas with equal ``kv_transfer``, not
     "", can read each other's KV; ``kv_token_bytes`` is that of one token in all layers and workers, 0 if the replica did not report it.
     ``sleeping``: it takes no new work because its engine sleeps, or is about to. ``wake_asked_at``: when it was asked last to wake.
-    ``unstarted``: how many requests that do not give way (`RequestState.gives_way`) have their prompt still to be computed here.
     ``coming``: ids of requests that another replica was asked to hand over, for which a place is kept here.
     """
 
@@ -55,7 +55,7 @@ class ReplicaState:
     kv_transfer: str = ""
     kv_token_bytes: int = 0
     coming: set[str] = field(default_factory=set)
-    unstarted: int = 0
+    yielding_tokens: int = 0
     _others: int = 0  # requests of other ingresses that ran at the last heartbeat
     _last_part: float = 0.0
     _vain_tokens: int = 0  # since the last frame: tokens of prompts that were given up while the engine computed them
@@ -77,6 +77,11 @@ class ReplicaState:
     def tokens_to_do(self) -> int:
         """The tokens by which replicas are compared: those outstanding, and those of long prompts like the latest, which are expected."""
         return self.outstanding_tokens + self.long_tokens
+
+    @property
+    def firm_tokens(self) -> int:
+        """As ``tokens_to_do``, without the requests that give way: what a request that does not may have to wait for."""
+        return self.tokens_to_do - self.yielding_tokens
 
     def num_requests(self) -> int:
         """Return how many requests the replica has, with those of other ingresses that ran at the last heartbeat."""
@@ -143,10 +148,8 @@ class ReplicaState:
 
     def end_prefill(self, request: RequestState) -> None:
         """Note that the engine has computed the request's prompt, or will not."""
-        if request.prefill_tokens:
-            self.prefill_tokens -= request.prefill_tokens
-            self.unstarted -= not request.gives_way
-            request.prefill_tokens = 0
+        self.prefill_tokens -= request.prefill_tokens
+        request.prefill_tokens = 0
 
     def note_given_up(self, request: RequestState) -> bool:
         """Note that a request was given up without a token, and return whether the engine had probably begun to compute its prompt.
@@ -175,7 +178,7 @@ class ReplicaState:
     def validate(self) -> None:
         """Assert the invariants."""
         assert self.outstanding_tokens == sum(r.outstanding_tokens for r in self.held.values()) >= 0
-        assert self.unstarted == sum(r.prefill_tokens > 0 and not r.gives_way for r in self.held.values())
+        assert self.yielding_tokens == sum(r.outstanding_tokens for r in self.held.values() if r.gives_way)
         assert self.prefill_tokens == sum(r.prefill_tokens for r in self.held.values())
         assert all(r.replica_id == self.replica_id for r in self.held.values())
         assert len(self.held) <= self.credit

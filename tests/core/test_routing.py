@@ -64,10 +64,10 @@ def test_tokens_that_came_count_at_the_next_pick() -> None:
 def test_a_replica_that_comes_back_with_other_weights_is_not_taken_for_what_it_was() -> None:
     routing, old, new = LeastOutstandingTokens(), ReplicaState("a", 3, 0.0, weights="v"), ReplicaState("a", 3, 0.0, weights="w")
     routing.changed("a")
-    assert routing.by_tokens.least(REQUESTS["v"], {"a": old}) is old
+    assert routing.least(REQUESTS["v"], {"a": old}) is old
     routing.changed("a")
-    assert routing.by_tokens.least(REQUESTS["v"], {"a": new}) is None
-    assert routing.by_tokens.least(REQUESTS["w"], {"a": new}) is new
+    assert routing.least(REQUESTS["v"], {"a": new}) is None
+    assert routing.least(REQUESTS["w"], {"a": new}) is new
 
 
 def test_old_ranks_do_not_pile_up() -> None:
@@ -76,10 +76,10 @@ def test_old_ranks_do_not_pile_up() -> None:
         for replica_id in IDS[:3]:  # ever less to do: their old ranks are never the least again
             replicas[replica_id].outstanding_tokens -= 1
             routing.changed(replica_id)
-        picked = routing.by_tokens.least(REQUESTS[None], replicas)
+        picked = routing.least(REQUESTS[None], replicas)
         assert picked is not None
         assert picked.replica_id == "a"
-    assert sum(map(len, routing.by_tokens._ranks.values())) <= 2 * len(IDS)
+    assert sum(map(len, routing.all_loads._ranks.values())) <= 2 * len(IDS)
 
 
 @pytest.mark.parametrize("order", ["first", "last", "mixed"])

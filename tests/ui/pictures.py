@@ -1,17 +1,19 @@
 """This module makes the pictures of docs/ui.md and docs/monitoring.md: `python -m tests.ui.pictures docs/figures`.
 
 The chat page is in front of a scripted service. The fleet page and the dashboards show the same minutes of a simulated fleet: its load
-jumps, the autoscaler adds a replica, and the button of the fleet page kills an engine. Prometheus records them. Two sleeps pace what the
-pictures show: the words of an answer, and the requests of the load.
+jumps, the autoscaler adds a replica, and the button of the fleet page kills an engine. The dashboard of tenants shows another simulated
+fleet that they ask for more than it can answer. Prometheus records both. Sleeps pace what the pictures show: the words of an answer, the
+requests of the load, and the time for which the tenants ask.
 """
 
 import argparse
 import asyncio
+import hashlib
 import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
+import yaml
 from PIL import Image
 
 from serve_app.batch.fleet_process import FleetProcess
@@ -33,7 +36,7 @@ from tools.monitoring import preview
 from tools.observe import prometheus, write_prometheus
 
 MODEL = "llama-3.1-8b-simulated"
-FLEET = {
+FLEET: dict[str, Any] = {
     "models": {
         MODEL: {
             "model": "embedded:smollm2-135m-instruct",  # lends its tokenizer
@@ -52,6 +55,11 @@ AFTER_KILL_S = 5.0
 LIMIT_MS = 300_000
 """Of each wait: a busy machine takes minutes to start a replica."""
 BOARDS = ("overview", "replica")
+TENANTS: dict[str, dict[str, Any]] = {"search": {"weight": 2}, "assistant": {}, "trial": {"limits": {"requests_per_minute": 30}}}
+"""Their names are their keys."""
+ASKED_BY = ("search", "search", "assistant", "trial")
+"""Who sends the requests, in turns."""
+TENANTS_S = 120.0
 
 SCRIPT = {
     "How does a reactor shut down?": ["The control rods drop, and the chain reaction ends."],
@@ -129,11 +137,41 @@ def fleet_pictures(out: Path) -> None:
             with _stage(page, "the replica in the place of the lost one"):
                 _wait_for_cards(page, ready=3)
             page.wait_for_timeout(CALM_S * 1000)
-            minutes = (time.time() - began) / 60
-            asked = ["--prometheus", f"http://127.0.0.1:{port}", "--minutes", f"{minutes:.2f}", "--out", folder, "--with-data"]
-            if preview.main([*asked, "--boards", *BOARDS]):
-                raise NotDrawn("Prometheus did not answer")
-        for board in BOARDS:
+            _draw(port, (time.time() - began) / 60, out, BOARDS)
+
+
+def tenants_picture(out: Path) -> None:
+    """Draw the dashboard of `TENANTS` who ask for more than one replica can answer, and one for more than its quota.
+
+    Raises:
+        BatchError: The fleet did not start.
+        NotDrawn: Prometheus did not answer.
+    """
+    with TemporaryDirectory() as folder:
+        tenants = {
+            name: {**rights, "keys": [{"id": name, "sha256": hashlib.sha256(name.encode()).hexdigest()}]}
+            for name, rights in TENANTS.items()
+        }
+        file = Path(folder, "tenants.yaml")
+        file.write_text(yaml.safe_dump({"tenants": tenants}))
+        model = {**FLEET["models"][MODEL], "replicas": {"min": 1, "max": 1}}
+        config = {"models": {MODEL: model}, "ingress": {**FLEET["ingress"], "tenants_file": str(file)}}
+        with FleetProcess(config, on_progress=_say) as fleet:
+            asked = write_prometheus(Path(folder), fleet.url.removeprefix("http://"))
+            with prometheus(asked, port := free_port()), _load(fleet.url, ASKED_BY) as jump:
+                jump()
+                _say(f"tenants ask for {TENANTS_S:g} s")
+                time.sleep(TENANTS_S)
+                _draw(port, TENANTS_S / 60, out, ("tenants",))
+
+
+def _draw(port: int, minutes: float, out: Path, boards: Sequence[str]) -> None:
+    """Draw the dashboards of the last minutes that the Prometheus at ``port`` has recorded."""
+    with TemporaryDirectory() as folder:
+        asked = ["--prometheus", f"http://127.0.0.1:{port}", "--minutes", f"{minutes:.2f}", "--out", folder, "--with-data"]
+        if preview.main([*asked, "--boards", *boards]):
+            raise NotDrawn("Prometheus did not answer")
+        for board in boards:
             (out / f"board-{board}.png").write_bytes(Path(folder, f"{board}.png").read_bytes())
 
 
@@ -180,17 +218,18 @@ def _wait_for_cards(page: Any, **counts: int) -> None:
 
 
 @contextmanager
-def _load(url: str) -> Iterator[Callable[[], None]]:
-    """Send requests at the first of `RATES` until the yielded function is called, then at the second one, while the block lasts."""
+def _load(url: str, keys: Sequence[str] = ("",)) -> Iterator[Callable[[], None]]:
+    """Send requests with the API keys in turns, at the first of `RATES` until the yielded function is called, then at the second one."""
     jumped, ended = threading.Event(), threading.Event()
 
     async def one(service: Service, number: int) -> None:
         body = {"model": MODEL, "prompt": f"Story {number} of a lighthouse keeper: ", "max_tokens": 200}
         try:
-            async for _ in service.stream("/v1/completions", body, ""):
+            async for _ in service.stream("/v1/completions", body, keys[number % len(keys)]):
                 pass
         except ServiceProblem as exc:
-            print(exc, file=sys.stderr)
+            if keys == ("",):  # tenants are refused what is over their quotas
+                print(exc, file=sys.stderr)
 
     async def all_of_them() -> None:
         service, number, running = Service(url), 0, set[asyncio.Task[None]]()
@@ -221,6 +260,7 @@ def main() -> int:
         try:
             chat_picture(Path(folder))
             fleet_pictures(Path(folder))
+            tenants_picture(Path(folder))
         except (BatchError, NotDrawn) as exc:
             print(f"error: no new pictures: {exc}", file=sys.stderr)
             return 1

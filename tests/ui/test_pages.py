@@ -294,3 +294,10 @@ def test_pages_report_and_site_have_one_palette(file: str, pattern: str, colour_
     assert found is not None
     style = {"report": "loadtest/report/report.html.jinja", "site": "docs/site.css"}[colour_of]
     assert f"{wanted.format(found[1])};" in (ROOT / style).read_text()
+
+
+def test_the_report_has_the_products_mark() -> None:
+    mark = re.findall(r"<(?:rect|path).*/>", (ROOT / "serve_app/ui/mark.svg").read_text())
+    assert mark
+    report = (ROOT / "loadtest/report/report.html.jinja").read_text()
+    assert all(shape in report for shape in mark)
