@@ -281,7 +281,7 @@ test-interruptions: image ## spot notices, drift, upgrades without spare GPUs, o
 lock: .venv ## renew requirements/*.lock after a change of pyproject.toml; known versions stay
 	@links=$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}; \
 	args=(); for link in $${links:-$(PYTORCH_CPU_INDEX)/torch/}; do args+=(--find-links "$$link"); done; \
-	compile() { UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile -q --override requirements/overrides.txt \
+	compile() { UV_CUSTOM_COMPILE_COMMAND="make lock  # on $$(date -u +%F)" $(BIN)/uv pip compile -q --override requirements/overrides.txt \
 	  --generate-hashes --no-emit-index-url "$$@"; }; \
 	compile --override requirements/overrides-cpu.txt --python-version 3.11 --extra cpu --extra loadtest --extra ui --extra shared-batches --extra kv --no-emit-package torch "$${args[@]}" \
 	  -o requirements/cpu.lock pyproject.toml; \
@@ -291,7 +291,7 @@ lock: .venv ## renew requirements/*.lock after a change of pyproject.toml; known
 	@echo "requirements/*.lock are renewed; make test installs them"
 
 lock-charts: .venv ## renew requirements/charts.lock after a change of charts.in
-	UV_CUSTOM_COMPILE_COMMAND="make lock-charts" $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
+	UV_CUSTOM_COMPILE_COMMAND="make lock-charts  # on $$(date -u +%F)" $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  -o requirements/charts.lock requirements/charts.in
 
 docs: .venv-docs/.installed ## the documentation as a site in build/site, without a network; every link is checked
@@ -305,7 +305,7 @@ docs-files: .venv ## renew docs/configuration.md, docs/scenario.md and docs/open
 	$(BIN)/python -m tools.openapi
 
 lock-docs: .venv ## renew requirements/docs.lock after a change of docs.in
-	UV_CUSTOM_COMPILE_COMMAND="make lock-docs" $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
+	UV_CUSTOM_COMPILE_COMMAND="make lock-docs  # on $$(date -u +%F)" $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  -o requirements/docs.lock requirements/docs.in
 
 dist: .venv .venv-sbom/.installed ## the files of a release in DIST: wheel, sdist, locks, SBOMs, charts with IMAGE_REPOSITORY, notes, provenance, checksums, signed by SIGNING_KEY; wants helm
@@ -326,7 +326,8 @@ dist: .venv .venv-sbom/.installed ## the files of a release in DIST: wheel, sdis
 	$(BIN)/python -m tools.provenance dist $(DIST) $(DIST)/serve-app-$(VERSION)-provenance.json $(if $(IMAGE_REPOSITORY),IMAGE_REPOSITORY=$(IMAGE_REPOSITORY))
 	$(call write-checksums,$(DIST))
 
-dist-images: .venv ## the images out of IMAGE_STORE as OCI archives in DIST_IMAGES, with SBOMs, provenance, checksums, signed by SIGNING_KEY; an empty IMAGE or CUDA_IMAGE leaves that one out; wants skopeo
+dist-images: .venv ## the images out of IMAGE_STORE as OCI archives in DIST_IMAGES, with SBOMs, provenance, checksums, signed by SIGNING_KEY; CUDA_IMAGE= saves the CPU image alone, IMAGE= CUDA_IMAGE=NAME that for GPUs; wants skopeo
+	@[ -n "$(IMAGE)$(CUDA_IMAGE)" ] || { echo "error: IMAGE and CUDA_IMAGE are both empty: name one of them" >&2; exit 2; }
 	$(call empty-folder,$(DIST_IMAGES))
 	$(if $(IMAGE),$(call save-image,cpu,$(IMAGE)))
 	$(if $(CUDA_IMAGE),$(call save-image,cuda,$(CUDA_IMAGE)))

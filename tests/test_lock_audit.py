@@ -1,13 +1,12 @@
 """`make check-locks` refuses a lock with a version that is known to be bad; `make lock-audit` renews what is known."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from datetime import UTC, date, datetime
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from tools.lock_audit import bad_pins, known_bad_ranges, pins, renewed, too_old
 from tools.vendored import Copy, copies
 
 ROOT = Path(__file__).parents[1]
-LOCKED_ON = datetime(2026, 11, 20, tzinfo=UTC)
+LOCKED_ON = "2026-11-20"
+DATE_LINE = "#    make lock  # on {}\n"
 FIXED_IN_2 = {
     "id": "PYSEC-1",
     "aliases": ["CVE-1"],
@@ -45,15 +45,13 @@ def audit(folder: Path, *options: str | Path) -> subprocess.CompletedProcess[str
 
 @pytest.fixture
 def requirements(tmp_path: Path) -> Path:
-    """A copy of requirements/, whose locks were written on LOCKED_ON."""
+    """A copy of requirements/, whose locks were made on LOCKED_ON."""
     folder = Path(shutil.copytree(ROOT / "requirements", tmp_path / "requirements"))
     for lock in folder.glob("*.lock"):
-        date_lock(lock)
+        text, replaced = re.subn(r"(?<=  # on )[0-9-]+$", LOCKED_ON, lock.read_text(), flags=re.MULTILINE)
+        assert replaced == 1
+        lock.write_text(text)
     return folder
-
-
-def date_lock(lock: Path) -> None:
-    os.utime(lock, (LOCKED_ON.timestamp(), LOCKED_ON.timestamp()))
 
 
 @pytest.fixture
@@ -168,8 +166,7 @@ def test_one_flaw_of_two_databases_is_one_line_and_a_withdrawn_advisory_none() -
 
 
 def test_an_archive_of_json_and_yaml_renews_the_list(requirements: Path, tmp_path: Path) -> None:
-    (requirements / "one.lock").write_text("some-package==1.5\nother==1.10\n")
-    date_lock(requirements / "one.lock")
+    (requirements / "one.lock").write_text(DATE_LINE.format(LOCKED_ON) + "some-package==1.5\nother==1.10\n")
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
         archive.writestr("PYSEC-1.json", json.dumps(FIXED_IN_2))
         archive.writestr(
@@ -203,6 +200,30 @@ def test_a_list_renewed_from_an_old_archive_is_an_error(requirements: Path, tmp_
     said = audit(requirements, "--renew", tmp_path / "all.zip")
     assert said.returncode == 1
     assert said.stderr.startswith("error: the newest advisory of known-bad-osv.txt is 323 days older than the locks (2026-11-20)")
+
+
+def test_the_newest_lock_counts(requirements: Path) -> None:
+    (requirements / "one.lock").write_text(DATE_LINE.format("2027-11-20"))
+    (warning,) = (line for line in audit(requirements).stdout.splitlines() if line.startswith("warning: "))
+    assert "days older than the locks (2027-11-20)" in warning
+
+
+def test_a_lock_that_does_not_say_when_it_was_made_fails(requirements: Path) -> None:
+    (requirements / "one.lock").write_text("# by hand\n")
+    said = audit(requirements)
+    assert (said.returncode, said.stderr.partition(";")[0].partition(", as")[0]) == (
+        1,
+        "error: one.lock: no line says when it was made",
+    )
+
+
+@pytest.mark.parametrize("target", ["lock", "lock-charts", "lock-docs"])
+def test_make_writes_the_day_into_each_lock(target: str, tmp_path: Path) -> None:
+    commands = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    words = set(re.findall(r'UV_CUSTOM_COMPILE_COMMAND=("[^"]+")', commands))
+    assert len(words) == 1
+    said = subprocess.run(["bash", "-c", f"echo {words.pop()}"], capture_output=True, text=True, check=True).stdout
+    assert re.fullmatch(rf"make {target}  # on \d{{4}}-\d\d-\d\d\n", said)
 
 
 def test_a_list_without_advisories_is_too_old() -> None:

@@ -140,11 +140,15 @@ def test_what_an_earlier_run_published_is_no_error(folder: Path, is_there: str, 
 def test_the_docs_pull_a_release_under_the_names_that_the_workflow_publishes(folder: Path) -> None:
     section = (ROOT / "docs" / "start.md").read_text().partition("## Pull a release\n")[2]
     commands = section.partition("```sh\n")[2].partition("```")[0].replace("OWNER", "Owner").replace("_Owner", "_OWNER")
-    *_, pull, install, download, verify = run(folder, f"{commands}", **JOB | {"GITHUB_REPOSITORY_OWNER": ""})
-    assert verify == "verify-release release https://github.com/Owner/serve-app/.github/workflows/release.yml@refs/tags/v0.2.0"
+    check, pull, install, download, verify = run(folder, commands, **JOB | {"GITHUB_REPOSITORY_OWNER": ""})
+    image = f"{names_of('owner')['IMAGE_REPOSITORY']}:0.2.0"
+    workflow = "https://github.com/Owner/serve-app/.github/workflows/release.yml@refs/tags/v0.2.0"
+    issuer = "https://token.actions.githubusercontent.com"
+    assert check == f"cosign verify {image} --certificate-identity {workflow} --certificate-oidc-issuer {issuer}"
+    assert verify == f"verify-release release {workflow}"
     assert download == "gh release download v0.2.0 --dir release"
     (folder / "commands").unlink()
     published = run(folder, script("files", "Publish"), **JOB | {"GITHUB_REF_NAME": "v0.2.0"}, IS_THERE="no")
     (chart,) = re.findall(r"docker://(\S+/charts/serve-app):0\.2\.0", "\n".join(published))
     assert install.startswith(f"helm install demo oci://{chart} --version 0.2.0 ")
-    assert pull == f"docker pull {names_of('owner')['IMAGE_REPOSITORY']}:0.2.0"
+    assert pull == f"docker pull {image}"

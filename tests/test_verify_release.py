@@ -1,19 +1,16 @@
 """tools/verify-release accepts a folder of a release only as it was signed, by a key or by a workflow."""
 
-import base64
-import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from tests.own_sigstore import SIGNED_AT, OwnSigstore
+from tests.own_sigstore import OwnSigstore
 
 VERIFY = Path(__file__).parents[1] / "tools" / "verify-release"
 WORKFLOW = "https://github.com/owner/serve-app/.github/workflows/release.yml@refs/tags/v0.0.1"
@@ -115,10 +112,17 @@ def test_a_folder_that_differs_is_refused(release: Path, keys: Path, damage: Cal
     assert said.stderr.splitlines()[-1] == f"refused: {expected}; install nothing from {release}"
 
 
-@pytest.mark.parametrize("signer", ["other.pub", "no-such.pub", "release.key"])
-def test_another_key_is_refused(release: Path, keys: Path, signer: str) -> None:
-    said = verify(release, keys / signer)
+def test_another_key_is_refused(release: Path, keys: Path) -> None:
+    said = verify(release, keys / "other.pub")
     assert (said.returncode, said.stdout) == (1, "")
+
+
+@pytest.mark.parametrize("signer", ["no-such.pub", "release.key", "0.0.1/chart.tgz"])
+def test_without_a_public_key_the_folder_is_unchecked_not_refused(release: Path, keys: Path, signer: str) -> None:
+    said = verify(release, keys / signer)
+    assert (said.returncode, said.stdout) == (2, "")
+    reason = f"{keys / signer} cannot be read as a public key, so nothing was checked; it must be in PEM form"
+    assert said.stderr.splitlines()[-1] == f"error: {reason}"
 
 
 @pytest.fixture(scope="module")
@@ -140,20 +144,11 @@ def sign_as(folder: Path, instance: OwnSigstore, identity: str, **more: str) -> 
     (folder / "SHA256SUMS.sigstore.json").write_text(json.dumps(bundle))
 
 
-def change_bundle(folder: Path, *path: str | int, to: object) -> None:
-    file = folder / "SHA256SUMS.sigstore.json"
-    bundle = part = json.loads(file.read_text())
-    for name in path[:-1]:
-        part = part[name]
-    part[path[-1]] = to
-    file.write_text(json.dumps(bundle))
-
-
-def verify_keyless(folder: Path, trust: Path) -> subprocess.CompletedProcess[str]:
-    """Run the script with the `sigstore` of this environment, which requirements/dev.lock names."""
+def verify_keyless(folder: Path, *trust: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run the script with the `sigstore` of this environment, which requirements/dev.lock names, and with more variables."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    command: list[str | Path] = [VERIFY, folder, WORKFLOW, trust]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": path, "COLUMNS": "1000"})
+    command: list[str | Path] = [VERIFY, folder, WORKFLOW, *trust]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": path, "COLUMNS": "1000", **more})
 
 
 def test_a_release_passes_as_the_workflow_signed_it(keyless: Path, keys: Path) -> None:
@@ -173,55 +168,37 @@ def another_instance(folder: Path, instance: OwnSigstore) -> None:
     sign_as(folder, OwnSigstore(), WORKFLOW)
 
 
-def another_certificate_log(folder: Path, instance: OwnSigstore) -> None:
-    sign_as(folder, OwnSigstore(authority=instance.authority, signature_log=instance.signature_log), WORKFLOW)
-
-
-def another_signature_log(folder: Path, instance: OwnSigstore) -> None:
-    sign_as(folder, OwnSigstore(authority=instance.authority, certificate_log=instance.certificate_log), WORKFLOW)
-
-
-def other_sums(folder: Path, instance: OwnSigstore) -> None:
-    change_and_sum(folder)
-
-
-def other_sums_with_their_digest(folder: Path, instance: OwnSigstore) -> None:
-    change_and_sum(folder)
-    digest = hashlib.sha256((folder / "SHA256SUMS").read_bytes()).digest()
-    change_bundle(folder, "messageSignature", "messageDigest", "digest", to=base64.b64encode(digest).decode())
-
-
-def another_time(folder: Path, instance: OwnSigstore) -> None:
-    later = int((SIGNED_AT + timedelta(minutes=1)).timestamp())
-    change_bundle(folder, "verificationMaterial", "tlogEntries", 0, "integratedTime", to=str(later))
-
-
 def no_bundle(folder: Path, instance: OwnSigstore) -> None:
     (folder / "SHA256SUMS.sigstore.json").unlink()
 
 
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (another_tag, "Certificate's SANs do not match"),
-        (another_issuer, "OIDCIssuer does not match"),
-        (another_instance, "failed to build timestamp certificate chain"),
-        (another_certificate_log, "failed to verify SCT"),
-        (another_signature_log, "invalid log entry"),
-        (other_sums, "digest mismatch"),
-        (other_sums_with_their_digest, "Signature is invalid for input"),
-        (another_time, "SET: invalid inclusion promise"),
-        (no_bundle, "Missing verification materials"),
-    ],
-)
+@pytest.mark.parametrize("damage", [another_tag, another_issuer, another_instance, no_bundle])
 def test_a_folder_that_the_workflow_did_not_sign_is_refused(
-    keyless: Path, keys: Path, instance: OwnSigstore, damage: Callable[[Path, OwnSigstore], None], reason: str
+    keyless: Path, keys: Path, instance: OwnSigstore, damage: Callable[[Path, OwnSigstore], None]
 ) -> None:
     damage(keyless, instance)
     said = verify_keyless(keyless, keys / "trust.json")
     assert (said.returncode, said.stdout) == (1, "")
-    assert reason in said.stderr
     assert said.stderr.splitlines()[-1] == f"refused: {WORKFLOW} did not sign SHA256SUMS; install nothing from {keyless}"
+
+
+@pytest.mark.parametrize("trust", ["{}", None])
+def test_without_what_sigstore_trusts_the_folder_is_unchecked_not_refused(keyless: Path, keys: Path, trust: str | None) -> None:
+    (keys / "trust.json").unlink()
+    if trust is not None:
+        (keys / "trust.json").write_text(trust)
+    said = verify_keyless(keyless, keys / "trust.json")
+    assert (said.returncode, said.stdout) == (2, "")
+    reason = f"sigstore has no keys to trust, so nothing was checked; they come from {keys}/trust.json"
+    assert said.stderr.splitlines()[-1] == f"error: {reason}"
+
+
+def test_without_a_network_the_folder_is_unchecked_not_refused(keyless: Path, keys: Path) -> None:
+    """The public instance's keys are fetched from a port at which nothing listens."""
+    away = {**dict.fromkeys(("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"), "http://127.0.0.1:9"), "HOME": str(keys)}
+    said = verify_keyless(keyless, **away)
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr.splitlines()[-1].startswith("error: sigstore has no keys to trust, so nothing was checked; ")
 
 
 def test_a_changed_file_is_refused_though_the_workflow_signed_the_sums(keyless: Path, keys: Path) -> None:

