@@ -75,7 +75,11 @@ class FixedRoles(Apart):
             best = min(prefill, key=lambda replica: replica.prefill_tokens)
             if sum(bool(each.prefill_tokens) for each in best.held.values()) < self._most_waiting:
                 return Choice(best, Reason.PROMPT)
-        decode = min((replica for replica in able if replica.replica_id not in self._prefill), key=rank_of, default=None)
+        decode = min(
+            (replica for replica in able if replica.replica_id not in self._prefill),
+            key=lambda r: rank_of(r, request),
+            default=None,
+        )
         return None if decode is None else Choice(decode, Reason.LOAD)
 
     def burdened(self, replicas: Collection[ReplicaState]) -> Sequence[ReplicaState]:

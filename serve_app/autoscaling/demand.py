@@ -127,10 +127,9 @@ def arrivals(history: History, now: float, weights: Weights) -> Arrivals:
 def _deviations(came: float, expected: float) -> float:
     """Return by how many standard deviations of a Poisson variable, >= 0, the number of requests that came differs from the expected one.
 
-    The square root of a Poisson variable has a standard deviation of 1/2 at any mean. Counts above a small mean are so tested by nearly the
-    right tail: by the standard deviation of the mean, chance would pass too often, and by that of the count that came, a rise to four times
-    the rate would be chance for twice as long. Counts below a small mean have less of a tail than their roots, so the mean's own standard
-    deviation tests them.
+    A count above its mean is tested by square roots, whose standard deviation is 1/2 at any mean: their tail is nearly that of the Poisson
+    variable. The mean's standard deviation would let chance pass too often; that of the count that came would take a rise to four times the
+    rate for chance twice as long. A count below a small mean has less of a tail than its root: the mean's standard deviation tests it.
     """
     if came > expected:
         return 2 * (math.sqrt(came) - math.sqrt(expected))

@@ -33,7 +33,7 @@ class Attempts:
         self.replicas: dict[str, ReplicaState] = {}
         self.requests: dict[str, RequestState] = {}
         self.waiting = WaitingLine()
-        self.order = FairOrder(engines_yield=settings.engines_yield)
+        self.order = FairOrder()
         self.outcomes: Counter[str] = Counter()
         """Requests that ended, by how, since the start: feeds the metrics."""
         self.routed: Counter[str] = Counter()
@@ -69,11 +69,7 @@ class Attempts:
         self.tally.output(request, len(token_ids))
         request.max_tokens -= len(token_ids)
         left = request.to_swallow + (request.max_tokens if request.max_tokens > 0 else 0)
-        more = left - request.outstanding_tokens
-        replica.outstanding_tokens += more
-        if request.gives_way:
-            replica.yielding_tokens += more
-        request.outstanding_tokens = left
+        replica.owe(request, left)
         if len(request.emitted_ids) >= request.charge_at:
             replica.count_part(request)
             self.order.charge(request)
@@ -133,18 +129,16 @@ class Attempts:
         request.attempt += 1
         request.replica_id = replica.replica_id
         hit_tokens = self._routing.placed(request, replica)
-        request.trail.started(replica.replica_id, reason.value, Route(hit_tokens, replica.tokens_to_do, saves_s), now)
+        request.trail.started(replica.replica_id, reason.value, Route(hit_tokens, replica.tokens_before(request), saves_s), now)
         self.routed[reason.value] += 1
         self.expected_hit_tokens += hit_tokens
-        request.outstanding_tokens = request.tokens_left() if kv is None else max(0, request.max_tokens)
         if kv is not None:
             self.hand_overs.begin_read(request, now)
         prefix = self.failover.begin(request)
         replica.held[request.request_id] = request
         if suspect := request.suspect_of is not None:
             self.quarantine.begin_trial(request)
-        replica.outstanding_tokens += request.outstanding_tokens
-        replica.yielding_tokens += request.outstanding_tokens * request.gives_way
+        replica.owe(request, request.tokens_left() if kv is None else max(0, request.max_tokens))
         if kv is None:
             request.prefill_tokens = request.prompt_tokens + len(request.emitted_ids) - hit_tokens
             replica.prefill_tokens += request.prefill_tokens
@@ -174,7 +168,7 @@ class Attempts:
                 return [self._start(request, target, now=now, kv=kv)]
         if not result:
             self.hand_overs.count(request, "no_target")
-        request.replica_id, request.outstanding_tokens = None, 0
+        request.replica_id = None
         self.waiting.add(request)
         return unread + self._end_blocked(now)
 
@@ -213,8 +207,7 @@ class Attempts:
         replica = self.replicas[request.replica_id]
         replica.let_go(request)
         del self._attempts[request.attempt_id]
-        replica.outstanding_tokens -= request.outstanding_tokens
-        replica.yielding_tokens -= request.outstanding_tokens * request.gives_way
+        replica.owe(request, 0)
         self._routing.changed(replica.replica_id)
         return target
 

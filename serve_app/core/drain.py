@@ -117,7 +117,7 @@ def _target(
     if choice is None or takes_moved(choice.replica, max_unanswered):
         return choice
     others = (r for r in replicas.values() if r.takes(request) and takes_moved(r, max_unanswered))
-    least = min(others, key=rank_of, default=None)
+    least = min(others, key=lambda replica: rank_of(replica, request), default=None)
     return None if least is None else Choice(least, Reason.SPREAD)
 
 

@@ -42,14 +42,10 @@ _MAX_ACCOUNTS = 1000
 
 
 class FairOrder:
-    """The order of one model's requests at one ingress. A request costs some microseconds in all.
+    """The order of one model's requests at one ingress. A request costs some microseconds in all."""
 
-    ``engines_yield``: whether engines start requests by the tags (`FleetSettings.engines_yield`).
-    """
-
-    def __init__(self, *, engines_yield: bool = True) -> None:
+    def __init__(self) -> None:
         self.costs = GUESS
-        self._engines_yield = engines_yield
         ends = (*[FIRST_TAG[priority] for priority in PRIORITIES[1:]], math.inf)
         self._lanes = {priority: Lane(end=end) for priority, end in zip(PRIORITIES, ends, strict=True)}
         self._places: dict[str, Place] = {}
@@ -96,7 +92,7 @@ class FairOrder:
         # Without keys all requests are of one account, which has nobody to give way to.
         ahead = tenant != "" and lane.usual_s > 0.0 and start_s > lane.ahead_from_s(account)
         request.priority = tag_of(priority, account.tag_s, is_ahead=ahead)
-        request.gives_way = self._engines_yield and (ahead or priority != "interactive")
+        request.gives_way = ahead or priority != "interactive"
         place = Place(lane, account, start_s, expected_s, prompt_s, earlier_s)
         self._places[request.request_id] = account.latest = place
         account.waiting[place] = None

@@ -119,6 +119,7 @@ class FleetState(Attempts):
         self.tally.arrival(event)
         request = self.requests[event.request_id] = event.state(now)
         self.order.place(request, event.tenant, event.weight, event.priority, now)
+        request.gives_way = request.gives_way and self.settings.engines_preempt
         if (too_late := self.refusals.of_arrival(request, now)) is not None:
             return [self._reject(request, too_late, now)]
         self.waiting.add(request)
@@ -176,7 +177,7 @@ class FleetState(Attempts):
             for request in queued:
                 request.trail.moves_on(TAKEN_BACK, now)
                 self._release(request)
-                request.replica_id, request.outstanding_tokens, request.waiting_since = None, 0, now
+                request.replica_id, request.waiting_since = None, now
             back += queued
             waiting = max(0, replica.load.waiting - len(queued))  # the last heartbeat may have reported fewer
             replica.load = msgspec.structs.replace(replica.load, waiting=waiting)

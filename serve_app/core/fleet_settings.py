@@ -23,6 +23,8 @@ class FleetSettings:
     """Retry-After for refused clients while there are replicas, or while no start of a replica has been measured."""
     engines_yield: bool = False
     """Whether engines give their steps to chats first (`ModelSettings.yields_to_chats`)."""
+    engines_preempt: bool = False
+    """Whether running requests pause for those to which they give way (`ModelSettings.preempts`)."""
     ttft_s: float = 2.0
     """A first token later than this after the request's arrival is counted as late."""
     apart: bool = False

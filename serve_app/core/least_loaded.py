@@ -10,9 +10,9 @@ from serve_app.core.routing import Choice, Kind, Reason, ReplicaState
 Rank = tuple[int, int, int, str]
 
 
-def rank_of(replica: ReplicaState) -> Rank:
-    """Return the key by which replicas are compared; no two are equal."""
-    return _rank(replica, replica.tokens_to_do)
+def rank_of(replica: ReplicaState, request: RequestState) -> Rank:
+    """Return the key by which replicas are compared for the request; no two are equal."""
+    return _rank(replica, replica.tokens_before(request))
 
 
 def _rank(replica: ReplicaState, tokens: int) -> Rank:
@@ -95,24 +95,21 @@ class LeastOutstandingTokens:
     """Picks the replica with the fewest tokens still to compute for this ingress; among equals, the one with fewer requests in its engine.
 
     For a request that does not give way, tokens of those that do are not counted: an engine full of them starts it at once. Counted, the
-    backlog of a tenant far ahead of its share would hide that one engine is full of others' answers, where nothing gives way.
+    backlog of a tenant far ahead of its share would hide that one engine is full of others' answers, where nothing gives way. All requests
+    that give way are placed by all tokens, whichever of them gives way to another.
     """
 
     def __init__(self) -> None:
-        self._all = Loads(attrgetter("tokens_to_do"))
+        self.all_loads = Loads(attrgetter("tokens_to_do"))
         self._firm: Loads | None = None
         """None until the first request that gives way: up to then, both orders are equal."""
 
     def loads(self, request: RequestState) -> Loads:
         """Return the loads by which the request is placed."""
-        return self._all if self._firm is None or request.gives_way else self._firm
-
-    @property
-    def all_loads(self) -> Loads:
-        return self._all
+        return self.all_loads if self._firm is None or request.gives_way else self._firm
 
     def changed(self, replica_id: str) -> None:
-        self._all.changed(replica_id)
+        self.all_loads.changed(replica_id)
         if self._firm is not None:
             self._firm.changed(replica_id)
 
@@ -122,7 +119,7 @@ class LeastOutstandingTokens:
     def placed(self, request: RequestState, replica: ReplicaState) -> int:
         self.changed(replica.replica_id)
         if request.gives_way and self._firm is None:
-            self._firm = Loads(attrgetter("firm_tokens"), self._all.known())
+            self._firm = Loads(attrgetter("firm_tokens"), self.all_loads.known())
         return 0
 
     def hit_tokens(self, request: RequestState, replica: ReplicaState) -> int:
@@ -132,7 +129,7 @@ class LeastOutstandingTokens:
         return queued
 
     def validate(self, replicas: Mapping[str, ReplicaState], placed: Container[str] | None = None) -> None:
-        for loads in (self._all, self._firm):
+        for loads in (self.all_loads, self._firm):
             if loads is not None:
                 loads.validate(replicas)
 

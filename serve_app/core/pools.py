@@ -100,7 +100,7 @@ class Pools(Apart):
         choice = self._inner.pick(request, self._decode)
         if choice is None:
             others = (each for each in self._prefill.values() if each.takes(request))
-            least = min(others, key=rank_of, default=None)
+            least = min(others, key=lambda replica: rank_of(replica, request), default=None)
             return None if least is None else Choice(least, Reason.SPREAD)
         if request.emitted_ids and request.replica_id is not None:
             return choice  # its replica drains, and the KV moves along: nothing is to be computed

@@ -94,7 +94,7 @@ class RequestState:
     priority: int = 0
     """Its tag in `FairOrder`: among requests that wait, the lowest starts first."""
     gives_way: bool = False
-    """Whether engines let an interactive request of a tenant that is not ahead of its share go before it, even while it runs."""
+    """Whether engines pause it for an interactive request of a tenant that is not ahead of its share."""
     emitted_ids: list[int] = field(default_factory=list)
     weights: str | None = None
     adapter: int | None = None

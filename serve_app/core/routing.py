@@ -83,6 +83,18 @@ class ReplicaState:
         """As ``tokens_to_do``, without the requests that give way: what a request that does not may have to wait for."""
         return self.tokens_to_do - self.yielding_tokens
 
+    def tokens_before(self, request: RequestState) -> int:
+        """Return the tokens by which replicas are compared for this request."""
+        return self.tokens_to_do if request.gives_way else self.firm_tokens
+
+    def owe(self, request: RequestState, tokens: int) -> None:
+        """Note that so many tokens of the request are outstanding from now on."""
+        more = tokens - request.outstanding_tokens
+        request.outstanding_tokens = tokens
+        self.outstanding_tokens += more
+        if request.gives_way:
+            self.yielding_tokens += more
+
     def num_requests(self) -> int:
         """Return how many requests the replica has, with those of other ingresses that ran at the last heartbeat."""
         return len(self.held) + self._others

@@ -24,7 +24,8 @@ class Route:
     """The numbers behind the choice of an attempt's replica.
 
     ``hit_tokens``: prompt tokens that were expected in the replica's prefix cache. ``tokens_before``: tokens that the replica had still to
-    do for this ingress. ``saves_s``: seconds that requests wait less there in sum, by the estimate; 0 if the choice was not made by that.
+    do for this ingress, without those that do not count for the request (`ReplicaState.tokens_before`). ``saves_s``: seconds that requests
+    wait less there in sum, by the estimate; 0 if the choice was not made by that.
     """
 
     hit_tokens: int

@@ -201,7 +201,9 @@ class VirtualFleet:
 
     def _make_fleet(self) -> FleetState:
         limits: dict[str, Any] = {"max_waiting_requests": 10**7, "no_replica_s": 1e9, "heartbeat_timeout_s": 1e9}
-        limits |= {"max_replicas": len(self._engines), **self._settings}
+        engine = next(iter(self._engines.values())).core.vllm_config
+        preempts = engine.scheduler_config.policy == "priority" and bool(engine.cache_config.enable_prefix_caching)
+        limits |= {"max_replicas": len(self._engines), "engines_preempt": preempts, **self._settings}
         fleet = FleetState(FleetSettings(model="m", **limits), PrefixAffinity())
         self._change(fleet)
         for name, engine in self._engines.items():

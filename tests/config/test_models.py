@@ -240,7 +240,14 @@ def test_where_there_are_batches_or_tenants_engines_have_priorities_unless_the_f
     model = parse_settings({"models": models, "ingress": ingress}).models["llama"]
     others = {name: value for name, value in engine_args.items() if "scheduling" not in name}
     assert model.engine_args == {**others, "scheduling_policy": policy}
-    assert model.yields_to_chats() == (policy == "priority")
+    assert model.yields_to_chats() == model.preempts() == (policy == "priority")
+
+
+def test_without_a_prefix_cache_no_request_pauses_for_another() -> None:
+    args = {"scheduling_policy": "priority", "enable_prefix_caching": False}
+    model = parse_settings({"models": {"llama": LLAMA | {"engine_args": args}}}).models["llama"]
+    assert model.yields_to_chats()
+    assert not model.preempts()
 
 
 def test_a_model_that_keeps_its_itl_has_priorities_and_another_one_does_not() -> None:

@@ -47,11 +47,12 @@ class CheckedFleet(ExpectedFleet):
     """``handle`` gives the fleet an event, as its adapter does, and carries out the instructions."""
 
     routing: Callable[[], RoutingPolicy] = Compared
+    engines_preempt = False
 
     def __init__(self) -> None:
         super().__init__()
         limits: dict[str, Any] = {"max_waiting_requests": MAX_WAITING, "max_deaths": MAX_DEATHS, "max_standstill_s": STANDSTILL_S}
-        limits["quarantine_s"] = QUARANTINE_S
+        limits |= {"quarantine_s": QUARANTINE_S, "engines_preempt": self.engines_preempt}
         of_fleet = FleetSettings(model="m", no_replica_s=NO_REPLICA_S, heartbeat_timeout_s=TIMEOUT_S, **limits)
         self.fleet = FleetState(of_fleet, self.routing())
         self.ticks = False

@@ -20,13 +20,19 @@ class Compared(LeastOutstandingTokens):
 
     def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> Choice | None:
         picked = super().pick(request, replicas)
+
+        def tokens(replica: ReplicaState) -> int:
+            """Count those that the request would have to wait for."""
+            give_way = [r.outstanding_tokens for r in replica.held.values() if r.gives_way and not request.gives_way]
+            return replica.outstanding_tokens - sum(give_way)
+
         assert (None if picked is None else picked.replica) is min(
             (
                 r
                 for r in replicas.values()
                 if not r.draining and len(r.held) < r.credit and (request.weights is None or request.weights == r.weights)
             ),
-            key=lambda r: (r.outstanding_tokens, len(r.held), r.load.running + r.load.waiting, r.replica_id),
+            key=lambda r: (tokens(r), len(r.held), r.load.running + r.load.waiting, r.replica_id),
             default=None,
         )
         return picked

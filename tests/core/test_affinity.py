@@ -247,10 +247,10 @@ def test_a_new_replica_takes_over_what_has_little_cached_and_of_the_rest_what_is
 
 
 @pytest.mark.parametrize("by_prefix", [True, False])
-@pytest.mark.parametrize("engines_yield", [True, False])
-def test_requests_that_give_way_do_not_hide_that_a_replica_is_full_of_others(engines_yield: bool, by_prefix: bool) -> None:
+@pytest.mark.parametrize("engines_preempt", [True, False])
+def test_requests_that_give_way_do_not_hide_that_a_replica_is_full_of_others(engines_preempt: bool, by_prefix: bool) -> None:
     routing = PrefixAffinity(2.0, 0.0) if by_prefix else None
-    fleet = FleetState(FleetSettings(model="m", engines_yield=engines_yield), routing)
+    fleet = FleetState(FleetSettings(model="m", engines_preempt=engines_preempt), routing)
     fleet.handle(LinkOpened("b", 100), now=0.0)
 
     def late(request_id: str) -> RequestArrived:  # interactive requests go before those of batch priority
@@ -260,7 +260,7 @@ def test_requests_that_give_way_do_not_hide_that_a_replica_is_full_of_others(eng
         run(fleet, late(f"l{number}"))
     fleet.handle(LinkOpened("a", 100), now=0.0)
     where = Counter(ask(fleet, f"q{number}", "hot hot hot hot")[0] for number in range(12))
-    if engines_yield:
+    if engines_preempt:
         assert where["b"] >= 4, "at most two thirds at the one that has the prompt"
     else:
         assert where["b"] == 0, "there, they would wait behind all others"

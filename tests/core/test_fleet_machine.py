@@ -256,7 +256,7 @@ class Bounded(PrefixAffinity):
             loads = [r.outstanding_tokens for r in replicas.values() if not r.draining]
             assert choice.replica.takes(request)
             bound = MAX_LOAD * (sum(loads) / len(loads) + request.tokens_left())
-            least = min((r for r in replicas.values() if r.takes(request)), key=rank_of)
+            least = min((r for r in replicas.values() if r.takes(request)), key=lambda r: rank_of(r, request))
             by_load = choice.reason in (Reason.LOAD, Reason.SPREAD) or choice.replica is least
             assert by_load or choice.replica.outstanding_tokens <= bound
         return choice
@@ -285,6 +285,8 @@ TestPrefixFleet = PrefixMachine.TestCase
 
 class TenantMachine(FleetMachine):
     """The same fleet with tenants of several weights and priorities. Their tags are taken from the fleet; what follows from them is not."""
+
+    engines_preempt = True
 
     def __init__(self) -> None:
         super().__init__()

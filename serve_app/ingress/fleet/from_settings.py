@@ -17,6 +17,7 @@ def limits_of(settings: Settings, model: ModelSettings) -> FleetSettings:
         heartbeat_timeout_s=settings.protocol.heartbeat_timeout_s,
         quarantine_s=settings.ingress.quarantine_s,
         engines_yield=model.yields_to_chats(),
+        engines_preempt=model.preempts(),
         ttft_s=model.replicas.ttft_slo_s,
         max_replicas=model.replicas.max,
         apart=model.routing.apart,
