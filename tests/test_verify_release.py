@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.own_sigstore import OwnSigstore
+from tests.ports import free_port
 
 VERIFY = Path(__file__).parents[1] / "tools" / "verify-release"
 WORKFLOW = "https://github.com/owner/serve-app/.github/workflows/release.yml@refs/tags/v0.0.1"
@@ -195,8 +196,8 @@ def test_without_what_sigstore_trusts_the_folder_is_unchecked_not_refused(keyles
 
 def test_without_a_network_the_folder_is_unchecked_not_refused(keyless: Path, keys: Path) -> None:
     """The public instance's keys are fetched from a port at which nothing listens."""
-    away = {**dict.fromkeys(("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"), "http://127.0.0.1:9"), "HOME": str(keys)}
-    said = verify_keyless(keyless, **away)
+    away = f"http://127.0.0.1:{free_port()}"
+    said = verify_keyless(keyless, HOME=str(keys), https_proxy=away, HTTPS_PROXY=away, no_proxy="", NO_PROXY="")
     assert (said.returncode, said.stdout) == (2, "")
     assert said.stderr.splitlines()[-1].startswith("error: sigstore has no keys to trust, so nothing was checked; ")
 

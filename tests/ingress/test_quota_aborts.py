@@ -58,7 +58,8 @@ async def test_a_client_that_leaves_gets_back_what_its_request_had_set_aside(
     path, body, num_answers = WAYS[way]
     limits = {"tokens_per_minute": LIMIT, "requests_per_minute": 10, "max_concurrent": 1}
     tenants, leave = of_file(tmp_path / "tenants.yaml", tenants_file(red=limits)), asyncio.Event()
-    model, small = make_tiny_llama(tmp_path / "tiny"), {"model": MODEL, "prompt": [5] * 10, "max_tokens": 10, "ignore_eos": True}
+    model = make_tiny_llama(tmp_path / "tiny")
+    small: dict[str, Any] = {"model": MODEL, "prompt": [5] * 10, "max_tokens": 10, "ignore_eos": True}
     async with (
         application(model, AppLimits(10 << 20), tenants=tenants, stepping=False) as (app, engine, _),
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://ingress", headers=shown("red")) as http,
