@@ -21,7 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 Object = dict[str, Any]
 ISSUER = "https://token.actions.githubusercontent.com"
-SIGNED_AT = datetime(2026, 11, 1, 12, tzinfo=UTC)
+_SIGNED_AT = datetime(2026, 11, 1, 12, tzinfo=UTC)
 _OIDC_ISSUER = x509.ObjectIdentifier("1.3.6.1.4.1.57264.1.1")
 _TIMESTAMPS_OF_CERTIFICATE_LOGS = x509.ObjectIdentifier("1.3.6.1.4.1.11129.2.4.2")
 _ORIGIN = "log.example.com - 1"
@@ -55,7 +55,7 @@ class OwnSigstore:
         }
 
     def bundle(self, content: bytes, identity: str, *, issuer: str = ISSUER) -> Object:
-        """Return the bundle that says: `identity`, as whom `issuer` knows it, signed `content` at SIGNED_AT."""
+        """Return the bundle that says: `identity`, as whom `issuer` knows it, signed `content` at _SIGNED_AT."""
         key = _key()
         certificate = self._certificate(key.public_key(), identity, issuer)
         signature = _sign(key, content)
@@ -114,7 +114,7 @@ class OwnSigstore:
             .add_extension(x509.UnrecognizedExtension(_OIDC_ISSUER, issuer.encode()), critical=False)
         )
         logged = to_log.sign(self.authority, hashes.SHA256()).tbs_certificate_bytes
-        at = int(SIGNED_AT.timestamp() * 1000)
+        at = int(_SIGNED_AT.timestamp() * 1000)
         entry = _digest(_der(self.authority.public_key())) + len(logged).to_bytes(3) + logged
         signature = _sign(self.certificate_log, struct.pack("!BBQH", 0, 0, at, 1) + entry + bytes(2))
         # Version 1, the log, the time, no extensions; the algorithms are SHA-256 (4) and ECDSA (3).
@@ -128,7 +128,7 @@ class OwnSigstore:
 
     def _log_entry(self, body: bytes) -> Object:
         """Return the second entry of a log of two, with the promise and the proof that it is there."""
-        at, log_id = int(SIGNED_AT.timestamp()), _digest(_der(self.signature_log.public_key()))
+        at, log_id = int(_SIGNED_AT.timestamp()), _digest(_der(self.signature_log.public_key()))
         promised = {"body": _b64(body), "integratedTime": at, "logID": log_id.hex(), "logIndex": 1}
         first = _digest(b"\0another entry")
         root = _digest(b"\1" + first + _digest(b"\0" + body))
@@ -156,7 +156,7 @@ class OwnSigstore:
 
 
 def _certificate_of(public: ec.EllipticCurvePublicKey, subject: x509.Name, valid_for: timedelta) -> x509.CertificateBuilder:
-    start = SIGNED_AT - valid_for / 2
+    start = _SIGNED_AT - valid_for / 2
     return x509.CertificateBuilder(_AUTHORITY, subject, public, None, start, start + valid_for)
 
 
