@@ -7,12 +7,14 @@
 # the image. Without the secret, PyPI and PyTorch's CPU index are asked. Stages and layers are ordered by how seldom they change, so that
 # a change of our code renews only the last layer, of 3 MB.
 
-# A tag, so that a build works wherever an image of that name is; a release pins it: --build-arg BASE=...@sha256:... (docs/image.md).
+# A tag, so that a build works wherever an image of that name is. The workflow of a release gives its digest, as the image's label shows.
 ARG BASE=docker.io/library/python:3.11-slim-bookworm
 
 # ---- base: what both images have in common but for packages. Steps are the layers, so each one cleans up after itself ------------
 # hadolint ignore=DL3006
 FROM ${BASE} AS base
+ARG BASE
+LABEL org.opencontainers.image.base.name="${BASE}"
 # wget: the liveness probe that KubeRay adds. libnuma1: vLLM's CPU kernels.
 # A login shell, which KubeRay starts Ray with, resets PATH: hence the profile.
 # hadolint ignore=DL3008

@@ -36,7 +36,7 @@ PROMETHEUS_PORT ?= 9090
 GRAFANA_PORT ?= 3000
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 IMAGE ?= localhost/serve-app:$(VERSION)
-CUDA_IMAGE ?= $(IMAGE)-cuda
+CUDA_IMAGE ?= $(addsuffix -cuda,$(IMAGE))
 REDIS_IMAGE ?= localhost/serve-app-redis:$(VERSION)
 BUILD ?= docker build
 DIST ?= dist/$(VERSION)
@@ -45,6 +45,8 @@ DIST_IMAGES ?= $(DIST)-images
 IMAGE_REPOSITORY ?=
 # A private key in PEM form that signs SHA256SUMS, of any kind that `openssl dgst` signs with.
 SIGNING_KEY ?=
+# The base image with its digest, for images of a release; empty: the tag that the Dockerfile names, as it is now.
+BASE ?=
 # Where BUILD puts images, in skopeo's words; containers-storage: for podman and buildah.
 IMAGE_STORE ?= docker-daemon:
 
@@ -107,7 +109,7 @@ check: .venv check-locks ## format, lint, types, dependency direction, known-bad
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-check-locks: .venv ## compare the locks and TORCH with the known-bad versions of requirements/known-bad*.txt, without a network: a second
+check-locks: .venv ## compare the locks, TORCH and what installed packages bundle with requirements/known-bad*.txt, without a network: a second
 	$(BIN)/python -m tools.lock_audit --pin $(TORCH)
 
 ADVISORIES ?= https://osv-vulnerabilities.storage.googleapis.com/PyPI/all.zip
@@ -255,7 +257,7 @@ image-cuda: .venv ## build the image of GPU model pods as CUDA_IMAGE (default: I
 define build-image
 	@config=$$(mktemp); trap 'rm -f "$$config"' EXIT; \
 	{ echo "[global]"; $(BIN)/pip config list | sed -n "s/^\(:env:\|global\)[.]*\([a-z-]*\)='\(.*\)'$$/\2 = \3/p" | awk '$$1 != "constraint" && !seen[$$1]++'; } > "$$config"; \
-	$(BUILD) --target $(1) --build-arg TORCH=$(TORCH) --build-arg PYTORCH_CPU_INDEX=$(PYTORCH_CPU_INDEX) \
+	$(BUILD) --target $(1) $(if $(BASE),--build-arg BASE=$(BASE)) --build-arg TORCH=$(TORCH) --build-arg PYTORCH_CPU_INDEX=$(PYTORCH_CPU_INDEX) \
 	  --secret id=pip,src="$$config" -t $(2) .
 endef
 
@@ -279,7 +281,7 @@ test-interruptions: image ## spot notices, drift, upgrades without spare GPUs, o
 lock: .venv ## renew requirements/*.lock after a change of pyproject.toml; known versions stay
 	@links=$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}; \
 	args=(); for link in $${links:-$(PYTORCH_CPU_INDEX)/torch/}; do args+=(--find-links "$$link"); done; \
-	compile() { UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile -q --override requirements/overrides.txt \
+	compile() { UV_CUSTOM_COMPILE_COMMAND="make lock  # on $$(date -u +%F)" $(BIN)/uv pip compile -q --override requirements/overrides.txt \
 	  --generate-hashes --no-emit-index-url "$$@"; }; \
 	compile --override requirements/overrides-cpu.txt --python-version 3.11 --extra cpu --extra loadtest --extra ui --extra shared-batches --extra kv --no-emit-package torch "$${args[@]}" \
 	  -o requirements/cpu.lock pyproject.toml; \
@@ -289,7 +291,7 @@ lock: .venv ## renew requirements/*.lock after a change of pyproject.toml; known
 	@echo "requirements/*.lock are renewed; make test installs them"
 
 lock-charts: .venv ## renew requirements/charts.lock after a change of charts.in
-	UV_CUSTOM_COMPILE_COMMAND="make lock-charts" $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
+	UV_CUSTOM_COMPILE_COMMAND="make lock-charts  # on $$(date -u +%F)" $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  -o requirements/charts.lock requirements/charts.in
 
 docs: .venv-docs/.installed ## the documentation as a site in build/site, without a network; every link is checked
@@ -303,7 +305,7 @@ docs-files: .venv ## renew docs/configuration.md, docs/scenario.md and docs/open
 	$(BIN)/python -m tools.openapi
 
 lock-docs: .venv ## renew requirements/docs.lock after a change of docs.in
-	UV_CUSTOM_COMPILE_COMMAND="make lock-docs" $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
+	UV_CUSTOM_COMPILE_COMMAND="make lock-docs  # on $$(date -u +%F)" $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  -o requirements/docs.lock requirements/docs.in
 
 dist: .venv .venv-sbom/.installed ## the files of a release in DIST: wheel, sdist, locks, SBOMs, charts with IMAGE_REPOSITORY, notes, provenance, checksums, signed by SIGNING_KEY; wants helm
@@ -321,13 +323,15 @@ dist: .venv .venv-sbom/.installed ## the files of a release in DIST: wheel, sdis
 	for chart in $(DIST)/*.tgz; do $(BIN)/python -m tools.chart_layout "$$chart" "$${chart%.tgz}-chart.oci.tar"; done
 	awk '/^## /{n++} n==1' CHANGELOG.md > $(DIST)/NOTES.md
 	rm -f $(DIST)/.gitignore
-	$(BIN)/python -m tools.provenance $(DIST) $(DIST)/serve-app-$(VERSION)-provenance.json $(if $(IMAGE_REPOSITORY),IMAGE_REPOSITORY=$(IMAGE_REPOSITORY))
+	$(BIN)/python -m tools.provenance dist $(DIST) $(DIST)/serve-app-$(VERSION)-provenance.json $(if $(IMAGE_REPOSITORY),IMAGE_REPOSITORY=$(IMAGE_REPOSITORY))
 	$(call write-checksums,$(DIST))
 
-dist-images: .venv ## the images out of IMAGE_STORE as OCI archives in DIST_IMAGES, with SBOMs and checksums, signed by SIGNING_KEY; CUDA_IMAGE= leaves that one out; wants skopeo
+dist-images: .venv ## the images out of IMAGE_STORE as OCI archives in DIST_IMAGES, with SBOMs, provenance, checksums, signed by SIGNING_KEY; CUDA_IMAGE= saves the CPU image alone, IMAGE= CUDA_IMAGE=NAME that for GPUs; wants skopeo
+	@[ -n "$(IMAGE)$(CUDA_IMAGE)" ] || { echo "error: IMAGE and CUDA_IMAGE are both empty: name one of them" >&2; exit 2; }
 	$(call empty-folder,$(DIST_IMAGES))
-	$(call save-image,cpu,$(IMAGE))
+	$(if $(IMAGE),$(call save-image,cpu,$(IMAGE)))
 	$(if $(CUDA_IMAGE),$(call save-image,cuda,$(CUDA_IMAGE)))
+	$(BIN)/python -m tools.provenance dist-images $(DIST_IMAGES) $(DIST_IMAGES)/serve-app-$(VERSION)-images-provenance.json $(if $(BASE),BASE=$(BASE))
 	$(call write-checksums,$(DIST_IMAGES))
 
 # Arg: folder.

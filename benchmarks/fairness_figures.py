@@ -62,8 +62,8 @@ def ttft(sent: Iterable[Sent]) -> Ttft:
 
 
 def answered_ttft(sent: Iterable[Sent]) -> Ttft:
-    """Return the times of the requests that were not refused."""
-    return ttft(each for each in sent if each.row.status not in REFUSED)
+    """Return the times of the requests that were admitted and did not end at their deadline. Those that did are in `ended_at_deadline`."""
+    return ttft(each for each in sent if each.row.status not in REFUSED and not _waited(each))
 
 
 def tokens_per_s(phase: Phase, prefix: str = "") -> float:
@@ -104,6 +104,11 @@ def goodput(phase: Phase, within_s: float, *, attempt: int | None = None) -> flo
     return len(good) / (phase.until_s - phase.warmup_s)
 
 
+def answered_per_s(phase: Phase) -> float:
+    """Return the requests of the window that got a first token, late or not, in a second. Further attempts count too."""
+    return sum(each.row.first_s is not None for each in window(phase, attempt=None)) / (phase.until_s - phase.warmup_s)
+
+
 def in_time(sent: Sent, within_s: float) -> bool:
     return sent.row.first_s is not None and sent.row.first_s - sent.row.due_s <= within_s
 
@@ -111,13 +116,19 @@ def in_time(sent: Sent, within_s: float) -> bool:
 def refusal_s(phase: Phase) -> Floats:
     """Return how long the refusals took from sending to the end of the answer, of requests that were refused when they came.
 
-    A request that waited until its deadline was not refused at once: it counts in `late_refusals`.
+    A request that waited until its deadline was admitted: it counts in `ended_at_deadline`.
     """
     return np.array([_took(each) for each in window(phase, attempt=None) if each.row.status in REFUSED and not _waited(each)])
 
 
-def late_refusals(phase: Phase) -> int:
-    return sum(each.row.status in REFUSED and _waited(each) for each in window(phase, attempt=None))
+def ended_at_deadline(phase: Phase) -> int:
+    """Return how many requests of the window were admitted and still waited when the time for their first token was over."""
+    return sum(_waited(each) for each in window(phase, attempt=None))
+
+
+def admitted(phase: Phase) -> int:
+    """Return how many requests of the window were not refused when they came."""
+    return sum(each.row.status not in REFUSED or _waited(each) for each in window(phase, attempt=None))
 
 
 def _took(sent: Sent) -> float:
@@ -125,7 +136,7 @@ def _took(sent: Sent) -> float:
 
 
 def _waited(sent: Sent) -> bool:
-    """Return whether the error says that the request has waited: 'the request has waited 1.0 s'."""
+    """Return whether the error, or the last event of a silent stream, says that the request has waited: 'the request has waited 1.0 s'."""
     found = re.search(r"the request has waited ([0-9.]+) s", sent.row.reason)
     return found is not None and float(found[1]) > 0
 

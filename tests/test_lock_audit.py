@@ -6,14 +6,19 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import certifi
 import pytest
 
-from tools.lock_audit import bad_pins, known_bad_ranges, pins, renewed
+from tools.lock_audit import bad_pins, known_bad_ranges, pins, renewed, too_old
+from tools.vendored import Copy, copies
 
 ROOT = Path(__file__).parents[1]
+LOCKED_ON = "2026-11-20"
+DATE_LINE = "#    make lock  # on {}\n"
 FIXED_IN_2 = {
     "id": "PYSEC-1",
     "aliases": ["CVE-1"],
@@ -40,7 +45,29 @@ def audit(folder: Path, *options: str | Path) -> subprocess.CompletedProcess[str
 
 @pytest.fixture
 def requirements(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(ROOT / "requirements", tmp_path / "requirements"))
+    """A copy of requirements/, whose locks were made on LOCKED_ON."""
+    folder = Path(shutil.copytree(ROOT / "requirements", tmp_path / "requirements"))
+    for lock in folder.glob("*.lock"):
+        text, replaced = re.subn(r"(?<=  # on )[0-9-]+$", LOCKED_ON, lock.read_text(), flags=re.MULTILINE)
+        assert replaced == 1
+        lock.write_text(text)
+    return folder
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder of installed packages with the real certifi and nothing else."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    install(folder, "certifi", {"certifi/cacert.pem": Path(certifi.where()).read_text()})
+    return folder
+
+
+def install(site: Path, name: str, files: dict[str, str]) -> None:
+    files = files | {f"{name}-1.dist-info/RECORD": "".join(f"{path},sha256=x,1\n" for path in files)}
+    for path, text in files.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_text(text)
 
 
 def test_no_lock_has_a_version_that_is_known_to_be_bad(requirements: Path) -> None:
@@ -139,7 +166,7 @@ def test_one_flaw_of_two_databases_is_one_line_and_a_withdrawn_advisory_none() -
 
 
 def test_an_archive_of_json_and_yaml_renews_the_list(requirements: Path, tmp_path: Path) -> None:
-    (requirements / "one.lock").write_text("some-package==1.5\nother==1.10\n")
+    (requirements / "one.lock").write_text(DATE_LINE.format(LOCKED_ON) + "some-package==1.5\nother==1.10\n")
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
         archive.writestr("PYSEC-1.json", json.dumps(FIXED_IN_2))
         archive.writestr(
@@ -153,3 +180,103 @@ def test_an_archive_of_json_and_yaml_renews_the_list(requirements: Path, tmp_pat
         "error: one.lock: other 1.10 is known to be bad: ==1.10 (PYSEC-3)",
     ]
     assert "2 advisories, the newest of 2026-11-09" in (requirements / "known-bad-osv.txt").read_text()
+
+
+@pytest.mark.parametrize(("newest", "days"), [("2026-10-21", 30), ("2026-10-20", 31)])
+def test_a_list_much_older_than_the_locks_is_a_warning(requirements: Path, newest: str, days: int) -> None:
+    (requirements / "known-bad-osv.txt").write_text(
+        f"# Made by `make lock-audit` from 1 advisories, the newest of {newest}: x.\n"
+    )
+    said = audit(requirements)
+    warnings = [line for line in said.stdout.splitlines() if line.startswith("warning: ")]
+    assert said.returncode == 0
+    expected = f"warning: the newest advisory of known-bad-osv.txt is {days} days older than the locks (2026-11-20), limit 30: "
+    assert [warning.startswith(expected) for warning in warnings] == [True] * (days > 30)
+
+
+def test_a_list_renewed_from_an_old_archive_is_an_error(requirements: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        archive.writestr("PYSEC-1.json", json.dumps(FIXED_IN_2 | {"modified": "2026-01-01T00:00:00Z"}))
+    said = audit(requirements, "--renew", tmp_path / "all.zip")
+    assert said.returncode == 1
+    assert said.stderr.startswith("error: the newest advisory of known-bad-osv.txt is 323 days older than the locks (2026-11-20)")
+
+
+def test_the_newest_lock_counts(requirements: Path) -> None:
+    (requirements / "one.lock").write_text(DATE_LINE.format("2027-11-20"))
+    (warning,) = (line for line in audit(requirements).stdout.splitlines() if line.startswith("warning: "))
+    assert "days older than the locks (2027-11-20)" in warning
+
+
+def test_a_lock_that_does_not_say_when_it_was_made_fails(requirements: Path) -> None:
+    (requirements / "one.lock").write_text("# by hand\n")
+    said = audit(requirements)
+    assert (said.returncode, said.stderr.partition(";")[0].partition(", as")[0]) == (
+        1,
+        "error: one.lock: no line says when it was made",
+    )
+
+
+@pytest.mark.parametrize("target", ["lock", "lock-charts", "lock-docs"])
+def test_make_writes_the_day_into_each_lock(target: str, tmp_path: Path) -> None:
+    commands = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    words = set(re.findall(r'UV_CUSTOM_COMPILE_COMMAND=("[^"]+")', commands))
+    assert len(words) == 1
+    said = subprocess.run(["bash", "-c", f"echo {words.pop()}"], capture_output=True, text=True, check=True).stdout
+    assert re.fullmatch(rf"make {target}  # on \d{{4}}-\d\d-\d\d\n", said)
+
+
+def test_a_list_without_advisories_is_too_old() -> None:
+    (first_line, *_) = renewed([], {"p"}).splitlines()
+    assert too_old(first_line, locked_on=date(2026, 11, 20)) == "known-bad-osv.txt does not say of when its newest advisory is"
+
+
+BELOW_RAY = "ray/_private/runtime_env/agent/thirdparty_files"
+
+
+@pytest.mark.parametrize(
+    ("owner", "path", "text"),
+    [
+        ("ray", f"{BELOW_RAY}/certifi-2026.7.22.dist-info/METADATA", "Name: certifi\n"),
+        ("setuptools", "setuptools/_vendor/certifi-2026.7.22-py3.11.egg-info/PKG-INFO", "Name: certifi\n"),
+        ("poetry", "poetry/_vendor/vendor.txt", "requests==2.34.0\n    certifi==2026.7.22  # of requests\n"),
+        ("ray", "ray/certifi/__init__.py", '__all__ = ["where"]\n__version__ = "2026.07.22"\n'),
+    ],
+)
+def test_a_known_bad_version_inside_of_an_installed_package_fails(
+    requirements: Path, site: Path, owner: str, path: str, text: str
+) -> None:
+    install(site, owner, {path: text})
+    said = audit(requirements, "--site", site)
+    reason = f"inside {owner}: certifi 2026.7.22 is known to be bad: <2026.10.19,>=0 (CVE-2026-111943); see {path}"
+    assert (said.returncode, said.stderr) == (1, f"error: {reason}\n")
+
+
+def test_what_is_accepted_inside_of_one_package_is_not_inside_of_another(requirements: Path, site: Path) -> None:
+    for owner in ("ray", "poetry", "pip"):
+        install(site, owner, {f"{owner}/_vendor/certifi-2026.7.22.dist-info/METADATA": ""})
+    with (requirements / "accepted-advisories.txt").open("a") as accepted:
+        accepted.write("CVE-2026-111943@ray  of a test\n")
+    said = audit(requirements, "--site", site)
+    assert [line.partition(":")[0] + line[6:].partition(":")[0] for line in said.stderr.splitlines()] == ["error inside poetry"]
+
+
+@pytest.mark.parametrize(("roots", "counted"), [(117, True), (4, False)])
+def test_a_ca_bundle_with_certificates_that_certifi_lacks_fails(
+    requirements: Path, site: Path, roots: int, counted: bool
+) -> None:
+    pem = [f"-----BEGIN CERTIFICATE-----\n{number:064}\n-----END CERTIFICATE-----\n" for number in range(roots)]
+    install(site, "some", {"some/roots.pem": "".join(pem)})
+    install(site, "same", {"same/cacert.pem": Path(certifi.where()).read_text()})
+    said = audit(requirements, "--site", site)
+    error = f"error: inside some: some/roots.pem trusts {roots} certificates that certifi does not\n"
+    assert (said.returncode, said.stderr) == ((1, error) if counted else (0, ""))
+
+
+def test_copies_inside_of_the_installed_packages_are_found() -> None:
+    """Ray and setuptools have copies, whatever their versions are; certifi is none of its own."""
+    found = copies(Path(certifi.__file__).parents[1])
+    ray = next(copy for copy in found if (copy.owner, copy.name) == ("ray", "aiohttp"))
+    assert ray == Copy("ray", "aiohttp", ray.version, f"{BELOW_RAY}/aiohttp-{ray.version}.dist-info/METADATA")
+    assert {"ray", "setuptools"} <= {copy.owner for copy in found}
+    assert "certifi" not in {copy.owner for copy in found}

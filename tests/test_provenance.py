@@ -15,7 +15,9 @@ ON_GITHUB = {
 
 
 def test_a_statement_of_a_workflow_names_repository_workflow_and_run() -> None:
-    made = statement(DIGESTS, commit="c0ffee", changed=[], variables={"IMAGE_REPOSITORY": "r/i"}, environment=ON_GITHUB)
+    made = statement(
+        DIGESTS, target="dist", commit="c0ffee", changed=[], variables={"IMAGE_REPOSITORY": "r/i"}, environment=ON_GITHUB
+    )
     assert made == {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": "a.tgz", "digest": {"sha256": "aa"}}, {"name": "b.whl", "digest": {"sha256": "bb"}}],
@@ -37,7 +39,7 @@ def test_a_statement_of_a_workflow_names_repository_workflow_and_run() -> None:
 
 
 def test_a_statement_of_another_machine_names_no_builder_and_what_the_commit_lacks() -> None:
-    made = statement(DIGESTS, commit="c0ffee", changed=["Makefile"], variables={}, environment={})["predicate"]
+    made = statement(DIGESTS, target="dist", commit="c0ffee", changed=["Makefile"], variables={}, environment={})["predicate"]
     assert made["runDetails"] == {"builder": {"id": "urn:serve-app:unnamed-builder"}}
     source = {"digest": {"gitCommit": "c0ffee"}, "annotations": {"uncommitted": ["Makefile"]}}
     assert made["buildDefinition"]["resolvedDependencies"] == [source]

@@ -1,13 +1,20 @@
-"""tools/verify-release accepts a folder of a release only as it was signed."""
+"""tools/verify-release accepts a folder of a release only as it was signed, by a key or by a workflow."""
 
+import json
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.own_sigstore import OwnSigstore
+from tests.ports import free_port
+
 VERIFY = Path(__file__).parents[1] / "tools" / "verify-release"
+WORKFLOW = "https://github.com/owner/serve-app/.github/workflows/release.yml@refs/tags/v0.0.1"
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not on the PATH")
 
 
@@ -106,14 +113,107 @@ def test_a_folder_that_differs_is_refused(release: Path, keys: Path, damage: Cal
     assert said.stderr.splitlines()[-1] == f"refused: {expected}; install nothing from {release}"
 
 
-@pytest.mark.parametrize("signer", ["other.pub", "no-such.pub", "release.key"])
-def test_another_key_is_refused(release: Path, keys: Path, signer: str) -> None:
+def test_another_key_is_refused(release: Path, keys: Path) -> None:
+    said = verify(release, keys / "other.pub")
+    assert (said.returncode, said.stdout) == (1, "")
+
+
+@pytest.mark.parametrize("signer", ["no-such.pub", "release.key", "0.0.1/chart.tgz"])
+def test_without_a_public_key_the_folder_is_unchecked_not_refused(release: Path, keys: Path, signer: str) -> None:
     said = verify(release, keys / signer)
-    assert (said.returncode, said.stdout) == (1, "")
+    assert (said.returncode, said.stdout) == (2, "")
+    reason = f"{keys / signer} cannot be read as a public key, so nothing was checked; it must be in PEM form"
+    assert said.stderr.splitlines()[-1] == f"error: {reason}"
 
 
-def test_a_signature_by_a_key_is_none_by_a_workflow(release: Path) -> None:
-    workflow = "https://github.com/owner/serve-app/.github/workflows/release.yml@refs/tags/v0.0.1"
-    said = verify(release, workflow)
+@pytest.fixture(scope="module")
+def instance() -> OwnSigstore:
+    return OwnSigstore()
+
+
+@pytest.fixture
+def keyless(release: Path, keys: Path, instance: OwnSigstore) -> Path:
+    """The same release, signed by the workflow instead of a key. keys/trust.json is the instance's trust configuration."""
+    (release / "SHA256SUMS.sig").unlink()
+    (keys / "trust.json").write_text(json.dumps(instance.trust_config()))
+    sign_as(release, instance, WORKFLOW)
+    return release
+
+
+def sign_as(folder: Path, instance: OwnSigstore, identity: str, **more: str) -> None:
+    bundle = instance.bundle((folder / "SHA256SUMS").read_bytes(), identity, **more)
+    (folder / "SHA256SUMS.sigstore.json").write_text(json.dumps(bundle))
+
+
+def verify_keyless(folder: Path, *trust: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run the script with the `sigstore` of this environment, which requirements/dev.lock names, and with more variables."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command: list[str | Path] = [VERIFY, folder, WORKFLOW, *trust]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": path, "COLUMNS": "1000", **more})
+
+
+def test_a_release_passes_as_the_workflow_signed_it(keyless: Path, keys: Path) -> None:
+    said = verify_keyless(keyless, keys / "trust.json")
+    assert (said.returncode, said.stdout) == (0, f"{keyless}: signed by {WORKFLOW}; 2 files, none missing, changed or added\n")
+
+
+def another_tag(folder: Path, instance: OwnSigstore) -> None:
+    sign_as(folder, instance, WORKFLOW.replace("v0.0.1", "v0.0.2"))
+
+
+def another_issuer(folder: Path, instance: OwnSigstore) -> None:
+    sign_as(folder, instance, WORKFLOW, issuer="https://accounts.example.com")
+
+
+def another_instance(folder: Path, instance: OwnSigstore) -> None:
+    sign_as(folder, OwnSigstore(), WORKFLOW)
+
+
+def no_bundle(folder: Path, instance: OwnSigstore) -> None:
+    (folder / "SHA256SUMS.sigstore.json").unlink()
+
+
+@pytest.mark.parametrize("damage", [another_tag, another_issuer, another_instance, no_bundle])
+def test_a_folder_that_the_workflow_did_not_sign_is_refused(
+    keyless: Path, keys: Path, instance: OwnSigstore, damage: Callable[[Path, OwnSigstore], None]
+) -> None:
+    damage(keyless, instance)
+    said = verify_keyless(keyless, keys / "trust.json")
     assert (said.returncode, said.stdout) == (1, "")
-    assert said.stderr.splitlines()[-1] == f"refused: {workflow} did not sign SHA256SUMS; install nothing from {release}"
+    assert said.stderr.splitlines()[-1] == f"refused: {WORKFLOW} did not sign SHA256SUMS; install nothing from {keyless}"
+
+
+@pytest.mark.parametrize("trust", ["{}", None])
+def test_without_what_sigstore_trusts_the_folder_is_unchecked_not_refused(keyless: Path, keys: Path, trust: str | None) -> None:
+    (keys / "trust.json").unlink()
+    if trust is not None:
+        (keys / "trust.json").write_text(trust)
+    said = verify_keyless(keyless, keys / "trust.json")
+    assert (said.returncode, said.stdout) == (2, "")
+    reason = f"sigstore has no keys to trust, so nothing was checked; they come from {keys}/trust.json"
+    assert said.stderr.splitlines()[-1] == f"error: {reason}"
+
+
+def test_without_a_network_the_folder_is_unchecked_not_refused(keyless: Path, keys: Path) -> None:
+    """The public instance's keys are fetched from a port at which nothing listens."""
+    away = f"http://127.0.0.1:{free_port()}"
+    said = verify_keyless(keyless, HOME=str(keys), https_proxy=away, HTTPS_PROXY=away, no_proxy="", NO_PROXY="")
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr.splitlines()[-1].startswith("error: sigstore has no keys to trust, so nothing was checked; ")
+
+
+def test_a_changed_file_is_refused_though_the_workflow_signed_the_sums(keyless: Path, keys: Path) -> None:
+    change(keyless)
+    said = verify_keyless(keyless, keys / "trust.json")
+    assert (said.returncode, said.stdout) == (1, "")
+    assert said.stderr.splitlines()[-1] == f"refused: files are missing or changed; install nothing from {keyless}"
+
+
+@pytest.mark.parametrize(("tool", "signer"), [("sigstore", WORKFLOW), ("openssl", "release.pub")])
+def test_without_the_tool_the_folder_is_unchecked_not_refused(release: Path, keys: Path, tool: str, signer: str) -> None:
+    (keys / "bin").mkdir()
+    for name in ("env", "bash"):
+        (keys / "bin" / name).symlink_to(str(shutil.which(name)))
+    said = subprocess.run([VERIFY, release, signer], cwd=keys, capture_output=True, text=True, env={"PATH": str(keys / "bin")})
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr.startswith(f"error: {tool} is not on the PATH, so nothing was checked; ")

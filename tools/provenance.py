@@ -1,6 +1,7 @@
 """This script writes the provenance of a folder of release files: which commit, command and builder they come from.
 
-``python -m tools.provenance FOLDER FILE.json [NAME=VALUE ...]`` runs it for `make dist`; NAME=VALUE are the variables given to make.
+``python -m tools.provenance TARGET FOLDER FILE.json [NAME=VALUE ...]`` runs it for the targets dist and dist-images of the Makefile;
+NAME=VALUE are the variables given to make.
 The format is an in-toto statement (v1) with SLSA's provenance (v1) as predicate. The statement is as true as the signature of the
 folder's SHA256SUMS, which covers it: the script itself signs nothing.
 """
@@ -19,12 +20,14 @@ Object = dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target")
     parser.add_argument("folder", type=Path)
     parser.add_argument("file", type=Path)
     parser.add_argument("variables", nargs="*", metavar="NAME=VALUE")
     arguments = parser.parse_args()
     made = statement(
-        {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in arguments.folder.iterdir()},
+        {path.name: _sha256(path) for path in arguments.folder.iterdir()},
+        target=arguments.target,
         commit=_git("rev-parse", "HEAD"),
         changed=[line[3:] for line in _git("status", "--porcelain").splitlines()],
         variables=dict(variable.split("=", 1) for variable in arguments.variables),
@@ -36,6 +39,7 @@ def main() -> None:
 def statement(
     digests: Mapping[str, str],
     *,
+    target: str,
     commit: str,
     changed: Sequence[str],
     variables: Mapping[str, str],
@@ -45,6 +49,7 @@ def statement(
 
     Args:
         digests: The SHA-256 of each file, in hex, by its name.
+        target: The target of the Makefile that made the files.
         changed: Files of the working tree that differ from the commit.
         variables: Variables of make that change the files.
         environment: The variables with which GitHub tells a job its repository, workflow and run; without them the builder is unnamed.
@@ -66,12 +71,17 @@ def statement(
         "predicate": {
             "buildDefinition": {
                 "buildType": "urn:serve-app:make:v1",
-                "externalParameters": {"target": "dist", "variables": dict(variables)},
+                "externalParameters": {"target": target, "variables": dict(variables)},
                 "resolvedDependencies": [source],
             },
             "runDetails": {"builder": {"id": builder}, **run},
         },
     }
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:  # an image has gigabytes
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _git(*arguments: str) -> str:

@@ -7,7 +7,6 @@ configuration is made as its replica makes it. For a model on cuda only the fron
 import asyncio
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -21,12 +20,10 @@ from serve_app.config.checks import dotted
 from serve_app.config.vllm_source import takes_media, vllm_version
 from serve_app.engine_args import INGRESS_ENVIRONMENT, engine_core_args, engine_environment
 from serve_app.errors import ClusterFailed, ConfigError, FrontEndStartFailed
-from serve_app.host.foreign_errors import in_one_line
+from serve_app.host.foreign_errors import in_one_line, lacking_packages
 from serve_app.sizing.checkpoint_files import config_file_of, read_config
 from serve_app.vllm_versions import refusing_media
 
-_LACKING = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'|requires the (\w+) library")
-"""Python's words, and Transformers'."""
 LIMIT_S = 600.0
 """Longest time that vLLM may take. Its import alone takes a minute on a busy machine."""
 
@@ -98,11 +95,8 @@ def vllm_problems(settings: Settings, folders: Mapping[str, str]) -> list[Config
 
 def _hint(said: str, log: str) -> str:
     """Return which modules a model's code lacks here. Where vLLM's message itself refers to the log, they are in the log."""
-    found = _LACKING.findall(log if "failed to be inspected" in said else said)
-    missing = dict.fromkeys(module or library.lower() for module, library in found)
-    return (
-        f"this Python lacks {', '.join(missing)}; for torchvision and torchaudio, give all pods the CUDA image" if missing else ""
-    )
+    missing = ", ".join(lacking_packages(log if "failed to be inspected" in said else said))
+    return f"this Python lacks {missing}; for torchvision and torchaudio, give all pods the CUDA image" if missing else ""
 
 
 def _key_in(model: ModelSettings, said: str) -> str:

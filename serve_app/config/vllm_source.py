@@ -8,7 +8,7 @@ refers. `tests/config/test_vllm_source.py` compares the result with vLLM's own.
 import ast
 import importlib.util
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache, reduce
 from importlib import metadata
@@ -73,7 +73,7 @@ def takes_media(architecture: str) -> bool:
     """Return whether a model takes images, sound or video; False for a name that the installed vLLM does not have."""
     registry = f"{_MODELS}.registry"
     tree = _module(registry)
-    # models for pooling stand in tables of all kinds; classes of `vllm.models`, one for each platform, in this one
+    # models for pooling stand in tables of all kinds, and Inkling, of `vllm.models`, among those that generate text
     if tree is None or architecture in _table_keys(registry, "_MULTIMODAL_MODELS"):
         return tree is not None
     tables = [s.value for s in tree.body if isinstance(s, ast.Assign) and isinstance(s.value, ast.Dict)]
@@ -95,14 +95,16 @@ def vllm_version() -> str:
 
 @lru_cache(maxsize=64)
 def _module(name: str) -> ast.Module | None:
+    file = _file(name)
+    return None if file is None else ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _file(name: str) -> Path | None:
     spec = importlib.util.find_spec("vllm")  # only the top-level package: looking for a submodule's spec would import its parents
     if spec is None or not spec.submodule_search_locations or name.split(".")[0] != "vllm":
         return None
     path = Path(spec.submodule_search_locations[0], *name.split(".")[1:])
-    for file in (path.with_suffix(".py"), path / "__init__.py"):
-        if file.is_file():
-            return ast.parse(file.read_text(encoding="utf-8"))
-    return None
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
 def _fields(module: str, class_name: str) -> dict[str, Any]:
@@ -145,15 +147,34 @@ def _bounds_of_field(class_name: str, name: str, module: str) -> dict[str, float
 
 
 def _home(name: str, module: str) -> str:
-    """Return the module that defines the class with this name in ``module``, "" if it is not found."""
+    """Return the module that defines the class with this name in ``module``, "" if it is not found.
+
+    Of a class for each platform, the one of the first branch is found.
+    """
     tree = _module(module)
-    for statement in tree.body if tree else ():
+    for statement in _in_all_branches(tree.body if tree else ()):
         match statement:
             case ast.ClassDef(name=defined) if defined == name:
                 return module
             case ast.ImportFrom(module=str(source), names=names, level=level) if name in {alias.name for alias in names}:
-                return _home(name, ".".join([*module.split(".")[:-level], source]) if level else source)
+                return _home(name, ".".join([*_parents(module, level), source]))
     return ""
+
+
+def _in_all_branches(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in statements:
+        if isinstance(statement, ast.If):
+            yield from _in_all_branches([*statement.body, *statement.orelse])
+        else:
+            yield statement
+
+
+def _parents(module: str, level: int) -> list[str]:
+    """Return the parts of the package that an import with this many leading dots in ``module`` begins at."""
+    parts = module.split(".")
+    file = _file(module)
+    is_package = file is not None and file.name == "__init__.py"
+    return parts[: len(parts) - level + is_package] if level else []
 
 
 def _processes_media(class_name: str, module: str) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 
 from serve_app.host.foreign_errors import in_one_line
 from serve_app.replica import pipe
-from serve_app.replica.forks import ForkedProcess, ForkServers, forked
+from serve_app.replica.forks import ForkedProcess, ForkServers
 from serve_app.replica.process_group import end_group
 
 logger = logging.getLogger(__name__)
@@ -103,10 +103,10 @@ class EngineChild:
         """Get a fork, or start a new process in its place. If there is neither, report why the start fails."""
         try:
             with contextlib.closing(await self._open()) as ends, servers.ask(environment, ends.descriptors) as asked:
-                self._process = await forked(asked)
+                self._process = await servers.forked(asked)
             return
         except OSError as exc:
-            logger.warning(_NO_FORK, str(exc) or "it does not answer")
+            logger.warning(_NO_FORK, exc)
         try:
             self._forget_ends()
             await self._start_new(environment)

@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 LINGER_S = 600.0
 """Seconds for which a server without a fork keeps the memory of its import for the next engine."""
 LOAD_S = 120.0
-"""Limit for the import, which took up to 60 s beside other starts on two cores. Supervisors wait as long for a fork."""
+"""Limit for the import, which took up to 60 s beside other starts on two cores. Supervisors that ask before its end wait as long."""
+BACKLOG = 128
 GO = b"go"
 """A supervisor's answer to a fork that it takes."""
 MAX_ANSWER_BYTES = 1 << 10
@@ -189,6 +190,9 @@ def serve(
     """Run ``load``, then fork processes that run ``lead`` with their pipe. Supervisors may connect meanwhile, and wait.
 
     A server that cannot fork tells them why for ``linger_s``, so that they do not start the next one at once, and then ends.
+
+    The server calls ``listen``, as the supervisor that started it has, at the end of ``load``: a supervisor that connects from then on
+    finds this process as its peer, and so knows that the import is over.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # as in an engine
         signal.signal(number, signal.SIG_IGN)
@@ -204,6 +208,7 @@ def serve(
     signal.setitimer(signal.ITIMER_REAL, linger_s if refusal else 0)
     sys.stdout.flush()  # forks would write it again
     gc.freeze()  # a collection in a fork would write to the pages of all these objects, and so copy them
+    listener.listen(BACKLOG)
     ForkServer(listener, raylet, lead, linger_s, refusal).run()
 
 

@@ -1,11 +1,14 @@
 """`ForkServers` gets a supervisor an engine core process from a fork server (``fork_server.py``), which it starts if there is none."""
 
 import asyncio
+import contextlib
 import errno
 import hashlib
 import importlib.util
 import logging
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -15,17 +18,19 @@ from pathlib import Path
 
 import msgspec
 
-from serve_app.replica.fork_server import GO, LOAD_S, MAX_ANSWER_BYTES, READ_AFTER_THE_IMPORT, ForkRequest
-from serve_app.replica.pipe import is_own
+from serve_app.replica.fork_server import BACKLOG, GO, LOAD_S, MAX_ANSWER_BYTES, READ_AFTER_THE_IMPORT, ForkRequest
+from serve_app.replica.pipe import is_own, peer_of
 
 logger = logging.getLogger(__name__)
 
+FORK_S = 10.0
+"""Limit for a fork once the import is over. A fork with a simulated engine took up to 0.5 s beside other work on two cores. Waiting longer
+than an import takes, 8 s and more, would cost a start more than a new process."""
 _MODULE = "serve_app.replica.fork_server"
 _SUBREAPER = "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper"
 _LAUNCH = "import os, sys; os.fork() and os._exit(0); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 """Runs Python with these arguments as a process whose parent has ended."""
 _TRIES, _RETRY_S = 20, 0.01
-_BACKLOG = 128
 _IMPORTED = ("serve_app", "vllm", "torch")
 _DEFAULTS = {"OPENBLAS_NUM_THREADS": "1"}
 """NumPy's import would start threads. A server that has threads does not fork."""
@@ -84,6 +89,40 @@ class ForkServers:
             raise
         return conn
 
+    async def forked(self, conn: socket.socket) -> ForkedProcess:
+        """Return the process that was asked for. A server that does not answer in time after its import is killed; its forks stay.
+
+        Raises:
+            OSError: The server has ended, refuses, or does not answer in time; or this process has no free file descriptor.
+        """
+        server = self._server_behind(conn)
+        limit_s = LOAD_S if server is None else FORK_S
+        try:
+            if not await _is_readable(conn.fileno(), limit_s):
+                if server is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(server, signal.SIGKILL)
+                raise TimeoutError(f"it did not answer within {limit_s:g} s{'' if server is None else ', and was killed'}")
+        finally:
+            if server is not None:
+                os.close(server)
+        return _taken(conn)
+
+    def _server_behind(self, conn: socket.socket) -> int | None:
+        """Return a pidfd of the server that takes this connection; None while the server imports, when its starter is the peer."""
+        pid = peer_of(conn).pid
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:  # the starter has ended
+            return None
+        words: list[str] = []
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+        if words[1 : 1 + len(self._arguments)] == list(self._arguments):
+            return pidfd
+        os.close(pidfd)
+        return None
+
     def _connect(self, environment: Mapping[str, str]) -> socket.socket:
         address = self._address(environment)
         for _ in range(_TRIES):
@@ -115,7 +154,7 @@ class ForkServers:
                 listener.bind(address)
             except OSError:
                 return False
-            listener.listen(_BACKLOG)
+            listener.listen(BACKLOG)
             raylet = os.pidfd_open(self._raylet)
             try:
                 passed = [listener.fileno(), raylet]
@@ -155,14 +194,8 @@ def servers_here(node: str) -> ForkServers | None:
     return ForkServers(node, int(os.environ.get("RAY_RAYLET_PID") or os.getppid()))
 
 
-async def forked(conn: socket.socket, limit_s: float = LOAD_S) -> ForkedProcess:
-    """Return the process that was asked for.
-
-    Raises:
-        OSError: The server has ended, refuses, or does not answer in time; or this process has no free file descriptor.
-    """
-    async with asyncio.timeout(limit_s):
-        await _readable(conn.fileno())
+def _taken(conn: socket.socket) -> ForkedProcess:
+    """Read the server's answer, and take the fork if there is one."""
     answer, pidfds, flags, _ = socket.recv_fds(conn, MAX_ANSWER_BYTES, 1)
     if flags & socket.MSG_CTRUNC:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -176,11 +209,18 @@ async def forked(conn: socket.socket, limit_s: float = LOAD_S) -> ForkedProcess:
     return ForkedProcess(int(answer), pidfds[0])
 
 
-async def _readable(descriptor: int) -> None:
+async def _is_readable(descriptor: int, within_s: float) -> bool:
+    """Wait until there is something to read, and return True; return False if nothing comes within ``within_s``."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(descriptor, ready.set)
     try:
-        await ready.wait()
+        async with asyncio.timeout(within_s):
+            await ready.wait()
+    except TimeoutError:
+        # Look once more: after a turn of the loop that took longer than the limit, both are due at once, and the timeout wins.
+        (look := select.poll()).register(descriptor, select.POLLIN)
+        return bool(look.poll(0))
     finally:
         loop.remove_reader(descriptor)
+    return True

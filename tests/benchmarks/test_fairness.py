@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import fairness_figures as of
 from benchmarks.fairness import PARTS, TENANTS
-from benchmarks.fairness_report import several
+from benchmarks.fairness_report import overload_table, several
 from benchmarks.tenant_fleet import FAIR, FCFS, Served, config_of, served
 from benchmarks.tenant_loads import Phase, Sent
 from loadtest.records import HealthSample, Row, State
@@ -100,7 +100,52 @@ def test_a_request_that_waited_until_its_deadline_is_no_refusal_at_once() -> Non
     at_once = refused(6.0, end_s=6.02, text="503: the request has waited 0.0 s, 3 others wait; retry in 1.0 s")
     late = refused(6.0, end_s=8.0, text="503: the request has waited 2.0 s, 3 others wait; retry in 1.0 s")
     assert list(of.refusal_s(phase(at_once, late))) == [pytest.approx(0.02)]
-    assert of.late_refusals(phase(at_once, late)) == 1
+    assert [of.ended_at_deadline(phase(at_once, late)), of.admitted(phase(at_once, late, sent(7.0, 7.5)))] == [1, 2]
+    silent = sent(
+        6.0, state="stream_error", end_s=16.0, reason="503: the request has waited 10.0 s, 3 others wait; retry in 9.0 s"
+    )
+    assert (of.ended_at_deadline(phase(silent)), of.answered_ttft([silent]).failed) == (1, 0), "the last event of a silent stream"
+
+
+def cells(*phases: Phase) -> dict[str, dict[str, str]]:
+    """Return the table of overload: by phase the cell of each column."""
+    groups = {(each.part, each.name, each.side, each.ingresses): [each] for each in phases}
+    table = overload_table(groups)
+    return {row[0]: dict(zip(table.head, row, strict=True)) for row in table.rows}
+
+
+LATE = refused(6.0, end_s=8.0, text="503: the request has waited 2.0 s, 3 others wait; retry in 1.0 s")
+
+
+def load(part: str, name: str, num: int, first_s: float, *more: Sent) -> Phase:
+    """Return a phase with so many requests, each of which had its first token after this time, and with others."""
+    return phase(*(sent(6.0, 6.0 + first_s) for _ in range(num)), *more, part=part, name=name)
+
+
+def test_the_peak_is_the_highest_rate_of_all_loads_of_the_same_requests() -> None:
+    loads = [load("reference", "0.9", 80, 0.5), load("reference", "1.0", 90, 0.5), load("overload", "3x", 95, 1.0)]
+    patient, other = load("patient", "3x", 100, 5.0), load("equal", "all", 500, 0.1)
+    found = cells(*loads, patient, other)
+    assert {name: row["of the peak"] for name, row in found.items()} == {
+        "reference 0.9": "0.800",
+        "reference 1.0": "0.900",
+        "overload 3x": "0.950",
+        "patient 3x": "1.000",
+    }
+    assert cells(*loads, load("storm", "three retries", 190, 9.0))["overload 3x"]["of the peak"] == "0.500", "late answers count"
+    assert cells(loads[2])["overload 3x"]["of the peak"] == "-", "a single load"
+
+
+def test_the_p99_of_the_admitted_stands_beside_those_that_their_deadline_ended_and_its_bound() -> None:
+    found = cells(load("reference", "1.0", 9, 1.25), load("overload", "3x", 3, 1.5, LATE, LATE), load("patient", "3x", 9, 5.0))
+    said = {name: [row[column] for column in list(row)[6:10]] for name, row in found.items()}
+    assert said == {
+        "reference 1.0": ["0 of 9 (0.0%)", "1.25", "1.00", "1.60"],
+        "overload 3x": ["2 of 5 (40.0%)", "1.50", "1.20", "1.60"],
+        "patient 3x": ["0 of 9 (0.0%)", "5.00", "-", "-"],
+    }
+    calm = load("patient", "1.0", 9, 2.5)
+    assert list(cells(calm, load("patient", "3x", 9, 5.0))["patient 3x"].values())[8:10] == ["2.00", "4.00"], "its own limit"
 
 
 def test_memory_grows_from_the_first_third_of_the_window_to_its_last() -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -15,6 +16,7 @@ import pytest
 from tests.chart.render import CHART, tool
 from tools.image_sbom import debian_components, image_sbom
 
+ROOT = CHART.parents[1]
 Files = Mapping[str, str]
 IMAGE = "localhost/serve-app:0"
 OWN_SBOM = {
@@ -107,21 +109,57 @@ def test_an_image_without_its_own_sbom_is_an_error_that_names_the_file(tmp_path:
     archive = tmp_path / "image.oci.tar"
     archive.write_bytes(packed(layout(BASE_LAYER, env=[]), "w"))
     command = [sys.executable, "-m", "tools.image_sbom", str(archive), str(tmp_path / "sbom.json")]
-    done = subprocess.run(command, cwd=CHART.parents[1], capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.stderr == f"error: {archive}: the image has no /usr/share/doc/serve-app/sbom.cdx.json\n"
     assert done.returncode == 1
 
 
-def test_dist_images_saves_each_image_with_sbom_and_checksums(tmp_path: Path) -> None:
+STAND_IN = f"""#!/bin/bash
+# Called as: skopeo copy --quiet oci:FOLDER:{IMAGE} oci-archive:FILE:{IMAGE}
+from=${{3#oci:}} to=${{4#oci-archive:}}
+cd "${{from%:{IMAGE}}}" && tar -cf "${{to%:{IMAGE}}}" *
+"""
+
+
+def dist_images(*variables: str, path: str) -> subprocess.CompletedProcess[str]:
+    """Run `make dist-images` in the environment of the tests, as it is."""
+    command = ["make", "-s", "-o", ".venv/.installed", "dist-images", *variables]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=120)
+
+
+def test_dist_images_without_an_image_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
+    made = dist_images("IMAGE=", f"DIST_IMAGES={tmp_path / 'out'}", path=os.environ["PATH"])
+    assert made.returncode != 0
+    assert made.stderr.startswith("error: IMAGE and CUDA_IMAGE are both empty: name one of them\n")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("variable", "other", "kind"), [("IMAGE", "CUDA_IMAGE", "cpu"), ("CUDA_IMAGE", "IMAGE", "cuda")])
+def test_dist_images_saves_an_image_with_sbom_provenance_and_signed_checksums(
+    tmp_path: Path, variable: str, other: str, kind: str
+) -> None:
+    """Without skopeo on the PATH, tar takes its place, which for images that are in an OCI layout already does the same."""
+    path = os.environ["PATH"]
     if tool("skopeo") is None:
-        pytest.skip("skopeo is not on the PATH")
-    store, out = tmp_path / "store", tmp_path / "out"
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "skopeo").write_text(STAND_IN)
+        (tmp_path / "bin" / "skopeo").chmod(0o755)
+        path = f"{tmp_path / 'bin'}:{path}"
+    store, out, key = tmp_path / "store", tmp_path / "out", tmp_path / "release.key"
     for name, content in layout(BASE_LAYER, LAST_LAYER, env=[]).items():
         (store / name).parent.mkdir(parents=True, exist_ok=True)
         (store / name).write_bytes(content)
-    names = [f"IMAGE_STORE=oci:{store}:", f"IMAGE={IMAGE}", f"DIST_IMAGES={out}", "VERSION=0"]
-    subprocess.run(["make", "-s", "dist-images", *names, "CUDA_IMAGE="], cwd=CHART.parents[1], check=True, timeout=120)
-    said = subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=out, capture_output=True, text=True, check=True).stdout
-    assert said == "serve-app-0-image-cpu.cdx.json: OK\nserve-app-0-image-cpu.oci.tar: OK\n"
-    sbom = json.loads((out / "serve-app-0-image-cpu.cdx.json").read_text())
-    assert purls(sbom) == ["pkg:pypi/ray@2", "pkg:deb/debian/old@1?arch=all&distro=debian-12"]
+    subprocess.run(["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", key], check=True)
+    subprocess.run(["openssl", "pkey", "-in", key, "-pubout", "-out", key.with_suffix(".pub")], check=True)
+    names = [f"IMAGE_STORE=oci:{store}:", f"{variable}={IMAGE}", f"{other}=", f"DIST_IMAGES={out}", "VERSION=0"]
+    made = dist_images(*names, f"SIGNING_KEY={key}", "BASE=base@sha256:ba5e", path=path)
+    assert made.returncode == 0, made.stderr
+    saved = [f"serve-app-0-image-{kind}.cdx.json", f"serve-app-0-image-{kind}.oci.tar", "serve-app-0-images-provenance.json"]
+    assert sorted(file.name for file in out.iterdir()) == ["SHA256SUMS", "SHA256SUMS.sig", *saved]
+    verify = [ROOT / "tools" / "verify-release", out, key.with_suffix(".pub")]
+    assert subprocess.run(verify, capture_output=True, text=True).stdout.endswith("; 3 files, none missing, changed or added\n")
+    assert purls(json.loads((out / saved[0]).read_text())) == ["pkg:pypi/ray@2", "pkg:deb/debian/old@1?arch=all&distro=debian-12"]
+    provenance = json.loads((out / saved[2]).read_text())
+    assert [subject["name"] for subject in provenance["subject"]] == saved[:2]
+    asked = provenance["predicate"]["buildDefinition"]["externalParameters"]
+    assert asked == {"target": "dist-images", "variables": {"BASE": "base@sha256:ba5e"}}

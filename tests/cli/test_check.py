@@ -232,6 +232,7 @@ def test_an_engine_that_starts_tenants_in_the_order_of_arrival_is_noted(args: st
         ('{"architectures": ["PaddleOCRVLForConditionalGeneration"]}', "device: cuda, gpus_per_replica: 1", True),
         ('{"architectures": ["PaddleOCRVLForConditionalGeneration"]}', "device: cpu", False),
         ('{"architectures": ["ColPaliForRetrieval"]}', "device: cuda, gpus_per_replica: 1", True),
+        ('{"architectures": ["InklingForConditionalGeneration"]}', "device: cuda, gpus_per_replica: 1", True),
         ('{"architectures": ["Blip2ForConditionalGeneration"]}', "device: cuda, gpus_per_replica: 1", False),
         ('{"architectures": ["LlamaForCausalLM"]}', "device: cuda, gpus_per_replica: 1", False),
         ('{"architectures": [3]}', "device: cuda, gpus_per_replica: 1", False),

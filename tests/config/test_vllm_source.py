@@ -84,5 +84,13 @@ def test_the_models_that_take_media_are_those_that_vllm_registers_with_a_process
     assert not any(takes_media(name) for name in ("LlamaForCausalLM", "Qwen3ForCausalLM", "Unknown"))
 
 
+def test_of_models_with_a_class_for_each_platform_those_that_take_media_are_found() -> None:
+    """Their code imports kernels for GPUs, so that vLLM cannot be asked here. Its tables tell, but for Inkling."""
+    tables = registry._TEXT_GENERATION_MODELS | registry._MULTIMODAL_MODELS
+    of_a_platform = {name for name, (module, _) in tables.items() if module.startswith("vllm.models.")}
+    found = {name for name in of_a_platform if takes_media(name)}
+    assert found == {"InklingForConditionalGeneration"} | (of_a_platform & registry._MULTIMODAL_MODELS.keys())
+
+
 def test_the_version_is_the_one_of_the_installed_packages() -> None:
     assert vllm_version() == INSTALLED

@@ -2,8 +2,9 @@
 
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pytest
 
@@ -19,6 +20,8 @@ PROMPT, ANSWER = 40, 60
 @dataclass(eq=False)
 class Running:
     charge: Charge
+    answer: int
+    """Tokens after which the answer ends by itself."""
     tokens: int = PROMPT
 
 
@@ -30,29 +33,43 @@ class Ingress:
     meter: Meter = field(default_factory=Meter)
     running: list[Running] = field(default_factory=list)
     number: int = 0
+    answered: int = 0
+    """Number of the last report whose answer came before the next report."""
     exchange_at: float = 0.0
     days: Days = field(default_factory=dict)
     reported_at: float = 0.0
     refused: int = 0
 
     def report(self, now: float) -> Report:
+        """Report, when the last report was answered or `TIMEOUT_S` have passed, as `serve_app.ingress.fleet.quotas` does."""
+        held = {(TENANT, quota): part for quota, part in self.meter.hold(now, keep=self.answered < self.number)}
         self.number, self.exchange_at = self.number + 1, now + TIMEOUT_S
-        held = {(TENANT, quota): part for quota, part in self.meter.hold(now)}
         return Report(self.name, self.number, held, self.days)
 
     def take(self, answer: Answer) -> None:
-        self.days = later(self.days, answer.days)
+        self.answered, self.days = self.number, later(self.days, answer.days)
         for (_, quota), granted in answer.granted.items():
             self.meter.grant(quota, granted)
 
 
 class Fleet:
-    """Ingresses that admit as much as they may, and a board. ``spent`` is what really ran: time, ingress, quota, amount."""
+    """Ingresses that admit as much as they may, and a board. ``spent`` is what really ran: time, ingress, quota, amount.
+
+    Requests ask for ``max_tokens``. Answers have `ANSWER` tokens; if ``max_tokens`` is more, so many in the mean, and each by chance.
+    """
 
     def __init__(
-        self, quotas: dict[Quota, int], rates: list[float], *, seed: int, lost: float = 0.0, delay_s: float = 0.02
+        self,
+        quotas: dict[Quota, int],
+        rates: list[float],
+        *,
+        seed: int,
+        lost: float = 0.0,
+        delay_s: float = 0.02,
+        max_tokens: int = ANSWER,
     ) -> None:
         self.quotas, self.random, self.lost, self.delay_s = quotas, random.Random(seed), lost, delay_s
+        self.max_tokens = max_tokens
         self.now = BEGIN
         self.board = QuotaShares(SILENCE_S, self.now - 60)
         self.ingresses = [self.new(f"i{number}", rate) for number, rate in enumerate(rates)]
@@ -94,23 +111,27 @@ class Fleet:
         for running in [*ingress.running]:
             running.tokens += 1
             self._spend(ingress, "tokens_per_minute", 1)
-            if self.random.random() < 0.3 or running.tokens == PROMPT + ANSWER:
+            has_ended = running.tokens == PROMPT + running.answer
+            if self.random.random() < 0.3 or has_ended:
                 ingress.meter.settle(running.charge, running.tokens, self.now)
-            if running.tokens == PROMPT + ANSWER:
-                ingress.meter.end(running.charge, ran=True, answer_tokens=ANSWER)
+            if has_ended:
+                ingress.meter.end(running.charge, ran=True, answer_tokens=running.answer)
                 ingress.running.remove(running)
         while self.random.random() < ingress.rate * STEP_S / (1 + ingress.rate * STEP_S):
-            need = ingress.meter.need([Prompt(PROMPT, 1, ANSWER)])
+            need = ingress.meter.need([Prompt(PROMPT, 1, self.max_tokens)])
             if (lack := ingress.meter.lack(need, self.now)) is not None:
                 ingress.refused += 1
-                if lack.elsewhere:
+                if lack.elsewhere and ingress.answered == ingress.number:
                     ingress.exchange_at = min(ingress.exchange_at, ingress.reported_at + 0.2)
                 continue
             charge = ingress.meter.admit(need, self.now)
             ingress.meter.settle(charge, PROMPT, self.now)
-            ingress.running.append(Running(charge))
+            ingress.running.append(Running(charge, self._answer()))
             self._spend(ingress, "requests_per_minute", 1)
             self._spend(ingress, "tokens_per_minute", PROMPT)
+
+    def _answer(self) -> int:
+        return ANSWER if self.max_tokens == ANSWER else min(self.max_tokens, 1 + int(self.random.expovariate(1 / ANSWER)))
 
     def _spend(self, ingress: Ingress, quota: Quota, amount: int) -> None:
         self.spent.append((self.now, ingress.name, quota, amount))
@@ -189,21 +210,56 @@ def test_a_killed_ingress_leaves_its_share_to_the_others(seed: int) -> None:
     assert fleet.in_time("requests_per_minute", BEGIN, fleet.now) >= 0.98 * alone
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_the_quota_holds_over_a_network_that_delays_and_loses(seed: int) -> None:
-    quotas: dict[Quota, int] = {"requests_per_minute": 300, "tokens_per_minute": 24_000, "max_concurrent": 20}
-    fleet = Fleet(quotas, [8, 4, 2], seed=seed, lost=0.3, delay_s=0.7)
-    for _ in range(12):
+LOSSY: dict[Quota, int] = {"requests_per_minute": 300, "tokens_per_minute": 24_000, "max_concurrent": 20}
+
+
+Event = Literal["restart", "move", "kill"]
+
+
+def disturbed(seed: int, delay_s: float, events: Collection[Event], max_tokens: int) -> Fleet:
+    """Run three ingresses over a network that loses 30 % of the messages, and return the fleet. Meanwhile the board starts anew, the demand
+    moves, or an ingress is killed and another one starts. The demand is always more than three times the quota of tokens."""
+    fleet = Fleet(LOSSY, [8, 4, 2], seed=seed, lost=0.3, delay_s=delay_s, max_tokens=max_tokens)
+    for number in range(12):
         fleet.run(fleet.random.uniform(5, 25))
         match fleet.random.randrange(3):
-            case 0:
+            case 0 if "restart" in events:
                 fleet.board = QuotaShares(SILENCE_S, fleet.now)
-            case 1:
+            case 1 if "move" in events:
                 fleet.random.shuffle(fleet.ingresses)
                 fleet.ingresses[0].rate, fleet.ingresses[1].rate = 0.1, 12
+            case 2 if "kill" in events:
+                killed = fleet.ingresses.pop(fleet.random.randrange(3))
+                fleet.ingresses.append(fleet.new(f"another{number}", killed.rate))
+    return fleet
+
+
+CASES: list[tuple[float, Collection[Event], float, float]] = [
+    (0.1, [], 0.9, 1.0),
+    (0.1, ["restart", "move"], 0.8, 1.0),
+    (0.1, ["move", "kill"], 0.8, 1.02),
+    (0.1, ["restart", "move", "kill"], 0.65, 1.25),
+    (0.7, ["restart", "move", "kill"], 0.35, 1.25),
+]
+"""Mean delay of a message in seconds, what happens, the least part of the quota of tokens that is used, and the most in a minute: a board
+that starts anew does not know what a killed ingress used in its last minute. Delays of 0.7 s leave few answers within `TIMEOUT_S`."""
+
+
+@pytest.mark.parametrize("max_tokens", [ANSWER, 4 * ANSWER])
+@pytest.mark.parametrize(("delay_s", "events", "least", "most"), CASES)
+@pytest.mark.parametrize("seed", range(5))
+def test_the_quota_is_used_and_held_over_a_network_that_delays_and_loses(
+    seed: int, delay_s: float, events: Collection[Event], least: float, most: float, max_tokens: int
+) -> None:
+    fleet = disturbed(seed, delay_s, events, max_tokens)
+    used = fleet.in_time("tokens_per_minute", BEGIN, fleet.now) / ((fleet.now - BEGIN) / 60)
+    assert used >= least * LOSSY["tokens_per_minute"]
+    if max_tokens > ANSWER:
+        most = max(most, 1.02)  # an answer may be longer than what was set aside for it
     for quota in ("requests_per_minute", "tokens_per_minute"):
-        assert max(fleet.in_minutes(quota)) <= quotas[quota]
-    assert fleet.most_at_once <= 20
+        assert max(fleet.in_minutes(quota)) <= most * LOSSY[quota]
+    # Others are granted what an ingress holds whose reports are lost for `SILENCE_S`.
+    assert fleet.most_at_once <= 1.1 * LOSSY["max_concurrent"]
 
 
 def test_shares_stay_while_the_board_is_away() -> None:
@@ -226,7 +282,7 @@ def test_tokens_of_the_day_survive_all_but_the_last_ingress_and_a_new_board() ->
     fleet.ingresses.append(fleet.new("late", 20))
     fleet.run(200)
     total = fleet.in_time("tokens_per_minute", BEGIN, fleet.now)
-    assert 0.97 * 50_000 <= total <= 50_000 * 1.03, "what killed ingresses spent after their last report is not known"
+    assert 0.97 * 50_000 <= total <= 50_000 * 1.04, "what killed ingresses spent after their last report is not known"
 
 
 def asked_by(meter: Meter, name: str, number: int, now: float, days: Days | None = None) -> Report:

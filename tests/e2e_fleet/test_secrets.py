@@ -7,9 +7,12 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import socket
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,10 +32,14 @@ from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, fleet, is_running, temporary_folder, title
 from tests.e2e_fleet.test_poison import plugin_in
 from tests.ingress.collector import Collector, collector
+from tests.ingress.issuer import AUDIENCE, Issuer, issuing
+from tests.ingress.tenants import digest
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 PORT = 8058
+PATTERN = Path("/proc/sys/kernel/core_pattern").read_text().strip()
+"""Where the kernel writes core files: a name in the working folder, a path, or a program behind `|`."""
 LIMIT_S = 60.0
 FAULT = """
 import contextlib
@@ -75,6 +82,8 @@ class Evidence:
     series: list[str]
     spans: list[str]
     cores: list[str]
+    others_cores: list[str]
+    """Of a process that does not refuse to leave a core file."""
     log: str
     """All logs of Ray and of its workers, ours included."""
     num_ledger_lines: int
@@ -117,7 +126,8 @@ class Client:
 def evidence(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evidence]:
     root, canaries = tmp_path_factory.mktemp("secrets"), Canaries()
     key, others_key = canaries.new("API key"), canaries.new("API key of another tenant")
-    (root / "keys").write_text(f"{key}\n{others_key}\n")
+    keys = {name: [{"id": name, "sha256": digest(each)}] for name, each in (("red", key), ("blue", others_key))}
+    (root / "tenants.yaml").write_text(json.dumps({"tenants": {name: {"keys": each} for name, each in keys.items()}}))
     fault = root / "fault"
     plugin = plugin_in(tmp_path_factory.mktemp("plugin"), FAULT.format(fault=str(fault)))
     config = configure(
@@ -131,20 +141,22 @@ def evidence(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> 
         "frontend_args": {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"},
     }
     config["ingress"] |= {
-        "api_keys_file": str(root / "keys"),
+        "tenants_file": str(root / "tenants.yaml"),
         "batch": {"dir": str(root / "batches")},
         "ledger": {"dir": str(root / "home" / "ledger")},
         "key_latencies": 4,
     }
-    with collector() as traces, core_files():
+    with collector() as traces, issuing() as issuer, core_files():
+        others_cores = cores_of_another(tmp_path_factory.mktemp("another"))
+        config["ingress"]["oidc"] = {"issuer": issuer.url, "audience": AUDIENCE, "tenant_claim": "groups"}
         config["tracing"] = {"endpoint": traces.url, "share": 1.0}
         with fleet(config, root / "home") as running:
             clients = Client(running.url, key), Client(running.url, others_key)
-            asyncio.run(clients[0].ask_all([*good(canaries), *refused(canaries)]))
+            asyncio.run(clients[0].ask_all([*good(canaries), *refused(canaries), *with_tokens(canaries, issuer)]))
             send_broken_heads(canaries)
             batches(running.url, canaries, key, clients[1])
             asyncio.run(end_processes(running, fault, canaries, clients))
-            yield collect(running, canaries, clients, traces)
+            yield collect(running, canaries, clients, traces, others_cores)
 
 
 @contextlib.contextmanager
@@ -156,6 +168,38 @@ def core_files() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_CORE, before)
+
+
+def cores_of_another(folder: Path) -> list[str]:
+    """Let a process of Python abort in this folder, and return the core files that it leaves."""
+    ended = subprocess.run([sys.executable, "-c", "import os; os.abort()"], cwd=folder, check=False, stderr=subprocess.DEVNULL)
+    assert ended.returncode == -signal.SIGABRT
+    return core_files_in({folder})
+
+
+def core_files_in(folders: set[Path]) -> list[str]:
+    """Return the core files of processes that worked in these folders."""
+    name = re.sub("%.", "*", Path(PATTERN).name) + "*"  # the kernel may add the process id
+    found = (path for folder in ({Path(PATTERN).parent} if PATTERN.startswith("/") else folders) for path in folder.glob(name))
+    return sorted(str(path) for path in found if path.is_file())
+
+
+def with_tokens(canaries: Canaries, issuer: Issuer) -> Iterator[Request]:
+    """Yield requests with tokens of OIDC, of which one is valid. The end of each part of a token is noted as a text to search for."""
+    asked: dict[str, dict[str, Any]] = {
+        "a valid token": {},
+        "an expired token": {"exp": 1_700_000_000},
+        "a token for another audience": {"aud": canaries.new("audience")},
+        "a token without a tenant": {"groups": [canaries.new("group")]},
+        "a token without the scope": {"scope": "batch"},
+    }
+    for name, claims in asked.items():
+        token = issuer.token(sub=canaries.new("subject of a token"), **claims)
+        canaries.texts |= {
+            part[-60:]: f"{name}: its {what}" for what, part in zip(("claims", "signature"), token.split(".")[1:], strict=True)
+        }
+        for headers in ({"authorization": f"Bearer {token}"}, {"authorization": "", "x-api-key": token}):
+            yield Request(name, "/v1/completions", completion(canaries, name), headers=headers)
 
 
 def send_broken_heads(canaries: Canaries) -> None:
@@ -251,7 +295,9 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
-def collect(running: Fleet, canaries: Canaries, clients: tuple[Client, Client], traces: Collector) -> Evidence:
+def collect(
+    running: Fleet, canaries: Canaries, clients: tuple[Client, Client], traces: Collector, others_cores: list[str]
+) -> Evidence:
     """Return what is left of the requests. The ingress ends last, by SIGABRT."""
     answers = [answer for client in clients for answer in client.answers]
     for request, status, text in answers:
@@ -272,7 +318,8 @@ def collect(running: Fleet, canaries: Canaries, clients: tuple[Client, Client], 
         files=canaries.in_files([running.home, ray]),
         series=[found for where, text in texts.items() for found in canaries.in_bytes(text.encode(), where)],
         spans=[found for body in traces.bodies for found in canaries.in_bytes(body, "a span")],
-        cores=sorted(str(path) for folder in folders for path in folder.glob("core*") if path.is_file()),
+        cores=core_files_in(folders),
+        others_cores=others_cores,
         log="".join(path.read_text(errors="replace") for path in files_below([ray]) if path.suffix in (".log", ".err", ".out")),
         num_ledger_lines=len(ledger_lines(running.home / "ledger")),
         num_spans=len(traces.spans),
@@ -302,7 +349,9 @@ def note_texts(canaries: Canaries, name: str, text: str) -> None:
 def test_the_requests_were_answered_refused_and_lost_and_left_their_lines(evidence: Evidence) -> None:
     """Without this the other tests could pass because nothing was asked."""
     statuses = Counter(status for _, status, _ in evidence.answers)
-    assert {200, 400, 401, 404} <= set(statuses)
+    assert {200, 400, 401, 403, 404} <= set(statuses)
+    of_token = {status for request, status, _ in evidence.answers if request.name == "a valid token"}
+    assert of_token == {200, 401}, "as Bearer, and beside an empty Authorization header"
     assert min(statuses[200], statuses[401], statuses[404]) >= 14, statuses
     assert statuses[400] >= 100, statuses
     assert not any(500 <= status != 503 for status in statuses), statuses
@@ -338,6 +387,9 @@ def test_an_answer_has_no_text_of_another_request(evidence: Evidence) -> None:
 
 
 def test_processes_that_end_by_sigabrt_leave_no_core_file(evidence: Evidence) -> None:
-    if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0:
-        pytest.skip("this machine writes no core file in any case")
-    assert evidence.cores == []
+    if not evidence.others_cores:
+        limit = resource.getrlimit(resource.RLIMIT_CORE)[1]
+        pytest.skip(
+            f"a process that refuses nothing leaves no core file here: kernel.core_pattern {PATTERN!r}, hard limit {limit}"
+        )
+    assert set(evidence.cores) <= set(evidence.others_cores)

@@ -1,22 +1,28 @@
-"""Every route refuses a request without a key, and one with a wrong key, a key that is not valid any more, or a key without the right."""
+"""Every route refuses a request without a key, and one with a wrong key, a key or token that is not valid, or one without the right."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from serve_app.batch.service import BatchService
 from serve_app.config import BatchSettings
 from serve_app.config.model import CanarySettings
 from serve_app.ingress.front_end.front_end import FrontEnd
+from serve_app.ingress.http.listener import Listener
+from serve_app.ingress.http.tokens import Tokens
 from serve_app.ingress.routes.app import VLLM_ROUTES, WITHOUT_KEY, AppLimits, IngressApp
 from serve_app.ingress.routes.sagemaker import INVOCATIONS
-from tests.doubles.fleet import MODEL, settings
+from tests.doubles.fleet import MODEL, in_loop, settings
 from tests.ingress.fake_fronts import App, Front, call, echo, error, front, ingress, post
+from tests.ingress.issuer import Issuer, issuing
 from tests.ingress.tenants import digest, of_file, of_keys
+from tests.ports import free_port
 
 KEYS = {
     "whole": "sk-of-red-with-all-rights",
@@ -76,10 +82,29 @@ def with_names(made: FrontEnd, *, aliases: tuple[str, ...] = (), adapters: tuple
     return made
 
 
+@pytest.fixture(scope="module")
+def issuer() -> Iterator[Issuer]:
+    """An issuer whose tokens are of the tenant red by default."""
+    with issuing() as made:
+        yield made
+
+
 @pytest.fixture
-def app(tmp_path: Path) -> IngressApp:
+def reached() -> list[str]:
+    """The paths of the requests that a model's own app has got."""
+    return []
+
+
+@pytest.fixture
+def app(tmp_path: Path, issuer: Issuer, reached: list[str]) -> IngressApp:
     """An ingress of two models; the tenant red may ask `chat`, and blue `embed`."""
-    fronts = [with_names(front("chat"), aliases=("gpt",), adapters=("pirate",)), with_names(front("embed"), adapters=("law",))]
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        reached.append(scope["path"])
+        await echo(scope, receive, send)
+
+    chat, embed = front("chat", answer), front("embed", answer)
+    fronts = [with_names(chat, aliases=("gpt",), adapters=("pirate",)), with_names(embed, adapters=("law",))]
     by_name = {each.model.name: each for each in (*fronts, canary_of("embed"))}
 
     async def report() -> dict[str, Any]:
@@ -89,7 +114,7 @@ def app(tmp_path: Path) -> IngressApp:
         by_name,
         AppLimits(1000),
         version={},
-        tenants=of_file(tmp_path / "tenants.yaml", FILE),
+        tenants=of_file(tmp_path / "tenants.yaml", FILE, tokens=Tokens(issuer.settings())),
         sagemaker=True,
         batches=BatchService(BatchSettings(dir=tmp_path / "store")),
         report=report,
@@ -105,8 +130,9 @@ def ask(
     method: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> Any:
+    """Ask with one of `KEYS`, or with a token."""
     method = method or ("POST" if path in ASKING else "GET")
-    shown = dict(headers or {}) | ({} if key is None else {"Authorization": f"Bearer {KEYS[key]}"})
+    shown = dict(headers or {}) | ({} if key is None else {"Authorization": f"Bearer {KEYS.get(key, key)}"})
     return asyncio.run(call(app, method, path, headers=shown, json=body if method == "POST" else None))
 
 
@@ -118,35 +144,31 @@ INVALID = {
 }
 
 
-@pytest.mark.parametrize("key", INVALID)
-def test_no_route_answers_without_a_valid_key(app: IngressApp, key: str | None) -> None:
-    tricks = [
-        "/v1/models/",
-        "//v1/files",
-        "/v1/files/",
-        "/v1/%2e%2e/healthz",
-        "/healthz/",
-        "/HEALTHZ",
-        "/metrics/x",
-        "/docs",
-        "/v1/x",
-    ]
-    paths = [
-        *READING,
-        *STORED,
-        *ASKING,
-        *tricks,
-        "/v1/responses/x",
-        "/v1/completions?key=" + KEYS["whole"],
-        "/v1/chat%2fcompletions",
-    ]
+FORGED: dict[str, tuple[dict[str, Any], str]] = {
+    "an expired token": ({"exp": 1_700_000_000}, "the token has expired"),
+    "a token of another issuer": ({"iss": "https://login.example.org"}, "the token is of another issuer than http://127.0.0.1"),
+    "a token for another audience": ({"aud": "another"}, "the token is for another audience than 'serve-app'"),
+}
+"""Claims of tokens that are not valid, and why."""
+
+
+@pytest.mark.parametrize("row", [*INVALID, *FORGED])
+def test_no_route_answers_without_a_valid_key_or_token(
+    app: IngressApp, issuer: Issuer, reached: list[str], row: str | None
+) -> None:
+    key, said, challenge = row, INVALID.get(row), "Bearer"
+    if row in FORGED:
+        claims, said = FORGED[row]
+        key, challenge = issuer.token(**claims), 'Bearer error="invalid_token"'
+    paths = [*READING, *STORED, *ASKING, "/docs", "/v1/x", "/v1/responses/x", "/v1/completions?key=" + KEYS["whole"]]
     for path in paths:
         for method in ("GET", "POST", "DELETE", "OPTIONS", "HEAD"):
             answer = ask(app, path, key, method=method, headers=SPOOFED, body={"model": "chat", "user": "red"})
-            assert (path, method, answer.status_code, answer.headers["www-authenticate"]) == (path, method, 401, "Bearer")
+            assert (path, method, answer.status_code, answer.headers["www-authenticate"]) == (path, method, 401, challenge)
             if method != "HEAD":
-                assert INVALID[key] in answer.text
-                assert not any(secret in answer.text for secret in KEYS.values())
+                assert said in answer.text
+                assert not any(secret in answer.text for secret in (*KEYS.values(), *([key] if row in FORGED else [])))
+    assert reached == []
 
 
 @pytest.mark.parametrize("path", sorted(WITHOUT_KEY))
@@ -154,38 +176,130 @@ def test_probes_and_prometheus_need_no_key(app: IngressApp, path: str) -> None:
     assert ask(app, path).status_code == 200
 
 
-@pytest.mark.parametrize("path", [path for path in ASKING if path not in ("/invocations", "/v1/embeddings")])
-def test_routes_of_models_need_the_scope_infer(app: IngressApp, path: str) -> None:
-    assert ask(app, path, "infer", {"model": "chat"}).status_code == (400 if path == "/generate" else 200), "it has no prompt"
-    refused = ask(app, path, "batch", {"model": "chat"}, headers=SPOOFED)
-    said = "the API key r3 of the tenant 'red' lacks the scope 'infer'; use a key that has it"
-    if path.startswith("/v1/messages"):
-        assert (refused.status_code, refused.json()["error"]) == (403, {"type": "permission_error", "message": said})
-    else:
-        assert (refused.status_code, refused.json()) == (403, error(said, "missing_scope", 403))
+ANSWERS = {"/generate": 400, "/v1/embeddings": 404}
+"""Statuses of requests with the right to ask `chat`: the fake engine of /generate takes no prompt, and `chat` makes no embeddings."""
+
+
+@pytest.mark.parametrize("path", ASKING)
+def test_routes_of_models_need_the_scope_infer(app: IngressApp, issuer: Issuer, reached: list[str], path: str) -> None:
+    body = {"model": "chat", "prompt": 5}
+    said = {"batch": "the API key r3 of the tenant 'red' lacks the scope 'infer'; use a key that has it"}
+    said[issuer.token(scope="openid batch")] = "the token of the tenant 'red' lacks the scope 'infer'; use a token that has it"
+    for key, message in said.items():
+        refused = ask(app, path, key, body, headers=SPOOFED)
+        if path.startswith("/v1/messages"):
+            assert (refused.status_code, refused.json()["error"]) == (403, {"type": "permission_error", "message": message})
+        else:
+            assert (refused.status_code, refused.json()) == (403, error(message, "missing_scope", 403))
+    assert reached == []
+    for key in ("infer", issuer.token(scope="infer"), issuer.token()):
+        assert ask(app, path, key, body).status_code == ANSWERS.get(path, 200)
 
 
 @pytest.mark.parametrize("path", STORED)
-def test_files_and_batches_need_the_scope_batch(app: IngressApp, path: str) -> None:
+def test_files_and_batches_need_the_scope_batch(app: IngressApp, issuer: Issuer, path: str) -> None:
+    said = {
+        "infer": "the API key r2 of the tenant 'red' lacks",
+        issuer.token(scope="infer"): "the token of the tenant 'red' lacks",
+    }
     for method in ("GET", "POST", "DELETE"):
-        refused = ask(app, path, "infer", method=method, headers=SPOOFED)
-        assert refused.status_code == 403
-        assert refused.json()["error"]["message"].startswith("the API key r2 of the tenant 'red' lacks the scope 'batch'; ")
-        assert ask(app, path, "batch", method=method).status_code != 403
+        for key, message in said.items():
+            refused = ask(app, path, key, method=method, headers=SPOOFED)
+            assert refused.status_code == 403
+            assert refused.json()["error"]["message"].startswith(f"{message} the scope 'batch'; ")
+        for key in ("batch", issuer.token(scope="batch"), issuer.token()):
+            assert ask(app, path, key, method=method).status_code != 403
 
 
 @pytest.mark.parametrize("path", READING)
-@pytest.mark.parametrize("key", ["whole", "infer", "batch"])
-def test_any_valid_key_reads(app: IngressApp, path: str, key: str) -> None:
-    assert ask(app, path, key).status_code == 200
+def test_any_valid_key_or_token_reads(app: IngressApp, issuer: Issuer, path: str) -> None:
+    for key in ("whole", "infer", "batch", issuer.token(), issuer.token(scope="openid infer")):
+        assert ask(app, path, key).status_code == 200
 
 
-@pytest.mark.parametrize("path", [path for path in ASKING if path != INVOCATIONS])
-def test_a_model_of_another_tenant_does_not_exist(app: IngressApp, path: str) -> None:
+@pytest.mark.parametrize("path", ASKING)
+def test_a_model_of_another_tenant_does_not_exist(app: IngressApp, issuer: Issuer, reached: list[str], path: str) -> None:
     for model in ("embed", "law", "embed-next", "no-such-model"):
-        refused = ask(app, path, "whole", {"model": model, "user": "blue"}, headers=SPOOFED)
-        assert refused.status_code == 404
-        assert refused.json()["error"]["message"] == f"the model '{model}' does not exist; served here: chat, gpt, pirate"
+        for key in ("whole", issuer.token()):
+            body = {"model": model, "user": "blue", "input" if model == "law" else "prompt": "x"}
+            refused = ask(app, path, key, body, headers=SPOOFED)
+            assert refused.status_code == 404
+            assert refused.json()["error"]["message"] == f"the model '{model}' does not exist; served here: chat, gpt, pirate"
+    assert reached == []
+
+
+def spellings(path: str) -> list[str]:
+    """Return other ways to write a path in a request line, some of which proxies and frameworks take for the path itself."""
+    before = [
+        "/",
+        "//ingress",
+        "http://ingress",
+        "/.",
+        "/healthz/",
+        "/healthz/..",
+        "/healthz/%2e%2e",
+        "/healthz%2f..",
+        "/healthz%00",
+        "/v1/%2e%2e",
+        "/%2f",
+    ]
+    after = ["/", "//", ";a", "%00", "%20", "?a=/healthz", "#/healthz"]
+    others = [path.upper(), path.replace("/", "//"), path.replace("/", "%2f"), path[:-1] + f"%{ord(path[-1]):02x}"]
+    return [path, *(each + path for each in before), *(path + each for each in after), *others]
+
+
+@asynccontextmanager
+async def listening(app: IngressApp) -> AsyncIterator[int]:
+    """Yield the port at which the ingress's own HTTP server listens."""
+    values = settings(ingress={"port": free_port()}).ingress
+    listener = Listener(app, values)
+    await listener.start()
+    try:
+        yield values.port
+    finally:
+        await listener.stop()
+
+
+async def statuses(port: int, paths: Sequence[str], key: str | None, body: bytes, method: str) -> dict[str, int]:
+    """Send these paths as they are, one connection each; return the statuses."""
+    found, shown = {}, "" if key is None else f"authorization: Bearer {KEYS.get(key, key)}\r\n"
+    for path in paths:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"{method} {path} HTTP/1.1\r\nhost: ingress\r\n{shown}content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        writer.write(head.encode() + body)
+        async with asyncio.timeout(30):
+            found[path] = int((await reader.read()).split(b" ", 2)[1])
+        writer.close()
+    return found
+
+
+OF_RED, OF_BLUE = b'{"model": "chat", "prompt": "x"}', b'{"model": "embed", "prompt": "x"}'
+ROWS: dict[str, tuple[Sequence[str], bytes, str, set[int]]] = {
+    "none": ((*READING, *STORED, *ASKING), OF_RED, "POST", {400, 401}),
+    "expired token": (ASKING, OF_RED, "POST", {400, 401}),
+    "batch": (ASKING, OF_RED, "POST", {400, 403, 404}),
+    "token batch": (ASKING, OF_RED, "POST", {400, 403, 404}),
+    "infer": (STORED, b"", "GET", {400, 403, 404}),
+    "other model": (ASKING, OF_BLUE, "POST", {400, 404}),
+    "other tenant": (ASKING, OF_RED, "POST", {400, 404}),
+}
+"""Routes, body, method, and the statuses that may come: without a key, with one that is not valid, or without the right."""
+
+
+@pytest.mark.parametrize("row", ROWS)
+@in_loop
+async def test_no_spelling_of_a_path_leads_past_the_key(app: IngressApp, issuer: Issuer, reached: list[str], row: str) -> None:
+    routes, body, method, refused = ROWS[row]
+    tokens = {"expired token": issuer.token(exp=1_700_000_000), "token batch": issuer.token(scope="batch")}
+    key = {"none": None, "other model": "whole", "other tenant": "other", **tokens}.get(row, row)
+    async with listening(app) as port:
+        for route in routes:
+            found = await statuses(port, spellings(route), key, body, method)
+            assert {path: status for path, status in found.items() if status not in refused} == {}
+            assert found[route] != 400
+        assert reached == []
+        assert await statuses(port, ["/v1/completions"], "whole", OF_RED, "POST") == {"/v1/completions": 200}
+        assert reached == ["/v1/completions"]
 
 
 def test_a_model_includes_its_aliases_adapters_and_canary(app: IngressApp) -> None:

@@ -144,6 +144,31 @@ async def test_requests_are_answered_by_the_old_keys_while_a_changed_file_is_rea
     watching.cancel()
 
 
+class Looked(Exception):
+    """Ends the follower at its next pause."""
+
+
+@in_loop
+async def test_a_change_counts_at_the_next_look_which_comes_within_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file changes when the follower has just begun to pause, which is the longest that a change can wait."""
+    path, pauses = tmp_path / "keys", list[float]()
+    tenants = write(path, FIRST)
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            raise Looked
+        replace(path, SECOND)
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    with pytest.raises(Looked):
+        await tenants.watch()
+    assert allowed(tenants, FIRST, SECOND) == [SECOND]
+    assert pauses[0] <= 1.0
+
+
 @pytest.mark.parametrize("num_more", [0, 1])
 def test_a_file_of_too_many_keys_is_refused_with_their_number(
     num_more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,7 +2,9 @@
 
     python -m tests.replica.forking LISTENER RAYLET
 
-Its environment: `LOADS`, a file to which each server adds a line when it loads; `FAILS`, with which loading fails; `LINGER_S`.
+Its environment: `LOADS`, a file to which each server adds a line when it loads; `FAILS`, with which loading fails; `UNTIL`, a named pipe
+that ends the loading when something is written to it; `CUDA`, with which the server's own import runs, of modules that stand for vLLM and
+PyTorch, where it initializes CUDA if the value is "initialized"; `LINGER_S`.
 """
 
 import json
@@ -10,9 +12,10 @@ import os
 import socket
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 from serve_app.replica import pipe
-from serve_app.replica.fork_server import serve
+from serve_app.replica.fork_server import _import_vllm, serve
 from serve_app.replica.supervisor_watch import SupervisorWatch
 
 
@@ -21,6 +24,13 @@ def load() -> None:
         print(os.getpid(), file=file)
     if "FAILS" in os.environ:
         raise RuntimeError("no such library")
+    if "UNTIL" in os.environ:
+        Path(os.environ["UNTIL"]).read_bytes()
+    if "CUDA" in os.environ:
+        torch = sys.modules["torch"] = ModuleType("torch")
+        torch.__dict__["cuda"] = SimpleNamespace(is_initialized=lambda: os.environ["CUDA"] == "initialized")
+        sys.modules["serve_app.replica.engine_core"] = ModuleType("engine_core")
+        _import_vllm()
 
 
 def lead(sock: socket.socket) -> None:

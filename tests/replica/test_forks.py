@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -18,12 +19,25 @@ import pytest
 
 from serve_app.replica import forks, pipe
 from serve_app.replica.child import EngineChild
-from serve_app.replica.forks import ForkServers, forked, servers_here
+from serve_app.replica.forks import ForkServers, servers_here
 from tests.doubles.fleet import in_loop, until
 from tests.replica.test_process import environment as without_vllm
 
 ARGUMENTS = ("-m", "tests.replica.forking")
 OOM_SCORE_ADJ = int(Path("/proc/self/oom_score_adj").read_text())
+SUPERVISOR = """
+import asyncio, os, sys
+from serve_app.replica.child import EngineChild
+from serve_app.replica.forks import ForkServers
+
+async def supervise(node, raylet, *arguments):
+    child = EngineChild(print, print)
+    await child.spawn(os.environ, ForkServers(node, int(raylet), arguments))
+    await asyncio.Event().wait()
+
+asyncio.run(supervise(*sys.argv[1:]))
+"""
+"""Asks for a process, and waits. Its arguments: a node, the raylet's process id, Python's arguments for a server."""
 
 
 class Node:
@@ -38,6 +52,11 @@ class Node:
     def started(self) -> list[int]:
         """Return the servers that have loaded, in their order."""
         return [int(line) for line in self.loads.read_text().splitlines()] if self.loads.exists() else []
+
+    def processes(self) -> list[psutil.Process]:
+        """Return all processes of this node's environment: supervisors, servers and engines."""
+        of_all = psutil.process_iter(["environ"])
+        return [process for process in of_all if (process.info["environ"] or {}).get("LOADS") == str(self.loads)]
 
     @asynccontextmanager
     async def engine(self, **own: str) -> AsyncIterator["Engine"]:
@@ -212,10 +231,23 @@ async def test_a_server_without_processes_ends_after_a_while(node: Node) -> None
     await until(lambda: not runs(server))
 
 
-@pytest.mark.parametrize("why", ["no such library", "No such process", "another user or container"])
+@pytest.mark.parametrize(
+    ("own", "why"),
+    [
+        ({"FAILS": "1"}, "no such library"),
+        ({"CUDA": "initialized"}, "vLLM's import has initialized CUDA, which a fork cannot use: set warm_start: false"),
+        ({}, "No such process"),
+        ({}, "another user or container"),
+    ],
+)
 @in_loop
 async def test_where_no_server_makes_a_process_an_engine_starts_as_usual(
-    why: str, node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    own: dict[str, str],
+    why: str,
+    node: Node,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The usual engine reports that its import of vLLM fails."""
     if why == "No such process":
@@ -225,16 +257,52 @@ async def test_where_no_server_makes_a_process_an_engine_starts_as_usual(
         monkeypatch.setattr(pipe, "peer_of", lambda sock: pipe.Peer(0, os.getuid()))
     node.environment |= without_vllm(tmp_path, "raise RuntimeError('this is no vLLM')")
     node.environment["PYTHONPATH"] += f":{os.getcwd()}"
-    async with node.engine(FAILS="1") as engine:
+    async with node.engine(**own) as engine:
         assert engine.heard == ["RuntimeError: this is no vLLM"]
     assert "this engine starts as a new process" in caplog.text
     assert why in caplog.text
 
 
 @in_loop
-async def test_a_server_that_fails_says_so_to_the_next_one_too(
-    node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_a_server_whose_import_leaves_cuda_alone_makes_processes(node: Node) -> None:
+    async with node.engine(CUDA="left alone") as engine:
+        assert node.started() == [engine.report["server"]]
+
+
+@in_loop
+async def test_a_stopped_server_is_killed_and_the_next_start_makes_another(
+    node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A server that loads has more time. An engine that starts as usual reports that its import of vLLM fails."""
+    monkeypatch.setattr(forks, "FORK_S", 0.01)
+    node.environment |= without_vllm(tmp_path, "raise RuntimeError('this is no vLLM')")
+    node.environment["PYTHONPATH"] += f":{os.getcwd()}"
+    async with node.engine() as first:
+        (server,) = node.started()
+        os.kill(server, signal.SIGSTOP)
+        async with node.engine() as second:
+            assert second.heard == ["RuntimeError: this is no vLLM"]
+            assert "it did not answer within 0.01 s, and was killed" in caplog.text
+        await until(lambda: not runs(server))
+        async with node.engine() as third:
+            assert runs(first.child.pid or 0)
+            assert node.started() == [server, third.report["server"]]
+
+
+@in_loop
+async def test_a_server_that_answered_while_the_loop_stood_still_stays(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with node.engine() as engine:
+        ends = socket.socketpair()
+        with ends[0], ends[1], node.servers.ask(node.environment, [ends[0].fileno(), 0, 1, 2]) as conn:
+            assert select.select([conn], [], [], 60)[0]
+            monkeypatch.setattr(forks, "FORK_S", 0.0)
+            process = await node.servers.forked(conn)
+        await process.wait()
+        assert runs(engine.report["server"])
+
+
+@in_loop
+async def test_a_server_that_fails_says_so_to_each(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     node.environment |= without_vllm(tmp_path, "raise RuntimeError('this is no vLLM')")
     node.environment["PYTHONPATH"] += f":{os.getcwd()}"
     for number in (1, 2):
@@ -254,14 +322,9 @@ async def test_a_start_without_any_process_fails_with_the_reason(node: Node, mon
         assert engine.child.pid is None
 
 
-@pytest.mark.parametrize(
-    ("peer", "is_own"),
-    [(pipe.Peer(7, os.getuid()), True), (pipe.Peer(0, os.getuid()), False), (pipe.Peer(7, os.getuid() + 1), False)],
-)
-def test_only_processes_of_this_user_and_container_are_served(
-    peer: pipe.Peer, is_own: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pipe, "peer_of", lambda sock: peer)
+@pytest.mark.parametrize(("pid", "other_user", "is_own"), [(7, 0, True), (0, 0, False), (7, 1, False)])
+def test_only_this_user_and_container_is_served(pid: int, other_user: int, is_own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipe, "peer_of", lambda sock: pipe.Peer(pid, os.getuid() + other_user))
     with socket.socket() as sock:
         assert pipe.is_own(sock) is is_own
 
@@ -291,10 +354,7 @@ async def test_a_fork_that_nobody_takes_ends(node: Node) -> None:
         conn.close()  # its message lies unread
         await until(lambda: [child.pid for child in server.children()] == [engine.child.pid])
         server.suspend()
-        conn = node.servers.ask(node.environment, [ends[0].fileno(), 0, 1, 2])
-        with pytest.raises(TimeoutError):
-            await forked(conn, limit_s=0.01)
-        conn.close()
+        node.servers.ask(node.environment, [ends[0].fileno(), 0, 1, 2]).close()
         server.resume()
         async with node.engine() as another:  # the server takes one after the other
             await until(lambda: {child.pid for child in server.children()} == {engine.child.pid, another.child.pid})
@@ -310,6 +370,24 @@ async def test_a_start_that_is_given_up_while_the_server_loads_leaves_nothing(no
     assert engine.child.pid is None
     async with node.engine() as another:
         assert [child.pid for child in psutil.Process(another.report["server"]).children()] == [another.child.pid]
+
+
+@pytest.mark.parametrize("ends_with", ["linger", "raylet"])
+@in_loop
+async def test_a_supervisor_killed_while_its_server_loads_leaves_nothing(ends_with: str, node: Node, tmp_path: Path) -> None:
+    """The server ends as one without a process does: it had none."""
+    os.mkfifo(until_written := tmp_path / "until")
+    node.environment |= {"UNTIL": str(until_written), "LINGER_S": "0.01" if ends_with == "linger" else "600"}
+    command = [sys.executable, "-c", SUPERVISOR, uuid.uuid4().hex, str(node.raylet.pid), *ARGUMENTS]
+    supervisor = await asyncio.create_subprocess_exec(*command, env=node.environment)
+    await until(node.started)
+    supervisor.kill()
+    await supervisor.wait()
+    if ends_with == "raylet":
+        node.raylet.kill()
+    assert [process.pid for process in node.processes()] == node.started()
+    until_written.write_text("loaded")
+    await until(lambda: not node.processes())
 
 
 def test_where_ray_kills_what_outlives_a_worker_there_are_no_servers(

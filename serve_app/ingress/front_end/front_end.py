@@ -33,8 +33,8 @@ from serve_app.config.checks import dotted
 from serve_app.config.vllm_source import server_arguments_module
 from serve_app.core.request_limits import problem_of_params, problem_of_size
 from serve_app.engine_args import frontend_engine_args
-from serve_app.errors import BadRequest, FrontEndStartFailed
-from serve_app.host.foreign_errors import in_one_line
+from serve_app.errors import BadRequest, FrontEndStartFailed, NotSupported
+from serve_app.host.foreign_errors import IN_CUDA_IMAGE, in_one_line, packages_lacking_by
 from serve_app.host.vllm_start import inspect_models_here
 from serve_app.ingress.exchange.held_answer import Gather, current_exchange, refuse, write_at_once
 from serve_app.ingress.fleet.fleet_client import FleetClient
@@ -47,6 +47,8 @@ from serve_app.ingress.front_end.noted_prompts import note_beam_searches, note_p
 from serve_app.ingress.front_end.stat_logger import SharedPrometheusStatLogger
 from serve_app.ingress.http.first_errors import stop_at_first_errors
 from serve_app.links.fingerprint import model_fingerprint, public_version
+
+logger = logging.getLogger(__name__)
 
 _TOOL_FLAGS = {"--enable-auto-tool-choice": "enable_auto_tool_choice: true", "--tool-call-parser": "tool_call_parser"}
 VLLM_VERSION = public_version(version.__version__)
@@ -222,6 +224,7 @@ async def _build(
             stat_logger.stats_beside = client.take_stats
     front = FrontEnd(model, client, engine, args)
     _check_parameters(engine)
+    _refuse_what_lacks_a_package(engine.renderer, model.name)
     make_in_slices(engine)
     note_prompts(engine)
     if install is not None:
@@ -265,6 +268,32 @@ def _check_size(params: SamplingParams, prompt_tokens: int, vocab_size: int) -> 
         refuse(BadRequest(*found))
     if exchange is not None:
         exchange.num_logprobs = found
+
+
+def _refuse_what_lacks_a_package(renderer: Any, model: str) -> None:
+    """Let vLLM's ``renderer`` refuse a request for which it cannot import a package, and log each such package once.
+
+    vLLM imports some code of media at a request only.
+    """
+    logged = set[str]()
+    for name in ("render_chat_async", "render_cmpl_async"):
+        setattr(renderer, name, partial(_render, getattr(renderer, name), model, logged))
+
+
+async def _render(by_vllm: Callable[..., Awaitable[Any]], model: str, logged: set[str], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return await by_vllm(*args, **kwargs)
+    except Exception as exc:
+        if not (lacking := packages_lacking_by(exc)):
+            raise
+        said = in_one_line(exc)
+    packages = " and ".join(lacking)
+    way_out = "run the CUDA image in all pods" if IN_CUDA_IMAGE.intersection(lacking) else "install it"
+    if packages not in logged:
+        logged.add(packages)
+        logger.warning("requests for %s get 400, since they need the package %s: %s; %s", model, packages, said, way_out)
+    needed = f"a request like this one, for which the ingress needs the Python package {packages},"
+    refuse(NotSupported(needed, f"the ingress lacks it: ask the operator to {way_out}"))
 
 
 def _async_llm(vllm_config: Any, client: FleetClient) -> AsyncLLM:
