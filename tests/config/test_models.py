@@ -132,7 +132,7 @@ def test_a_size_in_gib_is_converted_too() -> None:
         ),
         (
             {"model": "./llama"},
-            "model: is 'llama', a relative path; write it from /: replicas have other working directories",
+            "model: is './llama', a relative path; write it from /: replicas have other working directories",
         ),
         (
             {"simulated": {"profile": 8}},
