@@ -222,7 +222,13 @@ def is_value(path: list[str], schema: Any, root: Any) -> bool:
         schema = functools.reduce(lambda found, part: found[part], reference, root)
     if not path:
         return True
-    choices = [schema, *schema.get("anyOf", []), *schema.get("allOf", []), *schema.get("oneOf", [])]
+    choices = [
+        schema,
+        *schema.get("anyOf", []),
+        *schema.get("allOf", []),
+        *schema.get("oneOf", []),
+        *([schema["else"]] if "else" in schema else []),
+    ]
     for choice in choices[1:]:
         if is_value(path, choice, root):
             return True
