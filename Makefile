@@ -63,7 +63,7 @@ observe: .venv ## Prometheus, and Grafana where it is installed, beside `make ru
 preview: .venv ## a picture of each dashboard in build/preview, drawn from the Prometheus of `make observe`
 	$(BIN)/python -m tools.monitoring.preview --prometheus http://127.0.0.1:$(PROMETHEUS_PORT)
 
-pictures: model ## renew the pictures of the pages and of two dashboards in docs/figures, from a simulated fleet; wants chromium; 5 to 10 minutes
+pictures: model ## renew the pictures of the pages and of three dashboards in docs/figures, from simulated fleets; wants chromium; 8 to 12 minutes
 	tools/fetch-prometheus build/prometheus
 	$(BIN)/python -m tests.ui.pictures docs/figures
 

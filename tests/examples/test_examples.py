@@ -237,7 +237,7 @@ def test_the_python_of_the_api_page_prints_an_answer(fleet: str, capsys: pytest.
 def test_the_python_of_the_readme_prints_an_answer(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = blocks(Path("README.md"), "python")
     exec(compile(example.replace(HERE, fleet), "README.md", "exec"), {})
-    assert capsys.readouterr().out.strip()
+    assert "Paris" in capsys.readouterr().out
 
 
 def program(language: str, imports: str) -> str:
