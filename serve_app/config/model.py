@@ -251,10 +251,6 @@ class ModelSettings(Section):
         """Return whether the model's engines limit what batches add to a step. They recognize batches by vLLM's priorities."""
         return self.engine_args.get("scheduling_policy") == "priority"
 
-    def preempts(self) -> bool:
-        """Return whether the model's engines pause requests for others. Models with Mamba layers count too: they are not known here."""
-        return self.yields_to_chats() and self.engine_args.get("enable_prefix_caching", True) is not False
-
     def needs_nixl(self) -> bool:
         """Return whether the model's engines load NIXL: simulated ones move no bytes."""
         return self.kv.is_on and self.simulated is None

@@ -24,7 +24,7 @@ class FleetSettings:
     engines_yield: bool = False
     """Whether engines give their steps to chats first (`ModelSettings.yields_to_chats`)."""
     engines_preempt: bool = False
-    """Whether running requests pause for those to which they give way (`ModelSettings.preempts`)."""
+    """Whether running requests pause for those to which they give way (`ingress/fleet/from_settings.py`)."""
     ttft_s: float = 2.0
     """A first token later than this after the request's arrival is counted as late."""
     apart: bool = False

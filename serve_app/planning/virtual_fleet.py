@@ -45,14 +45,12 @@ from serve_app.replica.kv_params import CAME_AT
 
 SHARED, KINDS = 256, 4
 """Each prompt begins with one of `KINDS` texts of `SHARED` tokens."""
-BLOCK = 16
-CONNECTIONS = 8
-"""Connections of each tenant with a rate; each stays at one ingress."""
+BLOCK, CONNECTIONS = 16, 8
+"""Tokens of a block; connections of each tenant with a rate, each of which stays at one ingress."""
 _STEP_S, _PROMPT_TOKEN_S = 0.033, 3.5e-4
 """Costs of a simulated A10G: a step of answers takes about as long with one as with 16."""
-_DELIVERED_S = 1e-3
-_START_S = 0.1
-"""Time in which the first requests of all clients come."""
+_DELIVERED_S, _START_S = 1e-3, 0.1
+"""Seconds from one end of a link to the other, and those in which the first requests of all clients come."""
 _HEARTBEAT_S, _TICK_S, _EXCHANGE_S, _SILENCE_S = 0.5, 0.25, 1.0, 10.0
 _NUMBERS = itertools.count(1)
 """Numbers of the fleets of this process. Each starts its clock later than the one before it, because they use the same engine cores."""

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from serve_app.config import parse_settings
+from serve_app.ingress.fleet.from_settings import preempts
 from tests.config.helpers import LLAMA, refusal
 
 
@@ -240,14 +241,14 @@ def test_where_there_are_batches_or_tenants_engines_have_priorities_unless_the_f
     model = parse_settings({"models": models, "ingress": ingress}).models["llama"]
     others = {name: value for name, value in engine_args.items() if "scheduling" not in name}
     assert model.engine_args == {**others, "scheduling_policy": policy}
-    assert model.yields_to_chats() == model.preempts() == (policy == "priority")
+    assert model.yields_to_chats() == preempts(model) == (policy == "priority")
 
 
 def test_without_a_prefix_cache_no_request_pauses_for_another() -> None:
     args = {"scheduling_policy": "priority", "enable_prefix_caching": False}
     model = parse_settings({"models": {"llama": LLAMA | {"engine_args": args}}}).models["llama"]
     assert model.yields_to_chats()
-    assert not model.preempts()
+    assert not preempts(model)
 
 
 def test_a_model_that_keeps_its_itl_has_priorities_and_another_one_does_not() -> None:

@@ -17,12 +17,17 @@ def limits_of(settings: Settings, model: ModelSettings) -> FleetSettings:
         heartbeat_timeout_s=settings.protocol.heartbeat_timeout_s,
         quarantine_s=settings.ingress.quarantine_s,
         engines_yield=model.yields_to_chats(),
-        engines_preempt=model.preempts(),
+        engines_preempt=preempts(model),
         ttft_s=model.replicas.ttft_slo_s,
         max_replicas=model.replicas.max,
         apart=model.routing.apart,
         pools=None if model.pools is None else PoolSizes(*model.pools.sizes(model.replicas.max)),
     )
+
+
+def preempts(model: ModelSettings) -> bool:
+    """Return whether the model's engines pause requests for others. Models with Mamba layers count too: they are not known here."""
+    return model.yields_to_chats() and model.engine_args.get("enable_prefix_caching", True) is not False
 
 
 def routing_of(settings: Settings, model: ModelSettings) -> RoutingPolicy:
