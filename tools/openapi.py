@@ -44,7 +44,6 @@ OWN: Mapping[str, tuple[str, str]] = {
     "/readyz": ("get", "Requests can be answered; a 503 says why not."),
     "/metrics": ("get", "Prometheus' text format."),
 }
-_DESCRIPTION = "docs/api.md says which routes are there when."
 _REFERENCE = re.compile(r'"#/components/schemas/([^"]+)"')
 _SCHEMAS = "#/components/schemas/{model}"
 

@@ -8,7 +8,6 @@ Answers are published to the database as they arrive, some hundred lines at a ti
 """
 
 import json
-import logging
 import secrets
 import zlib
 from collections.abc import Collection, Iterator
@@ -18,8 +17,6 @@ from serve_app.batch.folder import Folder
 from serve_app.batch.journal import Journal, JournalLine
 from serve_app.batch.store import OPEN_SQL
 from serve_app.errors import LeaseLost
-
-logger = logging.getLogger(__name__)
 
 _READ_ROWS = 4
 """Rows of answers that are read at a time: a row holds the lines of one publication, up to some megabytes."""

@@ -70,12 +70,12 @@ def make_tiny_embedding(directory: Path, *, vocab_size: int = 1024, num_layers: 
     return publish_directory(directory, write)
 
 
-def make_tiny_adapter(directory: Path, *, rank: int = 8, num_layers: int = 2, seed: int = 0) -> Path:
-    """Make a LoRA adapter, in PEFT's form, for a `make_tiny_llama` with as many layers. Otherwise as `make_tiny_llama`."""
+def make_tiny_adapter(directory: Path, *, rank: int = 8, seed: int = 0) -> Path:
+    """Make a LoRA adapter, in PEFT's form, for a `make_tiny_llama` of two layers. Otherwise as `make_tiny_llama`."""
 
     def write(staging: Path) -> None:
         random, weights = _Random(seed), Weights()
-        for layer in range(num_layers):
+        for layer in range(2):
             for name, num_out in (("q_proj", HIDDEN), ("v_proj", HIDDEN // NUM_HEADS * NUM_KV_HEADS)):
                 module = f"base_model.model.model.layers.{layer}.self_attn.{name}"
                 weights[f"{module}.lora_A.weight"] = random.matrix(rank, HIDDEN)

@@ -151,9 +151,7 @@ def _over(values: Iterable[float], limit: float) -> int:
     return sum(value > limit for value in values)
 
 
-def is_looping(token_ids: Sequence[int], *, tail: int = 48, longest_period: int = 6) -> bool:
-    """Return whether the last ``tail`` tokens repeat a piece of at most ``longest_period`` tokens, as outputs of broken weights do."""
-    last = token_ids[-tail:]
-    return len(last) == tail and any(
-        all(last[i] == last[i - period] for i in range(period, tail)) for period in range(1, longest_period + 1)
-    )
+def is_looping(token_ids: Sequence[int]) -> bool:
+    """Return whether the last 48 tokens repeat a piece of at most 6 tokens, as outputs of broken weights do."""
+    last = token_ids[-48:]
+    return len(last) == 48 and any(last[period:] == last[:-period] for period in range(1, 7))

@@ -132,7 +132,7 @@ def architecture_of(values: object, where: str) -> Architecture:
     heads = config.whole("num_attention_heads", "n_head", "n_heads", most=2**14)
     hidden = config.whole("hidden_size", "n_embd", "d_model", most=2**20)
     layers = config.whole("num_hidden_layers", "n_layer", "n_layers", most=2**12)
-    experts = _experts(config, family, layers)
+    experts = _experts(config, layers)
     inner = config.whole("intermediate_size", "ffn_dim", "n_inner", most=2**24, default=4 * hidden)
     latent = _latent(config)
     window, sliding, stateful = _layer_kinds(config, family, layers)
@@ -221,7 +221,7 @@ def _ropes(config: ConfigValues) -> list[ConfigValues]:
     return [part for part in nested if part is not None] or [whole]
 
 
-def _experts(config: ConfigValues, family: str, layers: int) -> Experts | None:
+def _experts(config: ConfigValues, layers: int) -> Experts | None:
     num = config.whole("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts", least=0, most=2**14, default=0)
     if num < 2:
         return None

@@ -186,7 +186,7 @@ def _plan(shape: Architecture, accelerator: Accelerator, args: Mapping[str, Any]
     dtype = str(args.get("dtype") or "auto")
     if dtype == "auto" and accelerator.name == "t4" and shape.family in _NO_FLOAT16:
         dtype = "float32"
-    element = element_bytes(shape, dtype)
+    element = element_bytes(dtype)
     utilization = args.get("gpu_memory_utilization", DEFAULT_UTILIZATION)
     if isinstance(utilization, bool) or not isinstance(utilization, int | float) or not 0 < utilization <= 1:
         raise ConfigError("engine_args.gpu_memory_utilization", f"is {utilization!r}", "give a share above 0, at most 1")

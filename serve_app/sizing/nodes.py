@@ -10,7 +10,6 @@ PRICES_OF = "2026-07-20"
 github.com/aws/karpenter-provider-aws, 1d927085."""
 HOURS_PER_MONTH = 730
 GIB = 2**30
-MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,7 @@ def parameters_of(shape: Architecture) -> ParameterCounts:
     )
 
 
-def element_bytes(shape: Architecture, dtype: str = "auto") -> int:
+def element_bytes(dtype: str = "auto") -> int:
     """Return the bytes of an unquantized weight on a GPU.
 
     With ``auto`` vLLM keeps 16-bit types, and makes 16 bits of 32.

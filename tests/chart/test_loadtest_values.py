@@ -14,7 +14,6 @@ from tests.chart.test_generated import leaves
 
 RANGE = ["10.1.0.0/16"]
 PEER = [{"ipBlock": {"cidr": "10.1.0.0/16"}}]
-SPREAD = {"topologyKey": "kubernetes.io/hostname", "maxSkew": 1}
 
 
 def pods(path: str, place: Any, workload: str) -> Iterator[Row]:

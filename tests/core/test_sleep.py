@@ -27,10 +27,10 @@ def starting(now: float = 0.0) -> Sleep:
     return Sleep(AFTER_S, drain_s=DRAIN_S, expiry_s=EXPIRY_S, now=now)
 
 
-def awake(now: float = 0.0) -> Sleep:
-    sleep = starting(now)
-    assert sleep.handle(Ordered(Order(may_hold=True)), now=now) == []
-    assert sleep.handle(EngineChanged(), now=now) == []
+def awake() -> Sleep:
+    sleep = starting()
+    assert sleep.handle(Ordered(Order(may_hold=True)), now=0.0) == []
+    assert sleep.handle(EngineChanged(), now=0.0) == []
     return sleep
 
 

@@ -169,15 +169,15 @@ def serving(fake: FakeKubernetes) -> Iterator[FakeKubernetes]:
         thread.join()
 
 
-def write_kubeconfig(path: Path, host: str, *, context: str = "test", namespace: str = "llm") -> None:
-    """Write a kubeconfig with one context."""
-    place = {"cluster": "c", "user": "u", "namespace": namespace}
+def write_kubeconfig(path: Path, host: str) -> None:
+    """Write a kubeconfig with one context, ``test``, of the namespace ``llm``."""
+    place = {"cluster": "c", "user": "u", "namespace": "llm"}
     value = {
         "apiVersion": "v1",
         "kind": "Config",
-        "current-context": context,
+        "current-context": "test",
         "clusters": [{"name": "c", "cluster": {"server": host}}],
         "users": [{"name": "u", "user": {"token": "t"}}],
-        "contexts": [{"name": context, "context": place}],
+        "contexts": [{"name": "test", "context": place}],
     }
     path.write_text(yaml.safe_dump(value))

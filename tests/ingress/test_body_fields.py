@@ -19,9 +19,9 @@ TOO_LONG = ("x" * 129, "has 129 characters, limit 128")
 UNPRINTABLE = ("a\tb", "has characters that cannot be printed")
 
 
-def to_model_big(body: bytes, path: str = "/v1/completions") -> Any:
+def to_model_big(body: bytes) -> Any:
     """Return the answer of two models, of which "big" is the second and answers with its name."""
-    return post(ingress(front("tiny"), front("big", name_of_big)), path, content=body).json()
+    return post(ingress(front("tiny"), front("big", name_of_big)), "/v1/completions", content=body).json()
 
 
 @pytest.mark.parametrize(

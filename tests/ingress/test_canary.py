@@ -27,7 +27,6 @@ from tests.doubles.fleet import MODEL, in_loop, settings
 from tests.ingress.fake_fronts import App, Front, call
 
 CHAT = "/v1/chat/completions"
-Answer = Callable[[Send], Awaitable[None]]
 
 
 def says(name: str, *, before: Callable[[], Awaitable[None] | None] | None = None) -> ASGIApp:

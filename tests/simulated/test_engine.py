@@ -11,7 +11,6 @@ from serve_app.simulated.vocabulary import source_for
 pytestmark = pytest.mark.engine
 
 EOS = 1
-SMALL_MODEL = {"num_parameters": 1000, "num_layers": 2, "num_attention_heads": 2, "num_kv_heads": 1, "head_size": 8}
 # 24 blocks of 16 tokens, one of them the null block: four requests of 64 + 96 tokens need 40 blocks.
 TIGHT: dict[str, Any] = {
     "accelerator": {

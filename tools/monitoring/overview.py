@@ -11,10 +11,8 @@ _ANY_JOB = 'job=~"$namespace/$release-(ingress|ray)"'
 """Selects the release's ingresses and its other pods, whose job the alerts of GPUs have."""
 
 
-def _stat(
-    title: str, shown: dict[str, str], unit: str, text: str, limits: tuple[float | str, ...], *, quiet: bool = False
-) -> Panel:
-    return Panel(title, shown, unit, text, kind="stat", limits=limits, quiet=quiet, width=4, height=4)
+def _stat(title: str, shown: dict[str, str], unit: str, text: str, limits: tuple[float | str, ...]) -> Panel:
+    return Panel(title, shown, unit, text, kind="stat", limits=limits, width=4, height=4)
 
 
 def _worst(series: str, q: float, model: str = "model", selector: str = MODEL) -> str:

@@ -209,9 +209,7 @@ if "loadtest.control.locust_command" in sys.orig_argv:
 """
 
 
-def scenario_of(
-    arrival: dict[str, Any], duration_s: float, *, output_tokens: int = 1, endpoint: str = "completions", **more: Any
-) -> dict[str, Any]:
+def scenario_of(arrival: dict[str, Any], duration_s: float, *, output_tokens: int = 1, **more: Any) -> dict[str, Any]:
     """Return a scenario without a warm-up and without scrapes."""
     asked = {"input_tokens": {"mean": 8}, "output_tokens": {"mean": output_tokens}}
     base = {"name": "selftest", "warmup_s": 0, "drain_s": 15, "timeout_s": 15, "observe": {"metrics_url": "none"}}

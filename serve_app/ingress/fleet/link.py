@@ -1,7 +1,6 @@
 """A link connects one ingress to one replica: it dials, shakes hands, and turns bytes into messages. ``FleetState`` judges its silence."""
 
 import asyncio
-import logging
 import ssl
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -15,9 +14,6 @@ from serve_app.links.protocol.errors import CODES, HandshakeTimeout, PeerClosed,
 from serve_app.links.protocol.messages import ENGINE_LOST, Message
 from serve_app.links.send_buffer import SendBuffer
 from serve_app.links.tls_connection import TlsConnection
-
-logger = logging.getLogger(__name__)
-
 
 MAX_TOGETHER = 8
 """The most frames of one write. One turn of the event loop may take in 50 requests in 20 ms; after 8 the engine can begin."""
