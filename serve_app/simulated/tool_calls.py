@@ -7,6 +7,7 @@ with arguments that fit the tool's schema. A tool's result gets an ordinary simu
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,9 +43,9 @@ class ToolCaller:
         call, begun = planned
         ids: list[int] = self._tokenizer.encode(call, add_special_tokens=False)
         ends = [] if eos_token_id == NO_EOS else [eos_token_id]
-        for done in range(len(ids) + 1):
-            if list(token_ids[len(token_ids) - done :]) == ids[:done] and self._tokenizer.decode(ids[:done]) == begun:
-                return [*ids[done:], *ends]
+        done = bisect_left(range(len(ids) + 1), len(begun), key=lambda num: len(self._tokenizer.decode(ids[:num])))
+        if list(token_ids[len(token_ids) - done :]) == ids[:done] and self._tokenizer.decode(ids[:done]) == begun:
+            return [*ids[done:], *ends]
         return []  # the answer began otherwise, as where the client has written its first words
 
 
