@@ -17,10 +17,11 @@ from serve_app.config.ingress import BatchSettings, IngressScalingSettings, Ingr
 from serve_app.config.kv import KvSettings
 from serve_app.config.links import MembershipSettings, ProtocolSettings, TlsSettings
 from serve_app.config.logs import LogSettings
-from serve_app.config.model import CanarySettings, GoldenPrompt, MediaSettings, ModelSettings, ScalingSettings
+from serve_app.config.model import CanarySettings, GoldenPrompt, MediaSettings, ModelSettings
 from serve_app.config.oidc import OidcSettings
 from serve_app.config.pools import PoolBounds, PoolsSettings
 from serve_app.config.routing import RoutingSettings
+from serve_app.config.scaling import ScalingSettings
 from serve_app.config.schedule import ScheduledBounds
 from serve_app.config.settings import AutoscalingSettings, Settings, TimeoutSettings
 from serve_app.config.simulated import SimulatedSettings

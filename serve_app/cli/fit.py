@@ -18,7 +18,7 @@ from serve_app.cli.hub import is_hub_id
 from serve_app.cli.settings_file import read_settings
 from serve_app.config import ModelSettings, default_cache_dir
 from serve_app.config.checks import dotted
-from serve_app.config.model import ScalingSettings
+from serve_app.config.scaling import ScalingSettings
 from serve_app.errors import CheckpointError, ConfigError
 from serve_app.simulated.profiles import ACCELERATORS
 from serve_app.sizing.architecture import architecture_of

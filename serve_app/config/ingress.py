@@ -8,8 +8,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from serve_app.config.base import AbsolutePath, Int, Real, Section
 from serve_app.config.batch_urls import checked_database, checked_files, read_database_url
 from serve_app.config.checks import checked_origin, checked_resources, refuse, refuse_port_of_ray, wrong
-from serve_app.config.model import Bounds
 from serve_app.config.oidc import OidcSettings
+from serve_app.config.scaling import Bounds
 
 
 class IngressScalingSettings(Bounds):
