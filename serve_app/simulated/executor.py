@@ -2,7 +2,7 @@
 
 ``distributed_executor_backend="serve_app.simulated.executor.SimulatedExecutor"`` chooses it; its settings are a dump of
 `serve_app.config.SimulatedSettings` in ``additional_config["simulated"]``. Scheduler, KV cache manager, preemption and everything in
-front of them are vLLM's own. Only this module, `connector` and `kv_executor` use vLLM; the clocks are in this one and the last.
+front of them are vLLM's own. Only this module, `sampling`, `connector` and `kv_executor` use vLLM; the clocks are in this one and the last.
 """
 
 import time
@@ -14,22 +14,21 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from vllm import envs
 from vllm.logger import init_logger
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, KVConnectorOutput, LogprobsLists, LogprobsTensors, ModelRunnerOutput
-from vllm.v1.worker.gpu.sample.logit_bias import MAX_NUM_ALLOWED_TOKEN_IDS, MAX_NUM_LOGIT_BIAS_TOKENS, MAX_NUM_STOP_TOKEN_IDS
 
 from serve_app.errors import ConfigError
 from serve_app.simulated.kv_executor import KvMovingExecutor
 from serve_app.simulated.profiles import profile_from
-from serve_app.simulated.sequences import SamplingRules, Sequences, slots_of
+from serve_app.simulated.sampling import refuse_as_workers, rules_of
+from serve_app.simulated.sequences import Sequences, slots_of
 from serve_app.simulated.sleeping import METHODS as SLEEP_METHODS
 from serve_app.simulated.sleeping import SleepTimes
 from serve_app.simulated.timing import StepClock, step_time_s, step_work
-from serve_app.simulated.tokens import NO_EOS, Ids, SequenceHash, TokenSource, salt_of
+from serve_app.simulated.tokens import Ids, SequenceHash, TokenSource
 from serve_app.simulated.tool_calls import ToolCaller
 from serve_app.simulated.vocabulary import source_for
 
@@ -221,7 +220,7 @@ class SimulatedExecutor(KvMovingExecutor):
         tokens = request.prefill_token_ids or prompt
         # An adapter gives other answers than the model; its cost is not simulated.
         lead = [] if request.lora_request is None else [request.lora_request.lora_int_id]
-        rules = _rules(request.sampling_params)
+        rules = rules_of(request.sampling_params)
         self._sequences.add(
             request.req_id,
             state=self._hash.state([*lead, *tokens]),
@@ -363,38 +362,3 @@ class SimulatedExecutor(KvMovingExecutor):
 def _unlikely(rows: int, columns: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Return token ids of 0 and log probabilities of minus infinity, to be filled in."""
     return np.zeros((rows, columns), dtype=np.int32), np.full((rows, columns), -np.inf, dtype=np.float32)
-
-
-def refuse_as_workers(sampling: Any) -> None:
-    """Raise where a worker of vLLM's V2 runner raises. Like there, that ends the engine, so that a test of the whole fleet shows it.
-
-    Raises:
-        ValueError: A list is longer than the worker's row for it.
-    """
-    stops = sampling.all_stop_token_ids if sampling.min_tokens else ()
-    lengths = {
-        "allowed_token_ids": (sampling.allowed_token_ids or (), MAX_NUM_ALLOWED_TOKEN_IDS),
-        "logit_bias": (sampling.logit_bias or (), MAX_NUM_LOGIT_BIAS_TOKENS),
-        "stop_token_ids": (stops, MAX_NUM_STOP_TOKEN_IDS),
-        "bad_words": (
-            [token for word in sampling.bad_words_token_ids or () for token in word],
-            envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS,
-        ),
-    }
-    for name, (values, limit) in lengths.items():
-        if len(values) > limit:
-            raise ValueError(f"a worker has room for {limit} entries of {name}, not for {len(values)}")
-
-
-def _rules(sampling: Any) -> SamplingRules:
-    """Return the part of vLLM's ``SamplingParams`` that the simulation obeys."""
-    eos = sampling.eos_token_id
-    seeded = sampling.seed is not None and sampling.temperature > 0
-    return SamplingRules(
-        eos_token_id=NO_EOS if eos is None or sampling.ignore_eos else eos,
-        salt=salt_of(sampling.seed) if seeded else 0,
-        min_tokens=sampling.min_tokens,
-        stop_token_ids=frozenset(sampling.all_stop_token_ids),
-        allowed_token_ids=tuple(sorted(sampling.allowed_token_ids or ())),
-        num_logprobs=sampling.num_logprobs,
-    )

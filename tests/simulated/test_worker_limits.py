@@ -6,7 +6,7 @@ import pytest
 from vllm.sampling_params import SamplingParams
 
 from serve_app.core.request_limits import problem_of_params
-from serve_app.simulated.executor import refuse_as_workers
+from serve_app.simulated.sampling import refuse_as_workers
 
 
 @pytest.mark.parametrize(
