@@ -53,7 +53,7 @@ def _bounds(minimum: int, maximum: int, initial: int | None = None) -> dict[str,
             # Serve makes this number the target at each deployment that differs from the one before; None keeps the running replicas. So
             # `replicas.initial` is not given to Serve: the autoscaling policy asks for it when it sees a model for the first time.
             "initial_replicas": initial,
-            # Only the policy delays (autoscaling/decision.py): Serve would add its own delays.
+            # Only the policy delays (autoscaling/model_autoscaler.py): Serve would add its own delays.
             "upscale_delay_s": 0,
             "downscale_delay_s": 0,
             "metrics_interval_s": 1,

@@ -1,4 +1,4 @@
-"""The capacity model computes from measured step times how much one replica can do within the SLO, for `decision.py`. Pure.
+"""The capacity model computes from measured step times how much one replica can do within the SLO, for `model_autoscaler.py`. Pure.
 
 A step takes ``step_s`` however small its batch, and ``output_token_s`` more for each token it decodes and ``prompt_token_s`` for
 each it prefills. Replicas measure the three at their start, and `StepCosts` fits them to the load that replicas report later. A request

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 
 from serve_app.autoscaling.asleep import Sleepers
 from serve_app.autoscaling.capacity import StepCosts
-from serve_app.autoscaling.decision import Decision, ModelAutoscaler, Observation, ScalingRules
+from serve_app.autoscaling.decision import Decision, Observation, ScalingRules
 from serve_app.autoscaling.history import Recent
+from serve_app.autoscaling.model_autoscaler import ModelAutoscaler
 from serve_app.autoscaling.needs import LONGEST_STEP_S
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S
 from serve_app.autoscaling.turns import Turns

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
-from serve_app.autoscaling.decision import LENGTHS_S, TAUGHT, Decision, Observation
+from serve_app.autoscaling.decision import Decision, Observation
 from serve_app.autoscaling.decision_log import Record
 from serve_app.autoscaling.feedback import MEASURED_S
 from serve_app.autoscaling.fleet import INGRESSES
+from serve_app.autoscaling.model_autoscaler import LENGTHS_S, TAUGHT
 from serve_app.autoscaling.signals import ModelLoad
 from serve_app.core.step_costs import MeasuredCosts
 

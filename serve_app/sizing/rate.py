@@ -7,7 +7,7 @@ It has no model of times of its own: `serve_app/simulated/timing.py` times the s
 from dataclasses import dataclass, replace
 
 from serve_app.autoscaling.capacity import Capacity, Mix, Slo, StepTimes
-from serve_app.autoscaling.decision import KV_GUARD
+from serve_app.autoscaling.model_autoscaler import KV_GUARD
 from serve_app.autoscaling.simulation.simulated_replica import Hardware, StepModel, steps_of_profile
 from serve_app.simulated.profiles import ModelShape, Profile
 from serve_app.sizing.architecture import Architecture

@@ -5,7 +5,8 @@ import random
 from dataclasses import dataclass, field
 
 from serve_app.autoscaling.capacity import Slo, StepTimes
-from serve_app.autoscaling.decision import Decision, ModelAutoscaler, Observation, ScalingRules
+from serve_app.autoscaling.decision import Decision, Observation, ScalingRules
+from serve_app.autoscaling.model_autoscaler import ModelAutoscaler
 from serve_app.autoscaling.signals import ModelLoad
 
 TIMES = StepTimes(step_s=0.03, output_token_s=0.0004, prompt_token_s=0.0001)

@@ -7,7 +7,8 @@ import pytest
 
 from serve_app.autoscaling.capacity import Slo, StepTimes
 from serve_app.autoscaling.deadlines import Lines
-from serve_app.autoscaling.decision import ModelAutoscaler, Observation, ScalingRules
+from serve_app.autoscaling.decision import Observation, ScalingRules
+from serve_app.autoscaling.model_autoscaler import ModelAutoscaler
 from serve_app.autoscaling.signals import ModelLoad
 from serve_app.autoscaling.simulation.simulated_fleet import SimulatedFleet, World
 from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, steps_of_times

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from serve_app.autoscaling import memory as module
-from serve_app.autoscaling.decision import UNSEEN_HALF_S, ModelAutoscaler
 from serve_app.autoscaling.fleet import FleetObservation, FleetRules, FleetScaler
 from serve_app.autoscaling.history import HISTORY_S
 from serve_app.autoscaling.memory import MAX_AGE_S, Memory, pack, unpack
+from serve_app.autoscaling.model_autoscaler import UNSEEN_HALF_S, ModelAutoscaler
 from tests.autoscaling.plant import RULES
 from tests.autoscaling.queue_plant import QueuePlant, rate_of
 

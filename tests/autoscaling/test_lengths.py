@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.autoscaling.capacity import StepCosts, StepTimes
-from serve_app.autoscaling.decision import ModelAutoscaler
+from serve_app.autoscaling.model_autoscaler import ModelAutoscaler
 from serve_app.autoscaling.signals import ModelLoad
 from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, Replica, steps_of_times
 from tests.autoscaling.plant import ANSWER, RULES
