@@ -20,7 +20,7 @@ from loadtest.report.figures import RunData, draw_all, read_run
 from serve_app.autoscaling.decision_log import Record, read
 from serve_app.autoscaling.fleet import INGRESSES
 from serve_app.batch.fleet_process import FleetProcess
-from serve_app.cli.explanation import explanation
+from serve_app.cli.decision_text import explanation
 from serve_app.errors import BatchError
 
 ROOT = Path(__file__).parents[1]

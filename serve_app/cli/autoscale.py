@@ -92,7 +92,7 @@ def explain(
 ) -> None:
     """Explain in words and numbers why there are as many replicas as there are."""
     from serve_app.autoscaling.decision_log import row_of
-    from serve_app.cli.explanation import explanation
+    from serve_app.cli.decision_text import explanation
 
     record = _at(records := _known(_read(_text(name, address, file, since)), model), at)
     _check_figures(record, model)

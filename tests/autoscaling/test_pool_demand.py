@@ -14,7 +14,7 @@ from serve_app.autoscaling.memory import Memory, pack, unpack
 from serve_app.autoscaling.pools import OrderedShare, PooledCapacity, PoolMix, pool_inputs
 from serve_app.autoscaling.rules import rules_of
 from serve_app.autoscaling.signals import ModelLoad
-from serve_app.cli.explanation import explanation
+from serve_app.cli.decision_text import explanation
 from serve_app.config import parse_settings
 from serve_app.core.pool_sizes import PoolSizes
 from serve_app.core.step_costs import REPORT_PREFIX, MeasuredCosts

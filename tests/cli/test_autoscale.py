@@ -17,7 +17,7 @@ from serve_app.autoscaling.decision_log import Record
 from serve_app.autoscaling.fleet import FleetObservation, FleetRules, FleetScaler, IngressObservation
 from serve_app.autoscaling.signals import ModelLoad
 from serve_app.cli import autoscale
-from serve_app.cli.explanation import REASONS, explanation
+from serve_app.cli.decision_text import WISHES, explanation
 from serve_app.cli.main import app
 from serve_app.config import parse_settings
 from serve_app.core.step_costs import MeasuredCosts
@@ -71,7 +71,7 @@ def test_explain_says_what_a_decision_was_made_from(log: Path) -> None:
     assert change is not None
     time, before, after, rule = change.groups()
     text = run("explain", "-f", log, "--at", time, "--model", "chat").stdout
-    assert text.startswith(f"chat, {time}: {before} -> {after}, because {REASONS[rule]}\n")
+    assert text.startswith(f"chat, {time}: {before} -> {after}, because {WISHES[rule]}\n")
     for part in ("serve", "demand", "measured", "a step takes", "may be busy", f"{rule} {after}", "1 to 9", "cold start of"):
         assert part in text, text
     both = run("explain", "-f", log).stdout

@@ -11,7 +11,7 @@ from serve_app.autoscaling.model_autoscaler import LENGTHS_S, TAUGHT
 from serve_app.autoscaling.signals import ModelLoad
 from serve_app.core.step_costs import MeasuredCosts
 
-REASONS: Mapping[str, str] = {
+WISHES: Mapping[str, str] = {
     "first": "requests arrive, and need one replica",
     "demand": "the demand needs that many",
     "growth": "the demand grows, and will need that many when a new replica serves",
@@ -35,6 +35,7 @@ REASONS: Mapping[str, str] = {
     "streams": "the open streams need that many",
     "cpu": "the CPU use of the ingresses needs that many",
 }
+"""Why the number is what it is, for each `Decision.wish`."""
 REFUSED_S = 60.0
 """Refusals by quotas are shown as their rate over this time: those of one second vary by chance."""
 COSTS = ("the step", "an output token", "a prompt token")
@@ -52,7 +53,7 @@ def explanation(record: Record, name: str, records: Iterable[Record] = ()) -> It
     assert seen is not None  # otherwise nothing was decided for it
     at = datetime.fromtimestamp(record.time, UTC)
     change = "stays at" if decision.desired == seen.target else f"{seen.target} ->"
-    reason = REASONS.get(decision.wish, decision.wish)
+    reason = WISHES.get(decision.wish, decision.wish)
     if decision.wish == "keep" and decision.desired <= seen.minimum:
         reason = "no more is wanted, and the configuration allows no fewer" if decision.desired else "no requests arrive"
     yield f"{name}, {at:%Y-%m-%dT%H:%M:%SZ}: {change} {decision.desired}, because {reason}"
