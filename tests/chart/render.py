@@ -26,6 +26,16 @@ def tool(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path=str(bed / "bin"))
 
 
+def check_readme(chart: Path) -> None:
+    """Assert that the chart's README is the one that helm-docs makes; skip the test without helm-docs."""
+    helm_docs = tool("helm-docs")
+    if helm_docs is None:
+        pytest.skip("helm-docs is neither on the PATH nor in $KUBE_TESTBED/bin")
+    command = [helm_docs, "--chart-search-root", str(chart), "--dry-run", "--log-level", "error"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == (chart / "README.md").read_text().strip(), "run `make chart-files`"
+
+
 class Refused(Exception):
     """Helm's message for values that it did not render."""
 

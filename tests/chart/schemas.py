@@ -7,8 +7,13 @@ definitions of operator 0.93 and of the Gateway API's standard channel, made str
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from tests.chart.render import tool
 
 Schema = dict[str, Any]
 
@@ -58,7 +63,25 @@ SPECS: dict[str, tuple[str, Schema]] = {
 }
 
 
-def kubeconform_schemas(directory: Path) -> list[str] | None:
+def check_with_kubeconform(objects: str, num: int, directory: Path) -> None:
+    """Assert that kubeconform accepts the ``num`` objects strictly; skip the test without kubeconform or its schemas.
+
+    Args:
+        objects: YAML documents.
+        directory: An empty folder, for the schemas above.
+    """
+    kubeconform, schemas = tool("kubeconform"), _schemas(directory)
+    if kubeconform is None or schemas is None:
+        pytest.skip("kubeconform or its schemas are neither on the PATH nor in $KUBE_TESTBED")
+    locations = [argument for schema in schemas for argument in ("-schema-location", schema)]
+    command = [kubeconform, "-strict", "-summary", "-output", "json", *locations, "-"]
+    done = subprocess.run(command, input=objects, capture_output=True, text=True, timeout=60)
+    report = json.loads(done.stdout)
+    assert report.get("resources", []) == []
+    assert report["summary"] == {"valid": num, "invalid": 0, "errors": 0, "skipped": 0}
+
+
+def _schemas(directory: Path) -> list[str] | None:
     """Write the schemas above into ``directory``; return kubeconform's locations, None where Kubernetes' own are not to be found."""
     bed = Path(os.environ.get("KUBE_TESTBED") or "~/.cache/kube-testbed").expanduser()
     own = Path(os.environ.get("KUBE_SCHEMAS") or bed / "schemas")

@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ import yaml
 
 from serve_app.cli.batch import run as command
 from tests.chart.places import MAPPING, MOUNT, TOLERATION, VARIABLE, VOLUME, Row, images, only, resources
-from tests.chart.render import Object, Refused, Rendered, at, merged, tool, types_of
+from tests.chart.render import Object, Refused, Rendered, at, check_readme, merged, types_of
 from tests.chart.render import render as render_chart
-from tests.chart.schemas import kubeconform_schemas
+from tests.chart.schemas import check_with_kubeconform
 from tests.chart.test_generated import leaves
 from tests.chart.test_network import CLIENT, DNS, NEIGHBOUR, NODE_CREDENTIALS, POD_IDENTITY, End, reaches
 from tests.chart.test_security import beyond_restricted, not_restricted
@@ -116,11 +115,7 @@ def test_every_value_has_a_row_and_a_description() -> None:
 
 def test_schema_and_readme_are_those_that_the_values_make() -> None:
     assert json.loads((CHART / "values.schema.json").read_text()) == values_schema(), "run `make chart-files`"
-    if (helm_docs := tool("helm-docs")) is None:
-        pytest.skip("helm-docs is neither on the PATH nor in $KUBE_TESTBED/bin")
-    options = ["--chart-search-root", str(CHART), "--dry-run", "--log-level", "error"]
-    done = subprocess.run([helm_docs, *options], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == (CHART / "README.md").read_text().strip(), "run `make chart-files`"
+    check_readme(CHART)
 
 
 @pytest.mark.parametrize("file", CI_FILES, ids=lambda f: f.stem)
@@ -128,14 +123,7 @@ def test_kubeconform_accepts_the_objects_and_the_pod_is_restricted(file: Path, t
     found = render_chart(files=(file,), chart=CHART)
     ((_, template),) = found.pod_templates()
     assert [*not_restricted(template["spec"]), *beyond_restricted(template["spec"])] == []
-    kubeconform, schemas = tool("kubeconform"), kubeconform_schemas(tmp_path)
-    if kubeconform is None or schemas is None:
-        pytest.skip("kubeconform or its schemas are neither on the PATH nor in $KUBE_TESTBED")
-    locations = [argument for schema in schemas for argument in ("-schema-location", schema)]
-    options = [kubeconform, "-strict", "-summary", "-output", "json", *locations, "-"]
-    report = json.loads(subprocess.run(options, input=found.text, capture_output=True, text=True, timeout=60).stdout)
-    assert report.get("resources", []) == []
-    assert report["summary"] == {"valid": len(found.objects), "invalid": 0, "errors": 0, "skipped": 0}
+    check_with_kubeconform(found.text, len(found.objects), tmp_path)
 
 
 def test_a_killed_pod_has_a_successor_and_a_batch_with_failed_lines_has_none() -> None:

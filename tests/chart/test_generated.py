@@ -3,18 +3,16 @@
 import itertools
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from serve_app.config import settings_json_schema
 from serve_app.config.foreign import plain_name
 from serve_app.config.tenants_file import tenants_json_schema
-from tests.chart.render import CHART, tool
+from tests.chart.render import CHART, check_readme
 from tools.chart_schema import chart_rules, descriptions, values_schema
 from tools.chart_sections import places, spellings
 
@@ -123,12 +121,7 @@ def test_every_description_is_of_a_value() -> None:
 
 
 def test_the_readme_is_the_one_that_helm_docs_makes() -> None:
-    helm_docs = tool("helm-docs")
-    if helm_docs is None:
-        pytest.skip("helm-docs is neither on the PATH nor in $KUBE_TESTBED/bin")
-    command = [helm_docs, "--chart-search-root", str(CHART), "--dry-run", "--log-level", "error"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == (CHART / "README.md").read_text().strip(), "run `make chart-files`"
+    check_readme(CHART)
 
 
 def test_templates_are_short_and_hold_no_shell_programs() -> None:

@@ -1,15 +1,13 @@
 """The repository holds what is made from the loadtest chart's values.yaml, and every value is described."""
 
 import json
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.chart.loadtest_chart import CHART
-from tests.chart.render import tool
+from tests.chart.render import check_readme
 from tests.chart.test_generated import leaves
 from tools.chart_schema import descriptions
 from tools.loadtest_chart_schema import scenario_schema, values_schema
@@ -51,12 +49,7 @@ def test_every_value_is_described_and_every_description_is_of_a_value() -> None:
 
 
 def test_the_readme_is_the_one_that_helm_docs_makes() -> None:
-    helm_docs = tool("helm-docs")
-    if helm_docs is None:
-        pytest.skip("helm-docs is neither on the PATH nor in $KUBE_TESTBED/bin")
-    command = [helm_docs, "--chart-search-root", str(CHART), "--dry-run", "--log-level", "error"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == (CHART / "README.md").read_text().strip(), "run `make chart-files`"
+    check_readme(CHART)
 
 
 def test_templates_are_short_and_hold_no_shell_programs() -> None:

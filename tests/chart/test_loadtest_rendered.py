@@ -15,8 +15,8 @@ from loadtest.cli import app
 from loadtest.plan.scenario import load_scenario
 from loadtest.proof.truth.settings import load_law
 from tests.chart.loadtest_chart import CHART, CI_FILES, KEY, PODS, S3, WEB, master, render, render_file, template, worker
-from tests.chart.render import Object, Rendered, at, merged, tool, types_of
-from tests.chart.schemas import kubeconform_schemas
+from tests.chart.render import Object, Rendered, at, merged, types_of
+from tests.chart.schemas import check_with_kubeconform
 from tests.chart.test_network import CLIENT, DNS, NEIGHBOUR, NODE_CREDENTIALS, POD_IDENTITY, End, reaches
 from tests.chart.test_security import ACCEPTED, beyond_restricted, containers, not_restricted
 
@@ -31,15 +31,7 @@ def rendered(request: pytest.FixtureRequest) -> Rendered:
 
 
 def test_kubeconform_accepts_every_object_strictly(rendered: Rendered, tmp_path: Path) -> None:
-    kubeconform, schemas = tool("kubeconform"), kubeconform_schemas(tmp_path)
-    if kubeconform is None or schemas is None:
-        pytest.skip("kubeconform or its schemas are neither on the PATH nor in $KUBE_TESTBED")
-    locations = [argument for schema in schemas for argument in ("-schema-location", schema)]
-    command = [kubeconform, "-strict", "-summary", "-output", "json", *locations, "-"]
-    done = subprocess.run(command, input=rendered.text, capture_output=True, text=True, timeout=60)
-    report = json.loads(done.stdout)
-    assert report.get("resources", []) == []
-    assert report["summary"] == {"valid": len(rendered.objects), "invalid": 0, "errors": 0, "skipped": 0}
+    check_with_kubeconform(rendered.text, len(rendered.objects), tmp_path)
 
 
 def test_there_are_values_for_both_modes_and_both_places_of_results() -> None:

@@ -3,7 +3,6 @@
 import copy
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from serve_app.config import parse_settings
 from serve_app.ingress.routes.app import VLLM_ROUTES, WITHOUT_KEY
 from serve_app.ingress.routes.sagemaker import INVOCATIONS, PING
 from tests.chart.places import HUB, LOADED, MONITORS, NODES, OUTSIDE, ROUTE, S3, TOLERATION
-from tests.chart.render import CHART, CI_FILES, Object, Rendered, at, merged, models, render, tool
-from tests.chart.schemas import kubeconform_schemas
+from tests.chart.render import CHART, CI_FILES, Object, Rendered, at, merged, models, render
+from tests.chart.schemas import check_with_kubeconform
 from tests.k8s.test_cluster_files import our_values
 
 NEAR = {"modelPods": {"nodesWithin": "example.com/rack", "headroom": {"pods": 1, "priorityClassName": "low"}}}
@@ -41,15 +40,7 @@ def test_there_are_values_for_three_kinds_of_cluster_beside_eks() -> None:
 
 
 def test_kubeconform_accepts_every_object_strictly(rendered: Rendered, tmp_path: Path) -> None:
-    kubeconform, schemas = tool("kubeconform"), kubeconform_schemas(tmp_path)
-    if kubeconform is None or schemas is None:
-        pytest.skip("kubeconform or its schemas are neither on the PATH nor in $KUBE_TESTBED")
-    locations = [argument for schema in schemas for argument in ("-schema-location", schema)]
-    command = [kubeconform, "-strict", "-summary", "-output", "json", *locations, "-"]
-    done = subprocess.run(command, input=rendered.text, capture_output=True, text=True, timeout=60)
-    report = json.loads(done.stdout)
-    assert report.get("resources", []) == []
-    assert report["summary"] == {"valid": len(rendered.objects), "invalid": 0, "errors": 0, "skipped": 0}
+    check_with_kubeconform(rendered.text, len(rendered.objects), tmp_path)
 
 
 def test_serve_app_accepts_the_configuration_and_says_the_same_to_serve(rendered: Rendered) -> None:

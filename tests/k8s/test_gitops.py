@@ -13,7 +13,7 @@ import yaml
 
 from serve_app.cli.rayservice import judge, ray_service
 from tests.chart.render import CHART, tool
-from tests.chart.schemas import kubeconform_schemas
+from tests.chart.schemas import check_with_kubeconform
 from tests.k8s.ray_services import CASES, REFUSED, Case
 from tests.k8s.test_cluster_files import FILLED_IN, K8S, documents, our_values
 
@@ -187,18 +187,12 @@ def test_the_repository_has_no_variable_and_no_secret_left_in_it(repository: Pat
 
 
 def test_kubernetes_knows_the_objects_of_its_own_kinds(repository: Path, tmp_path: Path) -> None:
-    kubeconform, schemas = tool("kubeconform"), kubeconform_schemas(tmp_path)
-    if kubeconform is None or schemas is None:
-        pytest.skip("kubeconform or its schemas are neither on the PATH nor in $KUBE_TESTBED")
     files = [
         repository / CLUSTER / "namespaces/namespaces.yaml",
         repository / CLUSTER / "objects/storage.yaml",
         GITOPS / "argocd/argocd-cm.yaml",
     ]
-    locations = [argument for schema in schemas for argument in ("-schema-location", schema)]
-    done = subprocess.run([kubeconform, "-strict", "-summary", *locations, *files], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout
-    assert "Valid: 7," in done.stdout
+    check_with_kubeconform("\n---\n".join(file.read_text() for file in files), 7, tmp_path)
 
 
 @pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
