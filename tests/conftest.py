@@ -1,4 +1,6 @@
-"""This file has the settings of all tests, and groups the tests that share a worker of pytest-xdist."""
+"""This file has the settings and the model of all tests, and groups the tests that share a worker of pytest-xdist."""
+
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -11,6 +13,14 @@ SECOND_LANE = ("tests/e2e_fleet/", "tests/replica/")
 """Folders whose engines run beside those of all others; with these the two lanes of `make test` take about the same time."""
 EARLY = "tests/loadtest/"
 """Folder of tests that wait more than they compute: they run while the lanes compute."""
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny Llama with random weights, which no test changes."""
+    from serve_app.checkpoints import make_tiny_llama
+
+    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.hookimpl(tryfirst=True)

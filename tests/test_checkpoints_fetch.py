@@ -19,15 +19,11 @@ from serve_app.checkpoints import EMBEDDED, CheckpointError, problem_with, resol
 from serve_app.checkpoints.embedded import EmbeddedModel, fetch
 from serve_app.checkpoints.gguf_llama import hugging_face_name, interleaved_to_halves, to_bfloat16
 from serve_app.config import default_cache_dir
+from tests.test_checkpoints import hashes
 
 HIDDEN, HEADS, KV_HEADS, MIDDLE = 64, 4, 2, 96
 SMOLLM2 = "smollm2-135m-instruct"
 REAL_CACHE = default_cache_dir()
-
-
-def hashes(directory: Path) -> dict[str, str]:
-    files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
-    return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 # --- conversion ---

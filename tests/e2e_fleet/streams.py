@@ -214,3 +214,8 @@ class Load:
                 self.answers += play(self._url, [self._ask])
             except AssertionError as exc:  # an answer without an end
                 self._failed.append(exc)
+
+
+def assert_same(answers: list[Answer], undisturbed: list[Answer]) -> None:
+    assert all(a.is_complete() for a in answers)
+    assert [a.folded() for a in answers] == [a.folded() for a in undisturbed]

@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.fleet import wait_until
 from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, Traces, fleet
-from tests.e2e_fleet.streams import Answer, chat, completion, play
+from tests.e2e_fleet.streams import Answer, assert_same, chat, completion, play
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -39,11 +39,6 @@ def undisturbed(steady: Fleet) -> list[Answer]:
 
 def pids(steady: Fleet) -> set[int]:
     return {m["pid"] for m in steady.status()["members"]}
-
-
-def assert_same(answers: list[Answer], undisturbed: list[Answer]) -> None:
-    assert all(a.is_complete() for a in answers)
-    assert [a.folded() for a in answers] == [a.folded() for a in undisturbed]
 
 
 def test_a_controller_restart_leaves_every_replica_and_stream_alone(steady: Fleet, undisturbed: list[Answer]) -> None:

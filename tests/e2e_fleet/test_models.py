@@ -10,7 +10,7 @@ import pytest
 from serve_app.checkpoints import make_tiny_llama
 from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, fleet
-from tests.e2e_fleet.streams import Answer, completion, play
+from tests.e2e_fleet.streams import assert_same, completion, play
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(1500)]
 
@@ -42,11 +42,6 @@ def models(operated: Fleet, *arguments: str) -> str:
 
 def row(operated: Fleet, name: str = MODEL) -> dict[str, Any]:
     return next(r for r in json.loads(models(operated, "list", "--json")) if r["model"] == name)
-
-
-def assert_same(answers: list[Answer], undisturbed: list[Answer]) -> None:
-    assert all(a.is_complete() for a in answers)
-    assert [a.folded() for a in answers] == [a.folded() for a in undisturbed]
 
 
 def test_a_model_is_unloaded_under_a_stream_that_loses_nothing_and_loaded_again(operated: Fleet) -> None:

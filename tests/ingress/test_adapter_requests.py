@@ -5,16 +5,10 @@ from typing import Any
 
 import pytest
 
-from serve_app.checkpoints import make_tiny_llama
 from tests.doubles.fleet import MODEL, in_loop
 from tests.ingress.serving import serving
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
 
 
 ASKED: list[tuple[str, dict[str, Any]]] = [

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from serve_app.checkpoints import make_tiny_llama
 from serve_app.ingress.exchange.held_answer import HeldAnswer
 from serve_app.ingress.http.connection import LimitedHttpProtocol
 from serve_app.ingress.shortcuts.gathering import Gathering
@@ -20,11 +19,6 @@ from tests.ingress.streams import CHAT, COMPLETIONS, NUM_TOKENS, Play, serving
 from tests.shortcuts import of_shortcuts
 
 pytestmark = [pytest.mark.engine, of_shortcuts]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
 
 
 class Recording:

@@ -17,7 +17,6 @@ import openai
 import pytest
 
 from serve_app.batch.service import BatchService
-from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import BatchSettings, parse_settings
 from serve_app.core.fair_tags import BACKGROUND_PRIORITY
 from serve_app.ingress.fleet.fleet_client import FleetClient
@@ -37,11 +36,6 @@ from tests.ports import free_port
 pytestmark = pytest.mark.engine
 
 CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @dataclass

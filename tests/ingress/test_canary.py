@@ -149,13 +149,14 @@ async def test_what_an_end_of_the_canarys_engines_is_blamed_on_is_tried_at_the_m
     assert state(app) is CanaryState.BAD
 
 
+async def refuses(exchange: Any, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 400, "headers": []})
+    await send({"type": "http.response.body", "body": b"no"})
+
+
 @in_loop
 async def test_a_mistake_of_the_client_shows_nothing_about_the_canary() -> None:
-    async def is_wrong(exchange: Any, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 400, "headers": []})
-        await send({"type": "http.response.body", "body": b"no"})
-
-    app = pair(failing(is_wrong), failing(is_wrong))
+    app = pair(failing(refuses), failing(refuses))
     answers = [(await call(app, "POST", CHAT, json={"model": "model"})).status_code for _ in range(40)]
     assert Counter(answers) == {400: 40}
     assert (state(app), app.canaries["model"].judge.num_judged) == (CanaryState.UNDECIDED, 0)
@@ -163,11 +164,7 @@ async def test_a_mistake_of_the_client_shows_nothing_about_the_canary() -> None:
 
 @in_loop
 async def test_what_only_the_canary_refuses_the_model_answers_and_a_few_condemn_it() -> None:
-    async def is_too_long(exchange: Any, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 400, "headers": []})
-        await send({"type": "http.response.body", "body": b"no"})
-
-    app = pair(failing(is_too_long))
+    app = pair(failing(refuses))
     assert await ask(app, 60) == {"model": 60}
     assert state(app) is CanaryState.BAD
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from serve_app.checkpoints import make_tiny_llama
 from serve_app.core.request import RequestState, Resume
 from tests.doubles import fake_engine
 from tests.doubles.fleet import in_loop, until
@@ -15,11 +14,6 @@ from tests.ingress.test_held_frontend import Ingress, serving
 TEXT = "one ☃ two zEND OFz three"
 STOP = "zEND OFz"
 LIMITS_S = {"no_replica_s": 60.0}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Any
 
 import httpx
 import pytest
@@ -20,12 +19,9 @@ from serve_app.ingress.http.error_answers import (
     describe_error,
     shortened,
 )
+from tests.ingress.fake_fronts import error as body
 
 FULL = QueueFull(waiting=8, limit=8, retry_after_s=1.25)
-
-
-def body(message: str, kind: str, code: int, param: str | None = None, **more: object) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": code, **more}}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from transformers import AutoTokenizer
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
-from serve_app.checkpoints import make_tiny_llama
 from serve_app.errors import GrammarsBusy
 from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.front_end import grammar_compiler
@@ -48,11 +47,6 @@ GOOD: list[dict[str, Any]] = [
     {"grammar": 'start: "a" | "b"'},
     {"structural_tag": '{"structures": [{"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}], "triggers": ["<f>"]}'},
 ]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @asynccontextmanager

@@ -13,7 +13,6 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import Settings, parse_settings
 from serve_app.ingress.fleet.fleet_client import FleetClient
 from serve_app.ingress.front_end.front_end import FrontEnd
@@ -89,11 +88,6 @@ async def serving(model: Path, *, silence_s: float, **timeouts: float) -> AsyncI
         await asyncio.wait([running])
         await grammars.close()
         front.engine.shutdown()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
 
 
 async def answered(replica: FakeReplica, answer: "asyncio.Task[httpx.Response]") -> httpx.Response:

@@ -14,7 +14,6 @@ import pytest
 
 from serve_app.books.ledger_check import Report, check
 from serve_app.books.ledger_lines import LedgerLine, ledger_files
-from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import Settings, parse_settings
 from serve_app.core.tenants import Tenant
 from serve_app.ingress.books.books import Books
@@ -35,11 +34,6 @@ pytestmark = pytest.mark.engine
 
 KEY = "a-key-of-a-client-0001"
 SECRET_TEXT = "the words of a prompt"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @dataclass

@@ -43,6 +43,13 @@ async def answer(scope: Scope, receive: Receive, send: Send) -> None:
     await echo(scope, receive, send)
 
 
+async def waiting_front(*args: Any) -> Any:
+    """A front end whose client waits for ever in `run`."""
+    built = front("built", answer)
+    cast(Any, built.client).run = asyncio.Event().wait
+    return built
+
+
 @in_loop
 async def test_an_ingress_shows_latencies_of_as_many_keys_as_its_configuration_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -94,11 +101,6 @@ async def test_an_ingress_reports_the_replicas_that_it_has_lost_and_no_tenants(m
 async def test_an_ingress_follows_the_tenants_file_of_its_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def fake_front(*args: Any) -> Any:
-        built = front("built", answer)
-        cast(Any, built.client).run = asyncio.Event().wait
-        return built
-
     def write(key: str, model: str) -> None:
         tenants = {"team": {"keys": [{"id": "k", "sha256": digest(key)}], "models": [model]}}
         file.write_text(json.dumps({"tenants": tenants}))
@@ -112,7 +114,7 @@ async def test_an_ingress_follows_the_tenants_file_of_its_configuration(
 
     caplog.set_level(logging.INFO)
     file = tmp_path / "tenants.yaml"
-    monkeypatch.setattr(IngressRuntime, "_front_end", fake_front)
+    monkeypatch.setattr(IngressRuntime, "_front_end", waiting_front)
     monkeypatch.setattr(metrics, "register", lambda *args: None)
     settings = parse_settings({"models": {"built": {"model": "/m"}}, "ingress": {"tenants_file": str(file)}})
     file.write_text("tenants: {team: {keyz: []}}")
@@ -147,12 +149,7 @@ async def test_an_ingress_follows_the_tenants_file_of_its_configuration(
 async def test_an_ingress_fetches_the_keys_of_the_issuer_of_its_configuration_when_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fake_front(*args: Any) -> Any:
-        built = front("built", answer)
-        cast(Any, built.client).run = asyncio.Event().wait
-        return built
-
-    monkeypatch.setattr(IngressRuntime, "_front_end", fake_front)
+    monkeypatch.setattr(IngressRuntime, "_front_end", waiting_front)
     monkeypatch.setattr(metrics, "register", lambda *args: None)
     file = tmp_path / "tenants.yaml"
     file.write_text("tenants: {red: {}}")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from serve_app.checkpoints import make_tiny_llama
 from serve_app.core.instructions import FailRequest
 from serve_app.errors import NoReplica
 from serve_app.ingress.shortcuts import pace
@@ -19,11 +18,6 @@ from tests.ingress.streams import COMPLETIONS, Ingress, Play, serving
 from tests.shortcuts import of_shortcuts
 
 pytestmark = [pytest.mark.engine, of_shortcuts]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
 
 
 def text_of_all(events: list[Any]) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from serve_app.checkpoints import make_tiny_llama
 from serve_app.core.instructions import FailRequest
 from serve_app.errors import SendFailed
 from serve_app.ingress.fleet.fleet_client import FleetClient
@@ -23,11 +22,6 @@ from tests.ports import free_port
 from tests.shortcuts import of_shortcuts
 
 pytestmark = [pytest.mark.engine, of_shortcuts]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
 
 
 REPEATED: dict[str, dict[str, Any]] = {

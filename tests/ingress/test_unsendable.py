@@ -15,6 +15,7 @@ from serve_app.ingress.http.error_answers import FleetError
 from tests.doubles.fake_engine import VLLM_VERSION, FakeEngine
 from tests.doubles.fake_front_end import ARCHITECTURE
 from tests.doubles.fleet import Fleet, fleet, in_loop, settings, until
+from tests.ingress.helpers import error_of
 
 PROMPT = [1, 2, 3]
 SURROGATE = "\ud800"
@@ -31,12 +32,6 @@ UNENCODABLE: dict[str, dict[str, Any]] = {
 }
 """What a client calls it -> what vLLM makes of it: sampling parameters, or fields ``beside`` them. vLLM's validation passes them,
 its encoder does not."""
-
-
-def error_of(stream: Any) -> Exception:
-    assert isinstance(stream.error, FleetError)
-    assert not stream.finished
-    return stream.error.error
 
 
 async def assert_serves(f: Fleet, request_id: str) -> None:

@@ -15,7 +15,6 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import HealthSettings, ModelSettings
 from serve_app.core.instructions import StartAttempt
 from serve_app.ingress.fleet.attempts import attempt_request
@@ -79,11 +78,6 @@ def _outputs(step: pipe.StepOutputs) -> list[Any]:
     message = decode_message(body)
     assert isinstance(message, Outputs)
     return list(MsgpackDecoder(EngineCoreOutputs).decode(message.buffers).outputs)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="module")

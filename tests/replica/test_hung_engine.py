@@ -16,7 +16,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from serve_app.checkpoints import make_tiny_llama
 from tests.replica.hanging import FILE
 from tests.replica.supervised import HEALTH
 from tests.replica.tensor_parallel import living_group
@@ -55,11 +54,6 @@ class Pair:
         """Wait for the end of the engine's processes; the test's own limit ends the wait."""
         while living_group(self.engine_pid):
             time.sleep(0.05)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture

@@ -16,19 +16,22 @@ from loadtest.judge.window import Window
 from loadtest.records import Row, ScheduledRequest
 from loadtest.report.report import write_report
 from tests.loadtest import synthetic
-from tests.loadtest.judge.written_runs import answered, ended, every_fourth, write_conversations, write_run
+from tests.loadtest.judge.written_runs import (
+    answered,
+    ended,
+    every_fourth,
+    lasting,
+    slow_at_first,
+    write_conversations,
+    write_run,
+)
 
 
 def run_of(folder: Path, factor: float = 1.0, *, noise: int = 1, seed: int = 1, num: int = 2000, **kwargs: Any) -> Path:
     """TTFTs of one law, by request and seed the same, times ``factor`` and 2 % noise of the run."""
     common = np.random.Generator(np.random.Philox([seed, 1])).lognormal(0, 0.5, num)
     own = np.random.Generator(np.random.Philox([noise, 2])).normal(1, 0.02, num)
-    took_s = (factor * common * own).tolist()
-
-    def change(row: Row) -> Row:
-        return answered(ScheduledRequest(row.id, row.due_s, "default", 10, 4), row.due_s, took_s[row.id])
-
-    return write_run(folder, num, change, **kwargs)
+    return write_run(folder, num, lasting((factor * common * own).tolist()), **kwargs)
 
 
 def ttft(found: Comparison, q: float) -> Ratio:
@@ -317,10 +320,6 @@ def test_times_between_tokens_that_came_together_have_no_ratio(tmp_path: Path) -
     claims = {(ratio.metric, ratio.q): (ratio.ratio, ratio.claim) for ratio in found.ratios}
     assert claims["tpot", 0.5] == claims["itl", 0.5] == (None, "not estimable")
     assert claims["ttft", 0.5][1] == "no difference shown"
-
-
-def slow_at_first(row: Row) -> Row:
-    return answered(ScheduledRequest(row.id, row.due_s, "default", 10, 4), row.due_s, 4.0 if row.due_s < 20 else 1.0)
 
 
 def test_a_warm_up_that_was_found_in_one_run_is_named(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from loadtest.judge.replicates import METRICS, Replicates, pool
 from loadtest.judge.stats import quantile, replicate_interval
 from loadtest.records import Row, ScheduledRequest
 from tests.loadtest import synthetic
-from tests.loadtest.judge.written_runs import answered, ended, write_run
+from tests.loadtest.judge.written_runs import answered, ended, slow_at_first, write_run
 
 T_2 = 4.302653
 """Student's t with two degrees of freedom at 97.5 %, from a table."""
@@ -150,9 +150,6 @@ def test_runs_without_a_complete_answer_pass_nothing(tmp_path: Path, num_refused
 
 
 def test_a_warm_up_that_was_found_is_named(tmp_path: Path) -> None:
-    def slow_at_first(row: Row) -> Row:
-        return answered(ScheduledRequest(row.id, row.due_s, "default", 10, 4), row.due_s, 4.0 if row.due_s < 20 else 1.0)
-
     runs = [write_run(tmp_path / f"seed-{seed}", 1200, slow_at_first, seed=seed, warmup_s=5) for seed in (1, 2)]
     threats = pool([*runs, write_run(tmp_path / "seed-3", 1200, seed=3, warmup_s=5)]).threats
     said = [threat for threat in threats if "warm-up" in threat]

@@ -8,7 +8,7 @@ import pytest
 
 from loadtest.judge.analysis import analyse
 from loadtest.records import HealthSample, Row, ScheduledRequest, ServerSample
-from tests.loadtest.judge.written_runs import Change, answered, ended, quantile, write_run
+from tests.loadtest.judge.written_runs import Change, answered, ended, lasting, quantile, slow_at_first, write_run
 
 
 def test_a_missing_row_makes_the_run_invalid_and_leaves_no_figures(tmp_path: Path) -> None:
@@ -112,9 +112,6 @@ def test_what_a_fault_does_is_no_warm_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("at_s", "even"), [(20, False), (5, True), (120, True)])
 def test_what_another_class_does_is_no_warm_up(tmp_path: Path, at_s: float, even: bool) -> None:
     """A class ends at ``at_s``; the warm-up lasts until 5 s, the arrivals until 120 s. In all runs the first 20 s are slow."""
-
-    def slow_at_first(row: Row) -> Row:
-        return answered(ScheduledRequest(row.id, row.due_s, "default", 10, 4), row.due_s, 4.0 if row.due_s < 20 else 1.0)
 
     classes = [{"name": "default"}, {"name": "early", "until_s": at_s}]
     summary = analyse(write_run(tmp_path / "run", 1200, slow_at_first, warmup_s=5, requests=classes))
@@ -225,13 +222,8 @@ def test_a_run_without_a_good_answer_passes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("took_s", [[3.0], [1.0, 3.0]])
 def test_one_slow_request_of_one_or_two_misses_no_p95(tmp_path: Path, took_s: list[float]) -> None:
     """A target that keeps the limit for 95 % of its requests has one such request in 5 or 10 % of such runs."""
-
-    def change(row: Row) -> Row:
-        return answered(ScheduledRequest(row.id, row.due_s, "default", 10, 4), row.due_s, took_s[row.id])
-
-    run = write_run(
-        tmp_path / "run", len(took_s), change, slo="ttft_p95=2s", arrival={"law": "burst", "max_requests": len(took_s)}
-    )
+    arrival = {"law": "burst", "max_requests": len(took_s)}
+    run = write_run(tmp_path / "run", len(took_s), lasting(took_s), slo="ttft_p95=2s", arrival=arrival)
     summary = analyse(run)
     assert (summary.verdict, summary.slo[0].verdict) == ("undecided", "undecided")
     assert summary.slo[0].high >= 0.95

@@ -36,6 +36,16 @@ def every_fourth(num: int) -> Change:
     return lambda row: row if row.id % 4 == 0 and row.id < 4 * num else ended(row, "http_error", row.due_s)
 
 
+def lasting(took_s: Sequence[float]) -> Change:
+    """Return the change by which the first token of request i takes ``took_s[i]``."""
+    return lambda row: answered(ScheduledRequest(row.id, row.due_s, "default", 10, 4), row.due_s, took_s[row.id])
+
+
+def slow_at_first(row: Row) -> Row:
+    """A change: first tokens of requests due in the first 20 s take 4 s."""
+    return answered(ScheduledRequest(row.id, row.due_s, "default", 10, 4), row.due_s, 4.0 if row.due_s < 20 else 1.0)
+
+
 def write_run(
     folder: Path,
     num: int,
