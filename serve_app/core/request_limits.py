@@ -33,7 +33,8 @@ MAX_PROMPT_LOGPROBS, MAX_LOGPROBS = 1 << 16, 1 << 20
 """Log probabilities of a prompt, and those of all prompts and answers of one HTTP request. A single answer may have more."""
 MAX_TEXT_CHARS = 1024
 """Characters of ``cache_salt`` and ``session_id``."""
-_INT64 = range(-(2**63), 2**63)
+INT64 = range(-(2**63), 2**63)
+"""The integers that the engine's MessagePack can carry; a larger one would fail as an error of the server."""
 _COUNTS = range(2**30)  # workers add the tokens of the prompt, in 32 bits
 
 Check = Callable[[Any, Any], str | None]
@@ -153,9 +154,9 @@ LIMITS: dict[str, dict[str, Check | str]] = {
         "temperature": IN_FRONT,
         "watermarking": A_SWITCH,
         "top_p": IN_FRONT,
-        "top_k": _within(_INT64),
+        "top_k": _within(INT64),
         "min_p": IN_FRONT,
-        "seed": _within(_INT64),  # the answers of one request have the seeds from its own upwards
+        "seed": _within(INT64),  # the answers of one request have the seeds from its own upwards
         "stop": _stops,
         "stop_token_ids": _stop_tokens,
         "ignore_eos": A_SWITCH,
@@ -236,7 +237,7 @@ LIMITS: dict[str, dict[str, Check | str]] = {
         "prompt_is_token_ids": SIZED,
         "client_index": INTERNAL,
         "current_wave": INTERNAL,
-        "priority": _within(_INT64),
+        "priority": _within(INT64),
         "trace_headers": "heads of HTTP requests are limited",
         "resumable": _only(False, _FLEETS_OWN),
         "external_req_id": "the protocol of links limits it",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.config.model import ModelSettings
-from serve_app.core.step_costs import MeasuredCosts, TimedBatch, measured_costs
+from serve_app.core.step_costs import CHUNK_TOKENS, CONTEXT_TOKENS, SEQUENCES, MeasuredCosts, TimedBatch, measured_costs
 from serve_app.engine_args import BATCH_STEP_SHARE, engine_core_args
 from serve_app.planning.virtual_fleet import BLOCK, VirtualFleet
 from serve_app.simulated.profiles import profile_from
@@ -22,8 +22,6 @@ ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_TARGET_DEVICE": "cpu",  # vLLM's CUDA build would look for GPUs
 }
-_CONTEXT_TOKENS = 241
-"""Tokens before the next one, in the batches of answers that a replica times at its start."""
 
 
 def costs_of(settings: str | Mapping[str, Any]) -> MeasuredCosts:
@@ -34,8 +32,8 @@ def costs_of(settings: str | Mapping[str, Any]) -> MeasuredCosts:
         seconds = step_time_s(profile, step_work(context, new))
         return TimedBatch(output_tokens=outputs, prefilled_tokens=sum(new) if not outputs else 0, seconds=seconds)
 
-    answers = [timed([_CONTEXT_TOKENS] * n, [1] * n, outputs=n) for n in (1, 32, 8)]
-    costs = measured_costs([*answers, timed([0], [512], outputs=0)])
+    answers = [timed([CONTEXT_TOKENS] * n, [1] * n, outputs=n) for n in SEQUENCES]
+    costs = measured_costs([*answers, timed([0], [CHUNK_TOKENS], outputs=0)])
     assert costs is not None
     return costs
 

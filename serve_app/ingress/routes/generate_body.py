@@ -15,14 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from vllm import envs
 from vllm.sampling_params import SamplingParams
 
+from serve_app.core.request_limits import INT64
 from serve_app.errors import BadRequest
 from serve_app.ingress.http.first_errors import MAX_GRAMMAR_CHARS, MAX_LENGTH_PENALTY, grammar_chars, json_validator
 
 # The route sets these itself; other values would not give an answer that consists of text.
 _RESERVED = frozenset({"output_kind", "skip_clone", "output_text_buffer_length", "detokenize", "skip_reading_prefix_cache"})
 _USED_BY_BEAM_SEARCH = frozenset({"n", "max_tokens", "temperature", "ignore_eos", "skip_special_tokens"})
-# The integers that the engine's MessagePack can carry; a larger one would fail as an error of the server.
-_INT64 = range(-(2**63), 2**63)
 
 MAX_COLONS = 1000
 """A body with more colons than this is searched for an unknown field before pydantic validates it. Pydantic makes an error for each unknown
@@ -100,7 +99,7 @@ def parse_body(raw: bytes, *, max_width: int) -> GenerateRequest:
     except ValidationError as exc:
         raise _bad_request(exc) from exc
     for name, value in body:
-        if isinstance(value, int) and value not in _INT64:
+        if isinstance(value, int) and value not in INT64:
             raise BadRequest(name, f"{value} does not fit into 64 bits")
     if (num_chars := grammar_chars(getattr(body, "structured_outputs", None))) > MAX_GRAMMAR_CHARS:
         raise BadRequest("structured_outputs", f"has {num_chars} characters, limit {MAX_GRAMMAR_CHARS}; send a smaller schema")
