@@ -13,7 +13,7 @@ from serve_app.books.ledger_lines import NO_LINE, LedgerLine, LedgerMove
 from serve_app.cli.ledger import files_of
 from serve_app.core.events import LinkEnd
 
-ROUTE_REASONS: Mapping[str, str] = {
+REASONS: Mapping[str, str] = {
     "prefix": "it has at least half of the prompt cached",
     "session": "the session's requests go there",
     "hash": "the first new part of the prompt belongs there, by a hash that all ingresses share",
@@ -22,7 +22,6 @@ ROUTE_REASONS: Mapping[str, str] = {
     "prompt": "the prompt is long, and slows the fewest answers there",
     "trial": "a request like this one ended an engine, and is tried alone",
 }
-"""Why a request went to a replica, for each `core.routing.Reason`."""
 CAUSES: Mapping[str, str] = {
     "drain": "the replica drains",
     "prompts": "a long prompt would stop this answer",
@@ -125,7 +124,7 @@ def _attempt(line: LedgerLine, number: int, replica: str) -> Iterator[str]:
         yield f"  attempt {number + 1} at {replica}"
         return
     route = line.routes[number]
-    yield f"  {route.start_s:8.3f} s attempt {number + 1} at {replica}: {ROUTE_REASONS.get(route.reason, route.reason)}"
+    yield f"  {route.start_s:8.3f} s attempt {number + 1} at {replica}: {REASONS.get(route.reason, route.reason)}"
     saves = f"; requests wait {route.saves_s:.3f} s less there in sum, by the estimate" if route.saves_s else ""
     yield f"             {route.hit_tokens} prompt tokens expected in its cache, {route.tokens_before} tokens to do before{saves}"
 

@@ -8,7 +8,7 @@ import msgspec
 from typer.testing import CliRunner, Result
 
 from serve_app.books.ledger_lines import LedgerMove, LedgerRoute
-from serve_app.cli.explain import CAUSES, ENDS, RESULTS, ROUTE_REASONS
+from serve_app.cli.explain import CAUSES, ENDS, REASONS, RESULTS
 from serve_app.cli.main import app
 from serve_app.core.events import LinkEnd
 from serve_app.core.routing import Reason
@@ -103,7 +103,7 @@ def test_a_request_without_a_replica_and_a_line_of_an_older_release_are_explaine
 
 
 def test_each_reason_cause_result_and_end_has_its_words() -> None:
-    assert {reason.value for reason in Reason} == ROUTE_REASONS.keys()
+    assert {reason.value for reason in Reason} == REASONS.keys()
     assert CAUSES.keys() == {"drain", "prompts", "balance", "role", "new_replica"}
     assert RESULTS.keys() == {"read", "computed", "late", "not_kept", "no_target", "unanswered", "ended", "without_kv", ""}
     assert {end.name.lower() for end in LinkEnd} < ENDS.keys()

@@ -163,9 +163,9 @@ def rate(series: str, by: str, selector: str = MODEL, window: str = RATE) -> str
     return f"sum by ({by}) (rate({series}{{{selector}}}[{window}]))"
 
 
-def increase(series: str, by: str, over: str = "sum") -> str:
+def increase(series: str, by: str, selector: str = MODEL, over: str = "sum") -> str:
     """Return events within a point of the plot."""
-    return f"{over} by ({by}) (increase({series}{{{MODEL}}}[{RATE}]))"
+    return f"{over} by ({by}) (increase({series}{{{selector}}}[{RATE}]))"
 
 
 def quantiles(series: str, by: str, selector: str, shown: Sequence[float] = (0.5, 0.95, 0.99)) -> dict[str, str]:
