@@ -12,7 +12,7 @@ import typer
 
 from serve_app.cli.hub import is_hub_id
 from serve_app.cli.manifests import are_manifests, manifest_problems, timeout_problems
-from serve_app.cli.settings_file import in_file, refuse
+from serve_app.cli.settings_file import CHART_VALUES, hold_chart_values, in_file, refuse
 from serve_app.cli.startable import INSTALL_NIXL, missing_nixl, named_files
 from serve_app.cli.vllm_check import local_checkpoints, media_notes, vllm_problems
 from serve_app.config import ModelSettings, Settings, default_cache_dir, mapping_in, parse_settings, problems, read_text
@@ -76,9 +76,9 @@ def _judged(file: Path, edge_s: Mapping[str, float | None], ignored: frozenset[s
         values = mapping_in(text, file)
     except ConfigError as exc:
         raise in_file(file, exc) from exc
-    if isinstance(values.get("config"), dict) and "models" not in values:
+    if hold_chart_values(values):
         way_out = f"check what they render: helm template demo helm/serve-app -f {file} | serve-app check -"
-        raise ConfigError(str(file), "holds values of the Helm chart", way_out)
+        raise ConfigError(str(file), CHART_VALUES, way_out)
     if "tenants" in values and "models" not in values:
         return _of_tenants(file, text)
     if wrong := list(problems(values)):
