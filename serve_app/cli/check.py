@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 
 from serve_app.cli.hub import is_hub_id
-from serve_app.cli.manifests import are_manifests, manifest_problems, timeout_problems
+from serve_app.cli.manifests import are_manifests, manifest_problems, timeout_problems, upgrade_lines
 from serve_app.cli.settings_file import CHART_VALUES, hold_chart_values, in_file, refuse
 from serve_app.cli.startable import INSTALL_NIXL, missing_nixl, named_files
 from serve_app.cli.vllm_check import local_checkpoints, media_notes, vllm_problems
@@ -72,7 +72,8 @@ def _judged(file: Path, edge_s: Mapping[str, float | None], ignored: frozenset[s
     try:
         if are_manifests(text):
             wrong = list(manifest_problems(text, **edge_s, ignored=ignored))
-            return CheckResult(wrong, (f"{file} is valid: serve-app's configuration, and the order of the timeouts.", _REST))
+            valid = f"{file} is valid: serve-app's configuration, and the order of the timeouts."
+            return CheckResult(wrong, (valid, _REST), [] if wrong else list(upgrade_lines(text)))
         values = mapping_in(text, file)
     except ConfigError as exc:
         raise in_file(file, exc) from exc

@@ -78,6 +78,26 @@ def manifest_problems(
             yield inside(where, exc)
 
 
+def upgrade_lines(text: str) -> Iterator[str]:
+    """Yield, for each RayService that upgrades by a second Ray cluster, the GPUs that this cluster starts with and waits for."""
+    for service in (document for document in documents_in(text) if document.get("kind") == "RayService"):
+        spec = mapping_at(service.get("spec"), "spec")
+        groups = list_at(mapping_at(spec.get("rayClusterConfig"), "rayClusterConfig").get("workerGroupSpecs"), "workerGroupSpecs")
+        gpus = sum(_gpus_of(mapping_at(group, "workerGroupSpecs")) for group in groups)
+        strategy = mapping_at(spec.get("upgradeStrategy"), "upgradeStrategy").get("type", "NewCluster")
+        if gpus and strategy != "None":
+            yield (
+                f"An upgrade by a new Ray cluster waits for {gpus:g} GPUs beside those in use, without limit. "
+                "If there will be none, set upgradeStrategy to None (helm/serve-app/UPGRADE.md)."
+            )
+
+
+def _gpus_of(group: Mapping[str, Any]) -> float:
+    """Return the GPUs of a worker group's first pods."""
+    of_pod = mapping_at(group.get("rayStartParams"), "rayStartParams").get("num-gpus")
+    return _number(group.get("replicas"), "replicas", 0) * _number(of_pod, "num-gpus", 0)
+
+
 def called(manifest: Mapping[str, Any]) -> str:
     """Return the kind and the name of a manifest.
 
