@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
 
 from serve_app.config import settings_json_schema
 from serve_app.config.foreign import plain_name
 from serve_app.config.tenants_file import tenants_json_schema
-from tests.chart.render import CHART, tool
+from tests.chart.render import CHART, merged, models, tool
 from tools.chart_schema import chart_rules, descriptions, values_schema
 from tools.chart_sections import places, spellings
 
@@ -79,6 +80,30 @@ def test_a_name_of_other_systems_is_written_into_the_schema_once() -> None:
     text = (CHART / "values.schema.json").read_text()
     patterns = {pattern for place in places() for pattern in spellings(place.meant())}
     assert [text.count(json.dumps(pattern)) for pattern in patterns] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("model", "is_valid"),
+    [
+        ({}, True),
+        ({"devise": "cuda"}, False),
+        ({"num_gpus": 1}, True),  # the rule foreign-key refuses it
+        ({"num_gpus": 1, "num_cpus": "x"}, False),
+        ({"replicas": {"min": 0}}, False),
+        ({"replicas": {"min": 0}, "required": False}, True),
+        ({"replicas": {"min": 0}, "num_gpus": 1}, False),
+        ({"pods": {"headroom": {"pods": 1}}}, True),
+        ({"pods": {"headroom": {"podz": 1}}}, False),
+    ],
+    ids=str,
+)
+def test_the_schema_means_the_same_to_a_validator_of_draft_7_as_helm_before_3_18_has(
+    model: dict[str, Any], is_valid: bool
+) -> None:
+    """Helm from 3.18 on, which the other tests run, has one of draft 2020-12."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = merged(VALUES, models({"name": "m", "model": "/opt/m"} | model))
+    assert jsonschema.Draft7Validator(schema).is_valid(values) is is_valid
 
 
 def test_each_spelling_that_the_schema_passes_is_one_name_to_the_rule_that_refuses_it() -> None:
