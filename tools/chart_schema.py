@@ -261,7 +261,7 @@ def values_schema() -> Schema:
     for path in old:
         _let_through(path, properties)
     pods = properties["modelPods"]["properties"]
-    own = {key: _partial(schema) for key, schema in pods.items()}
+    own = {key: _partial_of(f"#/properties/modelPods/properties/{key}", schema) for key, schema in pods.items()}
     described_pods = {"type": "object", "description": "Keys of modelPods that differ for this model.", "properties": own}
     closed = {"additionalProperties": False, "patternProperties": properties["modelPods"]["patternProperties"]}
     of_models = {"order": _ORDER, "pods": {**described_pods, **closed}, "served": _SERVED}
@@ -270,9 +270,7 @@ def values_schema() -> Schema:
     del config["$defs"]["ModelSettings"]["properties"]["sleep"], config["$defs"]["SleepSettings"]
     for keys in (config["$defs"]["AutoscalingSettings"]["properties"], config["properties"]["autoscaling"]["default"]):
         del keys["max_asleep_gib"]
-    for place in places():
-        section = config["$defs"].get(place.section, config)
-        section["patternProperties"] = spellings(place.meant())
+    foreign = dict(_open_to_foreign_names(config))
     for name in ("ModelSettings", "IngressSettings"):
         replicas = config["$defs"][name]["properties"]["replicas"]
         # A rule of the chart says what to write in place of a number.
@@ -290,8 +288,32 @@ def values_schema() -> Schema:
             "global": {**properties["global"], "additionalProperties": True},  # a parent chart may add its own keys
             "config": config,
         },
-        "$defs": config.pop("$defs"),
+        "$defs": config.pop("$defs") | foreign,
     }
+
+
+def _open_to_foreign_names(config: Schema) -> Iterator[tuple[str, Schema]]:
+    """Close the sections to unknown keys only where none of their keys is a name of other systems, which the rule foreign-key refuses.
+
+    Yield the definitions that the sections refer to. They are a third of the schema when each section has its own copy of the names, as in
+    `patternProperties`.
+    """
+    for place in places():
+        section = config["$defs"].get(place.section, config)
+        name = "ForeignNamesAndArguments" if place.takes_arguments else "ForeignNames"
+        (pattern,) = spellings(place.meant())
+        yield name, {"pattern": pattern}
+        ours: list[Schema] = [{"enum": place.own()}] if place.own() else []
+        own = {
+            key: section.pop(key) for key in ("if", "then", "else") if key in section
+        }  # a condition that the section has already
+        section["if"] = {"propertyNames": {"anyOf": [*ours, {"not": {"$ref": f"#/$defs/{name}"}}]}}
+        section["then"] = {
+            "additionalProperties": section.pop("additionalProperties"),
+            "properties": dict.fromkeys(section["properties"], True),
+            **own,
+        }
+        section |= {"else": own} if own else {}
 
 
 def _let_through(path: str, properties: dict[str, Any]) -> None:
@@ -354,6 +376,12 @@ def _partial(schema: Schema) -> Schema:
     """Return the schema of an object without required keys, because defaults lie beneath it."""
     parts = {key: _partial(part) for key, part in schema.get("properties", {}).items()}
     return {key: value for key, value in schema.items() if key != "required"} | ({"properties": parts} if parts else {})
+
+
+def _partial_of(pointer: str, schema: Schema) -> Schema:
+    """Return `_partial` of the schema at ``pointer``: a reference, if both are the same."""
+    part = _partial(schema)
+    return {"$ref": pointer} if part == schema else part
 
 
 def _moved(schema: Schema) -> Schema:

@@ -11,8 +11,8 @@ from pathlib import Path
 import typer
 
 from serve_app.cli.hub import is_hub_id
-from serve_app.cli.manifests import are_manifests, manifest_problems, timeout_problems
-from serve_app.cli.settings_file import in_file, refuse
+from serve_app.cli.manifests import are_manifests, manifest_problems, timeout_problems, upgrade_lines
+from serve_app.cli.settings_file import CHART_VALUES, hold_chart_values, in_file, refuse
 from serve_app.cli.startable import INSTALL_NIXL, missing_nixl, named_files
 from serve_app.cli.vllm_check import local_checkpoints, media_notes, vllm_problems
 from serve_app.config import ModelSettings, Settings, default_cache_dir, mapping_in, parse_settings, problems, read_text
@@ -72,13 +72,14 @@ def _judged(file: Path, edge_s: Mapping[str, float | None], ignored: frozenset[s
     try:
         if are_manifests(text):
             wrong = list(manifest_problems(text, **edge_s, ignored=ignored))
-            return CheckResult(wrong, (f"{file} is valid: serve-app's configuration, and the order of the timeouts.", _REST))
+            valid = f"{file} is valid: serve-app's configuration, and the order of the timeouts."
+            return CheckResult(wrong, (valid, _REST), [] if wrong else list(upgrade_lines(text)))
         values = mapping_in(text, file)
     except ConfigError as exc:
         raise in_file(file, exc) from exc
-    if isinstance(values.get("config"), dict) and "models" not in values:
+    if hold_chart_values(values):
         way_out = f"check what they render: helm template demo helm/serve-app -f {file} | serve-app check -"
-        raise ConfigError(str(file), "holds values of the Helm chart", way_out)
+        raise ConfigError(str(file), CHART_VALUES, way_out)
     if "tenants" in values and "models" not in values:
         return _of_tenants(file, text)
     if wrong := list(problems(values)):

@@ -63,7 +63,9 @@ def fit(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL|CONFIG", help="A checkpoint's folder or config.json, or a configuration file.", show_default=False
+            metavar="MODEL|CONFIG",
+            help="A checkpoint's folder or config.json, a configuration file, or manifests; - is standard input.",
+            show_default=False,
         ),
     ],
     gpu: Annotated[str, typer.Option(help="The kind of GPU, for example l4, a10g, l40s, a100-80gb, h100.", show_default=False)],

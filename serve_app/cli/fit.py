@@ -1,4 +1,4 @@
-"""`serve-app fit MODEL|CONFIG --gpu NAME` estimates memory, GPUs, pods, nodes and replicas from config.json files alone, offline."""
+"""`serve-app fit MODEL|CONFIG|MANIFESTS --gpu NAME` estimates memory, GPUs, pods, nodes and replicas from config.json files, offline."""
 
 import dataclasses
 import json
@@ -15,8 +15,10 @@ from serve_app.autoscaling.capacity import Slo
 from serve_app.checkpoints import resolve_model
 from serve_app.cli.fit_report import as_json_value, lines_of
 from serve_app.cli.hub import is_hub_id
-from serve_app.cli.settings_file import read_settings
-from serve_app.config import ModelSettings, default_cache_dir
+from serve_app.cli.manifests import are_manifests
+from serve_app.cli.rendered_models import rendered_models
+from serve_app.cli.settings_file import in_file, settings_in
+from serve_app.config import ModelSettings, default_cache_dir, read_text
 from serve_app.config.checks import dotted
 from serve_app.config.scaling import ScalingSettings
 from serve_app.errors import CheckpointError, ConfigError
@@ -25,6 +27,7 @@ from serve_app.sizing.architecture import architecture_of
 from serve_app.sizing.checkpoint_files import config_file_of, read_config, tensor_bytes_of
 from serve_app.sizing.estimate import Estimate, Wish, estimate, tokens_of
 from serve_app.sizing.fits import accelerator_named
+from serve_app.sizing.nodes import PodSizes
 from serve_app.sizing.rate import Load
 
 DOES_NOT_FIT = 3
@@ -45,6 +48,10 @@ class Asked:
     """A folder, a config.json, an id of the hub, or an embedded model."""
     settings: ModelSettings | None = None
     """Its section, if it comes from a configuration."""
+    revision: str = ""
+    """The commit that a job of the manifests fetches from the hub."""
+    pod: PodSizes | None = None
+    """Sizes of its pods in the manifests; None: those that the chart computes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,16 +106,29 @@ def fit(
 
 
 def _asked(source: str) -> Iterator[Asked]:
-    """Yield the model, or each model of a configuration.
+    """Yield the model, or each model of a configuration or of manifests; - is standard input.
 
     Raises:
-        ConfigError: The source is neither a checkpoint, its config.json, nor a configuration.
+        ConfigError: The source is neither a checkpoint, its config.json, a configuration, nor manifests.
     """
-    if source.endswith(_YAML) and not os.path.isdir(source):
-        for name, model in read_settings(Path(source)).models.items():
+    if source == "-" or (source.endswith(_YAML) and not os.path.isdir(source)):
+        text = read_text(Path(source))
+        if are_manifests(text):
+            yield from _rendered(source, text)
+            return
+        for name, model in settings_in(Path(source), text).models.items():
             yield Asked(name, f"{source}: {dotted(('models', name))}", model.model, model)
         return
     yield Asked(source, source or "MODEL|CONFIG", source)
+
+
+def _rendered(source: str, text: str) -> Iterator[Asked]:
+    try:
+        for found in rendered_models(text):
+            where = f"{source}: {found.where}"
+            yield Asked(found.settings.name, where, found.source, found.settings, found.revision, found.pod)
+    except ConfigError as exc:
+        raise in_file(Path(source), exc) from exc
 
 
 def _answered(asked: Asked, options: Options) -> Estimate | str:
@@ -138,6 +158,8 @@ def _estimate(asked: Asked, options: Options) -> Estimate:
         load=None if options.requests_per_s is None else _load_of(options, options.requests_per_s, scaling),
     )
     found = _estimate_of(_folder(asked), wish)
+    if asked.pod is not None:
+        found = dataclasses.replace(found, pod=asked.pod)
     return found if asked.settings is None else dataclasses.replace(found, notes=(*_notes(asked.settings), *found.notes))
 
 
@@ -180,7 +202,10 @@ def _folder(asked: Asked) -> Path:
     if is_hub_id(source) and source.count("/") == 1 and not source.startswith("."):
         if (cached := _cached(source, _revision(asked))) is not None:
             return cached
-        hint = f"fit downloads nothing: give the folder of what `hf download {source} config.json` prints"
+        command = f"hf download {source} config.json"
+        hint = f"fit downloads nothing: give the folder of what `{command}` prints"
+        if asked.revision:
+            hint = f"fit downloads nothing: run `{command} --revision {asked.revision}` first"
         raise ConfigError(where, f"{named}is neither here nor in the cache of the hub", hint)
     hint = (
         "give a checkpoint's folder, its config.json, or a configuration of serve-app (.yaml); embedded:NAME is an embedded model"
@@ -189,7 +214,7 @@ def _folder(asked: Asked) -> Path:
 
 
 def _revision(asked: Asked) -> str:
-    return str((asked.settings.engine_args.get("revision") if asked.settings else None) or "main")
+    return asked.revision or str((asked.settings.engine_args.get("revision") if asked.settings else None) or "main")
 
 
 def _cached(repository: str, revision: str) -> Path | None:

@@ -68,12 +68,16 @@ def _contexts(found: Estimate) -> Iterator[tuple[str, str, str]]:
 
 def _pods(found: Estimate) -> Iterator[tuple[str, str, str]]:
     pod = found.pod
-    yield "pod: CPU", f"{pod.cpu_request} to {pod.cpu_limit}", "request and limit, as the chart sets them"
-    yield "pod: memory", f"{pod.memory_request_gib} to {pod.memory_limit_gib} GiB", f"/dev/shm of {pod.shm_gib} GiB included"
+    yield "pod: CPU", f"{pod.cpu_request:g} to {pod.cpu_limit:g}", "request and limit, as the chart sets them"
+    yield (
+        "pod: memory",
+        f"{pod.memory_request_gib:g} to {pod.memory_limit_gib:g} GiB",
+        f"/dev/shm of {pod.shm_gib:g} GiB included",
+    )
     if not pod.prefetches(found.checkpoint_bytes):
         size = -(-found.checkpoint_bytes // GIB)
         limit = pod.limit_of_chart_gib(size)
-        yield "", "", f"too little for vLLM to read ahead from NFS or Lustre. A limit of {limit} GiB, if nodes have it:"
+        yield "", "", f"too little for vLLM to read ahead from NFS or Lustre. A limit of {limit:g} GiB, if nodes have it:"
         yield "", "", f"modelPods.checkpointSize: {size}Gi"
 
 

@@ -43,7 +43,7 @@ def documents_in(text: str) -> list[Mapping[str, Any]]:
         raise ConfigError("", f"not valid YAML: {' '.join(str(exc).split())}") from exc
     except RecursionError:
         raise too_deep() from None
-    return [_mapping(d, f"document {number}") for number, d in enumerate(documents, 1)]
+    return [mapping_at(d, f"document {number}") for number, d in enumerate(documents, 1)]
 
 
 def manifest_problems(
@@ -70,12 +70,32 @@ def manifest_problems(
     for service in services:
         where = called(service)
         try:
-            for problem in _service_problems(_mapping(service.get("spec"), "spec"), edge, ignored):
-                yield _inside(where, problem)
+            for problem in _service_problems(mapping_at(service.get("spec"), "spec"), edge, ignored):
+                yield inside(where, problem)
         except KeyError as exc:
             yield ConfigError(where, f"has no {exc.args[0]}", _SCHEMA)
         except ConfigError as exc:
-            yield _inside(where, exc)
+            yield inside(where, exc)
+
+
+def upgrade_lines(text: str) -> Iterator[str]:
+    """Yield, for each RayService that upgrades by a second Ray cluster, the GPUs that this cluster starts with and waits for."""
+    for service in (document for document in documents_in(text) if document.get("kind") == "RayService"):
+        spec = mapping_at(service.get("spec"), "spec")
+        groups = list_at(mapping_at(spec.get("rayClusterConfig"), "rayClusterConfig").get("workerGroupSpecs"), "workerGroupSpecs")
+        gpus = sum(_gpus_of(mapping_at(group, "workerGroupSpecs")) for group in groups)
+        strategy = mapping_at(spec.get("upgradeStrategy"), "upgradeStrategy").get("type", "NewCluster")
+        if gpus and strategy != "None":
+            yield (
+                f"An upgrade by a new Ray cluster waits for {gpus:g} GPUs beside those in use, without limit. "
+                "If there will be none, set upgradeStrategy to None (helm/serve-app/UPGRADE.md)."
+            )
+
+
+def _gpus_of(group: Mapping[str, Any]) -> float:
+    """Return the GPUs of a worker group's first pods."""
+    of_pod = mapping_at(group.get("rayStartParams"), "rayStartParams").get("num-gpus")
+    return _number(group.get("replicas"), "replicas", 0) * _number(of_pod, "num-gpus", 0)
 
 
 def called(manifest: Mapping[str, Any]) -> str:
@@ -94,7 +114,7 @@ def called(manifest: Mapping[str, Any]) -> str:
     return f"{kind} {name}"
 
 
-def _inside(where: str, problem: ConfigError) -> ConfigError:
+def inside(where: str, problem: ConfigError) -> ConfigError:
     return ConfigError(f"{where}: {problem.path}" if problem.path else where, problem.problem, problem.hint)
 
 
@@ -113,8 +133,8 @@ def _service_problems(
         KeyError: A key is missing.
         ConfigError: A value has another type than its key.
     """
-    for number, application in enumerate(_applications(spec["serveConfigV2"])):
-        arguments = _mapping(application, f"serveConfigV2.applications[{number}]").get("args") or {}
+    for number, application in enumerate(applications_in(spec["serveConfigV2"])):
+        arguments = mapping_at(application, f"serveConfigV2.applications[{number}]").get("args") or {}
         if wrong := problems(arguments):
             yield from wrong
             continue
@@ -129,20 +149,20 @@ def _service_problems(
             **edge,
             "old_cluster_s": _number(spec.get(delay), delay, _DEFAULT_S["old_cluster_s"]),
         }
-        cluster = _mapping(spec["rayClusterConfig"], "rayClusterConfig")
+        cluster = mapping_at(spec["rayClusterConfig"], "rayClusterConfig")
         common["head_prestop_s"] = _prestop_s(_Pod.of(cluster["headGroupSpec"], "headGroupSpec"))
-        groups = _list(cluster.get("workerGroupSpecs"), "workerGroupSpecs")
+        groups = list_at(cluster.get("workerGroupSpecs"), "workerGroupSpecs")
         pods = [_Pod.of(group, f"workerGroupSpecs[{index}]") for index, group in enumerate(groups)]
         yield from timeout_problems((Timeouts(**common, **_pod_timeouts(pod)) for pod in pods), ignored)
 
 
-def _applications(serve_config: Any) -> Sequence[Any]:
+def applications_in(serve_config: Any) -> Sequence[Any]:
     if not isinstance(serve_config, str):
         raise ConfigError("serveConfigV2", f"is {shown(serve_config)}, but should be text", "write it below `serveConfigV2: |`")
-    config = _mapping(load_yaml(serve_config), "serveConfigV2")
+    config = mapping_at(load_yaml(serve_config), "serveConfigV2")
     if config.get("applications") is None:
         raise KeyError("applications")
-    return _list(config["applications"], "serveConfigV2.applications")
+    return list_at(config["applications"], "serveConfigV2.applications")
 
 
 class _Pod(NamedTuple):
@@ -155,17 +175,17 @@ class _Pod(NamedTuple):
 
     @classmethod
     def of(cls, group: Any, at: str) -> "_Pod":
-        template = _mapping(_mapping(group, at)["template"], f"{at}.template")
-        spec = _mapping(template["spec"], f"{at}.template.spec")
-        containers = _list(spec["containers"], f"{at}.template.spec.containers")
+        template = mapping_at(mapping_at(group, at)["template"], f"{at}.template")
+        spec = mapping_at(template["spec"], f"{at}.template.spec")
+        containers = list_at(spec["containers"], f"{at}.template.spec.containers")
         if not containers:
             raise ConfigError(f"{at}.template.spec.containers", "is empty", _SCHEMA)
-        labels = _mapping(_metadata(template).get("labels"), f"{at}.template.metadata.labels")
-        return cls(at, labels, spec, _mapping(containers[0], f"{at}.template.spec.containers[0]"))
+        labels = mapping_at(_metadata(template).get("labels"), f"{at}.template.metadata.labels")
+        return cls(at, labels, spec, mapping_at(containers[0], f"{at}.template.spec.containers[0]"))
 
 
 def _pod_timeouts(pod: _Pod) -> dict[str, float | None]:
-    entries = [_mapping(v, f"{pod.at}: env") for v in _list(pod.container.get("env"), f"{pod.at}: env")]
+    entries = [mapping_at(v, f"{pod.at}: env") for v in list_at(pod.container.get("env"), f"{pod.at}: env")]
     variables = {str(v.get("name")): v.get("value") for v in entries}
     found: dict[str, float | None] = {
         key: _number(variables.get(name) or None, f"{pod.at}: {name}", _DEFAULT_S[key]) for key, name in _VARIABLES.items()
@@ -176,7 +196,7 @@ def _pod_timeouts(pod: _Pod) -> dict[str, float | None]:
     is_ingress = pod.labels.get(label) == component
     found["prestop_s"] = _prestop_s(pod)
     found["probe_s"] = _probe_s(pod) if is_ingress else None
-    on_spot = _mapping(pod.spec.get("nodeSelector"), f"{pod.at}: nodeSelector").get("karpenter.sh/capacity-type") == "spot"
+    on_spot = mapping_at(pod.spec.get("nodeSelector"), f"{pod.at}: nodeSelector").get("karpenter.sh/capacity-type") == "spot"
     # When a node goes, the streams of a replica continue at another replica; the streams of an ingress end with it.
     found["spot_notice_s"] = SPOT_NOTICE_S if on_spot and is_ingress else None
     return found
@@ -185,7 +205,7 @@ def _pod_timeouts(pod: _Pod) -> dict[str, float | None]:
 def _probe_s(pod: _Pod) -> float | None:
     """Return for how long the readiness probe has to fail until the pod counts as not ready; None without a probe."""
     at = f"{pod.at}: readinessProbe"
-    if not (probe := _mapping(pod.container.get("readinessProbe"), at)):
+    if not (probe := mapping_at(pod.container.get("readinessProbe"), at)):
         return None
     period_s = _number(probe.get("periodSeconds"), f"{at}.periodSeconds", 10)
     return period_s * _number(probe.get("failureThreshold"), f"{at}.failureThreshold", 3)
@@ -195,7 +215,7 @@ def _prestop_s(pod: _Pod) -> float:
     """Return the sleep of the preStop hook; 0 if there is no hook, or it does not sleep."""
     value: Mapping[str, Any] = pod.container
     for key in ("lifecycle", "preStop", "sleep"):
-        value = _mapping(value.get(key), f"{pod.at}: {key}")
+        value = mapping_at(value.get(key), f"{pod.at}: {key}")
     return _number(value.get("seconds"), f"{pod.at}: preStop.sleep.seconds", 0)
 
 
@@ -219,14 +239,14 @@ def _annotated_health_check_s(documents: Sequence[Mapping[str, Any]]) -> float |
 
 
 def _annotations(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _mapping(_metadata(document).get("annotations"), "metadata.annotations")
+    return mapping_at(_metadata(document).get("annotations"), "metadata.annotations")
 
 
 def _metadata(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _mapping(manifest.get("metadata"), "metadata")
+    return mapping_at(manifest.get("metadata"), "metadata")
 
 
-def _mapping(value: Any, key: str) -> Mapping[str, Any]:
+def mapping_at(value: Any, key: str) -> Mapping[str, Any]:
     """Return the value of ``key``; an empty mapping for null, which Kubernetes reads as a missing key.
 
     Raises:
@@ -237,15 +257,15 @@ def _mapping(value: Any, key: str) -> Mapping[str, Any]:
     return value or {}
 
 
-def _list(value: Any, key: str) -> Sequence[Any]:
-    """Return a list, as `_mapping` returns a mapping."""
+def list_at(value: Any, key: str) -> Sequence[Any]:
+    """Return a list, as `mapping_at` returns a mapping."""
     if not isinstance(value, list | None):
         raise ConfigError(key, f"is {shown(value)}, but should be a list", _SCHEMA)
     return value or []
 
 
 def _number(value: Any, key: str, default: float) -> float:
-    """Return a number, as `_mapping` returns a mapping; the number may be in quotes, as in variables and annotations."""
+    """Return a number, as `mapping_at` returns a mapping; the number may be in quotes, as in variables and annotations."""
     try:
         if math.isfinite(number := default if value is None else float(value)):
             return number

@@ -14,20 +14,20 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSizes:
-    """What the chart gives a model's pod on GPUs when values say nothing."""
+    """What a model's pod on GPUs has: as the chart makes it when values say nothing, or as manifests say."""
 
-    cpu_request: int
-    cpu_limit: int
-    memory_request_gib: int
-    memory_limit_gib: int
-    shm_gib: int
+    cpu_request: float
+    cpu_limit: float
+    memory_request_gib: float
+    memory_limit_gib: float
+    shm_gib: float
     """Size limit of /dev/shm, which counts as memory of the pod."""
 
     def prefetches(self, checkpoint_bytes: int) -> bool:
         """Return whether vLLM reads so large a checkpoint ahead: 90 % of the memory that the limit leaves free must hold it."""
         return 10 * checkpoint_bytes <= 9 * (self.memory_limit_gib - self.memory_request_gib) * GIB
 
-    def limit_of_chart_gib(self, checkpoint_gib: int) -> int:
+    def limit_of_chart_gib(self, checkpoint_gib: int) -> float:
         """Return the memory limit in GiB that the chart sets with `modelPods.checkpointSize`."""
         return max(self.memory_limit_gib, -(-10 * checkpoint_gib // 9) + self.memory_request_gib)
 
@@ -63,7 +63,7 @@ class Instance:
         """Return how many replicas of ``num_gpus`` GPUs the node holds, by GPUs, and CPUs and memory that their pods request."""
         pod = pod_sizes(num_gpus)
         by_cpu = self.pods_cpu_m // (1000 * pod.cpu_request)
-        return min(self.num_gpus // num_gpus, by_cpu, self.pods_memory_mib // (1024 * pod.memory_request_gib))
+        return int(min(self.num_gpus // num_gpus, by_cpu, self.pods_memory_mib // (1024 * pod.memory_request_gib)))
 
 
 INSTANCES = (

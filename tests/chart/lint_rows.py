@@ -57,6 +57,12 @@ IMAGES: list[Check] = [
         merged(model("/opt/m", simulated=SIMULATED), at("modelPods.image", "cuda")),
     ),
     (
+        "a load format that no image can read",
+        models(CUDA | {"engine_args": {"load_format": "runai_streamer"}}),
+        ("engine_args.load_format is runai_streamer, but the images have no runai-model-streamer", "checkpointSize"),
+        models(CUDA | {"engine_args": {"load_format": "fastsafetensors"}}),
+    ),
+    (
         "a digest without the CUDA image's",
         merged(GPU, {"image": {"tag": "1.2.3", **DIGEST}}),
         (f"image.digest is {DIGEST['digest']} and config.models.m runs the CUDA image", "1.2.3-cuda", "set cudaImage.digest"),

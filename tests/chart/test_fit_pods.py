@@ -1,7 +1,16 @@
-"""`serve-app fit` names the sizes of pods that the chart renders."""
+"""`serve-app fit` names the sizes of pods that the chart renders, and reads what the chart renders."""
 
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from serve_app.cli.main import app
 from serve_app.sizing.nodes import pod_sizes
-from tests.chart.render import Rendered, models, render
+from tests.chart.places import HUB, S3
+from tests.chart.render import Rendered, Values, at, merged, models, render
+from tests.sizing.shapes import LLAMA_8B
 
 CHECKPOINTS_GIB = (0, 1, 9, 15, 18, 27, 44, 63, 132, 221, 400)
 """Multiples of 9 are whole tenths of the limit: a rounding error would add a GiB."""
@@ -43,3 +52,49 @@ def test_fit_and_chart_give_a_replica_the_same_pod() -> None:
         )
     )
     assert {name: _sizes(made, f"model-{name}") for name in asked} == of_fit
+
+
+CHAT = {"name": "chat", "model": "/models/m", "device": "cuda", "gpus_per_replica": 1, "engine_args": {"max_model_len": 16384}}
+LOADED = merged(models(CHAT), {"weights": {"enabled": True, "downloads": [HUB, S3]}})
+"""HUB is fetched to /models/m, at a commit of forty a."""
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def fit(folder: Path, values: Values) -> tuple[int, str]:
+    """Run `serve-app fit` on what the chart renders of the values; return its exit status, and its output in one line."""
+    file = folder / "manifests.yaml"
+    file.write_text(render(values).text)
+    done = CliRunner().invoke(app, ["fit", str(file), "--gpu", "l4"], terminal_width=80)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, " ".join(done.output.split())
+
+
+def test_fit_finds_the_model_that_a_job_fetches_in_the_cache_of_the_hub_and_reads_the_pods_own_sizes(
+    hub: Path, tmp_path: Path
+) -> None:
+    snapshot = hub / "models--o--n" / "snapshots" / HUB["revision"]
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(LLAMA_8B))
+    code, output = fit(tmp_path, LOADED)
+    assert code == 0, output
+    assert "pod: memory 12 to 24 GiB" in output
+    assert "modelPods.checkpointSize: 15Gi" in output
+    code, output = fit(tmp_path, merged(LOADED, at("modelPods.checkpointSize", "15Gi")))
+    assert code == 0
+    assert "pod: memory 12 to 29 GiB" in output
+    assert "checkpointSize" not in output
+    code, output = fit(tmp_path, merged(LOADED, at("modelPods.resources", {"limits": {"memory": "20Gi"}})))
+    assert "pod: memory 12 to 20 GiB" in output
+
+
+def test_fit_says_how_to_get_the_config_of_a_model_that_a_job_will_fetch(hub: Path, tmp_path: Path) -> None:
+    code, output = fit(tmp_path, LOADED)
+    assert code == 1
+    assert "RayService demo: models.chat.model: o/n is neither here nor in the cache of the hub" in output
+    assert f"run `hf download o/n config.json --revision {HUB['revision']}` first" in output

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
+import pytest
 import yaml
 
 from serve_app.config import settings_json_schema
 from serve_app.config.foreign import plain_name
 from serve_app.config.tenants_file import tenants_json_schema
-from tests.chart.render import CHART, check_readme
+from tests.chart.render import CHART, check_readme, merged, models
 from tools.chart_schema import chart_rules, descriptions, values_schema
 from tools.chart_sections import places, spellings
 
@@ -45,15 +47,23 @@ def test_the_schema_has_the_configuration_as_serve_app_defines_it() -> None:
     defined = settings_json_schema()
     assert "UiSettings" in defined["$defs"]  # of `serve-app up`; the chart's own value is `ui`
     sections = {name: section for name, section in defined["$defs"].items() if name != "UiSettings"}
-    open_to = {
-        name: section.pop("patternProperties") for name, section in made["$defs"].items() if "patternProperties" in section
-    }
+    foreign = {name: made["$defs"].pop(name)["pattern"] for name in ("ForeignNames", "ForeignNamesAndArguments")}
+    open_to = {name: section.pop("if")["propertyNames"]["anyOf"] for name, section in made["$defs"].items() if "if" in section}
     assert open_to.keys() == {place.section for place in places()} - {"Settings"}
-    assert not open_to.keys() & {"LogSettings", "GoldenPrompt", "TlsSettings"}, "the names would double the schema"
-    for name, patterns in open_to.items():
+    for name, (*ours, others) in open_to.items():
+        section = made["$defs"][name]
+        closed = section.pop("then")
+        of_chart = {"order", "pods", "served"} if name == "ModelSettings" else set()  # taken out above
+        assert closed["properties"].keys() == section["properties"].keys() | of_chart
+        section |= {
+            key: value for key, value in closed.items() if key != "properties"
+        }  # with a condition that the section has itself
+        assert section.pop("else", {}) == {key: section[key] for key in ("if", "then") if key in section}
+        assert {key for each in ours for key in each["enum"]} < section["properties"].keys()
         takes_arguments = name in ("ModelSettings", "IngressSettings")
         names = {"numGpus": True, "requestGPU": True, "--max-model-len": takes_arguments, "numGpu": False, "max_modellen": False}
-        assert {key: any(re.search(pattern, key) for pattern in patterns) for key in names} == names, name
+        pattern = foreign[others["not"]["$ref"].removeprefix("#/$defs/")]
+        assert {key: bool(re.search(pattern, key)) for key in names} == names, name
     for name, form in (("ModelSettings", "ScalingSettings"), ("IngressSettings", "IngressScalingSettings")):
         replicas = made["$defs"][name]["properties"]["replicas"]
         assert (replicas.pop("if"), replicas["else"]) == ({"type": "number"}, {"$ref": f"#/$defs/{form}"})
@@ -62,6 +72,37 @@ def test_the_schema_has_the_configuration_as_serve_app_defines_it() -> None:
     del sections["AutoscalingSettings"]["properties"]["max_asleep_gib"]
     assert made["$defs"] == sections | tenants_json_schema()["$defs"]
     assert made["properties"]["config"]["properties"].keys() == defined["properties"].keys() - {"ui"}
+
+
+def test_a_name_of_other_systems_is_written_into_the_schema_once() -> None:
+    """In each of the eleven sections that look for them the names would be a third of the schema."""
+    text = (CHART / "values.schema.json").read_text()
+    patterns = {pattern for place in places() for pattern in spellings(place.meant())}
+    assert [text.count(json.dumps(pattern)) for pattern in patterns] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("model", "is_valid"),
+    [
+        ({}, True),
+        ({"devise": "cuda"}, False),
+        ({"num_gpus": 1}, True),  # the rule foreign-key refuses it
+        ({"num_gpus": 1, "num_cpus": "x"}, False),
+        ({"replicas": {"min": 0}}, False),
+        ({"replicas": {"min": 0}, "required": False}, True),
+        ({"replicas": {"min": 0}, "num_gpus": 1}, False),
+        ({"pods": {"headroom": {"pods": 1}}}, True),
+        ({"pods": {"headroom": {"podz": 1}}}, False),
+    ],
+    ids=str,
+)
+def test_the_schema_means_the_same_to_a_validator_of_draft_7_as_helm_before_3_18_has(
+    model: dict[str, Any], is_valid: bool
+) -> None:
+    """Helm from 3.18 on, which the other tests run, has one of draft 2020-12."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = merged(VALUES, models({"name": "m", "model": "/opt/m"} | model))
+    assert jsonschema.Draft7Validator(schema).is_valid(values) is is_valid
 
 
 def test_each_spelling_that_the_schema_passes_is_one_name_to_the_rule_that_refuses_it() -> None:
@@ -93,7 +134,7 @@ def test_every_object_of_the_schema_is_closed_or_a_map_of_one_type() -> None:
     def open_objects(schema: Any, key: str) -> Iterator[str]:
         if not isinstance(schema, dict) or key in free | entries_are_free:
             return
-        if schema.get("type") == "object" and "additionalProperties" not in schema:
+        if schema.get("type") == "object" and "additionalProperties" not in {**schema, **schema.get("then", {})}:
             yield key
         for name, entry in schema.get("properties", {}).items():
             yield from open_objects(entry, name)

@@ -1,14 +1,27 @@
-"""The command of docs/release.md lists every image of a release, so that a registry without a way to the internet can hold them all."""
+"""The command of docs/release.md lists every image of a release, for registries without internet; the chart knows what the images lack."""
 
 import re
 import subprocess
 from pathlib import Path
 
+import yaml
+
 from tests.chart.places import LOADED_S3
 from tests.chart.pod_rows import EVERYTHING
-from tests.chart.render import Object, merged, render
+from tests.chart.render import CHART, Object, merged, render
 
 RELEASE_MD = Path(__file__).parents[2] / "docs/release.md"
+
+
+def test_the_load_formats_that_the_chart_refuses_are_those_whose_packages_no_image_has() -> None:
+    tables = yaml.safe_load((CHART / "files/lints/content.yaml").read_text())
+    locked = {m[1] for kind in ("cpu", "cuda") for m in re.finditer(r"^([a-z0-9-]+)==", lock(kind), re.MULTILINE)}
+    assert {row["package"] for row in tables["packagesOfFormats"]} & locked == set()
+    assert {"fastsafetensors", "instanttensor"} <= locked  # vLLM's other formats that want a package
+
+
+def lock(kind: str) -> str:
+    return (RELEASE_MD.parents[1] / f"requirements/{kind}.lock").read_text()
 
 
 def images_of(pod: Object) -> set[str]:

@@ -360,6 +360,13 @@ def test_a_sleep_of_no_second_is_no_hook(seconds: int, has_hook: bool) -> None:
     assert ("lifecycle" in render(at("timeouts.preStopSleepSeconds", seconds)).container("ingress")) is has_hook
 
 
+def test_a_model_pod_drains_at_the_notice_and_sleeps_for_no_kube_proxy() -> None:
+    """Of the 120 s of a spot notice a sleep would let the replica take new requests for its length."""
+    made = render(merged(models(MODEL), at("timeouts.preStopSleepSeconds", 15), at("head.preStopSleepSeconds", 30)))
+    assert "lifecycle" not in made.container("model-m")
+    assert made.pod("model-m")["terminationGracePeriodSeconds"] == made.pod("ingress")["terminationGracePeriodSeconds"]
+
+
 def test_two_releases_under_one_parent_select_their_own_pods_by_their_own_names() -> None:
     made = [render(at("fullnameOverride", name)) for name in ("chat", "true")]
     assert [r.objects[-1]["metadata"]["labels"]["app.kubernetes.io/instance"] for r in made] == ["chat", "true"]

@@ -80,7 +80,7 @@ TIMEOUTS: list[Row] = [
         "idle_timeout.timeout_seconds=121",
         ALB,
     ),
-    ("timeouts.preStopSleepSeconds", 6, lambda r: r.container(MODEL)["lifecycle"]["preStop"], {"sleep": {"seconds": 6}}, {}),
+    ("timeouts.preStopSleepSeconds", 6, lambda r: r.container("ingress")["lifecycle"]["preStop"], {"sleep": {"seconds": 6}}, {}),
     (
         "timeouts.overrides",
         OVERRIDES,

@@ -183,6 +183,28 @@ def test_errors_are_one_line_that_names_the_value(
     assert error(monkeypatch, capsys, *given).startswith(f"error: {said}")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "config: {models: {}}",
+            ": holds values of the Helm chart; give what is below config; check and fit take what they render: ",
+        ),
+        ("kind: RayService\nspec: {}", ": RayService: has no metadata.name; "),
+        (
+            "apiVersion: v\nkind: RayService\nmetadata: {name: m}\nspec: {}",
+            ": RayService m: has no rayClusterConfig; give the output",
+        ),
+    ],
+)
+def test_a_file_of_another_kind_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    file = tmp_path / "f.yaml"
+    file.write_text(text)
+    assert error(monkeypatch, capsys, file, "--gpu", "l4").startswith(f"error: {file}{said}")
+
+
 def test_check_notes_a_model_that_does_not_fit_on_the_accelerator_that_it_names(folder: Path) -> None:
     def model(**changed: Any) -> dict[str, Any]:
         return {

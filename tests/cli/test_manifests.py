@@ -46,6 +46,29 @@ def test_a_sound_chain_is_valid(tmp_path: Path) -> None:
     assert checked(tmp_path, {"kind": "Service", "metadata": {"name": "demo"}}, service())[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("strategy", "gpus", "said"),
+    [
+        ({}, "4", "waits for 8 GPUs"),
+        ({"type": "NewCluster"}, "4", "waits for 8 GPUs"),
+        ({"type": "None"}, "4", ""),
+        ({}, "0", ""),
+    ],
+)
+def test_an_upgrade_that_waits_for_gpus_is_noted(tmp_path: Path, strategy: dict[str, str], gpus: str, said: str) -> None:
+    manifest = service()
+    manifest["spec"]["upgradeStrategy"] = strategy
+    group = manifest["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
+    manifest["spec"]["rayClusterConfig"]["workerGroupSpecs"] += [group | {"replicas": 2, "rayStartParams": {"num-gpus": gpus}}]
+    file = tmp_path / "m.yaml"
+    file.write_text(yaml.safe_dump(manifest))
+    result = CliRunner().invoke(app, ["check", str(file)])
+    assert result.exit_code == 0, result.output
+    notes = [line for line in result.output.splitlines() if line.startswith("note: ")]
+    assert len(notes) == bool(said)
+    assert all(said in note for note in notes)
+
+
 def test_a_hook_and_a_probe_count(tmp_path: Path) -> None:
     hook = {"preStop": {"sleep": {"seconds": 5}}}
     container = {**service()["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]}

@@ -122,6 +122,15 @@ def test_what_pods_write_on_gpu_nodes_is_on_nvme_disks_that_every_one_has() -> N
     assert disk["ebs"].keys() == {"volumeType", "volumeSize", "encrypted", "deleteOnTermination"}
 
 
+def test_gpu_nodes_pull_images_in_parallel_and_are_large_enough_for_it() -> None:
+    """AL2023's nodeadm ignores the gate below 4 CPUs. CPU nodes have EBS alone, where it would make pulls slower."""
+    config = yaml.safe_load(karpenter("EC2NodeClass")["gpu"]["spec"]["userData"])
+    assert (config["apiVersion"], config["kind"]) == ("node.eks.aws/v1alpha1", "NodeConfig")
+    assert config["spec"] == {"featureGates": {"FastImagePull": True}}  # cluster, labels and taints are Karpenter's own part
+    assert min(map(int, requirement(gpu_pool(), "karpenter.k8s.aws/instance-cpu"))) >= 4
+    assert "userData" not in karpenter("EC2NodeClass")["cpu"]["spec"]
+
+
 @pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
 def test_karpenters_cpu_nodes_take_the_cpu_pods_of_the_release_and_prometheus() -> None:
     """Redis and Prometheus too: where their volume is, Karpenter's may be the only node. An ingress's streams end with its node."""

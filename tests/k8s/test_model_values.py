@@ -3,7 +3,7 @@
 import functools
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from serve_app.cli.manifests import manifest_problems
+from serve_app.cli.rendered_models import rendered_models
 from serve_app.simulated.profiles import ACCELERATORS
 from serve_app.sizing.architecture import architecture_of
 from serve_app.sizing.estimate import Estimate, Wish, estimate
@@ -145,6 +146,21 @@ def test_the_chart_gives_its_pods_the_sizes_that_fit_prints(name: str) -> None:
         assert resources["requests"]["memory"] == f"{sizes.memory_request_gib}Gi"
         assert resources["limits"]["memory"] == f"{sizes.limit_of_chart_gib(checkpoint_gib(name, model))}Gi"
         assert shm == f"{sizes.shm_gib}Gi"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fit_finds_in_what_the_chart_makes_the_repositories_of_the_models_and_their_pods(name: str) -> None:
+    values = values_of(name)
+    sources = {f"/models/{each['path']}": each["source"] for each in values["weights"]["downloads"]}
+    found = list(rendered_models(rendered(name).text))
+    assert {each.settings.name for each in found} == CASES[name].configs.keys()
+    for each in found:
+        path = values["config"]["models"][each.settings.name]["model"]
+        kind, _, repository = sources[path].partition(":")
+        assert each.source == (repository if kind == "hf" else path)
+        sizes = pod_sizes(each.settings.gpus_per_replica)
+        limit = sizes.limit_of_chart_gib(checkpoint_gib(name, each.settings.name))
+        assert each.pod == replace(sizes, memory_limit_gib=limit)
 
 
 def nodes(name: str, bound: str) -> int:

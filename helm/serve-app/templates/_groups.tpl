@@ -114,8 +114,9 @@ template:
 {{- $pods := include "serve-app.modelPods" . | fromYaml -}}
 {{- $t := include "serve-app.timeouts" .root | fromYaml -}}
 {{- $min := dig "replicas" "min" 1 .model | int -}}
+{{- /* No sleep before SIGTERM: no Service sends to these pods, and of a spot notice each second counts. */ -}}
 {{- $args := dict "root" .root "component" "model" "pods" $pods "container" "ray-worker" "account" "worker" "priority" "worker"
-    "preStop" .root.Values.timeouts.preStopSleepSeconds "grace" $t.grace "rayDrain" $t.rayDrain -}}
+    "preStop" 0 "grace" $t.grace "rayDrain" $t.rayDrain -}}
 {{- $args = merge $args (include "serve-app.modelPlacement" . | fromYaml) -}}
 {{- $_ := set $args "ports" (list
     (dict "name" "link" "containerPort" (dig "protocol" "port" 8020 .root.Values.config | int))

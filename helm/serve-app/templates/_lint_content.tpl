@@ -9,6 +9,11 @@
 {{- range .groups -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "model_images" "model" .model "pods" .pods
     "made" (include "serve-app.cudaTag" $in.root)) -}}
+{{- $model := .model -}}
+{{- range $in.tables.packagesOfFormats -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "model_formats" "model" $model "known" .
+    "given" (get ($model.engine_args | default dict) "load_format" | toString)) -}}
+{{- end -}}
 {{- end -}}
 {{- end }}
 
