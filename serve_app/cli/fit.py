@@ -124,11 +124,11 @@ def _answered(asked: Asked, options: Options) -> Estimate | str:
 
 def _estimate(asked: Asked, options: Options) -> Estimate:
     args: Mapping[str, Any] = {}
-    num_gpus, scaling = options.gpus, ScalingSettings()
+    num_gpus, scaling, offload_gib = options.gpus, ScalingSettings(), 0.0
     if asked.settings is not None:
         if asked.settings.simulated is not None:
             raise ConfigError(asked.where, "is simulated", "its profile sets memory and times; fit sizes models that compute")
-        args, scaling = asked.settings.engine_args, asked.settings.replicas
+        args, scaling, offload_gib = asked.settings.engine_args, asked.settings.replicas, asked.settings.kv.offload_gib
         num_gpus = options.gpus or asked.settings.gpus_per_replica or None
     wish = Wish(
         accelerator=ACCELERATORS[options.gpu],
@@ -136,6 +136,7 @@ def _estimate(asked: Asked, options: Options) -> Estimate:
         context=options.context,
         engine_args=args,
         load=None if options.requests_per_s is None else _load_of(options, options.requests_per_s, scaling),
+        offload_gib=offload_gib,
     )
     found = _estimate_of(_folder(asked), wish)
     return found if asked.settings is None else dataclasses.replace(found, notes=(*_notes(asked.settings), *found.notes))
