@@ -184,7 +184,7 @@ class Comparison:
             ttft_p50_s=quantile(waits, 0.5),
             ttft_p99_s=quantile(waits, 0.99),
             itl_p99_s=quantile(gaps, 0.99),
-            moved_bytes=fleet.kv_read_bytes(),
+            moved_bytes=fleet.kv_read()[1],
         )
 
 

@@ -170,6 +170,24 @@ def test_a_target_that_is_gone_leaves_the_stream_to_another_replica(gone: list[L
     assert dict(fleet.hand_overs.results) == {"no_target": 1}
 
 
+@pytest.mark.parametrize("first", ["a", "b"])
+@pytest.mark.parametrize("is_reading", [False, True])
+def test_a_source_and_a_target_that_are_both_lost_leave_the_stream_to_a_third_replica(first: str, is_reading: bool) -> None:
+    fleet = asked(fleet_with(linked("a"), linked("b")))
+    if is_reading:
+        assert run(fleet, outputs("a", handed()), now=7.1) == [moved()]
+    second = "b" if first == "a" else "a"
+    ends = run(fleet, LinkLost(first, LinkEnd.SAID_GOODBYE), LinkLost(second, LinkEnd.SAID_GOODBYE), now=7.2)
+    assert not any(isinstance(i, FreeKeptKv | HandOverAttempt) for i in ends)
+    (started,) = run(fleet, linked("c"), now=7.3)
+    attempt = fleet.requests["r"].attempt
+    assert started == replace(start("r", attempt, "c", prefix=(7,), emitted=1), kv=None)
+    last = Output(f"r@{attempt}", [8], "stop")
+    assert run(fleet, outputs("c", last), now=7.4) == [DeliverOutputs([last])]
+    assert dict(fleet.hand_overs.results) == {"ended": 1}
+    assert dict(fleet.outcomes) == {"complete": 1}
+
+
 def test_a_client_that_leaves_between_the_phases_leaves_nothing_behind() -> None:
     for events in ([], [outputs("a", handed())]):
         fleet = asked(fleet_with(linked("a"), linked("b")))

@@ -1,6 +1,7 @@
 """KV that falls out of a simulated accelerator's memory is kept in the host's, and comes back in the time of a modelled link."""
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -203,6 +204,33 @@ def test_a_read_that_was_late_is_made_up_by_the_targets_own_host(make: Callable[
     assert emitted + target.traffic.answers["r"] == whole
     assert target.computed("r") < 3 * BLOCK + ANSWER, "what the target keeps of the prompt is not computed again"
     assert target.free_blocks() == target.num_free
+
+
+def test_the_engines_statistics_reach_an_ingress_and_say_where_the_tokens_were(make: Callable[..., Engine]) -> None:
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+    engine = make(log_stats=True)
+    step, passed = engine.traffic.core.step_fn, list[EngineCoreOutputs]()
+
+    def noting() -> Any:
+        outputs, executed = step()
+        passed.extend(MsgpackDecoder(EngineCoreOutputs).decode(MsgpackEncoder().encode(each)) for each in outputs.values())
+        return outputs, executed
+
+    engine.traffic.core.step_fn = noting
+    engine.play("first", 20)
+    engine.play_others()
+    engine.play("again", 20)
+    stats = [each.scheduler_stats for each in passed if each.scheduler_stats is not None]
+    hits = Counter[CacheHitSource]()
+    for each in stats:
+        if each.connector_prefix_cache_stats is not None:
+            hits.update(each.connector_prefix_cache_stats.hits_by_source)
+    assert PROMPT - BLOCK <= hits[CacheHitSource.HOST] <= PROMPT
+    assert hits.keys() == {CacheHitSource.HOST}
+    assert any(each.kv_connector_stats for each in stats), "bytes of copies"
 
 
 def jobs(**groups: Any) -> Any:
