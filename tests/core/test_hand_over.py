@@ -198,6 +198,15 @@ def test_a_client_that_leaves_between_the_phases_leaves_nothing_behind() -> None
         assert run(fleet, outputs("a", handed()), now=7.2) == [FREED], "its answer came too late"
 
 
+def test_kv_is_freed_by_a_token_that_crosses_the_abort_of_its_request() -> None:
+    fleet = asked(fleet_with(linked("a"), linked("b"), linked("c")))
+    run(fleet, outputs("a", handed()), RequestsAborted(["r"]), now=7.2)
+    assert run(fleet, outputs("c", Output("r@1", [8])), now=7.3) == [], "no reader of it"
+    assert run(fleet, outputs("b", Output("r@1", [])), now=7.3) == [], "it may read still"
+    assert run(fleet, outputs("b", Output("r@1", [8])), now=7.3) == [FREED]
+    assert run(fleet, outputs("b", Output("r@1", [9])), now=7.4) == []
+
+
 def test_an_answer_that_ends_first_has_ended() -> None:
     fleet = asked(fleet_with(linked("a"), linked("b")))
     last = Output("r@0", [8], "stop")

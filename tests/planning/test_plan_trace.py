@@ -38,7 +38,11 @@ def test_the_beginning_that_a_scenarios_class_shares_is_shared_in_the_plan(tmp_p
     shared = {"chat": 40, "tools": 700, "alone": 0}
     length = {"dist": "constant", "mean": 1000}
     classes = [{"name": name, "shared_prefix_tokens": tokens, "input_tokens": length} for name, tokens in shared.items()]
-    file.write_text(json.dumps({"duration_s": 60, "seed": 3, "arrival": {"rate": 1.0}, "requests": classes}))
+    file.write_text(
+        json.dumps(
+            {"name": "shared", "duration_s": 60, "seed": 3, "arrival": {"law": "poisson", "rate": 1.0}, "requests": classes}
+        )
+    )
     make_schedule(load_scenario(file)).write(path)
     of: dict[str, list[list[int]]] = {}
     for number, each in enumerate(read_trace(path, 60.0)):
