@@ -189,7 +189,7 @@ def _drained(play: Play, seed: int, *, with_kv: bool) -> tuple[float, ...]:
     moves = [gap for state in states for gap in state.trail.gaps]
     gaps = [end - begin for begin, end in moves]
     spanned = max(end for _, end in moves) - min(begin for begin, _ in moves)
-    read = fleet.kv_read_tokens()
+    read = fleet.kv_read()[0]
     computed = sum(state.prompt_tokens for state in states for _ in state.trail.gaps) - read
     return len(moves), statistics.median(gaps), p99(gaps), spanned, max(0, computed)
 

@@ -70,6 +70,8 @@ class ScheduledRequest(msgspec.Struct, frozen=True, omit_defaults=True, gc=False
     """For a later turn: seconds from the end of the previous answer until it is due."""
     workload: str = ""
     """Only for id 0: SHA-256 of all other inputs of the bodies, so that the file's own hash covers them."""
+    shared: dict[str, Count] = {}
+    """Only for id 0: the tokens with which all prompts of a class begin, for each class that has such tokens."""
 
 
 class Chunks(Sequence[tuple[float, int]]):

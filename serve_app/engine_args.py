@@ -19,6 +19,10 @@ ITL_TARGET_S = "serve_app_itl_target_s"
 
 KV_LEASE_S = 30
 """Seconds for which an engine keeps the KV of a request that it handed over."""
+_LEASE = "kv_lease_duration"
+"""vLLM's key of them."""
+_HOST_BYTES = "cpu_bytes_to_use"
+"""vLLM's key of the bytes of KV that the host keeps."""
 
 _FRONTEND_ARGS = frozenset(
     {
@@ -130,8 +134,8 @@ def engine_core_args(model: ModelSettings, model_path: str, node: NodeOfEngine |
             args["kv_cache_memory_bytes"] = int(model.kv_cache_gib * 2**30)
     if model.sleep is not None and model.simulated is None:
         args["enable_sleep_mode"] = True
-    if model.kv.is_on:
-        args["kv_transfer_config"] = _kv_transfer(model)
+    if (connector := _kv_connector(model)) is not None:
+        args["kv_transfer_config"] = connector
     ours: dict[str, Any] = {}
     if model.adapters:
         ours["serve_app_adapters"] = [
@@ -150,16 +154,46 @@ def engine_core_args(model: ModelSettings, model_path: str, node: NodeOfEngine |
     return args
 
 
-def _kv_transfer(model: ModelSettings) -> dict[str, Any]:
-    """Return vLLM's ``kv_transfer_config`` of an engine that starts now."""
-    connector = {"kv_connector": "NixlConnector"} if model.simulated is None else SIMULATED_CONNECTOR
+def moves_kv(connector: Any) -> bool:
+    """Return whether other engines read the KV of an engine with this ``KVTransferConfig``: only `kv.transfer` sets a lease."""
+    return connector is not None and connector.get_from_extra_config(_LEASE, None) is not None
+
+
+def offloaded_bytes(connector: Any) -> int:
+    """Return the bytes of KV that the host keeps for an engine with this ``KVTransferConfig``."""
+    if connector is None:
+        return 0
+    extra: dict[str, Any] = connector.kv_connector_extra_config
+    parts = [extra, *(part["kv_connector_extra_config"] for part in extra.get("connectors", ()))]
+    return sum(int(part.get(_HOST_BYTES, 0)) for part in parts)
+
+
+def _kv_connector(model: ModelSettings) -> dict[str, Any] | None:
+    """Return vLLM's ``kv_transfer_config`` of an engine that starts now; None if its KV stays in its device's memory."""
+    parts = [*(_moving(model),) * model.kv.is_on, *(_offloading(model),) * model.kv.is_offloaded]
+    if not parts:
+        return None
+    both: dict[str, Any] = {"kv_connector": "MultiConnector", "kv_role": "kv_both"}
+    # vLLM asks the first connector first: a request that was handed over reads its KV where it was.
+    both["kv_connector_extra_config"] = {"connectors": parts, _LEASE: KV_LEASE_S}
+    # Other engines remember the memory of an engine by its id.
+    return {**(both if len(parts) > 1 else parts[0]), "kv_load_failure_policy": "recompute", "engine_id": uuid.uuid4().hex}
+
+
+def _moving(model: ModelSettings) -> dict[str, Any]:
     return {
-        **connector,
+        **({"kv_connector": "NixlConnector"} if model.simulated is None else SIMULATED_CONNECTOR),
         "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "engine_id": uuid.uuid4().hex,  # other engines remember the memory of an engine by this
         "kv_buffer_device": model.device,
-        "kv_connector_extra_config": {"kv_lease_duration": KV_LEASE_S, "num_threads": 1},
+        "kv_connector_extra_config": {_LEASE: KV_LEASE_S, "num_threads": 1},
+    }
+
+
+def _offloading(model: ModelSettings) -> dict[str, Any]:
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {_HOST_BYTES: model.kv.offload_bytes()},
     }
 
 

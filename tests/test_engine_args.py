@@ -7,6 +7,7 @@ from serve_app.engine_args import (
     BATCH_STEP_SHARE,
     INGRESS_ENVIRONMENT,
     ITL_TARGET_S,
+    KV_LEASE_S,
     NO_DOMAIN,
     PROCESS_ENVIRONMENT,
     SIMULATED_EXECUTOR,
@@ -14,6 +15,8 @@ from serve_app.engine_args import (
     engine_core_args,
     engine_environment,
     frontend_engine_args,
+    moves_kv,
+    offloaded_bytes,
 )
 
 SIMULATED = {"profile": "a10g-llama-8b"}
@@ -170,6 +173,48 @@ def test_an_engine_that_moves_kv_has_a_connector_with_an_id_of_its_own(device: s
     assert "kv_transfer_config" not in engine_core_args(model(device=device, gpus_per_replica=gpus), "/models/tiny")
     assert engine_environment(moves, INHERITED).get("UCX_TLS") == ("tcp,sm,self" if device == "cpu" else None)
     assert engine_environment(moves, {**INHERITED, "UCX_TLS": "all"})["UCX_TLS"] == "all"
+
+
+def test_an_engine_on_gpus_keeps_kv_in_the_nodes_memory() -> None:
+    kept = engine_core_args(model(kv={"offload_gib": 2}, device="cuda", gpus_per_replica=2), "/models/tiny")["kv_transfer_config"]
+    assert len(kept.pop("engine_id")) == 32
+    assert kept == {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 2 << 30},
+    }
+
+
+@pytest.mark.parametrize("simulated", [None, SIMULATED])
+def test_an_engine_that_moves_and_keeps_kv_asks_first_where_the_request_was(simulated: dict[str, Any] | None) -> None:
+    place: dict[str, Any] = {"device": "cuda", "gpus_per_replica": 2} if simulated is None else {"simulated": simulated}
+    both, moves, keeps = (
+        engine_core_args(model(kv=kv, **place), "/models/tiny")["kv_transfer_config"]
+        for kv in ({"transfer": "nixl", "offload_gib": 2}, {"transfer": "nixl"}, {"offload_gib": 2})
+    )
+    assert both["kv_connector"] == "MultiConnector"
+    ours = {"engine_id", "kv_load_failure_policy"}
+    parts = [{key: value for key, value in each.items() if key not in ours} for each in (moves, keeps)]
+    assert both["kv_connector_extra_config"] == {"connectors": parts, "kv_lease_duration": KV_LEASE_S}
+
+
+def test_only_a_connector_that_other_engines_read_from_moves_kv() -> None:
+    from vllm.config import KVTransferConfig
+
+    place: dict[str, Any] = {"device": "cuda", "gpus_per_replica": 1}
+    for kv, moves in (({"transfer": "nixl", "offload_gib": 2}, True), ({"transfer": "nixl"}, True), ({"offload_gib": 2}, False)):
+        assert moves_kv(KVTransferConfig(**engine_core_args(model(kv=kv, **place), "/m")["kv_transfer_config"])) is moves
+    assert not moves_kv(None)
+
+
+@pytest.mark.parametrize(("kv", "kept"), [({"offload_gib": 2}, 2 << 30), ({"transfer": "nixl", "offload_gib": 2}, 2 << 30)])
+def test_the_bytes_that_the_host_keeps_are_read_from_the_engines_configuration(kv: dict[str, Any], kept: int) -> None:
+    from vllm.config import KVTransferConfig
+
+    args = engine_core_args(model(kv=kv, device="cuda", gpus_per_replica=1), "/m")["kv_transfer_config"]
+    assert offloaded_bytes(KVTransferConfig(**args)) == kept
+    assert offloaded_bytes(None) == 0
 
 
 def test_a_simulated_engine_that_moves_kv_has_our_connector_and_nothing_of_ucx() -> None:

@@ -89,7 +89,7 @@ def examine(file: Path) -> Iterator[Finding]:
     yield findings.driver(_gpus(), _torch()[1], needed_gpus(settings))
     shm = shutil.disk_usage("/dev/shm")
     # A running fleet holds its share already.
-    yield findings.shared_memory(shm.free, 0 if run else OBJECT_STORE_BYTES)
+    yield findings.shared_memory(shm.free, 0 if run else OBJECT_STORE_BYTES + offloaded_bytes(settings))
     yield findings.memory(_available_bytes(), 0 if run else needed_bytes(settings))
     yield findings.descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE), settings.ingress.replicas.target_streams)
     if settings.ingress.oidc is not None:
@@ -284,16 +284,22 @@ def _files_of(model: ModelSettings) -> Finding:
     return Finding(name, "warning" if answer.state == "unknown" else "ok", answer.said, answer.remedy)
 
 
+def offloaded_bytes(settings: Settings) -> int:
+    """Return the memory of one machine, in /dev/shm, in which the smallest fleet keeps KV. Simulated engines keep none."""
+    return sum(model.kv.offload_bytes() * model.replicas.min for model in settings.models.values() if model.simulated is None)
+
+
 def needed_bytes(settings: Settings) -> int:
     """Return an estimate of the memory that the smallest fleet takes on one machine.
 
-    The estimate counts Ray, each ingress, each replica, and the KV cache of replicas that compute on CPUs. It does not count weights.
+    The estimate counts Ray, each ingress, each replica, the KV cache of replicas that compute on CPUs, and KV that replicas on GPUs keep in
+    memory. It does not count weights.
     """
     needed_gib = RAY_GIB + INGRESS_GIB * settings.ingress.replicas.min
     for model in settings.models.values():
         computes_here = model.device == "cpu" and model.simulated is None
         needed_gib += (REPLICA_GIB + model.kv_cache_gib * computes_here) * model.replicas.min
-    return int(needed_gib * GIB)
+    return int(needed_gib * GIB) + offloaded_bytes(settings)
 
 
 def _available_bytes() -> int:

@@ -144,11 +144,11 @@ def _answered(asked: Asked, options: Options) -> Estimate | str:
 
 def _estimate(asked: Asked, options: Options) -> Estimate:
     args: Mapping[str, Any] = {}
-    num_gpus, scaling = options.gpus, ScalingSettings()
+    num_gpus, scaling, offload_gib = options.gpus, ScalingSettings(), 0.0
     if asked.settings is not None:
         if asked.settings.simulated is not None:
             raise ConfigError(asked.where, "is simulated", "its profile sets memory and times; fit sizes models that compute")
-        args, scaling = asked.settings.engine_args, asked.settings.replicas
+        args, scaling, offload_gib = asked.settings.engine_args, asked.settings.replicas, asked.settings.kv.offload_gib
         num_gpus = options.gpus or asked.settings.gpus_per_replica or None
     wish = Wish(
         accelerator=ACCELERATORS[options.gpu],
@@ -156,6 +156,7 @@ def _estimate(asked: Asked, options: Options) -> Estimate:
         context=options.context,
         engine_args=args,
         load=None if options.requests_per_s is None else _load_of(options, options.requests_per_s, scaling),
+        offload_gib=offload_gib,
     )
     found = _estimate_of(_folder(asked), wish)
     if asked.pod is not None:

@@ -64,6 +64,8 @@ def _contexts(found: Estimate) -> Iterator[tuple[str, str, str]]:
     spread = GIB / of.request_bytes
     error = f"{spread:.0f} more or fewer per GiB of error" if spread >= 1 else "a GiB of error is less than one"
     yield "requests at once", str(of.concurrency), f"of {of.context:,} tokens each; {error}"
+    if found.offload_bytes:
+        yield "KV in memory", _gib(found.offload_bytes), f"of the pod: {found.offload_tokens:,} tokens that left the GPU"
 
 
 def _pods(found: Estimate) -> Iterator[tuple[str, str, str]]:
@@ -146,6 +148,7 @@ def as_json_value(found: Estimate) -> dict[str, Any]:
         "model_max_tokens": shape.max_tokens,
         "requests_at_once": of.concurrency,
         "pod": asdict(found.pod),
+        "offload": {"bytes": found.offload_bytes, "tokens": found.offload_tokens},
         "replicas": None if found.replicas is None else asdict(found.replicas),
         "nodes": [
             {

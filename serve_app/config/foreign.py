@@ -59,7 +59,7 @@ _CHECKPOINT = (
     "remove it: what a model is and how long its context may be comes from its checkpoint, and from models.NAME.engine_args"
 )
 _CACHES = "remove it: answers are not kept; each engine keeps the KV of prompts that begin alike by itself"
-_KV_IN_MEMORY = "set models.NAME.engine_args.kv_offloading_size for a second KV cache in the node's memory"
+_KV_IN_MEMORY = "set models.NAME.kv.offload_gib for a second KV cache in the node's memory"
 
 _BY_MEANING: Mapping[str, str] = {
     "num_replicas min_replicas max_replicas initial_replicas replica_count autoscaling_config target_ongoing_requests hpa": _REPLICAS,

@@ -1,13 +1,16 @@
-"""`KvSettings` says whether a draining replica's requests move to another replica with their KV cache, and over which ports."""
+"""`KvSettings` says whether requests move with their KV cache, over which ports, and how much of it the node's memory keeps."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from serve_app.config.base import Int, Section
+from serve_app.config.base import Int, Real, Section
 from serve_app.config.checks import RESERVED_PORTS, wrong
+
+if TYPE_CHECKING:
+    from serve_app.config.model import ModelSettings
 
 NUM_SIDE_PORTS, NUM_PORTS = 64, 256
 """Ports of side channels, and all ports of a model on one machine."""
@@ -55,7 +58,7 @@ def _is_free(first: int, taken: Iterable[range]) -> bool:
 
 
 class KvSettings(Section):
-    """What becomes of the KV cache of requests when their replica drains: docs/kv.md."""
+    """What becomes of the KV cache of requests when their replica drains, and when its memory is full: docs/kv.md."""
 
     transfer: Literal["none", "nixl"] = "none"
     """`none`: the next replica computes prompt and answer again. `nixl`: it reads their KV from the draining replica (needs
@@ -63,10 +66,22 @@ class KvSettings(Section):
     port: Annotated[Int, AfterValidator(_checked)] = Field(default=_DEFAULT_PORT, ge=1024, le=_HIGHEST_PORT)
     """First of the model's 256 TCP ports on each machine with `nixl`. Avoid 32768 to 60999, which Linux uses for outgoing connections."""
 
+    offload_gib: Real = Field(default=0.0, ge=0, le=65536)
+    """Memory of the node, in GiB for each replica, that keeps KV which no longer fits the GPU's. 0: such KV is lost."""
+
     @property
     def is_on(self) -> bool:
         """Whether KV moves."""
         return self.transfer != "none"
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether the node's memory keeps KV."""
+        return self.offload_gib > 0
+
+    def offload_bytes(self) -> int:
+        """Return how much of the node's memory one replica takes for KV."""
+        return int(self.offload_gib * 2**30)
 
     def ports(self) -> range:
         """Return all of the model's ports."""
@@ -80,3 +95,44 @@ class KvSettings(Section):
         """Return what the engine's process needs in its environment for UCX to listen on the model's other ports alone."""
         ports = self.ports()[NUM_SIDE_PORTS:]
         return {"UCX_TCP_PORT_RANGE": f"{ports[0]}-{ports[-1]}"} if self.is_on else {}
+
+
+def kv_problems(model: "ModelSettings") -> Iterator[PydanticCustomError]:
+    """Check where a model's KV cannot move or be kept as the section says."""
+    kv = model.kv
+    if kv.is_on:
+        here = f"is {kv.transfer!r}"
+        for name, pools in (("runner", ("pooling",)), ("convert", ("embed", "classify"))):
+            if (value := model.engine_args.get(name)) in pools:
+                problem = (
+                    f"{here} and engine_args.{name} is {value!r}: its requests end with their prompt, and no KV is left to move"
+                )
+                yield wrong("kv.transfer", problem, "set kv.transfer: none")
+    elif model.routing.apart:
+        problem = f"is true and kv.transfer is {kv.transfer!r}: answers move only with their KV"
+        yield wrong("routing.apart", problem, "set kv.transfer: nixl, or routing.apart: false")
+    size, backend = (model.engine_args.get(f"kv_offloading_{part}") for part in ("size", "backend"))
+    if size is not None and backend in (None, "native"):
+        problem = f"is {size!r}, for which no pod and no estimate has room"
+        yield wrong("engine_args.kv_offloading_size", problem, f"remove it, and set kv.offload_gib: {size}")
+    elif size is not None and (kv.is_on or kv.is_offloaded):
+        problem = f"is {size!r} and kv sets another connector: with it, vLLM would have the one alone"
+        yield wrong("engine_args.kv_offloading_size", problem, "remove it, or kv")
+    if kv.is_offloaded:
+        yield from _offload_problems(model)
+
+
+def _offload_problems(model: "ModelSettings") -> Iterator[PydanticCustomError]:
+    here = f"is {model.kv.offload_gib:g}"
+    if model.device == "cpu" and model.simulated is None:
+        problem = f"{here} and device is cpu: the cache is in the node's memory already"
+        yield wrong("kv.offload_gib", problem, "remove it, and raise kv_cache_gib")
+    if model.engine_args.get("enable_prefix_caching") is False:
+        problem = f"{here} and engine_args.enable_prefix_caching is False: no prompt would find its KV"
+        yield wrong("kv.offload_gib", problem, "remove one of the two")
+    if model.nodes > 1:
+        problem = f"{here} and nodes is {model.nodes}: the engine's nodes share no memory"
+        yield wrong("kv.offload_gib", problem, "set kv.offload_gib: 0, or nodes: 1")
+    if model.sleep is not None:
+        problem = f"{here} and sleep is set: a sleep frees the GPU's memory, whose copies may be under way"
+        yield wrong("kv.offload_gib", problem, "set kv.offload_gib: 0, or remove sleep")

@@ -21,7 +21,7 @@ from serve_app.config.checks import (
     refuse_resources_of_pods,
     wrong,
 )
-from serve_app.config.kv import KvSettings
+from serve_app.config.kv import KvSettings, kv_problems
 from serve_app.config.pools import PoolsSettings, pool_problems
 from serve_app.config.routing import RoutingSettings
 from serve_app.config.scaling import ScalingSettings
@@ -193,9 +193,8 @@ class ModelSettings(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         simulation = self._simulation_problems(self.simulated) if self.simulated else ()
-        kv = self._kv_problems() if self.kv.is_on else self._problems_without_kv()
         own = (*self._device_problems(), *self._node_problems(), *self._scaling_problems(), *self._adapter_problems())
-        refuse([*simulation, *own, *sleep_problems(self), *kv, *pool_problems(self)])
+        refuse([*simulation, *own, *sleep_problems(self), *kv_problems(self), *pool_problems(self)])
         return self
 
     def _device_problems(self) -> Iterator[PydanticCustomError]:
@@ -251,23 +250,6 @@ class ModelSettings(Section):
         if (address := self.env.get("VLLM_HOST_IP")) is not None:
             problem = f"is {address!r} and nodes {here}: each node has its own address"
             yield wrong("env.VLLM_HOST_IP", problem, "remove it: Ray knows the nodes' addresses")
-
-    def _kv_problems(self) -> Iterator[PydanticCustomError]:
-        here = f"is {self.kv.transfer!r}"
-        for name, pools in (("runner", ("pooling",)), ("convert", ("embed", "classify"))):
-            if (value := self.engine_args.get(name)) in pools:
-                problem = (
-                    f"{here} and engine_args.{name} is {value!r}: its requests end with their prompt, and no KV is left to move"
-                )
-                yield wrong("kv.transfer", problem, "set kv.transfer: none")
-        if (size := self.engine_args.get("kv_offloading_size")) is not None:
-            problem = f"{here} and engine_args.kv_offloading_size is {size!r}: an engine of vLLM has one KV connector"
-            yield wrong("kv.transfer", problem, "remove one of the two")
-
-    def _problems_without_kv(self) -> Iterator[PydanticCustomError]:
-        if self.routing.apart:
-            problem = f"is true and kv.transfer is {self.kv.transfer!r}: answers move only with their KV"
-            yield wrong("routing.apart", problem, "set kv.transfer: nixl, or routing.apart: false")
 
     def _scaling_problems(self) -> Iterator[PydanticCustomError]:
         if self.replicas.min == 0 and self.required:

@@ -25,7 +25,7 @@ _NODES = "set nodes beside engine_args; ranks and addresses follow from it"
 _MORE_REPLICAS = "each engine is a replica of the fleet; raise replicas.min and replicas.max"
 _KV_CONNECTOR = (
     "set models.NAME.kv.transfer: nixl to move running requests with their KV; "
-    "for a second cache in the node's memory set kv_offloading_size"
+    "for a second cache in the node's memory set models.NAME.kv.offload_gib"
 )
 _LOGGING = "Ray Serve owns the logging of a replica; vLLM reconfiguring it makes a restarted controller replace every replica"
 RESERVED_FRONTEND_ARGS: Mapping[str, str] = {

@@ -74,8 +74,8 @@ class LinkOpened:
     """A replica passed the handshake. ``credit`` is how many unfinished attempts it takes from this ingress, if it is not draining.
 
     ``weights`` is equal for replicas that may continue each other's answers. ``kv_tokens``: tokens that its KV cache holds, 0 for unknown.
-    ``max_model_len``: tokens of prompt and answer for which its engine has room, 0 for unknown. ``kv_transfer``, ``kv_token_bytes``: as in
-    `ReplicaState`.
+    ``max_model_len``: tokens of prompt and answer for which its engine has room, 0 for unknown. ``kv_transfer``, ``kv_token_bytes``,
+    ``host_kv_tokens``: as in `ReplicaState`.
     """
 
     replica_id: str
@@ -88,6 +88,7 @@ class LinkOpened:
     max_model_len: int = 0
     kv_transfer: str = ""
     kv_token_bytes: int = 0
+    host_kv_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

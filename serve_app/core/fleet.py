@@ -244,6 +244,8 @@ class FleetState(Attempts):
             if request is None or request.replica_id != event.replica_id:
                 if output.kv_transfer_params and output.stop_reason == HANDED_OVER:
                     others.append(FreeKeptKv(event.replica_id, output.request_id))
+                elif output.new_token_ids:
+                    others += self._linked(*self.hand_overs.note_late_token(event.replica_id, output.request_id))
                 continue  # an attempt that was aborted or moved while this frame was under way
             if request.reads_kv and output.new_token_ids:
                 others += self._linked(self.hand_overs.note_read(request, output, replica, now))

@@ -48,11 +48,12 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """KV that the replica ``source`` keeps of an ended attempt since ``at``, for the replica ``target``."""
+    """KV that the replica ``source`` keeps of an ended attempt since ``at``, for the attempt ``reader`` at the replica ``target``."""
 
     source: str
     target: str
     at: float
+    reader: str
 
 
 class HandOvers:
@@ -145,7 +146,7 @@ class HandOvers:
         request.reads_kv = True
         self._reading[request.request_id] = request, now
         source, target = request.trail.replicas[-2:]
-        self._kept[_attempt_before(request)] = _Kept(source, target, now)
+        self._kept[_attempt_before(request)] = _Kept(source, target, now, request.attempt_id)
 
     def note_read(self, request: RequestState, output: EngineOutput, target: ReplicaState, now: float) -> FreeKeptKv:
         """Count what the target read, which its first output with a token says; return the order to free the KV.
@@ -172,6 +173,11 @@ class HandOvers:
         self.num_bytes += tokens * target.kv_token_bytes
         self.count(request, "read" if tokens else "computed", tokens)
         return FreeKeptKv(source, _attempt_before(request))
+
+    def note_late_token(self, replica_id: str, attempt_id: str) -> list[FreeKeptKv]:
+        """Return the order to free the KV that an attempt was to read whose request has ended here before this token of it came."""
+        found = [before for before, kept in self._kept.items() if (kept.target, kept.reader) == (replica_id, attempt_id)]
+        return [FreeKeptKv(self._kept.pop(before).source, before) for before in found]
 
     def target_died(self, replica_id: str) -> list[FreeKeptKv]:
         """Return the orders to free the KV that a replica was to read whose engine has ended."""

@@ -30,6 +30,7 @@ class ReplicaState:
     ``kv_tokens``: tokens that the replica's KV cache holds, and ``max_model_len`` those of one prompt and answer; 0 if it did not report
     them. ``is_longest``: no replica with these weights that takes new work has a longer context. Replicas with equal ``kv_transfer``, not
     "", can read each other's KV; ``kv_token_bytes`` is that of one token in all layers and workers, 0 if the replica did not report it.
+    ``host_kv_tokens``: tokens whose KV the memory of its host keeps when its KV cache has no room for them any more.
     ``sleeping``: it takes no new work because its engine sleeps, or is about to. ``wake_asked_at``: when it was asked last to wake.
     ``coming``: ids of requests that another replica was asked to hand over, for which a place is kept here.
     """
@@ -54,6 +55,7 @@ class ReplicaState:
     is_longest: bool = True
     kv_transfer: str = ""
     kv_token_bytes: int = 0
+    host_kv_tokens: int = 0
     coming: set[str] = field(default_factory=set)
     yielding_tokens: int = 0
     _others: int = 0  # requests of other ingresses that ran at the last heartbeat
@@ -66,6 +68,7 @@ class ReplicaState:
         replica = cls(event.replica_id, event.credit, now, draining=event.draining, weights=event.weights)
         replica.kv_tokens, replica.adapters, replica.max_model_len = event.kv_tokens, event.adapters, event.max_model_len
         replica.kv_transfer, replica.kv_token_bytes = event.kv_transfer, event.kv_token_bytes
+        replica.host_kv_tokens = event.host_kv_tokens
         return replica
 
     @property

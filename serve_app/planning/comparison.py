@@ -6,6 +6,7 @@ virtual, and all figures simulated. The first tenth of the trace fills the fleet
 
 import random
 import tempfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,8 +33,8 @@ MAX_S = 5000.0
 """Longest run in virtual time. The engines' clock leaves room for twice as much."""
 _IDS = 10, 210
 """Token ids of prompts, which the vocabulary of the tiny model has."""
-_OWN, _SHARED = 0, 1
-"""Kinds of random tokens: of one request, and of a block id."""
+_OWN, _SHARED, _CLASS = 0, 1, 2
+"""Kinds of random tokens: of one request, of a block id, and of a class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +184,7 @@ class Comparison:
             ttft_p50_s=quantile(waits, 0.5),
             ttft_p99_s=quantile(waits, 0.99),
             itl_p99_s=quantile(gaps, 0.99),
-            moved_bytes=fleet.kv_read_bytes(),
+            moved_bytes=fleet.kv_read()[1],
         )
 
 
@@ -203,8 +204,9 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 
 def prompt_ids(request: TraceRequest, number: int, seed: int) -> list[int]:
-    """Return the token ids of a prompt: the same tokens for the same block id, and tokens of its own after the last of them."""
-    known = b"".join(_random_ids(BLOCK_TOKENS, seed, _SHARED, block % (1 << 64)) for block in request.blocks)
+    """Return the token ids of a prompt: those of its class, then the same tokens for the same block id, then tokens of its own."""
+    known = _random_ids(request.shared_tokens(), seed, _CLASS, zlib.crc32(request.cls.encode()))
+    known += b"".join(_random_ids(BLOCK_TOKENS, seed, _SHARED, block % (1 << 64)) for block in request.blocks)
     ids = list(known[: request.input_tokens])
     return ids + list(_random_ids(request.input_tokens - len(ids), seed, _OWN, number))
 

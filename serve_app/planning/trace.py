@@ -31,7 +31,15 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     input_tokens: _Tokens
     output_tokens: _Tokens
     blocks: tuple[int, ...] = ()
-    """An id for each 512 tokens of the prompt; equal ids mean equal tokens. Without them, no other prompt begins like this one."""
+    """An id for each 512 tokens of the prompt, after its class's; equal ids mean equal tokens."""
+    cls: str = ""
+    """The class of the request."""
+    shared: dict[str, Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]] = {}
+    """Class -> the tokens with which all its prompts begin. Only the first line of a file has it, but it counts for all lines."""
+
+    def shared_tokens(self) -> int:
+        """Return the tokens with which the prompt begins like the others of its class."""
+        return min(self.shared.get(self.cls, 0), self.input_tokens)
 
 
 class _Due(msgspec.Struct):
@@ -58,9 +66,14 @@ def read_trace(path: Path, seconds: float) -> list[TraceRequest]:
                     problem = "is sent when an answer ends, and the trace does not say when"
                     raise ConfigError(f"{path}:{number}", problem, _OPEN) from exc
             raise ConfigError(f"{path}:{number}", f"is no request: {exc}", _CONVERT) from exc
+    shared = requests[0].shared if requests else {}
     requests.sort(key=lambda request: request.due_s)
     begin_s = requests[0].due_s if requests else 0.0
-    kept = [msgspec.structs.replace(each, due_s=each.due_s - begin_s) for each in requests if each.due_s - begin_s < seconds]
+    kept = [
+        msgspec.structs.replace(each, due_s=each.due_s - begin_s, shared=shared)
+        for each in requests
+        if each.due_s - begin_s < seconds
+    ]
     if not kept or kept[-1].due_s < MIN_SECONDS:
         spanned = kept[-1].due_s if kept else 0.0
         problem = f"{len(kept)} requests within {spanned:g} s"

@@ -30,6 +30,7 @@ from serve_app.core.instructions import (
     AbortAttempts,
     DeliverOutputs,
     FailRequest,
+    FreeKeptKv,
     HandOverAttempt,
     Instruction,
     StartAttempt,
@@ -180,13 +181,10 @@ class VirtualFleet:
         """Return the results of all hand-overs."""
         return sum((ingress.fleet.hand_overs.results for ingress in self._ingresses), Counter[str]())
 
-    def kv_read_tokens(self) -> int:
-        """Return the tokens whose KV was read."""
-        return sum(ingress.fleet.hand_overs.tokens for ingress in self._ingresses)
-
-    def kv_read_bytes(self) -> int:
-        """Return the bytes of KV that were read."""
-        return sum(ingress.fleet.hand_overs.num_bytes for ingress in self._ingresses)
+    def kv_read(self) -> tuple[int, int]:
+        """Return the tokens whose KV was read, and the bytes of that KV."""
+        hand_overs = [ingress.fleet.hand_overs for ingress in self._ingresses]
+        return sum(each.tokens for each in hand_overs), sum(each.num_bytes for each in hand_overs)
 
     def shares(self) -> dict[str, float]:
         """Return each tenant's share of the tokens of answers."""
@@ -263,6 +261,8 @@ class VirtualFleet:
                     self._engines[instruction.replica_id].scheduler.finish_requests(instruction.attempt_ids, _aborted())
                 case HandOverAttempt():
                     self._hand_over(ingress, self._engines[instruction.replica_id], instruction.attempt_id)
+                case FreeKeptKv():
+                    self._engines[instruction.replica_id].scheduler.free_kv([instruction.attempt_id])
                 case DeliverOutputs():
                     for output in instruction.outputs:
                         self._take(ingress, output)

@@ -28,7 +28,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from serve_app.core.request_limits import problem_of
-from serve_app.engine_args import BATCH_STEP_SHARE
+from serve_app.engine_args import BATCH_STEP_SHARE, moves_kv, offloaded_bytes
 from serve_app.links.fingerprint import model_fingerprint, public_version
 from serve_app.links.protocol.messages import Capabilities
 from serve_app.replica import pipe
@@ -99,7 +99,7 @@ class PipedEngineCore(EngineCoreProc):
         self._loaded = time.monotonic()
         made = super()._initialize_kv_caches(vllm_config)
         load_all(self, adapters_in(vllm_config.additional_config))
-        if vllm_config.kv_transfer_config is not None:
+        if moves_kv(vllm_config.kv_transfer_config):
             self._kv_transfer = self._label_of_kv(vllm_config)
         return made
 
@@ -194,6 +194,12 @@ class PipedEngineCore(EngineCoreProc):
         spec = group.kv_cache_spec
         in_worker = len(group.layer_names) * spec.page_size_bytes // spec.block_size
         return int(in_worker * self.vllm_config.parallel_config.tensor_parallel_size)
+
+    def _host_kv_tokens(self) -> int:
+        """Return the tokens whose KV the host keeps; 0 for none, and for several kinds of layers, whose tokens differ in size."""
+        num_bytes = offloaded_bytes(self.vllm_config.kv_transfer_config)
+        is_known = num_bytes and len(self.scheduler.kv_cache_config.kv_cache_groups) == 1
+        return num_bytes // self._kv_token_bytes() if is_known else 0
 
     def hand_over(self, attempt_ids: Sequence[str]) -> None:
         """End these attempts, now or after a later step, so that another replica can read their KV."""
@@ -293,7 +299,7 @@ class PipedEngineCore(EngineCoreProc):
     def _ready(self) -> pipe.EngineReady:
         response = self._make_ready_response()
         kv_transfer = self._kv_transfer if self._keeps_kv() else ""
-        if self.vllm_config.kv_transfer_config is not None and not kv_transfer:
+        if moves_kv(self.vllm_config.kv_transfer_config) and not kv_transfer:
             logger.warning(
                 "kv.transfer has no effect for this model: its layers or its parallelism are of a kind whose KV does not move"
             )
@@ -306,6 +312,7 @@ class PipedEngineCore(EngineCoreProc):
             seeds_by_position=self.vllm_config.use_v2_model_runner or _is_simulated(self.vllm_config.additional_config),
             kv_transfer=kv_transfer,
             kv_token_bytes=self._kv_token_bytes() if kv_transfer else 0,
+            host_kv_tokens=self._host_kv_tokens(),
         )
         max_num_seqs = self.vllm_config.scheduler_config.max_num_seqs
         warm_up_s = time.monotonic() - self._loaded
@@ -351,7 +358,7 @@ def build_engine(
     scheduling = vllm_config.scheduler_config
     if BATCH_STEP_SHARE in (vllm_config.additional_config or ()):
         scheduling.scheduler_cls = bounded(scheduling.get_scheduler_cls())
-    if vllm_config.kv_transfer_config is not None:
+    if moves_kv(vllm_config.kv_transfer_config):
         scheduling.scheduler_cls = handing_over(scheduling.get_scheduler_cls())
     maybe_register_config_serialize_by_value()
     executor = Executor.get_class(vllm_config)

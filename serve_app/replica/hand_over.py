@@ -6,7 +6,7 @@ prompt: the other engine gets all tokens so far as its prompt, reads the KV of a
 When a request can be ended: vLLM counts tokens of steps that still run as computed. Without them, the KV is whole if it lacks only the last
 token. Steps that still run write behind it, in a place that the other engine computes anyway. So this is right under async scheduling, too.
 
-This needs vLLM's ``running``, `_free_request`, `_free_blocks` and `_update_from_kv_xfer_finished`, its connector's
+This needs vLLM's ``running``, ``_inflight_prefills``, `_free_request`, `_free_blocks` and `_update_from_kv_xfer_finished`, its connector's
 `update_state_after_alloc`, and a request's ``num_in_flight_tokens``, ``num_stale_output_tokens`` and ``kv_transfer_params``.
 """
 
@@ -145,21 +145,28 @@ class HandingOver(Scheduler):
     def _update_from_kv_xfer_finished(self, kv_connector_output: Any) -> None:
         """Recompute what was read late: the other engine's lease may have ended meanwhile, and vLLM does not notice that here.
 
-        The workers do not know what was freed early, and report it later, once.
+        The workers do not know what was freed early, and report it later, once. A load from this node's own memory has no lease: a request
+        that was not handed over here, or whose read has ended before, is left to vLLM.
         """
         if self._freed and (sent := kv_connector_output.finished_sending):
             early = self._freed & sent
             kv_connector_output.finished_sending = sent - early
             self._freed -= early
+        failed = set(kv_connector_output.failed_recving)
         for request_id in kv_connector_output.finished_recving or ():
             request = self.requests.get(request_id)
             if request is None or request.status is not RequestStatus.WAITING_FOR_REMOTE_KVS:
                 continue
-            came_at = (request.kv_transfer_params or {}).get(CAME_AT)
-            if came_at is None or time.monotonic() - came_at > self._read_limit_s:
+            came_at = (request.kv_transfer_params or {}).pop(CAME_AT, None)
+            if came_at is not None and time.monotonic() - came_at > self._read_limit_s:
                 logger.warning("%s: its KV was read too late and is computed again", request_id)
                 request.num_computed_tokens = 0
                 self.failed_recving_kv_req_ids.add(request_id)
+                failed.add(request_id)
+        for request_id in failed & self.requests.keys():
+            # A load of the same prompt from this node's memory may follow. vLLM would keep room for the read that failed beside it, and
+            # never begin the load if both do not fit.
+            self._inflight_prefills.discard(self.requests[request_id])
         super()._update_from_kv_xfer_finished(kv_connector_output)
 
 

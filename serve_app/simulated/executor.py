@@ -180,13 +180,13 @@ class SimulatedExecutor(KvMovingExecutor):
 
         The output also says which reads of KV are over by now, with and without tokens in the batch.
         """
-        moved = self._move_kv(batch)
+        moved, wait_s = self._move_kv(batch)
         output, step_s = self._compute(batch)
         if output is None:
             self._moved = moved
         elif moved is not None:
             output = replace(output, kv_connector_output=moved)
-        return output, step_s
+        return output, step_s + wait_s
 
     def _compute(self, batch: SchedulerOutput) -> tuple[ModelRunnerOutput | None, float]:
         """Return the tokens of a batch, and the seconds, as `_step` does."""

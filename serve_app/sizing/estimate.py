@@ -55,6 +55,8 @@ class Wish:
     """None: `engine_args.max_model_len`, else what vLLM takes by itself."""
     engine_args: Mapping[str, Any]
     load: Load | None = None
+    offload_gib: float = 0.0
+    """`kv.offload_gib`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +74,19 @@ class Estimate:
     ways_out: tuple[str, ...]
     """What would make it fit; empty if it fits, or nothing known would."""
     pod: PodSizes
+    offload_bytes: int
+    """Memory of the pod that keeps KV."""
     load: Load | None
     replicas: Replicas | None
     """The replicas for the load; None without one, or if the model does not fit."""
     nodes: tuple[Nodes, ...]
     """Types of nodes for the replicas, the cheapest first."""
     notes: tuple[str, ...]
+
+    @property
+    def offload_tokens(self) -> int:
+        """The tokens whose KV the pod's memory keeps, in requests of the context's length."""
+        return self.offload_bytes * self.fit.context // (self.fit.request_bytes * self.fit.num_gpus)
 
     @property
     def weight_error(self) -> str:
@@ -141,6 +150,7 @@ def estimate(shape: Architecture, files: TensorBytes | None, wish: Wish) -> Esti
         problem = f"prompt and answer are {tokens} tokens, and the longest request has {found.context}"
         raise ConfigError("--prompt", problem, "lower --prompt or --answer, or raise --context")
     replicas = replicas_for(shape, counts, found, wish.load) if wish.load is not None and found.fits else None
+    pod = pod_sizes(found.num_gpus, wish.offload_gib)
     stored = files.file_bytes if files is not None else weight_bytes(shape, counts, element=4 if shape.dtype == "float32" else 2)
     return Estimate(
         shape=shape,
@@ -150,10 +160,11 @@ def estimate(shape: Architecture, files: TensorBytes | None, wish: Wish) -> Esti
         is_from_files=files is not None,
         fit=found,
         ways_out=() if found.fits else tuple(ways_out(shape, counts, weights, found)),
-        pod=pod_sizes(found.num_gpus),
+        pod=pod,
+        offload_bytes=int(wish.offload_gib * GIB),
         load=wish.load,
         replicas=replicas,
-        nodes=tuple(nodes_for(accelerator.name, found.num_gpus, replicas.num if replicas else 1)),
+        nodes=tuple(nodes_for(accelerator.name, found.num_gpus, pod, replicas.num if replicas else 1)),
         notes=(*shape.notes, *_notes(shape, wish, found, replicas)),
     )
 

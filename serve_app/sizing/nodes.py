@@ -3,6 +3,7 @@
 The pods' sizes are those of `serve-app.modelSizes` in helm/serve-app/templates/_model_pods.tpl; `tests/chart/test_fit_pods.py` compares.
 """
 
+import math
 from dataclasses import dataclass
 
 PRICES_OF = "2026-07-20"
@@ -22,24 +23,28 @@ class PodSizes:
     memory_limit_gib: float
     shm_gib: float
     """Size limit of /dev/shm, which counts as memory of the pod."""
+    offload_gib: int = 0
+    """Memory that keeps KV which no longer fits the GPUs'. The other sizes include it; /dev/shm has it."""
 
     def prefetches(self, checkpoint_bytes: int) -> bool:
         """Return whether vLLM reads so large a checkpoint ahead: 90 % of the memory that the limit leaves free must hold it."""
-        return 10 * checkpoint_bytes <= 9 * (self.memory_limit_gib - self.memory_request_gib) * GIB
+        return 10 * checkpoint_bytes <= 9 * (self.memory_limit_gib - self.memory_request_gib) * GIB  # both have the kept KV
 
     def limit_of_chart_gib(self, checkpoint_gib: int) -> float:
         """Return the memory limit in GiB that the chart sets with `modelPods.checkpointSize`."""
         return max(self.memory_limit_gib, -(-10 * checkpoint_gib // 9) + self.memory_request_gib)
 
 
-def pod_sizes(num_gpus: int) -> PodSizes:
-    """Return the sizes of the pod of a replica with so many GPUs."""
+def pod_sizes(num_gpus: int, offload_gib: float = 0.0) -> PodSizes:
+    """Return the sizes of the pod of a replica with so many GPUs, whose memory keeps so many GiB of KV."""
+    kept = math.ceil(offload_gib)
     return PodSizes(
         cpu_request=num_gpus + 2,
         cpu_limit=4 + 4 * num_gpus,
-        memory_request_gib=4 + 8 * num_gpus,
-        memory_limit_gib=8 + 16 * num_gpus,
-        shm_gib=2 + num_gpus,
+        memory_request_gib=4 + 8 * num_gpus + kept,
+        memory_limit_gib=8 + 16 * num_gpus + kept,
+        shm_gib=2 + num_gpus + kept,
+        offload_gib=kept,
     )
 
 
@@ -59,9 +64,8 @@ class Instance:
     usd_per_hour: float | None
     """None: the price list names none; the type is sold in capacity blocks."""
 
-    def replicas(self, num_gpus: int) -> int:
+    def replicas(self, num_gpus: int, pod: PodSizes) -> int:
         """Return how many replicas of ``num_gpus`` GPUs the node holds, by GPUs, and CPUs and memory that their pods request."""
-        pod = pod_sizes(num_gpus)
         by_cpu = self.pods_cpu_m // (1000 * pod.cpu_request)
         return int(min(self.num_gpus // num_gpus, by_cpu, self.pods_memory_mib // (1024 * pod.memory_request_gib)))
 
@@ -115,10 +119,10 @@ class Nodes:
         return None if hourly is None else hourly * HOURS_PER_MONTH
 
 
-def nodes_for(accelerator: str, num_gpus: int, replicas: int = 1) -> list[Nodes]:
+def nodes_for(accelerator: str, num_gpus: int, pod: PodSizes, replicas: int = 1) -> list[Nodes]:
     """Return the types with this accelerator whose node holds a replica, the cheapest for all replicas first, those without price last."""
     found = []
     for instance in INSTANCES:
-        if instance.accelerator == accelerator and (per_node := instance.replicas(num_gpus)):
+        if instance.accelerator == accelerator and (per_node := instance.replicas(num_gpus, pod)):
             found.append(Nodes(instance=instance, per_node=per_node, num=-(-replicas // per_node)))
     return sorted(found, key=lambda nodes: (nodes.usd_per_hour is None, nodes.usd_per_hour or 0.0, nodes.instance.vcpus))

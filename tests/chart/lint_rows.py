@@ -19,6 +19,9 @@ def memory(kind: str, amount: Any) -> dict[str, Any]:
     return {"resources": {kind: {"memory": amount}}}
 
 
+LITTLE = memory("requests", "9Gi")
+
+
 def model(path: str, **more: Any) -> dict[str, Any]:
     return models({"name": "m", "model": path, **more})
 
@@ -118,6 +121,18 @@ PODS: list[Check] = [
             "raise the latter above 147Gi",
         ),
         merged(GPU, at("modelPods", {"checkpointSize": "132Gi", **memory("limits", "147Gi")})),
+    ),
+    (
+        "a /dev/shm in which a model's KV has no room",
+        merged(GPU, at("config.models.m.kv.offload_gib", 9), at("modelPods.shmSize", "8Gi")),
+        ("config.models.m.kv.offload_gib is 9, but modelPods.shmSize is 8Gi: vLLM keeps this KV in /dev/shm",),
+        merged(GPU, at("config.models.m.kv.offload_gib", 8), at("modelPods.shmSize", "8Gi")),
+    ),
+    (
+        "a limit that a model's KV alone takes",
+        merged(GPU, at("config.models.m.kv.offload_gib", 64), at("modelPods", merged(memory("limits", "63Gi"), LITTLE))),
+        ("config.models.m.kv.offload_gib is 64, but modelPods.resources.limits.memory is 63Gi: /dev/shm counts as memory",),
+        merged(GPU, at("config.models.m.kv.offload_gib", 64), at("modelPods", merged(memory("limits", "64Gi"), LITTLE))),
     ),
     (
         "objects that the /dev/shm of a second model cannot hold",

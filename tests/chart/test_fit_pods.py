@@ -26,10 +26,11 @@ def _sizes(made: Rendered, group: str) -> dict[str, str]:
 
 def test_fit_and_chart_give_a_replica_the_same_pod() -> None:
     """Both have the rule: templates cannot call Python, and fit runs without the chart."""
-    asked = {f"m{num_gpus}-{gib}": (num_gpus, gib) for num_gpus in (1, 2, 4, 8) for gib in CHECKPOINTS_GIB}
+    asked = {f"m{num_gpus}-{gib}": (num_gpus, gib, 0.0) for num_gpus in (1, 2, 4, 8) for gib in CHECKPOINTS_GIB}
+    asked |= {f"kv{number}": (2, gib, kv) for number, (gib, kv) in enumerate([(0, 64.0), (132, 64.0), (0, 0.5)])}
     of_fit = {}
-    for name, (num_gpus, gib) in asked.items():
-        sizes = pod_sizes(num_gpus)
+    for name, (num_gpus, gib, kv) in asked.items():
+        sizes = pod_sizes(num_gpus, kv)
         of_fit[name] = {
             "requests cpu": str(sizes.cpu_request),
             "requests memory": f"{sizes.memory_request_gib}Gi",
@@ -46,8 +47,9 @@ def test_fit_and_chart_give_a_replica_the_same_pod() -> None:
                     "device": "cuda",
                     "gpus_per_replica": num_gpus,
                     "pods": {"checkpointSize": f"{gib}Gi" if gib else ""},
+                    **({"kv": {"offload_gib": kv}} if kv else {}),
                 }
-                for name, (num_gpus, gib) in asked.items()
+                for name, (num_gpus, gib, kv) in asked.items()
             )
         )
     )

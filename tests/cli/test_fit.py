@@ -104,6 +104,18 @@ def test_json_has_the_numbers_and_their_errors(folder: Path) -> None:
     assert told["nodes"][0]["type"] == "p5.4xlarge"
 
 
+def test_a_configuration_that_keeps_kv_in_memory_has_a_larger_pod(folder: Path) -> None:
+    config = folder.parent / "gpu.yaml"
+    model = {"model": str(folder), "device": "cuda", "gpus_per_replica": 1, "kv": {"offload_gib": 16}}
+    config.write_text(yaml.safe_dump({"models": {"m": model}}))
+    code, output = run(config, "--gpu", "l4", "--context", "16k")
+    assert code == 0, output
+    assert "16.00 GiB  of the pod: 131,072 tokens that left the GPU" in output
+    assert "28 to 40 GiB  /dev/shm of 19 GiB included" in output
+    told = json.loads(run(config, "--gpu", "l4", "--context", "16k", "--json")[1])["models"]["m"]
+    assert (told["offload"], told["pod"]["offload_gib"]) == ({"bytes": 16 << 30, "tokens": 131_072}, 16)
+
+
 def test_the_files_of_weights_count_where_they_are(tmp_path: Path) -> None:
     made = make_tiny_llama(tmp_path / "tiny")
     told = json.loads(run(made, "--gpu", "l4", "--json")[1])["models"][str(made)]

@@ -18,6 +18,7 @@ def with_kv(**kv: Any) -> dict[str, Any]:
 def test_kv_stays_where_it_is_by_default() -> None:
     kv = parse_settings({"models": {"m": LLAMA}}).models["m"].kv
     assert (kv, kv.is_on, kv.environment()) == (KvSettings(transfer="none", port=15600), False, {})
+    assert (kv.is_offloaded, kv.offload_bytes()) == (False, 0)
 
 
 def test_a_model_has_64_ports_of_side_channels_and_192_of_ucx() -> None:
@@ -40,6 +41,11 @@ def test_a_release_that_moves_kv_is_another_release() -> None:
         ({"port": 65281}, "port: is 65281, but should be less than or equal to 65280"),
         ({"port": "15600"}, "port: is '15600', but should be a valid integer; give a plain number without unit: write 15600"),
         ({"ports": 15600}, "ports: unknown key; did you mean port?"),
+        ({"offload_gib": -1}, "offload_gib: is -1, but should be greater than or equal to 0"),
+        (
+            {"offload_gib": "8Gi"},
+            "offload_gib: is '8Gi', but should be a valid number; the unit is GiB, as the name says: write 8",
+        ),
         (
             {"port": 10900},
             "port: is 10900, and among its ports up to 11155 are those of Ray's worker processes; choose another, for example 15600",
@@ -69,15 +75,55 @@ def test_ports_of_ray_and_kuberay_are_refused_to_the_last_one(reserved: range) -
             "is 'nixl' and engine_args.convert is 'embed': its requests end with their prompt, and no KV is left to move; "
             "set kv.transfer: none",
         ),
-        (
-            {"engine_args": {"kv_offloading_size": 4}},
-            "is 'nixl' and engine_args.kv_offloading_size is 4: an engine of vLLM has one KV connector; remove one of the two",
-        ),
     ],
 )
 def test_a_model_without_kv_to_move_is_refused(changed: dict[str, Any], said: str) -> None:
     assert refusal(models={"m": NIXL | changed}) == f"models.m.kv.transfer: {said}"
     assert problems({"models": {"m": LLAMA | changed}}) == []
+
+
+GPU = LLAMA | {"device": "cuda", "gpus_per_replica": 1}
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_the_nodes_memory_keeps_kv_of_a_model_on_gpus(simulated: bool) -> None:
+    model = LLAMA | {"simulated": {"profile": "a10g-llama-8b"}} if simulated else GPU
+    kv = parse_settings({"models": {"m": model | {"kv": {"offload_gib": 1.5}}}}).models["m"].kv
+    assert (kv.is_on, kv.is_offloaded, kv.offload_bytes()) == (False, True, 3 << 29)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (LLAMA, "and device is cpu: the cache is in the node's memory already; remove it, and raise kv_cache_gib"),
+        (
+            GPU | {"engine_args": {"enable_prefix_caching": False}},
+            "and engine_args.enable_prefix_caching is False: no prompt would find its KV; remove one of the two",
+        ),
+        (
+            GPU | {"gpus_per_replica": 2, "nodes": 2},
+            "and nodes is 2: the engine's nodes share no memory; set kv.offload_gib: 0, or nodes: 1",
+        ),
+        (
+            GPU | {"sleep": {}},
+            "and sleep is set: a sleep frees the GPU's memory, whose copies may be under way; set kv.offload_gib: 0, or remove sleep",
+        ),
+    ],
+)
+def test_a_model_whose_memory_keeps_no_kv_is_refused(model: dict[str, Any], said: str) -> None:
+    assert refusal(models={"m": model | {"kv": {"offload_gib": 4}}}) == f"models.m.kv.offload_gib: is 4 {said}"
+    assert problems({"models": {"m": model}}) == []
+
+
+def test_vllms_own_argument_for_it_is_refused_where_it_would_have_no_room() -> None:
+    where = "models.m.engine_args.kv_offloading_size: is 4"
+    said = refusal(models={"m": GPU | {"engine_args": {"kv_offloading_size": 4}}})
+    assert said == f"{where}, for which no pod and no estimate has room; remove it, and set kv.offload_gib: 4"
+    lmcache = GPU | {"engine_args": {"kv_offloading_size": 4, "kv_offloading_backend": "lmcache"}}
+    assert problems({"models": {"m": lmcache}}) == []
+    for kv in ({"offload_gib": 4}, {"transfer": "nixl"}):
+        said = refusal(models={"m": lmcache | {"kv": kv}})
+        assert said == f"{where} and kv sets another connector: with it, vLLM would have the one alone; remove it, or kv"
 
 
 def test_a_simulated_model_moves_kv_without_nixl() -> None:

@@ -224,7 +224,8 @@ USED = {
     "vllm.v1.core.sched.interface": {"PauseState": "UNPAUSED"},
     "vllm.v1.core.sched.request_queue": {"SchedulingPolicy": "PRIORITY"},
     "vllm.v1.core.sched.scheduler": {
-        "Scheduler": """_holds_kv_blocks _pause_state _preempt_request _request_blocks_can_be_freed block_size cache_config current_step
+        "Scheduler": """_holds_kv_blocks _inflight_prefills _pause_state _preempt_request _request_blocks_can_be_freed block_size
+            cache_config current_step
             connector failed_recving_kv_req_ids has_mamba_layers kv_cache_config kv_cache_manager kv_holding_waiting lora_config
             max_num_active_reqs max_num_running_reqs max_num_scheduled_tokens
             num_waiting_for_streaming_input policy prefill_capacity_bound prefix_replay_tokens
@@ -271,6 +272,20 @@ USED = {
         "KVConnectorMetadata": "",
         "SupportsHMA": "",
     },
+    "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector": {
+        "MultiConnector": "sub_connectors",
+        "MultiKVConnectorMetadata": "metadata",
+        "MultiKVConnectorWorkerMetadata": "metadata",
+    },
+    "vllm.distributed.kv_transfer.kv_connector.v1.offloading.common": {
+        "OffloadingConnectorMetadata": "jobs_to_flush load_jobs store_jobs",
+        "OffloadingWorkerMetadata": "mark_completed transfer_stats",
+        "TransferJob": "dst_spec req_id src_spec",
+        "TransferStats": "load store",
+        "DirectionalTransferStats": "record",
+    },
+    "vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector": {"OffloadingConnector": ""},
+    "vllm.v1.kv_offload.base": {"GPULoadStoreSpec": "block_ids"},
     "vllm.v1.metrics.cache_hit_source": {"CacheHitSource": "P2P"},
     "vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata": {"NixlHandshakePayload": "compatibility_hash"},
     "vllm.v1.structured_output": {"StructuredOutputManager": "executor"},
@@ -294,7 +309,7 @@ USED = {
     },
     "vllm.v1.outputs": {
         "EMPTY_MODEL_RUNNER_OUTPUT": "",
-        "KVConnectorOutput": "failed_recving finished_recving finished_sending",
+        "KVConnectorOutput": "failed_recving finished_recving finished_sending kv_connector_worker_meta",
         "LogprobsTensors": "empty_cpu logprob_token_ids logprobs selected_token_ranks",
         "ModelRunnerOutput": "kv_connector_output logprobs prompt_logprobs_dict req_id_to_index req_ids sampled_token_ids",
     },

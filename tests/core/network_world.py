@@ -59,13 +59,23 @@ def next_token(sequence: tuple[int, ...]) -> int:
 class World:
     """Everything that happens is drawn from ``rng``; time is a number."""
 
-    def __init__(self, rng: random.Random, *, drains: float = 0.0, apart: bool = False, pools: PoolSizes | None = None) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        *,
+        drains: float = 0.0,
+        apart: bool = False,
+        pools: PoolSizes | None = None,
+        deaths: float = 0.0,
+    ) -> None:
         """``drains``: how often a step begins a drain. If any does, time is slower and there are fewer and longer answers, so that streams
-        move. ``apart``: many prompts are long, and answers make way for them. ``pools``: replicas have roles."""
+        move. ``apart``: many prompts are long, and answers make way for them. ``pools``: replicas have roles. ``deaths``: how often an
+        ingress dies."""
         self.rng, self.now, self.drains, self.apart = rng, 0.0, drains, apart or pools is not None
         self.replicas: list[Replica] = [Replica(f"a{n}") for n in range(4)]
         self.num_replicas = len(self.replicas)
-        limits = FleetSettings(
+        self.deaths, self.gone = deaths, list[Ingress]()
+        self.limits = limits = FleetSettings(
             model="m",
             max_waiting_requests=8,
             no_replica_s=20.0,
@@ -102,6 +112,19 @@ class World:
         connection.down.clear()
         if not connection.frozen:
             connection.replica.end(connection)
+
+    def lose(self, ingress: Ingress) -> None:
+        """End an ingress with all its clients and links; another one, which knows nothing, takes its place."""
+        links = list(ingress.links.values())
+        ingress.links.clear()
+        for connection in links:
+            self.bury(connection)
+        for request_id in ingress.live():
+            self.end(ingress, request_id, "ingress_lost")
+        self.gone.append(ingress)
+        new = Ingress(FleetState(self.limits), num_clients=ingress.num_clients)
+        self.ingresses[self.ingresses.index(ingress)] = new
+        self.handle(new, StepCostsMeasured(COSTS))
 
     def compute(self, replica: Replica) -> None:
         """Run one engine step: each running attempt gets no token, one, or more."""
@@ -193,6 +216,9 @@ class World:
     def carry_down(self, connection: Connection) -> None:
         """Deliver one message of the replica to the ingress."""
         ingress, replica_id = connection.ingress, connection.replica.replica_id
+        if ingress in self.gone:
+            connection.down.clear()
+            return
         match connection.down.popleft():
             case list() as frame:
                 self.handle(ingress, outputs(replica_id, *frame))
@@ -207,6 +233,8 @@ class World:
     def carry_late(self) -> None:
         """Deliver outputs of a connection that has ended; they stay, to arrive once more."""
         connection, frame = self.rng.choice(self.late)
+        if connection.ingress in self.gone:
+            return
         copies = [replace(o, new_token_ids=list(o.new_token_ids)) for o in frame]
         instructions = self.handle(connection.ingress, outputs(connection.replica.replica_id, *copies))
         assert not any(isinstance(i, DeliverOutputs) for i in instructions)
@@ -274,6 +302,9 @@ class World:
         self.end_leases()
         ingress, replica = rng.choice(self.ingresses), rng.choice(self.replicas)
         connection = rng.choice(replica.links) if replica.links else None
+        if self.deaths and rng.random() < self.deaths:
+            self.lose(ingress)
+            return
         if rng.random() < self.drains and not replica.draining:
             replica.drain_ends_at = self.now + rng.choice((0.5, 1.0, 2.0))
         dice = rng.random()

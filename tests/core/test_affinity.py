@@ -131,6 +131,15 @@ def test_what_does_not_fit_into_the_cache_any_more_is_not_expected_there() -> No
     assert ask(fleet, "r2", "one two x") == ("a", Reason.PREFIX, 10), "its end was given up, its beginning was not"
 
 
+def test_what_the_hosts_memory_still_holds_is_expected_there() -> None:
+    fleet = fleet_by_prefix("a", kv_tokens=40)
+    fleet.replicas["a"].host_kv_tokens = 20
+    for request_id, words in (("r0", "one two"), ("r1", "three four five")):
+        ask(fleet, request_id, words)
+        finish(fleet, request_id)
+    assert ask(fleet, "r2", "one two x") == ("a", Reason.PREFIX, 20)
+
+
 def test_a_request_that_continues_elsewhere_goes_by_load() -> None:
     fleet = fleet_by_prefix("a", "b", "c")
     ask(fleet, "r0", "one two", max_tokens=100)

@@ -10,7 +10,7 @@ from collections import Counter, deque
 import pytest
 
 from serve_app.core.pool_sizes import PoolSizes
-from tests.core.network_world import World
+from tests.core.network_world import LEASE_S, World
 
 STEPS, WALKS = 15_000, 10
 KEPT, KEPT_A_REQUEST, KEPT_OF_LONG_PROMPTS = 250, 30, 150
@@ -39,9 +39,9 @@ def num_kept(root: object) -> int:
     return num
 
 
-def walk(seed: int, *, drains: float = 0.0, apart: bool = False, pools: PoolSizes | None = None) -> World:
+def walk(seed: int, *, drains: float = 0.0, apart: bool = False, pools: PoolSizes | None = None, deaths: float = 0.0) -> World:
     """Walk, and return the world at its end, at peace. In each world every request has one outcome, and nothing is kept."""
-    world = World(random.Random(seed), drains=drains, apart=apart, pools=pools)
+    world = World(random.Random(seed), drains=drains, apart=apart, pools=pools, deaths=deaths)
     for number in range(STEPS):
         world.step()
         if number % 50 == 0:
@@ -64,7 +64,9 @@ def walk(seed: int, *, drains: float = 0.0, apart: bool = False, pools: PoolSize
     ]
     assert not held, "blocks are kept for nobody"
     assert sum(world.ended.values()) == sum(i.num_clients for i in world.ingresses)
-    assert world.ended.keys() <= {"complete", "aborted", "queue_full", "no_replica", "replica_lost", "request_quarantined"}
+    assert world.ended.keys() <= {"complete", "aborted", "queue_full", "no_replica", "replica_lost", "request_quarantined"} | (
+        {"ingress_lost"} if deaths else set()
+    )
     return world
 
 
@@ -85,6 +87,17 @@ def test_requests_that_are_handed_over_have_one_outcome_too_however_that_ends() 
     assert sum(i.fleet.hand_overs.tokens for world in worlds for i in world.ingresses) > 0
     freed = sum((world.freed for world in worlds), Counter[str]())
     assert freed["ingress"] > 0 < freed["reader"], freed
+
+
+def test_an_ingress_that_dies_between_the_phases_leaves_blocks_for_the_lease_alone() -> None:
+    """Its clients lose their answers; those of the other ingress do not, and engines drop its attempts."""
+    worlds = [walk(seed, drains=0.01, deaths=0.002) for seed in range(400, 410)]
+    assert all(world.ended.get("ingress_lost", 0) > 0 for world in worlds)
+    assert any(kept.of.ingress in world.gone for world in worlds for r in world.replicas for kept in r.kept)
+    for world in worlds:
+        world.now += LEASE_S
+        world.end_leases()
+        assert not any(replica.kept for replica in world.replicas)
 
 
 def test_answers_that_move_without_a_drain_have_one_outcome_too() -> None:

@@ -170,6 +170,24 @@ def test_a_target_that_is_gone_leaves_the_stream_to_another_replica(gone: list[L
     assert dict(fleet.hand_overs.results) == {"no_target": 1}
 
 
+@pytest.mark.parametrize("first", ["a", "b"])
+@pytest.mark.parametrize("is_reading", [False, True])
+def test_a_source_and_a_target_that_are_both_lost_leave_the_stream_to_a_third_replica(first: str, is_reading: bool) -> None:
+    fleet = asked(fleet_with(linked("a"), linked("b")))
+    if is_reading:
+        assert run(fleet, outputs("a", handed()), now=7.1) == [moved()]
+    second = "b" if first == "a" else "a"
+    ends = run(fleet, LinkLost(first, LinkEnd.SAID_GOODBYE), LinkLost(second, LinkEnd.SAID_GOODBYE), now=7.2)
+    assert not any(isinstance(i, FreeKeptKv | HandOverAttempt) for i in ends)
+    (started,) = run(fleet, linked("c"), now=7.3)
+    attempt = fleet.requests["r"].attempt
+    assert started == replace(start("r", attempt, "c", prefix=(7,), emitted=1), kv=None)
+    last = Output(f"r@{attempt}", [8], "stop")
+    assert run(fleet, outputs("c", last), now=7.4) == [DeliverOutputs([last])]
+    assert dict(fleet.hand_overs.results) == {"ended": 1}
+    assert dict(fleet.outcomes) == {"complete": 1}
+
+
 def test_a_client_that_leaves_between_the_phases_leaves_nothing_behind() -> None:
     for events in ([], [outputs("a", handed())]):
         fleet = asked(fleet_with(linked("a"), linked("b")))
@@ -178,6 +196,15 @@ def test_a_client_that_leaves_between_the_phases_leaves_nothing_behind() -> None
         assert not fleet.requests
         assert not fleet.replicas["b"].coming
         assert run(fleet, outputs("a", handed()), now=7.2) == [FREED], "its answer came too late"
+
+
+def test_kv_is_freed_by_a_token_that_crosses_the_abort_of_its_request() -> None:
+    fleet = asked(fleet_with(linked("a"), linked("b"), linked("c")))
+    run(fleet, outputs("a", handed()), RequestsAborted(["r"]), now=7.2)
+    assert run(fleet, outputs("c", Output("r@1", [8])), now=7.3) == [], "no reader of it"
+    assert run(fleet, outputs("b", Output("r@1", [])), now=7.3) == [], "it may read still"
+    assert run(fleet, outputs("b", Output("r@1", [8])), now=7.3) == [FREED]
+    assert run(fleet, outputs("b", Output("r@1", [9])), now=7.4) == []
 
 
 def test_an_answer_that_ends_first_has_ended() -> None:

@@ -1,8 +1,9 @@
 """The configured routing reaches the replicas, over real links to fake engines."""
 
+import msgspec
 import pytest
 
-from tests.doubles.fake_engine import CAPABILITIES
+from tests.doubles.fake_engine import CAPABILITIES, FakeEngine
 from tests.doubles.fleet import MODEL, Fleet, fleet, in_loop, settings, until
 
 PROMPT = list(range(3 * CAPABILITIES.block_size))
@@ -38,3 +39,11 @@ async def test_by_prefix_a_prompt_follows_its_beginning_and_by_load_it_does_not(
         assert f.client.fleet.expected_hit_tokens == (len(PROMPT) if "prefix" in reasons else 0)
         replica = f.client.fleet.replicas["a"]
         assert replica.kv_tokens == CAPABILITIES.num_kv_blocks * CAPABILITIES.block_size
+
+
+@in_loop
+async def test_the_ingress_knows_what_a_replicas_host_keeps() -> None:
+    models = {MODEL: {"model": "/m", "simulated": {"profile": "a10g-llama-8b"}}}
+    async with fleet(settings(models=models)) as f:
+        await f.join("a", engine=FakeEngine(capabilities=msgspec.structs.replace(CAPABILITIES, host_kv_tokens=4096)))
+        assert f.client.fleet.replicas["a"].host_kv_tokens == 4096

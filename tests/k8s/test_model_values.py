@@ -134,7 +134,7 @@ def test_its_models_fit_their_gpus_and_the_pods_memory_holds_the_checkpoint(name
         assert found.checkpoint_bytes <= stated * GIB <= 1.15 * found.checkpoint_bytes + GIB  # 15 %: fit's error for 4 bits
         limit = pod_sizes(settings["gpus_per_replica"]).limit_of_chart_gib(stated)
         assert limit * 1024 <= node.pods_memory_mib
-        assert node.replicas(settings["gpus_per_replica"]) >= 1
+        assert node.replicas(settings["gpus_per_replica"], pod_sizes(settings["gpus_per_replica"])) >= 1
 
 
 @pytest.mark.parametrize("name", CASES)

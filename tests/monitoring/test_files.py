@@ -74,7 +74,13 @@ def test_a_release_is_never_chosen_by_what_a_name_begins_with() -> None:
 
 
 def test_every_label_that_is_asked_for_exists() -> None:
-    known = {"le", "model_name"}.union(*(series.labels for series in TABLE)) | TARGET_LABELS | OF_A_GPU | OF_A_WISH | OF_A_NODE
+    known = (
+        {"le", "model_name", "source"}.union(*(series.labels for series in TABLE))
+        | TARGET_LABELS
+        | OF_A_GPU
+        | OF_A_WISH
+        | OF_A_NODE
+    )
     for promql in all_promql():
         matched = set().union(*(selector.labels for selector in selectors(promql)))
         assert (grouped_labels(promql) | matched) - known == set(), promql

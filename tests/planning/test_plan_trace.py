@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.plan.schedule import Schedule
+from loadtest.plan.scenario import load_scenario
+from loadtest.plan.schedule import Schedule, make_schedule
 from loadtest.records import ScheduledRequest
 from serve_app.errors import ConfigError
 from serve_app.planning.comparison import prompt_ids
@@ -29,7 +30,29 @@ def test_a_schedule_of_the_kit_is_read_as_the_kit_wrote_it(tmp_path: Path) -> No
         ScheduledRequest(1, 7.0, "long", 1100, 10, "s1", (7, -8, 9)),
     ]
     Schedule(scheduled).write(path)
-    assert read_trace(path, 60.0) == [TraceRequest(0.0, 411, 153), TraceRequest(6.5, 1100, 10, (7, -8, 9))]
+    assert read_trace(path, 60.0) == [TraceRequest(0.0, 411, 153, (), "chat"), TraceRequest(6.5, 1100, 10, (7, -8, 9), "long")]
+
+
+def test_the_beginning_that_a_scenarios_class_shares_is_shared_in_the_plan(tmp_path: Path) -> None:
+    file, path = tmp_path / "scenario.yaml", tmp_path / "schedule.jsonl"
+    shared = {"chat": 40, "tools": 700, "alone": 0}
+    length = {"dist": "constant", "mean": 1000}
+    classes = [{"name": name, "shared_prefix_tokens": tokens, "input_tokens": length} for name, tokens in shared.items()]
+    file.write_text(
+        json.dumps(
+            {"name": "shared", "duration_s": 60, "seed": 3, "arrival": {"law": "poisson", "rate": 1.0}, "requests": classes}
+        )
+    )
+    make_schedule(load_scenario(file)).write(path)
+    of: dict[str, list[list[int]]] = {}
+    for number, each in enumerate(read_trace(path, 60.0)):
+        of.setdefault(each.cls, []).append(prompt_ids(each, number, 1))
+    assert of.keys() == shared.keys()
+    for name, tokens in shared.items():
+        one, two, *_ = of[name]
+        assert one[:tokens] == two[:tokens]
+        assert one[tokens : tokens + 30] != two[tokens : tokens + 30]
+    assert of["chat"][0][:40] != of["tools"][0][:40]
 
 
 def test_requests_are_sorted_and_those_after_the_first_seconds_left_out(tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ capabilities = st.builds(
     weights=labels,
     kv_transfer=st.text(max_size=8),
     kv_token_bytes=counts,
+    host_kv_tokens=counts,
 )
 opening = {"protocol": counts, "vllm_version": labels, "model": ids, "fingerprint": ids, "nonce": nonces}
 messages_to_replica = st.one_of(

@@ -89,6 +89,7 @@ def make_traffic(make_config: Callable[..., Any]) -> Callable[..., Traffic]:
         is_async: bool = False,
         is_bounded: bool = True,
         itl_s: float | None = None,
+        log_stats: bool = False,
         scheduler_of: Callable[[type], type] = lambda it: it,
         executor_of: Callable[[type], type] = lambda it: it,
         **engine_args: Any,
@@ -100,7 +101,7 @@ def make_traffic(make_config: Callable[..., Any]) -> Callable[..., Traffic]:
         if is_bounded:
             scheduling.scheduler_cls = bounded(scheduling.get_scheduler_cls())
         scheduling.scheduler_cls = scheduler_of(scheduling.get_scheduler_cls())
-        return Traffic(EngineCore(config, executor_of(EarlyExecutor if is_async else SimulatedExecutor), log_stats=False))
+        return Traffic(EngineCore(config, executor_of(EarlyExecutor if is_async else SimulatedExecutor), log_stats=log_stats))
 
     return make
 

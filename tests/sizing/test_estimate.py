@@ -21,8 +21,8 @@ LOAD = Load(requests_per_s=5, prompt_tokens=500, answer_tokens=200, slo=Slo(ttft
 
 
 def of(config: Config, gpu: str, *, gpus: int | None = None, context: int | None = 16384, **rest: Any) -> Estimate:
-    load = rest.pop("load", None)
-    wish = Wish(accelerator=accelerator_named(gpu), num_gpus=gpus, context=context, engine_args=rest, load=load)
+    more = {name: rest.pop(name) for name in ("load", "offload_gib") if name in rest}
+    wish = Wish(accelerator=accelerator_named(gpu), num_gpus=gpus, context=context, engine_args=rest, **more)
     return estimate(architecture_of(config, "config.json"), None, wish)
 
 
@@ -71,6 +71,16 @@ def test_a_context_that_vllm_sets_itself_is_what_the_memory_holds(given: object)
 def test_a_fit_within_the_error_is_noted() -> None:
     notes = [of(shapes.LLAMA_8B, "l4", gpus=1, context=context).notes for context in (16384, 31360, 31376)]
     assert notes == [(), ("it fits by less than the error of the reserve: measure it before you rely on it",), ()]
+
+
+def test_kv_in_the_pods_memory_makes_the_pod_larger_and_says_how_many_tokens_it_is() -> None:
+    plain, kept = (of(shapes.LLAMA_8B, "l4", gpus=1, offload_gib=gib) for gib in (0.0, 15.5))
+    assert (plain.offload_tokens, kept.offload_tokens) == (0, 31 * 2**29 // 131_072)
+    sizes = [(found.pod.memory_request_gib, found.pod.memory_limit_gib, found.pod.shm_gib) for found in (plain, kept)]
+    assert sizes == [(12, 24, 3), (28, 40, 19)]
+    assert plain.nodes[0].instance.name == "g6.xlarge", "16 GiB"
+    assert kept.nodes[0].instance.name == "g6.2xlarge", "32 GiB"
+    assert of(shapes.LLAMA_70B, "h100", gpus=2, offload_gib=10.0).offload_tokens == 10 * 2**30 // 327_680
 
 
 def test_fewer_bits_are_a_way_out() -> None:
@@ -210,18 +220,18 @@ def test_every_accelerator_has_a_node_with_8_of_it_or_4() -> None:
 
 
 def test_nodes_are_ordered_by_the_price_of_all_replicas() -> None:
-    found = nodes_for("h100", 1, replicas=9)
+    found = nodes_for("h100", 1, pod_sizes(1), replicas=9)
     # 9 x $6.88 = $61.92, and 2 nodes with 8 replicas each at $55.04.
     assert [(n.instance.name, n.num) for n in found] == [("p5.4xlarge", 9), ("p5.48xlarge", 2)]
     assert [n.usd_per_hour for n in found] == pytest.approx([61.92, 110.08])
-    assert nodes_for("h200", 8)[-1].usd_per_month is None
-    assert nodes_for("l4", 2)[0].instance.name == "g6.12xlarge"
+    assert nodes_for("h200", 8, pod_sizes(8))[-1].usd_per_month is None
+    assert nodes_for("l4", 2, pod_sizes(2))[0].instance.name == "g6.12xlarge"
 
 
 def test_a_node_holds_a_replica_only_with_cpus_and_memory_for_its_pod() -> None:
     (small,) = (instance for instance in INSTANCES if instance.name == "g4dn.xlarge")
-    assert small.replicas(1) == 1  # 3 of 3.92 CPUs, 12 of 14.1 GiB
-    assert replace(small, pods_memory_mib=12 * 1024 - 1).replicas(1) == 0
+    assert small.replicas(1, pod_sizes(1)) == 1  # 3 of 3.92 CPUs, 12 of 14.1 GiB
+    assert replace(small, pods_memory_mib=12 * 1024 - 1).replicas(1, pod_sizes(1)) == 0
 
 
 def test_a_checkpoint_is_read_ahead_if_90_percent_of_the_free_memory_hold_it() -> None:

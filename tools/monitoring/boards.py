@@ -107,6 +107,12 @@ MODEL_BOARD = Board(
                     "Share of the prompt tokens that an engine had in its prefix cache.",
                 ),
                 Panel(
+                    "Cached prompt tokens by where they were",
+                    {"{{model_name}} {{source}}": rate("vllm:prompt_tokens_cached_by_source_total", "model_name, source", VLLM)},
+                    "short",
+                    "Per second: in the GPU's memory (device), in the node's (host, kv.offload_gib), or at another replica (p2p).",
+                ),
+                Panel(
                     "Requests by the reason for their replica",
                     {"{{model}} {{reason}}": rate("serve_app_routed_total", "model, reason")},
                     "reqps",

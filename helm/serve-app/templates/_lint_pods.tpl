@@ -23,6 +23,8 @@ in, as of serve-app.judge. */}}
 {{- $all = append $all (dict "path" .path "pods" .pods "whose" (printf " for %s" .model.at)) -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "checkpoints" "model" .model "pods" .pods "path" .path
     "memory" (dig "limits" "memory" "" .pods.resources) "least" (include "serve-app.readAheadGi" .pods | int64)) -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "offloads" "model" .model "pods" .pods "path" .path
+    "memory" (dig "limits" "memory" "" .pods.resources) "gi" (include "serve-app.offloadGi" .model | int64)) -}}
 {{- end -}}
 {{- range $all -}}
 {{- $of := . -}}

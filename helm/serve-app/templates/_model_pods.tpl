@@ -87,15 +87,22 @@ Args: the pods' settings. */}}
 {{- divf (include "serve-app.quantity" (.checkpointSize | default 0)) 1073741824 0.9 | ceil | int -}}
 {{- end }}
 
+{{- /* The memory, in Gi, that a model's pod keeps KV in. vLLM maps it in /dev/shm. Simulated engines keep none. Args: the model. */}}
+{{- define "serve-app.offloadGi" -}}
+{{ ternary (dig "kv" "offload_gib" 0 . | float64 | ceil | int) 0 (eq (dig "device" "cpu" .) "cuda") }}
+{{- end }}
+
 {{- /* What a model's pod needs when values say nothing. values.yaml has the formulas and their reasons. Args: model, pods (its settings). */}}
 {{- define "serve-app.modelSizes" -}}
 {{- $gpus := include "serve-app.gpusOfPod" .model | int -}}
 {{- if eq (dig "device" "cpu" .model) "cuda" -}}
 {{- $asked := add 4 (mul 8 $gpus) -}}
+{{- $limit := max (add 8 (mul 16 $gpus)) (include "serve-app.readAheadGi" .pods | int | add $asked) -}}
+{{- $kv := include "serve-app.offloadGi" .model | int -}}
 resources:
-  requests: {cpu: {{ add $gpus 2 | quote }}, memory: {{ $asked }}Gi, ephemeral-storage: 8Gi}
-  limits: {cpu: {{ add 4 (mul 4 $gpus) | quote }}, memory: {{ max (add 8 (mul 16 $gpus)) (include "serve-app.readAheadGi" .pods | int | add $asked) }}Gi}
-shmSize: {{ add 2 $gpus }}Gi
+  requests: {cpu: {{ add $gpus 2 | quote }}, memory: {{ add $asked $kv }}Gi, ephemeral-storage: 8Gi}
+  limits: {cpu: {{ add 4 (mul 4 $gpus) | quote }}, memory: {{ add $limit $kv }}Gi}
+shmSize: {{ add 2 $gpus $kv }}Gi
 homeSize: {{ ternary "8Gi" "200Gi" (or (hasPrefix "embedded:" .model.model) (hasPrefix "/" .model.model)) }}
 {{- else -}}
 resources:

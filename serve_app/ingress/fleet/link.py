@@ -79,6 +79,7 @@ class ReplicaLink(asyncio.Protocol):
             offered.max_model_len,
             offered.kv_transfer,
             offered.kv_token_bytes,
+            offered.host_kv_tokens,
         )
 
     def is_open(self) -> bool:

@@ -57,7 +57,8 @@ class Capabilities(Struct, array_like=True, frozen=True, forbid_unknown_fields=T
 
     Replicas with equal ``weights`` may continue each other's answers. ``seeds_by_position``: the noise of a seeded request is a function
     of seed and position, as in vLLM's V2 runner; the V1 runner's generator has a state, which only a replay reproduces. Replicas with equal
-    ``kv_transfer``, not "", can read each other's KV, of which a token has ``kv_token_bytes``, 0 for unknown.
+    ``kv_transfer``, not "", can read each other's KV, of which a token has ``kv_token_bytes``, 0 for unknown. ``host_kv_tokens``: tokens
+    whose KV the replica's host keeps beside the engine's own cache.
     """
 
     max_model_len: Positive
@@ -68,6 +69,7 @@ class Capabilities(Struct, array_like=True, frozen=True, forbid_unknown_fields=T
     seeds_by_position: bool = False
     kv_transfer: Annotated[str, Meta(max_length=256)] = ""
     kv_token_bytes: Count = 0
+    host_kv_tokens: Count = 0
 
 
 class Hello(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=0):
