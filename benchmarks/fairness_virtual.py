@@ -80,39 +80,44 @@ def weights(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
 
 
 def late(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
-    yield "| overload | to begin within s | admitted | of them late % | places free % | Retry-After right % |"
+    yield "| overload | begin within s | admitted | of them late % | places free % | Retry-After right % | without jitter | by mean rate |"
     for name, loads in OVERLOADS.items():
         for within_s in WITHIN_S:
             fleets = [play([replace(load, first_token_s=within_s) for load in loads], seconds, seed=seed) for seed in seeds]
             admitted = [[asked for asked in fleet.counted() if asked.refused_at is None] for fleet in fleets]
             lates = [100 * sum(asked.is_late for asked in each) / len(each) for each in admitted]
-            idle, right = (
-                [100 * fleet.idle() for fleet in fleets],
-                [100 * retry_after_right(fleet, within_s + 1) for fleet in fleets],
-            )
+            idle = [100 * fleet.idle() for fleet in fleets]
+            rights = zip(*(retry_after_right(fleet, within_s + 1) for fleet in fleets), strict=True)
             yield row(
                 name,
                 f"{within_s:g}",
                 spread([len(each) for each in admitted], 0),
                 spread(lates, 1),
                 spread(idle, 1),
-                spread(right, 0),
+                *(spread([100 * share for share in right], 0) for right in rights),
             )
 
 
-def retry_after_right(fleet: VirtualFleet, until_s: float) -> float:
-    """Return the share of refused requests that were told within 25 % when all have begun that waited then.
+def retry_after_right(fleet: VirtualFleet, until_s: float) -> tuple[float, float, float]:
+    """Return the share of refused requests that were told within 25 % when all of their tenants have begun that waited then.
 
-    Requests of the last ``until_s`` do not count: what was admitted before them may not have begun.
+    That is for Retry-After as it was sent, without its jitter, and for one who knew how many requests of the tenant begin per second in the
+    mean of the run. Requests of the last ``until_s`` do not count: what was admitted before them may not have begun.
     """
-    admitted = [(asked.at, asked.begun_at) for asked in fleet.asked if asked.begun_at is not None]
-    at, begun_at = np.array(admitted).T
-    right = list[bool]()
-    for asked in fleet.counted():
-        waits = (at < asked.at) & (begun_at > asked.at)
-        if asked.refused_at is not None and asked.at < fleet.monotonic() - until_s and waits.any():
-            right.append(abs(asked.expected_s / (begun_at[waits].max() - asked.at) - 1) <= RETRY_WITHIN)
-    return sum(right) / len(right) if right else float("nan")
+    ends_at, right = fleet.monotonic() - until_s, list[tuple[bool, ...]]()
+    for load in {asked.load for asked in fleet.asked}:
+        admitted = [(asked.at, asked.begun_at) for asked in fleet.asked if asked.load is load and asked.begun_at is not None]
+        at, begun_at = np.array(admitted).reshape(-1, 2).T
+        refused = [
+            asked for asked in fleet.counted() if asked.load is load and asked.refused_at is not None and asked.at < ends_at
+        ]
+        for asked in refused:
+            if (waits := (at < asked.at) & (begun_at > asked.at)).any():
+                mean_s = waits.sum() / len(at) * (begun_at.max() - at.min())
+                truth_s = begun_at[waits].max() - asked.at
+                right.append(tuple(abs(s / truth_s - 1) <= RETRY_WITHIN for s in (asked.retry_after_s, asked.said_s, mean_s)))
+    sent, said, mean = np.array(right).mean(axis=0) if right else [float("nan")] * 3
+    return float(sent), float(said), float(mean)
 
 
 PARTS: Mapping[str, Callable[[Play, Sequence[int], float], Iterator[str]]] = {"noisy": noisy, "weights": weights, "late": late}

@@ -37,6 +37,8 @@ from serve_app.core.instructions import (
 from serve_app.core.load import EngineLoad
 from serve_app.core.order_board import OrderBoard
 from serve_app.core.prefix_index import Prefix
+from serve_app.core.queue_rate import jitter
+from serve_app.core.refusals import MIN_RETRY_AFTER_S
 from serve_app.core.request import Resume
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.errors import CannotStartInTime
@@ -267,7 +269,7 @@ class VirtualFleet:
                     for output in instruction.outputs:
                         self._take(ingress, output)
                 case FailRequest():
-                    self._fail(ingress.asked.pop(instruction.request_id), instruction.error)
+                    self._fail(instruction.request_id, ingress.asked.pop(instruction.request_id), instruction.error)
 
     def _hand_over(self, ingress: _Ingress, engine: _Engine, attempt_id: str) -> None:
         ended = [each for outputs in engine.scheduler.hand_over([attempt_id]).values() for each in outputs]
@@ -337,12 +339,14 @@ class VirtualFleet:
             asked.is_complete = True
             self._ask_again(asked, _DELIVERED_S)
 
-    def _fail(self, asked: Asked, error: Exception) -> None:
+    def _fail(self, name: str, asked: Asked, error: Exception) -> None:
         assert isinstance(error, CannotStartInTime)
+        assert error.retry_after_s is not None
         if error.waited_s:
             asked.late_at = self._now
         else:
-            asked.refused_at, asked.expected_s = self._now, error.expected_s
+            asked.refused_at, asked.retry_after_s = self._now, error.retry_after_s
+            asked.said_s = max(MIN_RETRY_AFTER_S, error.retry_after_s / jitter(name))
         self._ask_again(asked, 1.0)
 
     def _ask_again(self, asked: Asked, in_s: float) -> None:

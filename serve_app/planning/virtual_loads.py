@@ -45,8 +45,9 @@ class Asked:
     """Seconds between tokens that came one after the other."""
     is_complete: bool = False
     refused_at: float | None = None
-    expected_s: float = 0.0
-    """After how many seconds it would have begun, as it was told when it was refused."""
+    retry_after_s: float = 0.0
+    """What it was told when it was refused; ``said_s`` is the same without `jitter`."""
+    said_s: float = 0.0
     late_at: float | None = None
     """When it was ended because it would begin too late."""
 
