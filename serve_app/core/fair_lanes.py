@@ -7,7 +7,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import nsmallest
 
 from serve_app.core.forecast import Demand, Forecast
 from serve_app.core.queue_rate import QueueRate, RecentWork
@@ -156,13 +155,16 @@ class Lane(Queue):
 
     def look_who_is_next(self, now: float) -> None:
         """Find the two tenants that are furthest behind, at most once in `_LOOK_EACH_S`."""
-        if now - self.looked_at >= _LOOK_EACH_S:
-            self.looked_at = now
-            self.limits = nsmallest(2, ((self._limit_s(account), account.tenant) for account in self.active))
-
-    def _limit_s(self, account: Account) -> float:
-        first = next(iter(account.waiting))
-        return max(first.start_s, account.reached_s) + _AHEAD * max(first.expected_s / account.weight, self.usual_s)
+        if now - self.looked_at < _LOOK_EACH_S:
+            return
+        self.looked_at = now
+        limits = []
+        for account in self.active:
+            first = next(iter(account.waiting))
+            unit_s = max(first.expected_s / account.weight, self.usual_s)
+            limits.append((max(first.start_s, account.reached_s) + _AHEAD * unit_s, account.tenant))
+        limits.sort()
+        self.limits = limits[:2]
 
     def ahead_from_s(self, account: Account) -> float:
         """Return the virtual time from which the tenant is ahead of another one.
