@@ -14,6 +14,8 @@ class Load:
     rate: float = 0.0
     depth: int = 0
     weight: float = 1.0
+    shared: int = 256
+    """Tokens of the beginning of each prompt, a multiple of 256: one of four texts."""
     own: tuple[int, int] = (32, 96)
     """Least and most tokens of the prompt's own part."""
     answer: tuple[int, int] = (16, 48)
