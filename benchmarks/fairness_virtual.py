@@ -51,6 +51,13 @@ OVERLOADS = {
     ],
 }
 WITHIN_S = (2.0, 10.0)
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CONFIGURE_LOGGING": "0",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "HF_HUB_OFFLINE": "1",
+}
 Play = Callable[..., VirtualFleet]
 
 
@@ -139,8 +146,8 @@ def spread(values: Sequence[float], digits: int) -> str:
     return f"{middle} ({' to '.join(ends)})" if len(values) > 1 else middle
 
 
-def engine_core(checkpoint: Path) -> Any:
-    """Return a core of vLLM's with our scheduler, on a simulated A10G with 16 places and steps of 512 tokens."""
+def engine_core(checkpoint: Path, profile: str = "a10g-llama-8b", **arguments: Any) -> Any:
+    """Return a core of vLLM's with our scheduler, on a simulated accelerator with 16 places. ``arguments`` go before those here."""
     from vllm.v1.engine.core import EngineCore
 
     from serve_app.replica.engine_core import engine_config
@@ -151,13 +158,14 @@ def engine_core(checkpoint: Path) -> Any:
         {
             "model": str(checkpoint),
             "distributed_executor_backend": "serve_app.simulated.executor.SimulatedExecutor",
-            "additional_config": {"simulated": {"profile": "a10g-llama-8b"}, BATCH_STEP_SHARE: 0.1},
+            "additional_config": {"simulated": {"profile": profile}, BATCH_STEP_SHARE: 0.1},
             "scheduling_policy": "priority",
             "max_model_len": 2048,
             "max_num_seqs": 16,
             "max_num_batched_tokens": 512,
             "block_size": BLOCK,
             "enforce_eager": True,
+            **arguments,
         }
     )
     config.scheduler_config.scheduler_cls = bounded(config.scheduler_config.get_scheduler_cls())
@@ -172,8 +180,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.seconds < 15:
         parser.error("--seconds: at least 15, for limits of 10 s")
-    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CONFIGURE_LOGGING": "0"}
-    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
+    os.environ |= ENVIRONMENT
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = make_tiny_llama(Path(folder) / "tiny-llama")
         cores = [engine_core(checkpoint) for _ in range(2)]

@@ -24,6 +24,8 @@ _LOOK_EACH_S = 0.1
 """Seconds between two searches for the tenants that are furthest behind: a search takes a step for each tenant that waits."""
 _LOOK_AFTER = 0.25
 """Requests for each tenant after which waits are forecast anew: so a forecast costs each of them the same for 10 tenants and for 1,000."""
+_LEAST_PER_S = 1e-4
+"""GPU-seconds a second that are too little to make anyone wait: the rest of what a tenant sent long ago."""
 _AHEAD = 8
 """Requests by which a tenant may be ahead of another one before its requests give way to those of others: a small burst."""
 _MAX_BACK = 2
@@ -150,7 +152,7 @@ class Lane(Queue):
             if account.num_waiting:
                 begins_s = next(iter(account.waiting)).start_s
                 yield Demand(begins_s, account.tag_s, account.waiting_s, account.weight, per_s)
-            elif per_s:
+            elif per_s > _LEAST_PER_S:
                 yield Demand(0.0, 0.0, 0.0, account.weight, per_s)
 
     def look_who_is_next(self, now: float) -> None:
