@@ -2,7 +2,7 @@
 
     python -m benchmarks.fairness_contexts [--seeds 1 2 3] [--seconds 30]
 
-Both always have 48 requests open, with answers of 150 to 250 tokens. Prompts of the one are 300 tokens, of the other 28,700, of which the
+Both always have 40 requests open, with answers of 400 to 600 tokens. Prompts of the one are 300 tokens, of the other 28,700, of which the
 prefix cache has all but 64. They are charged by costs that were measured without and with a long context. GPU time is that of the simulated
 accelerator: the keys and values that a request reads in a step, and of the rest of the step a part by its tokens in it.
 """
@@ -24,7 +24,7 @@ from serve_app.planning.virtual_loads import Load
 from serve_app.simulated.profiles import PROFILES
 
 PROFILE = PROFILES["h100-llama-8b"]
-LOADS = [Load("short", depth=48, answer=(150, 250)), Load("long", depth=48, shared=28_672, answer=(150, 250))]
+LOADS = [Load("short", depth=40, answer=(400, 600)), Load("long", depth=40, shared=28_672, answer=(400, 600))]
 TIMED_CONTEXT = 8192
 MODEL_LEN = 32_768
 

@@ -72,11 +72,14 @@ class Forecast:
             if ends is None:
                 continue
             # What has come meanwhile has the next tags. Once the tenant has begun that, it has no backlog.
-            came_s = ends.per_s * self._times_s[-1]
-            left = ends.weight - ends.per_s * self._pace(self._density + ends.weight)
-            self._density += ends.weight
+            came_s, own = (
+                ends.per_s * self._times_s[-1],
+                min(ends.weight, -density),
+            )  # some of its weight may be for other ingresses
+            left = own - ends.per_s * self._pace(self._density + own)
+            self._density += own
             if left > 0.0:
-                heappush(changes, _Change(tag_s + came_s / left, number, -ends.weight, light_per_s=ends.per_s))
+                heappush(changes, _Change(tag_s + came_s / left, number, -own, light_per_s=ends.per_s))
                 number += 1
 
     def wait_s(self, tag_s: float, weight: float) -> float:
