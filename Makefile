@@ -216,6 +216,7 @@ bench-fairness-at-scale: .venv ## shares of 200 tenants on 1,000 simulated engin
 SEEDS ?= 1 2 3 4 5
 bench-fairness-virtual: .venv ## the same for each of SEEDS on real schedulers and ingress cores in virtual time, which a busy machine does not change (10 CPU minutes)
 	$(BIN)/python -m benchmarks.fairness_virtual --seeds $(SEEDS)
+	$(BIN)/python -m benchmarks.fairness_contexts --seeds $(SEEDS)
 
 bench-apart: .venv ## prefill and decode apart, and drains with KV, on real schedulers and ingress cores in virtual time (30 CPU minutes)
 	$(BIN)/python -m benchmarks.apart --seeds $(SEEDS)

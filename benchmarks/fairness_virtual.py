@@ -51,6 +51,13 @@ OVERLOADS = {
     ],
 }
 WITHIN_S = (2.0, 10.0)
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CONFIGURE_LOGGING": "0",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "HF_HUB_OFFLINE": "1",
+}
 Play = Callable[..., VirtualFleet]
 
 
@@ -80,39 +87,44 @@ def weights(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
 
 
 def late(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
-    yield "| overload | to begin within s | admitted | of them late % | places free % | Retry-After right % |"
+    yield "| overload | begin within s | admitted | of them late % | places free % | Retry-After right % | without jitter | by mean rate |"
     for name, loads in OVERLOADS.items():
         for within_s in WITHIN_S:
             fleets = [play([replace(load, first_token_s=within_s) for load in loads], seconds, seed=seed) for seed in seeds]
             admitted = [[asked for asked in fleet.counted() if asked.refused_at is None] for fleet in fleets]
             lates = [100 * sum(asked.is_late for asked in each) / len(each) for each in admitted]
-            idle, right = (
-                [100 * fleet.idle() for fleet in fleets],
-                [100 * retry_after_right(fleet, within_s + 1) for fleet in fleets],
-            )
+            idle = [100 * fleet.idle() for fleet in fleets]
+            rights = zip(*(retry_after_right(fleet, within_s + 1) for fleet in fleets), strict=True)
             yield row(
                 name,
                 f"{within_s:g}",
                 spread([len(each) for each in admitted], 0),
                 spread(lates, 1),
                 spread(idle, 1),
-                spread(right, 0),
+                *(spread([100 * share for share in right], 0) for right in rights),
             )
 
 
-def retry_after_right(fleet: VirtualFleet, until_s: float) -> float:
-    """Return the share of refused requests that were told within 25 % when all have begun that waited then.
+def retry_after_right(fleet: VirtualFleet, until_s: float) -> tuple[float, float, float]:
+    """Return the share of refused requests that were told within 25 % when all of their tenants have begun that waited then.
 
-    Requests of the last ``until_s`` do not count: what was admitted before them may not have begun.
+    That is for Retry-After as it was sent, without its jitter, and for one who knew how many requests of the tenant begin per second in the
+    mean of the run. Requests of the last ``until_s`` do not count: what was admitted before them may not have begun.
     """
-    admitted = [(asked.at, asked.begun_at) for asked in fleet.asked if asked.begun_at is not None]
-    at, begun_at = np.array(admitted).T
-    right = list[bool]()
-    for asked in fleet.counted():
-        waits = (at < asked.at) & (begun_at > asked.at)
-        if asked.refused_at is not None and asked.at < fleet.monotonic() - until_s and waits.any():
-            right.append(abs(asked.expected_s / (begun_at[waits].max() - asked.at) - 1) <= RETRY_WITHIN)
-    return sum(right) / len(right) if right else float("nan")
+    ends_at, right = fleet.monotonic() - until_s, list[tuple[bool, ...]]()
+    for load in {asked.load for asked in fleet.asked}:
+        admitted = [(asked.at, asked.begun_at) for asked in fleet.asked if asked.load is load and asked.begun_at is not None]
+        at, begun_at = np.array(admitted).reshape(-1, 2).T
+        refused = [
+            asked for asked in fleet.counted() if asked.load is load and asked.refused_at is not None and asked.at < ends_at
+        ]
+        for asked in refused:
+            if (waits := (at < asked.at) & (begun_at > asked.at)).any():
+                mean_s = waits.sum() / len(at) * (begun_at.max() - at.min())
+                truth_s = begun_at[waits].max() - asked.at
+                right.append(tuple(abs(s / truth_s - 1) <= RETRY_WITHIN for s in (asked.retry_after_s, asked.said_s, mean_s)))
+    sent, said, mean = np.array(right).mean(axis=0) if right else [float("nan")] * 3
+    return float(sent), float(said), float(mean)
 
 
 PARTS: Mapping[str, Callable[[Play, Sequence[int], float], Iterator[str]]] = {"noisy": noisy, "weights": weights, "late": late}
@@ -134,8 +146,8 @@ def spread(values: Sequence[float], digits: int) -> str:
     return f"{middle} ({' to '.join(ends)})" if len(values) > 1 else middle
 
 
-def engine_core(checkpoint: Path) -> Any:
-    """Return a core of vLLM's with our scheduler, on a simulated A10G with 16 places and steps of 512 tokens."""
+def engine_core(checkpoint: Path, profile: str = "a10g-llama-8b", **arguments: Any) -> Any:
+    """Return a core of vLLM's with our scheduler, on a simulated accelerator with 16 places. ``arguments`` go before those here."""
     from vllm.v1.engine.core import EngineCore
 
     from serve_app.replica.engine_core import engine_config
@@ -146,13 +158,14 @@ def engine_core(checkpoint: Path) -> Any:
         {
             "model": str(checkpoint),
             "distributed_executor_backend": "serve_app.simulated.executor.SimulatedExecutor",
-            "additional_config": {"simulated": {"profile": "a10g-llama-8b"}, BATCH_STEP_SHARE: 0.1},
+            "additional_config": {"simulated": {"profile": profile}, BATCH_STEP_SHARE: 0.1},
             "scheduling_policy": "priority",
             "max_model_len": 2048,
             "max_num_seqs": 16,
             "max_num_batched_tokens": 512,
             "block_size": BLOCK,
             "enforce_eager": True,
+            **arguments,
         }
     )
     config.scheduler_config.scheduler_cls = bounded(config.scheduler_config.get_scheduler_cls())
@@ -167,8 +180,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.seconds < 15:
         parser.error("--seconds: at least 15, for limits of 10 s")
-    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CONFIGURE_LOGGING": "0"}
-    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
+    os.environ |= ENVIRONMENT
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = make_tiny_llama(Path(folder) / "tiny-llama")
         cores = [engine_core(checkpoint) for _ in range(2)]

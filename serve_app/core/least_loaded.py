@@ -52,20 +52,21 @@ class Loads:
         return min(least, key=self._rank_of, default=None)
 
     def take_changes(self, replicas: Mapping[str, ReplicaState]) -> None:
-        changed: Iterable[str] = self._changed
-        for replica_id in changed:
+        for replica_id in self._changed:
             self.total -= self.tokens.pop(replica_id, 0)
             if (replica := replicas.get(replica_id)) is not None and not replica.draining:
                 tokens = self.tokens[replica_id] = self._measure(replica)
                 self.total += tokens
-        num_ranks = sum(map(len, self._ranks.values())) + len(self._changed)
-        if num_ranks > 2 * len(replicas):  # more old ranks than current ones: make all anew
-            self._ranks.clear()
-            changed = replicas
-        for replica_id in changed:
-            if (replica := replicas.get(replica_id)) is not None and replica.has_room():
-                heapq.heappush(self._ranks.setdefault(replica.kind, []), self._rank_of(replica))
+                if replica.has_room():
+                    heapq.heappush(self._ranks.setdefault(replica.kind, []), _rank(replica, tokens))
         self._changed.clear()
+        if sum(map(len, self._ranks.values())) > 2 * len(replicas):  # more old ranks than current ones: make all anew
+            self._ranks.clear()
+            for replica in replicas.values():
+                if replica.has_room():
+                    self._ranks.setdefault(replica.kind, []).append(self._rank_of(replica))
+            for ranks in self._ranks.values():
+                heapq.heapify(ranks)
 
     def validate(self, replicas: Mapping[str, ReplicaState]) -> None:
         """Assert the invariants."""

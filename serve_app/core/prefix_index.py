@@ -29,6 +29,11 @@ def tokens_at(point: int, block_size: int) -> int:
     return (FINE_POINTS + 8 * MEDIUM_POINTS + 64 * (point - FINE_POINTS - MEDIUM_POINTS + 1)) * block_size
 
 
+def _blocks_of(point: int) -> int:
+    """Return how many blocks are between a point and the point before it."""
+    return 1 if point < FINE_POINTS else 8 if point < FINE_POINTS + MEDIUM_POINTS else 64
+
+
 @dataclass(frozen=True, slots=True)
 class Prefix:
     """The part of a prompt that routing uses.
@@ -81,8 +86,8 @@ class PrefixIndex:
             if hashed in held:
                 held.move_to_end(hashed)
                 continue
-            held[hashed] = tokens_at(point, prefix.block_size) - prefix.tokens(point)
-            used += held[hashed]
+            held[hashed] = tokens = prefix.block_size * _blocks_of(point)
+            used += tokens
             self._hold(hashed, replica_id)
         most = self._max_entries // len(self._held)
         while held and (len(held) > most or used > capacity_tokens > 0):

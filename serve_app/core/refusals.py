@@ -12,7 +12,7 @@ from serve_app.core.routing import ReplicaState
 from serve_app.core.waiting_line import WaitingLine
 from serve_app.errors import CannotStartInTime, NoFreePlace, NoReplica, QueueFull, ReplicaLost
 
-_MIN_RETRY_AFTER_S, _MAX_RETRY_AFTER_S = 1.0, 600.0
+MIN_RETRY_AFTER_S, _MAX_RETRY_AFTER_S = 1.0, 600.0
 
 
 class Refusals:
@@ -46,12 +46,14 @@ class Refusals:
     def of_arrival(self, request: RequestState, now: float) -> CannotStartInTime | None:
         """Return why a request is refused that would probably start too late. While it is not known when it starts, it may wait.
 
-        ``start_by`` is the tenant's limit. The model's, ``expected_by``, counts only while no further replica can come.
+        ``start_by`` is the tenant's limit. The model's is ``expected_by``, and while a further replica can come, as much later as replicas
+        take to start: who waits longer than that waits for more than a start, or no replica comes.
         """
         if (limit := request.start_by) is None:
-            if len(self._replicas) < self._settings.max_replicas:
-                return None
             limit = request.expected_by
+            if limit is not None and len(self._replicas) < self._settings.max_replicas:
+                start_s = self.cold_starts.p90_s()
+                limit = None if start_s is None else limit + start_s
         if limit is None:
             return None
         left_s, expected_s = limit - now, self._expected_wait_s(request, now)
@@ -83,15 +85,15 @@ class Refusals:
         limit_s = request.expected_by - request.arrived_at
         return CannotStartInTime(waiting, waited_s, expected_s, "refuse_after_s", limit_s, retry_after_s)
 
-    def _expected_wait_s(self, request: RequestState, now: float) -> float | None:
-        """Return after how many seconds the request probably starts; None if that is not known."""
-        return None if all(r.draining for r in self._replicas) else self._order.expected_wait_s(request, now)
+    def _expected_wait_s(self, request: RequestState, now: float, *, before_it: bool = False) -> float | None:
+        """Return after how many seconds the request, or all before it, probably starts; None if that is not known."""
+        return None if all(r.draining for r in self._replicas) else self._order.expected_wait_s(request, now, before_it=before_it)
 
     def _retry_after_s(self, request: RequestState, now: float) -> float:
-        """Return when the request would probably have started, from `jitter` a little earlier or later for each request."""
-        if (expected_s := self._expected_wait_s(request, now)) is None:
+        """Return when all has probably started that waits before the request, from `jitter` a little earlier or later for each request."""
+        if (expected_s := self._expected_wait_s(request, now, before_it=True)) is None:
             return self.retry_after_s()
-        return min(max(expected_s * jitter(request.request_id), _MIN_RETRY_AFTER_S), _MAX_RETRY_AFTER_S)
+        return min(max(expected_s * jitter(request.request_id), MIN_RETRY_AFTER_S), _MAX_RETRY_AFTER_S)
 
     def of_background(self, waiting: int) -> NoFreePlace | None:
         """Return why a batch's request has no place while ``waiting`` requests wait; None if a place is free that no chat needs.

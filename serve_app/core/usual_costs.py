@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from serve_app.core.request import RequestState
-from serve_app.core.step_costs import MeasuredCosts
+from serve_app.core.step_costs import MeasuredCosts, long_context
 
 LATEST, RUNNING = 1 / 8, 1 / 16
 """Weights in the moving means: of a request that ended, and of a running answer that costs more than usual, each time that its length has
@@ -43,11 +43,14 @@ class UsualCosts:
         answer_s = others.answer_s if self.answer_s is None else self.answer_s
         if answer_s is None:
             answer_s = _FIRST_ANSWER_TOKENS * costs.output_token_s
-        longest_s = costs.seconds(output_tokens=request.max_tokens, step_part=request.max_tokens)
+        most = request.max_tokens
+        longest_s = costs.seconds(output_tokens=most, context_tokens=long_context(request.prompt_tokens, most), step_part=most)
         computed = max(_LEAST_COMPUTED, self.computed)
         return costs.seconds(computed_tokens=request.prompt_tokens * computed), min(answer_s, longest_s)
 
 
 def answer_cost_s(request: RequestState, costs: MeasuredCosts) -> float:
     """Return the GPU-seconds of the answer so far."""
-    return costs.seconds(output_tokens=len(request.emitted_ids), step_part=request.step_part)
+    num_tokens = len(request.emitted_ids)
+    context_tokens = long_context(request.prompt_tokens, num_tokens)
+    return costs.seconds(output_tokens=num_tokens, context_tokens=context_tokens, step_part=request.step_part)

@@ -37,15 +37,17 @@ from serve_app.core.instructions import (
 )
 from serve_app.core.load import EngineLoad
 from serve_app.core.order_board import OrderBoard
-from serve_app.core.prefix_index import Prefix
+from serve_app.core.prefix_index import Prefix, tokens_at
+from serve_app.core.queue_rate import jitter
+from serve_app.core.refusals import MIN_RETRY_AFTER_S
 from serve_app.core.request import Resume
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.errors import CannotStartInTime
 from serve_app.planning.virtual_loads import Asked, Load
 from serve_app.replica.kv_params import CAME_AT
 
-SHARED, KINDS = 256, 4
-"""Each prompt begins with one of `KINDS` texts of `SHARED` tokens."""
+TEXT, KINDS = 256, 4
+"""Each prompt begins with one of `KINDS` texts of `TEXT` tokens, repeated up to `Load.shared`."""
 BLOCK, CONNECTIONS = 16, 8
 """Tokens of a block; connections of each tenant with a rate, each of which stays at one ingress."""
 _STEP_S, _PROMPT_TOKEN_S = 0.033, 3.5e-4
@@ -116,7 +118,7 @@ class VirtualFleet:
         self._num = itertools.count(1)
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._connections: dict[Load, list[int]] = {}
-        self._kinds = [[self._random.randrange(10, 210) for _ in range(SHARED)] for _ in range(KINDS)]
+        self._kinds = [[self._random.randrange(10, 210) for _ in range(TEXT)] for _ in range(KINDS)]
         self.asked: list[Asked] = []
         """All requests in the order of arrival."""
         self.tokens: Counter[str] = Counter()
@@ -228,9 +230,9 @@ class VirtualFleet:
         own = [self._random.randrange(10, 210) for _ in range(self._random.randint(*load.own))]
         answer = self._random.randint(*load.answer)
         beginning = list(self._connections).index(load) * KINDS + kind + 1
-        points = [(beginning << 40) + block for block in range(SHARED // BLOCK)]
+        points = [(beginning << 40) + point for point in itertools.takewhile(_is_within(load.shared), itertools.count())]
         points += [(1 << 63) + (number << 16) + block for block in range(len(own) // BLOCK)]
-        self.ask(load, name, self._kinds[kind] + own, answer, points, connection)
+        self.ask(load, name, self._kinds[kind] * (load.shared // TEXT) + own, answer, points, connection)
 
     def ask(self, load: Load, name: str, prompt: list[int], answer: int, points: Sequence[int], connection: int = 0) -> None:
         """Send a request of one of the loads that run. ``points`` are the hashes of `Prefix`."""
@@ -267,7 +269,7 @@ class VirtualFleet:
                     for output in instruction.outputs:
                         self._take(ingress, output)
                 case FailRequest():
-                    self._fail(ingress.asked.pop(instruction.request_id), instruction.error)
+                    self._fail(instruction.request_id, ingress.asked.pop(instruction.request_id), instruction.error)
 
     def _hand_over(self, ingress: _Ingress, engine: _Engine, attempt_id: str) -> None:
         ended = [each for outputs in engine.scheduler.hand_over([attempt_id]).values() for each in outputs]
@@ -337,12 +339,14 @@ class VirtualFleet:
             asked.is_complete = True
             self._ask_again(asked, _DELIVERED_S)
 
-    def _fail(self, asked: Asked, error: Exception) -> None:
+    def _fail(self, name: str, asked: Asked, error: Exception) -> None:
         assert isinstance(error, CannotStartInTime)
+        assert error.retry_after_s is not None
         if error.waited_s:
             asked.late_at = self._now
         else:
-            asked.refused_at, asked.expected_s = self._now, error.expected_s
+            asked.refused_at, asked.retry_after_s = self._now, error.retry_after_s
+            asked.said_s = max(MIN_RETRY_AFTER_S, error.retry_after_s / jitter(name))
         self._ask_again(asked, 1.0)
 
     def _ask_again(self, asked: Asked, in_s: float) -> None:
@@ -392,6 +396,10 @@ def _time_of_schedulers(clock: VirtualFleet) -> Iterator[None]:
     finally:
         for module, time in zip(modules, before, strict=True):
             module.time = time
+
+
+def _is_within(tokens: int) -> Callable[[int], bool]:
+    return lambda point: tokens_at(point, BLOCK) <= tokens
 
 
 def _aborted() -> Any:

@@ -14,6 +14,8 @@ class Load:
     rate: float = 0.0
     depth: int = 0
     weight: float = 1.0
+    shared: int = 256
+    """Tokens of the beginning of each prompt, a multiple of 256: one of four texts."""
     own: tuple[int, int] = (32, 96)
     """Least and most tokens of the prompt's own part."""
     answer: tuple[int, int] = (16, 48)
@@ -45,8 +47,9 @@ class Asked:
     """Seconds between tokens that came one after the other."""
     is_complete: bool = False
     refused_at: float | None = None
-    expected_s: float = 0.0
-    """After how many seconds it would have begun, as it was told when it was refused."""
+    retry_after_s: float = 0.0
+    """What it was told when it was refused; ``said_s`` is the same without `jitter`."""
+    said_s: float = 0.0
     late_at: float | None = None
     """When it was ended because it would begin too late."""
 

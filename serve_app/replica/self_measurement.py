@@ -1,7 +1,8 @@
 """A replica times a few real batches of its own engine before it listens, to learn what a step costs and what each token adds.
 
-The autoscaler starts from these costs (`serve_app/autoscaling/capacity.py`). Timed are one prompt, and decoding by one, many and some
-sequences (`serve_app/core/step_costs.py` has the sizes). The engine core's main thread does it, between the engine's start and its loop.
+The autoscaler starts from these costs (`serve_app/autoscaling/capacity.py`), and tenants are charged by them. Timed are one prompt, and
+decoding by one, many and some sequences, and by one with a long context (`serve_app/core/step_costs.py` has the sizes). The engine core's
+main thread does it, between the engine's start and its loop.
 """
 
 import contextlib
@@ -37,7 +38,9 @@ LONE_ERROR = 0.5
 LEAST_CHUNK = 32
 """A shorter prompt takes no longer than any step does."""
 PHASE = 0.2
-"""Share of the whole limit that one kind of batch may take. There are four kinds, and the first prompt needs the rest."""
+"""Share of the whole limit that one kind of batch may take. There are five kinds; most take less, and the first prompt needs the rest."""
+LEAST_CONTEXT = 4 * CONTEXT_TOKENS
+"""A shorter context makes no difference that can be measured."""
 
 
 def limit_s(device: str, started_s: float) -> float:
@@ -76,24 +79,41 @@ class _Measurement:
         cached = (longest - 1) // cache.block_size * cache.block_size if cache.enable_prefix_caching else 0
         self._shared_context = cached + 1
         self._context = self._shared_context if cached else longest
-        room = (cache.num_gpu_blocks or 0) * cache.block_size // 2
-        self._max_sequences = min(scheduler.max_num_seqs, room // (self._context + DECODES))
+        self._room = (cache.num_gpu_blocks or 0) * cache.block_size // 2
+        self._max_sequences = min(scheduler.max_num_seqs, self._room // (self._context + DECODES))
         self._context_token_s: float | None = None
         """Seconds per token of the first prompt. This is more than a token costs, because the very first step is slow."""
         self._step_s: float | None = None
         """Seconds of a step in which one sequence decodes."""
+        self._prompt_token_s: float | None = None
+        """Seconds per token of the timed prompts."""
         self._num_prompts = 0
 
     def batches(self) -> list[TimedBatch]:
         """Time the batches, the indispensable ones first; fewer if the time is over."""
         sizes = list(dict.fromkeys(min(n, self._max_sequences) for n in SEQUENCES if self._max_sequences > 0))
         decodes: list[Callable[[], TimedBatch | None]] = [partial(self._decodes, n) for n in sizes]
-        kinds = [*decodes[:1], self._chunks, *decodes[1:]]
+        kinds = [*decodes[:1], self._chunks, *decodes[1:], self._long_decodes]
         return [batch for kind in kinds if self._now() < self._ends_at and (batch := kind()) is not None]
 
-    def _decodes(self, num_sequences: int) -> TimedBatch | None:
-        """Time steps in which ``num_sequences`` sequences decode."""
-        length = self._context if num_sequences == 1 else self._shared_context
+    def _long_decodes(self) -> TimedBatch | None:
+        """Time steps in which one sequence decodes whose context is as long as it can be within the time.
+
+        More sequences with one context would show more, but a GPU's own caches would read it once for all of them.
+        """
+        if self._prompt_token_s is None:
+            return None
+        left_s = min(self._phase_s, self._ends_at - self._now())
+        can_afford = int(left_s / 2 / self._prompt_token_s)  # later tokens take longer than those of the timed prompt
+        length = min(can_afford, self._room - DECODES, self._max_len - DECODES - 1)
+        if length < LEAST_CONTEXT or (batch := self._decodes(1, length)) is None:
+            return None
+        return replace(batch, context_tokens=batch.output_tokens * (length + DECODES / 2 - CONTEXT_TOKENS))
+
+    def _decodes(self, num_sequences: int, length: int | None = None) -> TimedBatch | None:
+        """Time steps in which ``num_sequences`` sequences decode, with contexts of so many tokens."""
+        if length is None:
+            length = self._context if num_sequences == 1 else self._shared_context
         context = [1 + i % (self._vocabulary - 1) for i in range(length)]
         made = dict.fromkeys(range(num_sequences), 0)
         seconds: list[float] = []
@@ -138,6 +158,7 @@ class _Measurement:
             with contextlib.closing(self._steps([prompt], 1)) as steps:
                 seconds += [at - began for at, _ in steps]
         batch = _timed(1, size, seconds)
+        self._prompt_token_s = batch.seconds / size
         hidden = self._step_s / batch.seconds if size < CHUNK_TOKENS else 0.0
         return replace(batch, error=math.hypot(batch.error, hidden))
 

@@ -10,6 +10,7 @@ from serve_app.core.events import StepCostsMeasured
 from serve_app.core.fair_order import FairOrder
 from serve_app.core.order_board import LaneWaits
 from serve_app.core.request import RequestState
+from serve_app.core.step_costs import MeasuredCosts, long_context
 from serve_app.core.tenants import Priority
 from tests.core.helpers import Output, arrived, fleet_of, outputs
 from tests.core.test_fair_order import COSTS, placed, request
@@ -39,6 +40,9 @@ class Contest:
     seed: int
     num_ingresses: int = 1
     priority: Priority = "interactive"
+    costs: MeasuredCosts = COSTS
+    known: MeasuredCosts | None = None
+    """What the ingresses know of the costs; None for all."""
     now: float = 0.0
     queue: dict[str, tuple[RequestState, Client, int]] = field(default_factory=dict)
 
@@ -47,7 +51,7 @@ class Contest:
         self.orders = [FairOrder() for _ in range(self.num_ingresses)]
         self.board = Board(10.0)
         for order in self.orders:
-            order.learn(COSTS)
+            order.learn(self.known or self.costs)
         for client in self.clients:
             for ingress in client.ingresses:
                 for _ in range(client.backlog):
@@ -75,7 +79,11 @@ class Contest:
         self.orders[ingress].begin(state, self.now)
         state.emitted_ids = [1] * num_tokens
         state.trail.cached_tokens = round(client.cached * state.prompt_tokens)
-        cost_s = (state.prompt_tokens - state.trail.cached_tokens) * COSTS.prompt_token_s + num_tokens * COSTS.output_token_s
+        cost_s = self.costs.seconds(
+            computed_tokens=state.prompt_tokens - state.trail.cached_tokens,
+            output_tokens=num_tokens,
+            context_tokens=long_context(state.prompt_tokens, num_tokens),
+        )
         self.now += cost_s
         client.served_s += cost_s * (self.now > counted_from_s)
         self.orders[ingress].end(state, self.now)
@@ -100,6 +108,20 @@ def test_equal_tenants_get_equal_gpu_time_whatever_their_requests_look_like(seed
     contest = Contest([Client(f"t{i}", 1.0, *shape) for i, shape in enumerate(shapes)], seed)
     contest.run(1000.0, counted_from_s=300.0)  # the first answers were not known
     assert contest.shares() == pytest.approx([0.25] * 4, rel=0.05)
+
+
+def test_answers_pay_for_the_tokens_before_them() -> None:
+    """A token after 30,000 others costs four times as much as one after 100."""
+    cheap_prompts = replace(COSTS, prompt_token_s=1e-6)
+    costs, shares = replace(cheap_prompts, context_token_s=1e-6), list[list[float]]()
+    for known in (cheap_prompts, costs):
+        contest = Contest(
+            [Client("long", 1.0, 30_000, 50, 10), Client("short", 1.0, 100, 50, 10)], 1, 1, known=known, costs=costs
+        )
+        contest.run(1000.0, counted_from_s=300.0)
+        shares.append(contest.shares())
+    assert shares[0][0] > 0.7, "if only the number of tokens counts"
+    assert shares[1] == pytest.approx([0.5, 0.5], rel=0.05)
 
 
 @pytest.mark.parametrize("priority", ["interactive", "background"])  # lines of batches are background work

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.core.step_costs import UNTIMED_TOKEN, MeasuredCosts, TimedBatch, combined, measured_costs
+from serve_app.core.step_costs import (
+    CONTEXT_TOKENS,
+    UNTIMED_TOKEN,
+    MeasuredCosts,
+    TimedBatch,
+    combined,
+    long_context,
+    measured_costs,
+)
 
 BATCHES = ((1, 0), (32, 0), (8, 0), (1, 512))
 
@@ -82,4 +90,25 @@ def test_a_report_gives_back_what_it_was_made_from_and_an_old_replica_has_none()
     assert found is not None
     assert MeasuredCosts.from_report({"steps": 5.0, **found.report()}) == found
     assert MeasuredCosts.from_report({"steps": 5.0, "cold_start_s": 30.0}) is None
-    assert MeasuredCosts.from_report(dict(list(found.report().items())[:-1])) is None, "a number that was not finite is left out"
+    assert MeasuredCosts.from_report(dict(list(found.report().items())[1:])) is None, "a number that was not finite is left out"
+    without_context = {name: value for name, value in found.report().items() if "context" not in name}
+    assert MeasuredCosts.from_report(without_context) == found, "an older release did not time a long context"
+
+
+@given(st.floats(1e-3, 1.0), st.floats(1e-6, 0.1), st.floats(0.0, 0.01), st.floats(0.0, 1e-5))
+def test_a_batch_with_a_long_context_shows_what_a_token_before_an_answers_token_costs(
+    step_s: float, output_s: float, prompt_s: float, context_s: float
+) -> None:
+    long = TimedBatch(output_tokens=1, prefilled_tokens=0, context_tokens=8000, seconds=step_s + output_s + 8000 * context_s)
+    found = measured_costs([*timed(step_s, output_s, prompt_s), long])
+    assert found is not None
+    assert abs(found.context_token_s - context_s) <= 0.2 * found.context_token_error_s
+    assert abs(found.output_token_s - output_s) <= 0.2 * found.output_token_error_s
+    assert combined([found]) == found
+
+
+@pytest.mark.parametrize("prompt_tokens", [1, 200, 240, 241, 242, 30_000])
+@pytest.mark.parametrize("output_tokens", [0, 1, 40, 41, 42, 1000])
+def test_a_long_context_counts_beyond_that_of_the_timed_batches(prompt_tokens: int, output_tokens: int) -> None:
+    before = (prompt_tokens + made for made in range(output_tokens))
+    assert long_context(prompt_tokens, output_tokens) == sum(max(0, tokens - CONTEXT_TOKENS) for tokens in before)

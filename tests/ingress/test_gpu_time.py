@@ -9,7 +9,7 @@ from serve_app.core.events import HeartbeatArrived, LinkEnd, LinkLost, LinkOpene
 from serve_app.core.fleet import FleetState
 from serve_app.core.load import EngineLoad
 from serve_app.core.request import RequestState
-from serve_app.core.step_costs import MeasuredCosts
+from serve_app.core.step_costs import CONTEXT_TOKENS, MeasuredCosts
 from serve_app.ingress.books.gpu_time import GpuTime
 from serve_app.ingress.exchange.engine_requests import EngineRequests
 from tests.core.helpers import Output, arrived, fleet_of, outputs
@@ -126,6 +126,18 @@ def test_requests_of_another_ingress_that_only_wait_have_no_part_of_the_steps() 
     for _ in range(4):
         one.step(others=6)
     assert one.paid_s["a"] == one.paid_s["b"] == pytest.approx(STEP_S / 2 + 4 * STEP_S / 8 + 5 * OUTPUT_S + 10 * PROMPT_S)
+
+
+def test_an_answer_pays_for_the_tokens_before_it() -> None:
+    one = Engine()
+    one.gpu_time.learn([{**COSTS, "context_token_s": 1e-6, "context_token_error_s": 1e-7}])
+    for name, prompt_tokens in (("long", 30_000), ("short", 100)):
+        one.ask(name, prompt_tokens=prompt_tokens, max_tokens=100)
+    one.run()
+    of_tokens_s = 100 * (STEP_S / 2 + OUTPUT_S)
+    assert one.paid_s["short"] == pytest.approx(of_tokens_s + 100 * PROMPT_S)
+    before = sum(30_000 + made - CONTEXT_TOKENS for made in range(100))
+    assert one.paid_s["long"] == pytest.approx(of_tokens_s + 30_000 * PROMPT_S + 1e-6 * before)
 
 
 def test_all_gpus_of_a_replica_count_and_a_replica_without_one_counts_as_one() -> None:

@@ -59,6 +59,8 @@ def test_a_simulated_accelerator_measures_its_own_law(simulated: Any, monkeypatc
     assert found.output_token_s == pytest.approx(law.output_token_s, rel=0.1)
     assert found.prompt_token_s == pytest.approx(law.prompt_token_s, rel=0.05)
     assert min(found.step_error_s, found.output_token_error_s, found.prompt_token_error_s) > 0
+    bytes_per_s = profile.accelerator.bandwidth_bytes_per_s * profile.accelerator.bandwidth_efficiency
+    assert found.context_token_s == pytest.approx(profile.model.kv_bytes_per_token / bytes_per_s, rel=0.1)
 
 
 @pytest.mark.parametrize("limit_s", [0.5, 0.3])

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from serve_app.books.ledger_lines import MAX_ATTEMPTS_LISTED
 from serve_app.core.request import RequestState
+from serve_app.core.step_costs import long_context
 from serve_app.core.trail import ENGINES_OWN_ENDS, Move, Route
 
 _FOLD_AT = 64
@@ -34,6 +35,8 @@ class Totals:
 
     num_attempts: int = 0
     output_tokens: int = 0
+    context_tokens: int = 0
+    """Tokens before those of the answers, as `long_context` counts them."""
     step_part: float = 0.0
     """The requests' part of their engines' steps (`RequestState.step_part`)."""
     num_answered: int = 0
@@ -68,6 +71,7 @@ class Totals:
         self.reason = end = _ENDS.get(trail.end, trail.end) or outcome
         self.num_attempts += len(trail.replicas)
         self.output_tokens += len(request.emitted_ids)
+        self.context_tokens += long_context(request.prompt_tokens, len(request.emitted_ids))
         self.step_part += request.step_part
         if len(self.replicas) < MAX_ATTEMPTS_LISTED:
             self.moves += [(len(self.replicas) + move.attempt, move) for move in trail.moves]
@@ -152,7 +156,7 @@ class EngineRequests:
         if self._folded is not None:
             self._folded.output_tokens, self._folded.reason, self._folded.first_token_at = 0, "", None
             self._folded.num_answered, self._folded.computed_tokens, self._folded.cached_tokens = 0, 0, None
-            self._folded.step_part = 0.0
+            self._folded.step_part, self._folded.context_tokens = 0.0, 0
 
     @property
     def started(self) -> bool:

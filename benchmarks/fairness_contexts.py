@@ -1,0 +1,110 @@
+"""This benchmark measures in virtual time what tenants with long and with short contexts get of two simulated H100s of 16 places.
+
+    python -m benchmarks.fairness_contexts [--seeds 1 2 3] [--seconds 30]
+
+Both always have 40 requests open, with answers of 400 to 600 tokens. Prompts of the one are 300 tokens, of the other 28,700, of which the
+prefix cache has all but 64. They are charged by costs that were measured without and with a long context. GPU time is that of the simulated
+accelerator: the keys and values that a request reads in a step, and of the rest of the step a part by its tokens in it.
+"""
+
+import argparse
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fairness_virtual import ENVIRONMENT, engine_core, print_table, row, spread
+from serve_app.autoscaling.simulation.simulated_replica import steps_of_profile
+from serve_app.checkpoints import make_tiny_llama
+from serve_app.core.step_costs import CHUNK_TOKENS, CONTEXT_TOKENS, SEQUENCES, MeasuredCosts, TimedBatch, measured_costs
+from serve_app.planning.virtual_fleet import VirtualFleet
+from serve_app.planning.virtual_loads import Load
+from serve_app.simulated.profiles import PROFILES
+
+PROFILE = PROFILES["h100-llama-8b"]
+LOADS = [Load("short", depth=40, answer=(400, 600)), Load("long", depth=40, shared=28_672, answer=(400, 600))]
+TIMED_CONTEXT = 8192
+MODEL_LEN = 32_768
+
+
+def costs_of(*, with_context: bool) -> MeasuredCosts:
+    """Return what a replica of the profile measures."""
+    step_s = steps_of_profile(PROFILE)
+    batches = [TimedBatch(output_tokens=n, prefilled_tokens=0, seconds=step_s(n, n * CONTEXT_TOKENS, 0)) for n in SEQUENCES]
+    batches.append(TimedBatch(output_tokens=1, prefilled_tokens=CHUNK_TOKENS, seconds=step_s(0, 0, CHUNK_TOKENS)))
+    if with_context:
+        beyond = TIMED_CONTEXT - CONTEXT_TOKENS
+        seconds = step_s(1, TIMED_CONTEXT, 0)
+        batches.append(TimedBatch(output_tokens=1, prefilled_tokens=0, context_tokens=beyond, seconds=seconds))
+    costs = measured_costs(batches)
+    assert costs is not None
+    return costs
+
+
+class GpuTime:
+    """Counts the seconds of each tenant's requests in the steps of engine cores."""
+
+    def __init__(self, cores: Sequence[Any]) -> None:
+        self.seconds: Counter[str] = Counter()
+        self.fleet: VirtualFleet | None = None
+        self.counts_from = 0.0
+        accelerator = PROFILE.accelerator
+        self._kv_token_s = PROFILE.model.kv_bytes_per_token / (
+            accelerator.bandwidth_bytes_per_s * accelerator.bandwidth_efficiency
+        )
+        for core in cores:
+            self._follow(core)
+
+    def _follow(self, core: Any) -> None:
+        inner = core.model_executor._step
+
+        def step(planned: Any) -> Any:
+            made, step_s = inner(planned)
+            if self.fleet is not None and self.fleet.monotonic() >= self.counts_from:
+                self._count(core.scheduler.requests, planned.num_scheduled_tokens, step_s)
+            return made, step_s
+
+        core.model_executor._step = step
+
+    def _count(self, requests: Any, tokens: dict[str, int], step_s: float) -> None:
+        reads_s = {name: requests[name].num_computed_tokens * self._kv_token_s for name in tokens}
+        rest_s = max(0.0, step_s - sum(reads_s.values())) / sum(tokens.values())
+        for name, num in tokens.items():
+            self.seconds[name.rpartition("-")[0]] += reads_s[name] + num * rest_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--seconds", type=float, default=30.0)
+    arguments = parser.parse_args()
+    os.environ |= ENVIRONMENT
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = make_tiny_llama(Path(folder) / "tiny-llama")
+        longer = {
+            "max_model_len": MODEL_LEN,
+            "max_num_batched_tokens": 2048,
+            "hf_overrides": {"max_position_embeddings": MODEL_LEN},
+        }
+        cores = [engine_core(checkpoint, PROFILE.name, **longer) for _ in range(2)]
+        gpu_time = GpuTime(cores)
+        rows = []
+        for with_context in (False, True):
+            times, tokens = list[float](), list[float]()
+            for seed in arguments.seeds:
+                gpu_time.seconds.clear()
+                gpu_time.fleet = fleet = VirtualFleet(cores, seed=seed, costs=costs_of(with_context=with_context))
+                gpu_time.counts_from = fleet.monotonic() + 20.0
+                fleet.run(LOADS, arguments.seconds)
+                times.append(100 * gpu_time.seconds["long"] / gpu_time.seconds.total())
+                tokens.append(100 * fleet.shares()["long"])
+            rows.append(row("counts" if with_context else "does not count", spread(times, 0), spread(tokens, 0)))
+        print_table(iter(["| context | GPU time of the long one % | its tokens % |", *rows]))
+        for core in cores:
+            core.shutdown()
+
+
+if __name__ == "__main__":
+    main()
