@@ -20,7 +20,7 @@ def _fake() -> Iterator[FakeService]:
 def fake(_fake: FakeService) -> Iterator[FakeService]:
     yield _fake
     _fake.holds = _fake.busy = _fake.asks_for_key = _fake.breaks = False
-    _fake.line, _fake.report = "", FakeService().report
+    _fake.line, _fake.report, _fake.ways = "", FakeService().report, FakeService().ways
 
 
 @pytest.fixture(scope="session")
