@@ -32,22 +32,21 @@ def _way(way: Mapping[str, Any]) -> str:
 
 
 def _path(hops: Sequence[Mapping[str, Any]], way: Mapping[str, Any]) -> str:
-    """Return the replicas in order. Before the first is why it was chosen, before each other one why the request left the one before."""
-    parts: list[str] = []
-    for before, hop in zip([None, *hops], hops, strict=False):
-        why = REASONS.get(hop["reason"], str(hop["reason"])) if before is None else _left(before)
-        kind = ' class="left"' if hop["left"] else ""
-        parts.append(f"<span>{escape(why)}</span> <i>→</i> <b{kind}>{escape(short(str(hop['replica'])))}</b>")
-    if hops and hops[-1]["left"]:
-        parts.append(f"<span>{escape(_left(hops[-1]))}</span>")
-    if not hops or hops[-1]["left"]:
-        waits = "waits for a replica" if way["state"] == "queued" else "is read" if way["state"] == "arriving" else "at no replica"
-        parts.append(f"<span>{waits if not way['reason'] else escape(str(way['reason']))}</span>")
-    return " ".join(parts)
-
-
-def _left(hop: Mapping[str, Any]) -> str:
-    return "moved" if hop["left"] in ("", "moved") else f"moved: {hop['left']}"
+    """Return why the first replica was chosen, each replica with why the request left it, and what the request waits for or ended by."""
+    steps = [f"<span>{escape(REASONS.get(hop['reason'], str(hop['reason'])))}</span>" for hop in hops[:1]]
+    for number, hop in enumerate(hops, start=1):
+        left = str(hop["left"])
+        kind = ' class="left"' if left else ""
+        steps.append(f"<b{kind}>{escape(short(str(hop['replica'])))}</b>")
+        if left or number < len(hops):
+            moved = "moved" if left in ("", "moved") else f"moved: {left}"
+            steps.append(f"<span>{escape(moved if number < len(hops) else left)}</span>")
+    if way["reason"]:
+        steps.append(f"<span>{escape(str(way['reason']))}</span>")
+    elif not hops or hops[-1]["left"]:
+        waits = {"arriving": "is read and tokenized", "queued": "waits for a replica"}
+        steps.append(f"<span>{waits.get(way['state'], 'had no replica')}</span>")
+    return " <i>→</i> ".join(steps)
 
 
 def _numbers(way: Mapping[str, Any]) -> str:

@@ -141,7 +141,11 @@ def test_the_ways_are_bounded_in_number_and_length() -> None:
         ended(recent, exchange(f"{number}" + "x" * 100, part(*hops)), exchange(f"{number}", part(("a", ""))))
     running = [exchange(f"running {number}", part(("a", ""))) for number in range(3 * MAX_WAYS)]
     moved, others = ways(recent, "moved", running), ways(recent, "others", running)
-    assert (len(moved), {len(way["hops"]) for way in moved}, {len(way["id"]) for way in moved}) == (MAX_WAYS, {MAX_HOPS}, {MAX_ID_CHARS})
+    assert (len(moved), {len(way["hops"]) for way in moved}, {len(way["id"]) for way in moved}) == (
+        MAX_WAYS,
+        {MAX_HOPS},
+        {MAX_ID_CHARS},
+    )
     assert [way["id"] for way in others] == [f"running {number}" for number in reversed(range(2 * MAX_WAYS, 3 * MAX_WAYS))]
     assert moved[0]["hops"][-1]["replica"] == hops[-1][0]
 

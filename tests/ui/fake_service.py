@@ -76,7 +76,7 @@ class FakeService:
     running: int = 0
     asked: list[dict[str, Any]] = field(default_factory=list)
     ways: Any = field(default_factory=lambda: {"time": 1000.0, "moved": [], "others": []})
-    """What `/fleet/requests` answers."""
+    """What `/fleet/requests` answers; None for a service of an older release."""
     report: Any = field(default_factory=lambda: {"time": 1000.0, "members": [ingress(), member("a")], "decisions": []})
 
     def app(self) -> Starlette:
@@ -102,7 +102,8 @@ class FakeService:
         return self._refusal(request) or JSONResponse(self.report)
 
     async def _requests(self, request: Request) -> Response:
-        return self._refusal(request) or JSONResponse(self.ways)
+        missing = None if self.ways is not None else _error(404, "/fleet/requests does not exist here", "NotFoundError")
+        return self._refusal(request) or missing or JSONResponse(self.ways)
 
     async def _answer(self, request: Request) -> Response:
         if (refusal := self._refusal(request)) is not None:

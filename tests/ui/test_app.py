@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.ui.fake_service import KEY, MODEL, FakeService, fake_service, ingress, listening, lost, member
+from tests.ui.fake_service import KEY, MODEL, FakeService, fake_service, ingress, listening, lost, member, way
 
 gradio_client = pytest.importorskip("gradio_client", reason="Gradio is not installed: pip install 'serve-app[ui]'")
 
@@ -219,6 +219,26 @@ def test_a_service_that_refuses_leaves_the_fleet_of_before_with_its_time(
     assert remembered is before
     _, problem, *_ = looked(fake, None)
     assert "below" not in problem["value"]
+
+
+def test_the_page_shows_the_ways_of_requests_where_the_service_has_them(
+    fake: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake, "ways", {"time": 1000.0, "moved": [way("mine", ("a", "it died"), ("b", ""))], "others": []})
+    _, problem, drawn, *_ = looked(fake, None)
+    assert (problem["value"], "moved: it died" in drawn) == ("", True)
+    monkeypatch.setattr(fake, "ways", None)
+    _, problem, drawn, *_ = looked(fake, None)
+    assert (problem["value"], "Ways of requests" in drawn, "answers resumed" in drawn) == ("", False, True)
+    monkeypatch.setattr(fake, "ways", {})
+    _, problem, *_ = looked(fake, None)
+    assert "did not answer with a fleet's report" in problem["value"]
+
+
+def test_the_page_asks_for_a_key_once_the_service_does(fake: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "visible" not in looked(fake, None)[0]
+    monkeypatch.setattr(fake, "asks_for_key", True)
+    assert looked(fake, None)[0]["visible"] is True
 
 
 def test_a_service_whose_clock_was_set_back_is_followed(fake: FakeService) -> None:

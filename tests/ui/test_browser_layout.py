@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests.ui.axe import findings, findings_in_both_themes
 from tests.ui.browser import (
     answered,
     ask,
     assert_inside,
-    findings,
     markup,
     needs_chromium,
     open_chat,
@@ -29,7 +29,9 @@ KILLED = "its engine was killed, or crashed without a message"
 WAYS = {
     "time": 1001.0,
     "moved": [way(f"chatcmpl-{number}", ("aaa", KILLED), ("bbb", "the replica drains"), ("ccc", "")) for number in range(4)],
-    "others": [way(f"mine-{number}", ("aaa", ""), state=state) for number, state in enumerate(("queued", "complete", "over_quota"))],
+    "others": [
+        way(f"mine-{number}", ("aaa", ""), state=state) for number, state in enumerate(("queued", "complete", "over_quota"))
+    ],
 }
 """As many requests as the page draws."""
 
@@ -69,13 +71,6 @@ def test_nothing_is_cut_off(page: Any, site: str, fake: FakeService, width: int,
         assert_inside(page, ["#mode", "#system", "#temperature", "#top-p", "#n", "#max-tokens", "#stop-at", "#copy-link"])
 
 
-def findings_in_both_themes(page: Any) -> list[str]:
-    """Return axe-core's findings in the theme that is shown, and in the other one."""
-    found = findings(page)
-    page.dispatch_event("#theme", "click")  # on a phone the open sidebar covers it
-    return [*found, *findings(page)]
-
-
 def test_axe_core_finds_what_is_wrong(page: Any, site: str) -> None:
     page.goto(f"{site}/healthz")
     page.evaluate("() => { document.title = 'Title'; document.body.append(document.createElement('img')); }")
@@ -88,15 +83,15 @@ def test_axe_core_finds_nothing_serious_on_the_chat_page(
 ) -> None:
     with window(page, width, height):
         open_chat(page, f"{site}/?n=2", MODEL)
-        assert findings_in_both_themes(page) == []
+        assert findings_in_both_themes(page, "an empty chat") == []
         fake.line = markup("```python\ndef f(): return 1\n```\n\n| a | [b](http://c) |\n|---|---|\n| 1 | 2 |")
         answered(page, "Hi")
-        assert findings_in_both_themes(page) == []
+        assert findings_in_both_themes(page, "an answer with code and a table") == []
         fake.busy = True
         ask(page, "Hi")
         problem(page)
         show_settings(page)
-        assert findings_in_both_themes(page) == []
+        assert findings_in_both_themes(page, "a refusal, and the settings") == []
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
@@ -111,7 +106,7 @@ def test_axe_core_finds_nothing_serious_on_the_fleet_page(
         page.goto(f"{site}/fleet")
         page.wait_for_selector("text=ddd is lost")
         page.wait_for_selector(".ways >> text=mine-2")
-        assert findings_in_both_themes(page) == []
+        assert findings_in_both_themes(page, "a lost replica, and requests that moved") == []
 
 
 def test_the_fleet_page_follows_the_fleet(page: Any, site: str, fake: FakeService) -> None:
@@ -142,9 +137,10 @@ def test_a_requests_way_shows_its_replicas_in_the_first_window_and_nothing_of_it
         assert_inside(page, ["#kill", ".ways li >> nth=0"])
         if width > 700:
             assert_inside(page, [".ways li >> nth=3"])
-        assert page.evaluate(
-            "() => [...document.querySelectorAll('.ways div')].filter((e) => e.scrollWidth > e.clientWidth).length"
-        ) == 0
+        assert (
+            page.evaluate("() => [...document.querySelectorAll('.ways div')].filter((e) => e.scrollWidth > e.clientWidth).length")
+            == 0
+        )
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])

@@ -25,7 +25,7 @@ def test_a_request_that_moved_has_both_replicas_with_the_reasons() -> None:
     assert texts(ways_html(told(moved=(moved,)))) == [
         [
             f"chatcmpl-1 running {MODEL}",
-            "it had the least to do → aaa moved: its engine was killed → bbb",
+            "it had the least to do → aaa → moved: its engine was killed → bbb",
             "queued 0.25 s · 42 tokens · 2.0 s · 00:16:40",
         ]
     ]
@@ -34,13 +34,19 @@ def test_a_request_that_moved_has_both_replicas_with_the_reasons() -> None:
 @pytest.mark.parametrize(
     ("shown", "path"),
     [
-        (way("r", state="arriving"), "is read"),
+        (way("r", state="arriving"), "is read and tokenized"),
         (way("r", state="queued"), "waits for a replica"),
-        (way("r", ("a", "its engine died"), state="queued"), "it had the least to do → a moved: its engine died waits for a replica"),
-        (way("r", ("a", "moved"), ("b", "")), "it had the least to do → a moved → b"),
+        (
+            way("r", ("a", "its engine died"), state="queued"),
+            "it had the least to do → a → its engine died → waits for a replica",
+        ),
+        (way("r", ("a", "moved"), ("b", "")), "it had the least to do → a → moved → b"),
         (way("r", state="rejected", reason="queue_full"), "queue_full"),
         (way("r", ("a", ""), state="complete"), "it had the least to do → a"),
-        (way("r", ("a", "it died"), state="failed", reason="replica_lost"), "it had the least to do → a moved: it died replica_lost"),
+        (
+            way("r", ("a", "it died"), state="failed", reason="replica_lost"),
+            "it had the least to do → a → it died → replica_lost",
+        ),
     ],
 )
 def test_a_request_says_where_it_is(shown: dict[str, Any], path: str) -> None:
