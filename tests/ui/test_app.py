@@ -232,7 +232,7 @@ def test_the_page_shows_the_ways_of_requests_where_the_service_has_them(
     assert (problem["value"], "Ways of requests" in drawn, "answers resumed" in drawn) == ("", False, True)
     monkeypatch.setattr(fake, "ways", {})
     _, problem, *_ = looked(fake, None)
-    assert "did not answer with a fleet's report" in problem["value"]
+    assert "did not answer with a fleet" in problem["value"]
 
 
 def test_the_page_asks_for_a_key_once_the_service_does(fake: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,12 +112,13 @@ class RecentRequests:
             tenant: None for the requests of an ingress that asks for no key.
             now: The ingress's monotonic second.
         """
-        ways = _new_kept()
-        for exchange in reversed(list(islice(running, MAX_LOOKED_AT))):
-            if exchange.tenant == tenant:
-                ways.add(self._way(exchange, _state(exchange), "", now))
+        moved, others = list[Way](), list[Way]()
+        for exchange in islice(running, MAX_LOOKED_AT):
+            ways = moved if any(len(each.trail.replicas) > 1 for each in exchange.requests.kept) else others
+            if exchange.tenant == tenant and len(ways) < MAX_WAYS:
+                ways.append(self._way(exchange, _state(exchange), "", now))
         ended = self._kept.get(tenant) or _new_kept()
-        return {"time": time.time(), "moved": _newest(ways.moved, ended.moved), "others": _newest(ways.others, ended.others)}
+        return {"time": time.time(), "moved": _newest(moved, ended.moved), "others": _newest(others, ended.others)}
 
     def _way(self, exchange: Exchange, state: str, reason: str, until: float) -> Way:
         request = max(exchange.requests.kept, key=lambda each: len(each.trail.replicas), default=None)
