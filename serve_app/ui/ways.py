@@ -27,7 +27,8 @@ def _way(way: Mapping[str, Any]) -> str:
     caller = "" if way["tenant"] is None else " · ".join(dict.fromkeys((str(way["tenant"]), str(way["key"]))))
     about = " · ".join(part for part in (str(way["model"]), caller) if part)
     name = escape(str(way["id"]) or "without an id")
-    head = f'<b>{name}</b> <span class="state {escape(kind)}">{escape(state)}</span> <span class="quiet">{escape(about)}</span>'
+    pill = f'<span class="state {escape(kind)}">{escape(state)}</span>'
+    head = f'<b class="id" title="{name}">{name}</b> {pill} <span class="quiet">{escape(about)}</span>'
     return f'<div>{head}</div><div class="path">{_path(way["hops"], way)}</div><div class="quiet">{escape(_numbers(way))}</div>'
 
 
