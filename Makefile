@@ -63,7 +63,7 @@ observe: .venv ## Prometheus, and Grafana where it is installed, beside `make ru
 preview: .venv ## a picture of each dashboard in build/preview, drawn from the Prometheus of `make observe`
 	$(BIN)/python -m tools.monitoring.preview --prometheus http://127.0.0.1:$(PROMETHEUS_PORT)
 
-pictures: model ## renew the pictures of the pages and of three dashboards in docs/figures, from simulated fleets; wants chromium; 8 to 12 minutes
+pictures: model ## renew the pictures of the pages and dashboards in docs/figures, from simulated fleets; wants chromium; 8 to 12 minutes
 	tools/fetch-prometheus build/prometheus
 	$(BIN)/python -m tests.ui.pictures docs/figures
 
@@ -83,9 +83,9 @@ test-all: .venv ## the same and the slow ones, then the answers of an ingress wi
 	$(TWICE) build/flaky.txt $(WORKERS) -m "not cluster and not cuda" --ignore tests/chart
 	SERVE_APP_TEST_SHORTCUTS=off $(TWICE) build/flaky-without-shortcuts.txt $(WORKERS) -m "not slow" tests/ingress tests/e2e
 
-test-ui: .venv ## the chat page and the fleet page in a headless Chromium, in front of a fake service and of a fleet; 2 minutes
+test-ui: .venv ## the chat page and the fleet page in a headless Chromium, in front of a fake service and of a fleet; writes tests/ui/axe-report.json; 2 minutes
 	@command -v chromium >/dev/null || { echo "error: no chromium on the PATH; on Debian and Ubuntu: apt install chromium" >&2; exit 2; }
-	$(BIN)/pytest --durations 10 tests/ui
+	AXE_REPORT=tests/ui/axe-report.json $(BIN)/pytest --durations 10 tests/ui
 
 axe-core: ## renew tests/ui/axe.min.js.gz, which checks the pages for people who cannot see or use no mouse; wants npm
 	rm -rf build/axe-core; mkdir -p build/axe-core

@@ -38,6 +38,10 @@ OWN: Mapping[str, tuple[str, str]] = {
     "/v1/models/{name}": ("get", "One model or adapter."),
     "/generate": ("post", "Text, sampled or by beam search. Other fields are those of vLLM's SamplingParams."),
     "/fleet": ("get", "Ingresses and replicas with loads, targets, starts and losses, and the autoscaler's last decisions."),
+    "/fleet/requests": (
+        "get",
+        "The ways of the newest requests of this ingress: replicas in order, and why. With keys, of the tenant.",
+    ),
     "/version": ("get", "Versions of serve-app and vLLM."),
     "/healthz": ("get", "The process is alive."),
     "/health": ("get", "The same, in vLLM's form."),

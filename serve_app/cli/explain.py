@@ -10,25 +10,10 @@ import typer
 
 from serve_app.books.ledger_check import MAX_LINE_BYTES
 from serve_app.books.ledger_lines import NO_LINE, LedgerLine, LedgerMove
+from serve_app.books.words import CAUSES, REASONS
 from serve_app.cli.ledger import files_of
 from serve_app.core.events import LinkEnd
 
-REASONS: Mapping[str, str] = {
-    "prefix": "it has at least half of the prompt cached",
-    "session": "the session's requests go there",
-    "hash": "the first new part of the prompt belongs there, by a hash that all ingresses share",
-    "spread": "the replicas with the prompt's beginning had too much to do, or no room",
-    "load": "it had the least to do",
-    "prompt": "the prompt is long, and slows the fewest answers there",
-    "trial": "a request like this one ended an engine, and is tried alone",
-}
-CAUSES: Mapping[str, str] = {
-    "drain": "the replica drains",
-    "prompts": "a long prompt would stop this answer",
-    "balance": "another replica had less to do",
-    "role": "the replica computes prompts, and others make answers",
-    "new_replica": "a replica joined and takes a part of the queue",
-}
 RESULTS: Mapping[str, str] = {
     "read": "the KV of {tokens} tokens was read",
     "computed": "the target read nothing and computed",

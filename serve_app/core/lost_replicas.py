@@ -43,6 +43,11 @@ class LostReplicas:
         """Note that there is a link to the replica, so that the replica is not lost, or no longer."""
         self._lost.pop(replica_id, None)
 
+    def cause(self, replica_id: str) -> str | None:
+        """Return why the replica was lost; None if it is not lost, or was lost too long ago."""
+        lost = self._lost.get(replica_id)
+        return None if lost is None else lost.cause
+
     def shown(self, *, leased: Collection[str], now: float) -> list[LostReplica]:
         """Return those that have a lease, or that were lost within `KEPT_S` before ``now``."""
         return [lost for lost in self._lost.values() if lost.replica_id in leased or now - lost.time < KEPT_S]

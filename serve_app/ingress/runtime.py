@@ -113,7 +113,7 @@ class IngressRuntime:
             tenants=tenants,
             quotas=quotas,
             fleet_id=fleet_id,
-            books=Books.of(settings, ingress_id, gpu_times),
+            books=Books.of(settings, ingress_id, gpu_times, partial(_cause_of_loss, fronts)),
             sagemaker=settings.ingress.sagemaker_routes,
             generate_end=NUL if settings.ingress.generate_delimiter == "nul" else NEWLINE,
             batches=batches,
@@ -268,6 +268,11 @@ async def _report(report: FleetReport, fronts: Mapping[str, FrontEnd]) -> dict[s
     for member in told["members"]:
         member["load"].pop("tenants_file_change", None)
     return with_lost(told, [front.client.links.lost for front in fronts.values()], now=time.time())
+
+
+def _cause_of_loss(fronts: Mapping[str, FrontEnd], model: str, replica_id: str) -> str | None:
+    """Return why this ingress has lost a replica of the model; None if that is not known."""
+    return None if (front := fronts.get(model)) is None else front.client.links.lost.cause(replica_id)
 
 
 def _configured(settings: Settings) -> dict[str, metrics.Configured]:

@@ -88,6 +88,14 @@ class Service:
         """
         return await self._get("/fleet", key)
 
+    async def requests(self, key: str) -> dict[str, Any]:
+        """Return the ways of the caller's latest requests: the answer to `/fleet/requests`, which an older service lacks.
+
+        Raises:
+            ServiceProblem: The service refuses or does not answer.
+        """
+        return await self._get("/fleet/requests", key)
+
     async def close(self) -> None:
         await self._http.aclose()
 

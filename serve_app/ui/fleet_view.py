@@ -1,4 +1,4 @@
-"""This module draws the fleet as HTML: counts, a card for each replica and each ingress, and what happened. Pure."""
+"""This module draws the fleet as HTML: counts, ways of requests, a card for each replica and ingress, and what happened. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -6,6 +6,7 @@ from typing import Any
 
 from serve_app.ui.changes import Happening, short
 from serve_app.ui.replicas import Replica, Report, models_of, ready_of, ready_of_all, replicas_of, span, target_of
+from serve_app.ui.ways import ways_html
 
 MAX_DOTS = 24
 """A replica's card has a dot for each request, up to this many; the rest is a number."""
@@ -13,11 +14,11 @@ MAX_EMPTY_DOTS = 8
 """The most of these dots that are for requests in the engine's queue."""
 
 
-def fleet_html(report: Report) -> str:
-    """Return the state of the fleet. All text from the service is escaped."""
+def fleet_html(report: Report, ways: Mapping[str, Any] | None = None) -> str:
+    """Return the state of the fleet, with the answer to `/fleet/requests` if there is one. All text from the service is escaped."""
     ingresses = sorted((m for m in report["members"] if m["role"] == "ingress"), key=lambda m: str(m["replica_id"]))
     replicas = {name: replicas_of(report, name) for name in models_of(report)}
-    parts = [_tiles(report, ingresses, replicas)]
+    parts = [_tiles(report, ingresses, replicas), "" if ways is None else ways_html(ways)]
     parts += [_model(report, name, of_model, ingresses) for name, of_model in replicas.items()]
     parts.append(_cards("Ingresses", [_ingress(m) for m in ingresses]))
     return f'<div class="fleet">{"".join(parts)}</div>'

@@ -8,7 +8,8 @@ import msgspec
 from typer.testing import CliRunner, Result
 
 from serve_app.books.ledger_lines import LedgerMove, LedgerRoute
-from serve_app.cli.explain import CAUSES, ENDS, REASONS, RESULTS
+from serve_app.books.words import CAUSES, REASONS
+from serve_app.cli.explain import ENDS, RESULTS
 from serve_app.cli.main import app
 from serve_app.core.events import LinkEnd
 from serve_app.core.routing import Reason

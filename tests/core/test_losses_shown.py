@@ -36,6 +36,13 @@ def lost_at(time: float, *replica_ids: str) -> LostReplicas:
     return replicas
 
 
+def test_the_cause_of_a_loss_is_known_until_there_is_a_link_again() -> None:
+    replicas = lost_at(100.0, "a")
+    assert (replicas.cause("a"), replicas.cause("b")) == ("why", None)
+    replicas.link("a")
+    assert replicas.cause("a") is None
+
+
 def member(replica_id: str, state: str = "ready") -> dict[str, Any]:
     return {"replica_id": replica_id, "state": state}
 

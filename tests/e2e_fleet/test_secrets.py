@@ -306,7 +306,7 @@ def collect(
     ray, family = temporary_folder(running.family()[0]), running.family()
     texts = {"/metrics": httpx.get(f"{running.url}/metrics").text, "serve-app status": json.dumps(running.status())}
     headers = {"authorization": f"Bearer {next(iter(canaries.places))}"}
-    texts["/fleet"] = httpx.get(f"{running.url}/fleet", headers=headers).text
+    texts |= {path: httpx.get(f"{running.url}{path}", headers=headers).text for path in ("/fleet", "/fleet/requests")}
     texts["command lines"] = "\n".join(title(process) for process in family)
     folders = {running.home, ray, *map(working_folder, family)}
     ingress = psutil.Process(running.members("ingress")[0]["pid"])

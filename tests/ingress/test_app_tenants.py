@@ -48,7 +48,7 @@ tenants:
     keys: [{{id: b1, sha256: {digest(KEYS["other"])}}}]
     models: [embed]
 """
-READING = ("/v1/models", "/v1/models/chat", "/version", "/fleet")
+READING = ("/v1/models", "/v1/models/chat", "/version", "/fleet", "/fleet/requests")
 STORED = (
     "/v1/files",
     "/v1/files/file-1",
@@ -305,6 +305,16 @@ async def test_no_spelling_of_a_path_leads_past_the_key(app: IngressApp, issuer:
 def test_a_model_includes_its_aliases_adapters_and_canary(app: IngressApp) -> None:
     for key, models in {"whole": ("chat", "gpt", "pirate"), "other": ("embed", "law", "embed-next")}.items():
         assert [ask(app, "/v1/completions", key, {"model": model}).status_code for model in models] == [200] * len(models)
+
+
+def test_a_tenant_sees_the_ways_of_its_own_requests_alone(app: IngressApp) -> None:
+    for model in ("embed", "no-such-model"):
+        assert ask(app, "/v1/completions", "infer", {"model": model, "prompt": "secret"}).status_code == 404
+    shown = ask(app, "/fleet/requests", "whole")
+    ways = [[way[name] for name in ("tenant", "key", "state", "hops")] for way in shown.json()["others"]]
+    assert ways == [["red", "r2", "invalid", []]] * 2
+    assert "secret" not in shown.text
+    assert ask(app, "/fleet/requests", "other").json().items() >= {"moved": [], "others": []}.items()
 
 
 def test_the_only_model_of_a_tenant_need_not_be_named(app: IngressApp) -> None:

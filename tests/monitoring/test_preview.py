@@ -74,6 +74,13 @@ def test_values_below_zero_are_seen(values: tuple[float, float]) -> None:
     assert [value for value in values if not lowest <= value <= highest and value == value] == []
 
 
+def test_the_axis_of_bytes_has_round_numbers_of_gib() -> None:
+    panel = {"title": "a", "type": "timeseries", "fieldConfig": {"defaults": {"unit": "bytes"}}}
+    ax = Figure().add_subplot()
+    draw(panel, [Line("a", (-60.0, 0.0), (70.0 * 2**30, 71.0 * 2**30))], ax, (-60.0, 0.0))
+    assert [tick / 2**30 for tick in ax.get_yticks()] == [0.0, 15.0, 30.0, 45.0, 60.0, 75.0]
+
+
 def test_the_time_axis_has_round_times_of_the_clock_over_the_whole_span(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "UTC-05:30")
     time.tzset()

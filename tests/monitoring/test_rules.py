@@ -17,6 +17,7 @@ from tools.monitoring.gpus import GPUS
 from tools.monitoring.overview import OVERVIEW
 from tools.monitoring.panels import Row
 from tools.monitoring.rules import rules_file
+from tools.monitoring.shared import LOST
 from tools.observe import tool
 
 promtool = pytest.mark.skipif(
@@ -66,16 +67,24 @@ def asked(name: str, given: Series, case: Case, expected: list[dict[str, Any]]) 
     }
 
 
-def shows(folder: Path, row: Row, title: str, given: Series, expected: Mapping[str, float]) -> None:
-    """Assert that the only expression of a panel has these values, by labels, where Prometheus has the given series."""
+def shows(
+    folder: Path, row: Row, title: str, given: Series, expected: Mapping[str, float], *, legend: str = "", at: str = "0m"
+) -> None:
+    """Assert that an expression of a panel has these values, by labels, where Prometheus has the given series.
+
+    Args:
+        legend: How the legend of the expression begins; "" for the only expression of a panel.
+        at: When it is asked, with a value of each series every 5 s.
+    """
     (panel,) = [panel for panel in row.panels if panel.title == title]
-    (promql,) = panel.shown.values()
+    (promql,) = [promql for name, promql in panel.shown.items() if name.startswith(legend)]
     samples = [{"labels": labels, "value": value} for labels, value in expected.items()]
     test = {
+        "interval": "5s",
         "input_series": [{"series": series, "values": value} for series, value in given.items()],
-        "promql_expr_test": [{"expr": chosen(promql), "eval_time": "0m", "exp_samples": samples}],
+        "promql_expr_test": [{"expr": chosen(promql), "eval_time": at, "exp_samples": samples}],
     }
-    (folder / "tests.yaml").write_text(yaml.safe_dump({"tests": [test]}, width=10_000))
+    (folder / "tests.yaml").write_text(yaml.safe_dump({"evaluation_interval": "5s", "tests": [test]}, width=10_000))
     done = subprocess.run([str(tool("promtool")), "test", "rules", str(folder / "tests.yaml")], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -104,6 +113,14 @@ def test_the_overview_counts_alerts_of_gpus_too(tmp_path: Path) -> None:
     alerts += [("local/serve-app-2-ray", "ServeAppGpuFails", "firing"), ("local/serve-app-ray", "ServeAppGpuIsHot", "pending")]
     given = {f'ALERTS{{job="{job}",alertname="{name}",alertstate="{state}"}}': "1" for job, name, state in alerts}
     shows(tmp_path, OVERVIEW.rows[0], "Alerts that fire", given, {"{}": 2})
+
+
+@promtool
+def test_lost_engines_are_whole_numbers(tmp_path: Path) -> None:
+    """Prometheus's increase() of the counter from 3 to 4 is 1.2 here: it extrapolates 25 s to the window of 30 s."""
+    given = {'serve_app_engines_lost_total{job="local/serve-app-ingress",model="m",reason="engine_died"}': "3 3 3 3 4 4 4"}
+    expected = {'{model="m", reason="engine_died"}': 1}
+    shows(tmp_path, OVERVIEW.rows[3], LOST.title, given, expected, legend="engine of", at="32s")
 
 
 @promtool

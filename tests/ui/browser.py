@@ -1,11 +1,9 @@
 """This module drives Debian's Chromium by Playwright, as a person uses the chat page."""
 
-import gzip
 import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +13,6 @@ from tests.ui.fake_service import MODEL, FakeService
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed; Debian: apt install chromium")
 LIMIT_MS = 90_000
-AXE_CORE = Path(__file__).with_name("axe.min.js.gz")
-"""Deque's checker of pages for people who cannot see, or use a mouse; `make axe-core` renews it. Under the MPL 2.0, as its head says."""
 ANSWER = "word0.0 word0.1 word0.2 word0.3 word0.4"
 """What the fake service answers."""
 
@@ -137,20 +133,3 @@ def assert_inside(page: Any, selectors: list[str]) -> None:
         assert box["x"] + box["width"] <= size["width"], selector
         assert box["y"] + box["height"] <= size["height"], selector
     assert page.evaluate("() => document.documentElement.scrollWidth - window.innerWidth") <= 0
-
-
-def findings(page: Any) -> list[str]:
-    """Return what axe-core finds serious or critical on the page as it is shown: rule, elements and why. Waits for fading colours."""
-    page.evaluate(gzip.decompress(AXE_CORE.read_bytes()).decode())
-    found = page.evaluate(
-        """async () => {
-          const ends = (animation) => Number.isFinite(animation.effect.getComputedTiming().endTime);
-          await Promise.allSettled(document.getAnimations().filter(ends).map((animation) => animation.finished));
-          return (await axe.run(document, { resultTypes: ["violations"] })).violations;
-        }"""
-    )
-    return [
-        f"{each['id']}: {[(node['target'], node['failureSummary']) for node in each['nodes']]}"
-        for each in found
-        if each["impact"] in {"serious", "critical"}
-    ]

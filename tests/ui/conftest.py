@@ -1,13 +1,24 @@
 """These fixtures open the pages in a headless Chromium, in front of a fake service; tests/ui/test_app.py has its own."""
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from tests.ui.axe import write_report
 from tests.ui.browser import chromium
 from tests.ui.fake_service import FakeService, fake_service, listening
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _axe_report() -> Iterator[None]:
+    """Write what axe-core found to the file that the variable AXE_REPORT names."""
+    yield
+    if path := os.environ.get("AXE_REPORT"):
+        write_report(Path(path))
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +31,7 @@ def _fake() -> Iterator[FakeService]:
 def fake(_fake: FakeService) -> Iterator[FakeService]:
     yield _fake
     _fake.holds = _fake.busy = _fake.asks_for_key = _fake.breaks = False
-    _fake.line, _fake.report = "", FakeService().report
+    _fake.line, _fake.report, _fake.ways = "", FakeService().report, FakeService().ways
 
 
 @pytest.fixture(scope="session")

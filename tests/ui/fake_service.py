@@ -44,6 +44,13 @@ def starting(name: str, *, since: float, host: str = "127.0.0.1") -> dict[str, A
     return {"replica_id": f"fake#replica#{name}", "since": since, "host": host}
 
 
+def way(name: str, *hops: tuple[str, str], state: str = "running", **more: Any) -> dict[str, Any]:
+    """A request as `/fleet/requests` shows it, with its replicas and why it left each; "" if it did not."""
+    shown = [{"replica": f"fake#replica#{at}", "reason": "load", "start_s": 0.1, "left": left} for at, left in hops]
+    common = {"tenant": None, "key": None, "model": MODEL, "time": 1000.0, "reason": "", "queued_s": 0.25, "total_s": 2.0}
+    return {"id": name, "state": state, "output_tokens": 42, "hops": shown, **common, **more}
+
+
 @dataclass
 class FakeService:
     """Each answer says `word 0 word 1 ...`; where ``held`` is set, the words after the first come only when it is released."""
@@ -68,6 +75,8 @@ class FakeService:
     """What `/v1/models` answers."""
     running: int = 0
     asked: list[dict[str, Any]] = field(default_factory=list)
+    ways: Any = field(default_factory=lambda: {"time": 1000.0, "moved": [], "others": []})
+    """What `/fleet/requests` answers; None for a service of an older release."""
     report: Any = field(default_factory=lambda: {"time": 1000.0, "members": [ingress(), member("a")], "decisions": []})
 
     def app(self) -> Starlette:
@@ -75,6 +84,7 @@ class FakeService:
             routes=[
                 Route("/v1/models", self._models),
                 Route("/fleet", self._fleet),
+                Route("/fleet/requests", self._requests),
                 Route("/v1/chat/completions", self._answer, methods=["POST"]),
                 Route("/v1/completions", self._answer, methods=["POST"]),
             ]
@@ -90,6 +100,10 @@ class FakeService:
 
     async def _fleet(self, request: Request) -> Response:
         return self._refusal(request) or JSONResponse(self.report)
+
+    async def _requests(self, request: Request) -> Response:
+        missing = None if self.ways is not None else _error(404, "/fleet/requests does not exist here", "NotFoundError")
+        return self._refusal(request) or missing or JSONResponse(self.ways)
 
     async def _answer(self, request: Request) -> Response:
         if (refusal := self._refusal(request)) is not None:

@@ -1,14 +1,15 @@
 """This module makes the pictures of docs/ui.md and docs/monitoring.md: `python -m tests.ui.pictures docs/figures`.
 
 The chat page is in front of a scripted service. The fleet page and the dashboards show the same minutes of a simulated fleet: its load
-jumps, the autoscaler adds a replica, and the button of the fleet page kills an engine. The dashboard of tenants shows another simulated
-fleet that they ask for more than it can answer. Prometheus records both. Sleeps pace what the pictures show: the words of an answer, the
-requests of the load, and the time for which the tenants ask.
+jumps, the autoscaler adds a replica, the button of the fleet page kills an engine, and a batch runs beside the load. The dashboard of
+tenants shows another simulated fleet that they ask for more than it can answer. Prometheus records both. Sleeps pace what the pictures
+show: the words of an answer, the requests of the load, and the time for which the tenants ask.
 """
 
 import argparse
 import asyncio
 import hashlib
+import json
 import os
 import sys
 import threading
@@ -20,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import httpx
 import psutil
 import yaml
 from PIL import Image
@@ -54,7 +56,9 @@ CALM_S = 20.0
 AFTER_KILL_S = 5.0
 LIMIT_MS = 300_000
 """Of each wait: a busy machine takes minutes to start a replica."""
-BOARDS = ("overview", "replica")
+BOARDS = ("overview", "model", "replica", "autoscaling", "loadtest", "batch")
+NUM_LINES = 120
+"""Lines of the batch."""
 TENANTS: dict[str, dict[str, Any]] = {"search": {"weight": 2}, "assistant": {}, "trial": {"limits": {"requests_per_minute": 30}}}
 """Their names are their keys."""
 ASKED_BY = ("search", "search", "assistant", "trial")
@@ -115,7 +119,7 @@ def fleet_pictures(out: Path) -> None:
         BatchError: The fleet did not start.
         NotDrawn: The fleet did not do in time what the pictures are to show.
     """
-    with TemporaryDirectory() as folder, FleetProcess(FLEET, on_progress=_say) as fleet:
+    with TemporaryDirectory() as folder, FleetProcess(_with_batches(Path(folder, "batches")), on_progress=_say) as fleet:
         config = write_prometheus(Path(folder), fleet.url.removeprefix("http://"))
         port, began = free_port(), time.time()
         site_of = listening(web_app(fleet.url, Killer(psutil.Process(fleet.pid))))
@@ -132,12 +136,42 @@ def fleet_pictures(out: Path) -> None:
                 page.click("#kill")
                 page.wait_for_selector("text=/answers? resumed at another replica/")
                 _wait_for_cards(page, ready=2, starting=1, lost=1)
+                page.wait_for_selector(".ways .path >> text=/moved: its engine was killed/")
             page.wait_for_timeout(AFTER_KILL_S * 1000)
             page.screenshot(path=out / "fleet.png")
             with _stage(page, "the replica in the place of the lost one"):
                 _wait_for_cards(page, ready=3)
+            _run_batch(fleet.url)
             page.wait_for_timeout(CALM_S * 1000)
             _draw(port, (time.time() - began) / 60, out, BOARDS)
+
+
+def _with_batches(folder: Path) -> dict[str, Any]:
+    return {**FLEET, "ingress": {**FLEET["ingress"], "batch": {"dir": str(folder)}}}
+
+
+def _run_batch(url: str) -> None:
+    """Send a batch of `NUM_LINES` lines, and wait until it is complete.
+
+    Raises:
+        NotDrawn: It was not complete within the limit.
+    """
+    path = "/v1/completions"
+    bodies = [{"model": MODEL, "prompt": f"Fable {number} of a grey cat: ", "max_tokens": 200} for number in range(NUM_LINES)]
+    lines = [{"custom_id": str(number), "method": "POST", "url": path, "body": body} for number, body in enumerate(bodies)]
+    _say(f"waiting for a batch of {NUM_LINES} lines")
+    began = time.monotonic()
+    with httpx.Client(base_url=url, timeout=60) as http:
+        content = "\n".join(json.dumps(line) for line in lines).encode()
+        file = http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("lines.jsonl", content)}).raise_for_status()
+        asked = {"input_file_id": file.json()["id"], "endpoint": path, "completion_window": "24h"}
+        batch = http.post("/v1/batches", json=asked).raise_for_status().json()
+        while batch["status"] != "completed":
+            if time.monotonic() - began > LIMIT_MS / 1000 or batch["status"] in ("failed", "expired", "cancelled"):
+                raise NotDrawn(f"the batch is {batch['status']} after {time.monotonic() - began:.0f} s")
+            time.sleep(1)
+            batch = http.get(f"/v1/batches/{batch['id']}").raise_for_status().json()
+    _say(f"  after {time.monotonic() - began:.0f} s")
 
 
 def tenants_picture(out: Path) -> None:
@@ -251,16 +285,20 @@ def _load(url: str, keys: Sequence[str] = ("",)) -> Iterator[Callable[[], None]]
         thread.join()
 
 
+PARTS: dict[str, Callable[[Path], None]] = {"chat": chat_picture, "fleet": fleet_pictures, "tenants": tenants_picture}
+
+
 def main() -> int:
     """Write the pictures, of 128 colours each, which halves their size; return 0, or 1 with a reason if one could not be drawn."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    out: Path = parser.parse_args().out
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS), help="default: all")
+    given = parser.parse_args()
+    out: Path = given.out
     with TemporaryDirectory() as folder:  # a run that fails leaves the pictures that are there
         try:
-            chat_picture(Path(folder))
-            fleet_pictures(Path(folder))
-            tenants_picture(Path(folder))
+            for part in given.only:
+                PARTS[part](Path(folder))
         except (BatchError, NotDrawn) as exc:
             print(f"error: no new pictures: {exc}", file=sys.stderr)
             return 1

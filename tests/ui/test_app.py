@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.ui.fake_service import KEY, MODEL, FakeService, fake_service, ingress, listening, lost, member
+from tests.ui.fake_service import KEY, MODEL, FakeService, fake_service, ingress, listening, lost, member, way
 
 gradio_client = pytest.importorskip("gradio_client", reason="Gradio is not installed: pip install 'serve-app[ui]'")
 
@@ -192,7 +192,7 @@ def test_an_engine_is_killed_only_from_this_machine_and_with_a_key(fake: FakeSer
 
 def test_an_older_report_of_another_ingress_tells_of_nothing(fake: FakeService) -> None:
     before = {"time": 1000.5, "members": [ingress(), member("a"), member("b")], "decisions": []}
-    problem, *_, remembered, happenings = looked(fake, before)
+    _, problem, *_, remembered, happenings = looked(fake, before)
     assert (problem["value"], remembered, happenings) == ("", before, [])
     *_, happenings = looked(fake, before | {"time": 999.5})
     assert [happening.text for happening in happenings] == [f"Replica of {MODEL} b is gone"]
@@ -214,11 +214,31 @@ def test_a_service_that_refuses_leaves_the_fleet_of_before_with_its_time(
 ) -> None:
     monkeypatch.setattr(fake, "asks_for_key", True)
     before = {"time": 990.0, "members": [ingress()], "decisions": []}
-    problem, *_, remembered, _ = looked(fake, before)
+    _, problem, *_, remembered, _ = looked(fake, before)
     assert "(401) The fleet below is that of 00:16:30 UTC.</div>" in problem["value"]
     assert remembered is before
-    problem, *_ = looked(fake, None)
+    _, problem, *_ = looked(fake, None)
     assert "below" not in problem["value"]
+
+
+def test_the_page_shows_the_ways_of_requests_where_the_service_has_them(
+    fake: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake, "ways", {"time": 1000.0, "moved": [way("mine", ("a", "it died"), ("b", ""))], "others": []})
+    _, problem, drawn, *_ = looked(fake, None)
+    assert (problem["value"], "moved: it died" in drawn) == ("", True)
+    monkeypatch.setattr(fake, "ways", None)
+    _, problem, drawn, *_ = looked(fake, None)
+    assert (problem["value"], "Ways of requests" in drawn, "answers resumed" in drawn) == ("", False, True)
+    monkeypatch.setattr(fake, "ways", {})
+    _, problem, *_ = looked(fake, None)
+    assert "did not answer with a fleet" in problem["value"]
+
+
+def test_the_page_asks_for_a_key_once_the_service_does(fake: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "visible" not in looked(fake, None)[0]
+    monkeypatch.setattr(fake, "asks_for_key", True)
+    assert looked(fake, None)[0]["visible"] is True
 
 
 def test_a_service_whose_clock_was_set_back_is_followed(fake: FakeService) -> None:
@@ -230,6 +250,6 @@ def test_a_service_whose_clock_was_set_back_is_followed(fake: FakeService) -> No
 @pytest.mark.parametrize("report", [{}, [], {"time": 1.0, "members": [1], "decisions": []}, {"time": 1.0, "members": [{}]}])
 def test_a_report_of_another_form_is_said(fake: FakeService, monkeypatch: pytest.MonkeyPatch, report: Any) -> None:
     monkeypatch.setattr(fake, "report", report)
-    problem, *_, remembered, _ = looked(fake, None)
+    _, problem, *_, remembered, _ = looked(fake, None)
     assert "did not answer with a fleet" in problem["value"]
     assert remembered is None

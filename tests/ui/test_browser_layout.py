@@ -9,20 +9,31 @@ from typing import Any
 
 import pytest
 
+from tests.ui.axe import findings, findings_in_both_themes
 from tests.ui.browser import (
     answered,
     ask,
     assert_inside,
-    findings,
     markup,
     needs_chromium,
     open_chat,
     problem,
     wait_for_answer,
 )
-from tests.ui.fake_service import MODEL, FakeService, ingress, lost, member, starting
+from tests.ui.fake_service import KEY, MODEL, FakeService, ingress, lost, member, starting, way
 
 pytestmark = needs_chromium
+
+
+KILLED = "its engine was killed, or crashed without a message"
+WAYS = {
+    "time": 1001.0,
+    "moved": [way(f"chatcmpl-{number}", ("aaa", KILLED), ("bbb", "the replica drains"), ("ccc", "")) for number in range(4)],
+    "others": [
+        way(f"mine-{number}", ("aaa", ""), state=state) for number, state in enumerate(("queued", "complete", "over_quota"))
+    ],
+}
+"""As many requests as the page draws."""
 
 
 @contextmanager
@@ -60,13 +71,6 @@ def test_nothing_is_cut_off(page: Any, site: str, fake: FakeService, width: int,
         assert_inside(page, ["#mode", "#system", "#temperature", "#top-p", "#n", "#max-tokens", "#stop-at", "#copy-link"])
 
 
-def findings_in_both_themes(page: Any) -> list[str]:
-    """Return axe-core's findings in the theme that is shown, and in the other one."""
-    found = findings(page)
-    page.dispatch_event("#theme", "click")  # on a phone the open sidebar covers it
-    return [*found, *findings(page)]
-
-
 def test_axe_core_finds_what_is_wrong(page: Any, site: str) -> None:
     page.goto(f"{site}/healthz")
     page.evaluate("() => { document.title = 'Title'; document.body.append(document.createElement('img')); }")
@@ -79,15 +83,15 @@ def test_axe_core_finds_nothing_serious_on_the_chat_page(
 ) -> None:
     with window(page, width, height):
         open_chat(page, f"{site}/?n=2", MODEL)
-        assert findings_in_both_themes(page) == []
+        assert findings_in_both_themes(page, "an empty chat") == []
         fake.line = markup("```python\ndef f(): return 1\n```\n\n| a | [b](http://c) |\n|---|---|\n| 1 | 2 |")
         answered(page, "Hi")
-        assert findings_in_both_themes(page) == []
+        assert findings_in_both_themes(page, "an answer with code and a table") == []
         fake.busy = True
         ask(page, "Hi")
         problem(page)
         show_settings(page)
-        assert findings_in_both_themes(page) == []
+        assert findings_in_both_themes(page, "a refusal, and the settings") == []
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
@@ -97,10 +101,12 @@ def test_axe_core_finds_nothing_serious_on_the_fleet_page(
     members = [ingress(), member("aaa"), member("bbb", state="draining")]
     models = {MODEL: {"target": 2, "starting": [starting("ccc", since=1000.6)]}}
     fake.report = {"time": 1001.0, "members": members, "decisions": [], "lost": [lost("ddd", time=1000.0)], "models": models}
+    fake.ways = WAYS
     with window(page, width, height):
         page.goto(f"{site}/fleet")
         page.wait_for_selector("text=ddd is lost")
-        assert findings_in_both_themes(page) == []
+        page.wait_for_selector(".ways >> text=mine-2")
+        assert findings_in_both_themes(page, "a lost replica, and requests that moved") == []
 
 
 def test_the_fleet_page_follows_the_fleet(page: Any, site: str, fake: FakeService) -> None:
@@ -116,6 +122,61 @@ def test_the_fleet_page_follows_the_fleet(page: Any, site: str, fake: FakeServic
     page.wait_for_selector(f"h3:has-text('{MODEL}') >> text=1 of 2 ready, 1 starting, 1 lost")
     cards = [card.inner_text().split("\n")[:2] for card in page.query_selector_all(".fleet .card")]
     assert cards == [["aaa", "ready"], ["ccc", "starting"], ["bbb", "lost"], ["in1", "ready"]]
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+def test_a_requests_way_shows_its_replicas_in_the_first_window_and_nothing_of_it_is_cut(
+    page: Any, site: str, fake: FakeService, width: int, height: int
+) -> None:
+    fake.ways = WAYS
+    with window(page, width, height):
+        page.goto(f"{site}/fleet")
+        page.wait_for_selector(f".ways li:has-text('chatcmpl-3') >> text=/moved: {KILLED}/")
+        first = page.query_selector(".ways li")
+        assert [at.inner_text() for at in first.query_selector_all(".path b")] == ["aaa", "bbb", "ccc"]
+        assert_inside(page, ["#kill", ".ways li >> nth=0"])
+        if width > 700:
+            assert_inside(page, [".ways li >> nth=3"])
+        assert (
+            page.evaluate("() => [...document.querySelectorAll('.ways div')].filter((e) => e.scrollWidth > e.clientWidth).length")
+            == 0
+        )
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+def test_what_can_be_clicked_on_the_fleet_page_stays_in_its_place(
+    page: Any, site: str, fake: FakeService, width: int, height: int
+) -> None:
+    def places() -> list[Any]:
+        return [page.wait_for_selector(selector).bounding_box() for selector in ("#kill", "#fleet-key", "#theme")]
+
+    shown = fake.report
+    with window(page, width, height):
+        fake.asks_for_key = True
+        page.goto(f"{site}/fleet")
+        page.wait_for_selector("#fleet-problem >> text=(401)")
+        before = places()
+        fake.ways = WAYS
+        page.fill("#fleet-key input", KEY)
+        page.wait_for_selector(".fleet .card")
+        assert places() == before
+        fake.report = {}
+        page.wait_for_selector("#fleet-problem >> text=did not answer with a fleet")
+        assert places() == before
+        fake.report = shown
+        page.click("#kill")
+        page.wait_for_selector("#killed >> text=No replica is ready")
+        assert places() == before
+
+
+def test_the_button_of_a_demo_has_its_place_before_the_service_has_answered(page: Any, site: str, fake: FakeService) -> None:
+    fake.asks_for_key = True
+    page.goto(f"{site}/fleet")
+    before = page.wait_for_selector("#kill").bounding_box()
+    page.wait_for_selector("#fleet-problem")
+    fake.asks_for_key = False
+    page.wait_for_selector(".fleet .card")
+    assert page.wait_for_selector("#kill").bounding_box() == before
 
 
 def test_the_fleet_page_of_a_demo_kills_an_engine(page: Any, site: str, fake: FakeService) -> None:

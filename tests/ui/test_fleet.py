@@ -137,6 +137,9 @@ def test_the_button_of_a_demo_kills_the_busy_engine_whose_answer_continues_and_a
     name = lost.rpartition("#")[2]
     shown.wait_for_selector(f"text=/{name} is lost: its engine was killed/")
     shown.wait_for_selector("text=/1 answer resumed at another replica/")
+    moved = shown.wait_for_selector(".ways li:has-text('moved: its engine was killed') .path")
+    (other,) = set(engines.values()) - {lost}
+    assert [at.inner_text() for at in moved.query_selector_all("b")] == [name, other.rpartition("#")[2]]
     wait_until_done(page)
     assert page.inner_text("#figures").startswith(f"{LONG} tokens")
     assert page.query_selector("#problem [role=alert]") is None

@@ -164,8 +164,8 @@ def rate(series: str, by: str, selector: str = MODEL, window: str = RATE) -> str
 
 
 def increase(series: str, by: str, selector: str = MODEL, over: str = "sum") -> str:
-    """Return events within a point of the plot."""
-    return f"{over} by ({by}) (increase({series}{{{selector}}}[{RATE}]))"
+    """Return whole events within a point of the plot: Prometheus extrapolates to the ends of the window, by which 1 becomes 1.15."""
+    return f"round({over} by ({by}) (increase({series}{{{selector}}}[{RATE}])))"
 
 
 def quantiles(series: str, by: str, selector: str, shown: Sequence[float] = (0.5, 0.95, 0.99)) -> dict[str, str]:

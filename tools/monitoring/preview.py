@@ -19,7 +19,7 @@ import requests
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from loadtest.report.plots import SERIES, STYLE
 from tools.monitoring.boards import BOARDS, board_file
@@ -128,6 +128,9 @@ def draw(panel: Mapping[str, Any], lines: Sequence[Line], ax: Axes, span: tuple[
     lowest, highest = min(drawn, default=0.0), max(drawn, default=0.0)
     extent = (max(0.0, highest) - min(0.0, lowest)) or 1.0 / _UNITS.get(unit, (1.0, ""))[0]
     ax.set_ylim(1.1 * min(0.0, lowest), max(0.0, highest) + extent * (0.1 + 0.09 * min(len(lines), 8)))  # room for the legend
+    factor, lowest, highest = _UNITS.get(unit, (1.0, ""))[0], *ax.get_ylim()
+    ticks = (tick / factor for tick in MaxNLocator(6).tick_values(lowest * factor, highest * factor))  # round in the shown unit
+    ax.set_yticks([tick for tick in ticks if lowest <= tick <= highest])
     ax.set_xlim(*span)
     ax.set_xticks(clock_ticks(*span))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda at, _: clock(at, span[1] - span[0])))

@@ -13,6 +13,7 @@ from serve_app.ingress.books.gpu_time import GpuTime
 from serve_app.ingress.books.key_latencies import KeyLatencies
 from serve_app.ingress.books.ledger import Ledger, line_of
 from serve_app.ingress.books.receipt import ReceiptSend, asks_for_receipt
+from serve_app.ingress.books.recent import CauseOfLoss, RecentRequests, unknown
 from serve_app.ingress.books.request_metrics import count_request
 from serve_app.ingress.books.shown_names import MAX_TENANTS, CallerNames, ShownNames
 from serve_app.ingress.books.tenant_use import TenantUse
@@ -29,6 +30,7 @@ class Books:
         receipts: Whether clients may ask for receipts.
         max_latency_keys: How many API keys get latency series of their own; 0 for none.
         gpu_times: The GPU time of each model.
+        recent: The ways of requests that have ended, for `/fleet/requests`.
     """
 
     def __init__(
@@ -39,8 +41,10 @@ class Books:
         receipts: bool = False,
         max_latency_keys: int = 0,
         gpu_times: Mapping[str, GpuTime] = MappingProxyType({}),
+        recent: RecentRequests | None = None,
     ) -> None:
         self.ledger = ledger
+        self.recent = recent or RecentRequests()
         self._tracer = tracer
         self._receipts = receipts
         self._latencies = KeyLatencies(max_latency_keys)
@@ -52,8 +56,14 @@ class Books:
         self._gpu_times = gpu_times
 
     @classmethod
-    def of(cls, settings: Settings, ingress_id: str, gpu_times: Mapping[str, GpuTime] = MappingProxyType({})) -> Self:
-        """Return the books that the settings ask for."""
+    def of(
+        cls,
+        settings: Settings,
+        ingress_id: str,
+        gpu_times: Mapping[str, GpuTime] = MappingProxyType({}),
+        cause: CauseOfLoss = unknown,
+    ) -> Self:
+        """Return the books that the settings ask for. ``cause`` tells why replicas were lost."""
         ledger = None if (where := settings.ingress.ledger) is None else Ledger(where, ingress_id)
         tracer = None
         if settings.tracing is not None:
@@ -67,6 +77,7 @@ class Books:
             receipts=ingress.receipts,
             max_latency_keys=ingress.key_latencies,
             gpu_times=gpu_times,
+            recent=RecentRequests(cause),
         )
 
     def learn_step_costs(self, measured: Iterable[tuple[str, Any]]) -> None:
@@ -91,6 +102,7 @@ class Books:
         """Count an exchange that has ended, and write its line and its trace."""
         ending = exchange.end()
         count_request(exchange, ending, self._latencies, self._caller_names)
+        self.recent.end(exchange, ending)
         if not exchange.background and ending.word() == "over_quota":
             self.over_quota[exchange.model] += 1
         if self.ledger is None and self._tracer is None and exchange.caller is None:

@@ -48,7 +48,7 @@ from serve_app.ingress.routes.bodies import Bodies, replay, tokenizer_bytes
 from serve_app.ingress.routes.canary import SHARED_ROUTES
 from serve_app.ingress.routes.front_page import FrontPage
 from serve_app.ingress.routes.generate import generate_route
-from serve_app.ingress.routes.own_answers import MODELS, FleetReport, OwnAnswers
+from serve_app.ingress.routes.own_answers import MODELS, REQUESTS, FleetReport, OwnAnswers, json_answer
 from serve_app.ingress.routes.running import RunningRequests
 from serve_app.ingress.routes.sagemaker import INVOCATIONS, PING, route_of
 from serve_app.ingress.routes.served_models import ServedModels
@@ -192,6 +192,10 @@ class IngressApp:
         elif path == MODELS:
             response = await self._own.models(caller) if method in ("GET", "HEAD") else method_not_allowed("GET, HEAD")
             await response(scope, receive, send)
+        elif path == REQUESTS and method in ("GET", "HEAD"):
+            tenant = None if caller is None else caller.tenant.name
+            ways = self.books.recent.shown(reversed(self._running), tenant, time.monotonic())
+            await json_answer(ways)(scope, receive, send)
         elif path == "/" and method in ("GET", "HEAD"):
             await self._front_page.answer(dict(scope["headers"]))(scope, receive, send)
         elif path.startswith(_A_MODEL) and method in ("GET", "HEAD"):

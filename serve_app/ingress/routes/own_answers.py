@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import JSONResponse, Response
 
@@ -17,10 +18,16 @@ FleetReport = Callable[[], Awaitable[dict[str, Any]]]
 """Asks the lease board and Serve's controller: `serve_app.ingress.deployment.Ingress._report`."""
 
 MODELS = "/v1/models"
+REQUESTS = "/fleet/requests"
 
 FRESH_S = 0.5
 """Seconds for which a report of the fleet, or the error that the board is silent, is used again. So many watchers cost the lease board and
 this event loop no more than one."""
+
+
+def json_answer(content: Any) -> Response:
+    """Return an answer with plain data or structs of msgspec as JSON."""
+    return Response(msgspec.json.encode(content), media_type="application/json")
 
 
 class OwnAnswers:

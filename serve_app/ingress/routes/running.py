@@ -5,7 +5,7 @@ A request ends so when its tenant's `total_s` is over, and all end when the ingr
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 from serve_app.errors import DeadlinePassed, ServingError
@@ -24,6 +24,10 @@ class RunningRequests:
         self._front_ends = front_ends
         self._limits: dict[Exchange, asyncio.Timeout] = {}
         self._timers: dict[Exchange, asyncio.TimerHandle] = {}
+
+    def __reversed__(self) -> Iterator[Exchange]:
+        """Yield the running requests, the newest first."""
+        return reversed(self._limits)
 
     def __len__(self) -> int:
         """Return the number of running requests."""
