@@ -20,6 +20,7 @@ from serve_app.config.checks import did_you_mean, dotted
 from serve_app.config.timeouts import RULES, timeouts_of
 from serve_app.config.vllm_source import engine_arg_types
 from serve_app.core.tenants import Keyring
+from serve_app.environment import as_typed
 from serve_app.errors import ConfigError
 
 
@@ -77,7 +78,7 @@ def _judged(file: Path, edge_s: Mapping[str, float | None], ignored: frozenset[s
     except ConfigError as exc:
         raise in_file(file, exc) from exc
     if isinstance(values.get("config"), dict) and "models" not in values:
-        way_out = f"check what they render: helm template demo helm/serve-app -f {file} | serve-app check -"
+        way_out = f"check what they render: helm template demo helm/serve-app -f {file} | {as_typed()} check -"
         raise ConfigError(str(file), "holds values of the Helm chart", way_out)
     if "tenants" in values and "models" not in values:
         return _of_tenants(file, text)
@@ -111,7 +112,7 @@ def _of_tenants(file: Path, text: str) -> CheckResult:
     if not isinstance(found, TenantsFile):
         return CheckResult(found)
     keys = found.keyring(shared=False)
-    rest = f"  {_tenants_in(keys)}; whether their models are served, `serve-app check` of the configuration says"
+    rest = f"  {_tenants_in(keys)}; whether their models are served, `{as_typed()} check` of the configuration says"
     return CheckResult((), (f"{file} is a valid tenants file.", rest), list(keys.invalid(time.time())))
 
 
@@ -190,7 +191,7 @@ def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
             yield str(exc)
         else:
             if is_hub_id(source):
-                yield f"{source} was not looked for; serve-app doctor asks this machine's cache and the hub"
+                yield f"{source} was not looked for; {as_typed()} doctor asks this machine's cache and the hub"
             elif not os.path.exists(source):
                 yield f"{source} does not exist on this machine"
     yield from memory_notes(settings.models)

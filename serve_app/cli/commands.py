@@ -188,7 +188,10 @@ def demo(
         typer.Option("--file", "-f", help="The configuration file. Default: the example for CPUs.", show_default=False),
     ] = None,
 ) -> None:
-    """Show a fleet at work: an answer, a replica that dies under a stream, a short load. Exit status 0 if all went well."""
+    """Show a fleet at work: an answer, a replica that dies under a stream, a short load.
+
+    Exit status 0: all went well. 1: something did not, or nothing could be started. 130: Ctrl-C.
+    """
     from serve_app.cli import demo
 
     demo.demo(file or demo.EXAMPLE)

@@ -32,6 +32,8 @@ STORY_TOKENS = 150
 BREAK_AFTER_TOKENS = 20
 LOAD_S = 30.0
 NUM_STREAMS = 8
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as a shell reports it."""
 REPLACED_LIMIT_S = 300.0
 """Longest wait for all replicas. At a load of 17 on two cores a killed one was replaced after 99 s."""
 
@@ -50,6 +52,18 @@ def demo(file: Path) -> None:
     steps = f"Start {shown}, ask it, kill an engine while it answers, load it for {LOAD_S:.0f} s, stop"
     console.print(f"{steps}: 3 minutes, longer on a busy machine.")
     _heading("0. Starting: Ray, the ingress, the engines")
+    try:
+        passed = _started_and_shown(settings)
+    except KeyboardInterrupt:
+        console.print("\nstopped by Ctrl-C: the ingress, the engines and Ray; nothing is left running")
+        raise typer.Exit(INTERRUPTED) from None
+    console.print("stopped; nothing is left running")
+    console.print("[bold green]All went well." if passed else "[bold red]Not all went well, see above.")
+    raise typer.Exit(0 if passed else 1)
+
+
+def _started_and_shown(settings: Settings) -> bool:
+    """Start the fleet, show it, and stop it, also when it is interrupted. Return whether all went well."""
     # Ray prints messages about the engine's death to standard output, in the middle of the answer.
     with (
         contextlib.redirect_stdout(io.StringIO()),
@@ -57,12 +71,9 @@ def demo(file: Path) -> None:
         running(settings, address, threading.Event(), threading.Event()),
     ):
         try:
-            passed = _show(settings)
+            return _show(settings)
         finally:
             _heading("4. Stopping")
-    console.print("stopped; nothing is left running")
-    console.print("[bold green]All went well." if passed else "[bold red]Not all went well, see above.")
-    raise typer.Exit(0 if passed else 1)
 
 
 def _fetch(model: ModelSettings) -> None:

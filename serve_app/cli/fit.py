@@ -19,6 +19,7 @@ from serve_app.cli.settings_file import read_settings
 from serve_app.config import ModelSettings, default_cache_dir
 from serve_app.config.checks import dotted
 from serve_app.config.model import ScalingSettings
+from serve_app.environment import as_typed
 from serve_app.errors import CheckpointError, ConfigError
 from serve_app.simulated.profiles import ACCELERATORS
 from serve_app.sizing.architecture import architecture_of
@@ -180,7 +181,7 @@ def _folder(asked: Asked) -> Path:
     if is_hub_id(source) and source.count("/") == 1 and not source.startswith("."):
         if (cached := _cached(source, _revision(asked))) is not None:
             return cached
-        hint = f"fit downloads nothing: give the folder of what `hf download {source} config.json` prints"
+        hint = f"fit downloads nothing: give the folder of what `{as_typed('hf')} download {source} config.json` prints"
         raise ConfigError(where, f"{named}is neither here nor in the cache of the hub", hint)
     hint = (
         "give a checkpoint's folder, its config.json, or a configuration of serve-app (.yaml); embedded:NAME is an embedded model"
@@ -221,4 +222,4 @@ def memory_notes(models: Mapping[str, ModelSettings]) -> Iterator[str]:
         if not found.fit.fits:
             ways = " or ".join(found.ways_out) or "another GPU"
             kind = f"{model.gpus_per_replica} x {found.fit.accelerator.name}"
-            yield f"{dotted(('models', name))} does not fit on {kind} with {found.fit.context:,} tokens; {ways} would (serve-app fit)"
+            yield f"{dotted(('models', name))} does not fit on {kind} with {found.fit.context:,} tokens; {ways} would ({as_typed()} fit)"
