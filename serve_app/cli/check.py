@@ -236,7 +236,11 @@ def _summary(settings: Settings) -> Iterator[str]:
     gpus = math.ceil(sum(m.gpu_share() * m.replicas.max for m in settings.models.values()))
     limit = settings.autoscaling.max_gpus or gpus
     held = f", of {gpus} that all models at their maximum would have" if gpus > limit else ""
-    yield f"At full scale Ray reserves {cpus:g} CPU and {min(gpus, limit)} GPU for it{held}."
+    and_gpus = f" and {min(gpus, limit)} GPU" if gpus else ""
+    yield f"At full scale Ray reserves {cpus:g} CPU{and_gpus} for it{held}."
+    if (cores := os.cpu_count() or 1) < cpus:
+        # `cluster.local_cluster` tells Ray that the machine has them all.
+        yield f"A cluster needs that many CPUs; on this machine {as_typed()} up starts with {cores}, which its processes share."
 
 
 def _count(low: int, high: int, noun: str) -> str:

@@ -13,7 +13,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-import serve_app
 from serve_app.cli.check import file_problems
 from serve_app.cli.cluster import local_cluster, members
 from serve_app.cli.demo_answers import DemoAnswer, Summary
@@ -21,11 +20,9 @@ from serve_app.cli.demo_client import DemoClient
 from serve_app.cli.settings_file import read_settings, refuse
 from serve_app.cli.startable import refuse_hopeless_start, refuse_missing_vllm
 from serve_app.cli.up import running
-from serve_app.config import ModelSettings, Settings, default_cache_dir
+from serve_app.config import ModelSettings, Settings, default_cache_dir, from_here
 from serve_app.config.checks import dotted
 
-EXAMPLE = Path(serve_app.__path__[0], "examples", "cpu.yaml")
-"""The example for CPUs. `serve_app/examples` is a link to the folder `examples` in a checkout, and a copy in an installed package."""
 QUESTION = "What is the capital of France?"
 STORY = "Tell me a story about a lighthouse keeper and a lost sailor."
 STORY_TOKENS = 150
@@ -48,8 +45,7 @@ def demo(file: Path) -> None:
     for model in settings.models.values():
         _fetch(model)
     refuse_hopeless_start(settings)
-    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-    steps = f"Start {shown}, ask it, kill an engine while it answers, load it for {LOAD_S:.0f} s, stop"
+    steps = f"Start {from_here(file)}, ask it, kill an engine while it answers, load it for {LOAD_S:.0f} s, stop"
     console.print(f"{steps}: 3 minutes, longer on a busy machine.")
     _heading("0. Starting: Ray, the ingress, the engines")
     try:
