@@ -102,7 +102,7 @@ def test_what_does_not_fit_ends_with_3_and_begins_with_what_would(folder: Path) 
 def test_what_no_gpu_holds_says_so(tmp_path: Path) -> None:
     huge = tmp_path / "huge"
     huge.mkdir()
-    (huge / "config.json").write_text(json.dumps(LLAMA_8B | {"num_hidden_layers": 20000}))
+    (huge / "config.json").write_text(json.dumps(LLAMA_8B | {"num_hidden_layers": 4000}))
     code, output = run(huge, "--gpu", "l4")
     assert code == 3
     assert "No GPU that is known here would hold it, nor 8 in a node." in " ".join(output.split())
