@@ -94,7 +94,7 @@ axe-core: ## renew tests/ui/axe.min.js.gz, which checks the pages for people who
 
 test-clients: model ## client libraries against a fleet, with silences and a killed engine, and the code of docs/api.md; fetches them; without node no JavaScript; 8 minutes
 	@[ -x .venv-clients/bin/python ] || $(BIN)/python -m venv .venv-clients
-	.venv-clients/bin/pip install -q $(OPENAI_PYTHON) $(LANGCHAIN) $(ANTHROPIC) $(LLAMA_INDEX) "$(PYDANTIC_AI)" $(OPENAI_AGENTS)
+	$(call quiet-pip,.venv-clients,-q $(OPENAI_PYTHON) $(LANGCHAIN) $(ANTHROPIC) $(LLAMA_INDEX) "$(PYDANTIC_AI)" $(OPENAI_AGENTS))
 	@if command -v npm >/dev/null; then npm install --silent --no-fund --no-audit --prefix build/clients $(OPENAI_JS) $(VERCEL_AI); \
 	else echo "npm is not on the PATH: the JavaScript is skipped; on Debian and Ubuntu: apt install nodejs npm" >&2; fi
 	$(BIN)/pytest -n 0 tests/clients tests/examples -k "clients or client_library or javascript or python_of_the_api"
@@ -207,7 +207,7 @@ bench-tenants: .venv ## how exactly three ingresses keep quotas together, while 
 bench-tenants-litellm: .venv ## tokens per minute and CPU per request beside LiteLLM's proxy, which it fetches (750 MB) into .venv-litellm; wants redis-server (20 minutes)
 	@command -v redis-server >/dev/null || { echo "error: no redis-server on the PATH; on Debian and Ubuntu: apt install redis-server" >&2; exit 2; }
 	@[ -x .venv-litellm/bin/python ] || $(BIN)/python -m venv .venv-litellm
-	.venv-litellm/bin/pip install -q "$(LITELLM)"
+	$(call quiet-pip,.venv-litellm,-q "$(LITELLM)")
 	$(BIN)/python -m benchmarks.quotas_litellm
 
 bench-fairness-at-scale: .venv ## shares of 200 tenants on 1,000 simulated engines behind 20 ingresses, and what a decision costs (5 CPU minutes)
@@ -373,11 +373,16 @@ clean: ## remove .venv and caches; fetched models stay
 .PHONY: .venv
 .venv: .venv/.installed
 
-# Reads pip's output and prints a line for every 25 packages, and one when it unpacks: pip itself prints hundreds of lines, or none.
-# In bash, since Debian's awk (mawk) reads a pipe in blocks, and would report a minute's work when the work is over.
-tell-progress = { n=0; while IFS= read -r line; do case $$line in \
-  Collecting*|Processing*|"Requirement already satisfied"*) n=$$((n + 1)); [ $$((n % 25)) != 0 ] || echo "  $$n packages fetched or there";; \
-  "Installing collected"*) echo "  unpacking 4 GB, 1 to 4 minutes";; esac; done; }
+# Args: virtual environment, arguments of pip install. pip warns once for each package that one of its sources lacks, and of retries: these
+# lines go to a file, and to the terminal only if pip fails.
+quiet-pip = { $(1)/bin/pip install $(2) 2>$(1)/pip.log || { status=$$?; cat $(1)/pip.log >&2; exit $$status; }; }
+
+# Reads pip's output and prints a line for every 25 packages, for 30 s without one, and when pip unpacks: pip itself prints hundreds of
+# lines, or none. In bash, since Debian's awk (mawk) reads a pipe in blocks, and would report a minute's work when the work is over.
+tell-progress = { n=0; SECONDS=0; while :; do if IFS= read -r -t 30 line; then case $$line in \
+  Collecting*|Processing*|"Requirement already satisfied"*) n=$$((n + 1)); [ $$((n % 25)) != 0 ] || echo "  $$n packages fetched or there, $$SECONDS s";; \
+  "Installing collected"*) echo "  unpacking 4 GB, 1 to 4 minutes";; esac; \
+  elif [ $$? -gt 128 ]; then echo "  still at work after $$SECONDS s; pip's warnings, if any, are in .venv/pip.log"; else break; fi; done; }
 
 # Not the directory: its time changes with every file made in it.
 .venv/.installed: requirements/cpu.lock requirements/dev.lock pyproject.toml
@@ -394,11 +399,11 @@ tell-progress = { n=0; while IFS= read -r line; do case $$line in \
 	@echo "1 of 3: $(TORCH), 200 MB"
 	@if $(BIN)/pip install -q --no-deps $(TORCH) 2>/dev/null; then echo "$(TORCH) came from where pip is configured to look"; \
 	else echo "pip's own sources lack $(TORCH): taking it from $(PYTORCH_CPU_INDEX)"; \
-	  $(BIN)/pip install -q --no-deps --index-url $(PYTORCH_CPU_INDEX) $(TORCH); fi
+	  $(call quiet-pip,.venv,-q --no-deps --index-url $(PYTORCH_CPU_INDEX) $(TORCH)); fi
 	@echo "2 of 3: $$(grep -ohE '^[^ #]+==' requirements/cpu.lock requirements/dev.lock | sort -u | wc -l) packages of requirements/cpu.lock and dev.lock, every file checked against its hash"
-	@$(BIN)/pip install --progress-bar off --no-deps --require-hashes -r requirements/cpu.lock -r requirements/dev.lock | $(tell-progress)
+	@$(call quiet-pip,.venv,--progress-bar off --no-deps --require-hashes -r requirements/cpu.lock -r requirements/dev.lock) | $(tell-progress)
 	@echo "3 of 3: serve-app itself"
-	@$(BIN)/pip install -q --no-deps --no-build-isolation -e .
+	@$(call quiet-pip,.venv,-q --no-deps --no-build-isolation -e .)
 	@$(BIN)/python -m serve_app.host.libraries
 	@touch $@
 	@echo ".venv is ready: $$($(BIN)/python --version), $$($(BIN)/python -c 'import torch; print("torch", torch.__version__)')"
@@ -406,9 +411,9 @@ tell-progress = { n=0; while IFS= read -r line; do case $$line in \
 # The CUDA image's packages beside .venv, of the same Python. pip may know a CPU build of torch by the same version: the hashes refuse it.
 .venv-cuda/.installed: requirements/cuda.lock requirements/complete-cuda requirements/dev.lock pyproject.toml | .venv/.installed
 	@[ -x .venv-cuda/bin/python ] || { echo "making .venv-cuda, 10 GB"; $(BIN)/python -m venv .venv-cuda; }
-	@.venv-cuda/bin/pip install -q --no-deps --require-hashes -r requirements/cuda.lock -r requirements/dev.lock
+	@$(call quiet-pip,.venv-cuda,-q --no-deps --require-hashes -r requirements/cuda.lock -r requirements/dev.lock)
 	@requirements/complete-cuda .venv-cuda/lib/python3.*/site-packages
-	@.venv-cuda/bin/pip install -q --no-deps --no-build-isolation -e .
+	@$(call quiet-pip,.venv-cuda,-q --no-deps --no-build-isolation -e .)
 	@touch $@
 	@echo ".venv-cuda is ready: $$(.venv-cuda/bin/python --version), torch $$(.venv-cuda/bin/python -c 'import torch; print(torch.__version__)')"
 
@@ -416,18 +421,18 @@ tell-progress = { n=0; while IFS= read -r line; do case $$line in \
 .venv-charts/.installed: requirements/charts.lock
 	@python=$$(command -v python3.11 || command -v python3.12 || command -v python3); \
 	rm -rf .venv-charts; "$$python" -m venv .venv-charts
-	@.venv-charts/bin/pip install -q --no-deps --require-hashes -r requirements/charts.lock
+	@$(call quiet-pip,.venv-charts,-q --no-deps --require-hashes -r requirements/charts.lock)
 	@touch $@
 
 # Of its own: MkDocs and its theme are of no use to anything else.
 .venv-docs/.installed: requirements/docs.lock
 	@python=$$(command -v python3.11 || command -v python3.12 || command -v python3); \
 	rm -rf .venv-docs; "$$python" -m venv .venv-docs
-	@.venv-docs/bin/pip install -q --no-deps --require-hashes -r requirements/docs.lock
+	@$(call quiet-pip,.venv-docs,-q --no-deps --require-hashes -r requirements/docs.lock)
 	@touch $@
 
 # Of its own, as in the Dockerfile: the list of packages is not of the tool that makes it.
 .venv-sbom/.installed: requirements/sbom.lock | .venv/.installed
 	@rm -rf .venv-sbom; $(BIN)/python -m venv .venv-sbom
-	@.venv-sbom/bin/pip install -q --no-deps --require-hashes -r requirements/sbom.lock
+	@$(call quiet-pip,.venv-sbom,-q --no-deps --require-hashes -r requirements/sbom.lock)
 	@touch $@

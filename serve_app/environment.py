@@ -3,9 +3,15 @@
 vLLM reads 300 variables, and Kubernetes sets names like theirs for a Service that is called `vllm`. Those of `REMOVED` would lock or open
 some routes and not others, keep an engine from starting, or differ between the processes of a fleet. A process that inherits one drops
 it, and `models.NAME.env` refuses it. All others pass.
+
+`as_typed` writes a command for a hint, so that the user's shell finds it.
 """
 
 import logging
+import os
+import shlex
+import shutil
+import sys
 from collections.abc import Mapping, MutableMapping
 
 logger = logging.getLogger(__name__)
@@ -50,3 +56,20 @@ def clean(environment: MutableMapping[str, str]) -> None:
 
 
 _PROXIES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+
+
+def as_typed(name: str = "serve-app", *, beside: str = "") -> str:
+    """Return a program of this installation as the user can call it: its name if the shell finds this very program by it, else its path.
+
+    A user who called `.venv/bin/serve-app` without an activated environment gets `.venv/bin/serve-app` and `.venv/bin/pip`.
+
+    Args:
+        beside: Path of a program of this installation. Default: that of this process, if it was started as serve-app; in other processes,
+            such as Ray's workers, the name alone is returned.
+    """
+    own = beside or (sys.argv[0] if os.path.basename(sys.argv[0]) == "serve-app" else "")
+    path = os.path.join(os.path.dirname(own), name)
+    found = shutil.which(name)
+    if not own or not os.path.exists(path) or (found is not None and os.path.samefile(found, path)):
+        return name
+    return shlex.quote(path)

@@ -22,6 +22,7 @@ from serve_app.core.order_board import OrderBoard
 from serve_app.core.places import Applicant, Places
 from serve_app.core.quota_shares import Answer, QuotaShares, Report
 from serve_app.core.sleep import Claim, Order
+from serve_app.environment import as_typed
 from serve_app.errors import ClusterFailed, LeaseBoardSilent
 from serve_app.host.steady_clock import steady_clock
 
@@ -352,7 +353,7 @@ class Membership:
         except AttributeError as exc:
             self._board = None
             problem = "models.NAME.sleep needs a lease board that gives out GPUs, and the application's is of an older release"
-            raise ClusterFailed(problem, "run `serve-app down`, then `serve-app up`") from exc
+            raise ClusterFailed(problem, f"run `{as_typed()} down`, then `{as_typed()} up`") from exc
         except AWAY as exc:
             if not isinstance(exc, TimeoutError):
                 self._board = None

@@ -5,6 +5,7 @@ whatever the load test's verdict is: a busy machine makes latencies inexact, and
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from serve_app.autoscaling.decision_log import Record, read
 from serve_app.autoscaling.fleet import INGRESSES
 from serve_app.batch.fleet_process import FleetProcess
 from serve_app.cli.decision_text import explanation
+from serve_app.environment import as_typed
 from serve_app.errors import BatchError
 
 ROOT = Path(__file__).parents[1]
@@ -35,6 +37,7 @@ LOAD = {
     "duration_s": "150",
 }
 """The scenario `step`, shorter and smaller: one replica's load, then that of several."""
+SERVE_APP = as_typed(beside=os.path.relpath(sys.executable))
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as a shell reports it."""
 LOG_LIMIT_S = 120.0
@@ -134,12 +137,12 @@ def main(arguments: list[str]) -> int:
 def explain(decisions: Path, lack: str) -> bool:
     """Print why replicas were ordered, and return True. Without a decision log print ``lack``, its reason, and what to do instead."""
     if decisions.is_file() and (records := read(decisions.read_text().splitlines())[0]):
-        print(f"\n{why(records)}\n\nevery decision: serve-app autoscale log -f {decisions}")
+        print(f"\n{why(records)}\n\nevery decision: {SERVE_APP} autoscale log -f {decisions}")
         return True
     print(
         f"\nno explanation, because there is no log of the decisions: {lack or 'it is empty'}\n"
-        "The log has ended with the fleet. To get one: serve-app up -f examples/autoscaling.yaml, and during the load in a second terminal "
-        "serve-app autoscale explain"
+        f"The log has ended with the fleet. To get one: {SERVE_APP} up -f examples/autoscaling.yaml, and during the load in a second "
+        f"terminal {SERVE_APP} autoscale explain"
     )
     return False
 

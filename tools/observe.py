@@ -173,6 +173,7 @@ def main() -> int:
         print(f"error: {exc}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        print(f"\nstopped: Prometheus{' and Grafana' if with_grafana else ''}; what was recorded stays in {asked.folder}")
         return 0
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 
 from serve_app.batch.connections import Connections, Poster
+from serve_app.environment import as_typed
 from serve_app.errors import BatchError, DeadlinePassed, KeyRefused, ServiceAway
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 KEYS = ("SERVE_APP_API_KEY", "OPENAI_API_KEY")
 """Environment variables that may hold the API key; the first variable that is set counts."""
 _KEY_HINT = f"set {KEYS[0]}"
-_URL_HINT = "check the URL, or start it: serve-app up -f FILE"
+_URL_HINT = f"check the URL, or start it: {as_typed()} up -f FILE"
 _FIRST_WINDOW = 16
 _MAX_WAIT_S = 30.0
 _BACK_PRESSURE = (429, 503)

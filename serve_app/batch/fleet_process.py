@@ -22,6 +22,7 @@ import requests
 import yaml
 
 from serve_app.config import Settings, mapping_in, parse_settings, read_text
+from serve_app.environment import as_typed
 from serve_app.errors import BatchError
 
 UP = (sys.executable, "-m", "serve_app.cli.main", "up", "-f", "-")
@@ -93,7 +94,7 @@ class FleetProcess:
                     runs_since = time.monotonic()
                 if time.monotonic() - runs_since > _HERE_S:
                     problem = f"{self._called} runs on {self._cluster}, and nothing answers at {self.url}"
-                    hint = "its ingress is on another machine: run the command there, or start the fleet with serve-app up and give --url"
+                    hint = f"its ingress is on another machine: run this there, or start the fleet with {as_typed()} up and give --url"
                     raise BatchError(problem, hint)
                 time.sleep(_POLL_S)
         except BaseException:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from serve_app.checkpoints.files import file_error, publish_directory
 from serve_app.checkpoints.gguf_llama import convert_gguf
+from serve_app.environment import as_typed
 from serve_app.errors import CheckpointError
 
 PREFIX = "embedded:"
@@ -91,7 +92,7 @@ def resolve_model(model: str, cache_dir: Path) -> str:
     embedded = embedded_model(model.removeprefix(PREFIX))
     target = cache_dir / embedded.name
     if (problem := problem_with(embedded, target)) is not None:
-        way_out = f"run `serve-app model fetch {embedded.name} --cache-dir {cache_dir}`"
+        way_out = f"run `{as_typed()} model fetch {embedded.name} --cache-dir {cache_dir}`"
         raise CheckpointError(f"{model}: {target} {problem}; {way_out}")
     return str(target)
 

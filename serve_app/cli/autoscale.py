@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from serve_app.environment import as_typed
 from serve_app.errors import DecisionLogError
 
 if TYPE_CHECKING:
@@ -282,7 +283,9 @@ def _read(text: str) -> "list[Record]":
         typer.echo(f"left out: {num_unreadable} lines that are not records of this version", err=True)
     if not records:
         problem = "nothing in it is a record of this version" if num_unreadable else "the log is empty"
-        raise DecisionLogError(problem, "logs are written by `serve-app autoscale log --json`, of an application that is scaled")
+        raise DecisionLogError(
+            problem, f"logs are written by `{as_typed()} autoscale log --json`, of an application that is scaled"
+        )
     return records
 
 

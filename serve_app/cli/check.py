@@ -20,6 +20,7 @@ from serve_app.config.checks import did_you_mean, dotted
 from serve_app.config.timeouts import RULES, timeouts_of
 from serve_app.config.vllm_source import engine_arg_types
 from serve_app.core.tenants import Keyring
+from serve_app.environment import as_typed
 from serve_app.errors import ConfigError
 
 
@@ -78,7 +79,7 @@ def _judged(file: Path, edge_s: Mapping[str, float | None], ignored: frozenset[s
     except ConfigError as exc:
         raise in_file(file, exc) from exc
     if hold_chart_values(values):
-        way_out = f"check what they render: helm template demo helm/serve-app -f {file} | serve-app check -"
+        way_out = f"check what they render: helm template demo helm/serve-app -f {file} | {as_typed()} check -"
         raise ConfigError(str(file), CHART_VALUES, way_out)
     if "tenants" in values and "models" not in values:
         return _of_tenants(file, text)
@@ -112,7 +113,7 @@ def _of_tenants(file: Path, text: str) -> CheckResult:
     if not isinstance(found, TenantsFile):
         return CheckResult(found)
     keys = found.keyring(shared=False)
-    rest = f"  {_tenants_in(keys)}; whether their models are served, `serve-app check` of the configuration says"
+    rest = f"  {_tenants_in(keys)}; whether their models are served, `{as_typed()} check` of the configuration says"
     return CheckResult((), (f"{file} is a valid tenants file.", rest), list(keys.invalid(time.time())))
 
 
@@ -191,7 +192,7 @@ def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
             yield str(exc)
         else:
             if is_hub_id(source):
-                yield f"{source} was not looked for; serve-app doctor asks this machine's cache and the hub"
+                yield f"{source} was not looked for; {as_typed()} doctor asks this machine's cache and the hub"
             elif not os.path.exists(source):
                 yield f"{source} does not exist on this machine"
     yield from memory_notes(settings.models)
@@ -236,7 +237,11 @@ def _summary(settings: Settings) -> Iterator[str]:
     gpus = math.ceil(sum(m.gpu_share() * m.replicas.max for m in settings.models.values()))
     limit = settings.autoscaling.max_gpus or gpus
     held = f", of {gpus} that all models at their maximum would have" if gpus > limit else ""
-    yield f"At full scale Ray reserves {cpus:g} CPU and {min(gpus, limit)} GPU for it{held}."
+    and_gpus = f" and {min(gpus, limit)} GPU" if gpus else ""
+    yield f"At full scale Ray reserves {cpus:g} CPU{and_gpus} for it{held}."
+    if (cores := os.cpu_count() or 1) < cpus:
+        # `cluster.local_cluster` tells Ray that the machine has them all.
+        yield f"A cluster needs that many CPUs; on this machine {as_typed()} up starts with {cores}, which its processes share."
 
 
 def _count(low: int, high: int, noun: str) -> str:

@@ -26,6 +26,7 @@ from serve_app.cli.reaper import Reaper, end_processes
 from serve_app.config import Settings, default_cache_dir
 from serve_app.config.settings import is_application_name
 from serve_app.engine_args import PROCESS_ENVIRONMENT
+from serve_app.environment import as_typed
 from serve_app.errors import ClusterFailed, ClusterSilent
 
 T = TypeVar("T")
@@ -144,7 +145,7 @@ def find_run(name: str) -> RunState:
     state = RunState.load(name)
     if state is None:
         others = _running_here()
-        hint = f"running here: {', '.join(others)}" if others else "start it with: serve-app up -f FILE"
+        hint = f"running here: {', '.join(others)}" if others else f"start it with: {as_typed()} up -f FILE"
         raise ClusterFailed(problem=f"no application named {name!r} runs on this machine", hint=hint)
     return state
 

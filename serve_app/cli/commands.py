@@ -54,9 +54,10 @@ def doctor(
     Each line has its remedy. Exit status 0: a start can succeed, though lines marked `warning` may name what will be tight. 1: a line is
     marked `error`.
     """
-    from serve_app.cli import demo, doctor
+    from serve_app.cli import doctor
+    from serve_app.config import EXAMPLE
 
-    doctor.doctor(file or demo.EXAMPLE, as_json=as_json)
+    doctor.doctor(file or EXAMPLE, as_json=as_json)
 
 
 def fit(
@@ -190,10 +191,14 @@ def demo(
         typer.Option("--file", "-f", help="The configuration file. Default: the example for CPUs.", show_default=False),
     ] = None,
 ) -> None:
-    """Show a fleet at work: an answer, a replica that dies under a stream, a short load. Exit status 0 if all went well."""
-    from serve_app.cli import demo
+    """Show a fleet at work: an answer, a replica that dies under a stream, a short load.
 
-    demo.demo(file or demo.EXAMPLE)
+    Exit status 0: all went well. 1: something did not, or nothing could be started. 130: Ctrl-C.
+    """
+    from serve_app.cli import demo
+    from serve_app.config import EXAMPLE
+
+    demo.demo(file or EXAMPLE)
 
 
 def rollout(

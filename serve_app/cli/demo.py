@@ -13,7 +13,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-import serve_app
 from serve_app.cli.check import file_problems
 from serve_app.cli.cluster import local_cluster, members
 from serve_app.cli.demo_answers import DemoAnswer, Summary
@@ -21,17 +20,17 @@ from serve_app.cli.demo_client import DemoClient
 from serve_app.cli.settings_file import read_settings, refuse
 from serve_app.cli.startable import refuse_hopeless_start, refuse_missing_vllm
 from serve_app.cli.up import running
-from serve_app.config import ModelSettings, Settings, default_cache_dir
+from serve_app.config import ModelSettings, Settings, default_cache_dir, from_here
 from serve_app.config.checks import dotted
 
-EXAMPLE = Path(serve_app.__path__[0], "examples", "cpu.yaml")
-"""The example for CPUs. `serve_app/examples` is a link to the folder `examples` in a checkout, and a copy in an installed package."""
 QUESTION = "What is the capital of France?"
 STORY = "Tell me a story about a lighthouse keeper and a lost sailor."
 STORY_TOKENS = 150
 BREAK_AFTER_TOKENS = 20
 LOAD_S = 30.0
 NUM_STREAMS = 8
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as a shell reports it."""
 REPLACED_LIMIT_S = 300.0
 """Longest wait for all replicas. At a load of 17 on two cores a killed one was replaced after 99 s."""
 
@@ -46,10 +45,21 @@ def demo(file: Path) -> None:
     for model in settings.models.values():
         _fetch(model)
     refuse_hopeless_start(settings)
-    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-    steps = f"Start {shown}, ask it, kill an engine while it answers, load it for {LOAD_S:.0f} s, stop"
+    steps = f"Start {from_here(file)}, ask it, kill an engine while it answers, load it for {LOAD_S:.0f} s, stop"
     console.print(f"{steps}: 3 minutes, longer on a busy machine.")
     _heading("0. Starting: Ray, the ingress, the engines")
+    try:
+        passed = _started_and_shown(settings)
+    except KeyboardInterrupt:
+        console.print("\nstopped by Ctrl-C: the ingress, the engines and Ray; nothing is left running")
+        raise typer.Exit(INTERRUPTED) from None
+    console.print("stopped; nothing is left running")
+    console.print("[bold green]All went well." if passed else "[bold red]Not all went well, see above.")
+    raise typer.Exit(0 if passed else 1)
+
+
+def _started_and_shown(settings: Settings) -> bool:
+    """Start the fleet, show it, and stop it, also when it is interrupted. Return whether all went well."""
     # Ray prints messages about the engine's death to standard output, in the middle of the answer.
     with (
         contextlib.redirect_stdout(io.StringIO()),
@@ -57,12 +67,9 @@ def demo(file: Path) -> None:
         running(settings, address, threading.Event(), threading.Event()),
     ):
         try:
-            passed = _show(settings)
+            return _show(settings)
         finally:
             _heading("4. Stopping")
-    console.print("stopped; nothing is left running")
-    console.print("[bold green]All went well." if passed else "[bold red]Not all went well, see above.")
-    raise typer.Exit(0 if passed else 1)
 
 
 def _fetch(model: ModelSettings) -> None:

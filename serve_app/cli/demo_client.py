@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.cli.demo_answers import DemoAnswer
 from serve_app.config import Settings
+from serve_app.environment import as_typed
 from serve_app.errors import ClusterFailed
 
 _ANSWER_LIMIT_S = 300.0
@@ -70,7 +71,7 @@ class DemoClient:
         while (count := len(self._held())) < self.num_replicas:
             if time.monotonic() > deadline:
                 problem = f"{count} of {self.num_replicas} replicas after {limit_s:.0f} s"
-                raise ClusterFailed(problem=problem, hint="serve-app up shows more; its logs stay while it runs")
+                raise ClusterFailed(problem=problem, hint=f"{as_typed()} up shows more; its logs stay while it runs")
             time.sleep(_POLL_S)
 
     def holders(self) -> list[str]:
@@ -87,7 +88,7 @@ class DemoClient:
             text = self._send("GET", "/metrics").text
         except requests.RequestException as exc:
             problem = f"the ingress does not answer: {type(exc).__name__}"
-            raise ClusterFailed(problem, hint="serve-app up shows more; its logs stay while it runs") from exc
+            raise ClusterFailed(problem, hint=f"{as_typed()} up shows more; its logs stay while it runs") from exc
         samples = (s for family in text_string_to_metric_families(text) for s in family.samples)
         mine = (s for s in samples if s.name == "serve_app_replica_held" and s.labels["model"] == self.model)
         return {s.labels["replica"]: s.value for s in mine}

@@ -9,6 +9,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib import metadata, util
@@ -33,6 +34,7 @@ from serve_app.config import (
     Settings,
     cluster_token,
     default_cache_dir,
+    from_here,
     mapping_in,
     parse_settings,
     problems,
@@ -62,7 +64,13 @@ def doctor(file: Path, *, as_json: bool) -> None:
 
 
 def show(found: list[Finding], console: Console) -> None:
-    """Print each finding on a line: state, name, description, and the remedy after an arrow."""
+    """Print the verdict, then each finding on a line: state, name, description, and the remedy after an arrow."""
+    count = Counter(finding.state for finding in found)
+    if count["error"]:
+        console.print(f"A start here would fail: {count['error']} error{'s' * (count['error'] > 1)} below")
+    else:
+        tight = f", with {count['warning']} warning{'s' * (count['warning'] > 1)} below" if count["warning"] else ""
+        console.print(f"A start here can succeed{tight}")
     width = max(len(finding.name) for finding in found)
     for finding in found:
         remedy = f" -> {finding.remedy}" if finding.remedy else ""
@@ -74,7 +82,7 @@ def examine(file: Path) -> Iterator[Finding]:
     """Yield the findings. After a mistake in ``file``, its ports, models and needs are not examined."""
     yield from _packages()
     mistakes, settings = _read(file)
-    yield from findings.configuration(str(file), mistakes)
+    yield from findings.configuration(from_here(file), mistakes)
     if settings is None:
         return
     yield from _files(settings)

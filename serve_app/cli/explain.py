@@ -13,6 +13,7 @@ from serve_app.books.ledger_lines import NO_LINE, LedgerLine, LedgerMove
 from serve_app.books.words import CAUSES, REASONS
 from serve_app.cli.ledger import files_of
 from serve_app.core.events import LinkEnd
+from serve_app.environment import as_typed
 
 RESULTS: Mapping[str, str] = {
     "read": "the KV of {tokens} tokens was read",
@@ -47,7 +48,7 @@ def explain(request: str, paths: Iterable[Path], *, as_json: bool) -> None:
             for text in lines_about(line):
                 typer.echo(_printable(text))
     if not lines:
-        hint = "a request has a line once it has ended; `serve-app ledger verify` finds lines that are missing"
+        hint = f"a request has a line once it has ended; `{as_typed()} ledger verify` finds lines that are missing"
         typer.secho(f"error: no request has the id {request!r}: {hint}", fg="red", err=True)
         raise typer.Exit(1)
 

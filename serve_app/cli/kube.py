@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.cli.rayservice import REDIS, Pod, RayService, pod, ray_service, with_warnings
+from serve_app.environment import as_typed
 from serve_app.errors import ClusterFailed
 
 _GROUP, _VERSION, _PLURAL = "ray.io", "v1", "rayservices"
@@ -156,7 +157,8 @@ def connect(context: str | None, namespace: str | None) -> Cluster:
     try:
         from kubernetes import client, config
     except ImportError as exc:
-        raise ClusterFailed(problem="the Kubernetes client is not installed", hint="pip install 'serve-app[kubernetes]'") from exc
+        hint = f"{as_typed('pip')} install 'serve-app[kubernetes]'"
+        raise ClusterFailed(problem="the Kubernetes client is not installed", hint=hint) from exc
     configuration = client.Configuration()
     configuration.retries = False
     try:

@@ -14,7 +14,7 @@ from serve_app.cli import autoscale, batch, ledger, model, models, tenants
 from serve_app.cli.commands import check, demo, doctor, explain, fit, plan, rollout, top, ui, up
 from serve_app.cli.options import WithSlashes
 from serve_app.cli.status import down, status
-from serve_app.environment import clean
+from serve_app.environment import as_typed, clean
 from serve_app.errors import KeyRefused, ServingError
 
 app = typer.Typer(
@@ -88,7 +88,9 @@ def main() -> None:
     clean(os.environ)
     try:
         try:
-            app()
+            # Completion is of the name alone: a shell uses it for every path that ends in the name.
+            installs_completion = any(word.endswith("-completion") for word in sys.argv)
+            app(prog_name=None if installs_completion else as_typed(), complete_var="_SERVE_APP_COMPLETE")
         finally:
             sys.stdout.flush()
     except ServingError as exc:

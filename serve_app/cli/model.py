@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from serve_app.cli.options import AsJson
+from serve_app.environment import as_typed
 from serve_app.errors import CheckpointError
 
 app = typer.Typer(help="Fetch and make model checkpoints.", no_args_is_help=True)
@@ -76,7 +77,7 @@ def list_models(cache_dir: CacheDir = None, as_json: AsJson = False) -> None:
         return
     table = Table(Column("model", no_wrap=True), "description", Column("state", overflow="fold"))
     for name, problem in problems.items():
-        state = str(directory / name) if problem is None else f"{problem}; run `serve-app model fetch {name}`"
+        state = str(directory / name) if problem is None else f"{problem}; run `{as_typed()} model fetch {name}`"
         table.add_row(f"embedded:{name}", EMBEDDED[name].description, state)
     Console().print(table)
 

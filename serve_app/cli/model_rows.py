@@ -21,7 +21,7 @@ class ModelRow:
     release: str
     """Digest of the settings that its replicas are to have."""
     state: str
-    """`loaded`, `asleep`, `waking`, `loading`, `unloading`, `unloaded`, `updating` or `failed`."""
+    """`loaded`, `degraded`, `asleep`, `waking`, `loading`, `unloading`, `unloaded`, `updating` or `failed`."""
     pinned: bool
     """Whether `serve-app models pin` keeps a replica that `replicas.min` does not."""
     ready: int
@@ -49,7 +49,7 @@ class ModelRow:
         return asdict(self)
 
 
-THERE = ("loaded", "asleep", "waking")
+THERE = ("loaded", "degraded", "asleep", "waking")
 """States of a model that has a replica for its requests."""
 COLUMNS = ("model", "state", "ready", "bounds", "requests", "start", "loads", "release", "adapters")
 
@@ -106,6 +106,8 @@ def state_of(replica_states: Mapping[str, int], target: int, status: str, rollou
     if not status:  # Serve builds the application anew, and shows no deployment until then
         return "updating"
     count = {name: number for name, number in replica_states.items() if number}
+    if status == "UNHEALTHY" and rollout == "health check failed" and count.get("RUNNING"):
+        return "degraded"  # a replica was lost, the others answer, and Serve starts another
     if status in ("UNHEALTHY", "DEPLOY_FAILED"):
         return "failed"
     if count.get("RUNNING"):

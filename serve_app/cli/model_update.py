@@ -8,6 +8,7 @@ from typing import Any
 
 from serve_app.cli.rayservice import own_reasons
 from serve_app.config import ModelSettings, Settings, parse_settings
+from serve_app.environment import as_typed
 from serve_app.errors import ClusterFailed
 
 DEFAULT_NAME = "serve-app"
@@ -37,7 +38,7 @@ def changed(settings: Settings, model: str, to: str, revision: str, file: Path |
 def where_to_look(name: str = DEFAULT_NAME, address: str = "") -> str:
     """Return the command that shows the progress of an update with these values of ``--name`` and ``--address``."""
     of = ("" if name == DEFAULT_NAME else f" {quote(name)}") + (f" --address {quote(address)}" if address else "")
-    return f"serve-app status{of}"
+    return f"{as_typed()} status{of}"
 
 
 def way_back(before: ModelSettings, file: Path | None, *, name: str = DEFAULT_NAME, address: str = "") -> str:
@@ -53,7 +54,9 @@ def way_back(before: ModelSettings, file: Path | None, *, name: str = DEFAULT_NA
         return "the same command with the earlier file"
     options = {"model": before.model, "revision": before.engine_args.get("revision")}  # `--model` alone would remove the revision
     options |= {"name": "" if name == DEFAULT_NAME else name, "address": address}
-    return f"serve-app models update {quote(before.name)}" + "".join(f" --{k} {quote(str(v))}" for k, v in options.items() if v)
+    return f"{as_typed()} models update {quote(before.name)}" + "".join(
+        f" --{k} {quote(str(v))}" for k, v in options.items() if v
+    )
 
 
 def _in_file(file: Path, model: str) -> dict[str, Any]:
@@ -108,7 +111,8 @@ def kubernetes_commands(
     release = cluster.ray_service(name).helm_release
     if not release:
         raise ClusterFailed(
-            f"Helm has not made the RayService {name!r}", "change serveConfigV2 in its manifest: serve-app rollout NAME -f FILE"
+            f"Helm has not made the RayService {name!r}",
+            f"change serveConfigV2 in its manifest: {as_typed()} rollout NAME -f FILE",
         )
     key = "config.models." + model.replace(".", r"\.")
     values = {"model": to, "engine_args.revision": revision}
@@ -116,4 +120,4 @@ def kubernetes_commands(
     if to and not revision:  # as `changed` does
         options += f" --set {quote(f'{key}.engine_args.revision=null')}"
     yield f"helm upgrade {release} CHART {cluster.helm_options()} --reset-then-reuse-values {options}"
-    yield f"serve-app rollout {name} {cluster.kubectl_options()}"
+    yield f"{as_typed()} rollout {name} {cluster.kubectl_options()}"

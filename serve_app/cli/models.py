@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from serve_app.cli.options import AsJson
+from serve_app.environment import as_typed
 from serve_app.errors import ClusterFailed, ModelFailed
 
 if TYPE_CHECKING:  # `--help` loads none of these modules
@@ -76,7 +77,7 @@ def load(model: Model, name: Name = "serve-app", address: Address = "", timeout_
         raise
     except (ClusterFailed, KeyboardInterrupt):
         if not least:  # without the bound Serve would give the start up
-            console.print(f"{model} continues to load, and stays pinned until: serve-app models pin {model} --off")
+            console.print(f"{model} continues to load, and stays pinned until: {as_typed()} models pin {model} --off")
         raise
     if not least:
         _set_bounds(now, settings, 0)
@@ -94,7 +95,7 @@ def unload(model: Model, name: Name = "serve-app", address: Address = "", timeou
     now = running(name, address)
     settings = _scaled(now, model, "it cannot be unloaded")
     if now.is_pinned(settings):
-        raise ClusterFailed(f"{model!r} is pinned", f"first: serve-app models pin {model} --off")
+        raise ClusterFailed(f"{model!r} is pinned", f"first: {as_typed()} models pin {model} --off")
     if settings.required:
         problem = f"{model!r} is required, so without a replica no ingress would be ready, for no model"
         raise ClusterFailed(problem, f"set models.{model}.required: false")
@@ -281,7 +282,7 @@ def _follow(
             return row
         if time.monotonic() >= deadline:
             problem = f"{model!r} is {row.state} after {timeout_s:g} s{waits}"
-            raise ClusterFailed(problem, "the change continues: serve-app models list")
+            raise ClusterFailed(problem, f"the change continues: {as_typed()} models list")
         line = (
             f"{model}: {row.state}, {row.ready} of {row.target} replicas, {row.running} requests run, {row.waiting} wait{waits}"
         )

@@ -14,6 +14,7 @@ import requests
 from serve_app.cli.findings import Finding
 from serve_app.config import BatchSettings, TlsSettings, TracingSettings
 from serve_app.config.batch_urls import masked
+from serve_app.environment import as_typed
 from serve_app.errors import ConfigError
 from serve_app.links.tls import try_files
 
@@ -124,7 +125,7 @@ def _problem_of_database(url: str) -> str:
     try:
         import psycopg
     except ImportError:
-        return "not looked at: psycopg is not installed (pip install 'serve-app[shared-batches]')"
+        return f"not looked at: psycopg is not installed ({as_typed('pip')} install 'serve-app[shared-batches]')"
     try:
         psycopg.connect(url, connect_timeout=_ANSWER_S).close()
     except psycopg.Error as exc:

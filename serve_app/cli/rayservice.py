@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+LOST = "a replica was lost; Ray Serve starts another"
 FATAL_REASONS = frozenset(
     {
         "CrashLoopBackOff",
@@ -249,9 +250,12 @@ def _failure(service: RayService, newest: RayCluster, pods: Iterable[Pod]) -> st
 
 def _progress(newest: RayCluster, pods: Sequence[Pod], *, is_new: bool) -> Iterator[str]:
     yield f"{'new ' if is_new else ''}cluster {newest.name}: {sum(p.is_ready for p in pods)} of {len(pods)} pods ready"
-    yield from (f"{name} {state.status}" for name, state in newest.applications.items() if state.status)
+    said = {name: state for name, state in newest.applications.items() if own_words(state.message) or not state.message}
+    yield from (f"{name} {state.status}" for name, state in said.items() if state.status)
     for name, state in newest.deployments.items():
-        if state.status != "HEALTHY":
+        if own_words(state.message) == LOST:
+            yield f"{name}: {LOST}"
+        elif state.status != "HEALTHY":
             # Serve tries to start a replica several times before it calls the deployment failed.
             yield f"{name} {state.status}" + "".join(f": {error}" for error in _own_errors(state.message)[-1:])
 
@@ -266,9 +270,16 @@ def _reasons(pods: Iterable[Pod]) -> Iterator[str]:
 
 
 def own_words(message: str) -> str:
-    """Return the text of our own error in Serve's message, which wraps it in three tracebacks; without one, the whole message."""
-    found = _own_errors(message)
-    return found[-1] if found else message
+    """Return the text of our own error in Serve's message, which wraps it in three tracebacks; without one, the whole message.
+
+    Serve says of a lost replica that the deployment is UNHEALTHY until "a new deploy happens", though it starts another by itself; of the
+    application it only repeats which deployments are UNHEALTHY.
+    """
+    if found := _own_errors(message):
+        return found[-1]
+    if message.startswith("A replica's health check failed."):
+        return LOST
+    return "" if re.fullmatch(r"The deployments \[.*\] are UNHEALTHY\.", message) else message
 
 
 def own_reasons(deployments: Mapping[str, str], application: str, message: str) -> str:

@@ -14,6 +14,7 @@ from serve_app.cli.manifests import called, documents_in, manifest_problems
 from serve_app.cli.rayservice import RayService, RolloutResult, judge
 from serve_app.cli.settings_file import in_file
 from serve_app.config import default_cache_dir, read_text
+from serve_app.environment import as_typed
 from serve_app.errors import ClusterFailed, ConfigError
 
 FAILED, TIMED_OUT = 3, 4
@@ -42,7 +43,7 @@ def rollout(
     try:
         service, result = follow(cluster, name, timeout_s=timeout_s, poll_s=poll_s)
     except KeyboardInterrupt:
-        console.print(f"the rollout continues; watch it with: serve-app rollout {name} {cluster.kubectl_options()}")
+        console.print(f"the rollout continues; watch it with: {as_typed()} rollout {name} {cluster.kubectl_options()}")
         raise typer.Exit(130) from None
     if as_json:
         typer.echo(json.dumps({"name": name, "rollout": asdict(result)}))
@@ -52,7 +53,7 @@ def rollout(
         return
     said = "has failed" if result.kind == "failed" else f"has not ended within {timeout_s:g} s"
     console.print(f"error: the rollout of {name} {said}: {result.line}", style="red")
-    console.print(f"look:     serve-app status {name} {cluster.kubectl_options()}")
+    console.print(f"look:     {as_typed()} status {name} {cluster.kubectl_options()}")
     console.print(f"way back: {way_back or _way_back(cluster, service)}")
     if service.active and service.pending and "Unschedulable" in result.line:
         # For the way back KubeRay makes a third cluster, which waits for nodes like the second.
@@ -95,7 +96,7 @@ def _apply(cluster: kube.Cluster, name: str, file: Path) -> str:
     except ConfigError as exc:
         raise in_file(file, exc) from exc
     if f"RayService {name}" not in names:
-        raise ConfigError(str(file), f"holds no RayService {name!r}", "give its name: serve-app rollout NAME -f FILE")
+        raise ConfigError(str(file), f"holds no RayService {name!r}", f"give its name: {as_typed()} rollout NAME -f FILE")
     way_back = _save(cluster, name)
     for done in cluster.apply(manifests):
         console.print(f"  applied {done}")
@@ -113,7 +114,7 @@ def _save(cluster: kube.Cluster, name: str) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     value = {"apiVersion": before["apiVersion"], "kind": before["kind"], "metadata": kept, "spec": before["spec"]}
     path.write_text(yaml.safe_dump(value, sort_keys=False))
-    return f"serve-app rollout {name} -f {path} {cluster.kubectl_options()}"
+    return f"{as_typed()} rollout {name} -f {path} {cluster.kubectl_options()}"
 
 
 def _way_back(cluster: kube.Cluster, service: RayService) -> str:

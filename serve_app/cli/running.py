@@ -13,6 +13,7 @@ from typing import Any
 from serve_app.autoscaling.rules import replica_deployment
 from serve_app.cli.cluster import RAY_LIMIT_S, connect_to_run, within
 from serve_app.config import ModelSettings, Settings, parse_settings
+from serve_app.environment import as_typed
 from serve_app.errors import ClusterFailed
 
 
@@ -112,7 +113,7 @@ def look(name: str, url: str = "") -> Running:
     details = {"applications": {}} if client is None else within(RAY_LIMIT_S, client.get_serve_details)
     configs = {key: a["deployed_app_config"] for key, a in details["applications"].items() if a.get("deployed_app_config")}
     if name not in configs:
-        others = f"it has: {', '.join(configs)}; name one by --name" if configs else "start it with: serve-app up -f FILE"
+        others = f"it has: {', '.join(configs)}; name one by --name" if configs else f"start it with: {as_typed()} up -f FILE"
         raise ClusterFailed(f"no application named {name!r} runs in this cluster", others)
     return Running(url, parse_settings(configs[name]["args"]), _as_given(details, [*configs.values()]))
 

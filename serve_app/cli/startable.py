@@ -14,6 +14,7 @@ from serve_app.config import IngressSettings, ModelSettings, Settings, default_c
 from serve_app.config.adapters import CONFIG, WEIGHTS
 from serve_app.config.checks import dotted
 from serve_app.config.vllm_source import engine_arg_types
+from serve_app.environment import as_typed
 from serve_app.errors import ClusterFailed, ConfigError, ListenFailed
 
 
@@ -45,11 +46,11 @@ def refuse_missing_vllm() -> None:
     if not engine_arg_types():
         raise ClusterFailed(
             problem=f"vLLM is not installed for {sys.executable}",
-            hint="pip install 'serve-app[cpu]', or use .venv/bin/serve-app, which `make .venv` makes with all packages",
+            hint=f"{as_typed('pip')} install 'serve-app[cpu]', or use .venv/bin/serve-app, which `make .venv` makes with all packages",
         )
 
 
-INSTALL_NIXL = "pip install 'serve-app[kv]', or set kv.transfer: none"
+INSTALL_NIXL = f"{as_typed('pip')} install 'serve-app[kv]', or set kv.transfer: none"
 
 
 def missing_nixl(settings: Settings) -> str:
@@ -63,7 +64,7 @@ def refuse_name_in_use(name: str) -> None:
     if (other := RunState.load(name)) is not None:
         raise ClusterFailed(
             problem=f"an application named {name!r} runs already (pid {other.pid})",
-            hint=f"serve-app down {name}; or, to run both, another name, ingress.port and ui.port in the file",
+            hint=f"{as_typed()} down {name}; or, to run both, another name, ingress.port and ui.port in the file",
         )
 
 

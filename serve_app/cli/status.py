@@ -1,5 +1,6 @@
 """``serve-app status`` shows a fleet, and ``serve-app down`` ends it."""
 
+import contextlib
 import json
 import statistics
 from collections import defaultdict
@@ -33,7 +34,7 @@ def status(
     context: Annotated[str | None, typer.Option(help="Ask Kubernetes: a context of the kubeconfig.")] = None,
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Ask Kubernetes: the release's namespace.")] = None,
     url: Annotated[str, typer.Option(help="Ask an ingress by HTTP, as the fleet page does; without Ray's deployments.")] = "",
-    key: Annotated[str, typer.Option(help="API key for --url.", envvar="SERVE_APP_API_KEY")] = "",
+    key: Annotated[str, typer.Option(help="API key of the ingress, which knows what was lost.", envvar="SERVE_APP_API_KEY")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Show ingresses, replicas, targets, bounds, load and versions; on Kubernetes the RayService, its applications and its pods."""
@@ -41,17 +42,31 @@ def status(
     if context is not None or namespace is not None:
         _show_release(name, context, namespace, console, as_json=as_json)
         return
-    report = asked_by_http(url, key) if url else _report(name, address)
+    report = asked_by_http(url, key) if url else _report(name, address, key)
     if as_json:
-        typer.echo(json.dumps(report, indent=2))
+        from serve_app.cli.fleet_state import fleet_state
+
+        typer.echo(json.dumps({**report, "state": fleet_state(report)._asdict()}, indent=2))
     else:
         show(report, console)
 
 
-def _report(name: str, address: str) -> dict[str, Any]:
+def _report(name: str, address: str, key: str) -> dict[str, Any]:
+    """Return the report of `collect`, with what an ingress on this machine adds if it answers: lost and starting replicas."""
     from serve_app.cli.cluster import connect_to_run
 
-    return collect(name, connect_to_run(name, address))
+    report = collect(name, connect_to_run(name, address))
+    with contextlib.suppress(ClusterFailed):
+        if report["url"] and report["members"]:
+            return with_losses(report, asked_by_http(report["url"], key))
+    return report
+
+
+def with_losses(report: Mapping[str, Any], seen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the report of `collect` with the targets, starting and lost replicas that an ingress has ``seen`` (`asked_by_http`)."""
+    lost = {member["replica_id"] for member in seen["members"] if member["state"] == "lost"}
+    members = [{**member, "state": "lost"} if member["replica_id"] in lost else member for member in report["members"]]
+    return {**report, "members": members, **{key: seen[key] for key in ("time", "models", "lost") if key in seen}}
 
 
 def asked_by_http(url: str, key: str = "") -> dict[str, Any]:
@@ -129,22 +144,25 @@ def target(details: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show(report: Mapping[str, Any], console: Console) -> None:
-    """Print the report in 80 columns: the deployments, Serve's messages about them, the ingresses, and the replicas of each model."""
+    """Print the report in 80 columns: our word for it, Serve's deployments and messages, the ingresses, and the replicas of each model."""
+    from serve_app.cli.fleet_state import fleet_state
+
+    console.print(f"{report['name']}: {': '.join(fleet_state(report))}", markup=False)
     versions = sorted({lease["vllm_version"] for lease in report["members"]} - {""})
-    vllm = f"  vLLM {', '.join(versions)}" if versions else ""
-    state = f": {report['status']}" if report["status"] else ""  # a report of an ingress has no status of Serve
-    console.print(f"{report['name']}{state}  {report['url']}{vllm}")
+    vllm = f"vLLM {', '.join(versions)}" if versions else ""
+    serves = f"Ray Serve's word: {report['status']}" if report["status"] else ""  # a report of an ingress has none
+    console.print("  ".join(filter(None, (report["url"], vllm, serves))), markup=False)
     rows = []
     for name, d in report["deployments"].items():
         states = ", ".join(f"{count} {state.lower()}" for state, count in d["replica_states"].items() if count)
         bounds = f"{d['min']}..{d['max']}" if "min" in d else ""
         wanted = str(d.get("target", ""))
         rows.append((name, d["status"], states or "0", wanted, bounds, d.get("rollout", "")))
-    print_table(console, "", ("deployment", "status", "replicas", "target", "bounds", "rollout"), rows)
+    print_table(console, "", ("deployment", "Ray Serve", "replicas", "target", "bounds", "rollout"), rows)
     messages = {name: d["message"] for name, d in report["deployments"].items()} | {report["name"]: report.get("message", "")}
     for name, message in messages.items():
-        if message:  # not a cell: a reason of several lines would become a narrow column of broken words
-            console.print(f"\n{name}: {own_words(message)}", markup=False)
+        if said := own_words(message):  # not a cell: a reason of several lines would become a narrow column of broken words
+            console.print(f"\n{name}: {said}", markup=False)
     by_model: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for lease in sorted(report["members"], key=lambda m: (m["role"], m["model"], m["replica_id"])):
         by_model[lease["model"]].append(lease)
@@ -263,7 +281,7 @@ def show_release(service: RayService, pods: Sequence[Pod], console: Console) -> 
         states = [*cluster.applications.items(), *cluster.deployments.items()]
         rows = [(name, state.status, own_words(state.message)) for name, state in states]
         console.print(f"\n{role} cluster {cluster.name}")
-        print_table(console, "", ("application", "status", "message"), rows)
+        print_table(console, "", ("application", "Ray Serve", "message"), rows)
         mine = [_pod_row(p) for p in pods if p.cluster == cluster.name]
         print_table(console, "", _POD_COLUMNS, mine)
     if service.redis_address:

@@ -21,6 +21,7 @@ import typer
 from serve_app.cli.options import AsJson
 from serve_app.cli.tenant_usage import usage
 from serve_app.core.tenants import Priority
+from serve_app.environment import as_typed
 
 if TYPE_CHECKING:
     from serve_app.config.tenants_file import TenantsFile
@@ -116,7 +117,9 @@ def create(
     deadlines = _given(first_token_s=first_token_s, total_s=total_s)
     with _changing(file, may_be_new=True) as tenants:
         if name in tenants:
-            raise typer.BadParameter(f"{file} has a tenant {name!r} already; `serve-app tenants rotate {name}` makes another key")
+            raise typer.BadParameter(
+                f"{file} has a tenant {name!r} already; `{as_typed()} tenants rotate {name}` makes another key"
+            )
         tenants[name] = {"keys": []} | _given(models=model, limits=limits, deadlines=deadlines, weight=weight, priority=priority)
         key = _add_key(tenants, name, scope, expires)
     _show(key, f"this is a key of {name}")
@@ -171,7 +174,7 @@ def revoke(
     if old := [f"{each} on {known[each]['revoked']}" for each in key or known if each not in new]:
         typer.secho(f"revoked before: {', '.join(old)}", err=True)
     if all(_ended(each) for each in known.values()):
-        typer.secho("the tenant has no valid key now; `serve-app tenants rotate` makes one", err=True)
+        typer.secho(f"the tenant has no valid key now; `{as_typed()} tenants rotate` makes one", err=True)
 
 
 @app.command("list")
@@ -246,7 +249,7 @@ def _keys(tenants: dict[str, Any], name: str, file: Path) -> list[dict[str, Any]
     if name not in tenants:
         shown = "of this name" if may_be_a_key(name) else repr(name)
         raise typer.BadParameter(
-            f"{file} has no tenant {shown}; {did_you_mean(name, tenants) or 'serve-app tenants list shows all'}"
+            f"{file} has no tenant {shown}; {did_you_mean(name, tenants) or f'{as_typed()} tenants list shows all'}"
         )
     keys: list[dict[str, Any]] = tenants[name]["keys"]
     return keys
@@ -288,7 +291,7 @@ def _read(file: Path, *, may_be_new: bool = False) -> dict[str, Any]:
     try:
         text = read_text(file)
     except ConfigError as exc:
-        raise ConfigError("", exc.problem, "name a file by --file that `serve-app tenants create` has made") from None
+        raise ConfigError("", exc.problem, f"name a file by --file that `{as_typed()} tenants create` has made") from None
     found = _parsed(file, text).model_dump(mode="json", exclude_unset=True, exclude_none=True)["tenants"]
     return {name: {"keys": [], **tenant} for name, tenant in found.items()}
 

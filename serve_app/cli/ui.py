@@ -13,11 +13,12 @@ from rich.console import Console
 from serve_app.cli.startable import refuse_taken_port
 from serve_app.config import Settings
 from serve_app.config.checks import is_loopback
+from serve_app.environment import as_typed
 from serve_app.errors import ConfigError, ListenFailed
 from serve_app.host.core_files import leave_no_core_file
 
 _END_S = 5.0
-_INSTALL = "pip install 'serve-app[ui]'"
+_INSTALL = f"{as_typed('pip')} install 'serve-app[ui]'"
 
 
 def ui(url: str, host: str, port: int, *, ends_with_input: bool, kills: bool = False) -> None:

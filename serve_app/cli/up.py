@@ -26,6 +26,7 @@ from serve_app.cli.startable import refuse_hopeless_start, refuse_name_in_use
 from serve_app.cli.ui import pages
 from serve_app.config import Settings
 from serve_app.config.timeouts import broken_rules, timeouts_of
+from serve_app.environment import as_typed
 from serve_app.errors import ClusterFailed, ClusterSilent, ConfigError
 
 _POLL_S = 0.5
@@ -162,7 +163,7 @@ def _refuse_occupied_cluster() -> None:
     if others := sorted(serve.status().applications):
         raise ClusterFailed(
             problem=f"this Ray cluster serves already: {', '.join(others)}",
-            hint="use a cluster of its own, or add the output of serve-app config serve to the cluster's Serve file",
+            hint=f"use a cluster of its own, or add the output of {as_typed()} config serve to the cluster's Serve file",
         )
 
 
@@ -363,5 +364,5 @@ curl {url}/v1/chat/completions{key} -H 'content-type: application/json' \\
 curl -N {url}/v1/chat/completions{key} -H 'content-type: application/json' \\
   -d '{chat}, "stream": true}}'
 
-{pages}Ctrl-C stops it; `serve-app status{name}` shows the fleet.
+{pages}Ctrl-C stops it; `{as_typed()} status{name}` shows the fleet.
 """)

@@ -8,7 +8,7 @@ changes. These three modules are imported by their own names.
 
 from serve_app.config.adapters import AdapterSettings
 from serve_app.config.base import Int, Real, Section
-from serve_app.config.files import read_text
+from serve_app.config.files import EXAMPLE, from_here, read_text
 from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import BatchSettings, IngressSettings, LedgerSettings
 from serve_app.config.kv import KvSettings
@@ -31,6 +31,7 @@ from serve_app.config.tracing import TracingSettings
 from serve_app.config.ui import UiSettings
 
 __all__ = [
+    "EXAMPLE",
     "AdapterSettings",
     "BatchSettings",
     "GoldenPrompt",
@@ -52,6 +53,7 @@ __all__ = [
     "UiSettings",
     "cluster_token",
     "default_cache_dir",
+    "from_here",
     "inherited_environment",
     "load_settings",
     "mapping_in",

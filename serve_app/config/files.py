@@ -1,10 +1,19 @@
-"""These functions read the text of a file, and raise errors that name the file."""
+"""These functions read the text of a file, and raise errors that name the file; `from_here` writes its name for people."""
 
 import os
 import stat
 from pathlib import Path
 
 from serve_app.errors import ConfigError, FileUnreadable
+
+EXAMPLE = (Path(__file__).parents[1] / "examples" / "cpu.yaml").resolve()
+"""The example for CPUs. `serve_app/examples` is a link to the folder `examples` in a checkout, and a copy in an installed package."""
+
+
+def from_here(path: Path) -> str:
+    """Return a path as a user of the working folder writes it: relative if it is below that folder."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def read_text(path: Path) -> str:

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from serve_app.config.base import Int, Real, Section
 from serve_app.config.checks import did_you_mean, dotted, load_yaml, refuse, to_config_errors, wrong
-from serve_app.config.files import read_text
+from serve_app.config.files import EXAMPLE, from_here, read_text
 from serve_app.config.foreign import foreign_hint
 from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import IngressSettings
@@ -340,7 +340,7 @@ def mapping_in(text: str, path: Path) -> Mapping[str, Any]:
     values = load_yaml(text)
     if not isinstance(values, Mapping):
         problem = f"{path} is empty" if values is None else f"{path} holds a {type(values).__name__}, not a mapping"
-        raise ConfigError("", problem, "start with `models:`; examples/cpu.yaml is complete")
+        raise ConfigError("", problem, f"start with `models:`; {from_here(EXAMPLE)} is complete")
     return values
 
 

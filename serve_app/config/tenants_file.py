@@ -18,6 +18,7 @@ from serve_app.config.base import Int, Real, Section
 from serve_app.config.checks import did_you_mean, dotted, load_yaml, refuse, shown, to_config_errors, wrong
 from serve_app.config.settings import Settings
 from serve_app.core.tenants import OIDC, SCOPES, Key, Keyring, Priority, Quota, Scope, Tenant
+from serve_app.environment import as_typed
 from serve_app.errors import ConfigError
 
 _MAX_PROBLEMS = 100
@@ -25,7 +26,7 @@ TENANT_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 RESERVED_NAMES = ("none", "others")
 """Words that series use in place of a name."""
 TENANTS_FILE = "ingress.tenants_file"
-_HOW = "`serve-app tenants create` makes a key and its entry"
+_HOW = f"`{as_typed()} tenants create` makes a key and its entry"
 _OF_NOTHING = hashlib.sha256(b"").hexdigest()
 
 
@@ -228,7 +229,7 @@ class TenantsFile(Part):
     def _problems_as_written(cls, values: Mapping[Any, Any]) -> Iterator[PydanticCustomError]:
         tenants = values.get("tenants")
         if "tenants" in values and tenants in ({}, None):
-            yield wrong("tenants", "has no tenant", "`serve-app tenants create` makes a tenant and its key")
+            yield wrong("tenants", "has no tenant", f"`{as_typed()} tenants create` makes a tenant and its key")
         for name, tenant in tenants.items() if isinstance(tenants, Mapping) else ():
             at = dotted(("tenants", int(name) if isinstance(name, int) else str(name)))
             if not isinstance(name, str):
@@ -294,7 +295,7 @@ def parse_tenants(text: str) -> TenantsFile:
 def in_one(problems: Sequence[ConfigError]) -> ConfigError:
     """Return the first of one or more problems, which says how many others there are."""
     first, num_others = problems[0], len(problems) - 1
-    more = [f"and {num_others} more, which `serve-app check` shows"] if num_others else []
+    more = [f"and {num_others} more, which `{as_typed()} check` shows"] if num_others else []
     return dataclasses.replace(first, hint="; ".join([first.hint, *more] if first.hint else more))
 
 

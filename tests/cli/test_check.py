@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from serve_app.cli.cluster import _num_cpus
 from serve_app.cli.main import app, main
-from serve_app.config import settings_json_schema
+from serve_app.config import load_settings, settings_json_schema
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -29,6 +30,21 @@ def test_check_sums_up_what_a_file_asks_for() -> None:
     assert code == 0
     assert "1 to 8 replicas with 4 CPU + 1 GPU" in output
     assert "At full scale Ray reserves 48 CPU and 8 GPU for it." in output
+
+
+@pytest.mark.parametrize(("cores", "lacks"), [(2, True), (3, False)])
+def test_check_says_that_one_machine_may_have_fewer_cpus_than_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, lacks: bool
+) -> None:
+    file = tmp_path / "own.yaml"  # as that of docs/start.md
+    file.write_text("models: {m: {model: org/small, replicas: {min: 2, max: 2}}}")
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    code, output = run("check", "--no-vllm", str(file))
+    assert code == 0, output
+    assert "At full scale Ray reserves 3 CPU for it." in output
+    said = "A cluster needs that many CPUs; on this machine serve-app up starts with 2, which its processes share."
+    assert (said in output) == lacks
+    assert _num_cpus(load_settings(file)) >= 3  # which `up` tells Ray that this machine has
 
 
 def test_check_says_what_a_replica_needs_on_each_of_its_nodes(tmp_path: Path) -> None:

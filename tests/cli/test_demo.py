@@ -17,11 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from packaging.requirements import Requirement
+from rich.console import Console
 
+from serve_app.cli import demo
 from serve_app.cli.demo import BREAK_AFTER_TOKENS, _Victim
 from serve_app.cli.demo_answers import DemoAnswer, Summary
 from serve_app.cli.demo_client import DemoClient
+from serve_app.config import EXAMPLE
 from serve_app.errors import ClusterFailed
 from tests.doubles.fleet import MODEL, settings
 
@@ -202,6 +206,33 @@ def test_replicas_are_waited_for_until_the_limit() -> None:
 def test_an_ingress_that_is_gone_is_told_in_one_line() -> None:
     with client_of("") as client, pytest.raises(ClusterFailed, match="the ingress does not answer: ConnectionError"):
         client.wait_for_replicas(limit_s=0)
+
+
+def test_ctrl_c_says_in_one_line_what_was_stopped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stopped: list[str] = []
+
+    @contextlib.contextmanager
+    def part(name: str) -> Iterator[str]:
+        try:
+            yield ""
+        finally:
+            stopped.append(name)
+
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "console", Console(file=sys.stdout, highlight=False))
+    monkeypatch.setattr(demo, "local_cluster", lambda *_: part("Ray"))
+    monkeypatch.setattr(demo, "running", lambda *_: part("fleet"))
+    monkeypatch.setattr(demo, "_show", interrupted)
+    for name in ("refuse_missing_vllm", "refuse_hopeless_start", "_fetch"):
+        monkeypatch.setattr(demo, name, lambda *_: None)
+    with pytest.raises(typer.Exit) as exited:
+        demo.demo(EXAMPLE)
+    assert (exited.value.exit_code, stopped) == (130, ["fleet", "Ray"])
+    assert (
+        capsys.readouterr().out.splitlines()[-1] == "stopped by Ctrl-C: the ingress, the engines and Ray; nothing is left running"
+    )
 
 
 @pytest.fixture

@@ -1,20 +1,21 @@
 """`serve-app doctor` judges each finding by its numbers, and runs whole on this machine."""
 
+import io
 import json
 import os
 import socket
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from serve_app.cli import findings
 from serve_app.cli.cluster import RunState
-from serve_app.cli.demo import EXAMPLE
-from serve_app.cli.doctor import needed_bytes, needed_gpus, offloaded_bytes
+from serve_app.cli.doctor import needed_bytes, needed_gpus, offloaded_bytes, show
 from serve_app.cli.findings import GIB, Finding
 from serve_app.cli.main import app
-from serve_app.config import load_settings, parse_settings
+from serve_app.config import EXAMPLE, load_settings, parse_settings
 from serve_app.host import libraries
 from serve_app.host.descriptors import SPARE
 from tests.doubles.certificates import make_tls
@@ -272,6 +273,21 @@ def test_for_people_each_finding_is_one_line_with_its_remedy_behind_an_arrow(tmp
     lines = [line for line in done.stdout.splitlines() if line.startswith("error")]
     assert (done.exit_code, len(lines)) == (1, done.stdout.count("error   "))
     assert all(" -> " in line for line in lines)
+    assert done.stdout.startswith(f"A start here would fail: {len(lines)} error")
+
+
+@pytest.mark.parametrize(
+    ("states", "verdict"),
+    [
+        (("ok",), "A start here can succeed"),
+        (("ok", "warning", "warning"), "A start here can succeed, with 2 warnings below"),
+        (("error", "warning"), "A start here would fail: 1 error below"),
+    ],
+)
+def test_the_verdict_comes_first(states: tuple[findings.State, ...], verdict: str) -> None:
+    out = io.StringIO()
+    show([Finding("a", state, "said") for state in states], Console(file=out))
+    assert out.getvalue().splitlines()[0] == verdict
 
 
 @pytest.mark.parametrize(

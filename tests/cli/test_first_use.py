@@ -1,5 +1,6 @@
 """A new user meets clear errors: one who has just installed serve-app, or has made mistakes."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,8 @@ from typing import Any
 import pytest
 import typer
 
-from serve_app.cli.demo import EXAMPLE
 from serve_app.cli.main import app
+from serve_app.config import EXAMPLE, from_here
 
 HEAVY = {"gguf", "httpx", "numpy", "prometheus_client", "ray", "requests", "serve_app.config", "torch", "vllm", "yaml"}
 
@@ -118,6 +119,16 @@ def test_an_error_of_the_yaml_is_told_with_the_files_name(tmp_path: Path) -> Non
 def test_the_demo_has_its_configuration_whatever_folder_it_is_started_in() -> None:
     assert EXAMPLE.is_absolute()
     assert EXAMPLE.read_text() == (Path(__file__).parents[2] / "examples" / "cpu.yaml").read_text()
+
+
+def test_the_example_has_one_name_which_a_reader_finds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    assert from_here(EXAMPLE) == "examples/cpu.yaml"
+    names = r"[\w./-]*examples/cpu\.yaml"
+    named = [*re.findall(names, serve_app("doctor")[1]), *re.findall(names, serve_app("up", "-f", "/dev/null")[2])]
+    assert set(named) == {"examples/cpu.yaml"}
+    monkeypatch.chdir(tmp_path)  # as where serve-app is installed from its wheel
+    assert Path(from_here(EXAMPLE)).is_file()
 
 
 def test_each_command_that_shows_something_can_print_json() -> None:

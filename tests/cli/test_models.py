@@ -99,6 +99,9 @@ def test_what_others_have_set_outlasts_an_update_and_a_changed_bound(now: Runnin
         ({"RUNNING": 1}, 0, "UPDATING", "", "unloading"),
         ({"RUNNING": 0}, 0, "HEALTHY", "", "unloaded"),
         ({"STARTING": 1}, 1, "DEPLOY_FAILED", "config update started", "failed"),
+        ({"RUNNING": 1, "STARTING": 1}, 2, "UNHEALTHY", "health check failed", "degraded"),
+        ({"STARTING": 2}, 2, "UNHEALTHY", "health check failed", "failed"),
+        ({"RUNNING": 1, "STARTING": 1}, 2, "UNHEALTHY", "replica startup failed", "failed"),
         ({}, 0, "", "", "updating"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from serve_app.cli.status import asked_by_http, show, target
+from serve_app.cli.status import asked_by_http, show, target, with_losses
 from serve_app.errors import ClusterFailed
 from tests.ui.fake_service import KEY, fake_service, ingress, lost, member, starting
 from tests.ui.fake_service import MODEL as OF_FAKE
@@ -65,7 +65,21 @@ def test_every_line_fits_80_columns_and_nothing_is_cut() -> None:
 
 def test_a_line_is_one_member_with_its_load() -> None:
     words = [line.split() for line in shown(80)]
-    assert words[0] == ["serve-app:", "DEPLOYING", "http://127.0.0.1:8010", "vLLM", "0.32.0"]
+    assert words[0] == [
+        "serve-app:",
+        "updating:",
+        "1",
+        "of",
+        "1",
+        "replica",
+        "ready,",
+        "1",
+        "starting;",
+        "requests",
+        "are",
+        "answered",
+    ]
+    assert words[1] == ["http://127.0.0.1:8010", "vLLM", "0.32.0", "Ray", "Serve's", "word:", "DEPLOYING"]
     assert ["ijklmnop", "draining", "255.255.255.255:8010", "4194304", "15", "4"] in words
     assert [MODEL] in words
     assert ["abcdefgh", "draining", "255.255.255.255:65535", "4194304", "12", "3", "46%", "2"] in words
@@ -120,7 +134,7 @@ def test_an_ingress_is_asked_by_http_for_what_the_fleet_page_shows() -> None:
     show(report, Console(file=out, width=80, highlight=False))
     assert report["members"] == fake.report["members"]
     assert "fake#replica#a" in out.getvalue()
-    assert out.getvalue().startswith(f"fleet  {fake.url}")
+    assert out.getvalue().startswith(f"fleet: serving: 1 of 1 replica ready\n{fake.url}  vLLM 0.32.0\n")
 
 
 def test_an_ingress_asked_by_http_says_which_replicas_start_and_are_lost() -> None:
@@ -138,6 +152,33 @@ def test_an_ingress_asked_by_http_says_which_replicas_start_and_are_lost() -> No
         "fake#replica#b  lost 2 s ago: its engine was killed",
     ]
     assert not any(line.startswith("fake#replica#b") and ":4001" in line for line in lines)
+
+
+def test_after_a_killed_engine_the_first_line_says_what_is_answered_and_rays_word_is_a_detail() -> None:
+    serves = (
+        "A replica's health check failed. This deployment will be UNHEALTHY until the replica recovers or a new deploy happens."
+    )
+    deployment = {"status": "UNHEALTHY", "message": serves, "replica_states": {"RUNNING": 1, "STARTING": 1}, "target": 2}
+    of_serve = {
+        "status": "UNHEALTHY",
+        "message": "The deployments ['replica-fake-model'] are UNHEALTHY.",
+        "deployments": {"replica-fake-model": deployment},
+        "members": [ingress(), member("a"), member("b")],
+    }
+    with fake_service() as fake:
+        losses = [lost("b", time=998.0, cause="its engine was killed")]
+        fake.report |= {
+            "members": [ingress(), member("a"), member("b", state="lost")],
+            "models": {OF_FAKE: {"target": 2, "starting": [starting("c", since=988.0)]}},
+            "lost": losses,
+        }
+        seen = asked_by_http(fake.url)
+    lines = shown(200, **with_losses({**REPORT, **of_serve}, seen))
+    assert lines[0] == "serve-app: degraded: 1 of 2 replicas ready, 1 starting, 1 lost; requests are answered"
+    assert lines[1].endswith("  Ray Serve's word: UNHEALTHY")
+    assert "replica-fake-model: a replica was lost; Ray Serve starts another" in lines
+    assert "fake#replica#b  lost 2 s ago: its engine was killed" in lines
+    assert sum("UNHEALTHY" in line for line in lines) == 2  # in the detail of the head, and in the table of Serve's deployments
 
 
 def test_an_address_where_nothing_listens_is_told_in_one_sentence() -> None:

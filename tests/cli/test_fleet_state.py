@@ -1,0 +1,109 @@
+"""`fleet_state` has one word and one sentence for every report of a fleet."""
+
+from typing import Any
+
+import pytest
+
+from serve_app.cli.fleet_state import fleet_state
+from tests.ui.fake_service import MODEL, ingress, lost, member, starting
+
+
+def of_serve(status: str, replicas: dict[str, int], *, target: int, ingresses: int = 1, wanted: int = 1) -> dict[str, Any]:
+    """The report of `status.collect`, where no ingress has told more."""
+    deployments = {
+        "ingress": {"replica_states": {"RUNNING": ingresses, "STARTING": wanted - ingresses}, "target": wanted},
+        "replica-chat": {"replica_states": replicas, "target": target},
+    }
+    return {"status": status, "deployments": deployments, "members": []}
+
+
+def of_ingress(*members: dict[str, Any], target: int, status: str = "", **others: Any) -> dict[str, Any]:
+    """The report of `status.asked_by_http`; with a ``status`` of Serve, the one that `status.with_losses` makes."""
+    models = {MODEL: {"target": target, "starting": others.pop("starting", [])}}
+    report = {"time": 1000.0, "status": status, "deployments": {}, "members": [ingress(), *members], "models": models, "lost": []}
+    return report | others
+
+
+@pytest.mark.parametrize(
+    ("report", "word", "said"),
+    [
+        (of_serve("RUNNING", {"RUNNING": 2}, target=2), "serving", "2 of 2 replicas ready"),
+        (of_serve("RUNNING", {}, target=0), "serving", "0 of 0 replicas ready"),
+        (
+            of_serve("UNHEALTHY", {"RUNNING": 1, "STARTING": 1}, target=2),
+            "degraded",
+            "1 of 2 replicas ready, 1 starting; requests are answered",
+        ),
+        (
+            of_serve("UNHEALTHY", {"RUNNING": 2}, target=2, ingresses=1, wanted=2),
+            "degraded",
+            "2 of 2 replicas ready, 1 of 2 ingresses ready; requests are answered",
+        ),
+        (
+            of_serve("DEPLOY_FAILED", {"RUNNING": 2}, target=2),
+            "degraded",
+            "2 of 2 replicas ready; requests are answered",
+        ),
+        (
+            of_serve("UNHEALTHY", {"STARTING": 2}, target=2),
+            "down",
+            "0 of 2 replicas ready, 2 starting; requests for replica-chat wait for a replica",
+        ),
+        (
+            of_serve("UNHEALTHY", {"RUNNING": 2}, target=2, ingresses=0),
+            "down",
+            "2 of 2 replicas ready, 0 of 1 ingresses ready; no request is answered",
+        ),
+        (
+            of_serve("DEPLOY_FAILED", {"STARTING": 1}, target=1),
+            "failed",
+            "0 of 1 replica ready, 1 starting; requests for replica-chat wait for a replica",
+        ),
+        (
+            of_serve("DEPLOYING", {"STARTING": 1}, target=1, ingresses=0),
+            "starting",
+            "0 of 1 replica ready, 1 starting, 0 of 1 ingresses ready; no request is answered",
+        ),
+        (
+            of_serve("DEPLOYING", {"RUNNING": 2, "STARTING": 1}, target=2),
+            "updating",
+            "2 of 2 replicas ready, 1 starting; requests are answered",
+        ),
+        (
+            of_serve("RUNNING", {"RUNNING": 1, "STARTING": 1}, target=2),
+            "scaling",
+            "1 of 2 replicas ready, 1 starting; requests are answered",
+        ),
+        (
+            of_serve("DELETING", {"STOPPING": 1}, target=0, ingresses=0, wanted=0),
+            "stopping",
+            "0 of 0 replicas ready, 1 stopping; no request is answered",
+        ),
+        ({"status": "NOT_FOUND", "deployments": {}, "members": []}, "not running", "Ray Serve has no application of this name"),
+        (of_ingress(member("a"), target=1), "serving", "1 of 1 replica ready"),
+        (
+            of_ingress(member("a"), target=2, lost=[lost("b", time=990.0)]),
+            "degraded",
+            "1 of 2 replicas ready, 1 lost; requests are answered",
+        ),
+        (
+            of_ingress(member("a"), target=2, starting=[starting("b", since=990.0)]),
+            "starting",
+            "1 of 2 replicas ready, 1 starting; requests are answered",
+        ),
+        # The lost replica is replaced: an ingress shows it for a minute.
+        (
+            of_ingress(member("a"), member("c"), target=2, status="RUNNING", lost=[lost("b", time=990.0)]),
+            "serving",
+            "2 of 2 replicas ready, 1 lost",
+        ),
+    ],
+)
+def test_a_fleet_has_one_word_and_says_what_is_answered(report: dict[str, Any], word: str, said: str) -> None:
+    assert fleet_state(report) == (word, said)
+
+
+def test_a_model_without_a_replica_is_named_beside_one_that_answers() -> None:
+    report = of_serve("UNHEALTHY", {"RUNNING": 1}, target=1)
+    report["deployments"]["replica-code"] = {"replica_states": {"STARTING": 1}, "target": 1}
+    assert fleet_state(report) == ("degraded", "1 of 2 replicas ready, 1 starting; requests for replica-code wait for a replica")
