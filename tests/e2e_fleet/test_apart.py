@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.cli.explain import CAUSES
+from serve_app.books.words import CAUSES
 from serve_app.simulated.profiles import PROFILES
 from tests.chaos.records import ledger_lines
 from tests.e2e_fleet.conftest import Configure

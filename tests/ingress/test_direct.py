@@ -20,10 +20,8 @@ from serve_app.ingress.http.error_answers import FleetError
 from serve_app.ingress.shortcuts.direct import DirectAnswer
 from tests.doubles.fleet import MODEL, FakeReplica, in_loop, until
 from tests.ingress.streams import CHANGING, CHAT, COMPLETIONS, Ingress, Play, serving
-from tests.ingress.test_streaming import model
 from tests.shortcuts import of_shortcuts
 
-__all__ = ["model"]
 pytestmark = [pytest.mark.engine, of_shortcuts]
 
 JSON = {"content-type": "application/json"}

@@ -14,9 +14,8 @@ from serve_app.core.routing import Reason
 from serve_app.ingress.shortcuts.streaming import Stream
 from tests.doubles.fleet import MODEL, in_loop, until
 from tests.ingress.streams import CHANGING
-from tests.ingress.test_ledger import KEY, SECRET_TEXT, Ingress, model, serving
+from tests.ingress.test_ledger import KEY, SECRET_TEXT, Ingress, serving
 
-__all__ = ["model"]
 pytestmark = pytest.mark.engine
 
 ASKS = {"x-serve-app-receipt": "1"}

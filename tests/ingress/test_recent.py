@@ -18,9 +18,8 @@ from serve_app.errors import NoFreePlace, QueueFull
 from serve_app.ingress.books.recent import MAX_HOPS, MAX_ID_CHARS, MAX_TENANTS, MAX_WAYS, RecentRequests
 from serve_app.ingress.exchange.exchange import Exchange
 from tests.doubles.fleet import MODEL, in_loop, until
-from tests.ingress.test_ledger import KEY, SECRET_TEXT, model, serving
+from tests.ingress.test_ledger import KEY, SECRET_TEXT, serving
 
-__all__ = ["model"]
 NOW = 110.0
 _TIMES = itertools.count(1)
 

@@ -19,9 +19,8 @@ from serve_app.ingress.books.span_export import CLOSE_S, OUTCOMES, SpanExport
 from serve_app.ingress.runtime import LAST_WORDS_S
 from tests.doubles.fleet import MODEL, in_loop, until
 from tests.ingress.collector import Collector, attributes, collector
-from tests.ingress.test_ledger import KEY, SECRET_TEXT, Ingress, model, serving
+from tests.ingress.test_ledger import KEY, SECRET_TEXT, Ingress, serving
 
-__all__ = ["model"]
 pytestmark = pytest.mark.engine
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

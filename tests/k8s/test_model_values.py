@@ -174,7 +174,9 @@ def nodes(name: str, bound: str) -> int:
 
 
 def per_node(name: str, num_gpus: int) -> int:
-    return 1 if values_of(name)["modelPods"].get("onePerNode", True) else instance_of(name).replicas(num_gpus)
+    return (
+        1 if values_of(name)["modelPods"].get("onePerNode", True) else instance_of(name).replicas(num_gpus, pod_sizes(num_gpus))
+    )
 
 
 def row(name: str) -> str:
