@@ -23,6 +23,9 @@ from serve_app.core.tenants import Keyring
 from serve_app.errors import ConfigError
 
 
+MAX_GPUS_OF_USUAL_NODES = 8
+
+
 @dataclass(frozen=True)
 class CheckResult:
     """The result of a check: mistakes; or, of a valid file, a summary of what it asks for and notes about this machine."""
@@ -193,6 +196,7 @@ def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
                 yield f"{source} was not looked for; serve-app doctor asks this machine's cache and the hub"
             elif not os.path.exists(source):
                 yield f"{source} does not exist on this machine"
+    yield from _wide_notes(settings.models)
     yield from memory_notes(settings.models)
     yield from media_notes(settings)
     if missing := missing_nixl(settings):
@@ -206,6 +210,15 @@ def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
     for path in (*named_files(settings).values(), *adapters):
         if not os.path.exists(path):
             yield f"{path} does not exist on this machine; the nodes of the cluster need it"
+
+
+def _wide_notes(models: Mapping[str, ModelSettings]) -> Iterator[str]:
+    """Yield which models need nodes with more GPUs than nearly all have."""
+    for name, model in models.items():
+        if (gpus := model.gpus_per_node()) > MAX_GPUS_OF_USUAL_NODES:
+            needs = f"{dotted(('models', name))} needs a node with {gpus} GPUs, and nearly all have {MAX_GPUS_OF_USUAL_NODES} at most"
+            nodes = -(-model.gpus_per_replica // MAX_GPUS_OF_USUAL_NODES)
+            yield f"{needs}: else it waits for ever; nodes: {nodes} spreads it"
 
 
 def _model_line(model: ModelSettings) -> str:

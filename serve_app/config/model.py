@@ -230,8 +230,12 @@ class ModelSettings(Section):
 
     def gpu_share(self) -> float:
         """Return the GPUs that Ray reserves for one replica: with `sleep.replicas_per_gpu` a part of one, in Ray's steps of 0.0001."""
-        sharing = 1 if self.sleep is None else self.sleep.replicas_per_gpu
+        sharing = self.num_sharing()
         return self.gpus_per_replica if sharing == 1 else int(self.gpus_per_replica * 10_000 / sharing) / 10_000
+
+    def num_sharing(self) -> int:
+        """Return how many replicas, of all models, may be on this model's GPU."""
+        return 1 if self.sleep is None else self.sleep.replicas_per_gpu
 
     def gpus_per_node(self) -> int:
         """Return the GPUs that one replica holds on each of its nodes."""

@@ -80,7 +80,7 @@ class Replica:
         protocol = self.settings.protocol
         tls = replica_tls(protocol.tls)
         self._server = ReplicaServer(identity, protocol, cluster_token(self.settings), self._engine, ready, tls)
-        self._port = await self._server.listen()
+        self._port = await self._server.listen(self.model.num_sharing())
         if self._group is not None:
             self._group.members.tell_that_it_serves()
         who = {"model": self.model.name, "replica": self.replica_id}

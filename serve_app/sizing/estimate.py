@@ -11,7 +11,6 @@ from serve_app.sizing.architecture import FAMILIES, MOST_TOKENS, Architecture
 from serve_app.sizing.fits import (
     DEFAULT_UTILIZATION,
     GIB,
-    GPU_NUMBERS,
     Fit,
     Plan,
     batch_defaults,
@@ -19,6 +18,7 @@ from serve_app.sizing.fits import (
     fit,
     least_fit,
     reserve_error_gib,
+    shared_by,
     ways_out,
 )
 from serve_app.sizing.kv_memory import kv_element_bytes
@@ -50,7 +50,8 @@ class Wish:
 
     accelerator: Accelerator
     num_gpus: int | None = None
-    """None: the fewest on which the context fits."""
+    """On all nodes together. None: the fewest on which the context fits."""
+    num_nodes: int = 1
     context: int | None = None
     """None: `engine_args.max_model_len`, else what vLLM takes by itself."""
     engine_args: Mapping[str, Any]
@@ -129,14 +130,15 @@ def estimate(shape: Architecture, files: TensorBytes | None, wish: Wish) -> Esti
     online = online_quantization(str(args.get("quantization") or ""))
     weights = weight_bytes(shape, counts, element=plan.element, files=files, online=online)
     if wish.num_gpus is not None:
-        _check_gpus(shape, wish.num_gpus)
-        found = fit(shape, counts, weights, accelerator, wish.num_gpus, context, plan)
+        check_gpus(shape, wish.num_gpus, wish.num_nodes)
+        found = fit(shape, counts, weights, accelerator, wish.num_gpus, context, plan, wish.num_nodes)
     else:
-        most = max(n for n in GPU_NUMBERS if can_share(shape, n))
-        least = least_fit(shape, counts, weights, accelerator, context, plan)
-        found = least or fit(shape, counts, weights, accelerator, most, context, plan)
+        check_gpus(shape, wish.num_nodes, wish.num_nodes)
+        most = max(shared_by(shape, wish.num_nodes))
+        least = least_fit(shape, counts, weights, accelerator, context, plan, wish.num_nodes)
+        found = least or fit(shape, counts, weights, accelerator, most, context, plan, wish.num_nodes)
     if _is_to_memory(wish) and 0 < found.longest_context < context:
-        found = fit(shape, counts, weights, accelerator, found.num_gpus, found.longest_context, plan)
+        found = fit(shape, counts, weights, accelerator, found.num_gpus, found.longest_context, plan, wish.num_nodes)
     if wish.load is not None and (tokens := wish.load.prompt_tokens + wish.load.answer_tokens) > found.context:
         problem = f"prompt and answer are {tokens} tokens, and the longest request has {found.context}"
         raise ConfigError("--prompt", problem, "lower --prompt or --answer, or raise --context")
@@ -150,10 +152,17 @@ def estimate(shape: Architecture, files: TensorBytes | None, wish: Wish) -> Esti
         is_from_files=files is not None,
         fit=found,
         ways_out=() if found.fits else tuple(ways_out(shape, counts, weights, found)),
-        pod=pod_sizes(found.num_gpus),
+        pod=pod_sizes(found.num_gpus // found.num_nodes),
         load=wish.load,
         replicas=replicas,
-        nodes=tuple(nodes_for(accelerator.name, found.num_gpus, replicas.num if replicas else 1)),
+        nodes=tuple(
+            nodes_for(
+                accelerator.name,
+                found.num_gpus // found.num_nodes,
+                replicas.num if replicas else 1,
+                nodes_each=found.num_nodes,
+            )
+        ),
         notes=(*shape.notes, *_notes(shape, wish, found, replicas)),
     )
 
@@ -174,9 +183,17 @@ def _context(shape: Architecture, wish: Wish) -> int:
     return context
 
 
-def _check_gpus(shape: Architecture, num_gpus: int) -> None:
+def check_gpus(shape: Architecture, num_gpus: int, num_nodes: int) -> None:
+    """Refuse a number of GPUs that cannot share the model.
+
+    Raises:
+        ConfigError: The nodes do not divide the GPUs, or the GPUs not the model's heads.
+    """
+    if num_gpus % num_nodes:
+        problem = f"is {num_gpus} on {num_nodes} nodes"
+        raise ConfigError("--gpus, or gpus_per_replica", problem, "each node holds the same number: give a multiple of the nodes")
     if not can_share(shape, num_gpus):
-        possible = ", ".join(str(n) for n in GPU_NUMBERS if can_share(shape, n))
+        possible = ", ".join(str(n) for n in sorted({*shared_by(shape), *shared_by(shape, num_nodes)}))
         problem = f"is {num_gpus}, and the model has {shape.num_heads} attention heads and {shape.num_kv_heads} KV heads"
         raise ConfigError("--gpus, or gpus_per_replica", problem, f"vLLM splits them evenly: possible are {possible}")
 
@@ -220,6 +237,8 @@ def _notes(shape: Architecture, wish: Wish, found: Fit, replicas: Replicas | Non
         yield f"quantization {method} counts only if the checkpoint is quantized already"
     if wish.accelerator.name == "t4" and str(wish.engine_args.get("dtype")).lower() == "bfloat16":
         yield "a T4 does not run bfloat16: leave dtype out"
+    if found.num_nodes > 1:
+        yield f"no engine over {found.num_nodes} nodes was measured: reserve and times leave out the network between them"
     if wish.load is not None and found.fits and replicas is None:
         yield "replicas: the limits of the engine leave too few batches to tell its costs apart"
     if replicas is not None and replicas.missed:
