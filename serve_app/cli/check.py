@@ -22,7 +22,6 @@ from serve_app.config.vllm_source import engine_arg_types
 from serve_app.core.tenants import Keyring
 from serve_app.errors import ConfigError
 
-
 MAX_GPUS_OF_USUAL_NODES = 8
 
 
@@ -216,7 +215,9 @@ def _wide_notes(models: Mapping[str, ModelSettings]) -> Iterator[str]:
     """Yield which models need nodes with more GPUs than nearly all have."""
     for name, model in models.items():
         if (gpus := model.gpus_per_node()) > MAX_GPUS_OF_USUAL_NODES:
-            needs = f"{dotted(('models', name))} needs a node with {gpus} GPUs, and nearly all have {MAX_GPUS_OF_USUAL_NODES} at most"
+            needs = (
+                f"{dotted(('models', name))} needs a node with {gpus} GPUs, and nearly all have {MAX_GPUS_OF_USUAL_NODES} at most"
+            )
             nodes = -(-model.gpus_per_replica // MAX_GPUS_OF_USUAL_NODES)
             yield f"{needs}: else it waits for ever; nodes: {nodes} spreads it"
 

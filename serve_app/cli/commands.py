@@ -69,10 +69,13 @@ def fit(
     gpu: Annotated[str, typer.Option(help="The kind of GPU, for example l4, a10g, l40s, a100-80gb, h100.", show_default=False)],
     gpus: Annotated[
         int | None,
-        typer.Option(help="GPUs of a replica, on all its nodes. Default: the configuration's, or the fewest that do.", min=1, max=512),
+        typer.Option(
+            help="GPUs of a replica, on all its nodes. Default: the configuration's, or the fewest that do.", min=1, max=512
+        ),
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option(help="Nodes of a replica. Default: the configuration's, or 1.", min=1, max=64, show_default=False)
+        int | None,
+        typer.Option(help="Nodes of a replica. Default: the configuration's, or 1.", min=1, max=64, show_default=False),
     ] = None,
     context: Annotated[
         str | None, typer.Option(help="Tokens of the longest request: 16384, 16k (16,000), 16K (16,384). Default: the model's.")

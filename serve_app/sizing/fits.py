@@ -182,7 +182,9 @@ def ways_out(shape: Architecture, counts: ParameterCounts, weights: int, of: Fit
     if more := least_fit(shape, counts, weights, of.accelerator, of.context, of.plan):
         yield f"{more.num_gpus} x {of.accelerator.name}"
     else:
-        tries = (least_fit(shape, counts, weights, of.accelerator, of.context, of.plan, n) for n in NODE_NUMBERS if n > of.num_nodes)
+        tries = (
+            least_fit(shape, counts, weights, of.accelerator, of.context, of.plan, n) for n in NODE_NUMBERS if n > of.num_nodes
+        )
         if wide := next(filter(None, tries), None):
             yield f"{wide.num_gpus} x {of.accelerator.name} on {wide.num_nodes} nodes"
     if of.plan.kv_element > 1:

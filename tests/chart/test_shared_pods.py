@@ -39,7 +39,10 @@ def test_models_that_come_and_go_leave_the_worker_group_as_it_is() -> None:
 def test_the_memory_is_that_of_all_engines_and_of_the_weights_that_sleep() -> None:
     made = render(SHARED)
     resources = made.container("model-chat")["resources"]
-    assert (resources["requests"]["memory"], resources["limits"]["memory"]) == ("76Gi", "104Gi")  # 4 + 3 x 8 + 48, 8 + 3 x 16 + 48
+    assert (resources["requests"]["memory"], resources["limits"]["memory"]) == (
+        "76Gi",
+        "104Gi",
+    )  # 4 + 3 x 8 + 48, 8 + 3 x 16 + 48
     (shm,) = (v["emptyDir"]["sizeLimit"] for v in made.pod("model-chat")["volumes"] if v["name"] == "shm")
     assert shm == "5Gi"
     dropped = render(sleeping(CHAT | LEVEL_2 | {"pods": {}}, CODE | LEVEL_2)).container("model-chat")["resources"]
@@ -60,7 +63,9 @@ def test_a_pod_is_ready_when_ray_is_because_any_of_its_engines_may_be_gone() -> 
 
 def test_a_pod_waits_for_the_weights_of_all_its_models() -> None:
     downloads = [HUB | {"path": "a"}, HUB | {"path": "b"}, S3 | {"path": "c"}]
-    values = merged(sleeping(CHAT | {"model": "/models/a"}, CODE | {"model": "/models/b"}), LOADED, at("weights.downloads", downloads))
+    values = merged(
+        sleeping(CHAT | {"model": "/models/a"}, CODE | {"model": "/models/b"}), LOADED, at("weights.downloads", downloads)
+    )
     waiting = yaml.safe_dump(render(values).pod("model-chat")["initContainers"])
     assert [path in waiting for path in ("/models/a", "/models/b", "/models/c")] == [True, True, False]
 
@@ -111,7 +116,9 @@ def test_simulated_models_that_sleep_keep_no_weights_in_memory() -> None:
 
 
 def test_the_example_of_the_readme_is_rendered() -> None:
-    (example,) = re.findall(r"^## Models that share a GPU$.*?^```yaml\n(.*?)^```$", (CHART / "README.md").read_text(), re.M | re.S)
+    (example,) = re.findall(
+        r"^## Models that share a GPU$.*?^```yaml\n(.*?)^```$", (CHART / "README.md").read_text(), re.M | re.S
+    )
     downloads = [HUB | {"path": "chat"}, HUB | {"path": "code"}]
     made = render(merged(yaml.safe_load(example), LOADED, at("weights.downloads", downloads)))
     assert [group["groupName"] for group in made.cluster["workerGroupSpecs"]] == ["ingress", "model-chat"]
