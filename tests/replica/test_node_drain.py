@@ -1,5 +1,8 @@
 """A replica hears that a node of its engine drains, whatever the GCS answers before."""
 
+import subprocess
+import sys
+import tempfile
 from collections.abc import Collection
 
 import pytest
@@ -29,3 +32,12 @@ async def test_only_a_node_of_the_engine_counts_and_a_gcs_that_is_away_is_asked_
     assert answers == []
     assert asked == ["nodes", "nodes"]
     assert caplog.text.count("whether a node of this engine drains is unknown: away") == 1
+
+
+@pytest.mark.slow
+def test_an_actor_hears_that_ray_drains_the_other_node_of_its_group() -> None:
+    with tempfile.TemporaryDirectory(prefix="drain-", dir="/tmp") as folder:  # a path of a socket has 107 bytes at most
+        command = [sys.executable, "-m", "tests.replica.draining", folder]
+        said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=240).stdout.splitlines()
+    drained, heard = (line.split() for line in said if line.startswith(("drained", "heard")))
+    assert (drained[0], heard[0], drained[1]) == ("drained", "heard", heard[1])
