@@ -239,8 +239,9 @@ def memory_notes(models: Mapping[str, ModelSettings]) -> Iterator[str]:
             continue
         try:
             accelerator = accelerator_named(named[0])
-            gpus = {"num_gpus": model.gpus_per_replica, "num_nodes": model.nodes}
-            found = estimate(shape, files, Wish(accelerator=accelerator, engine_args=model.engine_args, **gpus))
+            num_gpus, num_nodes, args = model.gpus_per_replica, model.nodes, model.engine_args
+            wish = Wish(accelerator=accelerator, num_gpus=num_gpus, num_nodes=num_nodes, engine_args=args)
+            found = estimate(shape, files, wish)
         except ConfigError:
             continue
         if not found.fit.fits:
