@@ -70,7 +70,7 @@
 {{- $host := get $models .podsOf | default dict -}}
 {{- include "serve-app.judge" (merge (dict "table" "guests" "host" $host "own" (get $models .name).pods
     "theirs" (include "serve-app.sharing" $host | int)) $args) -}}
-{{- else if .sleep -}}
+{{- else if kindIs "map" .sleep -}}
 {{- $keeps := list -}}
 {{- range prepend (.guests | default list) . -}}
 {{- if and (not .simulated) (eq (dig "sleep" "level" 1 . | int) 1) }}{{ $keeps = append $keeps . }}{{ end -}}
