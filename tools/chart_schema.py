@@ -59,6 +59,11 @@ _SERVED: Schema = {
     "default": True,
     "description": "Whether the model is served. If not, only its worker group is left, without pods.",
 }
+_PODS_OF: Schema = {
+    "type": "string",
+    "minLength": 1,
+    "description": "The model in whose pods this one runs. Both have sleep.replicas_per_gpu above 1.",
+}
 # Below 0.94 the error budget is so large that even a complete outage does not burn it 14.4 times too fast.
 _OBJECTIVE: Schema = {"type": "number", "minimum": 0.94, "exclusiveMaximum": 1}
 _PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
@@ -79,7 +84,15 @@ def _named(*keys: str) -> Schema:
 
 _NEVER_IGNORED = {
     *("release-name", "set-by-chart", "foreign-key", "port-taken", "min-above-max", "config-too-large"),
-    *("nodes-cannot-be", "label-of-chart", "annotation-of-helm", "name-twice", "mount-without-volume", "request-above-limit"),
+    *(
+        "nodes-cannot-be",
+        "pods-cannot-be-shared",
+        "label-of-chart",
+        "annotation-of-helm",
+        "name-twice",
+        "mount-without-volume",
+        "request-above-limit",
+    ),
     *("value-moved", "weights-path-twice", "weights-revision-moves", "weights-place-wrong", "not-a-mapping"),
     *("alb-check-not-a-number", "redis-secret-of-chart", "serve-outlasts-drain", "nothing-served"),
     *("tenant-name", "tenant-model-not-served", "tenant-key-twice", "tenant-day", "oidc-without-tenants"),
@@ -235,7 +248,8 @@ BY_KEY: dict[str, Schema] = {
     "modelPods.image": {"enum": ["auto", "cpu", "cuda"]},
     "modelPods.resources": _closed(requests=_AMOUNTS, limits=_AMOUNTS),
     **dict.fromkeys(
-        ("ingressPods.tmpSize", "modelPods.checkpointSize", "modelPods.homeSize", "modelPods.shmSize"), _BYTES_OR_EMPTY
+        ("ingressPods.tmpSize", "modelPods.asleepSize", "modelPods.checkpointSize", "modelPods.homeSize", "modelPods.shmSize"),
+        _BYTES_OR_EMPTY,
     ),
 }
 """Schemas by the name of a key, at any place. A name with dots is the path of one place, whose schema wins over that of the key's name."""
@@ -264,12 +278,8 @@ def values_schema() -> Schema:
     own = {key: _partial_of(f"#/properties/modelPods/properties/{key}", schema) for key, schema in pods.items()}
     described_pods = {"type": "object", "description": "Keys of modelPods that differ for this model.", "properties": own}
     closed = {"additionalProperties": False, "patternProperties": properties["modelPods"]["patternProperties"]}
-    of_models = {"order": _ORDER, "pods": {**described_pods, **closed}, "served": _SERVED}
+    of_models = {"order": _ORDER, "pods": {**described_pods, **closed}, "podsOf": _PODS_OF, "served": _SERVED}
     config["$defs"]["ModelSettings"]["properties"] |= of_models
-    # A pod has its GPUs to itself, so an engine that sleeps in one makes room for nothing.
-    del config["$defs"]["ModelSettings"]["properties"]["sleep"], config["$defs"]["SleepSettings"]
-    for keys in (config["$defs"]["AutoscalingSettings"]["properties"], config["properties"]["autoscaling"]["default"]):
-        del keys["max_asleep_gib"]
     foreign = dict(_open_to_foreign_names(config))
     for name in ("ModelSettings", "IngressSettings"):
         replicas = config["$defs"][name]["properties"]["replicas"]

@@ -23,6 +23,8 @@ from serve_app.core.tenants import Keyring
 from serve_app.environment import as_typed
 from serve_app.errors import ConfigError
 
+MAX_GPUS_OF_USUAL_NODES = 8
+
 
 @dataclass(frozen=True)
 class CheckResult:
@@ -195,6 +197,7 @@ def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
                 yield f"{source} was not looked for; {as_typed()} doctor asks this machine's cache and the hub"
             elif not os.path.exists(source):
                 yield f"{source} does not exist on this machine"
+    yield from _wide_notes(settings.models)
     yield from memory_notes(settings.models)
     yield from media_notes(settings)
     if missing := missing_nixl(settings):
@@ -208,6 +211,17 @@ def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
     for path in (*named_files(settings).values(), *adapters):
         if not os.path.exists(path):
             yield f"{path} does not exist on this machine; the nodes of the cluster need it"
+
+
+def _wide_notes(models: Mapping[str, ModelSettings]) -> Iterator[str]:
+    """Yield which models need nodes with more GPUs than nearly all have."""
+    for name, model in models.items():
+        if (gpus := model.gpus_per_node()) > MAX_GPUS_OF_USUAL_NODES:
+            needs = (
+                f"{dotted(('models', name))} needs a node with {gpus} GPUs, and nearly all have {MAX_GPUS_OF_USUAL_NODES} at most"
+            )
+            nodes = -(-model.gpus_per_replica // MAX_GPUS_OF_USUAL_NODES)
+            yield f"{needs}: else it waits for ever; nodes: {nodes} spreads it"
 
 
 def _model_line(model: ModelSettings) -> str:

@@ -71,7 +71,14 @@ def fit(
     ],
     gpu: Annotated[str, typer.Option(help="The kind of GPU, for example l4, a10g, l40s, a100-80gb, h100.", show_default=False)],
     gpus: Annotated[
-        int | None, typer.Option(help="GPUs of a replica. Default: the configuration's, or the fewest that do.", min=1, max=8)
+        int | None,
+        typer.Option(
+            help="GPUs of a replica, on all its nodes. Default: the configuration's, or the fewest that do.", min=1, max=512
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(help="Nodes of a replica. Default: the configuration's, or 1.", min=1, max=64, show_default=False),
     ] = None,
     context: Annotated[
         str | None, typer.Option(help="Tokens of the longest request: 16384, 16k (16,000), 16K (16,384). Default: the model's.")
@@ -93,6 +100,7 @@ def fit(
         source,
         gpu=gpu,
         gpus=gpus,
+        nodes=nodes,
         context=context,
         requests_per_s=requests_per_s,
         prompt=prompt,

@@ -24,12 +24,13 @@ from serve_app.config.scaling import ScalingSettings
 from serve_app.environment import as_typed
 from serve_app.errors import CheckpointError, ConfigError
 from serve_app.simulated.profiles import ACCELERATORS
-from serve_app.sizing.architecture import architecture_of
+from serve_app.sizing.architecture import Architecture, architecture_of
 from serve_app.sizing.checkpoint_files import config_file_of, read_config, tensor_bytes_of
-from serve_app.sizing.estimate import Estimate, Wish, estimate, tokens_of
+from serve_app.sizing.estimate import Estimate, Wish, check_gpus, estimate, tokens_of
 from serve_app.sizing.fits import accelerator_named
 from serve_app.sizing.nodes import PodSizes
 from serve_app.sizing.rate import Load
+from serve_app.sizing.weights import TensorBytes
 
 DOES_NOT_FIT = 3
 """Exit status when a model does not fit."""
@@ -61,6 +62,7 @@ class Options:
 
     gpu: str
     gpus: int | None
+    nodes: int | None
     context: int | None
     requests_per_s: float | None
     prompt: int
@@ -72,6 +74,7 @@ def fit(
     *,
     gpu: str,
     gpus: int | None,
+    nodes: int | None,
     context: str | None,
     requests_per_s: float | None,
     prompt: int,
@@ -84,6 +87,7 @@ def fit(
     options = Options(
         gpu=accelerator_named(gpu).name,
         gpus=gpus,
+        nodes=nodes,
         context=None if context is None else tokens_of(context, "--context"),
         requests_per_s=requests_per_s,
         prompt=prompt,
@@ -145,15 +149,17 @@ def _answered(asked: Asked, options: Options) -> Estimate | str:
 
 def _estimate(asked: Asked, options: Options) -> Estimate:
     args: Mapping[str, Any] = {}
-    num_gpus, scaling, offload_gib = options.gpus, ScalingSettings(), 0.0
+    num_gpus, num_nodes, scaling, offload_gib = options.gpus, options.nodes, ScalingSettings(), 0.0
     if asked.settings is not None:
         if asked.settings.simulated is not None:
             raise ConfigError(asked.where, "is simulated", "its profile sets memory and times; fit sizes models that compute")
         args, scaling, offload_gib = asked.settings.engine_args, asked.settings.replicas, asked.settings.kv.offload_gib
         num_gpus = options.gpus or asked.settings.gpus_per_replica or None
+        num_nodes = options.nodes or asked.settings.nodes
     wish = Wish(
         accelerator=ACCELERATORS[options.gpu],
         num_gpus=num_gpus,
+        num_nodes=num_nodes or 1,
         context=options.context,
         engine_args=args,
         load=None if options.requests_per_s is None else _load_of(options, options.requests_per_s, scaling),
@@ -184,9 +190,14 @@ def _load_of(options: Options, requests_per_s: float, scaling: ScalingSettings) 
 
 
 def _estimate_of(path: Path, wish: Wish) -> Estimate:
+    return estimate(*_shape_of(path), wish)
+
+
+def _shape_of(path: Path) -> tuple[Architecture, TensorBytes | None]:
+    """Return the shape that a checkpoint's config.json describes, and what the weights' files hold, if they are there."""
     file = config_file_of(path)
     shape = architecture_of(read_config(file), str(file))
-    return estimate(shape, tensor_bytes_of(file.parent, shape), wish)
+    return shape, tensor_bytes_of(file.parent, shape)
 
 
 def _folder(asked: Asked) -> Path:
@@ -232,20 +243,35 @@ def _cached(repository: str, revision: str) -> Path | None:
 
 
 def memory_notes(models: Mapping[str, ModelSettings]) -> Iterator[str]:
-    """Yield, for `serve-app check`, which models do not fit on the accelerator that their `resources` name.
+    """Yield, for `serve-app check`, which models do not fit on the GPUs that the configuration gives them.
 
-    A model counts if its checkpoint is on this machine, and its resources name an accelerator as Ray does (``accelerator_type:L4``).
+    A model counts if its checkpoint is on this machine. Memory counts where the model's resources name an accelerator as Ray does
+    (``accelerator_type:L4``).
     """
     for name, model in models.items():
-        named = [key.removeprefix(_RAYS_KIND) for key in model.resources if key.startswith(_RAYS_KIND)]
-        if model.device != "cuda" or model.simulated is not None or not named or not os.path.isabs(model.model):
+        if model.device != "cuda" or model.simulated is not None or not os.path.isabs(model.model):
+            continue
+        at = dotted(("models", name))
+        try:
+            shape, files = _shape_of(Path(model.model))
+        except ConfigError:  # an architecture that fit does not know is no mistake of the configuration
             continue
         try:
-            wish = Wish(accelerator=accelerator_named(named[0]), num_gpus=model.gpus_per_replica, engine_args=model.engine_args)
-            found = _estimate_of(Path(model.model), wish)
-        except ConfigError:  # an accelerator or an architecture that fit does not know is no mistake of the configuration
+            check_gpus(shape, model.gpus_per_replica, model.nodes, model.stages())
+        except ConfigError as exc:
+            yield f"{at}.gpus_per_replica {exc.problem}; {exc.hint}"
+            continue
+        named = [key.removeprefix(_RAYS_KIND) for key in model.resources if key.startswith(_RAYS_KIND)]
+        if not named:
+            continue
+        try:
+            accelerator = accelerator_named(named[0])
+            num_gpus, num_nodes, args = model.gpus_per_replica, model.nodes, model.engine_args
+            wish = Wish(accelerator=accelerator, num_gpus=num_gpus, num_nodes=num_nodes, engine_args=args)
+            found = estimate(shape, files, wish)
+        except ConfigError:
             continue
         if not found.fit.fits:
             ways = " or ".join(found.ways_out) or "another GPU"
-            kind = f"{model.gpus_per_replica} x {found.fit.accelerator.name}"
-            yield f"{dotted(('models', name))} does not fit on {kind} with {found.fit.context:,} tokens; {ways} would ({as_typed()} fit)"
+            kind = f"{model.gpus_per_replica} x {accelerator.name}"
+            yield f"{at} does not fit on {kind} with {found.fit.context:,} tokens; {ways} would ({as_typed()} fit)"

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from serve_app.sizing.estimate import Estimate
-from serve_app.sizing.fits import GIB
+from serve_app.sizing.fits import GIB, Fit
 from serve_app.sizing.nodes import PRICES_OF, Nodes
 
 WIDTH = 80
@@ -32,11 +32,7 @@ def _verdict(found: Estimate) -> str:
     where = f"on {of.num_gpus} x {of.accelerator.name} with requests of {of.context:,} tokens"
     if of.fits:
         return f"It fits {where}, {of.concurrency} at once."
-    ways = (
-        f"What would fit: {'; '.join(found.ways_out)}"
-        if found.ways_out
-        else "No GPU that is known here would hold it, nor 8 in a node"
-    )
+    ways = f"What would fit: {'; '.join(found.ways_out)}" if found.ways_out else "No GPU that is known here would hold it"
     return f"It does not fit {where}. {ways}."
 
 
@@ -60,12 +56,16 @@ def _memory(found: Estimate) -> Iterator[tuple[str, str, str]]:
     yield (
         f"on {of.num_gpus} x {of.accelerator.name}",
         _gib(of.accelerator.memory_bytes),
-        f"each; {of.plan.utilization:.0%} for vLLM",
+        f"each; {of.plan.utilization:.0%} for vLLM{_on_nodes(of)}",
     )
     weight_error = found.weight_error if found.weight_error.startswith("exact") else f"error {found.weight_error}"
     yield "  weights", _gib(of.weight_bytes), f"of each GPU; {weight_error}"
     yield "  reserve", _gib(of.reserve_bytes), f"activations, graphs; error {found.reserve_error}"
     yield "  KV cache", _gib(of.kv_bytes), "what is left, with the errors above"
+
+
+def _on_nodes(of: Fit) -> str:
+    return f"; {of.num_gpus // of.num_nodes} on each of {of.num_nodes} nodes" if of.num_nodes > 1 else ""
 
 
 def _contexts(found: Estimate) -> Iterator[tuple[str, str, str]]:
@@ -82,7 +82,8 @@ def _contexts(found: Estimate) -> Iterator[tuple[str, str, str]]:
 
 def _pods(found: Estimate) -> Iterator[tuple[str, str, str]]:
     pod = found.pod
-    yield "pod: CPU", f"{pod.cpu_request:g} to {pod.cpu_limit:g}", "request and limit, as the chart sets them"
+    each = f", of each of {found.fit.num_nodes} pods" if found.fit.num_nodes > 1 else ""
+    yield "pod: CPU", f"{pod.cpu_request:g} to {pod.cpu_limit:g}", f"request and limit, as the chart sets them{each}"
     yield (
         "pod: memory",
         f"{pod.memory_request_gib:g} to {pod.memory_limit_gib:g} GiB",
@@ -97,7 +98,7 @@ def _pods(found: Estimate) -> Iterator[tuple[str, str, str]]:
 
 def _nodes(found: Estimate) -> Iterator[tuple[str, str, str]]:
     if not found.nodes:
-        yield "nodes on AWS", "none", f"has {found.fit.num_gpus} x {found.fit.accelerator.name} or more"
+        yield "nodes on AWS", "none", f"has {found.fit.num_gpus // found.fit.num_nodes} x {found.fit.accelerator.name} or more"
     for index, nodes in enumerate(found.nodes[:_MOST_TYPES]):
         instance = nodes.instance
         price = f"${instance.usd_per_hour:,.4g} an hour" if instance.usd_per_hour is not None else "price unknown"
@@ -148,6 +149,7 @@ def as_json_value(found: Estimate) -> dict[str, Any]:
         "ways_out": list(found.ways_out),
         "gpu": of.accelerator.name,
         "gpus": of.num_gpus,
+        "nodes_of_a_replica": of.num_nodes,
         "architecture": shape.family,
         "quantization": shape.quantization.method if shape.quantization else None,
         "parameters": found.counts.total,

@@ -88,8 +88,8 @@ def vllm_problems(settings: Settings, folders: Mapping[str, str]) -> list[Config
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise ClusterFailed(f"vLLM could not be asked: {last}", "check without it: --no-vllm")
     return [
-        ConfigError(_key_in(settings.models[name], said), said, _hint(said, done.stderr))
-        for name, said in json.loads(done.stdout)
+        ConfigError(_key_in(settings.models[name], said), said, way_out or _hint(said, done.stderr))
+        for name, said, way_out in json.loads(done.stdout)
     ]
 
 
@@ -108,8 +108,8 @@ def _key_in(model: ModelSettings, said: str) -> str:
     return dotted(("models", model.name))
 
 
-async def _refusals(settings: Settings, folders: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the name of each model that vLLM refuses, and why. If the front end is refused, the engine core is not checked."""
+async def _refusals(settings: Settings, folders: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Return each model that vLLM refuses, why, and the way out if known. If the front end is refused, the engine core is not checked."""
     from serve_app.ingress.fleet.fleet_client import FleetClient
     from serve_app.ingress.front_end.front_end import build_front_end
     from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
@@ -122,9 +122,9 @@ async def _refusals(settings: Settings, folders: Mapping[str, str]) -> list[tupl
         try:
             await build_front_end(model, folder, client, GrammarCompiler(), installer_of(settings))
         except FrontEndStartFailed as exc:
-            found.append((name, exc.reason))
+            found.append((name, exc.reason, exc.way_out))
         else:
-            found += [(name, said) for said in _engine_refusals(model, folder)]
+            found += [(name, said, "") for said in _engine_refusals(model, folder)]
     return found
 
 

@@ -22,6 +22,7 @@ from serve_app.config.checks import (
     wrong,
 )
 from serve_app.config.kv import KvSettings, kv_problems
+from serve_app.config.nodes import node_problems
 from serve_app.config.pools import PoolsSettings, pool_problems
 from serve_app.config.routing import RoutingSettings
 from serve_app.config.scaling import ScalingSettings
@@ -110,7 +111,8 @@ class ModelSettings(Section):
     replicas: ScalingSettings = ScalingSettings()
     """The number of engines of this model."""
     gpus_per_replica: Int = Field(default=0, ge=0, le=1024)  # 64 nodes, and no cloud sells a node with more than 16 GPUs
-    """GPUs of one replica, on all its nodes together; also its tensor parallel size. 0 for cpu. A simulated engine only reserves them."""
+    """GPUs of one replica, on all its nodes together: its tensor parallel size times its `pipeline_parallel_size`. 0 for cpu. A simulated
+    engine only reserves them."""
     nodes: Int = Field(default=1, ge=1, le=64)
     """Nodes of one replica. Each holds the same share of `gpus_per_replica`, and `num_cpus` and `resources` of its own."""
     replicas_per_node: Int | None = Field(default=None, ge=1, le=100)
@@ -155,12 +157,21 @@ class ModelSettings(Section):
 
     def gpu_share(self) -> float:
         """Return the GPUs that Ray reserves for one replica: with `sleep.replicas_per_gpu` a part of one, in Ray's steps of 0.0001."""
-        sharing = 1 if self.sleep is None else self.sleep.replicas_per_gpu
+        sharing = self.num_sharing()
         return self.gpus_per_replica if sharing == 1 else int(self.gpus_per_replica * 10_000 / sharing) / 10_000
+
+    def num_sharing(self) -> int:
+        """Return how many replicas, of all models, may be on this model's GPU."""
+        return 1 if self.sleep is None else self.sleep.replicas_per_gpu
 
     def gpus_per_node(self) -> int:
         """Return the GPUs that one replica holds on each of its nodes."""
         return self.gpus_per_replica // self.nodes
+
+    def stages(self) -> int:
+        """Return the parts of its layers between which an engine is split, one after the other: vLLM's pipeline parallelism."""
+        stages = self.engine_args.get("pipeline_parallel_size", 1)
+        return stages if isinstance(stages, int) and stages > 0 else 1
 
     def has_shards(self) -> bool:
         """Return whether an engine has processes on more than one node. A simulated engine only reserves GPUs there."""
@@ -193,7 +204,7 @@ class ModelSettings(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         simulation = self._simulation_problems(self.simulated) if self.simulated else ()
-        own = (*self._device_problems(), *self._node_problems(), *self._scaling_problems(), *self._adapter_problems())
+        own = (*self._device_problems(), *node_problems(self), *self._scaling_problems(), *self._adapter_problems())
         refuse([*simulation, *own, *sleep_problems(self), *kv_problems(self), *pool_problems(self)])
         return self
 
@@ -227,29 +238,6 @@ class ModelSettings(Section):
         if self.device == "cpu" and (cache := self.engine_args.get("kv_cache_memory_bytes")) is not None:
             problem = f"is {cache!r} and kv_cache_gib is {self.kv_cache_gib}"
             yield wrong("engine_args.kv_cache_memory_bytes", problem, "remove it: on cpu kv_cache_gib sets the cache")
-
-    def _node_problems(self) -> Iterator[PydanticCustomError]:
-        """Check what an engine over several nodes cannot have."""
-        if self.nodes == 1:
-            return
-        here = f"is {self.nodes}"
-        if not self.gpus_per_replica:
-            yield wrong("nodes", f"{here} and gpus_per_replica is 0", "set gpus_per_replica, the GPUs of all nodes, or nodes: 1")
-        elif self.gpus_per_replica % self.nodes:
-            problem = f"{here} and gpus_per_replica is {self.gpus_per_replica}: each node holds the same number of GPUs"
-            yield wrong("nodes", problem, "set gpus_per_replica to a multiple of nodes")
-        if self.replicas_per_node is not None:
-            problem = f"is {self.replicas_per_node} and nodes {here}: Ray has no such limit for replicas over several nodes"
-            yield wrong("replicas_per_node", problem, "remove it: a node has as many as its GPUs are enough for")
-        if self.kv.is_on:
-            problem = f"is {self.kv.transfer!r} and nodes {here}: the KV of an engine over several nodes does not move"
-            yield wrong("kv.transfer", problem, "set kv.transfer: none, or nodes: 1")
-        if (backend := self.engine_args.get("distributed_executor_backend")) not in (None, "mp") and not self.simulated:
-            problem = f"is {backend!r} and nodes {here}"
-            yield wrong("engine_args.distributed_executor_backend", problem, "remove it: an engine over several nodes has mp")
-        if (address := self.env.get("VLLM_HOST_IP")) is not None:
-            problem = f"is {address!r} and nodes {here}: each node has its own address"
-            yield wrong("env.VLLM_HOST_IP", problem, "remove it: Ray knows the nodes' addresses")
 
     def _scaling_problems(self) -> Iterator[PydanticCustomError]:
         if self.replicas.min == 0 and self.required:

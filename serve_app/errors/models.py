@@ -32,11 +32,13 @@ class EngineStartFailed(ServingError):
 
 @dataclass(eq=False)
 class FrontEndStartFailed(ServingError):
-    """vLLM's front end of a model could not be built; ``reason`` is vLLM's own message, in one line."""
+    """vLLM's front end of a model could not be built; ``reason`` has vLLM's own message, in one line."""
 
     code: ClassVar[str] = "front_end_start_failed"
     model: str
     reason: str
+    way_out: str = ""
 
     def __str__(self) -> str:
-        return f"the front end of {self.model!r} did not start: {self.reason}"
+        said = f"the front end of {self.model!r} did not start: {self.reason}"
+        return f"{said}; {self.way_out}" if self.way_out else said

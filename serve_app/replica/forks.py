@@ -20,6 +20,7 @@ import msgspec
 
 from serve_app.replica.fork_server import BACKLOG, GO, LOAD_S, MAX_ANSWER_BYTES, READ_AFTER_THE_IMPORT, ForkRequest
 from serve_app.replica.pipe import is_own, peer_of
+from serve_app.replica.process_group import is_stopped
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +29,17 @@ FORK_S = 10.0
 than an import takes, 8 s and more, would cost a start more than a new process."""
 _MODULE = "serve_app.replica.fork_server"
 _SUBREAPER = "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper"
-_LAUNCH = "import os, sys; os.fork() and os._exit(0); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-"""Runs Python with these arguments as a process whose parent has ended."""
+_LAUNCH = """
+import os, sys
+pid, says = os.fork(), int(sys.argv[1])
+if pid:
+    os.write(says, str(pid).encode())
+    os._exit(0)
+os.close(says)
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+"""Runs Python with these arguments as a process whose parent has ended, and writes its process id to the first argument, a descriptor."""
+_LOOK_EVERY_S = 1.0
 _TRIES, _RETRY_S = 20, 0.01
 _IMPORTED = ("serve_app", "vllm", "torch")
 _DEFAULTS = {"OPENBLAS_NUM_THREADS": "1"}
@@ -69,6 +79,8 @@ class ForkServers:
         self._node = node
         self._raylet = raylet
         self._arguments = arguments
+        self._started: int | None = None
+        """The server that this object started last. Until its import is over no connection tells its process id."""
 
     def ask(self, environment: Mapping[str, str], descriptors: Sequence[int]) -> socket.socket:
         """Ask for a process with this environment; return the connection for `forked`. Blocks for a tenth of a second to start a server.
@@ -90,23 +102,35 @@ class ForkServers:
         return conn
 
     async def forked(self, conn: socket.socket) -> ForkedProcess:
-        """Return the process that was asked for. A server that does not answer in time after its import is killed; its forks stay.
+        """Return the process that was asked for.
+
+        A server that does not answer in time after its import is killed, and one that is stopped in its import by the supervisor that
+        started it: the others' connections end with it. Its forks stay.
 
         Raises:
             OSError: The server has ended, refuses, or does not answer in time; or this process has no free file descriptor.
         """
         server = self._server_behind(conn)
         limit_s = LOAD_S if server is None else FORK_S
+        watching: asyncio.Task[bool] | None = None
+        if server is None and self._started is not None:
+            watching = asyncio.create_task(_killed_as_stopped(self._started), name="fork-server")
         try:
             if not await _is_readable(conn.fileno(), limit_s):
                 if server is not None:
                     with contextlib.suppress(ProcessLookupError):
                         signal.pidfd_send_signal(server, signal.SIGKILL)
                 raise TimeoutError(f"it did not answer within {limit_s:g} s{'' if server is None else ', and was killed'}")
+            return _taken(conn)
+        except ConnectionError as exc:
+            if watching is not None and watching.done() and watching.result():
+                raise ConnectionAbortedError("it was stopped while it imported, and was killed") from exc
+            raise
         finally:
+            if watching is not None:
+                watching.cancel()
             if server is not None:
                 os.close(server)
-        return _taken(conn)
 
     def _server_behind(self, conn: socket.socket) -> int | None:
         """Return a pidfd of the server that takes this connection; None while the server imports, when its starter is the peer."""
@@ -125,6 +149,7 @@ class ForkServers:
 
     def _connect(self, environment: Mapping[str, str]) -> socket.socket:
         address = self._address(environment)
+        self._started = None
         for _ in range(_TRIES):
             conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             conn.setblocking(False)  # a full queue is refused, not waited for
@@ -156,22 +181,25 @@ class ForkServers:
                 return False
             listener.listen(BACKLOG)
             raylet = os.pidfd_open(self._raylet)
+            told, says = os.pipe()
             try:
                 passed = [listener.fileno(), raylet]
                 # subprocess closes all other descriptors. A process of uvloop's inherits Ray's, and the raylet would not notice a worker's
                 # end while a server holds the worker's connection.
                 subprocess.run(
-                    [sys.executable, "-ISc", _LAUNCH, *self._arguments, *map(str, passed)],
+                    [sys.executable, "-ISc", _LAUNCH, str(says), *self._arguments, *map(str, passed)],
                     stdin=subprocess.DEVNULL,
-                    pass_fds=passed,
+                    pass_fds=[*passed, says],
                     env={**_DEFAULTS, **environment, **_SETTINGS},
                     start_new_session=True,
                     check=True,
                 )
+                self._started = int(os.read(told, 32))
             except subprocess.CalledProcessError as exc:
                 raise ChildProcessError(f"the fork server did not start: {exc}") from exc
             finally:
-                os.close(raylet)
+                for descriptor in (raylet, told, says):
+                    os.close(descriptor)
         return True
 
 
@@ -207,6 +235,24 @@ def _taken(conn: socket.socket) -> ForkedProcess:
         os.close(pidfds[0])
         raise
     return ForkedProcess(int(answer), pidfds[0])
+
+
+async def _killed_as_stopped(pid: int) -> bool:
+    """Kill the process once it is found stopped twice, a second apart, and return True; return False if it ends by itself."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        looks_stopped = 0
+        while (looks_stopped := looks_stopped + 1 if is_stopped(pid) else 0) < 2:
+            await asyncio.sleep(_LOOK_EVERY_S)
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        return True
+    except OSError:  # it has ended
+        return False
+    finally:
+        os.close(pidfd)
 
 
 async def _is_readable(descriptor: int, within_s: float) -> bool:

@@ -50,6 +50,11 @@ def group_use(leader: int) -> dict[int, ProcessUse]:
     return found
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether the process is stopped, as by SIGSTOP; OSError: it has ended."""
+    return _use_of(str(pid)).stopped
+
+
 def _use_of(pid: str) -> ProcessUse:
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         fields = file.read().rpartition(")")[2].split()  # after the name, which may hold spaces: state, parent, ...

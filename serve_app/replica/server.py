@@ -6,6 +6,7 @@ slots only when it has proved that it has the token, so that a peer without the 
 """
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -82,13 +83,20 @@ class ReplicaServer:
         self._unproved: dict[ServerLink, None] = {}  # the oldest first
         self._server: asyncio.Server | None = None
 
-    async def listen(self) -> int:
-        """Open the listener and return its port.
+    async def listen(self, num_ports: int = 1) -> int:
+        """Open the listener and return its port: from a fixed port of the settings on, the first free one of ``num_ports``.
 
         Raises:
-            ListenFailed: The port of the settings is taken, or the address is not ours.
+            ListenFailed: All of these ports are taken, or the address is not ours.
         """
-        loop, host, port = asyncio.get_running_loop(), self.settings.host, self.settings.port
+        first = self.settings.port
+        for port in range(first, first + num_ports if first else 1):
+            with contextlib.suppress(ListenFailed):
+                return await self._listen_at(port)
+        return await self._listen_at(first)
+
+    async def _listen_at(self, port: int) -> int:
+        loop, host = asyncio.get_running_loop(), self.settings.host
         try:
             if host == "::":  # asyncio would listen on IPv6 alone, but the node's address may be of either family
                 both = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)

@@ -11,7 +11,6 @@ from serve_app.sizing.architecture import FAMILIES, MOST_TOKENS, Architecture
 from serve_app.sizing.fits import (
     DEFAULT_UTILIZATION,
     GIB,
-    GPU_NUMBERS,
     Fit,
     Plan,
     batch_defaults,
@@ -19,6 +18,7 @@ from serve_app.sizing.fits import (
     fit,
     least_fit,
     reserve_error_gib,
+    shared_by,
     ways_out,
 )
 from serve_app.sizing.kv_memory import kv_element_bytes
@@ -50,7 +50,8 @@ class Wish:
 
     accelerator: Accelerator
     num_gpus: int | None = None
-    """None: the fewest on which the context fits."""
+    """On all nodes together. None: the fewest on which the context fits."""
+    num_nodes: int = 1
     context: int | None = None
     """None: `engine_args.max_model_len`, else what vLLM takes by itself."""
     engine_args: Mapping[str, Any]
@@ -138,19 +139,21 @@ def estimate(shape: Architecture, files: TensorBytes | None, wish: Wish) -> Esti
     online = online_quantization(str(args.get("quantization") or ""))
     weights = weight_bytes(shape, counts, element=plan.element, files=files, online=online)
     if wish.num_gpus is not None:
-        _check_gpus(shape, wish.num_gpus)
-        found = fit(shape, counts, weights, accelerator, wish.num_gpus, context, plan)
+        check_gpus(shape, wish.num_gpus, wish.num_nodes, stages_in(args))
+        found = fit(shape, counts, weights, accelerator, wish.num_gpus, context, plan, wish.num_nodes)
     else:
-        most = max(n for n in GPU_NUMBERS if can_share(shape, n))
-        least = least_fit(shape, counts, weights, accelerator, context, plan)
-        found = least or fit(shape, counts, weights, accelerator, most, context, plan)
+        check_gpus(shape, wish.num_nodes, wish.num_nodes)
+        most = max(shared_by(shape, wish.num_nodes))
+        least = least_fit(shape, counts, weights, accelerator, context, plan, wish.num_nodes)
+        found = least or fit(shape, counts, weights, accelerator, most, context, plan, wish.num_nodes)
     if _is_to_memory(wish) and 0 < found.longest_context < context:
-        found = fit(shape, counts, weights, accelerator, found.num_gpus, found.longest_context, plan)
+        found = fit(shape, counts, weights, accelerator, found.num_gpus, found.longest_context, plan, wish.num_nodes)
     if wish.load is not None and (tokens := wish.load.prompt_tokens + wish.load.answer_tokens) > found.context:
         problem = f"prompt and answer are {tokens} tokens, and the longest request has {found.context}"
         raise ConfigError("--prompt", problem, "lower --prompt or --answer, or raise --context")
     replicas = replicas_for(shape, counts, found, wish.load) if wish.load is not None and found.fits else None
-    pod = pod_sizes(found.num_gpus, wish.offload_gib)
+    per_pod = found.num_gpus // found.num_nodes
+    pod = pod_sizes(per_pod, wish.offload_gib)
     stored = files.file_bytes if files is not None else weight_bytes(shape, counts, element=4 if shape.dtype == "float32" else 2)
     return Estimate(
         shape=shape,
@@ -164,7 +167,7 @@ def estimate(shape: Architecture, files: TensorBytes | None, wish: Wish) -> Esti
         offload_bytes=int(wish.offload_gib * GIB),
         load=wish.load,
         replicas=replicas,
-        nodes=tuple(nodes_for(accelerator.name, found.num_gpus, pod, replicas.num if replicas else 1)),
+        nodes=tuple(nodes_for(accelerator.name, per_pod, pod, replicas.num if replicas else 1, nodes_each=found.num_nodes)),
         notes=(*shape.notes, *_notes(shape, wish, found, replicas)),
     )
 
@@ -185,9 +188,22 @@ def _context(shape: Architecture, wish: Wish) -> int:
     return context
 
 
-def _check_gpus(shape: Architecture, num_gpus: int) -> None:
-    if not can_share(shape, num_gpus):
-        possible = ", ".join(str(n) for n in GPU_NUMBERS if can_share(shape, n))
+def stages_in(engine_args: Mapping[str, Any]) -> int:
+    """Return the stages of layers, each of which has its share of the GPUs."""
+    return _whole(engine_args, "pipeline_parallel_size") or 1
+
+
+def check_gpus(shape: Architecture, num_gpus: int, num_nodes: int, stages: int = 1) -> None:
+    """Refuse a number of GPUs that cannot share the model.
+
+    Raises:
+        ConfigError: The nodes do not divide the GPUs, or the GPUs of a stage not the model's heads.
+    """
+    if num_gpus % num_nodes:
+        problem = f"is {num_gpus} on {num_nodes} nodes"
+        raise ConfigError("--gpus, or gpus_per_replica", problem, "each node holds the same number: give a multiple of the nodes")
+    if not can_share(shape, max(1, num_gpus // stages)):
+        possible = ", ".join(str(n) for n in sorted({*shared_by(shape), *shared_by(shape, num_nodes)}))
         problem = f"is {num_gpus}, and the model has {shape.num_heads} attention heads and {shape.num_kv_heads} KV heads"
         raise ConfigError("--gpus, or gpus_per_replica", problem, f"vLLM splits them evenly: possible are {possible}")
 
@@ -231,6 +247,8 @@ def _notes(shape: Architecture, wish: Wish, found: Fit, replicas: Replicas | Non
         yield f"quantization {method} counts only if the checkpoint is quantized already"
     if wish.accelerator.name == "t4" and str(wish.engine_args.get("dtype")).lower() == "bfloat16":
         yield "a T4 does not run bfloat16: leave dtype out"
+    if found.num_nodes > 1:
+        yield f"no engine over {found.num_nodes} nodes was measured: reserve and times leave out the network between them"
     if wish.load is not None and found.fits and replicas is None:
         yield "replicas: the limits of the engine leave too few batches to tell its costs apart"
     if replicas is not None and replicas.missed:

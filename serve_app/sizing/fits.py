@@ -24,6 +24,8 @@ NON_TORCH_BYTES, NCCL_BYTES = 256 * MIB, 512 * MIB
 GRAPH_BYTES = 768 * MIB
 """CUDA graphs: vLLM reports 0.50 to 0.75 GiB."""
 GPU_NUMBERS = (1, 2, 4, 8)
+"""GPUs of a replica on each of its nodes."""
+NODE_NUMBERS = (2, 4)
 DEFAULT_UTILIZATION: float = 0.92
 """As `Profile.memory_utilization`: the default of vLLM 0.32's gpu_memory_utilization."""
 
@@ -51,6 +53,8 @@ class Fit:
 
     accelerator: Accelerator
     num_gpus: int
+    num_nodes: int = 1
+    """Nodes that share the GPUs evenly."""
     plan: Plan
     context: int
     """Tokens of the longest request that is wanted."""
@@ -121,9 +125,16 @@ def can_share(shape: Architecture, num_gpus: int) -> bool:
 
 
 def fit(
-    shape: Architecture, counts: ParameterCounts, weights: int, accelerator: Accelerator, num_gpus: int, context: int, plan: Plan
+    shape: Architecture,
+    counts: ParameterCounts,
+    weights: int,
+    accelerator: Accelerator,
+    num_gpus: int,
+    context: int,
+    plan: Plan,
+    num_nodes: int = 1,
 ) -> Fit:
-    """Return how a model of ``weights`` bytes lies on ``num_gpus`` GPUs of one node."""
+    """Return how a model of ``weights`` bytes lies on ``num_gpus`` GPUs, of all its nodes together."""
     own = bytes_on_each_gpu(shape, counts, weights, num_gpus)
     reserve = reserve_bytes(shape, plan, num_gpus)
     left = int((accelerator.memory_bytes - HIDDEN_BYTES) * plan.utilization) - own - reserve
@@ -134,6 +145,7 @@ def fit(
     return Fit(
         accelerator=accelerator,
         num_gpus=num_gpus,
+        num_nodes=num_nodes,
         plan=plan,
         context=context,
         weight_bytes=own,
@@ -145,12 +157,22 @@ def fit(
 
 
 def least_fit(
-    shape: Architecture, counts: ParameterCounts, weights: int, accelerator: Accelerator, context: int, plan: Plan
+    shape: Architecture,
+    counts: ParameterCounts,
+    weights: int,
+    accelerator: Accelerator,
+    context: int,
+    plan: Plan,
+    num_nodes: int = 1,
 ) -> Fit | None:
-    """Return the fit on the fewest GPUs of one node that hold a request of ``context`` tokens; None if 8 do not."""
-    numbers = (n for n in GPU_NUMBERS if can_share(shape, n))
-    tries = (fit(shape, counts, weights, accelerator, n, context, plan) for n in numbers)
+    """Return the fit on the fewest GPUs that hold a request of ``context`` tokens; None if 8 on each node do not."""
+    tries = (fit(shape, counts, weights, accelerator, n, context, plan, num_nodes) for n in shared_by(shape, num_nodes))
     return next((found for found in tries if found.fits), None)
+
+
+def shared_by(shape: Architecture, num_nodes: int = 1) -> list[int]:
+    """Return the numbers of GPUs on so many nodes that can share the model, in ascending order."""
+    return [n * num_nodes for n in GPU_NUMBERS if can_share(shape, n * num_nodes)]
 
 
 def ways_out(shape: Architecture, counts: ParameterCounts, weights: int, of: Fit) -> Iterator[str]:
@@ -159,6 +181,12 @@ def ways_out(shape: Architecture, counts: ParameterCounts, weights: int, of: Fit
         yield f"a context of {of.longest_context:,} tokens"
     if more := least_fit(shape, counts, weights, of.accelerator, of.context, of.plan):
         yield f"{more.num_gpus} x {of.accelerator.name}"
+    else:
+        tries = (
+            least_fit(shape, counts, weights, of.accelerator, of.context, of.plan, n) for n in NODE_NUMBERS if n > of.num_nodes
+        )
+        if wide := next(filter(None, tries), None):
+            yield f"{wide.num_gpus} x {of.accelerator.name} on {wide.num_nodes} nodes"
     if of.plan.kv_element > 1:
         smaller = replace(of.plan, kv_element=1)
         if fit(shape, counts, weights, of.accelerator, of.num_gpus, of.context, smaller).fits:

@@ -104,7 +104,7 @@ class Nodes:
 
     instance: Instance
     per_node: int
-    """Replicas of one node. With more than 1 the chart needs `modelPods.onePerNode: false`."""
+    """Pods of replicas on one node. With more than 1 the chart needs `modelPods.onePerNode: false`."""
     num: int
 
     @property
@@ -119,10 +119,16 @@ class Nodes:
         return None if hourly is None else hourly * HOURS_PER_MONTH
 
 
-def nodes_for(accelerator: str, num_gpus: int, pod: PodSizes, replicas: int = 1) -> list[Nodes]:
-    """Return the types with this accelerator whose node holds a replica, the cheapest for all replicas first, those without price last."""
+def nodes_for(accelerator: str, num_gpus: int, pod: PodSizes, replicas: int = 1, *, nodes_each: int = 1) -> list[Nodes]:
+    """Return the types with this accelerator whose node holds a pod, the cheapest for all replicas first, those without price last.
+
+    Args:
+        num_gpus: GPUs of a pod.
+        pod: What it requests.
+        nodes_each: Nodes of each replica, with a pod on each.
+    """
     found = []
     for instance in INSTANCES:
         if instance.accelerator == accelerator and (per_node := instance.replicas(num_gpus, pod)):
-            found.append(Nodes(instance=instance, per_node=per_node, num=-(-replicas // per_node)))
+            found.append(Nodes(instance=instance, per_node=per_node, num=max(nodes_each, -(-replicas * nodes_each // per_node))))
     return sorted(found, key=lambda nodes: (nodes.usd_per_hour is None, nodes.usd_per_hour or 0.0, nodes.instance.vcpus))

@@ -72,6 +72,7 @@ PODS: list[Row] = [
     *pods("modelPods", MODEL),
     ("modelPods.resources", AMOUNTS, lambda r: r.container(MODEL)["resources"], AMOUNTS, {}),
     ("modelPods.checkpointSize", "90Gi", lambda r: r.container(MODEL)["resources"]["limits"]["memory"], "120Gi", GPU),
+    ("modelPods.asleepSize", "48Gi", lambda r: r.container(MODEL)["resources"]["limits"]["memory"], "88Gi", GPU),
     ("modelPods.image", "cuda", lambda r: r.container(MODEL)["image"], "localhost/serve-app:0.2.0-cuda", SIMULATED),
     (
         "modelPods.compileCache.existingClaim",

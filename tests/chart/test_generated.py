@@ -43,6 +43,7 @@ def test_the_schema_has_the_configuration_as_serve_app_defines_it() -> None:
     own = made["$defs"]["ModelSettings"]["properties"]
     assert own.pop("order")["default"] == 0
     assert own.pop("served")["default"] is True
+    assert own.pop("podsOf")["type"] == "string"
     assert own.pop("pods")["properties"].keys() == made["properties"]["modelPods"]["properties"].keys()
     defined = settings_json_schema()
     assert "UiSettings" in defined["$defs"]  # of `serve-app up`; the chart's own value is `ui`
@@ -68,8 +69,6 @@ def test_the_schema_has_the_configuration_as_serve_app_defines_it() -> None:
         replicas = made["$defs"][name]["properties"]["replicas"]
         assert (replicas.pop("if"), replicas["else"]) == ({"type": "number"}, {"$ref": f"#/$defs/{form}"})
         replicas["$ref"] = replicas.pop("else")["$ref"]
-    del sections["SleepSettings"], sections["ModelSettings"]["properties"]["sleep"]  # a pod has its GPUs to itself
-    del sections["AutoscalingSettings"]["properties"]["max_asleep_gib"]
     assert made["$defs"] == sections | tenants_json_schema()["$defs"]
     assert made["properties"]["config"]["properties"].keys() == defined["properties"].keys() - {"ui"}
 

@@ -15,6 +15,7 @@ from tests.chart.lint_rows import IMAGES, PODS, SCALING, WEIGHTS, Check
 from tests.chart.lint_tenant_rows import TENANTS
 from tests.chart.places import ALB
 from tests.chart.render import Refused, at, merged, models, render
+from tests.chart.sleep_rows import SLEEP
 from tools.chart_schema import rule_names
 
 MODEL: dict[str, Any] = {"name": "m", "model": "embedded:smollm2-135m-instruct"}
@@ -35,6 +36,7 @@ CHECKS: list[Check] = [
     *EFFECT,
     *TENANTS,
     *SCALING,
+    *SLEEP,
     *WEIGHTS,
     *FOLDERS,
     (

@@ -257,6 +257,41 @@ def test_check_notes_a_model_that_does_not_fit_on_the_accelerator_that_it_names(
     ]
 
 
+def test_check_notes_gpus_that_do_not_divide_the_heads_whatever_the_accelerator(folder: Path) -> None:
+    wide = {"model": str(folder), "device": "cuda", "nodes": 3}
+    models = {"m": wide | {"gpus_per_replica": 24}, "n": wide | {"gpus_per_replica": 16, "nodes": 2}}
+    assert list(memory_notes(parse_settings({"models": models}).models)) == [
+        "models.m.gpus_per_replica is 24, and the model has 32 attention heads and 8 KV heads; "
+        "vLLM splits them evenly: possible are 1, 2, 4, 8"
+    ]
+
+
+def test_check_notes_a_replica_for_which_nearly_no_node_is_large_enough(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    models = {
+        name: {"model": str(folder), "device": "cuda", "gpus_per_replica": 16, "nodes": n} for name, n in (("m", 1), ("n", 2))
+    }
+    file.write_text(yaml.safe_dump({"models": models}))
+    output = CliRunner().invoke(app, ["check", "--no-vllm", str(file)]).output
+    said = "models.m needs a node with 16 GPUs, and nearly all have 8 at most: else it waits for ever; nodes: 2 spreads it"
+    assert f"note: {said}" in output
+    assert output.count("needs a node with") == 1
+
+
+def test_nodes_are_those_of_the_configuration_or_the_option(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    model = {"model": str(folder), "device": "cuda", "gpus_per_replica": 16, "nodes": 2}
+    file.write_text(yaml.safe_dump({"models": {"m": model}}))
+    code, output = run(file, "--gpu", "h100")
+    assert code == 0, output
+    assert max(map(len, output.splitlines())) <= 80
+    said = " ".join(output.split())
+    assert "on 16 x h100 79.65 GiB each; 92% for vLLM; 8 on each of 2 nodes" in said
+    assert "pod: CPU 10 to 36 request and limit, as the chart sets them, of each of 2 pods" in said
+    told = json.loads(run(folder, "--gpu", "l4", "--nodes", 2, "--json")[1])["models"][str(folder)]
+    assert (told["gpus"], told["nodes_of_a_replica"], told["nodes"][0]["nodes"]) == (8, 2, 2)
+
+
 def test_check_prints_the_note(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     resources = {"accelerator_type:L4": 0.001}

@@ -19,7 +19,7 @@ from serve_app.links.protocol.frames import FrameDecoder
 from serve_app.links.protocol.messages import Goodbye, Heartbeat, Message, Outputs, decode_message
 from serve_app.replica import pipe, server
 from serve_app.replica.deployment import reachable_address
-from serve_app.replica.server import MAX_UNPROVED
+from serve_app.replica.server import MAX_UNPROVED, ReplicaIdentity, ReplicaServer
 from tests.doubles.fake_engine import answer
 from tests.doubles.fleet import FakeReplica, fleet, in_loop, settings, start_replica, until
 from tests.doubles.probe import Probe
@@ -37,6 +37,20 @@ async def test_a_fixed_port_is_listened_on_and_a_taken_one_is_named() -> None:
     second = await start_replica(fixed, "b")
     assert second.port == first.port
     await second.close()
+
+
+@in_loop
+async def test_replicas_that_share_a_gpu_listen_on_one_port_after_the_other() -> None:
+    first = await start_replica(settings(), "a")
+    fixed = parse_settings({"models": {"tiny": {"model": "/m", "replicas_per_node": 1}}, "protocol": {"port": first.port}})
+    second = ReplicaServer(ReplicaIdentity("b", model="tiny"), fixed.protocol, b"", first.engine, first.engine.ready)
+    with pytest.raises(ListenFailed, match=rf":{first.port}: .*; set protocol.port to a free port$"):
+        await second.listen(1)
+    assert first.port < await second.listen(8) < first.port + 8
+    await second.close("drained", "the test is over")
+    await first.close()
+    assert await second.listen(8) == first.port
+    await second.close("drained", "the test is over")
 
 
 @pytest.mark.parametrize("loopback", ["127.0.0.1", "::1"])

@@ -22,7 +22,8 @@ LOAD = Load(requests_per_s=5, prompt_tokens=500, answer_tokens=200, slo=Slo(ttft
 
 def of(config: Config, gpu: str, *, gpus: int | None = None, context: int | None = 16384, **rest: Any) -> Estimate:
     more = {name: rest.pop(name) for name in ("load", "offload_gib") if name in rest}
-    wish = Wish(accelerator=accelerator_named(gpu), num_gpus=gpus, context=context, engine_args=rest, **more)
+    nodes = rest.pop("nodes", 1)
+    wish = Wish(accelerator=accelerator_named(gpu), num_gpus=gpus, num_nodes=nodes, context=context, engine_args=rest, **more)
     return estimate(architecture_of(config, "config.json"), None, wish)
 
 
@@ -51,6 +52,43 @@ def test_what_does_not_fit_says_what_would() -> None:
     assert found.ways_out == (f"a context of {found.fit.longest_context:,} tokens", "2 x l4", "1 x a100-40gb")
     assert of(shapes.LLAMA_8B, "l4", gpus=1, context=found.fit.longest_context).fit.fits
     assert not of(shapes.LLAMA_8B, "l4", gpus=1, context=found.fit.longest_context + 16).fit.fits
+
+
+def test_a_model_too_large_for_one_node_is_sized_over_two_with_the_pods_and_nodes_of_each() -> None:
+    alone = of(shapes.DEEPSEEK_V3 | {"quantization_config": {"quant_method": "fp8"}}, "h100")  # 671 GB of weights, 8 x 80 GB
+    assert (alone.fit.fits, alone.fit.num_gpus) == (False, 8)
+    assert "16 x h100 on 2 nodes" in alone.ways_out
+    wide = of(shapes.DEEPSEEK_V3 | {"quantization_config": {"quant_method": "fp8"}}, "h100", nodes=2)
+    assert (wide.fit.fits, wide.fit.num_gpus, wide.fit.num_nodes) == (True, 16, 2)
+    assert wide.pod == pod_sizes(8)
+    assert [(nodes.instance.name, nodes.per_node, nodes.num) for nodes in wide.nodes] == [("p5.48xlarge", 1, 2)]
+    assert any("no engine over 2 nodes was measured" in note for note in wide.notes)
+    assert not any("nodes was measured" in note for note in alone.notes)
+
+
+def test_the_fewest_gpus_over_two_nodes_are_two() -> None:
+    found = of(shapes.LLAMA_8B, "l4", nodes=2)
+    assert (found.fit.num_gpus, found.fit.num_nodes, found.pod) == (2, 2, pod_sizes(1))
+    assert (found.nodes[0].instance.name, found.nodes[0].num) == ("g6.xlarge", 2)
+
+
+def test_two_pods_of_a_replica_are_on_two_nodes_even_if_one_could_hold_both() -> None:
+    (large, *_) = [nodes for nodes in nodes_for("l4", 1, pod_sizes(1), nodes_each=2) if nodes.instance.name == "g6.12xlarge"]
+    assert (large.per_node, large.num) == (4, 2)
+    assert {nodes.instance.name: nodes.num for nodes in nodes_for("h100", 8, pod_sizes(8), 3, nodes_each=2)} == {"p5.48xlarge": 6}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "said"),
+    [
+        (9, 2, "is 9 on 2 nodes; each node holds the same number: give a multiple of the nodes"),
+        (24, 2, "and the model has 32 attention heads and 8 KV heads; vLLM splits them evenly: possible are 1, 2, 4, 8, 16"),
+    ],
+)
+def test_gpus_that_cannot_share_the_model_over_nodes_are_refused(gpus: int, nodes: int, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        of(shapes.LLAMA_8B, "h100", gpus=gpus, nodes=nodes)
+    assert said in str(refused.value)
 
 
 def test_without_a_wish_the_context_is_the_one_that_vllm_takes() -> None:

@@ -45,7 +45,7 @@ tenants.yaml: {{ toYaml (dict "tenants" .Values.tenants.inline) | quote }}
 {{- if eq (include "serve-app.nodesOf" $model | int) 1 -}}{{- /* to Ray a pod is a node; replicas over several have no such limit */ -}}
 {{- $_ := set $bound "replicas_per_node" 1 -}}
 {{- end -}}
-{{- $_ := set $models $model.name (merge $bound (omit $model "name" "at" "group" "resource" "order" "pods" "served")) -}}
+{{- $_ := set $models $model.name (merge $bound (omit $model "name" "at" "group" "resource" "order" "pods" "podsOf" "guests" "served")) -}}
 {{- end -}}
 {{- $_ := set $config "models" $models -}}
 {{ toYaml $config }}

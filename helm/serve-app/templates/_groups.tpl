@@ -113,16 +113,16 @@ template:
 {{- define "serve-app.modelGroup" -}}
 {{- $pods := include "serve-app.modelPods" . | fromYaml -}}
 {{- $t := include "serve-app.timeouts" .root | fromYaml -}}
-{{- $min := dig "replicas" "min" 1 .model | int -}}
+{{- $sharing := include "serve-app.sharing" .model | int -}}
 {{- /* No sleep before SIGTERM: no Service sends to these pods, and of a spot notice each second counts. */ -}}
 {{- $args := dict "root" .root "component" "model" "pods" $pods "container" "ray-worker" "account" "worker" "priority" "worker"
     "preStop" 0 "grace" $t.grace "rayDrain" $t.rayDrain -}}
 {{- $args = merge $args (include "serve-app.modelPlacement" . | fromYaml) -}}
-{{- $_ := set $args "ports" (list
-    (dict "name" "link" "containerPort" (dig "protocol" "port" 8020 .root.Values.config | int))
-    (dict "name" "metrics" "containerPort" 8080)) -}}
+{{- $links := dict "first" (dig "protocol" "port" 8020 .root.Values.config | int) "number" $sharing -}}
+{{- $_ := set $args "ports" (append (include "serve-app.linkPorts" $links | fromJsonArray) (dict "name" "metrics" "containerPort" 8080)) -}}
 {{- $_ := set $args "readiness" (dict "tcpSocket" (dict "port" "link") "periodSeconds" 5 "timeoutSeconds" 2) -}}
-{{- if and (gt (int $pods.nodes) 1) .model.simulated -}}{{- /* such an engine runs in its first pod alone: nothing listens in the others */ -}}
+{{- /* A simulated engine runs in its first pod alone, and of the engines that share a pod any may be gone. */ -}}
+{{- if or (gt $sharing 1) (and (gt (int $pods.nodes) 1) .model.simulated) -}}
 {{- $_ := set $args "readiness" (dict "httpGet" (dict "path" "/api/healthz" "port" 52365) "periodSeconds" 5 "timeoutSeconds" 2) -}}
 {{- end -}}
 {{- $_ := set $args "mounts" (include "serve-app.clusterTokenMounts" .root | fromYamlArray) -}}
@@ -138,12 +138,12 @@ template:
 groupName: {{ .model.group }}
 {{- /* Pods, of which Ray takes one for each node of a replica. Not KubeRay's numOfHosts: with one pod of such a set of hosts KubeRay deletes
 the others, and Ray may have placed a replica on pods of two sets. */}}
-replicas: {{ ternary (dig "replicas" "initial" "" .model | default $min | int | mul $pods.nodes) 0 .model.served }}
+replicas: {{ ternary (include "serve-app.replicasFor" (dict "model" .model "key" "initial") | int | mul $pods.nodes) 0 .model.served }}
 {{ include "serve-app.groupBounds" . }}
 rayStartParams:
-  num-cpus: {{ dig "num_cpus" 1 .model | ceil | int | max 1 | quote }}
+  num-cpus: {{ dig "num_cpus" 1 .model | ceil | int | max 1 | mul $sharing | quote }}
   num-gpus: {{ int $pods.gpus | quote }}
-  resources: '"{\"{{ .model.resource }}\": 1}"'
+  resources: '"{\"{{ .model.resource }}\": {{ $sharing }}}"'
   {{- include "serve-app.rayPorts" .root | nindent 2 }}
 template:
   {{- include "serve-app.rayPod" $args | nindent 2 }}

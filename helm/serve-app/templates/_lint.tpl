@@ -11,10 +11,12 @@ whose rules ignoredRules names; tests/chart/test_lint.py and test_lint_timeouts.
 {{- $_ := set $in "groups" list -}}
 {{- range include "serve-app.groups" . | fromYamlArray -}}
 {{- $pods := include "serve-app.modelPods" (dict "root" $ "model" .) | fromYaml -}}
-{{- $path := ternary (printf "%s.pods" .at) "modelPods" (hasKey . "pods") -}}
+{{- $host := .podsOf | default .name -}}
+{{- $at := ternary (printf "config.models.%s" $host) .at (ne $host .name) -}}
+{{- $path := ternary (printf "%s.pods" $at) "modelPods" (hasKey (dig $host dict ($.Values.config.models | default dict)) "pods") -}}
 {{- $_ := set $in "groups" (append $in.groups (dict "model" . "pods" $pods "path" $path)) -}}
 {{- end -}}
-{{- range list "Ports" "Accounts" "Timeouts" "Alb" "Edge" "Scaling" "Gpus" "Pods" "Additions" "Folders"
+{{- range list "Ports" "Accounts" "Timeouts" "Alb" "Edge" "Scaling" "Gpus" "Sleep" "Pods" "Additions" "Folders"
     "Images" "Secrets" "Weights" "Effect" "Tenants" "Redis" -}}
 {{- $problems = printf "%s\n%s" $problems (include (printf "serve-app.lint%s" .) $in) -}}
 {{- end -}}

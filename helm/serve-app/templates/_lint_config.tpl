@@ -59,6 +59,32 @@
     "ingresses" (dig "ingress" "replicas" "max" 1 $config | int)) -}}
 {{- end }}
 
+{{- /* Models that sleep, and the pods that they share. */}}
+{{- define "serve-app.lintSleep" -}}
+{{- $in := . -}}
+{{- $link := dig "protocol" "port" 8020 .root.Values.config | int -}}
+{{- $models := .root.Values.config.models | default dict -}}
+{{- range include "serve-app.groups" .root | fromYamlArray -}}
+{{- $args := dict "in" $in "model" . "sharing" (include "serve-app.sharing" . | int) -}}
+{{- if .podsOf -}}
+{{- $host := get $models .podsOf | default dict -}}
+{{- include "serve-app.judge" (merge (dict "table" "guests" "host" $host "own" (get $models .name).pods
+    "theirs" (include "serve-app.sharing" $host | int)) $args) -}}
+{{- else if kindIs "map" .sleep -}}
+{{- $keeps := list -}}
+{{- range prepend (.guests | default list) . -}}
+{{- if and (not .simulated) (eq (dig "sleep" "level" 1 . | int) 1) }}{{ $keeps = append $keeps . }}{{ end -}}
+{{- end -}}
+{{- $pods := include "serve-app.modelPods" (dict "root" $in.root "model" .) | fromYaml -}}
+{{- include "serve-app.judge" (merge (dict "table" "sleepers" "pods" $pods "keeps" (len $keeps)) $args) -}}
+{{- $last := add $link $args.sharing -1 | int -}}
+{{- range $in.shared.ports -}}
+{{- include "serve-app.judge" (merge (dict "table" "shared_ports" "first" $link "last" $last "range" .) $args) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
 {{- define "serve-app.lintGpus" -}}
 {{- $in := . -}}
 {{- $wait := dig "timeouts" "no_replica_s" 30 .root.Values.config | float64 -}}

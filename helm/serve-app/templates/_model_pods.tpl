@@ -7,11 +7,16 @@
 {{ toYaml $served }}
 {{- end }}
 
-{{- /* The models that have a worker group, as a YAML list by `order` and name: each with its keys, and `name`; `at`, its path in values;
-`group`, its worker group; `resource`, the Ray resource of that group; `served`. Group and resource depend on the model's own name alone,
-so that they stay when other models come or go. A canary stands behind all models: it comes and goes while they serve. */}}
+{{- /* All models, as a YAML list by `order` and name: each with its keys, and `name`; `at`, its path in values; `group`, its worker group;
+`resource`, the Ray resource of that group; `served`; `guests`, the models whose `podsOf` names it, with their keys. Group and resource
+depend on the model's own name alone, so that they stay when other models come or go. A canary stands behind all models: it comes and goes
+while they serve. A guest has group, resource and `pods` of the model that its `podsOf` names. */}}
 {{- define "serve-app.groups" -}}
 {{- $models := .Values.config.models | default (include "serve-app.defaultModels" . | fromYaml) -}}
+{{- $guests := dict -}}
+{{- range $name, $model := $models -}}
+{{- with $model.podsOf }}{{ $_ := set $guests . (append (get $guests . | default list) $model) }}{{ end -}}
+{{- end -}}
 {{- $places := dict -}}
 {{- range $name, $model := $models -}}
 {{- $_ := set $places (printf "%06d %s" (dig "order" (ternary 999999 0 (not (empty $model.canary))) $model | int) $name) $name -}}
@@ -20,14 +25,35 @@ so that they stay when other models come or go. A canary stands behind all model
 {{- $name := index $places . -}}
 {{- $model := index $models $name -}}
 {{- if not (kindIs "map" (dig "replicas" dict $model)) }}{{ $model = omit $model "replicas" }}{{ end -}}{{- /* a rule refuses the number */ -}}
-{{- $plain := regexReplaceAll "[^a-z0-9]+" (lower $name) "-" | trimAll "-" -}}
-{{- if or (ne $plain $name) (gt (len $plain) 30) -}}
-{{- $plain = printf "%s-%s" (trunc 23 $plain | trimSuffix "-") (sha256sum $name | trunc 6) -}}
+{{- $host := $model.podsOf | default $name -}}
+{{- $plain := regexReplaceAll "[^a-z0-9]+" (lower $host) "-" | trimAll "-" -}}
+{{- if or (ne $plain $host) (gt (len $plain) 30) -}}
+{{- $plain = printf "%s-%s" (trunc 23 $plain | trimSuffix "-") (sha256sum $host | trunc 6) -}}
 {{- end -}}
 {{- $at := ternary (printf "config.models.%s" $name) (printf "config.models[%q]" $name) (regexMatch "^[A-Za-z0-9_-]+$" $name) -}}
 {{- $known := dict "name" $name "at" $at "served" (dig "served" true $model) "group" (printf "model-%s" $plain) "resource" (printf "serve_app_model_%s" (replace "-" "_" $plain)) }}
+{{- with get $guests $name }}{{ $_ := set $known "guests" . }}{{ end -}}
+{{- with $model.podsOf }}{{ $_ := set $known "pods" (dig . "pods" $.Values.modelPods $models) }}{{ end }}
 - {{ merge $known $model | toYaml | nindent 2 | trim }}
 {{- end }}
+{{- end }}
+
+{{- /* Engines in one pod of a model: those that sleep share its GPU. */}}
+{{- define "serve-app.sharing" -}}
+{{ dig "replicas_per_gpu" 1 (.sleep | default dict) | int }}
+{{- end }}
+
+{{- /* How many times the pods of one replica hold the replicas that a key of `replicas` names, of a model and its guests; `min`, where it
+names none. Args: model, key. */}}
+{{- define "serve-app.replicasFor" -}}
+{{- $sum := 0 -}}
+{{- range prepend (.model.guests | default list) .model -}}
+{{- $replicas := dig "replicas" dict . -}}
+{{- $replicas = ternary $replicas dict (kindIs "map" $replicas) -}}
+{{- $sum = add $sum (dig $.key "" $replicas | default (dig "min" 1 $replicas) | int) -}}
+{{- end -}}
+{{- $sharing := include "serve-app.sharing" .model | int -}}
+{{ div (add $sum $sharing -1) $sharing }}
 {{- end }}
 
 {{- /* The name of the model that `helm test` asks: the first that always has a replica, else the first. */}}
@@ -95,14 +121,16 @@ Args: the pods' settings. */}}
 {{- /* What a model's pod needs when values say nothing. values.yaml has the formulas and their reasons. Args: model, pods (its settings). */}}
 {{- define "serve-app.modelSizes" -}}
 {{- $gpus := include "serve-app.gpusOfPod" .model | int -}}
+{{- $engines := include "serve-app.sharing" .model | int -}}
 {{- if eq (dig "device" "cpu" .model) "cuda" -}}
-{{- $asked := add 4 (mul 8 $gpus) -}}
-{{- $limit := max (add 8 (mul 16 $gpus)) (include "serve-app.readAheadGi" .pods | int | add $asked) -}}
-{{- $kv := include "serve-app.offloadGi" .model | int -}}
+{{- $asleep := divf (include "serve-app.quantity" (.pods.asleepSize | default 0)) 1073741824 | ceil | int -}}
+{{- $asked := add 4 (mul 8 $gpus $engines) $asleep -}}
+{{- $limit := max (add 8 (mul 16 $gpus $engines) $asleep) (include "serve-app.readAheadGi" .pods | int | add $asked) -}}
+{{- $kv := mul $engines (include "serve-app.offloadGi" .model | int) -}}
 resources:
   requests: {cpu: {{ add $gpus 2 | quote }}, memory: {{ add $asked $kv }}Gi, ephemeral-storage: 8Gi}
   limits: {cpu: {{ add 4 (mul 4 $gpus) | quote }}, memory: {{ add $limit $kv }}Gi}
-shmSize: {{ add 2 $gpus $kv }}Gi
+shmSize: {{ add 2 (mul $gpus $engines) $kv }}Gi
 homeSize: {{ ternary "8Gi" "200Gi" (or (hasPrefix "embedded:" .model.model) (hasPrefix "/" .model.model)) }}
 {{- else -}}
 resources:

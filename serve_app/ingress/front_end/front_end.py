@@ -33,8 +33,8 @@ from serve_app.config.checks import dotted
 from serve_app.config.vllm_source import server_arguments_module
 from serve_app.core.request_limits import problem_of_params, problem_of_size
 from serve_app.engine_args import frontend_engine_args
-from serve_app.errors import BadRequest, FrontEndStartFailed, NotSupported
-from serve_app.host.foreign_errors import IN_CUDA_IMAGE, in_one_line, packages_lacking_by
+from serve_app.errors import BadRequest, NotSupported
+from serve_app.host.foreign_errors import in_one_line, packages_lacking_by
 from serve_app.host.vllm_start import inspect_models_here
 from serve_app.ingress.exchange.held_answer import Gather, current_exchange, refuse, write_at_once
 from serve_app.ingress.fleet.fleet_client import FleetClient
@@ -43,6 +43,7 @@ from serve_app.ingress.front_end.grammar_checks import GrammarChecks, check_gram
 from serve_app.ingress.front_end.grammar_compiler import GrammarCompiler
 from serve_app.ingress.front_end.log_probabilities import make_in_slices
 from serve_app.ingress.front_end.media import check_addresses
+from serve_app.ingress.front_end.media_failures import start_failure, way_to_get
 from serve_app.ingress.front_end.noted_prompts import note_beam_searches, note_prompts
 from serve_app.ingress.front_end.stat_logger import SharedPrometheusStatLogger
 from serve_app.ingress.http.first_errors import stop_at_first_errors
@@ -202,7 +203,7 @@ async def build_front_end(
     try:
         return await _build(model, frontend_engine_args(model, model_path), client, compiler, install)
     except Exception as exc:  # vLLM raises many types: KeyError for an unknown parser, OSError for a missing tokenizer
-        raise FrontEndStartFailed(model.name, in_one_line(exc)) from exc
+        raise start_failure(model.name, exc) from exc
 
 
 async def _build(
@@ -288,7 +289,7 @@ async def _render(by_vllm: Callable[..., Awaitable[Any]], model: str, logged: se
             raise
         said = in_one_line(exc)
     packages = " and ".join(lacking)
-    way_out = "run the CUDA image in all pods" if IN_CUDA_IMAGE.intersection(lacking) else "install it"
+    way_out = way_to_get(lacking)
     if packages not in logged:
         logged.add(packages)
         logger.warning("requests for %s get 400, since they need the package %s: %s; %s", model, packages, said, way_out)

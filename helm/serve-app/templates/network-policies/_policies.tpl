@@ -19,5 +19,18 @@ which still serve, have other numbers than the new ones. */}}
 - {protocol: TCP, port: 8076, endPort: 8079}
 - {protocol: TCP, port: 52365}
 - {protocol: TCP, port: 10002, endPort: 10999}
-- {protocol: TCP, port: link}
+{{- $sharing := 1 }}
+{{- range include "serve-app.groups" . | fromYamlArray }}{{ $sharing = max $sharing (include "serve-app.sharing" . | int) }}{{ end }}
+{{- range include "serve-app.linkPorts" (dict "first" 1 "number" $sharing) | fromJsonArray }}
+- {protocol: TCP, port: {{ .name }}}
+{{- end }}
+{{- end }}
+
+{{- /* The ports of the replicas in one pod, link, link-2 and so on: a JSON list of a container's ports. Args: first (port), number. */}}
+{{- define "serve-app.linkPorts" -}}
+{{- $ports := list -}}
+{{- range $i := until (int .number) -}}
+{{- $ports = append $ports (dict "name" (ternary (printf "link-%d" (add $i 1)) "link" (gt $i 0)) "containerPort" (add $.first $i)) -}}
+{{- end -}}
+{{ toJson $ports }}
 {{- end }}
