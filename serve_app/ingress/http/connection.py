@@ -187,7 +187,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.pipeline:
             self.flow.pause_reading()  # uvicorn would continue to read, and queue requests faster than it answers them
-        elif self._in_body and self.cycle.response_complete and not self.transport.is_closing():  # else it is the next request's body
+        elif self._in_body and self.cycle.response_complete and not self.transport.is_closing():  # not the next request's body
             self._timer = self.loop.call_later(self.unread_body_timeout_s, self.transport.close)
 
     def _disconnect(self, cycle: RequestResponseCycle) -> None:
