@@ -235,14 +235,15 @@ class Store:
         return {tenant: (day, tokens) for tenant, day, tokens in self._db.read("SELECT tenant, day, tokens FROM tenant_days")}
 
     def keep_tenant_days(self, days: Mapping[str, tuple[int, int]]) -> None:
-        """Keep for each tenant what is later: a day with more tokens, or a new day."""
+        """Keep for each tenant what is later: a day with more tokens, or a new day. A day far ahead is of a clock that was wrong."""
 
         def keep(db: Transaction) -> None:
             for tenant, (day, tokens) in sorted(days.items()):
                 sql = (
                     "INSERT INTO tenant_days (tenant, day, tokens) VALUES (?, ?, ?) ON CONFLICT (tenant) DO UPDATE SET "
                     "day = excluded.day, tokens = excluded.tokens WHERE excluded.day > tenant_days.day "
-                    "OR (excluded.day = tenant_days.day AND excluded.tokens > tenant_days.tokens)"
+                    "OR (excluded.day = tenant_days.day AND excluded.tokens > tenant_days.tokens) "
+                    "OR tenant_days.day > excluded.day + 1"
                 )
                 db.execute(sql, (tenant, day, tokens))
 

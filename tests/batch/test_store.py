@@ -167,6 +167,12 @@ def test_of_a_tenants_tokens_of_the_day_the_later_ones_are_kept(store: Store, fo
     assert Store(SqliteDatabase(folder.database)).tenant_days() == expected
 
 
+def test_a_day_that_a_wrong_clock_has_noted_hides_no_later_one(store: Store) -> None:
+    store.keep_tenant_days({"red": (30_000, 5), "blue": (20_001, 7)})
+    store.keep_tenant_days({"red": (20_000, 3), "blue": (20_000, 9)})
+    assert store.tenant_days() == {"red": (20_000, 3), "blue": (20_001, 7)}
+
+
 def test_a_folder_that_cannot_be_used_is_refused_with_its_key(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"^ingress\.batch\.dir: .*file/store cannot be written to: Not a directory"):
