@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from serve_app.batch.records import LineError
-from serve_app.batch.requests import Defaults, request_of
+from serve_app.batch.requests import MAX_ID_CHARS, Defaults, request_of
 from serve_app.batch.rows import InputRow
 
 MAX_ERRORS = 100
@@ -37,7 +37,8 @@ def check_input(rows: Iterable[InputRow], *, endpoint: str, models: Collection[s
         else:
             lines[cast(Any, row.value)["body"]["model"]] += 1
         custom_id = row.value.get("custom_id") if isinstance(row.value, dict) else None
-        if isinstance(custom_id, str) and (first := seen.setdefault(custom_id, row.number)) != row.number:
+        may_be_kept = isinstance(custom_id, str) and len(custom_id) <= MAX_ID_CHARS  # longer ones are refused, and take megabytes
+        if may_be_kept and (first := seen.setdefault(custom_id, row.number)) != row.number:
             said = f"The custom_id {custom_id[:80]!r} is that of line {first} already."
             errors.append(LineError("duplicate_custom_id", said, row.number, "custom_id"))
         if len(errors) >= MAX_ERRORS:

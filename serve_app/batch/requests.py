@@ -96,9 +96,9 @@ def _own_id(value: dict[str, Any]) -> str:
 def _of_openai(value: dict[str, Any], defaults: Defaults) -> tuple[str, dict[str, Any]]:
     path, body = value.get("url"), value.get("body")
     if path not in PATHS:
-        raise _WrongRow(f"has the url {path!r}, none of {', '.join(PATHS)}")
+        raise _WrongRow(f"has the url {path!r:.80}, none of {', '.join(PATHS)}")
     if value.get("method", "POST") != "POST":
-        raise _WrongRow(f"has the method {value['method']!r}, not POST")
+        raise _WrongRow(f"has the method {value['method']!r:.80}, not POST")
     if not isinstance(body, dict):
         raise _WrongRow("has a body that is not an object")
     return path, {"model": defaults.model, **body}

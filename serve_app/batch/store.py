@@ -17,7 +17,11 @@ from serve_app.errors import BadRequest, NotStored, StorageFull, TooManyBatches
 
 OPEN_SQL = ", ".join(f"'{status}'" for status in OPEN)
 """The statuses of batches that have not ended, as an SQL list."""
-_HELD = "SELECT coalesce(sum(num_bytes), 0) FROM files"
+_LEAST_BYTES = 4096
+"""What a file counts at least: even an empty one takes an inode and a record, so that uploads of nothing would fill a disk."""
+_HELD = f"SELECT coalesce(sum(CASE WHEN num_bytes < {_LEAST_BYTES} THEN {_LEAST_BYTES} ELSE num_bytes END), 0) FROM files"
+_MAX_ENDED = 10_000
+"""The most ended batches of one owner. A record has up to 30 KB of errors, and a wrong input ends a batch within a moment."""
 _FILES = "files"
 """The lock under which files and batches are added and removed, so that limits hold and a batch's input stays."""
 _RETRY_AFTER_S = 60.0
@@ -70,7 +74,7 @@ class Store:
         def insert(db: Transaction) -> None:
             db.lock(_FILES)
             (held,) = db.execute(_HELD, ()).fetchone()
-            if held + file.num_bytes > limit:
+            if held + max(file.num_bytes, _LEAST_BYTES) > limit:
                 raise StorageFull(problem=f"{held} bytes are stored, and the limit is {limit}")
             _insert_file(db, file)
 
@@ -119,7 +123,7 @@ class Store:
         self._db.change(delete)
 
     def add_batch(self, batch: Batch, *, max_open: int) -> None:
-        """Add a new batch.
+        """Add a new batch. Of the owner's batches that have ended, those beyond `_MAX_ENDED` are forgotten, the oldest first.
 
         Raises:
             BadRequest: The owner has no file with the id of the batch's input.
@@ -139,6 +143,9 @@ class Store:
                 raise TooManyBatches(num_open=num_open, limit=max_open, retry_after_s=_RETRY_AFTER_S)
             row = (batch.id, batch.owner, batch.status, batch.input_file_id, msgspec.json.encode(batch))
             db.execute("INSERT INTO batches (id, owner, status, input, record) VALUES (?, ?, ?, ?, ?)", row)
+            ended = f"owner = ? AND status NOT IN ({OPEN_SQL})"
+            last = f"SELECT number FROM batches WHERE {ended} ORDER BY number DESC LIMIT 1 OFFSET {_MAX_ENDED}"
+            db.execute(f"DELETE FROM batches WHERE {ended} AND number <= ({last})", (batch.owner, batch.owner))
 
         self._db.change(insert)
 
@@ -228,14 +235,15 @@ class Store:
         return {tenant: (day, tokens) for tenant, day, tokens in self._db.read("SELECT tenant, day, tokens FROM tenant_days")}
 
     def keep_tenant_days(self, days: Mapping[str, tuple[int, int]]) -> None:
-        """Keep for each tenant what is later: a day with more tokens, or a new day."""
+        """Keep for each tenant what is later: a day with more tokens, or a new day. A day far ahead is of a clock that was wrong."""
 
         def keep(db: Transaction) -> None:
             for tenant, (day, tokens) in sorted(days.items()):
                 sql = (
                     "INSERT INTO tenant_days (tenant, day, tokens) VALUES (?, ?, ?) ON CONFLICT (tenant) DO UPDATE SET "
                     "day = excluded.day, tokens = excluded.tokens WHERE excluded.day > tenant_days.day "
-                    "OR (excluded.day = tenant_days.day AND excluded.tokens > tenant_days.tokens)"
+                    "OR (excluded.day = tenant_days.day AND excluded.tokens > tenant_days.tokens) "
+                    "OR tenant_days.day > excluded.day + 1"
                 )
                 db.execute(sql, (tenant, day, tokens))
 

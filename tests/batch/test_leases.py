@@ -56,7 +56,7 @@ def test_records_of_one_ingress_are_those_of_the_other_and_of_their_owner_only(i
     for ask in (lambda: other.store.file("file-1", "stranger"), lambda: other.store.batch(batch.id, "stranger")):
         with pytest.raises(NotStored):
             ask()
-    with pytest.raises(StorageFull, match="6 bytes are stored, and the limit is 10"):
+    with pytest.raises(StorageFull, match="4096 bytes are stored, and the limit is 10"):
         other.store.add_file(file_of("file-2"), limit=10)
     with pytest.raises(TooManyBatches):
         add_batch(other, "batch_2", max_open=1)

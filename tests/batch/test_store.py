@@ -104,13 +104,40 @@ def test_what_killed_processes_left_is_swept_when_it_is_old_and_nobodys(store: S
 
 
 def test_a_file_above_the_limit_is_not_noted_whatever_was_checked_before(store: Store) -> None:
-    file = File("file-1", OWNER, "in.jsonl", "batch", 60, 0, 1 << 40)
-    store.check_room(60, limit=100)
-    store.add_file(file, limit=100)
-    with pytest.raises(StorageFull, match="60 bytes are stored, and the limit is 100"):
-        store.add_file(replace(file, id="file-2"), limit=100)
+    file = File("file-1", OWNER, "in.jsonl", "batch", 6000, 0, 1 << 40)
+    store.check_room(6000, limit=10_000)
+    store.add_file(file, limit=10_000)
+    with pytest.raises(StorageFull, match="6000 bytes are stored, and the limit is 10000"):
+        store.add_file(replace(file, id="file-2"), limit=10_000)
     with pytest.raises(NotStored):
         store.file("file-2", OWNER)
+
+
+def test_files_of_nothing_have_a_limit(store: Store) -> None:
+    for number in range(3):
+        store.add_file(File(f"file-{number}", OWNER, "in.jsonl", "batch", 0, 0, 1 << 40), limit=3 * 4096)
+    with pytest.raises(StorageFull, match="12288 bytes are stored, and the limit is 12288"):
+        store.add_file(File("file-3", OWNER, "in.jsonl", "batch", 0, 0, 1 << 40), limit=3 * 4096)
+
+
+def test_an_owner_has_a_limited_number_of_ended_batches(store: Store, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client could fill the disk with records: an input of wrong lines ends its batch at once, with up to 100 errors."""
+    monkeypatch.setattr("serve_app.batch.store._MAX_ENDED", 2)
+    file = add(store, folder, "file-1")
+    running = new_batch(store, "batch_0", file)
+    store.add_file(replace(file, id="file-2", owner="stranger"), limit=1 << 20)
+    strange = replace(running, id="batch_9", owner="stranger", input_file_id="file-2")
+    store.add_batch(strange, max_open=10)
+    for batch in (strange, *(new_batch(store, f"batch_{number}", file) for number in range(1, 5))):
+        store.change(batch, lambda batch: batch.moved("failed", now=time.time()))
+    new_batch(store, "batch_5", file)
+    assert [batch.id for batch in store.batches(OWNER, after=None, limit=10).records] == [
+        "batch_5",
+        "batch_4",
+        "batch_3",
+        "batch_0",
+    ]
+    assert [batch.id for batch in store.batches("stranger", after=None, limit=10).records] == ["batch_9"]
 
 
 def test_a_change_that_fails_changes_nothing(store: Store, folder: Folder) -> None:
@@ -138,6 +165,12 @@ def test_of_a_tenants_tokens_of_the_day_the_later_ones_are_kept(store: Store, fo
     expected = {"red": (20_000, 5), "blue": (20_001, 1), "green": (20_000, 0)}
     assert store.tenant_days() == expected
     assert Store(SqliteDatabase(folder.database)).tenant_days() == expected
+
+
+def test_a_day_that_a_wrong_clock_has_noted_hides_no_later_one(store: Store) -> None:
+    store.keep_tenant_days({"red": (30_000, 5), "blue": (20_001, 7)})
+    store.keep_tenant_days({"red": (20_000, 3), "blue": (20_000, 9)})
+    assert store.tenant_days() == {"red": (20_000, 3), "blue": (20_001, 7)}
 
 
 def test_a_folder_that_cannot_be_used_is_refused_with_its_key(tmp_path: Path) -> None:

@@ -28,14 +28,14 @@ async def test_a_file_that_is_too_large_is_refused_and_nothing_of_it_is_left(tmp
 
 @in_loop
 async def test_a_full_folder_is_reported_and_has_room_again_after_a_deletion(tmp_path: Path) -> None:
-    async with serving(tmp_path, max_file_bytes=60, max_stored_bytes=100) as served:
+    async with serving(tmp_path, max_file_bytes=6000, max_stored_bytes=10_000) as served:
         client = served.client()
-        first = await client.files.create(file=b"x" * 60, purpose="batch")
-        with pytest.raises(openai.InternalServerError, match="60 bytes are stored, and the limit is 100; delete") as refused:
-            await client.files.create(file=b"x" * 41, purpose="batch")
+        first = await client.files.create(file=b"x" * 6000, purpose="batch")
+        with pytest.raises(openai.InternalServerError, match="6000 bytes are stored, and the limit is 10000; delete") as refused:
+            await client.files.create(file=b"x" * 4100, purpose="batch")
         assert refused.value.status_code == 507
         await client.files.delete(first.id)
-        await client.files.create(file=b"x" * 41, purpose="batch")
+        await client.files.create(file=b"x" * 4100, purpose="batch")
 
 
 @in_loop

@@ -125,6 +125,14 @@ def test_more_values_than_any_context_has_room_for_are_refused_unparsed(value: b
         check_num_values(body, max_model_len=MAX_VALUES // 4)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+def test_values_cannot_hide_in_another_encoding(encoding: str) -> None:
+    """There an escaped quote takes more than two bytes, so that the values behind it would count as text."""
+    body = '{"user": "\\"", "prompt": [' + "1," * MAX_VALUES + "1, 1]}"
+    with pytest.raises(BadRequest, match=f"holds {MAX_VALUES + 2} values, limit {MAX_VALUES}; divide it"):
+        check_num_values(body.encode(encoding), max_model_len=2048)
+
+
 def test_as_many_values_as_allowed_and_any_number_of_commas_in_texts_pass() -> None:
     check_num_values(b'{"prompt": [' + b",".join([b"1"] * MAX_VALUES) + b"]}", max_model_len=2048)
     check_num_values(b'{"prompt": [' + b",".join([b"1"] * MAX_VALUES * 2) + b"]}", max_model_len=MAX_VALUES)

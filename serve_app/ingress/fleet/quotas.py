@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from serve_app.core.order_board import Waits
-from serve_app.core.quota_shares import Answer, Days, Report, later
+from serve_app.core.quota_shares import DAY_S, Answer, Days, Report, later
 from serve_app.core.quotas import SMALLEST, Charge, Lack, Meter, Need
 from serve_app.core.tenants import Quota, Tenant
 from serve_app.errors import BadRequest, LeaseBoardSilent, QuotaExceeded, ServingError
@@ -180,7 +180,7 @@ class Quotas:
         while True:
             try:
                 if kept is None:
-                    self._days = later(self._days, await asyncio.to_thread(stored.tenant_days))
+                    self._learn_days(await asyncio.to_thread(stored.tenant_days))
                 if self._days != kept:
                     days = self._days
                     await asyncio.to_thread(stored.keep_tenant_days, days)
@@ -277,11 +277,16 @@ class Quotas:
         self._last_answered = self._number
         if self._orders is not None:
             self._orders.answered(waits)
-        self._days = later(self._days, answer.days)
+        self._learn_days(answer.days)
         self._learn(answer.waits)
         for (tenant, quota), granted in answer.granted.items():
             if (meter := self._meters.get(tenant)) is not None and meter.grant(quota, granted):
                 self._lacking.set()  # another ingress lacks what is unused here: it is given up at once
+
+    def _learn_days(self, days: Days) -> None:
+        """Take in tokens of the day. A day ahead of the next one is of a clock that was wrong, and would hide all days until then."""
+        tomorrow = math.floor(self._clock() / DAY_S) + 1
+        self._days = later(self._days, {tenant: known for tenant, known in days.items() if known[0] <= tomorrow})
 
     def _learn(self, elsewhere: Waits) -> None:
         """Take in what waits elsewhere. Whatever another ingress has reported, the exchange of shares goes on."""

@@ -85,6 +85,9 @@ def check_num_values(body: bytes, max_model_len: int) -> None:
     Raises:
         BadRequest: The body holds more values than any prompt needs.
     """
+    # vLLM's parser also takes UTF-16 and UTF-32, in whose bytes an escaped quote looks like the end of a text.
+    if (encoding := json.detect_encoding(body)) not in ("utf-8", "utf-8-sig"):
+        body = body.decode(encoding, "replace").encode("utf-8", "replace")
     limits = {b",": ("values", max(MAX_VALUES, 2 * max_model_len)), b":": ("keys", MAX_KEYS)}
     if all(body.count(mark) <= limit for mark, (_, limit) in limits.items()):
         return

@@ -121,7 +121,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         Java's client asks each http:// server for HTTP/2 by that header, and a server may ignore the header (RFC 9110, 7.8). httptools
         assumes that such a request has no body, so uvicorn would parse the body as the next request.
         """
-        self._unset_keepalive_if_required()
         while not self.transport.is_closing():
             try:
                 self.parser.feed_data(data)
@@ -145,6 +144,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return b"".join((line, *(b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"), b"\r\n"))
 
     def on_message_begin(self) -> None:
+        # Not at any bytes, as uvicorn does: the rest of a body behind its answer, or line ends, would leave a connection without a limit.
+        self._unset_keepalive_if_required()
         super().on_message_begin()
         self._in_head = True
         self._head_bytes = 0
@@ -155,6 +156,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return  # `_feed` parses the head of such a request again, without its `Upgrade`
+        self._unset_keepalive_if_required()  # the answer to the request before may have ended since this head began
         self._in_head = False
         self._in_body = True
         self._spare_framing = MAX_HEAD_BYTES + _SLICE_BYTES
@@ -185,7 +187,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.pipeline:
             self.flow.pause_reading()  # uvicorn would continue to read, and queue requests faster than it answers them
-        elif self._in_body and not self.transport.is_closing():
+        elif self._in_body and self.cycle.response_complete and not self.transport.is_closing():  # not the next request's body
             self._timer = self.loop.call_later(self.unread_body_timeout_s, self.transport.close)
 
     def _disconnect(self, cycle: RequestResponseCycle) -> None:
