@@ -17,7 +17,6 @@ TAINT = "karpenter.sh/disrupted"
 SPOT_NOTICE_S = 120.0
 """Time between the notice of AWS and the end of the instance."""
 GPU = "nvidia.com/gpu"
-ONE_GPU = json.dumps({"status": {"capacity": {GPU: "1"}}})
 AT_ONCE = ("--force", "--grace-period=0", "--ignore-not-found")
 
 
@@ -96,6 +95,13 @@ class FakeKarpenter:
         """Let a node that was disrupted but has not ended take pods again."""
         kubectl("taint", "node", node, f"{TAINT}:NoSchedule-")
 
+    def offer(self, node: str, gpus: int) -> None:
+        """Have the node pretend to have so many GPUs."""
+        status = {"status": {"capacity": {GPU: str(gpus)}}}
+        kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", json.dumps(status))
+        # The kubelet copies the capacity to allocatable with its next status.
+        wait_until(f"{node} offers its GPUs", lambda: get("node", node)["status"].get("allocatable", {}).get(GPU) == str(gpus))
+
     def end(self, node: str) -> None:
         """End the node: its pods end without warning, and its Node object goes."""
         found = get("node", node)
@@ -106,14 +112,12 @@ class FakeKarpenter:
         if pods := self.pods_on(node):
             kubectl("delete", "pod", "-n", self.namespace, *pods, *AT_ONCE)
 
-    def launch(self) -> str:
-        """Bring the node that ended first as the next one; return its name when it is ready."""
+    def launch(self, gpus: int = 1) -> str:
+        """Bring the node that ended first as the next one, with so many GPUs; return its name when it is ready."""
         manifest = self._ended.pop(0)
         node: str = manifest["metadata"]["name"]
         apply(manifest)
-        kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", ONE_GPU)
-        # The kubelet copies the capacity to allocatable with its next status.
-        wait_until(f"{node} offers its GPU", lambda: get("node", node)["status"].get("allocatable", {}).get(GPU) == "1")
+        self.offer(node, gpus)
         wait_until(f"{node} is ready", lambda: is_ready(get("node", node)))
         return node
 
@@ -133,8 +137,9 @@ class FakeKarpenter:
         while self._ended:
             self.launch()
 
-    def remove_empty(self) -> None:
-        """Consolidate by the policy WhenEmpty: end the nodes without pods of the namespace."""
-        for node in self.gpu_nodes():
-            if not self.pods_on(node):
-                self.end(node)
+    def remove_empty(self) -> list[str]:
+        """Consolidate by the policy WhenEmpty: end the nodes without pods of the namespace; return their names."""
+        empty = [node for node in self.gpu_nodes() if not self.pods_on(node)]
+        for node in empty:
+            self.end(node)
+        return empty

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.karpenter import SPOT_NOTICE_S, FakeKarpenter
-from tests.cluster.kube import kubectl, run, wait_until
+from tests.cluster.kube import get, kubectl, run, wait_until
 from tests.cluster.release import NAMESPACE, Release, pods_of, ray_clusters
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 NUM_STREAMS, TOKENS = 6, 300
 LONG_TOKENS = 900  # 29 s at 32 ms a step
+MUCH = 16  # streams; values.yaml wants a third replica at about 10
 LITTLE = 2  # streams; with 6, the fleet of a busy machine may want a third replica, for which there is no GPU
 SHORT_NOTICE_S = 10.0
 """In place of `SPOT_NOTICE_S`: less than half of drain_s (30 s), so that no stream has been moved when the node ends."""
@@ -29,7 +30,7 @@ NUM_REPLICAS = 2
 
 @pytest.fixture
 def karpenter() -> Iterator[FakeKarpenter]:
-    """Karpenter, with as many GPU nodes as there are afterwards."""
+    """Karpenter. Afterwards there are as many GPU nodes as before."""
     karpenter = FakeKarpenter(NAMESPACE)
     yield karpenter
     karpenter.launch_all()
@@ -131,6 +132,22 @@ def test_drift_replaces_every_node_one_at_a_time_and_cuts_no_stream(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("nodes")
+def test_consolidation_ends_a_node_after_its_replica_has_gone_and_none_before(release: Release, karpenter: FakeKarpenter) -> None:
+    """WhenEmpty touches no node with a replica. With less load the autoscaler removes a replica first, by a drain."""
+    with release.streams(num=MUCH, tokens=TOKENS) as much:
+        wait_for_replicas(release, karpenter, NUM_REPLICAS + 1)
+        assert karpenter.remove_empty() == []
+    with release.streams(num=LITTLE, tokens=TOKENS) as little:
+        wait_for_replicas(release, karpenter)
+        running = release.ready_pods("model")
+        assert len(karpenter.remove_empty()) == 1
+        assert release.ready_pods("model") == running
+    for seen in (much, little):
+        seen[0].require_all_complete()
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("used_nodes")
 def test_an_upgrade_without_spare_gpus_says_what_it_waits_for_and_its_way_back_cuts_no_stream(
     release: Release,
@@ -171,3 +188,31 @@ def test_with_strategy_none_the_end_of_the_ray_cluster_makes_the_next_and_cuts_n
     assert counts.pop("complete")
     assert counts.keys() <= {"not answered", "refused with 503"}, seen[0]
     assert seen[0].num_texts == 1
+
+
+@pytest.mark.slow
+def test_a_node_lost_in_an_upgrade_cuts_no_stream_of_either_ray_cluster(
+    release: Release, karpenter: FakeKarpenter, used_nodes: list[str]
+) -> None:
+    """The node ends without notice, with a replica of the old Ray cluster and the pod of one that starts for the new.
+
+    It is the last test: each node keeps two GPUs, and the replicas of the new Ray cluster may be on one node.
+    """
+    first = release.active_cluster()
+    for node in used_nodes:
+        karpenter.offer(node, 2)
+    with release.streams(num=LITTLE, tokens=LONG_TOKENS) as seen:
+        release.upgrade("--set", "ingressPods.podAnnotations.changed=lost-node")
+        lost = wait_until("both Ray clusters on a node", lambda: [n for n in used_nodes if {first} < clusters_on(n)])[0]
+        karpenter.end(lost)
+        karpenter.launch(gpus=2)
+        release.serve_app("rollout")
+        wait_until("the old pods are gone", lambda: not pods_of(first))
+    assert release.active_cluster() != first
+    seen[0].require_all_complete()
+
+
+def clusters_on(node: str) -> set[str]:
+    """Return the Ray clusters that have a pod on the node."""
+    pods = get("pods", "-n", NAMESPACE, "-l", "ray.io/cluster", "--field-selector", f"spec.nodeName={node}")["items"]
+    return {pod["metadata"]["labels"]["ray.io/cluster"] for pod in pods}
