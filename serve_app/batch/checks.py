@@ -37,15 +37,19 @@ def check_input(rows: Iterable[InputRow], *, endpoint: str, models: Collection[s
         else:
             lines[cast(Any, row.value)["body"]["model"]] += 1
         custom_id = row.value.get("custom_id") if isinstance(row.value, dict) else None
-        may_be_kept = isinstance(custom_id, str) and len(custom_id) <= MAX_ID_CHARS  # longer ones are refused, and take megabytes
-        if may_be_kept and (first := seen.setdefault(custom_id, row.number)) != row.number:
-            said = f"The custom_id {custom_id[:80]!r} is that of line {first} already."
+        if isinstance(custom_id, str) and (said := _said_before(seen, custom_id, row.number)):
             errors.append(LineError("duplicate_custom_id", said, row.number, "custom_id"))
         if len(errors) >= MAX_ERRORS:
             break
     if num_lines == 0:
         errors.append(LineError("empty_file", "The input has no lines."))
     return Checked(lines, tuple(errors[:MAX_ERRORS]))
+
+
+def _said_before(seen: dict[str, int], custom_id: str, number: int) -> str:
+    """Return a sentence if an earlier line has the id. Ids that are too long are refused, and would take megabytes."""
+    first = seen.setdefault(custom_id, number) if len(custom_id) <= MAX_ID_CHARS else number
+    return "" if first == number else f"The custom_id {custom_id[:80]!r} is that of line {first} already."
 
 
 def _problem(row: InputRow, endpoint: str, models: Collection[str]) -> LineError | None:
