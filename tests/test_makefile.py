@@ -18,6 +18,7 @@ done
 
 def in_bash(name: str, *arguments: str) -> str:
     """Return a variable of the Makefile as bash reads it, with the arguments of `$(call ...)`."""
+    text: str
     (text,) = re.findall(rf"^{name} = ((?:.*\\\n)*.*)$", MAKEFILE, re.MULTILINE)
     for number, argument in enumerate(arguments, 1):
         text = text.replace(f"$({number})", argument)

@@ -34,12 +34,12 @@ class _Group(NamedTuple):
 
     name: str
     target: int
-    count: Counter[str]
+    states: Counter[str]
     """State -> replicas."""
 
     @property
     def answering(self) -> int:
-        return sum(self.count[state] for state in _ANSWERING)
+        return sum(self.states[state] for state in _ANSWERING)
 
 
 def fleet_state(report: Report) -> FleetState:
@@ -50,7 +50,7 @@ def fleet_state(report: Report) -> FleetState:
     groups = [*_groups(report)]
     without = [group.name for group in groups if group.target and not group.answering]
     short = any(group.answering < group.target for group in groups)
-    lost = any(group.count["lost"] for group in groups)
+    lost = any(group.states["lost"] for group in groups)
     num_ingresses, wanted = _ingresses(report)
     can_answer = num_ingresses > 0 and any(group.answering for group in groups)
     trouble = status in _TROUBLE or (lost and not status)
@@ -104,7 +104,7 @@ def _ingresses(report: Report) -> tuple[int, int]:
 
 
 def _readiness(groups: list[_Group]) -> str:
-    count = sum((group.count for group in groups), Counter[str]())
+    count = sum((group.states for group in groups), Counter[str]())
     target = sum(group.target for group in groups)
     others = "".join(f", {count[state]} {state}" for state in _SHOWN if count[state])
     return f"{count['ready']} of {target} replica{'s' * (target != 1)} ready{others}"
