@@ -81,7 +81,7 @@ def test_an_invalid_run_has_a_plot_and_the_reason_of_the_first_order(tmp_path: P
     said = capsys.readouterr().out
     assert "\nchat, 2026-09-21T14:" in said
     assert "Z: 1 -> 2, because the demand needs that many\n" in said
-    (log,) = re.findall("every decision: (.+)", said)
+    (log,) = re.findall(r"every decision: \S*(serve-app .+)", said)  # with the path of the environment that runs this test
     parse(shlex.split(log))
     assert f"replicas and latencies over time: {run}/plot/autoscaling.svg\n" in said
     assert (run / "plot" / "autoscaling.png").stat().st_size > 10_000
