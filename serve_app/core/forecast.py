@@ -15,6 +15,7 @@ from typing import NamedTuple
 _LEAST_LEFT = 0.05
 """Part of the rate that is left at least for those that wait: what others began lately is a mean, and may be more than the rate of now."""
 _LEAST_S = 1e-6
+"""Requests whose tags are nearer to each other have these virtual seconds for their work."""
 
 
 class Demand(NamedTuple):
@@ -72,10 +73,8 @@ class Forecast:
             if ends is None:
                 continue
             # What has come meanwhile has the next tags. Once the tenant has begun that, it has no backlog.
-            came_s, own = (
-                ends.per_s * self._times_s[-1],
-                min(ends.weight, -density),
-            )  # some of its weight may be for other ingresses
+            came_s = ends.per_s * self._times_s[-1]
+            own = min(ends.weight, -density)  # less than its weight if some of that goes to other ingresses
             left = own - ends.per_s * self._pace(self._density + own)
             self._density += own
             if left > 0.0:
