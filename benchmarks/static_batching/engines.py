@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -37,15 +37,6 @@ class BatchResult:
     started_at: float
     step_ends_s: list[float]
     """Seconds from ``started_at``."""
-
-
-class Engine(Protocol):
-    """An engine that runs one batch at a time."""
-
-    tokenizer: Any
-    """Hugging Face's tokenizer."""
-
-    async def run(self, batch: Sequence[BatchRequest], steps: int) -> BatchResult: ...
 
 
 class SimulatedEngine:
