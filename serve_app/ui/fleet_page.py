@@ -43,10 +43,13 @@ class FleetPage:
         shown = [key, problem, now, happened, before, happenings]
         gr.Timer(POLL_S).tick(self.look, [key, before, happenings], shown, **hidden)
 
-    async def look(self, key: str, before: Report | None, happenings: list[tuple[Any, ...]]) -> list[Any]:
-        """Return the page's next content (key, problem, fleet, happenings) and its memory (report, happenings)."""
+    async def look(self, key: str | None, before: Report | None, happenings: list[tuple[Any, ...]]) -> list[Any]:
+        """Return the page's next content (key, problem, fleet, happenings) and its memory (report, happenings).
+
+        ``key`` is None while its field is hidden.
+        """
         try:
-            report, ways = await asyncio.gather(self._service.fleet(key), self._ways(key))
+            report, ways = await asyncio.gather(self._service.fleet(key or ""), self._ways(key or ""))
         except ServiceProblem as exc:
             shows_key = gr.update(visible=True) if exc.needs_key else gr.skip()
             return [shows_key, _problem(f"{exc}{_age(before)}"), gr.skip(), gr.skip(), before, happenings]
@@ -63,12 +66,12 @@ class FleetPage:
         except ServiceProblem:
             return None
 
-    async def kill(self, key: str, request: gr.Request) -> str:
+    async def kill(self, key: str | None, request: gr.Request) -> str:
         """Kill an engine of the fleet that is there now; return what the page says about it. Who may not read `/fleet` kills nothing."""
         if self._killer is None or not is_local(request.headers.get("host", "")):
             return _status("Engines are killed only by a page that was opened at 127.0.0.1 or localhost.")
         try:
-            return _status(self._killer.kill(await self._service.fleet(key)))
+            return _status(self._killer.kill(await self._service.fleet(key or "")))
         except ServiceProblem as exc:
             return _status(str(exc))
         except MALFORMED as exc:

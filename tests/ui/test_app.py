@@ -150,7 +150,7 @@ def test_a_failure_of_the_page_itself_is_said_and_send_comes_back(
 
 
 def looked(fake: FakeService, before: Any, happenings: tuple[Any, ...] = ()) -> list[Any]:
-    """Return what the fleet page shows and remembers after one look."""
+    """Return what the fleet page shows and remembers after one look, with its field for a key hidden, whose value is then None."""
     import gradio as gr
 
     from serve_app.ui.api import Service
@@ -158,10 +158,10 @@ def looked(fake: FakeService, before: Any, happenings: tuple[Any, ...] = ()) -> 
 
     with gr.Blocks():
         page = FleetPage(Service(fake.url))
-    return asyncio.run(page.look("", before, list(happenings)))
+    return asyncio.run(page.look(None, before, list(happenings)))
 
 
-def killed(fake: FakeService, host: str, *, key: str = "", is_demo: bool = True) -> str:
+def killed(fake: FakeService, host: str, *, key: str | None = None, is_demo: bool = True) -> str:
     """Return what the fleet page says after a click, by a browser that asked ``host``. No process is below that of its killer."""
     import gradio as gr
 
