@@ -70,7 +70,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True, omit_defaults=True, gc=False
     """For a later turn: seconds from the end of the previous answer until it is due."""
     workload: str = ""
     """Only for id 0: SHA-256 of all other inputs of the bodies, so that the file's own hash covers them."""
-    shared: dict[str, Count] = {}
+    shared: dict[str, Count] | None = None
     """Only for id 0: the tokens with which all prompts of a class begin, for each class that has such tokens."""
 
 

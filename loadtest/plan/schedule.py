@@ -119,7 +119,7 @@ def make_schedule(scenario: Scenario) -> Schedule:
     arrival = scenario.arrival
     schedule = _replayed(scenario, arrival) if isinstance(arrival, Trace) else Schedule(_drawn(scenario))
     shared = {each.name: each.shared_prefix_tokens for each in scenario.requests if each.shared_prefix_tokens}
-    schedule.requests[0] = msgspec.structs.replace(schedule.requests[0], workload=fingerprint(scenario), shared=shared)
+    schedule.requests[0] = msgspec.structs.replace(schedule.requests[0], workload=fingerprint(scenario), shared=shared or None)
     return schedule
 
 

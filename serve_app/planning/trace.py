@@ -34,12 +34,12 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     """An id for each 512 tokens of the prompt, after its class's; equal ids mean equal tokens."""
     cls: str = ""
     """The class of the request."""
-    shared: dict[str, Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]] = {}
+    shared: dict[str, Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]] | None = None
     """Class -> the tokens with which all its prompts begin. Only the first line of a file has it, but it counts for all lines."""
 
     def shared_tokens(self) -> int:
         """Return the tokens with which the prompt begins like the others of its class."""
-        return min(self.shared.get(self.cls, 0), self.input_tokens)
+        return min((self.shared or {}).get(self.cls, 0), self.input_tokens)
 
 
 class _Due(msgspec.Struct):
@@ -66,7 +66,7 @@ def read_trace(path: Path, seconds: float) -> list[TraceRequest]:
                     problem = "is sent when an answer ends, and the trace does not say when"
                     raise ConfigError(f"{path}:{number}", problem, _OPEN) from exc
             raise ConfigError(f"{path}:{number}", f"is no request: {exc}", _CONVERT) from exc
-    shared = requests[0].shared if requests else {}
+    shared = requests[0].shared if requests else None
     requests.sort(key=lambda request: request.due_s)
     begin_s = requests[0].due_s if requests else 0.0
     kept = [
