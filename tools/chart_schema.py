@@ -24,7 +24,7 @@ from serve_app.config.tenants_file import RESERVED_NAMES, TENANT_PATTERN, tenant
 from serve_app.config.timeouts import FOLLOWING, RULES
 from serve_app.config.vllm_arguments import misplaced_arguments
 from serve_app.config.weight_places import FOLDER_FORMS, MODEL_FORMS
-from tools.chart_sections import places, spellings
+from tools.chart_sections import open_to_foreign_names, places
 
 CHART = Path(__file__).parents[1] / "helm" / "serve-app"
 Schema = dict[str, Any]
@@ -280,7 +280,7 @@ def values_schema() -> Schema:
     closed = {"additionalProperties": False, "patternProperties": properties["modelPods"]["patternProperties"]}
     of_models = {"order": _ORDER, "pods": {**described_pods, **closed}, "podsOf": _PODS_OF, "served": _SERVED}
     config["$defs"]["ModelSettings"]["properties"] |= of_models
-    foreign = dict(_open_to_foreign_names(config))
+    foreign = dict(open_to_foreign_names(config))
     for name in ("ModelSettings", "IngressSettings"):
         replicas = config["$defs"][name]["properties"]["replicas"]
         # A rule of the chart says what to write in place of a number.
@@ -300,30 +300,6 @@ def values_schema() -> Schema:
         },
         "$defs": config.pop("$defs") | foreign,
     }
-
-
-def _open_to_foreign_names(config: Schema) -> Iterator[tuple[str, Schema]]:
-    """Close the sections to unknown keys only where none of their keys is a name of other systems, which the rule foreign-key refuses.
-
-    Yield the definitions that the sections refer to. They are a third of the schema when each section has its own copy of the names, as in
-    `patternProperties`.
-    """
-    for place in places():
-        section = config["$defs"].get(place.section, config)
-        name = "ForeignNamesAndArguments" if place.takes_arguments else "ForeignNames"
-        (pattern,) = spellings(place.meant())
-        yield name, {"pattern": pattern}
-        ours: list[Schema] = [{"enum": place.own()}] if place.own() else []
-        own = {
-            key: section.pop(key) for key in ("if", "then", "else") if key in section
-        }  # a condition that the section has already
-        section["if"] = {"propertyNames": {"anyOf": [*ours, {"not": {"$ref": f"#/$defs/{name}"}}]}}
-        section["then"] = {
-            "additionalProperties": section.pop("additionalProperties"),
-            "properties": dict.fromkeys(section["properties"], True),
-            **own,
-        }
-        section |= {"else": own} if own else {}
 
 
 def _let_through(path: str, properties: dict[str, Any]) -> None:

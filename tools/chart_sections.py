@@ -4,7 +4,7 @@ tools/chart_schema.py lets these names through the schema, and the chart's rule 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from serve_app.config import Settings
@@ -45,6 +45,32 @@ def places() -> list[Place]:
     """Return the sections in which names are looked for."""
     found = {path: Place(path, section.__name__, frozenset(section.model_fields)) for path, section in sections(Settings)}
     return [found[path] for path in _OF_NAMES]
+
+
+def open_to_foreign_names(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Close the sections to unknown keys only where none of their keys is a name of other systems, which the rule foreign-key refuses.
+
+    Yield the definitions that the sections refer to. With a copy of the names in each section, as `patternProperties` needs, the names
+    would be a third of the schema.
+
+    Args:
+        config: The schema of `config`, whose sections are changed.
+    """
+    for place in places():
+        section = config["$defs"].get(place.section, config)
+        name = "ForeignNamesAndArguments" if place.takes_arguments else "ForeignNames"
+        (pattern,) = spellings(place.meant())
+        yield name, {"pattern": pattern}
+        ours: list[dict[str, Any]] = [{"enum": place.own()}] if place.own() else []
+        # A condition that the section has already counts in either case.
+        own = {key: section.pop(key) for key in ("if", "then", "else") if key in section}
+        section["if"] = {"propertyNames": {"anyOf": [*ours, {"not": {"$ref": f"#/$defs/{name}"}}]}}
+        section["then"] = {
+            "additionalProperties": section.pop("additionalProperties"),
+            "properties": dict.fromkeys(section["properties"], True),
+            **own,
+        }
+        section |= {"else": own} if own else {}
 
 
 def spellings(names: Iterable[str]) -> dict[str, Any]:
