@@ -111,8 +111,7 @@ class ModelSettings(Section):
     replicas: ScalingSettings = ScalingSettings()
     """The number of engines of this model."""
     gpus_per_replica: Int = Field(default=0, ge=0, le=1024)  # 64 nodes, and no cloud sells a node with more than 16 GPUs
-    """GPUs of one replica, on all its nodes together: its tensor parallel size times its `pipeline_parallel_size`. 0 for cpu. A simulated
-    engine only reserves them."""
+    """GPUs of one replica, on all its nodes together; also its tensor parallel size. 0 for cpu. A simulated engine only reserves them."""
     nodes: Int = Field(default=1, ge=1, le=64)
     """Nodes of one replica. Each holds the same share of `gpus_per_replica`, and `num_cpus` and `resources` of its own."""
     replicas_per_node: Int | None = Field(default=None, ge=1, le=100)
@@ -167,11 +166,6 @@ class ModelSettings(Section):
     def gpus_per_node(self) -> int:
         """Return the GPUs that one replica holds on each of its nodes."""
         return self.gpus_per_replica // self.nodes
-
-    def stages(self) -> int:
-        """Return the parts of its layers between which an engine is split, one after the other: vLLM's pipeline parallelism."""
-        stages = self.engine_args.get("pipeline_parallel_size", 1)
-        return stages if isinstance(stages, int) and stages > 0 else 1
 
     def has_shards(self) -> bool:
         """Return whether an engine has processes on more than one node. A simulated engine only reserves GPUs there."""

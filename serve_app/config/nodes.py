@@ -1,4 +1,4 @@
-"""This module checks how an engine is split: into stages of layers, and over several nodes."""
+"""This module checks what an engine over several nodes cannot have."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,27 +12,6 @@ if TYPE_CHECKING:
 
 
 def node_problems(model: "ModelSettings") -> Iterator[PydanticCustomError]:
-    """Check what an engine in stages, and one over several nodes, cannot have."""
-    yield from _stage_problems(model)
-    yield from _several_nodes_problems(model)
-
-
-def _stage_problems(model: "ModelSettings") -> Iterator[PydanticCustomError]:
-    """Check what an engine in stages of layers cannot have."""
-    key, gpus = "engine_args.pipeline_parallel_size", model.gpus_per_replica
-    if (stages := model.engine_args.get("pipeline_parallel_size", 1)) == 1:
-        return
-    if model.device == "cpu":
-        what = "on a CPU" if model.simulated is None else "that is simulated"
-        yield wrong(key, f"is {stages!r} and device is cpu: an engine {what} has one stage", "remove it")
-    elif gpus % model.stages():
-        problem = f"is {stages!r} and gpus_per_replica is {gpus}: each stage has the same number of GPUs"
-        yield wrong(key, problem, "set gpus_per_replica to a multiple of it")
-    if model.kv.is_on:
-        yield wrong(key, f"is {stages!r} and kv.transfer is {model.kv.transfer!r}: the KV of stages does not move", "remove one")
-
-
-def _several_nodes_problems(model: "ModelSettings") -> Iterator[PydanticCustomError]:
     """Check what an engine over several nodes cannot have."""
     if model.nodes == 1:
         return

@@ -289,7 +289,7 @@ def test_nodes_are_those_of_the_configuration_or_the_option(folder: Path, tmp_pa
     assert "on 16 x h100 79.65 GiB each; 92% for vLLM; 8 on each of 2 nodes" in said
     assert "pod: CPU 10 to 36 request and limit, as the chart sets them, of each of 2 pods" in said
     told = json.loads(run(folder, "--gpu", "l4", "--nodes", 2, "--json")[1])["models"][str(folder)]
-    assert (told["gpus"], told["nodes_of_a_replica"], told["nodes"][0]["nodes"]) == (8, 2, 2)
+    assert (told["gpus"], told["nodes_of_a_replica"], told["nodes"][0]["nodes"]) == (2, 2, 2)
 
 
 def test_check_prints_the_note(folder: Path, tmp_path: Path) -> None:

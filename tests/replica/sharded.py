@@ -15,8 +15,6 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from serve_app.config import HealthSettings, ModelSettings
 from serve_app.engine_args import NodeOfEngine
 from serve_app.links.protocol.frames import FrameDecoder
@@ -29,20 +27,8 @@ from serve_app.replica.side_channel import reserve
 from tests.replica.tensor_parallel import ATTEMPT_ID, ENVIRONMENT, say
 
 HERE = "127.0.0.1"
-STAGES = int(os.environ.get("STAGES", "1"))
-"""Above 1 the nodes are stages of the model's layers. Else they share its tensors."""
+INHERITED = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
 HEALTH = HealthSettings()
-
-
-def inherited() -> dict[str, str]:
-    """Return the engine's environment. With a KV cache of a given size vLLM's CPU build leaves out the warm-up that stages need."""
-    return {**os.environ, **({"VLLM_CPU_KVCACHE_SPACE": "1"} if STAGES == 1 else {})}
-
-
-STAGED: dict[str, Any] = (
-    {"pipeline_parallel_size": STAGES, "gpu_memory_utilization": 3 * 2**30 / psutil.virtual_memory().total} if STAGES > 1 else {}
-)
-"""Takes 3 GiB of the machine's memory for each node: the process, and the rest as KV cache."""
 
 
 def model_of(path: str) -> ModelSettings:
@@ -52,7 +38,7 @@ def model_of(path: str) -> ModelSettings:
         device="cuda",
         gpus_per_replica=2,
         nodes=2,
-        engine_args={"max_model_len": 2048, "max_num_seqs": 4, "enforce_eager": True, "dtype": "float32", **STAGED},
+        engine_args={"max_model_len": 2048, "max_num_seqs": 4, "enforce_eager": True, "dtype": "float32"},
         env={**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo"},
     )
 
@@ -97,7 +83,7 @@ async def first(path: str, request_file: str) -> None:
     start = engine.start(
         model,
         found,
-        environment=inherited(),
+        environment=INHERITED,
         timeout_s=240.0,
         max_frame_bytes=1 << 20,
         node=NodeOfEngine(0, HERE, HERE, rendezvous.port),
@@ -112,7 +98,7 @@ async def first(path: str, request_file: str) -> None:
 
 async def second(path: str, port: str, first_port: str, secret: str) -> None:
     summons = Summons(NodeOfEngine(1, HERE, HERE, int(first_port)), int(port), bytes.fromhex(secret), HEALTH.eject_after_s)
-    shard = Shard(model_of(path), summons, inherited())
+    shard = Shard(model_of(path), summons, INHERITED)
     say("ended", await alongside(shard.run(), shard))
 
 
