@@ -262,14 +262,10 @@ class FairOrder:
                     left_s = account.unreported_s - use.charged_s
                     account.unreported_s = left_s if abs(left_s) > _LEAST_S else 0.0  # no rest of rounding
 
-    def learn_waits(self, elsewhere: LaneWaits, now: float | None = None) -> None:
-        """Take in the greatest virtual time of the other ingresses, what waits there in all, and what they have charged.
-
-        Without ``now``, waits are forecast from this ingress's requests alone.
-        """
+    def learn_waits(self, elsewhere: LaneWaits) -> None:
+        """Take in the greatest virtual time of the other ingresses, what waits there in all, and what they have charged."""
         for priority, lane in self._lanes.items():
             virtual_s, uses = elsewhere.get(priority, (0.0, {}))
-            waited_s = lane.elsewhere_s
             lane.elsewhere_s = {tenant: use.waiting_s for tenant, use in uses.items() if 0.0 < use.waiting_s < math.inf}
             if lane.virtual_s < virtual_s < math.inf:
                 lane.virtual_s = virtual_s
@@ -277,8 +273,6 @@ class FairOrder:
                 if use.charged_s and math.isfinite(use.charged_s):
                     account = lane.accounts.get(tenant) or self._open_account(lane, tenant)
                     account.finish_s = max(lane.virtual_s, account.finish_s) + use.charged_s
-            if now is not None:
-                lane.learn_begun_elsewhere(waited_s, uses, now)
 
     def validate(self, requests: Mapping[str, RequestState]) -> None:
         """Assert the invariants."""
