@@ -219,6 +219,9 @@ class FairOrder:
         if not lane.is_full:
             return None
         without_s = place.expected_s if before_it and place.waits else 0.0
+        # Requests also wait at other ingresses, and an ingress does not know what begins there. But virtual time is that of all.
+        if lane.elsewhere_s and (pace := lane.rate.pace(now)) is not None:
+            return (lane.waiting_s(account) - without_s) / (pace * account.weight)
         expected_s = lane.expected_wait_s(account, account.tag_s - without_s / account.weight, now)
         return self._wait_by_costs_s(lane, account, lane.waiting_s(account) - without_s) if expected_s is None else expected_s
 
