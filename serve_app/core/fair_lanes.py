@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from serve_app.core.forecast import Demand, Forecast
-from serve_app.core.order_board import Use
 from serve_app.core.queue_rate import QueueRate, RecentWork
 from serve_app.core.usual_costs import UsualCosts
 from serve_app.core.wait_margin import WaitMargin
@@ -25,8 +24,6 @@ _LOOK_EACH_S = 0.1
 """Seconds between two searches for the tenants that are furthest behind: a search takes a step for each tenant that waits."""
 _LOOK_AFTER = 0.25
 """Requests for each tenant after which waits are forecast anew: so a forecast costs each of them the same for 10 tenants and for 1,000."""
-_HEARD_S = 5.0
-"""Seconds after the last report of other ingresses for which it counts in forecasts. Later, this ingress's own requests and rate do."""
 _LEAST_PER_S = 1e-4
 """GPU-seconds a second that are too little to make anyone wait: the rest of what a tenant sent long ago."""
 _AHEAD = 8
@@ -123,10 +120,6 @@ class Lane(Queue):
     """For the two tenants that are furthest behind: the virtual time from which others are ahead of it, and its name; as last computed."""
     looked_at: float = -math.inf
     """When `limits` was computed."""
-    begun_elsewhere: RecentWork = field(default_factory=RecentWork)
-    """Expected GPU-seconds of requests that begin at other ingresses, as computed from their reports."""
-    heard_at: float = -math.inf
-    """When the last report came."""
     forecast: Forecast | None = None
     """When the lane's tags begin, as it was expected at ``forecast_at``."""
     forecast_at: float = -math.inf
@@ -146,39 +139,19 @@ class Lane(Queue):
         """Return after how many seconds all that the tenant has with tags up to this one has begun; None if no rate is known."""
         old = self.forecast
         if old is None or now - self.forecast_at >= _LOOK_EACH_S or self.num_placed >= old.num_demands * _LOOK_AFTER:
-            self.forecast, self.forecast_at, self.num_placed = self._make_forecast(now), now, 0
+            work_per_s = self.rate.work_per_second(now)
+            self.forecast = None if work_per_s is None else Forecast(list(self._demands(now)), work_per_s)
+            self.forecast_at, self.num_placed = now, 0
         if self.forecast is None:
             return None
         return max(0.0, self.forecast.wait_s(tag_s, account.weight) - (now - self.forecast_at))
 
-    def learn_begun_elsewhere(self, waited_s: Mapping[str, float], uses: Mapping[str, Use], now: float) -> None:
-        """Compute what has begun at other ingresses: what they have charged, less by how much more waits there now than before."""
-        self.heard_at, begun_s = now, 0.0
-        for tenant in uses.keys() | waited_s.keys():
-            use = uses.get(tenant)
-            charged_s = use.charged_s * use.weight if use is not None and math.isfinite(use.charged_s) else 0.0
-            work_s = max(0.0, charged_s + waited_s.get(tenant, 0.0) - self.elsewhere_s.get(tenant, 0.0))
-            begun_s += work_s
-            if work_s and (account := self.accounts.get(tenant)) is not None:
-                account.begun.add(work_s, now)
-        self.begun_elsewhere.add(begun_s, now)
-
-    def _make_forecast(self, now: float) -> Forecast | None:
-        if (work_per_s := self.rate.work_per_second(now)) is None:
-            return None
-        is_heard = now - self.heard_at < _HEARD_S
-        demands = list(self._demands(now, self.elsewhere_s if is_heard else {}))
-        return Forecast(demands, work_per_s + self.begun_elsewhere.per_second(now) * is_heard)
-
-    def _demands(self, now: float, elsewhere_s: Mapping[str, float]) -> Iterator[Demand]:
+    def _demands(self, now: float) -> Iterator[Demand]:
         for account in self.accounts.values():
-            per_s, other_s = account.begun.per_second(now), elsewhere_s.get(account.tenant, 0.0)
+            per_s = account.begun.per_second(now)
             if account.num_waiting:
                 begins_s = next(iter(account.waiting)).start_s
-                yield Demand(begins_s, account.tag_s, account.waiting_s + other_s, account.weight, per_s)
-            elif other_s:
-                ends_s = max(account.finish_s, self.virtual_s)
-                yield Demand(ends_s - other_s / account.weight, ends_s, other_s, account.weight, per_s)
+                yield Demand(begins_s, account.tag_s, account.waiting_s, account.weight, per_s)
             elif per_s > _LEAST_PER_S:
                 yield Demand(0.0, 0.0, 0.0, account.weight, per_s)
 

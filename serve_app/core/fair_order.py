@@ -219,6 +219,9 @@ class FairOrder:
         if not lane.is_full:
             return None
         without_s = place.expected_s if before_it and place.waits else 0.0
+        # Requests also wait at other ingresses, and an ingress does not know what begins there. But virtual time is that of all.
+        if lane.elsewhere_s and (pace := lane.rate.pace(now)) is not None:
+            return (lane.waiting_s(account) - without_s) / (pace * account.weight)
         expected_s = lane.expected_wait_s(account, account.tag_s - without_s / account.weight, now)
         return self._wait_by_costs_s(lane, account, lane.waiting_s(account) - without_s) if expected_s is None else expected_s
 
@@ -262,14 +265,10 @@ class FairOrder:
                     left_s = account.unreported_s - use.charged_s
                     account.unreported_s = left_s if abs(left_s) > _LEAST_S else 0.0  # no rest of rounding
 
-    def learn_waits(self, elsewhere: LaneWaits, now: float | None = None) -> None:
-        """Take in the greatest virtual time of the other ingresses, what waits there in all, and what they have charged.
-
-        Without ``now``, waits are forecast from this ingress's requests alone.
-        """
+    def learn_waits(self, elsewhere: LaneWaits) -> None:
+        """Take in the greatest virtual time of the other ingresses, what waits there in all, and what they have charged."""
         for priority, lane in self._lanes.items():
             virtual_s, uses = elsewhere.get(priority, (0.0, {}))
-            waited_s = lane.elsewhere_s
             lane.elsewhere_s = {tenant: use.waiting_s for tenant, use in uses.items() if 0.0 < use.waiting_s < math.inf}
             if lane.virtual_s < virtual_s < math.inf:
                 lane.virtual_s = virtual_s
@@ -277,8 +276,6 @@ class FairOrder:
                 if use.charged_s and math.isfinite(use.charged_s):
                     account = lane.accounts.get(tenant) or self._open_account(lane, tenant)
                     account.finish_s = max(lane.virtual_s, account.finish_s) + use.charged_s
-            if now is not None:
-                lane.learn_begun_elsewhere(waited_s, uses, now)
 
     def validate(self, requests: Mapping[str, RequestState]) -> None:
         """Assert the invariants."""

@@ -78,7 +78,7 @@ class FleetState(Attempts):
             case StepCostsMeasured():
                 self.order.learn(event.costs)
             case WaitsReported():
-                self.order.learn_waits(event.waits, now)
+                self.order.learn_waits(event.waits)
             case PoolsPlanned():
                 if self._apart is not None:
                     self._apart.plan(event.prefill_share, self.replicas.values())
