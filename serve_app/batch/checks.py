@@ -37,8 +37,11 @@ def check_input(rows: Iterable[InputRow], *, endpoint: str, models: Collection[s
         else:
             lines[cast(Any, row.value)["body"]["model"]] += 1
         custom_id = row.value.get("custom_id") if isinstance(row.value, dict) else None
-        may_be_kept = isinstance(custom_id, str) and len(custom_id) <= MAX_ID_CHARS  # longer ones are refused, and take megabytes
-        if may_be_kept and (first := seen.setdefault(custom_id, row.number)) != row.number:
+        if (
+            isinstance(custom_id, str)
+            and len(custom_id) <= MAX_ID_CHARS  # longer ones are refused anyway, and may take megabytes
+            and (first := seen.setdefault(custom_id, row.number)) != row.number
+        ):
             said = f"The custom_id {custom_id[:80]!r} is that of line {first} already."
             errors.append(LineError("duplicate_custom_id", said, row.number, "custom_id"))
         if len(errors) >= MAX_ERRORS:
