@@ -23,7 +23,7 @@ class FleetState(NamedTuple):
     """What the first line of `serve-app status` says."""
 
     word: str
-    """`serving`; `starting`, `updating` or `scaling` on the way there; `degraded`: something was lost, and requests are answered;
+    """`serving`; `starting`, `deploying` or `scaling` on the way there; `degraded`: something was lost, and requests are answered;
     `failed` or `down`: no request is answered; `stopping`; `not running`."""
     said: str
     """Such as "1 of 2 replicas ready, 1 starting; requests are answered"."""
@@ -61,7 +61,7 @@ def fleet_state(report: Report) -> FleetState:
     elif trouble and (short or status in _TROUBLE):
         word = "degraded"
     elif short or status == "DEPLOYING":
-        word = {"DEPLOYING": "updating", "": "starting"}.get(status, "scaling")
+        word = {"DEPLOYING": "deploying", "": "starting"}.get(status, "scaling")
     else:
         word = "serving"
     parts = [_readiness(groups)]

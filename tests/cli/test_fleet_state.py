@@ -66,7 +66,7 @@ def of_ingress(*members: dict[str, Any], target: int, status: str = "", **others
         ),
         (
             of_serve("DEPLOYING", {"RUNNING": 2, "STARTING": 1}, target=2),
-            "updating",
+            "deploying",
             "2 of 2 replicas ready, 1 starting; requests are answered",
         ),
         (

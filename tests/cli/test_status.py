@@ -67,7 +67,7 @@ def test_a_line_is_one_member_with_its_load() -> None:
     words = [line.split() for line in shown(80)]
     assert words[0] == [
         "serve-app:",
-        "updating:",
+        "deploying:",
         "1",
         "of",
         "1",
