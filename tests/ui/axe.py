@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 AXE_CORE = Path(__file__).with_name("axe.min.js.gz")
 """Deque's checker of pages for people who cannot see, or use a mouse; `make axe-core` renews it. Under the MPL 2.0, as its head says."""
+REPORT = Path(__file__).with_name("axe-report.json")
+"""The outcome of the latest `make test-ui` whose result was committed."""
 IMPACTS = ("minor", "moderate", "serious", "critical")
 _CHECKED: list[dict[str, Any]] = []
 _VERSIONS: dict[str, str] = {}
