@@ -21,7 +21,7 @@ NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}
 
 class Listener:
     async def node(self) -> str:
-        return ray.get_runtime_context().get_node_id()
+        return str(ray.get_runtime_context().get_node_id())
 
     async def hear(self) -> str:
         return await until_one_drains(every_s=0.1)
