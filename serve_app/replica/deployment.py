@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import signal
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -27,7 +26,6 @@ from serve_app.membership import Lease, Membership
 from serve_app.replica import pipe
 from serve_app.replica.forks import servers_here
 from serve_app.replica.group import Group
-from serve_app.replica.node_drain import until_one_drains
 from serve_app.replica.oom import OomOrder
 from serve_app.replica.process import EngineProcess
 from serve_app.replica.server import ReplicaIdentity, ReplicaServer
@@ -96,14 +94,6 @@ class Replica:
             asyncio.create_task(report.run(asked_at(context), self._server.first_output, self._show_start), name="start"),
         ]
         self._end.begin_at_sigterm()
-        if self._group is not None:
-            self._tasks.append(asyncio.create_task(self._drain_with_its_nodes(), name="nodes"))
-
-    async def _drain_with_its_nodes(self) -> None:
-        """Drain when another node of the engine does, as at the SIGTERM of the own node: the engine ends with any of its nodes."""
-        node = await until_one_drains()
-        logger.warning("Ray drains node %s, which has a part of this engine", node)
-        os.kill(os.getpid(), signal.SIGTERM)
 
     async def _start_engine(self, settings: Mapping[str, Any]) -> pipe.EngineReady:
         from serve_app.checkpoints import resolve_model
