@@ -41,9 +41,8 @@ class ScalingSettings(Bounds):
     ttft_slo_s: Real = Field(default=2.0, gt=0)
     """The limit that the autoscaler aims at for almost all requests: seconds from a request's arrival to its first token."""
     refuse_after_s: Real | None = Field(default=None, gt=0)
-    """A request is refused with 503 at its arrival if its first token is expected later than so many seconds. While the model has fewer
-    than `max` replicas, the time in which 90 % of its replicas have started is added. Tenants with `first_token_s` have that limit instead.
-    None: 15 times ttft_slo_s."""
+    """A request is refused with 503 at arrival if its first token is expected later than so many seconds. With fewer than `max` replicas,
+    the p90 of starts is added. Not for tenants with `first_token_s`. None: 15 times ttft_slo_s."""
     itl_slo_s: Real = Field(default=0.1, gt=0)
     """The limit that the autoscaler aims at for almost all tokens: seconds between two tokens. Lower: smaller batches, more replicas."""
     utilization: Real = Field(default=0.95, gt=0, le=1)
