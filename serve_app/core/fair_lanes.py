@@ -5,11 +5,11 @@ A lane also moves its virtual time.
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 
-from serve_app.core.forecast import Demand, Forecast
-from serve_app.core.queue_rate import QueueRate, RecentWork
+from serve_app.core.queue_rate import QueueRate
 from serve_app.core.usual_costs import UsualCosts
 from serve_app.core.wait_margin import WaitMargin
 
@@ -22,10 +22,6 @@ ahead of the others.
 """
 _LOOK_EACH_S = 0.1
 """Seconds between two searches for the tenants that are furthest behind: a search takes a step for each tenant that waits."""
-_LOOK_AFTER = 0.25
-"""Requests for each tenant after which waits are forecast anew: so a forecast costs each of them the same for 10 tenants and for 1,000."""
-_LEAST_PER_S = 1e-4
-"""GPU-seconds a second that are too little to make anyone wait: the rest of what a tenant sent long ago."""
 _AHEAD = 8
 """Requests by which a tenant may be ahead of another one before its requests give way to those of others: a small burst."""
 _MAX_BACK = 2
@@ -40,6 +36,10 @@ class Queue:
     """Requests without a first token."""
 
     num_waiting: int = 0
+    rate: QueueRate = field(default_factory=QueueRate)
+    """Their starts per second, while engines are full and some of them wait."""
+    begun_s: float | None = None
+    """Moving mean of the expected GPU-seconds of those that began; None before the first."""
     usual: UsualCosts = field(default_factory=UsualCosts)
     """Costs of those that ended. Until a tenant's first answer, those of its lane are expected."""
 
@@ -64,8 +64,6 @@ class Account(Queue):
     reached_s: float = 0.0
     """The greatest start of its requests that have begun since its queue was last empty. Where another engine's queue is shorter, it is
     later than the start of its first waiting request."""
-    begun: RecentWork = field(default_factory=RecentWork)
-    """Expected GPU-seconds of its requests that begin."""
     unreported_s: float = 0.0
     """Virtual seconds charged since the last report that the lease board has answered."""
 
@@ -95,8 +93,6 @@ class Lane(Queue):
 
     end: float = math.inf
     """The first tag of the next priority."""
-    rate: QueueRate = field(default_factory=QueueRate)
-    """Its starts per second, while engines are full and some of its requests wait."""
     virtual_s: float = 0.0
     accounts: dict[str, Account] = field(default_factory=dict)
     elsewhere_s: Mapping[str, float] = field(default_factory=dict)
@@ -120,53 +116,20 @@ class Lane(Queue):
     """For the two tenants that are furthest behind: the virtual time from which others are ahead of it, and its name; as last computed."""
     looked_at: float = -math.inf
     """When `limits` was computed."""
-    forecast: Forecast | None = None
-    """When the lane's tags begin, as it was expected at ``forecast_at``."""
-    forecast_at: float = -math.inf
-    num_placed: int = 0
-    """Requests that have come since then."""
 
     def waiting_s(self, account: Account) -> float:
         """Return the expected GPU-seconds of the tenant's requests that wait at all ingresses."""
         return account.waiting_s + self.elsewhere_s.get(account.tenant, 0.0)
 
-    def forget_rate(self) -> None:
-        """Forget how fast requests began."""
-        self.rate.forget()
-        self.forecast = None
-
-    def expected_wait_s(self, account: Account, tag_s: float, now: float) -> float | None:
-        """Return after how many seconds all that the tenant has with tags up to this one has begun; None if no rate is known."""
-        old = self.forecast
-        if old is None or now - self.forecast_at >= _LOOK_EACH_S or self.num_placed >= old.num_demands * _LOOK_AFTER:
-            work_per_s = self.rate.work_per_second(now)
-            self.forecast = None if work_per_s is None else Forecast(list(self._demands(now)), work_per_s)
-            self.forecast_at, self.num_placed = now, 0
-        if self.forecast is None:
-            return None
-        return max(0.0, self.forecast.wait_s(tag_s, account.weight) - (now - self.forecast_at))
-
-    def _demands(self, now: float) -> Iterator[Demand]:
-        for account in self.accounts.values():
-            per_s = account.begun.per_second(now)
-            if account.num_waiting:
-                begins_s = next(iter(account.waiting)).start_s
-                yield Demand(begins_s, account.tag_s, account.waiting_s, account.weight, per_s)
-            elif per_s > _LEAST_PER_S:
-                yield Demand(0.0, 0.0, 0.0, account.weight, per_s)
-
     def look_who_is_next(self, now: float) -> None:
         """Find the two tenants that are furthest behind, at most once in `_LOOK_EACH_S`."""
-        if now - self.looked_at < _LOOK_EACH_S:
-            return
-        self.looked_at = now
-        limits = []
-        for account in self.active:
-            first = next(iter(account.waiting))
-            unit_s = max(first.expected_s / account.weight, self.usual_s)
-            limits.append((max(first.start_s, account.reached_s) + _AHEAD * unit_s, account.tenant))
-        limits.sort()
-        self.limits = limits[:2]
+        if now - self.looked_at >= _LOOK_EACH_S:
+            self.looked_at = now
+            self.limits = nsmallest(2, ((self._limit_s(account), account.tenant) for account in self.active))
+
+    def _limit_s(self, account: Account) -> float:
+        first = next(iter(account.waiting))
+        return max(first.start_s, account.reached_s) + _AHEAD * max(first.expected_s / account.weight, self.usual_s)
 
     def ahead_from_s(self, account: Account) -> float:
         """Return the virtual time from which the tenant is ahead of another one.

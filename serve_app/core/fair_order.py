@@ -33,6 +33,8 @@ _LEAST_S = 1e-6
 """No request costs less, so that the tags of a tenant are in the order of arrival."""
 _BEHIND = 5
 """Usual requests by which a tenant may be behind virtual time before its requests leave the replicas that have their prefixes cached."""
+_NEARLY_ALL = 0.9
+"""Part of all starts from which on a tenant is as good as alone: then the number of its requests shows its wait best."""
 _MAX_LEAD_S = 5.0
 """Seconds that a tenant may have to wait because it has had more than its share before."""
 _MAX_ACCOUNTS = 1000
@@ -54,9 +56,9 @@ class FairOrder:
         if self.costs is GUESS:
             for lane in self._lanes.values():
                 lane.usual_s = 0.0
-                lane.forget_rate()
                 for queue in (lane, *lane.accounts.values()):
-                    queue.usual.answer_s = None
+                    queue.usual.answer_s = queue.begun_s = None
+                    queue.rate.forget()
         self.costs = measured
 
     def place(self, request: RequestState, tenant: str, weight: float, priority: Priority, now: float) -> None:
@@ -72,6 +74,7 @@ class FairOrder:
             self._change_weight(account, lane, weight)
         if not account.num_waiting:
             account.tag_s = account.reached_s = 0.0
+            account.rate.note(0, is_waiting=lane.is_full, now=now, virtual_s=lane.virtual_s)
             lane.active.add(account)
             lane.weights += weight
         if not lane.num_waiting:
@@ -82,7 +85,6 @@ class FairOrder:
         account.waiting_s += expected_s
         account.num_waiting += 1
         lane.num_waiting += 1
-        lane.num_placed += 1
         account.finish_s = max(lane.virtual_s, account.finish_s)  # time for which the tenant did not ask is not saved up
         account.charge(expected_s)
         earlier_s, account.tag_s = account.tag_s, max(account.finish_s, account.tag_s)
@@ -135,7 +137,7 @@ class FairOrder:
         """Note that the request has its first token."""
         if (place := self._places[request.request_id]).waits:
             place.account.margin.learn(request, now, has_begun=True)
-            self._leave_queue(place, request, now)
+            self._leave_queue(place, 1, now)
 
     def charge(self, request: RequestState) -> None:
         """Charge a running answer as if it were to become twice as long, ``max_tokens`` at most, if that costs more than was charged.
@@ -173,7 +175,7 @@ class FairOrder:
                 account.tag_s = place.earlier_tag_s
         if place.waits:
             account.margin.learn(request, now, has_begun=is_answered)
-            self._leave_queue(place, request if is_answered else None, now)
+            self._leave_queue(place, int(is_answered), now)
         account.charge(cost_s - place.expected_s)
         lane = place.lane
         if not (lane.num_waiting or lane.is_full or lane.elsewhere_s):  # no request waited for what it had
@@ -201,37 +203,46 @@ class FairOrder:
             is_full = (first is not None and first.priority < lane.end) or 2 * len(lane.queueing) >= max(1, num_replicas)
             if is_full is not lane.is_full:
                 lane.is_full = is_full
-                lane.rate.note(0, is_waiting=is_full and lane.num_waiting > 0, now=now, virtual_s=lane.virtual_s)
+                for queue in (lane, *lane.active):
+                    is_waiting = is_full and queue.num_waiting > 0
+                    queue.rate.note(0, is_waiting=is_waiting, now=now, virtual_s=lane.virtual_s)
 
     def forget_rates(self) -> None:
         """Forget how fast the queues moved, because there is a new replica."""
         for lane in self._lanes.values():
-            lane.forget_rate()
+            for queue in (lane, *lane.accounts.values()):
+                queue.rate.forget()
 
-    def expected_wait_s(self, request: RequestState, now: float, *, before_it: bool = False) -> float | None:
+    def expected_wait_s(self, request: RequestState, now: float) -> float | None:
         """Return after how many seconds the tenant's latest request starts, if engines are full and it is known; else None.
 
-        Args:
-            before_it: Return when all has started that waits before the request.
+        In a virtual second, the tenant's waiting requests get its weight in GPU-seconds. How fast virtual time passes shows what all
+        others ask for, also those that do not wait just now. Until that is known, each tenant that waits is expected to have its share.
+        Its share of the starts is not that of its weight: a tenant of long answers starts fewer.
         """
         place = self._places[request.request_id]
         lane, account = place.lane, place.account
         if not lane.is_full:
             return None
-        without_s = place.expected_s if before_it and place.waits else 0.0
-        # Requests also wait at other ingresses, and an ingress does not know what begins there. But virtual time is that of all.
-        if lane.elsewhere_s and (pace := lane.rate.pace(now)) is not None:
-            return (lane.waiting_s(account) - without_s) / (pace * account.weight)
-        expected_s = lane.expected_wait_s(account, account.tag_s - without_s / account.weight, now)
-        return self._wait_by_costs_s(lane, account, lane.waiting_s(account) - without_s) if expected_s is None else expected_s
+        if (per_second := lane.rate.per_second(now)) is None:
+            return self._wait_by_costs_s(lane, account)
+        own = account.rate.per_second(now)
+        if own is not None and own > _NEARLY_ALL * per_second:
+            return account.num_waiting / own
+        if (pace := lane.rate.pace(now)) is not None:
+            return lane.waiting_s(account) / (pace * account.weight)
+        if account.num_waiting == lane.num_waiting:
+            return account.num_waiting / per_second
+        if lane.begun_s is None:
+            return None
+        by_share_s = account.waiting_s / (per_second * lane.begun_s * account.weight / lane.weights)
+        return by_share_s if own is None else min(by_share_s, account.num_waiting / own)
 
-    def _wait_by_costs_s(self, lane: Lane, account: Account, mine_s: float) -> float | None:
-        """Return how long ``mine_s`` GPU-seconds of the tenant take to start if each replica computes one a second.
-
-        None while costs are unknown.
-        """
+    def _wait_by_costs_s(self, lane: Lane, account: Account) -> float | None:
+        """Return how long the tenant's requests wait if each replica computes a GPU-second in a second; None while costs are unknown."""
         if self.costs is GUESS or lane.usual.answer_s is None:
             return None
+        mine_s = lane.waiting_s(account)
         all_s = sum(each.waiting_s for each in lane.active) + sum(lane.elsewhere_s.values())
         return min(mine_s * lane.weights / account.weight, all_s) / max(1, self._num_replicas)
 
@@ -288,7 +299,7 @@ class FairOrder:
             assert lane.active == {account for account in lane.accounts.values() if account.num_waiting}
             assert math.isclose(lane.weights, sum(account.weight for account in lane.active), abs_tol=1e-6)
 
-    def _leave_queue(self, place: Place, begun: RequestState | None, now: float) -> None:
+    def _leave_queue(self, place: Place, num_begun: int, now: float) -> None:
         account, lane = place.account, place.lane
         place.waits = False
         del account.waiting[place]
@@ -298,16 +309,16 @@ class FairOrder:
         if not account.num_waiting:
             lane.active.remove(account)
             lane.weights = lane.weights - account.weight if lane.num_waiting else 0.0
-        work_s = 0.0
-        if begun is not None:
+        if num_begun:
             virtual_s = place.expected_s / account.weight
             lane.usual_s += LATEST * (virtual_s - lane.usual_s) if lane.usual_s else virtual_s
             lane.advance(place, now)
-            # Not as expected at its arrival: rates would stay wrong for long after a tenant's usual costs have been learnt.
-            work_s = sum(account.usual.expected(begun, lane.usual, self.costs))
-            account.begun.add(work_s, now)
-        is_waiting = lane.is_full and lane.num_waiting > 0
-        lane.rate.note(int(begun is not None), is_waiting=is_waiting, now=now, virtual_s=lane.virtual_s, work_s=work_s)
+        for queue in (lane, account):
+            if num_begun:
+                usual_s = place.expected_s if queue.begun_s is None else queue.begun_s
+                queue.begun_s = usual_s + LATEST * (place.expected_s - usual_s)
+            is_waiting = lane.is_full and queue.num_waiting > 0
+            queue.rate.note(num_begun, is_waiting=is_waiting, now=now, virtual_s=lane.virtual_s)
 
     def _cost(self, request: RequestState, place: Place) -> float:
         """Return the GPU-seconds of a request that has ended, and learn from them."""

@@ -1,7 +1,8 @@
-"""`QueueRate` measures how fast a queue moves: starts, their GPU-seconds, and virtual seconds, per second while requests wait. Pure.
+"""`QueueRate` measures how fast a queue moves: starts, and virtual seconds, per second while requests wait. Pure.
 
 It looks at the last ten seconds. Time in which no request waits does not count: starts then follow arrivals and do not show how many
-requests the replicas can take. `FairOrder` notes each first token and its virtual time. `RecentWork` is what one tenant began lately.
+requests the replicas can take. `FairOrder` notes each first token and its virtual time, and estimates from the pace how long a request
+waits.
 """
 
 import math
@@ -15,8 +16,6 @@ _ENOUGH = ((5, 3.0), (50, 1.0))
 """Starts, and seconds, that show a rate. Fewer do not, because answers that began together end together."""
 _ENOUGH_FOR_PACE = 50
 """Starts in the window that show how fast virtual time passes. It is a mean of few starts, and jumps with each long request."""
-_LEAST_WORK_S = 1e-9
-"""Less work than this is a rest of rounding."""
 _JITTER = 0.1
 
 
@@ -24,24 +23,24 @@ class QueueRate:
     """The rate of one queue."""
 
     def __init__(self) -> None:
-        self._slots: deque[tuple[int, int, float, float, float]] = deque()
-        """For each slot its number, starts, seconds in which requests waited, virtual seconds that passed meanwhile, and work."""
-        self._starts, self._waiting_s, self._moved_s, self._work_s = 0, 0.0, 0.0, 0.0
+        self._slots: deque[tuple[int, int, float, float]] = deque()
+        """For each slot its number, starts, seconds in which requests waited, and virtual seconds that passed meanwhile."""
+        self._starts, self._waiting_s, self._moved_s = 0, 0.0, 0.0
         self._noted_at, self._noted_virtual_s, self._is_waiting = 0.0, 0.0, False
 
-    def note(self, num_started: int, *, is_waiting: bool, now: float, virtual_s: float = 0.0, work_s: float = 0.0) -> None:
+    def note(self, num_started: int, *, is_waiting: bool, now: float, virtual_s: float = 0.0) -> None:
         """Count the starts and the virtual time since the last note, if requests waited at that note.
 
-        ``is_waiting``: requests wait from now on. ``virtual_s``: the virtual time. ``work_s``: GPU-seconds of the starts.
+        ``is_waiting``: requests wait from now on. ``virtual_s``: the virtual time.
         """
         if self._is_waiting:
-            self._add(num_started, min(now - self._noted_at, WINDOW_S), virtual_s - self._noted_virtual_s, work_s, now)
+            self._add(num_started, min(now - self._noted_at, WINDOW_S), virtual_s - self._noted_virtual_s, now)
         self._noted_at, self._noted_virtual_s, self._is_waiting = now, virtual_s, is_waiting
 
     def forget(self) -> None:
         """Forget the rate so far, because there are new places. The starts up to the next note, which fill them, do not count."""
         self._slots.clear()
-        self._starts, self._waiting_s, self._moved_s, self._work_s, self._is_waiting = 0, 0.0, 0.0, 0.0, False
+        self._starts, self._waiting_s, self._moved_s, self._is_waiting = 0, 0.0, 0.0, False
 
     def per_second(self, now: float) -> float | None:
         """Return the rate, > 0; None if it is not known. Without a start in the whole window, it counts as one start in that time."""
@@ -50,10 +49,6 @@ class QueueRate:
         if any(self._starts >= starts and self._waiting_s >= seconds for starts, seconds in _ENOUGH):
             return self._starts / self._waiting_s
         return max(self._starts, 1) / self._waiting_s if self._waiting_s >= WINDOW_S - 2 * _SLOT_S else None
-
-    def work_per_second(self, now: float) -> float | None:
-        """Return the GPU-seconds of requests that start in a second, > 0; None if the rate is not known, or without any work."""
-        return self._work_s / self._waiting_s if self.per_second(now) is not None and self._work_s > _LEAST_WORK_S else None
 
     def pace(self, now: float) -> float | None:
         """Return the virtual seconds per second, > 0; None if they are not known.
@@ -65,49 +60,24 @@ class QueueRate:
             return None
         return self._moved_s / self._waiting_s
 
-    def _add(self, starts: int, waiting_s: float, moved_s: float, work_s: float, now: float) -> None:
+    def _add(self, starts: int, waiting_s: float, moved_s: float, now: float) -> None:
         slot = math.floor(now / _SLOT_S)
         if self._slots and self._slots[-1][0] == slot:
-            _, before, before_s, moved_before_s, work_before_s = self._slots.pop()
-            self._slots.append((slot, before + starts, before_s + waiting_s, moved_before_s + moved_s, work_before_s + work_s))
+            _, before, before_s, moved_before_s = self._slots.pop()
+            self._slots.append((slot, before + starts, before_s + waiting_s, moved_before_s + moved_s))
         else:
-            self._slots.append((slot, starts, waiting_s, moved_s, work_s))
+            self._slots.append((slot, starts, waiting_s, moved_s))
             self._forget_old(now)
         self._starts += starts
         self._waiting_s += waiting_s
         self._moved_s += moved_s
-        self._work_s += work_s
 
     def _forget_old(self, now: float) -> None:
         while self._slots and self._slots[0][0] * _SLOT_S <= now - WINDOW_S:
-            _, starts, waiting_s, moved_s, work_s = self._slots.popleft()
+            _, starts, waiting_s, moved_s = self._slots.popleft()
             self._starts -= starts
             self._waiting_s -= waiting_s
             self._moved_s -= moved_s
-            self._work_s -= work_s
-
-
-class RecentWork:
-    """The GPU-seconds that begin in a second: a mean in which older ones count less and less, over about `WINDOW_S`."""
-
-    __slots__ = ("_at", "_since", "_work_s")
-
-    def __init__(self) -> None:
-        self._work_s, self._at, self._since = 0.0, 0.0, -math.inf
-
-    def add(self, work_s: float, now: float) -> None:
-        self._since = now if self._since < 0.0 and not self._work_s else self._since
-        self._work_s, self._at = self._left_s(now) + work_s, now
-
-    def per_second(self, now: float) -> float:
-        """Return the rate. Before the first `WINDOW_S` are over, it is that of the time since the first work, of a second at least."""
-        if not self._work_s:
-            return 0.0
-        seen_s = WINDOW_S * (1.0 - math.exp(-max(1.0, now - self._since) / WINDOW_S))
-        return self._left_s(now) / seen_s
-
-    def _left_s(self, now: float) -> float:
-        return self._work_s * math.exp((self._at - now) / WINDOW_S) if now > self._at else self._work_s
 
 
 def jitter(request_id: str) -> float:

@@ -85,13 +85,13 @@ class Refusals:
         limit_s = request.expected_by - request.arrived_at
         return CannotStartInTime(waiting, waited_s, expected_s, "refuse_after_s", limit_s, retry_after_s)
 
-    def _expected_wait_s(self, request: RequestState, now: float, *, before_it: bool = False) -> float | None:
-        """Return after how many seconds the request, or all before it, probably starts; None if that is not known."""
-        return None if all(r.draining for r in self._replicas) else self._order.expected_wait_s(request, now, before_it=before_it)
+    def _expected_wait_s(self, request: RequestState, now: float) -> float | None:
+        """Return after how many seconds the request probably starts; None if that is not known."""
+        return None if all(r.draining for r in self._replicas) else self._order.expected_wait_s(request, now)
 
     def _retry_after_s(self, request: RequestState, now: float) -> float:
-        """Return when all has probably started that waits before the request, from `jitter` a little earlier or later for each request."""
-        if (expected_s := self._expected_wait_s(request, now, before_it=True)) is None:
+        """Return when the request would probably have started, from `jitter` a little earlier or later for each request."""
+        if (expected_s := self._expected_wait_s(request, now)) is None:
             return self.retry_after_s()
         return min(max(expected_s * jitter(request.request_id), MIN_RETRY_AFTER_S), _MAX_RETRY_AFTER_S)
 

@@ -166,25 +166,17 @@ def test_an_ingress_that_starts_anew_is_level_with_the_others_after_its_first_ex
     assert placed(new, "second", "a").priority == placed(old, "other", "b").priority
 
 
-@pytest.mark.parametrize("num_ingresses", [1, 2])
-def test_tenants_of_long_and_of_short_answers_are_told_how_long_they_wait(num_ingresses: int) -> None:
-    places = tuple(range(num_ingresses))
-    clients = [Client("long", 1.0, 1000, 100, 10, places), Client("short", 1.0, 100, 10, 30, places)]
-    contest = Contest(clients, seed=1, num_ingresses=num_ingresses)
-    for order in contest.orders:
-        order.note_queue("engine", 1)
-        order.note_fullness(1, None, 0.0)
-    exchanged = 0.0
+def test_tenants_of_long_and_of_short_answers_are_told_how_long_they_wait() -> None:
+    contest = Contest([Client("long", 1.0, 1000, 100, 10), Client("short", 1.0, 100, 10, 30)], seed=1)
+    (order,) = contest.orders
+    order.note_queue("engine", 1)
+    order.note_fullness(1, None, 0.0)
     told: dict[str, tuple[float, float]] = {}
     errors: dict[str, list[float]] = {"long": [], "short": []}
     while contest.now < 300.0:
-        for state, _, ingress in contest.queue.values():
-            expected_s = contest.orders[ingress].expected_wait_s(state, contest.now)
-            if state.request_id not in told and expected_s is not None:
+        for state, _, _ in contest.queue.values():
+            if state.request_id not in told and (expected_s := order.expected_wait_s(state, contest.now)) is not None:
                 told[state.request_id] = contest.now, expected_s
-        if contest.now - exchanged >= 1.0:
-            exchanged = contest.now
-            contest.exchange()
         queued = dict(contest.queue)
         contest.step()
         (begun,) = queued.keys() - contest.queue.keys()
