@@ -84,7 +84,7 @@ test-all: .venv ## the same and the slow ones, then the answers of an ingress wi
 	SERVE_APP_TEST_SHORTCUTS=off $(TWICE) build/flaky-without-shortcuts.txt $(WORKERS) -m "not slow" tests/ingress tests/e2e
 
 test-ui: .venv ## the chat page and the fleet page in a headless Chromium, in front of a fake service and of a fleet; writes tests/ui/axe-report.json; 2 minutes
-	@command -v chromium >/dev/null || { echo "error: no chromium on the PATH; on Debian and Ubuntu: apt install chromium" >&2; exit 2; }
+	@command -v chromium chromium-browser >/dev/null || { echo "error: no chromium on the PATH; on Debian and Ubuntu: apt install chromium" >&2; exit 2; }
 	AXE_REPORT=tests/ui/axe-report.json $(BIN)/pytest --durations 10 tests/ui
 
 axe-core: ## renew tests/ui/axe.min.js.gz, which checks the pages for people who cannot see or use no mouse; wants npm

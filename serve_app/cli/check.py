@@ -220,7 +220,8 @@ def _wide_notes(models: Mapping[str, ModelSettings]) -> Iterator[str]:
             needs = (
                 f"{dotted(('models', name))} needs a node with {gpus} GPUs, and nearly all have {MAX_GPUS_OF_USUAL_NODES} at most"
             )
-            nodes = -(-model.gpus_per_replica // MAX_GPUS_OF_USUAL_NODES)
+            least = -(-model.gpus_per_replica // MAX_GPUS_OF_USUAL_NODES)
+            nodes = next(n for n in range(least, model.gpus_per_replica + 1) if model.gpus_per_replica % n == 0)
             yield f"{needs}: else it waits for ever; nodes: {nodes} spreads it"
 
 

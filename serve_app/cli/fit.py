@@ -164,10 +164,9 @@ def _estimate(asked: Asked, options: Options) -> Estimate:
         engine_args=args,
         load=None if options.requests_per_s is None else _load_of(options, options.requests_per_s, scaling),
         offload_gib=offload_gib,
+        pod=asked.pod,
     )
     found = _estimate_of(_folder(asked), wish)
-    if asked.pod is not None:
-        found = dataclasses.replace(found, pod=asked.pod)
     return found if asked.settings is None else dataclasses.replace(found, notes=(*_notes(asked.settings), *found.notes))
 
 

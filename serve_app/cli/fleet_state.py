@@ -19,7 +19,7 @@ _TROUBLE = ("UNHEALTHY", "DEPLOY_FAILED")
 _BEFORE = ("NOT_STARTED", "DEPLOYING")
 
 
-class FleetState(NamedTuple):
+class Verdict(NamedTuple):
     """What the first line of `serve-app status` says."""
 
     word: str
@@ -42,23 +42,22 @@ class _Group(NamedTuple):
         return sum(self.states[state] for state in _ANSWERING)
 
 
-def fleet_state(report: Report) -> FleetState:
+def fleet_state(report: Report) -> Verdict:
     """Return the state of the fleet in a report of `status.collect` or of `status.asked_by_http`."""
     status = report["status"]
     if status == "NOT_FOUND":
-        return FleetState("not running", "Ray Serve has no application of this name")
+        return Verdict("not running", "Ray Serve has no application of this name")
     groups = [*_groups(report)]
     without = [group.name for group in groups if group.target and not group.answering]
     short = any(group.answering < group.target for group in groups)
     lost = any(group.states["lost"] for group in groups)
     num_ingresses, wanted = _ingresses(report)
     can_answer = num_ingresses > 0 and any(group.answering for group in groups)
-    trouble = status in _TROUBLE or (lost and not status)
     if status == "DELETING":
         word = "stopping"
     elif not can_answer and (without or not num_ingresses):
         word = "starting" if status in _BEFORE else "failed" if status == "DEPLOY_FAILED" else "down"
-    elif trouble and (short or status in _TROUBLE):
+    elif status in _TROUBLE or (lost and short and not status):
         word = "degraded"
     elif short or status == "DEPLOYING":
         word = {"DEPLOYING": "deploying", "": "starting"}.get(status, "scaling")
@@ -73,7 +72,7 @@ def fleet_state(report: Report) -> FleetState:
         parts.append(f"requests for {', '.join(without)} wait for a replica")
     elif word != "serving":
         parts.append("requests are answered")
-    return FleetState(word, "; ".join(parts))
+    return Verdict(word, "; ".join(parts))
 
 
 def _groups(report: Report) -> Iterator[_Group]:

@@ -107,15 +107,18 @@ def _has_resource(group: Any, model: ModelSettings) -> bool:
 
 def _pod_of(group: Mapping[str, Any]) -> PodSizes | None:
     spec = mapping_at(mapping_at(group["template"], "template")["spec"], "template.spec")
-    resources = mapping_at(list_at(spec["containers"], "containers")[0].get("resources"), "resources")
+    if not (containers := list_at(spec.get("containers"), "containers")):
+        return None
+    resources = mapping_at(containers[0].get("resources"), "resources")
     requests, limits = (mapping_at(resources.get(kind), kind) for kind in ("requests", "limits"))
-    shared = [volume["emptyDir"] for volume in list_at(spec.get("volumes"), "volumes") if volume.get("name") == "shm"]
+    volumes = list_at(spec.get("volumes"), "volumes")
+    shared = [mapping_at(volume.get("emptyDir"), "emptyDir") for volume in volumes if volume.get("name") == "shm"]
     amounts = [
         requests.get("cpu"),
         limits.get("cpu"),
         requests.get("memory"),
         limits.get("memory"),
-        *(v["sizeLimit"] for v in shared),
+        *(volume.get("sizeLimit") for volume in shared),
     ]
     numbers = [_AMOUNT.fullmatch(str(amount)) for amount in amounts]
     if len(numbers) != 5 or not all(numbers):

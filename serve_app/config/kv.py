@@ -67,7 +67,7 @@ class KvSettings(Section):
     """First of the model's 256 TCP ports on each machine with `nixl`. Avoid 32768 to 60999, which Linux uses for outgoing connections."""
 
     offload_gib: Real = Field(default=0.0, ge=0, le=65536)
-    """Memory of the node, in GiB for each replica, that keeps KV which no longer fits the GPU's. 0: such KV is lost."""
+    """Memory of the node, in GiB for each replica, that keeps copies of prompts' KV for when the GPU's cache has dropped it. 0: none."""
 
     @property
     def is_on(self) -> bool:
@@ -116,8 +116,8 @@ def kv_problems(model: "ModelSettings") -> Iterator[PydanticCustomError]:
         problem = f"is {size!r}, for which no pod and no estimate has room"
         yield wrong("engine_args.kv_offloading_size", problem, f"remove it, and set kv.offload_gib: {size}")
     elif size is not None and (kv.is_on or kv.is_offloaded):
-        problem = f"is {size!r} and kv sets another connector: with it, vLLM would have the one alone"
-        yield wrong("engine_args.kv_offloading_size", problem, "remove it, or kv")
+        problem = f"is {size!r} and kv sets a connector, too: vLLM would use only that of kv_offloading_size"
+        yield wrong("engine_args.kv_offloading_size", problem, "remove it, or kv.transfer and kv.offload_gib")
     if kv.is_offloaded:
         yield from _offload_problems(model)
 

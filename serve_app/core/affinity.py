@@ -82,7 +82,7 @@ class PrefixAffinity:
             return 0
         self._learn(prefix.hashes)
         hit_tokens = self.hit_tokens(request, replica)
-        self.index.add(replica.replica_id, prefix, replica.kv_tokens and replica.kv_tokens + replica.host_kv_tokens)
+        self.index.add(replica.replica_id, prefix, replica.kv_tokens and max(replica.kv_tokens, replica.host_kv_tokens))
         return hit_tokens
 
     def hit_tokens(self, request: RequestState, replica: ReplicaState) -> int:

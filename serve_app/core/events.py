@@ -25,7 +25,8 @@ class RequestArrived:
     wait or make others wait. ``adapter``: the number of the LoRA adapter that the request is for, None for the model itself. ``start_by``:
     the second by which its first token has to come, None if there is no such limit; later engine requests of an HTTP request have none.
     ``first_token_s`` is the tenant's limit from which ``start_by`` was computed, 0 without one. ``max_wait_s`` is a limit from now on,
-    which only counts at arrival, while the model has all its replicas. ``is_first``: it is the first engine request of its HTTP request.
+    which only counts at arrival; with fewer than ``max_replicas``, the p90 of starts is added. ``is_first``: it is the first engine request
+    of its HTTP request.
 
     ``tenant``, ``weight`` and ``priority``: whose request it is, for `FairOrder`; "" stands for all requests without a tenant.
     """

@@ -32,4 +32,4 @@ class FleetSettings:
     pools: PoolSizes | None = None
     """Bounds of the replicas that compute prompts, and of those that make answers (`Pools`); None: no replica has a role."""
     max_replicas: int = 1
-    """With fewer replicas, more may be on their way, and `RequestArrived.max_wait_s` does not count."""
+    """With fewer replicas, more may be on their way: the p90 of their starts is added to `RequestArrived.max_wait_s`."""

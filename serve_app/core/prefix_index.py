@@ -1,8 +1,8 @@
 """`PrefixIndex` remembers which prompts this ingress sent to each replica, and so what the replica's prefix cache probably holds.
 
 Pure. Only `PrefixAffinity` calls this module. A prompt is a chain of hashes, one for each *point* of it: two prompts with an equal hash at
-a point are equal up to that point. The index remembers as much of a replica as its KV cache has room for, and keeps the prompts that were
-used last.
+a point are equal up to that point. The index remembers as much of a replica as its KV cache or its host's memory has room for, and keeps
+the prompts that were used last.
 """
 
 from collections import OrderedDict

@@ -46,19 +46,20 @@ class Refusals:
     def of_arrival(self, request: RequestState, now: float) -> CannotStartInTime | None:
         """Return why a request is refused that would probably start too late. While it is not known when it starts, it may wait.
 
-        ``start_by`` is the tenant's limit. The model's is ``expected_by``, and while a further replica can come, as much later as replicas
-        take to start: who waits longer than that waits for more than a start, or no replica comes.
+        ``start_by`` is the tenant's limit. The model's is ``expected_by``. With fewer than ``max_replicas`` the p90 of measured starts is
+        added, because a replica that starts would take the request by then; before the first measured start nothing is refused.
         """
+        start_s: float | None = 0.0
         if (limit := request.start_by) is None:
             limit = request.expected_by
-            if limit is not None and len(self._replicas) < self._settings.max_replicas:
+            if len(self._replicas) < self._settings.max_replicas:
                 start_s = self.cold_starts.p90_s()
-                limit = None if start_s is None else limit + start_s
-        if limit is None:
+        if limit is None or start_s is None:
             return None
+        limit += start_s
         left_s, expected_s = limit - now, self._expected_wait_s(request, now)
         if left_s <= 0 or (expected_s is not None and expected_s * self._order.wait_margin(request) > left_s):
-            return self.too_late(request, now)
+            return self.too_late(request, now, start_s)
         request.expected_wait_s = expected_s
         if request.start_by is not None:
             heapq.heappush(self._deadlines, (request.start_by, request.number, request.request_id))
@@ -74,8 +75,8 @@ class Refusals:
             if (request := requests.get(request_id)) is not None and request.number == number and not request.emitted_ids:
                 yield request
 
-    def too_late(self, request: RequestState, now: float) -> CannotStartInTime:
-        """Return the error of a request that starts too late for its limit."""
+    def too_late(self, request: RequestState, now: float, start_s: float = 0.0) -> CannotStartInTime:
+        """Return the error of a request that starts too late for its limit. ``start_s``: seconds that were added to it."""
         expected_s = self._expected_wait_s(request, now) or 0.0
         waiting = self._order.num_ahead(request)
         waited_s, retry_after_s = now - request.arrived_at, self._retry_after_s(request, now)
@@ -83,7 +84,7 @@ class Refusals:
             return CannotStartInTime(waiting, waited_s, expected_s, "first_token_s", request.first_token_s, retry_after_s)
         assert request.expected_by is not None  # else nothing limits its wait
         limit_s = request.expected_by - request.arrived_at
-        return CannotStartInTime(waiting, waited_s, expected_s, "refuse_after_s", limit_s, retry_after_s)
+        return CannotStartInTime(waiting, waited_s, expected_s, "refuse_after_s", limit_s, retry_after_s, start_s)
 
     def _expected_wait_s(self, request: RequestState, now: float) -> float | None:
         """Return after how many seconds the request probably starts; None if that is not known."""

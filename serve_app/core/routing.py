@@ -30,7 +30,7 @@ class ReplicaState:
     ``kv_tokens``: tokens that the replica's KV cache holds, and ``max_model_len`` those of one prompt and answer; 0 if it did not report
     them. ``is_longest``: no replica with these weights that takes new work has a longer context. Replicas with equal ``kv_transfer``, not
     "", can read each other's KV; ``kv_token_bytes`` is that of one token in all layers and workers, 0 if the replica did not report it.
-    ``host_kv_tokens``: tokens whose KV the memory of its host keeps when its KV cache has no room for them any more.
+    ``host_kv_tokens``: tokens of prompts whose KV is also copied to the host's memory.
     ``sleeping``: it takes no new work because its engine sleeps, or is about to. ``wake_asked_at``: when it was asked last to wake.
     ``coming``: ids of requests that another replica was asked to hand over, for which a place is kept here.
     """

@@ -35,7 +35,8 @@ REPORT_PREFIX = "measured_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCosts:
-    """Seconds that a step costs, however small its batch, and that each of its tokens adds; with the standard deviation of each, > 0.
+    """Seconds that a step costs, however small its batch, and that each of its tokens adds; with the standard deviation of each, > 0
+    if it was timed.
 
     ``context_token_s`` is what a token of an answer costs more for each token before it beyond `CONTEXT_TOKENS`; 0 if that was not timed.
     """
@@ -135,9 +136,10 @@ def combined(found: Sequence[MeasuredCosts]) -> MeasuredCosts | None:
         return None
     costs, errors = {}, {}
     for name in ("step", "output_token", "prompt_token", "context_token"):
-        values = [getattr(m, f"{name}_s") for m in found]
+        timed = [m for m in found if getattr(m, f"{name}_error_s")] or found  # not all have timed a long context
+        values = [getattr(m, f"{name}_s") for m in timed]
         costs[f"{name}_s"] = statistics.median(values)
-        own = statistics.median(getattr(m, f"{name}_error_s") for m in found)
+        own = statistics.median(getattr(m, f"{name}_error_s") for m in timed)
         errors[f"{name}_error_s"] = float(np.hypot(own, statistics.pstdev(values)))
     return MeasuredCosts(**costs, **errors)
 

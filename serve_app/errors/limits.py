@@ -69,12 +69,15 @@ class CannotStartInTime(ServingError):
     limit: Literal["first_token_s", "refuse_after_s"]
     limit_s: float
     retry_after_s: float = field()
+    start_s: float = 0.0
+    """Seconds for the start of a replica that were added to the limit."""
 
     def __str__(self) -> str:
         waited = f"the request has waited {self.waited_s:.1f} s, {self.waiting} others wait"
         longer = f", and it would start in about {self.expected_s:.1f} s" if self.expected_s else ""
         limit = f"its tenant's {self.limit}" if self.limit == "first_token_s" else f"its model's replicas.{self.limit}"
-        return f"{waited}{longer}: too late for {limit}: {self.limit_s:g}; retry in {self.retry_after_s:.1f} s"
+        start = f", and {self.start_s:.0f} s for a replica's start" if self.start_s else ""
+        return f"{waited}{longer}: too late for {limit}: {self.limit_s:g}{start}; retry in {self.retry_after_s:.1f} s"
 
 
 @dataclass(eq=False)

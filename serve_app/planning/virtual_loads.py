@@ -48,7 +48,7 @@ class Asked:
     is_complete: bool = False
     refused_at: float | None = None
     retry_after_s: float = 0.0
-    """What it was told when it was refused; ``said_s`` is the same without `jitter`."""
+    """Retry-After as the client got it, in seconds; ``said_s`` is the same without `jitter`."""
     said_s: float = 0.0
     late_at: float | None = None
     """When it was ended because it would begin too late."""

@@ -180,8 +180,8 @@ class ForkServers:
             except OSError:
                 return False
             listener.listen(BACKLOG)
-            raylet = os.pidfd_open(self._raylet)
             told, says = os.pipe()
+            raylet = os.pidfd_open(self._raylet)
             try:
                 passed = [listener.fileno(), raylet]
                 # subprocess closes all other descriptors. A process of uvloop's inherits Ray's, and the raylet would not notice a worker's

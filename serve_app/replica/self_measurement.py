@@ -60,7 +60,7 @@ def measure(core: Any, limit_s: float, now: Callable[[], float] = time.perf_coun
         logger.exception("this engine's steps were not measured")
         return None
     finally:
-        if not core.reset_prefix_cache():
+        if not core.reset_prefix_cache(reset_connector=True):
             logger.warning("the prompts that this engine was measured with stay in its prefix cache until others need the room")
 
 

@@ -6,7 +6,6 @@ slots only when it has proved that it has the token, so that a peer without the 
 """
 
 import asyncio
-import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -90,10 +89,15 @@ class ReplicaServer:
             ListenFailed: All of these ports are taken, or the address is not ours.
         """
         first = self.settings.port
-        for port in range(first, first + num_ports if first else 1):
-            with contextlib.suppress(ListenFailed):
+        ports = range(first, min(first + num_ports, 65536)) if first else range(1)
+        for port in ports:
+            try:
                 return await self._listen_at(port)
-        return await self._listen_at(first)
+            except ListenFailed as exc:
+                if port == ports[-1]:
+                    reason = f"{exc.reason}; ports from {first} on are taken, too" if len(ports) > 1 else exc.reason
+                    raise ListenFailed(host=self.settings.host, port=port, reason=reason, key="protocol.port") from exc
+        raise AssertionError("no ports")
 
     async def _listen_at(self, port: int) -> int:
         loop, host = asyncio.get_running_loop(), self.settings.host

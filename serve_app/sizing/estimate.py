@@ -58,6 +58,8 @@ class Wish:
     load: Load | None = None
     offload_gib: float = 0.0
     """`kv.offload_gib`."""
+    pod: PodSizes | None = None
+    """None: as the chart makes it when values say nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +155,7 @@ def estimate(shape: Architecture, files: TensorBytes | None, wish: Wish) -> Esti
         raise ConfigError("--prompt", problem, "lower --prompt or --answer, or raise --context")
     replicas = replicas_for(shape, counts, found, wish.load) if wish.load is not None and found.fits else None
     per_pod = found.num_gpus // found.num_nodes
-    pod = pod_sizes(per_pod, wish.offload_gib)
+    pod = wish.pod or pod_sizes(per_pod, wish.offload_gib)
     stored = files.file_bytes if files is not None else weight_bytes(shape, counts, element=4 if shape.dtype == "float32" else 2)
     return Estimate(
         shape=shape,

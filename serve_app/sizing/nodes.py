@@ -22,9 +22,7 @@ class PodSizes:
     memory_request_gib: float
     memory_limit_gib: float
     shm_gib: float
-    """Size limit of /dev/shm, which counts as memory of the pod."""
-    offload_gib: int = 0
-    """Memory that keeps KV which no longer fits the GPUs'. The other sizes include it; /dev/shm has it."""
+    """Size limit of /dev/shm, which counts as memory of the pod. KV that no longer fits the GPUs' memory is kept there."""
 
     def prefetches(self, checkpoint_bytes: int) -> bool:
         """Return whether vLLM reads so large a checkpoint ahead: 90 % of the memory that the limit leaves free must hold it."""
@@ -44,7 +42,6 @@ def pod_sizes(num_gpus: int, offload_gib: float = 0.0) -> PodSizes:
         memory_request_gib=4 + 8 * num_gpus + kept,
         memory_limit_gib=8 + 16 * num_gpus + kept,
         shm_gib=2 + num_gpus + kept,
-        offload_gib=kept,
     )
 
 
@@ -66,8 +63,9 @@ class Instance:
 
     def replicas(self, num_gpus: int, pod: PodSizes) -> int:
         """Return how many replicas of ``num_gpus`` GPUs the node holds, by GPUs, and CPUs and memory that their pods request."""
-        by_cpu = self.pods_cpu_m // (1000 * pod.cpu_request)
-        return int(min(self.num_gpus // num_gpus, by_cpu, self.pods_memory_mib // (1024 * pod.memory_request_gib)))
+        by_cpu = self.pods_cpu_m / (1000 * pod.cpu_request) if pod.cpu_request else math.inf
+        by_memory = self.pods_memory_mib / (1024 * pod.memory_request_gib) if pod.memory_request_gib else math.inf
+        return int(min(self.num_gpus // num_gpus, by_cpu, by_memory))
 
 
 INSTANCES = (

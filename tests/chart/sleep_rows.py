@@ -42,7 +42,7 @@ SLEEP: list[Check] = [
     _row(
         "a model in its own pods",
         (CHAT, CODE, TALK | {"podsOf": "talk"}),
-        "config.models.talk.podsOf is talk, which is in the pods of another model itself",
+        "config.models.talk.podsOf is talk, which is the model itself",
     ),
     _row(
         "a model in the pods of a guest",
@@ -58,6 +58,17 @@ SLEEP: list[Check] = [
         "a guest that does not sleep",
         (CHAT, {key: value for key, value in CODE.items() if key != "sleep"}),
         "config.models.code.podsOf is chat, but sleep.replicas_per_gpu is 1 here and 3 there",
+    ),
+    _row(
+        "a guest of a model that is not served",
+        (CHAT | {"served": False}, CODE),
+        "config.models.code is in the pods of chat, whose served is false",
+        right=(CHAT | {"served": False}, CODE | {"served": False}, {"name": "other", "model": "/opt/m"}),
+    ),
+    _row(
+        "a guest with other CPUs than its host",
+        (CHAT, CODE | {"num_cpus": 2}),
+        "config.models.code.num_cpus is 2 and that of chat is 1",
     ),
     _row(
         "a guest on another device",

@@ -21,7 +21,7 @@ LOAD = Load(requests_per_s=5, prompt_tokens=500, answer_tokens=200, slo=Slo(ttft
 
 
 def of(config: Config, gpu: str, *, gpus: int | None = None, context: int | None = 16384, **rest: Any) -> Estimate:
-    more = {name: rest.pop(name) for name in ("load", "offload_gib") if name in rest}
+    more = {name: rest.pop(name) for name in ("load", "offload_gib", "pod") if name in rest}
     nodes = rest.pop("nodes", 1)
     wish = Wish(accelerator=accelerator_named(gpu), num_gpus=gpus, num_nodes=nodes, context=context, engine_args=rest, **more)
     return estimate(architecture_of(config, "config.json"), None, wish)
@@ -118,6 +118,7 @@ def test_kv_in_the_pods_memory_makes_the_pod_larger_and_says_how_many_tokens_it_
     assert sizes == [(12, 24, 3), (28, 40, 19)]
     assert plain.nodes[0].instance.name == "g6.xlarge", "16 GiB"
     assert kept.nodes[0].instance.name == "g6.2xlarge", "32 GiB"
+    assert of(shapes.LLAMA_8B, "l4", gpus=1, pod=kept.pod).nodes == kept.nodes
     assert of(shapes.LLAMA_70B, "h100", gpus=2, offload_gib=10.0).offload_tokens == 10 * 2**30 // 327_680
 
 

@@ -43,14 +43,16 @@ while they serve. A guest has group, resource and `pods` of the model that its `
 {{ dig "replicas_per_gpu" 1 (.sleep | default dict) | int }}
 {{- end }}
 
-{{- /* How many times the pods of one replica hold the replicas that a key of `replicas` names, of a model and its guests; `min`, where it
-names none. Args: model, key. */}}
+{{- /* The pods of how many replicas a model and its served guests need: the sum of their `replicas`, by a key of it or else `min`, divided by
+the engines in a pod, rounded up. Args: model, key. */}}
 {{- define "serve-app.replicasFor" -}}
 {{- $sum := 0 -}}
 {{- range prepend (.model.guests | default list) .model -}}
 {{- $replicas := dig "replicas" dict . -}}
 {{- $replicas = ternary $replicas dict (kindIs "map" $replicas) -}}
+{{- if dig "served" true . -}}
 {{- $sum = add $sum (dig $.key "" $replicas | default (dig "min" 1 $replicas) | int) -}}
+{{- end -}}
 {{- end -}}
 {{- $sharing := include "serve-app.sharing" .model | int -}}
 {{ div (add $sum $sharing -1) $sharing }}

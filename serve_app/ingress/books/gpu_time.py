@@ -2,8 +2,8 @@
 
 A step of an engine takes ``step_s``, and more for each of its tokens (`serve_app/core/step_costs.py`). So a request costs
 
-    GPUs of a replica x (computed prompt tokens x prompt_token_s + output tokens x output_token_s + tokens before these x context_token_s
-                         + its part of the steps x step_s)
+    GPUs of a replica x (computed prompt tokens x prompt_token_s + output tokens x output_token_s
+                         + tokens before each of these beyond 241 x context_token_s + its part of the steps x step_s)
 
 Its part of a step is 0.1 if ten requests got a token in it. So the sum over all requests is the time that the engines spent in steps, as
 far as the measured costs hold: the later tokens of a prompt of thousands cost more than the measured 512. Not in the sum are steps in the

@@ -35,7 +35,7 @@ CauseOfLoss = Callable[[str, str], str | None]
 
 
 def unknown(model: str, replica_id: str) -> None:
-    """Return that no cause is known."""
+    """Return None: no cause is known."""
 
 
 class Hop(msgspec.Struct, frozen=True):

@@ -192,7 +192,9 @@ class IngressApp:
         elif path == MODELS:
             response = await self._own.models(caller) if method in ("GET", "HEAD") else method_not_allowed("GET, HEAD")
             await response(scope, receive, send)
-        elif path == REQUESTS and method in ("GET", "HEAD"):
+        elif path == REQUESTS:
+            if method not in ("GET", "HEAD"):
+                return method_not_allowed("GET, HEAD")
             tenant = None if caller is None else caller.tenant.name
             ways = self.books.recent.shown(reversed(self._running), tenant, time.monotonic())
             await json_answer(ways)(scope, receive, send)
