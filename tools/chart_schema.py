@@ -4,8 +4,7 @@ Types come from the default values, descriptions from the `# --` comments, and e
 from the tables below. Every object is closed and requires all its keys. So a misspelt key fails, and so does a null, with which Helm would
 drop a default, and a template would read "off". `config` has the configuration's own schema. rules.yaml holds the tables of ports,
 timeouts, names of other systems and of vLLM's arguments, wrong forms of weights' places and the form of tenants' names that both `serve-app
-check` and the chart's templates check. The schema lets such names through: its own error could not say which name is meant, and Helm
-reports a wrong tenant's name at the path of another value.
+check` and the chart's templates check. The schema lets such names through, because its own error could not say which name is meant.
 Run as `python -m tools.chart_schema`; tests/chart/test_generated.py fails if a file is outdated.
 """
 
@@ -84,15 +83,8 @@ def _named(*keys: str) -> Schema:
 
 _NEVER_IGNORED = {
     *("release-name", "set-by-chart", "foreign-key", "port-taken", "min-above-max", "config-too-large"),
-    *(
-        "nodes-cannot-be",
-        "pods-cannot-be-shared",
-        "label-of-chart",
-        "annotation-of-helm",
-        "name-twice",
-        "mount-without-volume",
-        "request-above-limit",
-    ),
+    *("nodes-cannot-be", "pods-cannot-be-shared", "label-of-chart", "annotation-of-helm", "name-twice", "mount-without-volume"),
+    "request-above-limit",
     *("value-moved", "weights-path-twice", "weights-revision-moves", "weights-place-wrong", "not-a-mapping"),
     *("alb-check-not-a-number", "redis-secret-of-chart", "serve-outlasts-drain", "nothing-served"),
     *("tenant-name", "tenant-model-not-served", "tenant-key-twice", "tenant-day", "oidc-without-tenants"),

@@ -5,12 +5,11 @@ The engine cores are vLLM's with our scheduler; a step takes as long as the simu
 seconds. Links, texts and Python's own time take no virtual time.
 """
 
-import contextlib
 import heapq
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -44,6 +43,7 @@ from serve_app.core.request import Resume
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.errors import CannotStartInTime
 from serve_app.planning.virtual_loads import Asked, Load
+from serve_app.planning.virtual_time import time_of_schedulers
 from serve_app.replica.kv_params import CAME_AT
 
 TEXT, KINDS = 256, 4
@@ -150,7 +150,7 @@ class VirtualFleet:
             self._at(self._random.uniform(0.0, _TICK_S), self._tick, ingress)
         for engine in self._engines.values():
             self._at(self._random.uniform(0.0, _HEARTBEAT_S), self._beat, engine)
-        with _time_of_schedulers(self):
+        with time_of_schedulers(self):
             while self._events[0][0] < ends_at or (to_the_end and any(ingress.asked for ingress in self._ingresses)):
                 self._now, _, happen, arguments = heapq.heappop(self._events)
                 happen(*arguments)
@@ -231,7 +231,8 @@ class VirtualFleet:
         answer = self._random.randint(*load.answer)
         beginning = list(self._connections).index(load) * KINDS + kind + 1
         points = [(beginning << 40) + point for point in itertools.takewhile(_is_within(load.shared), itertools.count())]
-        points += [(1 << 63) + (number << 16) + block for block in range(len(own) // BLOCK)]
+        rest = itertools.takewhile(_is_within(load.shared + len(own)), itertools.count(len(points)))
+        points += [(1 << 63) + (number << 16) + point for point in rest]
         self.ask(load, name, self._kinds[kind] * (load.shared // TEXT) + own, answer, points, connection)
 
     def ask(self, load: Load, name: str, prompt: list[int], answer: int, points: Sequence[int], connection: int = 0) -> None:
@@ -380,22 +381,6 @@ class VirtualFleet:
         waits = self._board.exchange(str(number), {"m": report}, self._now, number=before + 1, last_answered=before)
         order.answered(report)
         self._follow(ingress, ingress.fleet.handle(WaitsReported(waits["m"]), now=self._now))
-
-
-@contextlib.contextmanager
-def _time_of_schedulers(clock: VirtualFleet) -> Iterator[None]:
-    """Let our schedulers read the fleet's time where they would read the machine's."""
-    from serve_app.replica import hand_over, scheduler
-
-    modules: tuple[Any, ...] = hand_over, scheduler
-    before = [module.time for module in modules]
-    for module in modules:
-        module.time = clock
-    try:
-        yield
-    finally:
-        for module, time in zip(modules, before, strict=True):
-            module.time = time
 
 
 def _is_within(tokens: int) -> Callable[[int], bool]:

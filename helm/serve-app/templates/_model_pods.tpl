@@ -142,16 +142,3 @@ shmSize: 1Gi
 homeSize: 8Gi
 {{- end -}}
 {{- end }}
-
-{{- /* The claim that holds compile caches, or nothing. Args: the settings of any pods of Ray. */}}
-{{- define "serve-app.compileCacheClaim" -}}
-{{- with .compileCache }}{{ .existingClaim }}{{ end -}}
-{{- end }}
-
-{{- /* Where vLLM and the compilers below it keep what they compiled: all on the claim of modelPods.compileCache. */}}
-{{- define "serve-app.compileCacheEnv" -}}
-- {name: VLLM_CACHE_ROOT, value: /var/cache/serve-app/vllm}
-- {name: TRITON_CACHE_DIR, value: /var/cache/serve-app/triton}
-- {name: FLASHINFER_WORKSPACE_BASE, value: /var/cache/serve-app}
-- {name: CUDA_CACHE_PATH, value: /var/cache/serve-app/nv}
-{{- end }}
