@@ -19,7 +19,7 @@ ITL_TARGET_S = "serve_app_itl_target_s"
 
 KV_LEASE_S = 30
 """Seconds for which an engine keeps the KV of a request that it handed over."""
-_LEASE = "kv_lease_duration"
+KV_LEASE = "kv_lease_duration"
 """vLLM's key of them."""
 _HOST_BYTES = "cpu_bytes_to_use"
 """vLLM's key of the bytes of KV that the host keeps."""
@@ -156,7 +156,7 @@ def engine_core_args(model: ModelSettings, model_path: str, node: NodeOfEngine |
 
 def moves_kv(connector: Any) -> bool:
     """Return whether other engines read the KV of an engine with this ``KVTransferConfig``: only `kv.transfer` sets a lease."""
-    return connector is not None and connector.get_from_extra_config(_LEASE, None) is not None
+    return connector is not None and connector.get_from_extra_config(KV_LEASE, None) is not None
 
 
 def offloaded_bytes(connector: Any) -> int:
@@ -175,7 +175,7 @@ def _kv_connector(model: ModelSettings) -> dict[str, Any] | None:
         return None
     both: dict[str, Any] = {"kv_connector": "MultiConnector", "kv_role": "kv_both"}
     # vLLM asks the first connector first: a request that was handed over reads its KV where it was.
-    both["kv_connector_extra_config"] = {"connectors": parts, _LEASE: KV_LEASE_S}
+    both["kv_connector_extra_config"] = {"connectors": parts, KV_LEASE: KV_LEASE_S}
     # Other engines remember the memory of an engine by its id.
     return {**(both if len(parts) > 1 else parts[0]), "kv_load_failure_policy": "recompute", "engine_id": uuid.uuid4().hex}
 
@@ -185,7 +185,7 @@ def _moving(model: ModelSettings) -> dict[str, Any]:
         **({"kv_connector": "NixlConnector"} if model.simulated is None else SIMULATED_CONNECTOR),
         "kv_role": "kv_both",
         "kv_buffer_device": model.device,
-        "kv_connector_extra_config": {_LEASE: KV_LEASE_S, "num_threads": 1},
+        "kv_connector_extra_config": {KV_LEASE: KV_LEASE_S, "num_threads": 1},
     }
 
 

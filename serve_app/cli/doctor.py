@@ -97,7 +97,7 @@ def examine(file: Path) -> Iterator[Finding]:
     yield findings.driver(_gpus(), _torch()[1], needed_gpus(settings))
     shm = shutil.disk_usage("/dev/shm")
     # A running fleet holds its share already.
-    yield findings.shared_memory(shm.free, 0 if run else OBJECT_STORE_BYTES + offloaded_bytes(settings))
+    yield findings.shared_memory(shm.free, 0 if run else OBJECT_STORE_BYTES + kept_kv_bytes(settings))
     yield findings.memory(_available_bytes(), 0 if run else needed_bytes(settings))
     yield findings.descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE), settings.ingress.replicas.target_streams)
     if settings.ingress.oidc is not None:
@@ -292,7 +292,7 @@ def _files_of(model: ModelSettings) -> Finding:
     return Finding(name, "warning" if answer.state == "unknown" else "ok", answer.said, answer.remedy)
 
 
-def offloaded_bytes(settings: Settings) -> int:
+def kept_kv_bytes(settings: Settings) -> int:
     """Return the memory of one machine, in /dev/shm, in which the smallest fleet keeps KV. Simulated engines keep none."""
     return sum(model.kv.offload_bytes() * model.replicas.min for model in settings.models.values() if model.simulated is None)
 
@@ -307,7 +307,7 @@ def needed_bytes(settings: Settings) -> int:
     for model in settings.models.values():
         computes_here = model.device == "cpu" and model.simulated is None
         needed_gib += (REPLICA_GIB + model.kv_cache_gib * computes_here) * model.replicas.min
-    return int(needed_gib * GIB) + offloaded_bytes(settings)
+    return int(needed_gib * GIB) + kept_kv_bytes(settings)
 
 
 def _available_bytes() -> int:

@@ -1,6 +1,5 @@
 """``serve-app status`` shows a fleet, and ``serve-app down`` ends it."""
 
-import contextlib
 import json
 import statistics
 from collections import defaultdict
@@ -34,7 +33,13 @@ def status(
     context: Annotated[str | None, typer.Option(help="Ask Kubernetes: a context of the kubeconfig.")] = None,
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Ask Kubernetes: the release's namespace.")] = None,
     url: Annotated[str, typer.Option(help="Ask an ingress by HTTP, as the fleet page does; without Ray's deployments.")] = "",
-    key: Annotated[str, typer.Option(help="API key of the ingress, which knows what was lost.", envvar="SERVE_APP_API_KEY")] = "",
+    key: Annotated[
+        str,
+        typer.Option(
+            help="API key, if the ingress asks for one. Only the ingress knows which replicas were lost.",
+            envvar="SERVE_APP_API_KEY",
+        ),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Show ingresses, replicas, targets, bounds, load and versions; on Kubernetes the RayService, its applications and its pods."""
@@ -56,10 +61,13 @@ def _report(name: str, address: str, key: str) -> dict[str, Any]:
     from serve_app.cli.cluster import connect_to_run
 
     report = collect(name, connect_to_run(name, address))
-    with contextlib.suppress(ClusterFailed):
-        if report["url"] and report["members"]:
-            return with_losses(report, asked_by_http(report["url"], key))
-    return report
+    if not (report["url"] and report["members"]):
+        return report
+    try:
+        return with_losses(report, asked_by_http(report["url"], key))
+    except ClusterFailed as exc:
+        typer.echo(f"lost replicas are not shown: {exc}", err=True)
+        return report
 
 
 def with_losses(report: Mapping[str, Any], seen: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,13 +22,11 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
 
 from serve_app.core.hand_over import HANDED_OVER
+from serve_app.engine_args import KV_LEASE, KV_LEASE_S
 from serve_app.replica.kv_params import CAME_AT
 from serve_app.replica.scheduler import YieldingAsyncScheduler, YieldingScheduler
 
 logger = logging.getLogger(__name__)
-
-_DEFAULT_LEASE_S = 30
-"""vLLM's own."""
 
 
 class HandingOver(Scheduler):
@@ -39,7 +37,7 @@ class HandingOver(Scheduler):
         self._leaving = dict[str, None]()
         """Ids of requests that are to end at the next step after which they can, in the order in which they were named."""
         transfer = self.vllm_config.kv_transfer_config
-        lease_s = _DEFAULT_LEASE_S if transfer is None else transfer.get_from_extra_config("kv_lease_duration", _DEFAULT_LEASE_S)
+        lease_s = KV_LEASE_S if transfer is None else transfer.get_from_extra_config(KV_LEASE, KV_LEASE_S)
         self._read_limit_s = lease_s / 2
         self._freed = set[str]()
         """Ids of requests whose KV was freed before the workers reported that it was read or that its lease is over."""

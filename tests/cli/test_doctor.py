@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from serve_app.cli import findings
 from serve_app.cli.cluster import RunState
-from serve_app.cli.doctor import needed_bytes, needed_gpus, offloaded_bytes, show
+from serve_app.cli.doctor import needed_bytes, needed_gpus, kept_kv_bytes, show
 from serve_app.cli.findings import GIB, Finding
 from serve_app.cli.main import app
 from serve_app.config import EXAMPLE, load_settings, parse_settings
@@ -99,10 +99,10 @@ def test_limits_are_judged_at_their_edge() -> None:
 def test_kv_that_the_memory_keeps_needs_room_in_dev_shm_and_as_memory() -> None:
     gpu = {"model": "/opt/m", "device": "cuda", "gpus_per_replica": 1, "replicas": {"min": 2, "max": 2}}
     plain, kept = (parse_settings({"models": {"m": gpu | {"kv": {"offload_gib": gib}}}}) for gib in (0, 8))
-    assert (offloaded_bytes(plain), offloaded_bytes(kept)) == (0, 16 * GIB)
+    assert (kept_kv_bytes(plain), kept_kv_bytes(kept)) == (0, 16 * GIB)
     assert needed_bytes(kept) - needed_bytes(plain) == 16 * GIB
     simulated = {"model": "/opt/m", "simulated": {"profile": "a10g-llama-8b"}, "kv": {"offload_gib": 8}}
-    assert offloaded_bytes(parse_settings({"models": {"m": simulated}})) == 0
+    assert kept_kv_bytes(parse_settings({"models": {"m": simulated}})) == 0
 
 
 def test_the_example_for_cpus_needs_what_the_readme_asks_for() -> None:

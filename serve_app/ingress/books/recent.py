@@ -22,7 +22,7 @@ from serve_app.ingress.exchange.outcomes import Ending
 MAX_WAYS = 8
 """The most ways of requests that moved, and the most of those that did not, for each tenant."""
 MAX_HOPS = 8
-"""The most hops of a way; the first ones are left out."""
+"""A way with more hops shows only its last ones."""
 MAX_ID_CHARS = 64
 MAX_TENANTS = 200
 """The ingress keeps the ways of so many tenants. The tenant that came first is forgotten for one that is new."""
