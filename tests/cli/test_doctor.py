@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from serve_app.cli import findings
 from serve_app.cli.cluster import RunState
-from serve_app.cli.doctor import needed_bytes, needed_gpus, kept_kv_bytes, show
+from serve_app.cli.doctor import kept_kv_bytes, needed_bytes, needed_gpus, show
 from serve_app.cli.findings import GIB, Finding
 from serve_app.cli.main import app
 from serve_app.config import EXAMPLE, load_settings, parse_settings
