@@ -21,7 +21,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.request import RequestStatus
 
-from serve_app.engine_args import KV_LEASE, KV_LEASE_S
 from serve_app.simulated.kv_transfers import KvTransfers, Read
 
 _ENDED = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
@@ -51,7 +50,7 @@ class SimulatedConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         transfer: KVTransferConfig = vllm_config.kv_transfer_config
         self.engine_id = str(transfer.engine_id)
-        self.lease_s = float(transfer.get_from_extra_config(KV_LEASE, KV_LEASE_S))
+        self.lease_s = float(transfer.get_from_extra_config("kv_lease_duration", 30))
         self._transfers: KvTransfers | None = None
         self._new: dict[str, Read] = {}
 
