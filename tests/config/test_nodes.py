@@ -59,8 +59,8 @@ def test_other_nodes_are_another_release() -> None:
         ),
         (
             {"engine_args": {"pipeline_parallel_size": 2}},
-            "engine_args.pipeline_parallel_size: is 2, but serve-app sets this argument itself; an engine is split by tensors alone: "
-            "over nodes vLLM's CPU build fails with the first step of stages; use gpus_per_replica",
+            "engine_args.pipeline_parallel_size: is 2, but serve-app sets this argument itself; an engine is split by tensor parallelism "
+            "alone: stages over nodes fail at their first step in vLLM's CPU build; use gpus_per_replica",
         ),
         (
             {"engine_args": {"nnodes": 2}},
