@@ -21,7 +21,10 @@ from serve_app.config.vllm_source import (
 )
 
 _TENSORS = "an engine is split by tensor parallelism alone; use gpus_per_replica"
-_STAGES = "an engine is split by tensor parallelism alone: stages over nodes fail at their first step in vLLM's CPU build; use gpus_per_replica"
+_STAGES = (
+    "an engine is split by tensor parallelism alone: stages over nodes fail at their first step in vLLM's CPU build; "
+    "use gpus_per_replica"
+)
 _NODES = "set nodes beside engine_args; ranks and addresses follow from it"
 _MORE_REPLICAS = "each engine is a replica of the fleet; raise replicas.min and replicas.max"
 _KV_CONNECTOR = (
