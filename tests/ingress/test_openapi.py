@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from serve_app.ingress.routes.app import VLLM_ROUTES
-from serve_app.ingress.routes.own_answers import MODELS, OwnAnswers
+from serve_app.ingress.routes.own_answers import MODELS, REQUESTS, OwnAnswers
 from tools.openapi import OWN, PAGE
 
 
@@ -16,7 +16,7 @@ def test_the_description_has_the_routes_that_an_ingress_answers() -> None:
         return {}
 
     own = OwnAnswers({}, version={}, fleet_id="", is_draining=lambda: False, report=report).by_path()
-    assert set(OWN) == {*own, "/generate", MODELS, "/v1/models/{name}"}
+    assert set(OWN) == {*own, "/generate", MODELS, REQUESTS, "/v1/models/{name}"}
     assert set(json.loads(PAGE.read_text())["paths"]) == {*VLLM_ROUTES, *OWN}
 
 
