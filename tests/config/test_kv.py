@@ -123,7 +123,8 @@ def test_vllms_own_argument_for_it_is_refused_where_it_would_have_no_room() -> N
     assert problems({"models": {"m": lmcache}}) == []
     for kv in ({"offload_gib": 4}, {"transfer": "nixl"}):
         said = refusal(models={"m": lmcache | {"kv": kv}})
-        assert said == f"{where} and kv sets another connector: with it, vLLM would have the one alone; remove it, or kv"
+        problem = f"{where} and kv sets a connector, too: vLLM would use only that of kv_offloading_size"
+        assert said == f"{problem}; remove it, or kv.transfer and kv.offload_gib"
 
 
 def test_a_simulated_model_moves_kv_without_nixl() -> None:

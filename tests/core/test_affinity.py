@@ -133,7 +133,7 @@ def test_what_does_not_fit_into_the_cache_any_more_is_not_expected_there() -> No
 
 def test_what_the_hosts_memory_still_holds_is_expected_there() -> None:
     fleet = fleet_by_prefix("a", kv_tokens=40)
-    fleet.replicas["a"].host_kv_tokens = 20
+    fleet.replicas["a"].host_kv_tokens = 60
     for request_id, words in (("r0", "one two"), ("r1", "three four five")):
         ask(fleet, request_id, words)
         finish(fleet, request_id)

@@ -117,7 +117,7 @@ def test_an_engine_that_computes_measures_itself(make_engine: Callable[..., Any]
 
 def test_what_fails_is_no_error_of_the_start_and_leaves_no_cached_blocks() -> None:
     cached = {"blocks"}
-    core = SimpleNamespace(vllm_config=None, abort_requests=None, reset_prefix_cache=lambda: cached.pop())
+    core = SimpleNamespace(vllm_config=None, abort_requests=None, reset_prefix_cache=lambda reset_connector: cached.pop())
     assert measure(core, 5.0) is None
     assert not cached
 
