@@ -27,7 +27,9 @@ KV_BYTES = 2 * 32 * 8 * 128 * 2
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     import vllm.logger  # noqa: F401  # not first by the command, whose environment lets vLLM configure no logging
+    from vllm.envs import disable_envs_cache
 
+    disable_envs_cache()  # an engine of another test in this process may have filled it
     for name in ENVIRONMENT | PROCESS_ENVIRONMENT:
         monkeypatch.setenv(name, os.environ.get(name, ""))  # what the command sets is undone
 
