@@ -242,11 +242,8 @@ class FleetState(Attempts):
         for output in event.outputs:
             request = attempts.get(output.request_id)
             if request is None or request.replica_id != event.replica_id:
-                if output.kv_transfer_params and output.stop_reason == HANDED_OVER:
-                    others.append(FreeKeptKv(event.replica_id, output.request_id))
-                elif output.new_token_ids:
-                    others += self._linked(*self.hand_overs.note_late_token(event.replica_id, output.request_id))
-                continue  # an attempt that was aborted or moved while this frame was under way
+                others += self._of_ended_attempt(event.replica_id, output)
+                continue
             if request.reads_kv and output.new_token_ids:
                 others += self._linked(self.hand_overs.note_read(request, output, replica, now))
             if request.prefill_tokens and output.new_token_ids:
@@ -293,6 +290,14 @@ class FleetState(Attempts):
             deliver.append(output)
         instructions: list[Instruction] = [DeliverOutputs(deliver, tuple(swallowed))] if deliver else []
         return instructions + others + (self._dispatch(now) if freed else [])
+
+    def _of_ended_attempt(self, replica_id: str, output: EngineOutput) -> list[FreeKeptKv]:
+        """Return what frees the KV of an attempt that was aborted or moved while its output was under way."""
+        if output.kv_transfer_params and output.stop_reason == HANDED_OVER:
+            return [FreeKeptKv(replica_id, output.request_id)]
+        if not output.new_token_ids:
+            return []
+        return self._linked(*self.hand_overs.note_late_token(replica_id, output.request_id))
 
     def _eject_silent(self, now: float) -> list[Instruction]:
         instructions, limit_s = list[Instruction](), self.settings.heartbeat_timeout_s
