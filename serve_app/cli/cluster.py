@@ -146,6 +146,7 @@ def find_run(name: str) -> RunState:
     if state is None:
         others = _running_here()
         hint = f"running here: {', '.join(others)}" if others else f"start it with: {as_typed()} up -f FILE"
+        hint = f"an address comes after --url: --url {name}" if "://" in name else hint
         raise ClusterFailed(problem=f"no application named {name!r} runs on this machine", hint=hint)
     return state
 

@@ -12,13 +12,14 @@ import typer
 
 from serve_app.cli import autoscale, batch, ledger, model, models, tenants
 from serve_app.cli.commands import check, demo, doctor, explain, fit, plan, rollout, top, ui, up
-from serve_app.cli.options import WithSlashes
+from serve_app.cli.options import NamesFile, WithOtherNames, WithSlashes
 from serve_app.cli.status import down, status
 from serve_app.environment import as_typed, clean
 from serve_app.errors import KeyRefused, ServingError
 
 app = typer.Typer(
     name="serve-app",
+    cls=WithOtherNames,
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -50,13 +51,13 @@ app.command()(check)
 app.command()(doctor)
 app.command(cls=WithSlashes)(fit)
 app.command()(plan)
-app.command()(up)
+app.command(cls=NamesFile)(up)
 app.command()(down)
 app.command()(status)
 app.command()(explain)
 app.command()(top)
 app.command()(rollout)
-app.command()(demo)
+app.command(cls=NamesFile)(demo)
 app.command()(ui)
 
 

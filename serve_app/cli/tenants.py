@@ -25,6 +25,7 @@ from serve_app.environment import as_typed
 
 if TYPE_CHECKING:
     from serve_app.config.tenants_file import TenantsFile
+    from serve_app.errors import ConfigError
 
 app = typer.Typer(
     help="Make and change the file `ingress.tenants_file`, and show who used how much. Each change writes the whole file anew, "
@@ -308,7 +309,19 @@ def _parsed(file: Path, text: str) -> "TenantsFile":
     try:
         return parse_tenants(text)
     except ConfigError as exc:
-        raise dataclasses.replace(exc, path=f"{file}: {exc.path}" if exc.path else str(file)) from None
+        raise _in(file, exc) from None
+
+
+def _in(file: Path, problem: "ConfigError") -> "ConfigError":
+    return dataclasses.replace(problem, path=f"{file}: {problem.path}" if problem.path else str(file))
+
+
+def _refuse_wrong(file: Path, text: str) -> None:
+    """Raise the first problem of what the file would become. `serve-app check` could not show the others: they are not written."""
+    from serve_app.config.tenants_file import tenants_or_problems
+
+    if isinstance(found := tenants_or_problems(text), list):
+        raise _in(file, found[0])
 
 
 @contextlib.contextmanager
@@ -333,7 +346,7 @@ def _changing(file: Path, *, may_be_new: bool = False) -> Iterator[dict[str, Any
             tenants = _read(file, may_be_new=may_be_new)
             yield tenants
             text = _HEAD + yaml.safe_dump({"tenants": tenants}, sort_keys=False, width=1000)
-            _parsed(file, text)
+            _refuse_wrong(file, text)
             _replace(file, text)
             os.fsync(folder)
     except OSError as exc:

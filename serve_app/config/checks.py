@@ -73,9 +73,13 @@ def again(detail: ErrorDetails) -> InitErrorDetails:
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
     """Return a hint with the nearest of the ``known`` names, or with all of them if they are few, or ""."""
-    if near := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
-        return f"did you mean {near[0]}?"
-    return f"known here: {', '.join(sorted(known))}" if 0 < len(known) <= 16 else ""
+    return nearest(name, known) or (f"known here: {', '.join(sorted(known))}" if 0 < len(known) <= 16 else "")
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """Return a hint with the nearest of the ``known`` names, or ""."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 def checked_environment(env: dict[str, str]) -> dict[str, str]:
@@ -211,6 +215,8 @@ def _plain_words(detail: ErrorDetails) -> tuple[str, str]:
     text = shown(value)
     should = re.sub(r"^\w+ should", "but should", detail["msg"]).partition(" after validation")[0]
     if kind in ("dict_type", "model_type"):
+        if isinstance(value, str) and (pair := re.fullmatch(r"([a-z_]+):(\S+)", value)):
+            return f"is {text}, but should be a mapping", f"write a space after the colon: {pair[1]}: {pair[2]}"
         count = value if type(value) is int and 0 < value <= MAX_WRITTEN_REPLICAS else 1
         below = (
             f"write {{min: {count}, max: {count}}}"
@@ -326,6 +332,7 @@ def load_yaml(text: str) -> Any:
         mark = exc.context_mark if lacks_colon else exc.problem_mark or exc.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         hint = "write a colon and a space after the key" if lacks_colon else ""
+        hint = "give keys of one mapping the same indent" if "expected <block end>" in str(exc.problem) else hint
         hint = "indent with spaces" if "'\\t'" in str(exc) else hint
         raise ConfigError(where, f"not valid YAML: {exc.problem or exc.context}", hint) from exc
     except (yaml.YAMLError, ValueError) as exc:  # ValueError: a number by its form only, such as 0b_

@@ -24,7 +24,7 @@ _IMAGE = "images are the Helm chart's: set image or cudaImage in its values"
 _VOLUME = "the volume of weights is the Helm chart's: set weights in its values"
 _LIMITS = "set engine_args.max_num_seqs for an engine, ingress.max_waiting_requests for the queue"
 _MODEL = "set models.NAME.model to the weights; NAME is what requests ask for"
-_MODELS = "write models: {NAME: {model: WEIGHTS}}"
+MODELS = "write models: {NAME: {model: WEIGHTS}}"
 _NAME = "the key under models is the name; more names go into models.NAME.aliases"
 _ARGUMENTS = "vLLM's arguments are a mapping: models.NAME.engine_args: {max_model_len: 2048}, frontend_args beside it"
 _ADAPTERS = "set models.NAME.adapters: {ADAPTER: {path: /FOLDER}}"
@@ -90,18 +90,19 @@ _BY_MEANING: Mapping[str, str] = {
     "pvc_storage pvc_access_mode pvc_match_labels storage_class": _VOLUME,
     "max_ongoing_requests max_queued_requests max_concurrent_requests container_concurrency backpressure_config": _LIMITS,
     "model_loading_config model_source model_id model_path model_name_or_path repo_id model_url": _MODEL,
-    "model_list llm_configs applications model_spec serving_engine_spec predictor deployments": _MODELS,
+    "model_list llm_configs applications model_spec serving_engine_spec predictor deployments": MODELS,
     "served_model_name model_name model_group_alias": _NAME,
     "engine_kwargs vllm_args vllm_config extra_args args command": _ARGUMENTS,
     "ray_actor_options deployment_config": "set num_cpus, gpus_per_replica and replicas under models.NAME",
     "memory": _MEMORY,
     "object_store_memory": _OBJECTS,
     "runtime_env env_vars environment": _VARIABLES,
-    "lora_modules lora_config loras": _ADAPTERS,
+    "lora lora_modules lora_config loras": _ADAPTERS,
     "bucket_uri downloads weights storage_uri": _DOWNLOADS,
     "request_router_config request_router_class routing_strategy router_spec routing_logic": _ROUTING,
     "route_prefix root_path root_url http_options grpc_options proxy_location": _LISTENER,
     "keep_alive_timeout_s": "set ingress.keep_alive_s",
+    "cors allow_origins cors_allow_origins": "set ingress.cors_origins",
     "ssl_keyfile ssl_certfile ssl_ca_certs ssl_keyfile_password": _TLS,
     "import_path user_config deployment_actors controller_options llm_engine": _APPLICATION,
     "tracing_config callbacks success_callback failure_callback log_engine_metrics": _RECORDS,

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from serve_app.config.base import Int, Real, Section
 from serve_app.config.checks import did_you_mean, dotted, load_yaml, refuse, to_config_errors, wrong
 from serve_app.config.files import EXAMPLE, from_here, read_text
-from serve_app.config.foreign import foreign_hint
+from serve_app.config.foreign import MODELS, foreign_hint
 from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import IngressSettings
 from serve_app.config.kv import port_problems
@@ -305,8 +305,9 @@ def _errors_of(error: ValidationError) -> list[ConfigError]:
 
 def _sent_to_its_section(problem: ConfigError) -> ConfigError:
     key = problem.path.rpartition(".")[2]
-    # vLLM's argument may have the name of another section's key.
-    hint = foreign_hint(key) or argument_hint(key) or hint_for(problem.path, Settings) or problem.hint
+    # vLLM's argument may have the name of another section's key. A `model` at the top level is no such argument.
+    hint = MODELS if problem.path == "model" else ""
+    hint = hint or foreign_hint(key) or argument_hint(key) or hint_for(problem.path, Settings) or problem.hint
     return ConfigError(problem.path, problem.problem, hint or "docs/configuration.md has every key")
 
 

@@ -29,6 +29,11 @@ MODEL_FORMS = (
     Form(r"^[A-Za-z]:[\\/]|\\", ", a path of Windows", "replicas run on Linux: give an absolute path there"),
     Form(r"^hf:", ", in the form of the chart's weights.downloads", f"write the id alone, without hf:; or {FETCH}"),
     Form(r"^https?://", ", and weights are not fetched from a web page", f"give the id ORG/NAME; or {FETCH}"),
+    Form(
+        r"^simulated:",
+        ", but an accelerator is simulated, not its weights",
+        "set models.NAME.simulated: {profile: h100-llama-8b}, and here embedded:smollm2-135m-instruct for its tokenizer",
+    ),
     Form(r"^[A-Za-z][A-Za-z0-9+.-]+:/", ", and serve-app reads no object store", FETCH),
     _RELATIVE,
     Form(r"^(/|embedded:|[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?(:[A-Za-z0-9_.-]+)?$)"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from serve_app.cli.main import app
 from serve_app.config import EXAMPLE, from_here
@@ -27,6 +28,22 @@ def test_help_needs_none_of_what_the_commands_work_with(command: list[str]) -> N
     seen = "import atexit; atexit.register(lambda: print(*sys.modules))"
     code, output, _ = serve_app(*command, before=seen)
     assert (code, HEAVY & set(output.splitlines()[-1].split())) == (0, set())
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["stop"], "No such command 'stop'. Did you mean 'down'?"),
+        (["serve", "-f", "my.yaml"], "No such command 'serve'. Did you mean 'up'?"),
+        (["version"], "No such command 'version'. Did you mean '--version'?"),
+        (["chek"], "No such command 'chek'. Did you mean 'check'?"),
+        (["up", "my.yaml"], "write -f before the file: serve-app up -f my.yaml"),
+        (["demo", "my.yml"], "write -f before the file: serve-app demo -f my.yml"),
+    ],
+)
+def test_a_command_typed_as_in_another_system_is_refused_with_the_one_that_is_meant(typed: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, typed, env={"COLUMNS": "120"})
+    assert (result.exit_code, said in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("command", ["up", "demo"])

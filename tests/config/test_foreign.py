@@ -33,6 +33,8 @@ REPLICAS = "for engines set models.NAME.replicas: {min: 1, max: 2}, for ingresse
         ("--max-model-len", "it is an argument of vLLM's engine: put it under models.NAME.engine_args"),
         ("data_parallel_backend", "each engine is a replica of the fleet; raise replicas.min and replicas.max"),
         ("allowed_origins", "set ingress.cors_origins"),
+        ("cors", "set ingress.cors_origins"),
+        ("lora", "set models.NAME.adapters: {ADAPTER: {path: /FOLDER}}"),
         ("uvicorn_log_level", "remove it: it concerns vLLM's own HTTP listener"),
         ("max_replicas_per_node", "set models.NAME.replicas_per_node"),
         ("livenessProbe", "health says when an engine counts as hung, timeouts.engine_start_s how long its start may take"),

@@ -21,6 +21,10 @@ from tests.config.helpers import LLAMA
             "serve-app reads no object store; fetch it, and give the folder's absolute path; on Kubernetes the Helm",
         ),
         ("S3:/bucket/llama", "the Helm chart's weights.downloads fetches it"),
+        (
+            "simulated:h100-llama-8b",
+            "an accelerator is simulated, not its weights; set models.NAME.simulated: {profile: h100-llama-8b}, and here embedded:",
+        ),
         ("hf:org/name", "in the form of the chart's weights.downloads; write the id alone, without hf:; or fetch it"),
         (" org/name ", "with blanks around it; remove them"),
         ("a/b/c", "neither a Hugging Face id (ORG/NAME) nor an absolute path; a path begins with /"),

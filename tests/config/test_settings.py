@@ -53,6 +53,11 @@ def test_settings_are_values() -> None:
         ),
         ("ingress:\n  port: 1\n  port: 2", "ingress.port: is given twice, in lines 2 and 3; keep one of them"),
         ("models: {a: {}, a: {}}", "models.a: is given twice, in lines 1 and 1; keep one of them"),
+        (
+            "models:\n  m:\n    model: /m\n   device: cpu",
+            "line 4, column 4: not valid YAML: expected <block end>, but found '<block mapping start>'; "
+            "give keys of one mapping the same indent",
+        ),
         ("models: *m", "line 1, column 9: not valid YAML: found undefined alias 'm'"),
         ("models: !!python/name:os.system", None),
         ("a: 1\n---\nb: 2", None),
