@@ -26,7 +26,8 @@ def line(number: int, model: str, prompt: str) -> str:
 def ask(method: str, url: str, **given: object) -> Mapping[str, str]:
     """Return the JSON of an answer."""
     answer = requests.request(method, url, timeout=60, **given)  # type: ignore[arg-type]
-    answer.raise_for_status()
+    if not answer.ok:
+        raise SystemExit(f"{answer.status_code}: {answer.text}")
     told: Mapping[str, str] = answer.json()
     return told
 

@@ -15,7 +15,9 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description="Invoke a service by SageMaker's routes.")
     parser.add_argument("--url", default="http://127.0.0.1:8010")
     given = parser.parse_args(arguments)
-    requests.get(f"{given.url}/ping", timeout=10).raise_for_status()
+    ping = requests.get(f"{given.url}/ping", timeout=10)
+    if not ping.ok:
+        raise SystemExit(f"{ping.status_code}: {ping.text}")
     # One model is served, so the body needs no name.
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": "What is the capital of France?"}],

@@ -184,7 +184,7 @@ async def _watch(fleet: "FleetProcess | None", share_read: Callable[[], float], 
         took_s = time.monotonic() - progress.began_at
         rates = f"{progress.answered / took_s:,.1f} lines/s, {progress.tokens / took_s:,.0f} tokens/s"
         before = f" ({progress.kept:,} of them before)" if progress.kept else ""
-        line = f"{progress.lines:,} lines{before}, {progress.failed:,} failed, {rates}, up to {int(progress.window)} at once"
+        line = f"{progress.lines:,} line{'s' * (progress.lines != 1)}{before}, {progress.failed:,} failed, {rates}, up to {int(progress.window)} at once"
         line += _left(progress, took_s, share_read())
         line += f"; no answer now: {progress.trouble}" if progress.trouble else ""
         console.print(line, end="\r" if console.is_terminal else "\n")
@@ -199,9 +199,12 @@ def _share_read(file: BinaryIO, source: str) -> float:
 
 
 def _left(progress: "Progress", took_s: float, share_read: float) -> str:
-    """Return the time left at the rate so far, if lines are spread evenly over the bytes; empty while that cannot be computed."""
+    """Return the time left at the rate so far, if lines are spread evenly over the bytes; empty while that cannot be computed.
+
+    That is so as well when all bytes are read: lines that run may still take minutes.
+    """
     done = progress.answered + progress.failed
-    if not done or not share_read:
+    if not done or share_read in (0.0, 1.0):
         return ""
     left_s = int(progress.lines * (1 / share_read - 1) * took_s / done)
     return f", about {left_s // 3600}:{left_s // 60 % 60:02}:{left_s % 60:02} left"

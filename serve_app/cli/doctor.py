@@ -88,6 +88,8 @@ def examine(file: Path) -> Iterator[Finding]:
     yield from _files(settings)
     run, wrong_state = _run_of(settings.name)
     yield from wrong_state
+    if run is not None:
+        yield findings.running(settings.name, run.pid)
     yield from _ports(settings, run)
     if any(model.needs_nixl() for model in settings.models.values()):
         yield findings.nixl(

@@ -141,6 +141,11 @@ def descriptors(soft: int, hard: int, streams: int) -> Finding:
     return Finding("descriptors", "error", f"{said}, and {streams} streams an ingress need {needed}", way_out)
 
 
+def running(name: str, pid: int) -> Finding:
+    """Return that the application runs: `serve-app up` refuses a second one of its name."""
+    return Finding("application", "warning", f"{name} runs already, pid {pid}", f"before another start: {as_typed()} down {name}")
+
+
 def port(key: str, number: int, taken: str, holder: str) -> Finding:
     """Judge whether a process can listen on a port.
 

@@ -27,6 +27,7 @@ def test_lines_in_the_background_have_the_priority_of_batches(service: Service, 
         (0, 1, 1 / 36001, ", about 100:00:00 left"),
         (0, 0, 0.5, ""),
         (0, 100, 0.0, ""),
+        (0, 1, 1.0, ""),  # of a small file all is read at once
     ],
 )
 def test_what_is_left_is_told_by_the_bytes_that_were_read(kept: int, answered: int, share: float, said: str) -> None:

@@ -261,6 +261,18 @@ def test_a_state_file_that_cannot_be_read_is_one_finding_of_many(tmp_path: Path,
     assert {"config", "ingress.port", "shared memory", "memory", "descriptors"} <= {finding["name"] for finding in found}
 
 
+def test_an_application_that_runs_is_a_warning_because_a_second_one_of_its_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVE_APP_CACHE", str(tmp_path))
+    state = RunState.of_this_process("serve-app", "127.0.0.1:6379", "secret", "http://127.0.0.1:8977")
+    state.save()
+    _, found = doctor(written(tmp_path, CONFIG.format(port=8977)))
+    (line,) = (finding for finding in found if finding["name"] == "application")
+    assert (line["state"], line["said"]) == ("warning", f"serve-app runs already, pid {state.pid}")
+    assert line["remedy"] == "before another start: serve-app down serve-app"
+
+
 def test_each_mistake_of_the_configuration_is_a_line(tmp_path: Path) -> None:
     code, found = doctor(written(tmp_path, "models: {chat: {model: /a, replica: 2}}\ningres: {}"))
     said = [finding["said"] for finding in found if finding["name"] == "config"]

@@ -117,6 +117,15 @@ def test_a_client_prints_the_answer(name: str, service: str, capsys: pytest.Capt
     assert capsys.readouterr().out == PRINTED[name]
 
 
+@pytest.mark.parametrize("name", ["batch", "sagemaker_client"])
+def test_a_service_without_the_clients_routes_is_told_in_its_own_words(name: str) -> None:
+    async def absent(request: Request, exc: Exception) -> Response:
+        return PlainTextResponse(f"{request.url.path} does not exist here", status_code=404)
+
+    with listening(Starlette(exception_handlers={404: absent})) as url, pytest.raises(SystemExit, match="^404: /.* does not exist"):
+        run(name, "--url", url)
+
+
 def test_a_stream_that_breaks_is_an_error() -> None:
     async def broken(_: Request) -> Response:
         return PlainTextResponse('data: {"error": {"message": "the replica was lost"}}\n\n', media_type="text/event-stream")

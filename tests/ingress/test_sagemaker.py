@@ -40,5 +40,7 @@ def test_ping_is_as_ready_as_readyz_and_needs_no_key(tmp_path: Path) -> None:
 
 
 def test_sagemakers_routes_are_not_there_unless_configured() -> None:
-    assert get(ingress(), "/ping")[0] == 404
+    status, body = get(ingress(), "/ping")
+    said = "/ping does not exist here: this server has no routes of SageMaker (ingress.sagemaker_routes)"
+    assert (status, body["error"]["message"]) == (404, said)
     assert post(ingress(), "/invocations", json={"prompt": "a"}).status_code == 404
