@@ -184,7 +184,8 @@ async def _watch(fleet: "FleetProcess | None", share_read: Callable[[], float], 
         took_s = time.monotonic() - progress.began_at
         rates = f"{progress.answered / took_s:,.1f} lines/s, {progress.tokens / took_s:,.0f} tokens/s"
         before = f" ({progress.kept:,} of them before)" if progress.kept else ""
-        line = f"{progress.lines:,} line{'s' * (progress.lines != 1)}{before}, {progress.failed:,} failed, {rates}, up to {int(progress.window)} at once"
+        lines = f"{progress.lines:,} line{'s' * (progress.lines != 1)}{before}, {progress.failed:,} failed"
+        line = f"{lines}, {rates}, up to {int(progress.window)} at once"
         line += _left(progress, took_s, share_read())
         line += f"; no answer now: {progress.trouble}" if progress.trouble else ""
         console.print(line, end="\r" if console.is_terminal else "\n")

@@ -120,7 +120,7 @@ def _of_tenants(file: Path, text: str) -> CheckResult:
 
 
 def _tenants_in(keys: Keyring) -> str:
-    return f"tenants: {keys.num_tenants}, with {len(keys)} API keys in all"
+    return f"tenants: {keys.num_tenants}, with {len(keys)} API key{'s' * (len(keys) != 1)} in all"
 
 
 def _keys_of(settings: Settings) -> Keyring | None:

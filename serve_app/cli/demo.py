@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import typer
@@ -51,7 +52,7 @@ def demo(file: Path) -> None:
     try:
         passed = _started_and_shown(settings)
     except KeyboardInterrupt:
-        console.print("\nstopped by Ctrl-C: the ingress, the engines and Ray; nothing is left running")
+        console.print("\nstopped early: the ingress, the engines and Ray; nothing is left running")
         raise typer.Exit(INTERRUPTED) from None
     console.print("stopped; nothing is left running")
     console.print("[bold green]All went well." if passed else "[bold red]Not all went well, see above.")
@@ -64,12 +65,28 @@ def _started_and_shown(settings: Settings) -> bool:
     with (
         contextlib.redirect_stdout(io.StringIO()),
         local_cluster(settings) as address,
+        _sigterm_as_ctrl_c(),  # after Ray's start, which sets a handler that prints its stack and aborts
         running(settings, address, threading.Event(), threading.Event()),
     ):
         try:
             return _show(settings)
         finally:
             _heading("4. Stopping")
+
+
+@contextlib.contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Let the first SIGTERM interrupt as Ctrl-C does. `timeout make demo` sends a second one at once, which would cut the stopping."""
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _fetch(model: ModelSettings) -> None:

@@ -174,11 +174,11 @@ def test_a_valid_file_of_tenants_is_counted_alone_and_with_its_configuration(tmp
 
 def test_a_limit_may_have_an_exponent(tmp_path: Path) -> None:
     file, tenants = tmp_path / "serve.yaml", tmp_path / "tenants.yaml"
-    tenants.write_text("tenants: {team: {limits: {tokens_per_day: 5e7}}}")
+    tenants.write_text(f"tenants: {{team: {{keys: [{{id: new, sha256: {'b' * 64}}}], limits: {{tokens_per_day: 5e7}}}}}}")
     file.write_text(f"models: {{a: {{model: embedded:smollm2-135m-instruct}}}}\ningress: {{tenants_file: {tenants}}}")
     for checked in (tenants, file):
         code, output = run("check", "--no-vllm", str(checked))
-        assert (code, "tenants: 1, with 0 API keys in all" in output) == (0, True), output
+        assert (code, "tenants: 1, with 1 API key in all" in output) == (0, True), output
 
 
 def test_each_mistake_of_a_tenants_file_is_a_line(tmp_path: Path) -> None:

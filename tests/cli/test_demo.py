@@ -208,7 +208,10 @@ def test_an_ingress_that_is_gone_is_told_in_one_line() -> None:
         client.wait_for_replicas(limit_s=0)
 
 
-def test_ctrl_c_says_in_one_line_what_was_stopped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGTERM, signal.SIGTERM)])
+def test_a_signal_stops_all_and_one_line_says_what(
+    signals: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     stopped: list[str] = []
 
     @contextlib.contextmanager
@@ -219,7 +222,12 @@ def test_ctrl_c_says_in_one_line_what_was_stopped(monkeypatch: pytest.MonkeyPatc
             stopped.append(name)
 
     def interrupted(*_: object) -> bool:
-        raise KeyboardInterrupt
+        try:
+            os.kill(os.getpid(), signals[0])
+        finally:
+            for number in signals[1:]:  # while it stops
+                os.kill(os.getpid(), number)
+        return True
 
     monkeypatch.setattr(demo, "console", Console(file=sys.stdout, highlight=False))
     monkeypatch.setattr(demo, "local_cluster", lambda *_: part("Ray"))
@@ -230,9 +238,8 @@ def test_ctrl_c_says_in_one_line_what_was_stopped(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(typer.Exit) as exited:
         demo.demo(EXAMPLE)
     assert (exited.value.exit_code, stopped) == (130, ["fleet", "Ray"])
-    assert (
-        capsys.readouterr().out.splitlines()[-1] == "stopped by Ctrl-C: the ingress, the engines and Ray; nothing is left running"
-    )
+    said = "stopped early: the ingress, the engines and Ray; nothing is left running"
+    assert capsys.readouterr().out.splitlines()[-1] == said
 
 
 @pytest.fixture

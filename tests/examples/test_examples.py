@@ -122,7 +122,10 @@ def test_a_service_without_the_clients_routes_is_told_in_its_own_words(name: str
     async def absent(request: Request, exc: Exception) -> Response:
         return PlainTextResponse(f"{request.url.path} does not exist here", status_code=404)
 
-    with listening(Starlette(exception_handlers={404: absent})) as url, pytest.raises(SystemExit, match="^404: /.* does not exist"):
+    with (
+        listening(Starlette(exception_handlers={404: absent})) as url,
+        pytest.raises(SystemExit, match=r"^404: /.* does not exist"),
+    ):
         run(name, "--url", url)
 
 

@@ -212,7 +212,9 @@ class IngressApp:
         elif not self._stored and path.startswith(("/v1/files", "/v1/batches")):
             return not_found(path, f"{path[:200]} does not exist here: this server stores no files and batches (ingress.batch)")
         elif path in (PING, INVOCATIONS):
-            return not_found(path, f"{path} does not exist here: this server has no routes of SageMaker (ingress.sagemaker_routes)")
+            return not_found(
+                path, f"{path} does not exist here: this server has no routes of SageMaker (ingress.sagemaker_routes)"
+            )
         else:
             return not_found(path)
         return None
