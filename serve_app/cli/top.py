@@ -31,7 +31,7 @@ def top(url: str, key: str, *, interval_s: float, once: bool, as_json: bool) -> 
     console = Console(highlight=False)
     if as_json:
         typer.echo(json.dumps(report, indent=2))
-    elif once:
+    elif once or not console.is_terminal:  # rich draws no screen into a pipe: it would stay empty for ever
         console.print(screen(report, None, changes(None, report)))
     else:
         _watch(report, url, key, interval_s, console)

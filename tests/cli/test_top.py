@@ -4,6 +4,7 @@ import io
 import json
 from typing import Any
 
+import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -25,9 +26,10 @@ def report(time: float, steps: int = 9, state: str = "ready") -> dict[str, Any]:
     return {"url": "http://x", "time": time, "members": [ingress(), replica], "decisions": []}
 
 
-def test_one_look_shows_replicas_queues_and_ingresses() -> None:
+@pytest.mark.parametrize("once", [["--once"], []])  # a pipe gets one look in any case
+def test_one_look_shows_replicas_queues_and_ingresses(once: list[str]) -> None:
     with fake_service() as fake:
-        done = CliRunner().invoke(app, ["top", "--once", "--url", fake.url])
+        done = CliRunner().invoke(app, ["top", *once, "--url", fake.url])
     words = [line.split() for line in done.stdout.splitlines()]
     assert done.exit_code == 0
     assert ["a", "ready", "127.0.0.1:4001", "1", "0", "█░░░░", "25%", "31", "s"] in words
