@@ -156,7 +156,9 @@ def top(
     url: Annotated[str, typer.Option(help="An ingress of serve-app.")] = "http://127.0.0.1:8010",
     key: Annotated[str, typer.Option(help="API key.", envvar="SERVE_APP_API_KEY")] = "",
     interval_s: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.5, max=60)] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print the fleet once and end, as always where the output is no terminal.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print the fleet once and end, as always where the output is no terminal.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ingress's report, once, as JSON.")] = False,
 ) -> None:
     """Watch a fleet: replicas, queues, load, and what happens, until Ctrl-C."""
