@@ -18,6 +18,7 @@ from serve_app.cli.check import file_problems
 from serve_app.cli.cluster import local_cluster, members
 from serve_app.cli.demo_answers import DemoAnswer, Summary
 from serve_app.cli.demo_client import DemoClient
+from serve_app.cli.options import INTERRUPTED
 from serve_app.cli.settings_file import read_settings, refuse
 from serve_app.cli.startable import refuse_hopeless_start, refuse_missing_vllm
 from serve_app.cli.up import running
@@ -30,8 +31,6 @@ STORY_TOKENS = 150
 BREAK_AFTER_TOKENS = 20
 LOAD_S = 30.0
 NUM_STREAMS = 8
-INTERRUPTED = 130
-"""The exit status after Ctrl-C, as a shell reports it."""
 REPLACED_LIMIT_S = 300.0
 """Longest wait for all replicas. At a load of 17 on two cores a killed one was replaced after 99 s."""
 

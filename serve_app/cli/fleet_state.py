@@ -3,18 +3,26 @@
 Ray Serve calls a deployment UNHEALTHY as soon as one replica is lost, even if the others answer every request.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from serve_app.autoscaling.rules import INGRESS
+from serve_app.cli.rayservice import HEAD, Pod, RayService
 from serve_app.ui.replicas import Report, models_of, replicas_of, target_of
 
-_OF_SERVE = {"RUNNING": "ready", "UPDATING": "ready", "PENDING_MIGRATION": "ready", "STOPPING": "stopping", "STOPPED": "stopping"}
-"""Serve's state of a replica -> ours; in every other state it starts."""
+_OF_SERVE = {
+    "RUNNING": "ready",
+    "UPDATING": "ready",
+    "PENDING_MIGRATION": "ready",
+    "STOPPING": "stopping",
+    "STOPPED": "stopping",
+    "IDLE": "idle",
+}
+"""State of a replica for Serve, or of a pod by `of_release` -> ours; in every other state it starts."""
 _ANSWERING = ("ready", "asleep", "waking")
 """States of a replica that gets requests."""
-_SHOWN = ("asleep", "waking", "starting", "draining", "stopping", "lost")
+_SHOWN = ("asleep", "waking", "starting", "idle", "draining", "stopping", "lost")
 _TROUBLE = ("UNHEALTHY", "DEPLOY_FAILED")
 _BEFORE = ("NOT_STARTED", "DEPLOYING")
 
@@ -30,7 +38,7 @@ class Verdict(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """The replicas of one model, or of one deployment if the report lacks models."""
+    """The replicas of one model, or of one deployment if the report lacks models; on Kubernetes, the pods of a group."""
 
     name: str
     target: int
@@ -43,8 +51,8 @@ class _Group(NamedTuple):
 
 
 def fleet_state(report: Report) -> Verdict:
-    """Return the state of the fleet in a report of `status.collect` or of `status.asked_by_http`."""
-    status = report["status"]
+    """Return the state of the fleet in a report of `status.collect`, `status.asked_by_http` or `of_release`."""
+    status, unit = report["status"], report.get("unit", "replica")
     if status == "NOT_FOUND":
         return Verdict("not running", "Ray Serve has no application of this name")
     groups = [*_groups(report)]
@@ -63,16 +71,42 @@ def fleet_state(report: Report) -> Verdict:
         word = {"DEPLOYING": "deploying", "": "starting"}.get(status, "scaling")
     else:
         word = "serving"
-    parts = [_readiness(groups)]
+    parts = [_readiness(groups, unit)]
     if num_ingresses < wanted:
         parts[0] += f", {num_ingresses} of {wanted} ingresses ready"
     if not num_ingresses:
         parts.append("no request is answered")
     elif without:
-        parts.append(f"requests for {', '.join(without)} wait for a replica")
+        parts.append(f"requests for {', '.join(without)} wait for a {unit}")
     elif word != "serving":
         parts.append("requests are answered")
     return Verdict(word, "; ".join(parts))
+
+
+def of_release(service: RayService, pods: Iterable[Pod]) -> Report:
+    """Return the report of the cluster that serves, in the form of `status.collect`, with pods for replicas.
+
+    The chart's pods are ready while the replica or ingress in them is. If Serve has all replicas that it wants, other model pods are idle.
+    """
+    serving = service.active or service.pending
+    if serving is None:
+        return {"status": "NOT_STARTED", "deployments": {}, "members": []}
+    said = {application.status for application in serving.applications.values()}
+    states: dict[str, Counter[str]] = defaultdict(Counter)
+    lacks_none = bool(serving.deployments) and all(d.status == "HEALTHY" for d in serving.deployments.values())
+    for p in pods:
+        if p.cluster == serving.name and p.group != HEAD:
+            is_idle = lacks_none and p.phase == "Running" and p.group != INGRESS
+            other = "STOPPING" if p.phase == "Terminating" else "IDLE" if is_idle else "STARTING"
+            states[p.group]["RUNNING" if p.is_ready and p.phase != "Terminating" else other] += 1
+    deployments = {
+        group: {"replica_states": count, "target": count["RUNNING"] + count["STARTING"]} for group, count in states.items()
+    }
+    is_moving = service.pending is not None or service.is_true("UpgradeInProgress")
+    status = next(
+        (word for word in _TROUBLE if word in said), "RUNNING" if said == {"RUNNING"} and not is_moving else "DEPLOYING"
+    )
+    return {"status": status, "deployments": deployments, "members": [], "unit": "model pod"}
 
 
 def _groups(report: Report) -> Iterator[_Group]:
@@ -102,8 +136,8 @@ def _ingresses(report: Report) -> tuple[int, int]:
     return ready, deployment.get("target", ready)
 
 
-def _readiness(groups: list[_Group]) -> str:
+def _readiness(groups: list[_Group], unit: str) -> str:
     count = sum((group.states for group in groups), Counter[str]())
     target = sum(group.target for group in groups)
     others = "".join(f", {count[state]} {state}" for state in _SHOWN if count[state])
-    return f"{count['ready']} of {target} replica{'s' * (target != 1)} ready{others}"
+    return f"{count['ready']} of {target} {unit}{'s' * (target != 1)} ready{others}"

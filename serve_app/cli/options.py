@@ -1,4 +1,4 @@
-"""These are the options that several commands have in common. The module imports nothing that `--help` can do without."""
+"""Options and the exit status that several commands have in common. The module imports nothing that `--help` can do without."""
 
 import re
 from collections.abc import Mapping
@@ -7,6 +7,8 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as a shell reports it."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -26,6 +26,8 @@ FATAL_REASONS = frozenset(
 """Reasons of a waiting container that do not go away by themselves."""
 NOT_READY = "NotReady"
 """The reason of a pod whose containers all run while one is not ready: its readiness probe fails, or has not succeeded yet."""
+HEAD = "headgroup"
+"""The group of Ray's head."""
 REDIS = "redis"
 """The group of the chart's own Redis."""
 _BEFORE_START = ("PodInitializing", "ContainerCreating")
@@ -85,7 +87,7 @@ class Pod:
     cluster: str
     """The Ray cluster; "" for Redis."""
     group: str
-    """The worker group, `headgroup`, or `redis`."""
+    """The worker group, `HEAD`, or `REDIS`."""
     phase: str
     """The pod's phase, or Terminating."""
     is_ready: bool

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from serve_app.cli import kube
 from serve_app.cli.manifests import called, documents_in, manifest_problems
+from serve_app.cli.options import INTERRUPTED
 from serve_app.cli.rayservice import RayService, RolloutResult, judge
 from serve_app.cli.settings_file import in_file
 from serve_app.config import default_cache_dir, read_text
@@ -44,7 +45,7 @@ def rollout(
         service, result = follow(cluster, name, timeout_s=timeout_s, poll_s=poll_s)
     except KeyboardInterrupt:
         console.print(f"the rollout continues; watch it with: {as_typed()} rollout {name} {cluster.kubectl_options()}")
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
     if as_json:
         typer.echo(json.dumps({"name": name, "rollout": asdict(result)}))
     if result.kind == "done":

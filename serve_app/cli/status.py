@@ -264,16 +264,18 @@ def print_table(console: Console, title: str, columns: Sequence[str], rows: Iter
 
 def _show_release(name: str, context: str | None, namespace: str | None, console: Console, *, as_json: bool) -> None:
     from serve_app.cli import kube
+    from serve_app.cli.fleet_state import fleet_state, of_release
 
     cluster = kube.connect(context, namespace)
     service = cluster.ray_service(name)
     pods = cluster.pods(service)
+    state = fleet_state(of_release(service, pods))
     if as_json:
-        result = asdict(judge(service, pods))
-        typer.echo(json.dumps({**asdict(service), "rollout": result, "pods": [asdict(p) for p in pods]}, indent=2))
+        told = {"state": state._asdict(), "rollout": asdict(judge(service, pods)), "pods": [asdict(p) for p in pods]}
+        typer.echo(json.dumps({**asdict(service), **told}, indent=2))
         return
-    where = f"namespace {cluster.namespace}" + (f", context {cluster.context}" if cluster.context else "")
-    console.print(f"{name} ({where})")
+    console.print(f"{name}: {': '.join(state)}", markup=False)
+    console.print(f"namespace {cluster.namespace}" + (f", context {cluster.context}" if cluster.context else ""))
     show_release(service, pods, console)
 
 

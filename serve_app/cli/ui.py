@@ -8,8 +8,10 @@ import threading
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+import typer
 from rich.console import Console
 
+from serve_app.cli.options import INTERRUPTED
 from serve_app.cli.startable import refuse_taken_port
 from serve_app.config import Settings
 from serve_app.config.checks import is_loopback
@@ -31,12 +33,17 @@ def ui(url: str, host: str, port: int, *, ends_with_input: bool, kills: bool = F
     _refuse_unusable(url)
     if not is_installed():
         raise ConfigError("", f"Gradio is not installed for {sys.executable}", _INSTALL)
-    from serve_app.ui.app import run
+    console = Console(stderr=True, highlight=False)
+    try:
+        from serve_app.ui.app import run
 
-    here = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    Console(stderr=True, highlight=False).print(f"chat page {here}/, fleet page {here}/fleet", markup=False)
-    leave_no_core_file()
-    run(url, host, port, ends_with_input=ends_with_input, kills=kills)
+        here = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        console.print(f"chat page {here}/, fleet page {here}/fleet", markup=False)
+        leave_no_core_file()
+        run(url, host, port, ends_with_input=ends_with_input, kills=kills)
+    except KeyboardInterrupt:
+        console.print(f"\nthe pages ended by Ctrl-C; {url} continues without them", markup=False)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _refuse_unusable(url: str) -> None:

@@ -47,12 +47,14 @@ def rayservice(
     }
 
 
-def pod(name: str, cluster_name: str = "demo-old", *, ready: bool = True, **waiting: Any) -> dict[str, Any]:
-    """A pod of the group `model-chat`; ``waiting`` is the state of its container where it does not run."""
+def pod(
+    name: str, cluster_name: str = "demo-old", *, ready: bool = True, group: str = "model-chat", **waiting: Any
+) -> dict[str, Any]:
+    """A pod of a worker group; ``waiting`` is the state of its container where it does not run."""
     state: dict[str, Any] = {"waiting": waiting} if waiting else {"running": {}}
     last = {"terminated": {"exitCode": 137}} if waiting.get("reason") == "CrashLoopBackOff" else {}
     return {
-        "metadata": {"name": name, "labels": {"ray.io/cluster": cluster_name, "ray.io/group": "model-chat"}},
+        "metadata": {"name": name, "labels": {"ray.io/cluster": cluster_name, "ray.io/group": group}},
         "spec": {"nodeName": "node1"},
         "status": {
             "phase": "Pending" if waiting else "Running",

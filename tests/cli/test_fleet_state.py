@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 
-from serve_app.cli.fleet_state import fleet_state
+from serve_app.cli.fleet_state import fleet_state, of_release
+from serve_app.cli.rayservice import pod, ray_service
+from tests.cli.helpers import cluster, rayservice, unschedulable
+from tests.cli.helpers import pod as raw_pod
 from tests.ui.fake_service import MODEL, ingress, lost, member, starting
 
 
@@ -107,3 +110,72 @@ def test_a_model_without_a_replica_is_named_beside_one_that_answers() -> None:
     report = of_serve("UNHEALTHY", {"RUNNING": 1}, target=1)
     report["deployments"]["replica-code"] = {"replica_states": {"STARTING": 1}, "target": 1}
     assert fleet_state(report) == ("degraded", "1 of 2 replicas ready, 1 starting; requests for replica-code wait for a replica")
+
+
+UNHEALTHY = cluster("demo-old", application="UNHEALTHY", deployment="UNHEALTHY")
+FAILED = cluster("demo-new", application="DEPLOY_FAILED", deployment="DEPLOY_FAILED")
+ENTRY = raw_pod("in", group="ingress")
+
+
+@pytest.mark.parametrize(
+    ("service", "pods", "word", "said"),
+    [
+        (rayservice(), [ENTRY, raw_pod("a"), raw_pod("b")], "serving", "2 of 2 model pods ready"),
+        (
+            rayservice(active=UNHEALTHY),
+            [ENTRY, raw_pod("a"), raw_pod("b", ready=False)],
+            "degraded",
+            "1 of 2 model pods ready, 1 starting; requests are answered",
+        ),
+        # Serve took a replica away, and Ray has not yet stopped the pod.
+        (rayservice(), [ENTRY, raw_pod("a"), raw_pod("b", ready=False)], "serving", "1 of 1 model pod ready, 1 idle"),
+        (
+            rayservice(active=cluster("demo-old", application="RUNNING", deployment="UPSCALING")),
+            [ENTRY, raw_pod("a"), unschedulable("b")],
+            "scaling",
+            "1 of 2 model pods ready, 1 starting; requests are answered",
+        ),
+        (
+            rayservice(active=UNHEALTHY),
+            [ENTRY, unschedulable("a")],
+            "down",
+            "0 of 1 model pod ready, 1 starting; requests for model-chat wait for a model pod",
+        ),
+        (
+            rayservice(),
+            [raw_pod("in", group="ingress", ready=False), raw_pod("a")],
+            "down",
+            "1 of 1 model pod ready, 0 of 1 ingresses ready; no request is answered",
+        ),
+        # The first cluster is pending, and its head runs.
+        (
+            rayservice(active={}, pending=cluster("demo-new", application="", deployment="")),
+            [raw_pod("head", "demo-new", group="headgroup"), unschedulable("a", "demo-new")],
+            "starting",
+            "0 of 1 model pod ready, 1 starting; no request is answered",
+        ),
+        (
+            rayservice(active={}, pending=FAILED),
+            [ENTRY, raw_pod("a", "demo-new", ready=False)],
+            "failed",
+            "0 of 1 model pod ready, 1 starting; no request is answered",
+        ),
+        # While a second cluster starts, or fails, the first one answers.
+        (
+            rayservice(pending=FAILED),
+            [ENTRY, raw_pod("a"), unschedulable("c", "demo-new")],
+            "deploying",
+            "1 of 1 model pod ready; requests are answered",
+        ),
+        (rayservice(active={}), [], "starting", "0 of 0 replicas ready; no request is answered"),
+    ],
+)
+def test_on_kubernetes_pods_stand_for_replicas(service: dict[str, Any], pods: list[dict[str, Any]], word: str, said: str) -> None:
+    assert fleet_state(of_release(ray_service(service), [pod(p) for p in pods])) == (word, said)
+
+
+def test_a_pod_that_stops_answers_no_more() -> None:
+    leaving = raw_pod("b")
+    leaving["metadata"]["deletionTimestamp"] = "2026-11-21T00:00:00Z"
+    report = of_release(ray_service(rayservice()), [pod(p) for p in (ENTRY, raw_pod("a"), leaving)])
+    assert fleet_state(report) == ("serving", "1 of 1 model pod ready, 1 stopping")

@@ -25,7 +25,10 @@ UPGRADED = rayservice(generation=2, observed=2, active=cluster("demo-new"))
 def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKubernetes]:
     """A cluster in which `demo` is ready, and a kubeconfig that leads to it."""
     with serving(
-        FakeKubernetes(services={"demo": [rayservice()]}, pods=[pod("demo-old-head"), pod("demo-old-w", ready=False)])
+        FakeKubernetes(
+            services={"demo": [rayservice()]},
+            pods=[pod("demo-old-head", group="headgroup"), pod("demo-old-i", group="ingress"), pod("demo-old-w")],
+        )
     ) as fake:
         write_kubeconfig(tmp_path / "config", fake.host)
         use(monkeypatch, tmp_path / "config")
@@ -259,6 +262,10 @@ def test_status_shows_conditions_applications_and_pods_in_80_columns(
     code, output = status()
     assert code == 0
     assert max(map(len, output.splitlines())) <= 80
+    assert output.splitlines()[:2] == [
+        "demo: deploying: 1 of 1 model pod ready; requests are answered",
+        "namespace llm, context test",
+    ]
     words = [line.split() for line in output.splitlines()]
     assert ["Ready", "True", "Because:", "it", "is", "so"] in words
     assert ["replica-tiny", "UPDATING"] in words
@@ -295,7 +302,8 @@ def test_status_as_json_holds_the_rollouts_result(kubernetes: FakeKubernetes) ->
     code, output = status("--json")
     report = json.loads(output)
     assert (code, report["name"], report["rollout"]["kind"]) == (0, "demo", "done")
-    assert [p["name"] for p in report["pods"]] == ["demo-old-head", "demo-old-w"]
+    assert report["state"] == {"word": "serving", "said": "1 of 1 model pod ready"}
+    assert [p["name"] for p in report["pods"]] == ["demo-old-head", "demo-old-i", "demo-old-w"]
 
 
 def test_a_release_that_is_not_there_is_named_with_those_that_are(kubernetes: FakeKubernetes) -> None:

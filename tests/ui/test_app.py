@@ -1,6 +1,9 @@
 """The web application works without a browser: Gradio's own client calls what the page's Send button calls."""
 
 import asyncio
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +12,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.ports import free_port
 from tests.ui.fake_service import KEY, MODEL, FakeService, fake_service, ingress, listening, lost, member, way
 
 gradio_client = pytest.importorskip("gradio_client", reason="Gradio is not installed: pip install 'serve-app[ui]'")
@@ -69,6 +73,29 @@ def test_both_pages_and_the_probe_are_there_and_ask_no_other_host(site: str) -> 
         assert "fonts.googleapis.com/css" not in page.text
         policy = page.headers["content-security-policy"].split("; ")
         assert {"img-src 'self' data: blob:", "media-src 'self' data: blob:", "form-action 'none'"} <= set(policy)
+
+
+SERVES = """import signal
+from serve_app.cli.main import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that SIGINT is ignored
+main()
+"""
+
+
+def test_ctrl_c_ends_the_pages_with_one_line() -> None:
+    port, url = free_port(), "http://127.0.0.1:9"
+    command = [sys.executable, "-c", SERVES, "ui", "--url", url, f"--port={port}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pages:
+        try:
+            assert pages.stdout is not None
+            assert pages.stdout.readline().startswith("chat page ")
+            with httpx.Client(transport=httpx.HTTPTransport(retries=8)) as http:  # until it listens
+                assert http.get(f"http://127.0.0.1:{port}/healthz").is_success
+            pages.send_signal(signal.SIGINT)
+            said = pages.stdout.read()
+        finally:
+            pages.kill()
+    assert (pages.returncode, said) == (130, f"\nthe pages ended by Ctrl-C; {url} continues without them\n")
 
 
 @pytest.mark.parametrize(
