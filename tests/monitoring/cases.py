@@ -4,6 +4,7 @@ Series are in promtool's notation, a value each minute, or each ten minutes wher
 sixty times.
 """
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -108,10 +109,15 @@ def gpu(field: str, values: str, *, of: str = "serve-app") -> Series:
     }
 
 
-def head_memory(used: str, total: str, node: str = "head") -> Series:
-    """Return what Ray's agent on a node tells of its memory."""
-    labels = f'job="local/serve-app-ray",pod="demo-head",endpoint="metrics",RayNodeType="{node}"'
-    return {f"ray_node_mem_used{{{labels}}}": used, f"ray_node_mem_total{{{labels}}}": total}
+def memory(used: str, total: str, pod: str, release: str = "serve-app") -> Series:
+    """Return what Ray's agent in a pod reports of its container's memory, in GiB."""
+    labels = f'job="local/{release}-ray",pod="{pod}",endpoint="metrics",RayNodeType="worker"'
+    return {f"ray_node_mem_used{{{labels}}}": in_bytes(used), f"ray_node_mem_total{{{labels}}}": in_bytes(total)}
+
+
+def in_bytes(gib: str) -> str:
+    """Return a series in bytes that is given in GiB."""
+    return re.sub(r"(?<![x\d])\d+", lambda found: str(int(found[0]) * 2**30), gib)
 
 
 GPU = {"job": "local/serve-app-ray", "Hostname": "n1", "gpu": "0"}
@@ -216,12 +222,12 @@ CASES: dict[str, Case] = {
         {f"serve_app_batch_free_bytes{{{JOB}}}": "0x90"},
         labels={},
     ),
-    "ServeAppHeadMemoryIsFull": Case(
-        head_memory("2700x90", "3000x90"),
-        "Ray's head demo-head has used 90% of its memory, and over 80 % for 10 minutes.",
-        head_memory("2700x55 2300 2700x40", "3000x90"),
-        labels={"job": "local/serve-app-ray", "pod": "demo-head"},
-        calm_too=head_memory("2700x90", "3000x90", node="worker"),
+    "ServeAppMemoryIsFull": Case(
+        {**memory("18x90", "20x90", "demo-model"), **memory("3x90", "4x90", "demo-ingress")},
+        "The pod demo-model has used 90% of its memory, and over 80 % for 10 minutes.",
+        {**memory("18x55 15 18x40", "20x90", "demo-model"), **memory("18x90", "20x90", "other-model", release="serve-app-2")},
+        labels={"job": "local/serve-app-ray", "pod": "demo-model"},
+        calm_too=memory("109x90", "124x90", "keeps-kv"),
     ),
     "ServeAppReplicasAreLost": Case(
         {f"serve_app_resumptions_total{{{M}}}": "0+1x90"},
