@@ -111,7 +111,7 @@ class ModelSettings(Section):
     replicas: ScalingSettings = ScalingSettings()
     """The number of engines of this model."""
     gpus_per_replica: Int = Field(default=0, ge=0, le=1024)  # 64 nodes, and no cloud sells a node with more than 16 GPUs
-    """GPUs of one replica, on all its nodes together: tensor parallel size times stages. 0 for cpu. A simulated engine only reserves them."""
+    """GPUs of one replica, on all its nodes: tensor parallel size times stages. 0 for cpu. A simulated engine only reserves them."""
     nodes: Int = Field(default=1, ge=1, le=64)
     """Nodes of one replica. Each holds the same share of `gpus_per_replica`, and `num_cpus` and `resources` of its own."""
     replicas_per_node: Int | None = Field(default=None, ge=1, le=100)
