@@ -123,7 +123,7 @@ def engine_core_args(model: ModelSettings, model_path: str, node: NodeOfEngine |
         node: The node whose part of the engine is to start; None for an engine on one node.
     """
     args: dict[str, Any] = {**_shared_args(model, model_path), **model.engine_args}
-    args["tensor_parallel_size"] = model.gpus_per_replica if model.device == "cuda" else 1
+    args["tensor_parallel_size"] = model.gpus_per_replica // model.stages() if model.device == "cuda" else 1
     if node is not None:
         args.update(node.args(model.nodes))
     if model.device == "cpu":

@@ -62,6 +62,11 @@ def test_a_gpu_engine_is_as_large_as_its_gpus_and_otherwise_as_vllm_makes_it() -
     }
 
 
+def test_each_stage_of_an_engine_is_as_large_as_its_share_of_the_gpus() -> None:
+    args = engine_core_args(model(device="cuda", gpus_per_replica=16, engine_args={"pipeline-parallel-size": 2}), "org/tiny")
+    assert (args["tensor_parallel_size"], args["pipeline_parallel_size"]) == (8, 2)
+
+
 def test_an_engine_over_two_nodes_is_as_large_as_both_and_each_node_has_its_place() -> None:
     wide = model(device="cuda", gpus_per_replica=16, nodes=2)
     node = NodeOfEngine(1, "10.0.0.2", "10.0.0.1", 40123)

@@ -96,7 +96,8 @@ def test_serves_own_stop_waits_for_the_drain_that_runs() -> None:
     assert drains == ["began", "ended"]
 
 
-def test_serves_health_check_fails_from_sigterm_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("why", ["SIGTERM has come", "a node drains"])
+def test_serves_health_check_fails_from_the_begin_of_the_end(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = list[tuple[int, int]]()
     monkeypatch.setattr(worker, RAYS_LAST_CALL, lambda: None)
     monkeypatch.setattr("os.kill", lambda pid, number: ended.append((pid, number)))
@@ -107,9 +108,12 @@ def test_serves_health_check_fails_from_sigterm_on(monkeypatch: pytest.MonkeyPat
     async def terminate() -> None:
         end = OrderlyEnd(drain, limit_s=3600.0)
         end.begin_at_sigterm()
-        getattr(worker, RAYS_LAST_CALL)("The process receives a SIGTERM.", exit_code=1)
+        if why == "SIGTERM has come":
+            getattr(worker, RAYS_LAST_CALL)("The process receives a SIGTERM.", exit_code=1)
+        else:
+            end.begin(why)
         await asyncio.sleep(0)
-        with pytest.raises(RuntimeError, match="SIGTERM has come"):
+        with pytest.raises(RuntimeError, match=why):
             end.check()
         while not ended:
             await asyncio.sleep(0)

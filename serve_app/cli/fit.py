@@ -256,7 +256,7 @@ def memory_notes(models: Mapping[str, ModelSettings]) -> Iterator[str]:
         except ConfigError:  # an architecture that fit does not know is no mistake of the configuration
             continue
         try:
-            check_gpus(shape, model.gpus_per_replica, model.nodes)
+            check_gpus(shape, model.gpus_per_replica, model.nodes, model.stages())
         except ConfigError as exc:
             yield f"{at}.gpus_per_replica {exc.problem}; {exc.hint}"
             continue

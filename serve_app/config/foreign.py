@@ -70,7 +70,7 @@ _BY_MEANING: Mapping[str, str] = {
     "aggregation_function autoscaling_policy external_scaler_enabled": _SCALING,
     "num_gpus gpus gpu gpu_count num_gpus_per_replica tensor_parallel_size tensor_parallel tp num_shard": _GPUS,
     "request_gpu limit_gpu": _GPUS,
-    "pipeline_parallel_size data_parallel_size pp dp placement_group_config placement_group_bundles": _GROUPS,
+    "data_parallel_size pp dp placement_group_config placement_group_bundles": _GROUPS,
     "placement_group_strategy gang_scheduling_config resources_per_bundle": _GROUPS,
     "accelerator_type accelerator_config gpu_type request_gpu_type": _NODES,
     "label_selector placement_group_bundle_label_selector fallback_strategy": _NODES,

@@ -22,7 +22,7 @@ from serve_app.config.checks import (
     wrong,
 )
 from serve_app.config.kv import KvSettings, kv_problems
-from serve_app.config.nodes import node_problems
+from serve_app.config.nodes import node_problems, stage_problems
 from serve_app.config.pools import PoolsSettings, pool_problems
 from serve_app.config.routing import RoutingSettings
 from serve_app.config.scaling import ScalingSettings
@@ -111,7 +111,7 @@ class ModelSettings(Section):
     replicas: ScalingSettings = ScalingSettings()
     """The number of engines of this model."""
     gpus_per_replica: Int = Field(default=0, ge=0, le=1024)  # 64 nodes, and no cloud sells a node with more than 16 GPUs
-    """GPUs of one replica, on all its nodes together; also its tensor parallel size. 0 for cpu. A simulated engine only reserves them."""
+    """GPUs of one replica, on all its nodes: tensor parallel size times stages. 0 for cpu. A simulated engine only reserves them."""
     nodes: Int = Field(default=1, ge=1, le=64)
     """Nodes of one replica. Each holds the same share of `gpus_per_replica`, and `num_cpus` and `resources` of its own."""
     replicas_per_node: Int | None = Field(default=None, ge=1, le=100)
@@ -167,6 +167,10 @@ class ModelSettings(Section):
         """Return the GPUs that one replica holds on each of its nodes."""
         return self.gpus_per_replica // self.nodes
 
+    def stages(self) -> int:
+        """Return the pipeline stages of one engine, each on the same number of its GPUs."""
+        return int(str(self.engine_args.get("pipeline_parallel_size", 1)))
+
     def has_shards(self) -> bool:
         """Return whether an engine has processes on more than one node. A simulated engine only reserves GPUs there."""
         return self.nodes > 1 and self.simulated is None
@@ -198,8 +202,9 @@ class ModelSettings(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         simulation = self._simulation_problems(self.simulated) if self.simulated else ()
-        own = (*self._device_problems(), *node_problems(self), *self._scaling_problems(), *self._adapter_problems())
-        refuse([*simulation, *own, *sleep_problems(self), *kv_problems(self), *pool_problems(self)])
+        own = (*self._device_problems(), *self._scaling_problems(), *self._adapter_problems())
+        places = (*node_problems(self), *stage_problems(self))
+        refuse([*simulation, *own, *places, *sleep_problems(self), *kv_problems(self), *pool_problems(self)])
         return self
 
     def _device_problems(self) -> Iterator[PydanticCustomError]:

@@ -1,4 +1,4 @@
-"""This module checks what an engine over several nodes cannot have."""
+"""This module checks what an engine over several nodes, or with pipeline stages, cannot have."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -33,3 +33,18 @@ def node_problems(model: "ModelSettings") -> Iterator[PydanticCustomError]:
     if (address := model.env.get("VLLM_HOST_IP")) is not None:
         problem = f"is {address!r} and nodes {here}: each node has its own address"
         yield wrong("env.VLLM_HOST_IP", problem, "remove it: Ray knows the nodes' addresses")
+
+
+def stage_problems(model: "ModelSettings") -> Iterator[PydanticCustomError]:
+    """Check what an engine with pipeline stages cannot have."""
+    if (stages := model.stages()) == 1:
+        return
+    key, here = "engine_args.pipeline_parallel_size", f"is {stages}"
+    if model.device == "cpu":
+        yield wrong(key, f"{here} and device is cpu: only engines on GPUs have stages", "remove it")
+    elif model.gpus_per_replica % stages:
+        problem = f"{here} and gpus_per_replica is {model.gpus_per_replica}: each stage has the same number of GPUs"
+        yield wrong(key, problem, "set gpus_per_replica to a multiple of it")
+    if model.kv.is_on and model.nodes == 1:
+        problem = f"is {model.kv.transfer!r} and {key} {here}: the KV of an engine with stages does not move"
+        yield wrong("kv.transfer", problem, f"set kv.transfer: none, or remove {key}")

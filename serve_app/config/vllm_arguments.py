@@ -20,11 +20,7 @@ from serve_app.config.vllm_source import (
     tool_parser_names,
 )
 
-_TENSORS = "an engine is split by tensor parallelism alone; use gpus_per_replica"
-_STAGES = (
-    "an engine is split by tensor parallelism alone: stages over nodes fail at their first step in vLLM's CPU build; "
-    "use gpus_per_replica"
-)
+_SPLIT = "an engine is split by tensors and stages alone; use gpus_per_replica, and pipeline_parallel_size for stages"
 _NODES = "set nodes beside engine_args; ranks and addresses follow from it"
 _MORE_REPLICAS = "each engine is a replica of the fleet; raise replicas.min and replicas.max"
 _KV_CONNECTOR = (
@@ -41,8 +37,7 @@ RESERVED_FRONTEND_ARGS: Mapping[str, str] = {
 RESERVED_ENGINE_ARGS: Mapping[str, str] = {
     "model": "set `model` beside engine_args",
     "served_model_name": "the model's name is its key under `models`; more names go into `aliases` beside engine_args",
-    "pipeline_parallel_size": _STAGES,
-    "prefill_context_parallel_size": _TENSORS,
+    "prefill_context_parallel_size": _SPLIT,
     "nnodes": _NODES,
     "node_rank": _NODES,
     "master_addr": _NODES,

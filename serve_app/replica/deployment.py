@@ -94,6 +94,8 @@ class Replica:
             asyncio.create_task(report.run(asked_at(context), self._server.first_output, self._show_start), name="start"),
         ]
         self._end.begin_at_sigterm()
+        if self._group is not None:
+            self._tasks.append(asyncio.create_task(self._end_with_a_node(self._group), name="nodes"))
 
     async def _start_engine(self, settings: Mapping[str, Any]) -> pipe.EngineReady:
         from serve_app.checkpoints import resolve_model
@@ -118,6 +120,9 @@ class Replica:
             members=None if self._group is None else self._group.members,
             servers=servers_here(ray.get_runtime_context().get_node_id()) if self.model.warm_start else None,
         )
+
+    async def _end_with_a_node(self, group: Group) -> None:
+        self._end.begin(f"Ray drains node {await group.drained_node()} of the engine")
 
     def _show_start(self, phases: Mapping[str, float]) -> None:
         for phase, seconds in phases.items():

@@ -193,7 +193,7 @@ class PipedEngineCore(EngineCoreProc):
         (group,) = self.scheduler.kv_cache_config.kv_cache_groups  # there is one, or no KV is kept
         spec = group.kv_cache_spec
         in_worker = len(group.layer_names) * spec.page_size_bytes // spec.block_size
-        return int(in_worker * self.vllm_config.parallel_config.tensor_parallel_size)
+        return int(in_worker * self.vllm_config.parallel_config.world_size)
 
     def _host_kv_tokens(self) -> int:
         """Return the tokens whose KV the host keeps; 0 for none, and for several kinds of layers, whose tokens differ in size."""

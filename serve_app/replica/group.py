@@ -3,10 +3,11 @@
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import ray
+from ray._private import worker
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from serve_app.config import ModelSettings, ProtocolSettings, parse_settings
@@ -24,6 +25,10 @@ from serve_app.replica.shard import Shard, Summons
 from serve_app.replica.side_channel import reserve
 
 logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 1.0
+_GCS_S = 5.0
+"""Limit of one question to Ray."""
 
 
 class ReadyPort:
@@ -58,6 +63,9 @@ def _log_failure(opening: asyncio.Task[asyncio.Server]) -> None:
 class ShardActor:
     """Runs one `Shard` in a bundle of the replica's placement group. Ray ends it with the replica, and its cord does so sooner."""
 
+    async def node_id(self) -> str:
+        return str(ray.get_runtime_context().get_node_id())
+
     async def run(self, settings: Mapping[str, Any], model_name: str, summons: Mapping[str, Any]) -> str:
         """Work until the engine ends, then end this process, so that Ray can give the GPUs away. Return why it could not join.
 
@@ -82,6 +90,17 @@ class ShardActor:
         os._exit(0)
 
 
+async def first_draining(nodes: Set[str], look: Callable[[], Mapping[str, int]], *, every_s: float) -> str:
+    """Wait until ``look`` shows one of these nodes, and return it. A look that fails, as while Ray's head restarts, is repeated."""
+    while True:
+        try:
+            if found := nodes & (await asyncio.to_thread(look)).keys():
+                return min(found)
+        except AWAY as exc:
+            logger.warning("no look at the nodes that Ray drains: %s", in_one_line(exc))
+        await asyncio.sleep(every_s)
+
+
 class Group:
     """The nodes of one engine. Made by the replica's actor, which is on the first."""
 
@@ -93,6 +112,8 @@ class Group:
         self._first_port = reserve(address, range(1), f"models.{model.name}.nodes")  # kept until the workers have bound it
         self.node = NodeOfEngine(0, address, address, self._first_port.port)
         self._actors: list[Any] = []
+        self._nodes = set[str]()
+        """Ray's ids of the members' nodes."""
 
     async def form(self, settings: Mapping[str, Any], *, limit_s: float) -> None:
         """Start an actor in each other bundle, and wait until all have joined.
@@ -131,6 +152,11 @@ class Group:
             for run in runs:
                 run.cancel()
 
+    async def drained_node(self) -> str:
+        """Wait until Ray drains the node of a member; return its id. Serve migrates an actor only by the actor's own node."""
+        gcs = worker.global_worker.gcs_client
+        return await first_draining(self._nodes, lambda: gcs.get_draining_nodes(timeout=_GCS_S), every_s=_LOOK_EVERY_S)
+
     async def _summon(self, rank: int, settings: Mapping[str, Any], summons: Mapping[str, Any]) -> None:
         model = self._model
         place = PlacementGroupSchedulingStrategy(ray.util.get_current_placement_group(), placement_group_bundle_index=rank)
@@ -146,5 +172,6 @@ class Group:
             .remote()
         )
         self._actors.append(actor)  # Ray ends an actor that no handle names
+        self._nodes.add(await actor.node_id.remote())
         said = await actor.run.remote(dict(settings), model.name, {**summons, "rank": rank})
         raise EngineStartFailed(model=model.name, reason=f"node {rank} of the engine: {said}")

@@ -48,14 +48,18 @@ def weights_id(vllm_config: Any) -> str:
 
 
 def _folder(model: Any, load: Any) -> Path:
-    """Return the place of the files: the model's own folder or file, or the hub's cache, into which vLLM has downloaded them."""
-    from huggingface_hub import try_to_load_from_cache
+    """Return the place of the files: the model's own folder or file, or the hub's cache, into which vLLM has downloaded them.
+
+    A ``download_dir`` holds the weights alone: vLLM downloads config.json into the hub's own cache all the same.
+    """
+    from huggingface_hub import snapshot_download
 
     path = Path(model.model)
-    with contextlib.suppress(ValueError):  # not the name of a repository
+    with contextlib.suppress(OSError, ValueError):  # not in the cache, or not the name of a repository
         if not path.exists():
-            cached = try_to_load_from_cache(model.model, "config.json", cache_dir=load.download_dir, revision=model.revision)
-            path = Path(cached).parent if isinstance(cached, str) else path
+            path = Path(
+                snapshot_download(model.model, cache_dir=load.download_dir, revision=model.revision, local_files_only=True)
+            )
     return path
 
 

@@ -141,7 +141,7 @@ def estimate(shape: Architecture, files: TensorBytes | None, wish: Wish) -> Esti
     online = online_quantization(str(args.get("quantization") or ""))
     weights = weight_bytes(shape, counts, element=plan.element, files=files, online=online)
     if wish.num_gpus is not None:
-        check_gpus(shape, wish.num_gpus, wish.num_nodes)
+        check_gpus(shape, wish.num_gpus, wish.num_nodes, _whole(args, "pipeline_parallel_size") or 1)
         found = fit(shape, counts, weights, accelerator, wish.num_gpus, context, plan, wish.num_nodes)
     else:
         check_gpus(shape, wish.num_nodes, wish.num_nodes)
@@ -190,7 +190,7 @@ def _context(shape: Architecture, wish: Wish) -> int:
     return context
 
 
-def check_gpus(shape: Architecture, num_gpus: int, num_nodes: int) -> None:
+def check_gpus(shape: Architecture, num_gpus: int, num_nodes: int, stages: int = 1) -> None:
     """Refuse a number of GPUs that cannot share the model.
 
     Raises:
@@ -199,7 +199,7 @@ def check_gpus(shape: Architecture, num_gpus: int, num_nodes: int) -> None:
     if num_gpus % num_nodes:
         problem = f"is {num_gpus} on {num_nodes} nodes"
         raise ConfigError("--gpus, or gpus_per_replica", problem, "each node holds the same number: give a multiple of the nodes")
-    if not can_share(shape, num_gpus):
+    if not can_share(shape, num_gpus // stages):
         possible = ", ".join(str(n) for n in sorted({*shared_by(shape), *shared_by(shape, num_nodes)}))
         problem = f"is {num_gpus}, and the model has {shape.num_heads} attention heads and {shape.num_kv_heads} KV heads"
         raise ConfigError("--gpus, or gpus_per_replica", problem, f"vLLM splits them evenly: possible are {possible}")

@@ -258,8 +258,9 @@ def test_check_notes_a_model_that_does_not_fit_on_the_accelerator_that_it_names(
 
 
 def test_check_notes_gpus_that_do_not_divide_the_heads_whatever_the_accelerator(folder: Path) -> None:
-    wide = {"model": str(folder), "device": "cuda", "nodes": 3}
-    models = {"m": wide | {"gpus_per_replica": 24}, "n": wide | {"gpus_per_replica": 16, "nodes": 2}}
+    wide = {"model": str(folder), "device": "cuda", "gpus_per_replica": 24, "nodes": 3}
+    in_stages = wide | {"engine_args": {"pipeline_parallel_size": 3}}
+    models = {"m": wide, "n": wide | {"gpus_per_replica": 16, "nodes": 2}, "o": in_stages}
     assert list(memory_notes(parse_settings({"models": models}).models)) == [
         "models.m.gpus_per_replica is 24, and the model has 32 attention heads and 8 KV heads; "
         "vLLM splits them evenly: possible are 1, 2, 4, 8"

@@ -1,4 +1,4 @@
-"""A replica over several nodes is checked: what the nodes share evenly, and what such a replica cannot have."""
+"""A replica over several nodes or of several stages is checked: what they share evenly, and what such a replica cannot have."""
 
 from typing import Any
 
@@ -58,9 +58,22 @@ def test_other_nodes_are_another_release() -> None:
             "engine_args.distributed_executor_backend: is 'uni' and nodes is 2; remove it: an engine over several nodes has mp",
         ),
         (
-            {"engine_args": {"pipeline_parallel_size": 2}},
-            "engine_args.pipeline_parallel_size: is 2, but serve-app sets this argument itself; an engine is split by tensor parallelism "
-            "alone: stages over nodes fail at their first step in vLLM's CPU build; use gpus_per_replica",
+            {"engine_args": {"pipeline_parallel_size": 3}},
+            "engine_args.pipeline_parallel_size: is 3 and gpus_per_replica is 16: each stage has the same number of GPUs; "
+            "set gpus_per_replica to a multiple of it",
+        ),
+        (
+            {"engine_args": {"pipeline_parallel_size": 0}},
+            "engine_args.pipeline_parallel_size: is 0, but vLLM takes a number of at least 1",
+        ),
+        (
+            {"device": "cpu", "simulated": {"profile": "a10g-llama-8b"}, "engine_args": {"pipeline_parallel_size": 2}},
+            "engine_args.pipeline_parallel_size: is 2 and device is cpu: only engines on GPUs have stages; remove it",
+        ),
+        (
+            {"nodes": 1, "kv": {"transfer": "nixl"}, "engine_args": {"pipeline_parallel_size": 2}},
+            "kv.transfer: is 'nixl' and engine_args.pipeline_parallel_size is 2: the KV of an engine with stages does not move; "
+            "set kv.transfer: none, or remove engine_args.pipeline_parallel_size",
         ),
         (
             {"engine_args": {"nnodes": 2}},

@@ -51,7 +51,7 @@ Nodes = tuple[Node, Node]
 
 
 @contextlib.contextmanager
-def two_nodes(model: Path, request: Path, environment: Mapping[str, str] | None = None) -> Iterator[Nodes]:
+def two_nodes(model: Path, request: Path, environment: Mapping[str, str] | None = None, *, stages: int = 1) -> Iterator[Nodes]:
     """Two nodes that have joined and load the engine, which will run the request."""
     with contextlib.ExitStack() as stack:
 
@@ -61,8 +61,8 @@ def two_nodes(model: Path, request: Path, environment: Mapping[str, str] | None 
             stack.callback(end, node)
             return node
 
-        first = start("first", str(model), str(request))
-        second = start("second", str(model), *first.hears("summons"))
+        first = start("first", str(model), str(stages), str(request))
+        second = start("second", str(model), str(stages), *first.hears("summons"))
         for node in (first, second):
             node.engine_pid = int(node.hears("engine")[0])
         yield first, second

@@ -1,11 +1,12 @@
 """This program runs the supervisor of one of two nodes of an engine, as a process that a test can kill. Both nodes are this machine.
 
-    python -m tests.replica.sharded first MODEL_PATH REQUEST_FILE
-    python -m tests.replica.sharded second MODEL_PATH PORT FIRST_PORT SECRET
+    python -m tests.replica.sharded first MODEL_PATH STAGES REQUEST_FILE
+    python -m tests.replica.sharded second MODEL_PATH STAGES PORT FIRST_PORT SECRET
 
-vLLM's CPU build takes the place of CUDA's, as in `tensor_parallel.py`. The first prints `summons PORT FIRST_PORT SECRET`, which the second
-takes; `engine PID`, `ready`, `tokens` with the ids of each step of the request, and `died REASON`. The second prints `engine PID` and
-`ended REASON`. A supervisor whose engine has ended ends.
+STAGES is 1, where the nodes share each layer, or 2, where each has half of the layers. vLLM's CPU build takes the place of CUDA's, as in
+`tensor_parallel.py`. The first prints `summons PORT FIRST_PORT SECRET`, which the second takes; `engine PID`, `ready measured` or `ready
+unmeasured`, `tokens` with the ids of each step of the request, and `died REASON`. The second prints `engine PID` and `ended REASON`. A
+supervisor whose engine has ended ends. Only an engine with stages measures its steps.
 """
 
 import asyncio
@@ -14,6 +15,8 @@ import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
+
+from pydantic import JsonValue
 
 from serve_app.config import HealthSettings, ModelSettings
 from serve_app.engine_args import NodeOfEngine
@@ -31,14 +34,23 @@ INHERITED = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
 HEALTH = HealthSettings()
 
 
-def model_of(path: str) -> ModelSettings:
+def engine_args_of(stages: int) -> dict[str, JsonValue]:
+    args: dict[str, JsonValue] = {"max_model_len": 2048, "max_num_seqs": 4, "dtype": "float32"}
+    if stages == 1:
+        return args | {"enforce_eager": True}
+    # vLLM's GPU workers get the tensors in which a stage receives from their warm-up. Its CPU workers have no warm-up with mode 0, which
+    # `enforce_eager` sets. With mode 1, which compiles nothing on CPUs, they have one.
+    return args | {"pipeline_parallel_size": stages, "compilation_config": {"mode": 1}}
+
+
+def model_of(path: str, stages: int = 1) -> ModelSettings:
     return ModelSettings(
         name="tiny",
         model=path,
         device="cuda",
         gpus_per_replica=2,
         nodes=2,
-        engine_args={"max_model_len": 2048, "max_num_seqs": 4, "enforce_eager": True, "dtype": "float32"},
+        engine_args=engine_args_of(stages),
         env={**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo"},
     )
 
@@ -68,9 +80,9 @@ def shown() -> Callable[[pipe.FromEngine], None]:
     return show
 
 
-async def first(path: str, request_file: str) -> None:
+async def first(path: str, stages: str, request_file: str) -> None:
     request = await asyncio.to_thread(Path(request_file).read_bytes)
-    model = model_of(path)
+    model = model_of(path, int(stages))
     lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     show = shown() if request else say  # without a request, the engine may be one without vLLM
     engine = EngineProcess(HEALTH, on_message=show, on_lost=lambda error: lost.set_result(str(error)))
@@ -86,19 +98,20 @@ async def first(path: str, request_file: str) -> None:
         environment=INHERITED,
         timeout_s=240.0,
         max_frame_bytes=1 << 20,
+        measures_itself=model.stages() > 1,
         node=NodeOfEngine(0, HERE, HERE, rendezvous.port),
         members=members,
     )
-    await alongside(start, engine)
-    say("ready")
+    ready = await alongside(start, engine)
+    say("ready", "unmeasured" if ready.measured is None else "measured")
     if request:
         engine.send(pipe.AddToEngine(0, ATTEMPT_ID, [request], 0))
     say("died", await lost)
 
 
-async def second(path: str, port: str, first_port: str, secret: str) -> None:
+async def second(path: str, stages: str, port: str, first_port: str, secret: str) -> None:
     summons = Summons(NodeOfEngine(1, HERE, HERE, int(first_port)), int(port), bytes.fromhex(secret), HEALTH.eject_after_s)
-    shard = Shard(model_of(path), summons, INHERITED)
+    shard = Shard(model_of(path, int(stages)), summons, INHERITED)
     say("ended", await alongside(shard.run(), shard))
 
 

@@ -29,6 +29,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def nodes(model: Path) -> Iterator[Nodes]:
     """Two nodes that have joined and load the engine, which then runs one request of 2000 tokens."""
+    with two_nodes(model, request_file(model)) as started:
+        yield started
+
+
+def request_file(model: Path) -> Path:
     request = EngineCoreRequest(
         request_id=ATTEMPT_ID,
         prompt_token_ids=PROMPT,
@@ -41,18 +46,21 @@ def nodes(model: Path) -> Iterator[Nodes]:
         data_parallel_rank=None,
     )
     (encoded,) = MsgpackEncoder().encode(request)
-    (model / "request").write_bytes(encoded)
-    with two_nodes(model, model / "request") as started:
-        yield started
+    file = model.parent / "request"
+    file.write_bytes(encoded)
+    return file
 
 
 each_process = pytest.mark.parametrize("victim", VICTIMS)
 
 
-def test_greedy_answers_are_those_of_one_process(nodes: Nodes, model: Path) -> None:
-    ids: list[int] = []
-    while len(ids) < NUM_TOKENS:
-        ids += map(int, nodes[0].hears("tokens"))
+@pytest.mark.parametrize("stages", [1, 2])
+def test_greedy_answers_are_those_of_one_process(model: Path, stages: int) -> None:
+    with two_nodes(model, request_file(model), stages=stages) as nodes:
+        assert nodes[0].hears("ready") == ["measured" if stages > 1 else "unmeasured"]
+        ids: list[int] = []
+        while len(ids) < NUM_TOKENS:
+            ids += map(int, nodes[0].hears("tokens"))
     assert ids[:NUM_TOKENS] == greedy(model)
 
 

@@ -14,7 +14,7 @@ from serve_app.config import ProtocolSettings
 from serve_app.engine_args import NodeOfEngine
 from serve_app.errors import EngineDied, EngineOutOfMemory
 from serve_app.replica import shard as shard_module
-from serve_app.replica.group import ReadyPort
+from serve_app.replica.group import ReadyPort, first_draining
 from serve_app.replica.members import Members
 from serve_app.replica.oom_kills import OomKills
 from serve_app.replica.shard import Shard, Summons
@@ -125,3 +125,17 @@ async def test_without_a_fixed_port_a_shard_does_not_listen() -> None:
     ready = ReadyPort(ProtocolSettings())
     ready.open()
     assert ready._opening is None
+
+
+@in_loop
+async def test_a_member_whose_node_ray_drains_is_found_also_after_a_look_that_failed() -> None:
+    looks: list[dict[str, int] | OSError] = [{"other": 0}, OSError("no head"), {"other": 0, "second": 1}]
+
+    def look() -> dict[str, int]:
+        seen = looks.pop(0)
+        if isinstance(seen, OSError):
+            raise seen
+        return seen
+
+    assert await first_draining({"second", "third"}, look, every_s=0.0) == "second"
+    assert not looks

@@ -17,12 +17,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_llama(tmp_path_factory.mktemp("weights") / "llama")
 
 
-def id_of(model: Path | str, *, dtype: str = "bfloat16", revision: str | None = None, **additional: Any) -> str:
+def id_of(
+    model: Path | str, *, dtype: str = "bfloat16", revision: str | None = None, download_dir: Path | None = None, **additional: Any
+) -> str:
     """Return the id for the ``VllmConfig`` of ``model``."""
     return weights_id(
         SimpleNamespace(
             model_config=SimpleNamespace(model=str(model), model_weights="", revision=revision, dtype=dtype, quantization=None),
-            load_config=SimpleNamespace(load_format="auto", download_dir=None),
+            load_config=SimpleNamespace(load_format="auto", download_dir=download_dir),
             cache_config=SimpleNamespace(cache_dtype="auto"),
             additional_config=additional,
         )
@@ -78,6 +80,16 @@ def test_files_without_a_known_form_differ_by_samples(tmp_path: Path, name: str)
     file.write_bytes(bytes([1]) * 4_000_000)
     assert id_of(tmp_path) != first
     assert id_of(file) == id_of(tmp_path)
+
+
+def test_weights_in_a_download_dir_which_holds_nothing_else_have_the_id_of_their_content(checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "models--org--name"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("c0ffee")
+    (folder / "snapshots" / "c0ffee").mkdir(parents=True)
+    shutil.copy(checkpoint / "model.safetensors", folder / "snapshots" / "c0ffee")
+    assert id_of("org/name", download_dir=tmp_path) == id_of(checkpoint)
+    assert id_of("org/name", download_dir=tmp_path, revision="other") != id_of(checkpoint)
 
 
 def test_weights_that_are_not_on_this_disk_are_known_by_name_and_revision() -> None:
