@@ -86,6 +86,7 @@ _NEVER_IGNORED = {
     *("nodes-cannot-be", "pods-cannot-be-shared", "label-of-chart", "annotation-of-helm", "name-twice", "mount-without-volume"),
     "request-above-limit",
     *("value-moved", "weights-path-twice", "weights-revision-moves", "weights-place-wrong", "not-a-mapping"),
+    *("host-is-no-name", "certificate-without-arn", "redis-address-wrong"),
     *("alb-check-not-a-number", "redis-secret-of-chart", "serve-outlasts-drain", "nothing-served"),
     *("tenant-name", "tenant-model-not-served", "tenant-key-twice", "tenant-day", "oidc-without-tenants"),
 }
@@ -202,7 +203,7 @@ BY_KEY: dict[str, Schema] = {
     **dict.fromkeys(("apiServerCidrs", "weightsCidrs", "redisCidrs"), _SOME_CIDRS),
     "dns": {**_OBJECTS, "minItems": 1},
     **dict.fromkeys(("operatorNamespace", "prometheusNamespace"), _NAMESPACE),
-    **dict.fromkeys(("huggingFaceEndpoint", "s3Endpoint"), _ADDRESS),
+    **dict.fromkeys(("huggingFaceEndpoint", "s3Endpoint", "grafanaUrl"), _ADDRESS),
     **dict.fromkeys(("tmpSize", "homeSize", "shmSize", "size"), _BYTES),
     **dict.fromkeys(("requests", "limits"), _AMOUNTS),
     "affinity": {"type": "object"},

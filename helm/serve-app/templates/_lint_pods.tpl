@@ -20,6 +20,7 @@ in, as of serve-app.judge. */}}
     "gcsFaultTolerance.redis.podLabels" $v.gcsFaultTolerance.redis.podLabels "jobs.podLabels" $v.jobs.podLabels -}}
 {{- range .groups -}}
 {{- $_ := set $labels (printf "%s.podLabels" .path) .pods.podLabels -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "evictions" "path" .path "annotations" .pods.podAnnotations) -}}
 {{- $all = append $all (dict "path" .path "pods" .pods "whose" (printf " for %s" .model.at)) -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "checkpoints" "model" .model "pods" .pods "path" .path
     "memory" (dig "limits" "memory" "" .pods.resources) "least" (include "serve-app.readAheadGi" .pods | int64)) -}}
