@@ -38,11 +38,14 @@ _LABELS: Schema = {
     "type": "object",
     "additionalProperties": {"type": "string", "maxLength": 63, "pattern": "^(([A-Za-z0-9][A-Za-z0-9_.-]*)?[A-Za-z0-9])?$"},
 }
-_ACCOUNT: Schema = {"type": "string", "pattern": "^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$"}
+_NAME_OR_EMPTY: Schema = {"type": "string", "pattern": "^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$"}
+_SECRETS = ("existingSecret", "databaseSecret", "apiKeySecret", "huggingFaceTokenSecret", "tlsSecretName")
 _REPOSITORY = r"[a-z0-9._-]+(:[0-9]+)?(/[a-z0-9._-]+)*"
 _OBJECTS: Schema = {"type": "array", "items": {"type": "object"}}
 _STRINGS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
 _CIDRS: Schema = {"type": "array", "items": {"type": "string", "pattern": r"^[0-9A-Fa-f.:]+/[0-9]{1,3}$"}}
+_IP_BLOCK: Schema = {"type": "object", "properties": {"cidr": _CIDRS["items"]}}
+_PEERS: Schema = {"type": "array", "items": {"type": "object", "properties": {"ipBlock": _IP_BLOCK}}}
 _SOME_CIDRS: Schema = {**_CIDRS, "minItems": 1}
 _NAMESPACE: Schema = {"type": "string", "pattern": r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"}
 _ADDRESS: Schema = {"type": "string", "pattern": r"^(https?://[^/]+.*)?$"}
@@ -86,6 +89,7 @@ _NEVER_IGNORED = {
     *("nodes-cannot-be", "pods-cannot-be-shared", "label-of-chart", "annotation-of-helm", "name-twice", "mount-without-volume"),
     "request-above-limit",
     *("value-moved", "weights-path-twice", "weights-revision-moves", "weights-place-wrong", "not-a-mapping"),
+    *("host-is-no-name", "certificate-without-arn", "redis-address-wrong"),
     *("alb-check-not-a-number", "redis-secret-of-chart", "serve-outlasts-drain", "nothing-served"),
     *("tenant-name", "tenant-model-not-served", "tenant-key-twice", "tenant-day", "oidc-without-tenants"),
 }
@@ -180,12 +184,12 @@ _CONTAINERS = _named("name")
 _EXTRA = {"containers": _CONTAINERS, "initContainers": _CONTAINERS, "envFrom": _OBJECTS, "schedulerName": {"type": "string"}}
 
 BY_KEY: dict[str, Schema] = {
-    **dict.fromkeys(
-        ("annotations", "podAnnotations", "commonAnnotations"),
-        _STRING_MAP,
-    ),
+    **dict.fromkeys(("annotations", "podAnnotations", "commonAnnotations"), _STRING_MAP),
     **dict.fromkeys(("nodeSelector", "podLabels", "labels", "dashboardLabels", "commonLabels"), _LABELS),
-    **dict.fromkeys(("tolerations", "parentRefs", "clients", "extraEgress"), _OBJECTS),
+    **dict.fromkeys(("tolerations", "parentRefs", "extraEgress"), _OBJECTS),
+    "clients": _PEERS,
+    **dict.fromkeys((*_SECRETS, "existingClaim"), _NAME_OR_EMPTY),
+    "existingSecretKey": {"type": "string", "minLength": 1},
     **dict.fromkeys(("extraEnv", "extraVolumes"), _named("name")),
     "head.extra": _closed(**_EXTRA),
     **dict.fromkeys(("ingressPods.extra", "modelPods.extra"), _closed(**_EXTRA, topologySpreadConstraints=_SPREAD)),
@@ -200,9 +204,9 @@ BY_KEY: dict[str, Schema] = {
     "loadBalancerSourceRanges": _CIDRS,
     # In a policy, an empty list means all peers, not none.
     **dict.fromkeys(("apiServerCidrs", "weightsCidrs", "redisCidrs"), _SOME_CIDRS),
-    "dns": {**_OBJECTS, "minItems": 1},
+    "dns": {**_PEERS, "minItems": 1},
     **dict.fromkeys(("operatorNamespace", "prometheusNamespace"), _NAMESPACE),
-    **dict.fromkeys(("huggingFaceEndpoint", "s3Endpoint"), _ADDRESS),
+    **dict.fromkeys(("huggingFaceEndpoint", "s3Endpoint", "grafanaUrl"), _ADDRESS),
     **dict.fromkeys(("tmpSize", "homeSize", "shmSize", "size"), _BYTES),
     **dict.fromkeys(("requests", "limits"), _AMOUNTS),
     "affinity": {"type": "object"},
@@ -212,7 +216,7 @@ BY_KEY: dict[str, Schema] = {
     "digest": {"type": "string", "pattern": r"^(sha256:[0-9a-f]{64})?$"},
     "imagePullSecrets": {"type": ["array", "null"], "items": {"type": ["string", "object"]}},
     "imageRegistry": {"type": ["string", "null"], "pattern": f"^({_REPOSITORY}/?)?$"},
-    **dict.fromkeys((f"serviceAccounts.{account}.name" for account in ("head", "worker", "weights")), _ACCOUNT),
+    **dict.fromkeys((f"serviceAccounts.{account}.name" for account in ("head", "worker", "weights")), _NAME_OR_EMPTY),
     "check.timeoutSeconds": {"type": "integer", "minimum": 1},
     "pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
     "nodesWithin": {"type": "string", "pattern": r"^(([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$"},

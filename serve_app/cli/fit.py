@@ -219,6 +219,11 @@ def _folder(asked: Asked) -> Path:
         if asked.revision:
             hint = f"fit downloads nothing: run `{command} --revision {asked.revision}` first"
         raise ConfigError(where, f"{named}is neither here nor in the cache of the hub", hint)
+    if source.startswith("s3://"):
+        copy = Path(source).name
+        command = f"aws s3 cp {source}/config.json {copy}/config.json"
+        hint = f"fit reads no bucket: run `{command}`, then `{as_typed()} fit {copy}` for this model"
+        raise ConfigError(where, f"{named}is not on this machine", hint)
     hint = (
         "give a checkpoint's folder, its config.json, or a configuration of serve-app (.yaml); embedded:NAME is an embedded model"
     )

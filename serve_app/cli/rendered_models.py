@@ -38,9 +38,9 @@ class RenderedModel:
     """Kind and name of the manifest, and the model's key."""
     settings: ModelSettings
     source: str
-    """The id on the hub that a job fetches into the model's folder, else the model as it is configured."""
+    """The id on the hub, or the place in a bucket, from which a job fetches the model's folder; else the model as it is configured."""
     revision: str
-    """The commit of that id; "" without a job."""
+    """The commit of that id; "" for other sources."""
     pod: PodSizes | None
     """Sizes of the model's pods; None if the manifests do not say all of them."""
 
@@ -94,9 +94,9 @@ def _downloads(documents: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, st
 
 
 def _source_of(model: str, fetched: Mapping[str, str]) -> tuple[str, str]:
-    """Return the hub's id and the commit for a model whose folder a job fills from there; else the model, and ""."""
+    """Return the hub's id and the commit for a model whose folder a job fills from there; else the bucket's URL or the model, and ""."""
     source, _, revision = fetched.get(model, "").rpartition("@")
-    return (source.removeprefix(_HUB), revision) if source.startswith(_HUB) else (model, "")
+    return (source.removeprefix(_HUB), revision) if source.startswith(_HUB) else (source or model, "")
 
 
 def _has_resource(group: Any, model: ModelSettings) -> bool:

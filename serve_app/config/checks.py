@@ -76,9 +76,9 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     return nearest(name, known) or (f"known here: {', '.join(sorted(known))}" if 0 < len(known) <= 16 else "")
 
 
-def nearest(name: str, known: Collection[str]) -> str:
-    """Return a hint with the nearest of the ``known`` names, or ""."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+def nearest(name: str, known: Collection[str], *, cutoff: float = 0.6) -> str:
+    """Return a hint with the nearest of the ``known`` names, or "" if none is near. ``cutoff`` is difflib's ratio."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"did you mean {near[0]}?" if near else ""
 
 

@@ -109,6 +109,7 @@ _BY_MEANING: Mapping[str, str] = {
     "litellm_params litellm_settings router_settings general_settings": _ELSEWHERE,
     "api_base base_url custom_llm_provider": _ELSEWHERE,
     "model_info": _CHECKPOINT,
+    "task": "set models.NAME.engine_args.runner: pooling for embeddings, scores and classes; without it vLLM goes by the checkpoint",
     "cache cache_params": _CACHES,
     "lmcache_config": _KV_IN_MEMORY,
     "api_key api_keys master_key virtual_keys vllm_api_key": _KEYS,

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo, available_timezones
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from serve_app.config.base import Int, Section
-from serve_app.config.checks import did_you_mean, wrong
+from serve_app.config.checks import nearest, wrong
 
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: tuple[Day, ...] = get_args(Day)
@@ -26,7 +26,9 @@ def _checked_clock(value: Any) -> Any:
 
 def _checked_zone(name: str) -> str:
     if name not in (known := available_timezones() - {"localtime"}):  # localtime differs between machines
-        raise wrong("", f"is {name!r}, not a time zone of the IANA database", did_you_mean(name, known))
+        # All zones of a continent begin alike: with a lower cutoff the nearest of Europe/Frankfurt would be Europe/Tirane.
+        hint = nearest(name, known, cutoff=0.85) or "it has one or a few cities of each country, for example Europe/Berlin"
+        raise wrong("", f"is {name!r}, not a time zone of the IANA database", hint)
     return name
 
 

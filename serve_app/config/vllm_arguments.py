@@ -183,7 +183,7 @@ def _type_problems(name: str, value: JsonValue, kind: Any) -> Iterator[PydanticC
         hint = number_hint(name, value) if isinstance(value, str) and {int, float} & {kind, *get_args(kind)} else ""
         options = [o for part in (kind, *get_args(kind)) if get_origin(part) is Literal for o in get_args(part)]
         if isinstance(value, str) and options:
-            hint = nearest(value, [o for o in options if isinstance(o, str)])
+            hint = nearest(value, [o for o in options if isinstance(o, str)])  # _words lists them all
         shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
         yield wrong(name, f"is {shown}, but vLLM takes {_words(kind)}", hint)
 

@@ -100,3 +100,7 @@ def test_fit_says_how_to_get_the_config_of_a_model_that_a_job_will_fetch(hub: Pa
     assert code == 1
     assert "RayService demo: models.chat.model: o/n is neither here nor in the cache of the hub" in output
     assert f"run `hf download o/n config.json --revision {HUB['revision']}` first" in output
+    code, output = fit(tmp_path, merged(LOADED, at("config.models.chat.model", f"/models/{S3['path']}")))
+    assert code == 1
+    assert "models.chat.model: s3://b/p is not on this machine" in output
+    assert "run `aws s3 cp s3://b/p/config.json p/config.json`, then `serve-app fit p` for this model" in output

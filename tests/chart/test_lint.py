@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from serve_app.config.checks import RESERVED_PORTS
+from tests.chart.cloud_rows import CLOUD
 from tests.chart.folder_rows import FOLDERS
 from tests.chart.lint_edge_rows import EDGE, EFFECT
 from tests.chart.lint_rows import IMAGES, PODS, SCALING, WEIGHTS, Check
@@ -39,6 +40,7 @@ CHECKS: list[Check] = [
     *SLEEP,
     *WEIGHTS,
     *FOLDERS,
+    *CLOUD,
     (
         "more replicas than there may be",
         models(MODEL | {"replicas": {"min": 3, "max": 2}}),

@@ -28,6 +28,7 @@ REPLICAS = "for engines set models.NAME.replicas: {min: 1, max: 2}, for ingresse
         ("autoscaling_config", REPLICAS),
         ("nodeSelector", "pods are the Helm chart's: set it in its values, under modelPods, ingressPods or head; "),
         ("served_model_name", "the key under models is the name; more names go into models.NAME.aliases"),
+        ("task", "set models.NAME.engine_args.runner: pooling for embeddings"),
         ("rpm", "quotas are a tenant's: set limits.requests_per_minute"),
         ("api_base", "remove it: serve-app starts its engines itself, and forwards to no other service"),
         ("--max-model-len", "it is an argument of vLLM's engine: put it under models.NAME.engine_args"),

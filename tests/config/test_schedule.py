@@ -94,6 +94,10 @@ def test_a_window_shorter_than_the_cold_start_is_prepared_for_until_it_ends() ->
         ({"start": "24:00", "end": "01:00", "min": 2}, "schedule[0].start: is '24:00'; write \"00:00\", and the next day"),
         ({"time_zone": "localtime", "min": 2}, "is 'localtime', not a time zone of the IANA database"),
         ({"time_zone": "Europe/Berln", "min": 2}, "not a time zone of the IANA database; did you mean Europe/Berlin?"),
+        (
+            {"time_zone": "Europe/Frankfurt", "min": 2},
+            "IANA database; it has one or a few cities of each country, for example Europe/Berlin",
+        ),
         ({"time_zone": "../../etc/passwd", "min": 2}, "not a time zone of the IANA database"),
         (
             {"start": "08:00", "end": "08:00", "min": 2},

@@ -32,6 +32,7 @@ def refusals(adapter: TypeAdapter[Any], **args: Any) -> list[str]:
         ({"max_num_seqs": [1]}, "is [1], but vLLM takes int"),
         ({"runner": "poling"}, "is 'poling', but vLLM takes one of auto, generate, pooling, draft; did you mean pooling?"),
         ({"dtype": "f8"}, "is 'f8', but vLLM takes one of auto, half, float16, bfloat16, float, float32"),
+        ({"runner": "embed"}, "is 'embed', but vLLM takes one of auto, generate, pooling, draft"),
         ({"cudagraph_capture_sizes": [1, "2"]}, "is [1, '2'], but vLLM takes list[int]"),
         ({"limit_mm_per_prompt": {"image": "2"}}, "is {'image': '2'}, but vLLM takes dict[str, int | dict[str, int]]"),
     ],

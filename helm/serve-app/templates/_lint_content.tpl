@@ -98,7 +98,14 @@ path of a file, nor another variable. Args: name, value. */}}
 {{- $wrong -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "model_weights" "model" $model "is_wrong" (trim $wrong) "is_open" $is_open) -}}
 {{- end -}}
-{{- include "serve-app.judge" (dict "in" . "table" "weights" "paths" $paths) -}}
+{{- $claim_pods := "" -}}
+{{- range .groups -}}
+{{- $most := dig "replicas" "max" 1 .model | int -}}
+{{- if and .pods.onePerNode (eq (dig "device" "cpu" .model) "cuda") (gt $most 1) -}}
+{{- $claim_pods = printf "%s.replicas.max is %d, each on a node of its own" .model.at $most -}}
+{{- end -}}
+{{- end -}}
+{{- include "serve-app.judge" (dict "in" . "table" "weights" "paths" $paths "claim_pods" $claim_pods) -}}
 {{- range $i, $download := $v.weights.downloads -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "downloads" "i" $i "download" $download "before" (slice $paths 0 $i)) -}}
 {{- end -}}

@@ -27,6 +27,9 @@ in, as of serve-app.judge. */}}
 {{- $given := get $v.ingress.annotations (printf "alb.ingress.kubernetes.io/%s" $name) -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "alb_checks" "name" $name "given" $given) -}}
 {{- end -}}
+{{- range $path, $hosts := dict "ingress.hosts" $v.ingress.hosts "httpRoute.hostnames" $v.httpRoute.hostnames -}}
+{{- range $hosts }}{{ include "serve-app.judge" (dict "in" $in "table" "hosts" "path" $path "host" .) }}{{ end -}}
+{{- end -}}
 {{- $given := get $v.ingress.annotations "alb.ingress.kubernetes.io/scheme" -}}
 {{- include "serve-app.judge" (dict "in" . "table" "open" "alb_scheme" ($given | default (ternary $v.ingress.albScheme "" $v.ingress.alb))
     "scheme_at" (ternary "alb.ingress.kubernetes.io/scheme in ingress.annotations" "ingress.albScheme" (ne $given ""))) -}}

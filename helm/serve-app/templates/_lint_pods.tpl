@@ -18,8 +18,10 @@ in, as of serve-app.judge. */}}
 {{- end -}}
 {{- $labels := dict "commonLabels" $v.commonLabels "head.podLabels" $v.head.podLabels "ingressPods.podLabels" $v.ingressPods.podLabels
     "gcsFaultTolerance.redis.podLabels" $v.gcsFaultTolerance.redis.podLabels "jobs.podLabels" $v.jobs.podLabels -}}
+{{- $annotations := dict "modelPods" $v.modelPods.podAnnotations -}}
 {{- range .groups -}}
 {{- $_ := set $labels (printf "%s.podLabels" .path) .pods.podLabels -}}
+{{- $_ := set $annotations (printf "%s.pods" .model.at) (dig "pods" "podAnnotations" dict .model) -}}
 {{- $all = append $all (dict "path" .path "pods" .pods "whose" (printf " for %s" .model.at)) -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "checkpoints" "model" .model "pods" .pods "path" .path
     "memory" (dig "limits" "memory" "" .pods.resources) "least" (include "serve-app.readAheadGi" .pods | int64)) -}}
@@ -34,6 +36,9 @@ in, as of serve-app.judge. */}}
 {{- end -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "objects" "path" .path "whose" .whose "bytes" $v.objectStore.bytes
     "shm" (get .pods "shmSize")) -}}
+{{- end -}}
+{{- range $path, $given := $annotations -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "evictions" "path" $path "annotations" $given) -}}
 {{- end -}}
 {{- range $name, $_ := $v.commonAnnotations -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "annotations" "name" $name) -}}
