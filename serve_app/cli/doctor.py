@@ -23,7 +23,7 @@ from packaging.specifiers import SpecifierSet
 from rich.console import Console
 
 from serve_app.checkpoints import resolve_model
-from serve_app.cli import findings, probes
+from serve_app.cli import findings, kv_needs, probes
 from serve_app.cli.cluster import OBJECT_STORE_BYTES, RunState
 from serve_app.cli.findings import GIB, Finding
 from serve_app.cli.hub import needs_weights
@@ -90,11 +90,15 @@ def examine(file: Path) -> Iterator[Finding]:
     yield from wrong_state
     if run is not None:
         yield findings.running(settings.name, run.pid)
-    yield from _ports(settings, run)
+    # The ports of a running `serve-app up` of the same name and URL are its own.
+    holder = f"serve-app up, pid {run.pid}" if run is not None and run.url == settings.ingress.local_url else ""
+    yield from _ports(settings, holder)
+    yield from kv_needs.side_ports(settings, holder)
     if any(model.needs_nixl() for model in settings.models.values()):
         yield findings.nixl(
             {name: version for name in findings.NIXL_BUILDS if (version := _installed(name))}, _installed("nixl"), _torch()[1]
         )
+        yield from kv_needs.locked_memory(settings)
     yield from _libraries(settings)
     yield findings.driver(_gpus(), _torch()[1], needed_gpus(settings))
     shm = shutil.disk_usage("/dev/shm")
@@ -179,9 +183,7 @@ def _run_of(name: str) -> tuple[RunState | None, list[Finding]]:
         return None, [Finding("state file", "error", exc.problem, exc.hint)]
 
 
-def _ports(settings: Settings, run: RunState | None) -> Iterator[Finding]:
-    """Judge the ports; those of a running `serve-app up` of the same name and URL are its own."""
-    holder = f"serve-app up, pid {run.pid}" if run is not None and run.url == settings.ingress.local_url else ""
+def _ports(settings: Settings, holder: str) -> Iterator[Finding]:
     listening = [("ingress.port", settings.ingress.host, settings.ingress.port)]
     if settings.ui is not None:
         listening.append(("ui.port", settings.ui.host, settings.ui.port))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from resource import RLIM_INFINITY
 from typing import Literal
 
 from serve_app.environment import as_typed
@@ -159,6 +160,39 @@ def port(key: str, number: int, taken: str, holder: str) -> Finding:
     if holder:
         return Finding(key, "ok", f"{number} is used by {holder}")
     return Finding(key, "error", f"{number}: {taken}", f"ss -ltnp 'sport = :{number}' names the process; or set another {key}")
+
+
+def kv_ports(key: str, ports: range, taken: Sequence[str], needed: int, holder: str) -> Finding:
+    """Judge whether the side channels of a model's engines find free ports.
+
+    Args:
+        key: The configuration key that sets the first of the ports.
+        taken: The kernel's reason against each port that is taken.
+        needed: Replicas of the model here; each needs one port.
+        holder: The process of serve-app whose replicas may have some of the ports, "" if there is none.
+    """
+    said = f"{len(ports) - len(taken)} of the {len(ports)} ports from {ports[0]} on are free"
+    if holder:
+        return Finding(key, "ok", f"{said}, and those of {holder} are its own")
+    if len(ports) - len(taken) >= needed:
+        return Finding(key, "ok", said)
+    way_out = f"ss -tanp 'sport >= :{ports[0]} and sport <= :{ports[-1]}' names the processes; or set another {key}"
+    return Finding(key, "error", f"{said}, {needed} needed: {taken[0]}", way_out)
+
+
+def locked_memory(soft: int, hard: int, model: str, *, is_named: bool) -> Finding:
+    """Judge the limits of locked memory, in bytes, where UCX uses RDMA, which pins memory. `RLIM_INFINITY` is no limit.
+
+    Args:
+        model: The model whose KV moves.
+        is_named: Whether its `UCX_TLS` names RDMA. Otherwise UCX chooses, and moves KV over TCP if it cannot pin memory.
+    """
+    if soft == RLIM_INFINITY:
+        return Finding("locked memory", "ok", "no limit")
+    said = f"limit of {soft // 1024} KiB, and by RDMA model {model} pins the memory of its KV"
+    raised = "raise the hard limit (LimitMEMLOCK=infinity of systemd, also of containerd; --ulimit memlock=-1 of docker)"
+    way_out = "ulimit -l unlimited" if hard == RLIM_INFINITY else raised
+    return Finding("locked memory", "error" if is_named else "warning", said, f"{way_out}, or set env.UCX_TLS without RDMA")
 
 
 def configuration(name: str, mistakes: Sequence[str]) -> list[Finding]:
