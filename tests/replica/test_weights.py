@@ -18,7 +18,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def id_of(
-    model: Path | str, *, dtype: str = "bfloat16", revision: str | None = None, download_dir: Path | None = None, **additional: Any
+    model: Path | str,
+    *,
+    dtype: str = "bfloat16",
+    revision: str | None = None,
+    download_dir: Path | None = None,
+    **additional: Any,
 ) -> str:
     """Return the id for the ``VllmConfig`` of ``model``."""
     return weights_id(
@@ -82,7 +87,9 @@ def test_files_without_a_known_form_differ_by_samples(tmp_path: Path, name: str)
     assert id_of(file) == id_of(tmp_path)
 
 
-def test_weights_in_a_download_dir_which_holds_nothing_else_have_the_id_of_their_content(checkpoint: Path, tmp_path: Path) -> None:
+def test_weights_in_a_download_dir_which_holds_nothing_else_have_the_id_of_their_content(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "models--org--name"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("c0ffee")
