@@ -169,7 +169,7 @@ async def _run(runner: "Runner", http: Any, requests: Iterator[Any], watch: Call
             await task
         except asyncio.CancelledError:
             progress = runner.progress
-            console.print(f"stopped after {progress.lines:,} lines; the same command continues from there")
+            console.print(f"stopped after {_lines(progress.lines)}; the same command continues from there")
             raise typer.Exit(128 + stopped[0]) from None
 
 
@@ -184,11 +184,14 @@ async def _watch(fleet: "FleetProcess | None", share_read: Callable[[], float], 
         took_s = time.monotonic() - progress.began_at
         rates = f"{progress.answered / took_s:,.1f} lines/s, {progress.tokens / took_s:,.0f} tokens/s"
         before = f" ({progress.kept:,} of them before)" if progress.kept else ""
-        lines = f"{progress.lines:,} line{'s' * (progress.lines != 1)}{before}, {progress.failed:,} failed"
-        line = f"{lines}, {rates}, up to {int(progress.window)} at once"
+        line = f"{_lines(progress.lines)}{before}, {progress.failed:,} failed, {rates}, up to {int(progress.window)} at once"
         line += _left(progress, took_s, share_read())
         line += f"; no answer now: {progress.trouble}" if progress.trouble else ""
         console.print(line, end="\r" if console.is_terminal else "\n")
+
+
+def _lines(count: int) -> str:
+    return f"{count:,} line{'s' * (count != 1)}"
 
 
 def _share_read(file: BinaryIO, source: str) -> float:
@@ -259,9 +262,9 @@ class _Files:
             remove_url(self.errors)
         else:
             Path(self.errors).unlink(missing_ok=True)
-        console.print(f"{counts.answered:,} lines answered: {shown(self.output)}")
+        console.print(f"{_lines(counts.answered)} answered: {shown(self.output)}")
         if counts.failed:
-            console.print(f"{counts.failed:,} lines failed: {shown(self.errors)}", style="red")
+            console.print(f"{_lines(counts.failed)} failed: {shown(self.errors)}", style="red")
             raise typer.Exit(FAILED_LINES)
 
 

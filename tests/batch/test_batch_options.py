@@ -35,6 +35,13 @@ def test_what_is_left_is_told_by_the_bytes_that_were_read(kept: int, answered: i
     assert _left(Progress(kept=kept, answered=answered), took_s, share) == said
 
 
+@pytest.mark.parametrize(("count", "said"), [(1, "1 line answered: "), (2, "2 lines answered: ")])
+def test_answered_lines_are_counted(service: Service, tmp_path: Path, count: int, said: str) -> None:
+    batch = Batch(service, tmp_path, prompts(count))
+    code, printed = batch.run()
+    assert (code, said in printed) == (0, True)
+
+
 def test_the_share_of_a_file_is_known_of_plain_local_ones_alone(tmp_path: Path) -> None:
     (path := tmp_path / "in.txt").write_bytes(b"one\ntwo\n")
     with path.open("rb") as file:
