@@ -321,10 +321,7 @@ PLACES: list[Check] = [
             ("s3://bucket/llama", f", and serve-app reads no object store; {FETCH}"),
             ("https://host/llama", f", and weights are not fetched from a web page; give the id ORG/NAME; or {FETCH}"),
             ("hf:org/name", f", in the form of the chart's weights.downloads; write the id alone, without hf:; or {FETCH}"),
-            (
-                "simulated:h100-llama-8b",
-                ", but an accelerator is simulated, not its weights; set models.NAME.simulated: {profile: ",
-            ),
+            ("simulated:h100-llama-8b", ", but an accelerator is simulated, not its weights; set models.NAME.simulated: "),
             ("a/b/c", ", neither a Hugging Face id (ORG/NAME) nor an absolute path; a path begins with /"),
         )
         for is_open in (False, True)
