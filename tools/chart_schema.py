@@ -279,8 +279,10 @@ def values_schema() -> Schema:
     foreign = dict(open_to_foreign_names(config))
     for name in ("ModelSettings", "IngressSettings"):
         replicas = config["$defs"][name]["properties"]["replicas"]
-        # A rule of the chart says what to write in place of a number.
+        # Rules of the chart say what to write in place of a number, and below in place of an adapter's path alone.
         replicas |= {"if": {"type": "number"}, "else": {"$ref": replicas.pop("$ref")}}
+    adapters = config["$defs"]["ModelSettings"]["properties"]["adapters"]
+    adapters["additionalProperties"] = {"if": {"type": "string"}, "else": adapters["additionalProperties"]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Values of the chart serve-app",

@@ -3,7 +3,7 @@
 import difflib
 import ipaddress
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -215,15 +215,7 @@ def _plain_words(detail: ErrorDetails) -> tuple[str, str]:
     text = shown(value)
     should = re.sub(r"^\w+ should", "but should", detail["msg"]).partition(" after validation")[0]
     if kind in ("dict_type", "model_type"):
-        if isinstance(value, str) and (pair := re.fullmatch(r"([a-z_]+):(\S+)", value)):
-            return f"is {text}, but should be a mapping", f"write a space after the colon: {pair[1]}: {pair[2]}"
-        count = value if type(value) is int and 0 < value <= MAX_WRITTEN_REPLICAS else 1
-        below = (
-            f"write {{min: {count}, max: {count}}}"
-            if name == "replicas"
-            else "write its keys on lines of their own below, indented"
-        )
-        return f"is {text}, but should be a mapping", below
+        return f"is {text}, but should be a mapping", _mapping_hint(detail["loc"], value)
     if kind == "tuple_type":
         return f"is {text}, but should be a list", f"write each entry of `{name}:` on a line of its own that starts with `- `"
     if kind == "string_pattern_mismatch":
@@ -236,6 +228,17 @@ def _plain_words(detail: ErrorDetails) -> tuple[str, str]:
         is_whole = isinstance(value, float) or abs(value) < 10**50  # `shown` cuts longer ones
         return f"is {text}, {should}", f'write "{text}" in quotes' if is_whole else "write it in quotes"
     return f"is {text}, {should}", ""
+
+
+def _mapping_hint(location: Sequence[int | str], value: Any) -> str:
+    if location[-1:] == ("replicas",):
+        count = value if type(value) is int and 0 < value <= MAX_WRITTEN_REPLICAS else 1
+        return f"write {{min: {count}, max: {count}}}"
+    if location[-2:-1] == ("adapters",) and isinstance(value, str):
+        return "write {path: FOLDER}, with the absolute path of the adapter's folder"
+    if isinstance(value, str) and (pair := re.fullmatch(r"([a-z_]+):(\S+)", value)):
+        return f"write a space after the colon: {pair[1]}: {pair[2]}"
+    return "write its keys on lines of their own below, indented"
 
 
 def shown(value: Any) -> str:

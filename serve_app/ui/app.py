@@ -35,10 +35,16 @@ def build(service: Service, killer: Killer | None = None) -> gr.Blocks:
     """Return the pages: the chat at `/`, the fleet at `/fleet`."""
     with gr.Blocks(title="serve-app", analytics_enabled=False, fill_height=True) as pages:
         gr.Navbar(main_page_name="Chat")
+        _title("Chat with serve-app")
         ChatPage(service, pages)
     with pages.route("Fleet", "/fleet"):
+        _title("Fleet of serve-app")
         FleetPage(service, killer)
     return pages
+
+
+def _title(text: str) -> None:
+    gr.HTML(f"<h1>{text}</h1>", elem_classes="title", padding=False)
 
 
 def web_app(url: str, killer: Killer | None = None) -> FastAPI:

@@ -28,7 +28,7 @@ def happenings_html(happenings: Sequence[Happening]) -> str:
     """Return what happened, the newest first."""
     lines = [f"<li><time>{h.clock()}</time>{escape(h.text)}</li>" for h in reversed(happenings)]
     inner = f"<ol>{''.join(lines)}</ol>" if lines else '<p class="quiet">Nothing has changed since this page was opened.</p>'
-    return f'<div class="fleet"><h3>What happened (UTC)</h3>{inner}</div>'
+    return f'<div class="fleet"><h2>What happened (UTC)</h2>{inner}</div>'
 
 
 def problem_html(text: str) -> str:
@@ -69,7 +69,7 @@ def _model(report: Report, name: str, replicas: Sequence[Replica], ingresses: Se
 
 def _cards(title: str, cards: Sequence[str]) -> str:
     inner = f'<div class="cards">{"".join(cards)}</div>' if cards else '<p class="quiet">none</p>'
-    return f"<h3>{title}</h3>{inner}"
+    return f"<h2>{title}</h2>{inner}"
 
 
 def _replica(replica: Replica, now: float) -> str:

@@ -17,7 +17,7 @@ def ways_html(told: Mapping[str, Any]) -> str:
     ways = [*told["moved"][:MAX_MOVED], *told["others"][:MAX_OTHERS]]
     lines = "".join(f"<li>{_way(way)}</li>" for way in ways)
     inner = f'<ol class="ways">{lines}</ol>' if lines else '<p class="quiet">No request yet.</p>'
-    return f'<h3>Ways of requests <span class="quiet">the newest that moved, and the newest others</span></h3>{inner}'
+    return f'<h2>Ways of requests <span class="quiet">the newest that moved, and the newest others</span></h2>{inner}'
 
 
 def _way(way: Mapping[str, Any]) -> str:
@@ -29,7 +29,7 @@ def _way(way: Mapping[str, Any]) -> str:
     name = escape(str(way["id"]) or "without an id")
     pill = f'<span class="state {escape(kind)}">{escape(state)}</span>'
     head = f'<b class="id" title="{name}">{name}</b> {pill} <span class="quiet">{escape(about)}</span>'
-    return f'<div>{head}</div><div class="path">{_path(way["hops"], way)}</div><div class="quiet">{escape(_numbers(way))}</div>'
+    return f'<div>{head}</div><div class="path">{_path(way["hops"], way)}</div><div class="quiet numbers">{escape(_numbers(way))}</div>'
 
 
 def _path(hops: Sequence[Mapping[str, Any]], way: Mapping[str, Any]) -> str:

@@ -103,9 +103,10 @@ CHECKS: list[Check] = [
         models(MODEL),
     ),
     (
-        "numbers of replicas",
-        merged(models(MODEL | {"replicas": 2}), at("config.ingress.replicas", 3)),
+        "numbers of replicas, and an adapter's path alone",
+        merged(models(MODEL | {"replicas": 2, "adapters": {"a": "s3://b/a"}}), at("config.ingress.replicas", 3)),
         (
+            "not-a-mapping: config.models.m.adapters.a: is 's3://b/a', but should be a mapping; write {path: FOLDER}, with the absolute",
             "not-a-mapping: config.models.m.replicas: is 2, but should be a mapping; write {min: 2, max: 2}",
             "not-a-mapping: config.ingress.replicas: is 3, but should be a mapping; write {min: 3, max: 3}",
         ),

@@ -131,6 +131,12 @@ def test_a_number_of_replicas_is_refused_with_the_mapping_to_write(path: str, va
     assert str(problem) == f"{path}: is 2, but should be a mapping; write {{min: 2, max: 2}}"
 
 
+def test_an_adapter_that_is_a_path_alone_is_refused_with_the_mapping_to_write() -> None:
+    (problem,) = problems({"models": {"m": LLAMA | {"adapters": {"a": "s3://bucket/a"}}}})
+    hint = "write {path: FOLDER}, with the absolute path of the adapter's folder"
+    assert str(problem) == f"models.m.adapters.a: is 's3://bucket/a', but should be a mapping; {hint}"
+
+
 def test_among_arguments_of_vllm_a_name_of_another_system_is_not_taken_for_a_misspelt_one() -> None:
     (problem,) = problems({"models": {"m": LLAMA | {"engine_args": {"num_gpus": 2}}}})
     assert str(problem) == f"models.m.engine_args.num_gpus: unknown argument; {GPUS}"

@@ -30,10 +30,17 @@ WAYS = {
     "time": 1001.0,
     "moved": [way(f"chatcmpl-{number}", ("aaa", KILLED), ("bbb", "the replica drains"), ("ccc", "")) for number in range(4)],
     "others": [
-        way(f"mine-{number}", ("aaa", ""), state=state) for number, state in enumerate(("queued", "complete", "over_quota"))
+        way(f"mine-{number}", ("aaa", ""), state=state, queued_s=12.34, output_tokens=1024, total_s=24.5)
+        for number, state in enumerate(("queued", "complete", "over_quota"))
     ],
 }
 """As many requests as the page draws."""
+LINES = """(selector) => [...document.querySelectorAll(selector)].map((element) => {
+  const text = document.createRange();
+  text.selectNodeContents(element);
+  return new Set([...text.getClientRects()].map((line) => line.top)).size;
+})"""
+"""In how many lines each element's text is drawn."""
 
 
 @contextmanager
@@ -119,7 +126,7 @@ def test_the_fleet_page_follows_the_fleet(page: Any, site: str, fake: FakeServic
     fake.report = {"time": 1001.0, "members": members, "decisions": [], "lost": losses, "models": models}
     page.wait_for_selector(f"text=Replica of {MODEL} bbb is lost: its engine was killed")
     page.wait_for_selector("text=1 answer resumed at another replica")
-    page.wait_for_selector(f"h3:has-text('{MODEL}') >> text=1 of 2 ready, 1 starting, 1 lost")
+    page.wait_for_selector(f"h2:has-text('{MODEL}') >> text=1 of 2 ready, 1 starting, 1 lost")
     cards = [card.inner_text().split("\n")[:2] for card in page.query_selector_all(".fleet .card")]
     assert cards == [["aaa", "ready"], ["ccc", "starting"], ["bbb", "lost"], ["in1", "ready"]]
 
@@ -137,6 +144,7 @@ def test_a_requests_way_shows_its_replicas_in_the_first_window_and_nothing_of_it
         assert_inside(page, ["#kill", ".ways li >> nth=0"])
         if width > 700:
             assert_inside(page, [".ways li >> nth=3"])
+            assert page.evaluate(LINES, ".ways .numbers") == [1] * 7
         assert (
             page.evaluate("() => [...document.querySelectorAll('.ways div')].filter((e) => e.scrollWidth > e.clientWidth).length")
             == 0

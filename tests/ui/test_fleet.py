@@ -108,7 +108,7 @@ def test_the_fleet_page_shows_the_fleet(page: Any, fleet: Server) -> None:
     page.goto(f"{PAGES}/fleet")
     page.wait_for_selector("text=answers resumed")
     page.wait_for_selector("text=/replicas? ready/")
-    page.wait_for_selector(f"h3:has-text('{MODEL}') >> text=/of 2 ready/")
+    page.wait_for_selector(f"h2:has-text('{MODEL}') >> text=/of 2 ready/")
     page.wait_for_selector(".fleet .card.ready")
     assert time.time() - httpx.get(f"{fleet.url}/fleet").json()["time"] < 60
 

@@ -202,7 +202,7 @@ def test_the_picture_shows_requests_as_dots_the_age_and_the_way_of_requests() ->
     assert "serves for 2 min · 127.0.0.1:4001 · 9 steps · started in 31 s" in drawn
     assert "<b>1 of 2</b><span>replicas ready, 1 lost</span>" in drawn
     assert '<div class="card lost"><div class="head"><b>b</b><span class="state lost">lost</span></div>' in drawn
-    assert f'<h3>{MODEL} <span class="quiet">1 of 2 ready, 1 lost</span></h3>' in drawn
+    assert f'<h2>{MODEL} <span class="quiet">1 of 2 ready, 1 lost</span></h2>' in drawn
 
 
 def test_an_ingress_is_a_card_with_its_requests() -> None:
@@ -216,7 +216,7 @@ def test_a_start_is_a_bar_that_is_full_after_the_usual_time() -> None:
 
 
 def test_a_model_without_a_replica_is_shown_all_the_same() -> None:
-    assert f'<h3>{MODEL}</h3><p class="quiet">none</p>' in fleet_html(report(ingress()))
+    assert f'<h2>{MODEL}</h2><p class="quiet">none</p>' in fleet_html(report(ingress()))
 
 
 def test_the_newest_happening_comes_first() -> None:

@@ -68,6 +68,12 @@ which key is meant. */}}
 {{- $counts := dict "config.ingress.replicas" (dig "ingress" "replicas" dict $config) -}}
 {{- range $name, $model := $config.models -}}
 {{- $_ := set $counts (printf "config.models.%s.replicas" $name) (get $model "replicas") -}}
+{{- range $adapter, $value := $model.adapters -}}
+{{- if kindIs "string" $value -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "bare_adapters" "path" (printf "config.models.%s.adapters.%s" $name $adapter)
+    "value" $value) -}}
+{{- end -}}
+{{- end -}}
 {{- range $key, $_ := $model.engine_args -}}
 {{- $plain := include "serve-app.plainName" $key -}}
 {{- with and (not (hasKey $arguments $plain)) (get $in.shared.foreign $plain) -}}
