@@ -115,7 +115,7 @@ def test_the_report_says_which_rank_it_assumes_for_adapters_that_are_elsewhere(t
     assert "note: not all adapters are here: a rank of 16 is assumed; engine_args.max_lora_rank sets another" in output
 
 
-def test_experts_were_not_compared(tmp_path: Path, adapters: dict[str, Any]) -> None:
+def test_experts_were_not_compared() -> None:
     assert of(shapes.MIXTRAL, enable_lora=True).adapter_error == "not compared with vLLM's"
 
 
