@@ -224,11 +224,11 @@ def _shared_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
         "served_model_name": [model.name],
         # The default cache for media assumes one front end with one engine; here there are many of both.
         "mm_processor_cache_gb": 0,
-        **_adapter_args(model),
+        **adapter_args(model),
     }
 
 
-def _adapter_args(model: ModelSettings) -> dict[str, Any]:
+def adapter_args(model: ModelSettings) -> dict[str, Any]:
     """Return the arguments for LoRA. By vLLM's defaults a batch has only one adapter, and others are read from the disk repeatedly."""
     if not (number := len(model.adapters)):
         return {}

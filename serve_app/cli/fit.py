@@ -19,11 +19,14 @@ from serve_app.cli.manifests import are_manifests
 from serve_app.cli.rendered_models import rendered_models
 from serve_app.cli.settings_file import in_file, settings_in
 from serve_app.config import ModelSettings, default_cache_dir, read_text
+from serve_app.config.adapters import rank_in
 from serve_app.config.checks import dotted
 from serve_app.config.scaling import ScalingSettings
+from serve_app.engine_args import adapter_args
 from serve_app.environment import as_typed
 from serve_app.errors import CheckpointError, ConfigError
 from serve_app.simulated.profiles import ACCELERATORS
+from serve_app.sizing.adapters import DEFAULT_RANK, limit_of
 from serve_app.sizing.architecture import Architecture, architecture_of
 from serve_app.sizing.checkpoint_files import config_file_of, read_config, tensor_bytes_of
 from serve_app.sizing.estimate import Estimate, Wish, check_gpus, estimate, tokens_of
@@ -153,7 +156,7 @@ def _estimate(asked: Asked, options: Options) -> Estimate:
     if asked.settings is not None:
         if asked.settings.simulated is not None:
             raise ConfigError(asked.where, "is simulated", "its profile sets memory and times; fit sizes models that compute")
-        args, scaling, offload_gib = asked.settings.engine_args, asked.settings.replicas, asked.settings.kv.offload_gib
+        args, scaling, offload_gib = _engine_args(asked.settings), asked.settings.replicas, asked.settings.kv.offload_gib
         num_gpus = options.gpus or asked.settings.gpus_per_replica or None
         num_nodes = options.nodes or asked.settings.nodes
     wish = Wish(
@@ -173,8 +176,20 @@ def _estimate(asked: Asked, options: Options) -> Estimate:
 def _notes(model: ModelSettings) -> Iterator[str]:
     if model.device == "cpu":
         yield "device is cpu in the configuration: sized as if it were cuda"
-    if model.adapters:
-        yield f"left out: {len(model.adapters)} adapters"
+    if model.adapters and "max_lora_rank" not in _engine_args(model):
+        yield f"not all adapters are here: a rank of {DEFAULT_RANK} is assumed; engine_args.max_lora_rank sets another"
+
+
+def _engine_args(model: ModelSettings) -> dict[str, Any]:
+    """Return a model's engine arguments, with those for its adapters. The rank is that of the adapters' files, if all are here."""
+    ranks = []
+    for adapter in model.adapters.values():
+        try:
+            ranks.append(rank_in(Path(adapter.path)))
+        except (OSError, ValueError):
+            return {**model.engine_args, **adapter_args(model)}
+    read = {"max_lora_rank": limit_of(max(ranks))} if ranks else {}
+    return {**read, **model.engine_args, **adapter_args(model)}
 
 
 def _load_of(options: Options, requests_per_s: float, scaling: ScalingSettings) -> Load:
@@ -270,7 +285,7 @@ def memory_notes(models: Mapping[str, ModelSettings]) -> Iterator[str]:
             continue
         try:
             accelerator = accelerator_named(named[0])
-            num_gpus, num_nodes, args = model.gpus_per_replica, model.nodes, model.engine_args
+            num_gpus, num_nodes, args = model.gpus_per_replica, model.nodes, _engine_args(model)
             wish = Wish(accelerator=accelerator, num_gpus=num_gpus, num_nodes=num_nodes, engine_args=args)
             found = estimate(shape, files, wish)
         except ConfigError:

@@ -60,6 +60,9 @@ def _memory(found: Estimate) -> Iterator[tuple[str, str, str]]:
     )
     weight_error = found.weight_error if found.weight_error.startswith("exact") else f"error {found.weight_error}"
     yield "  weights", _gib(of.weight_bytes), f"of each GPU; {weight_error}"
+    if (places := of.plan.adapters) is not None:
+        text = f"{places.num} LoRA adapters of rank {places.rank}; {found.adapter_error}"
+        yield "  adapters", _gib(of.adapter_bytes), text
     yield "  reserve", _gib(of.reserve_bytes), f"activations, graphs; error {found.reserve_error}"
     yield "  KV cache", _gib(of.kv_bytes), "what is left, with the errors above"
 
@@ -155,6 +158,7 @@ def as_json_value(found: Estimate) -> dict[str, Any]:
         "parameters": found.counts.total,
         "active_parameters": found.counts.active,
         "weight_bytes": {"all": found.weight_bytes, "of_each_gpu": of.weight_bytes, "error": found.weight_error},
+        "adapter_bytes": {"of_each_gpu": of.adapter_bytes, "error": found.adapter_error},
         "reserve_bytes": {"of_each_gpu": of.reserve_bytes, "error": found.reserve_error},
         "kv_bytes": {"of_each_gpu": of.kv_bytes, "of_a_request": of.request_bytes, "error": found.kv_error},
         "context": of.context,

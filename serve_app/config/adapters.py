@@ -1,6 +1,8 @@
 """`AdapterSettings` describes a LoRA adapter: a small set of weights over a model's own, with a name that requests may ask for."""
 
 import hashlib
+import json
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -29,3 +31,17 @@ class AdapterSettings(Section):
         """Return the adapter's id in engines: 2^16 <= id < 2^31, the same in each ingress and after each restart."""
         digest = hashlib.sha256(f"{name}\0{self.path}\0{self.sha256 or ''}".encode()).digest()
         return _FIRST_ID + int.from_bytes(digest[:8], "big") % ((1 << 31) - _FIRST_ID)
+
+
+def rank_in(folder: Path) -> int:
+    """Return the greatest rank in an adapter's folder.
+
+    Raises:
+        OSError: Its configuration is not there, or may not be read.
+        ValueError: The configuration names no rank.
+    """
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    try:
+        return max(int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values()), 1)
+    except (TypeError, KeyError, AttributeError, OverflowError) as exc:
+        raise ValueError(f"{folder / CONFIG} has no rank (r)") from exc

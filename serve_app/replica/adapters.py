@@ -6,7 +6,6 @@ it again (`max_cpu_loras`, by use).
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -14,7 +13,7 @@ from typing import Any, get_args
 from vllm.config.lora import MaxLoRARanks
 from vllm.lora.request import LoRARequest
 
-from serve_app.config.adapters import CONFIG, WEIGHTS
+from serve_app.config.adapters import CONFIG, WEIGHTS, rank_in
 from serve_app.errors import ConfigError
 
 KEY = "serve_app_adapters"
@@ -77,15 +76,13 @@ def load_all(core: Any, adapters: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _rank(adapter: Mapping[str, Any]) -> int:
-    path = Path(adapter["path"]) / CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        return max(int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values()), 1)
+        return rank_in(Path(adapter["path"]))
     except OSError as exc:
         raise _wrong(
             adapter, "path", f"is {adapter['path']}, and {CONFIG} in it cannot be read: {exc.strerror}", _ON_NODES
         ) from exc
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
+    except ValueError as exc:
         raise _wrong(
             adapter, "path", f"is {adapter['path']}, whose {CONFIG} has no rank (r) to be read", "export it by PEFT"
         ) from exc

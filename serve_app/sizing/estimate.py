@@ -7,6 +7,7 @@ from typing import Any
 
 from serve_app.errors import ConfigError
 from serve_app.simulated.profiles import Accelerator
+from serve_app.sizing.adapters import COMPARED, DEFAULT_RANK, Places
 from serve_app.sizing.architecture import FAMILIES, MOST_TOKENS, Architecture
 from serve_app.sizing.fits import (
     DEFAULT_UTILIZATION,
@@ -31,7 +32,8 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
 _MOST = 2**50
 _LEFT_OUT = (
     "speculative_config",
-    "enable_lora",
+    "fully_sharded_loras",
+    "lora_target_modules",
     "cpu_offload_gb",
     "pipeline_parallel_size",
     "hf_overrides",
@@ -98,6 +100,10 @@ class Estimate:
         if self.shape.family not in FAMILIES:
             return "unknown: this architecture is counted like a Llama"
         return "up to 15 %: layers left in 16 bits" if self.shape.quantization else "below 1 %"
+
+    @property
+    def adapter_error(self) -> str:
+        return "exact" if self.shape.family in COMPARED else "not compared with vLLM's"
 
     @property
     def kv_error(self) -> str:
@@ -222,6 +228,15 @@ def _plan(shape: Architecture, accelerator: Accelerator, args: Mapping[str, Any]
         max_seqs=_whole(args, "max_num_seqs") or max_seqs,
         has_graphs=not args.get("enforce_eager"),
         kv_bytes=_whole(args, "kv_cache_memory_bytes"),
+        adapters=_places(args) if args.get("enable_lora") else None,
+    )
+
+
+def _places(args: Mapping[str, Any]) -> Places:
+    return Places(
+        num=_whole(args, "max_loras") or 1,
+        rank=_whole(args, "max_lora_rank") or DEFAULT_RANK,
+        experts_apart=bool(args.get("enable_expert_parallel")),
     )
 
 

@@ -1,6 +1,6 @@
 """This module puts a model on one or more GPUs of a kind: what is left for the KV cache, and which contexts fit. Pure.
 
-    KV = (memory - HIDDEN_BYTES) x gpu_memory_utilization - weights - reserve        on each GPU
+    KV = (memory - HIDDEN_BYTES) x gpu_memory_utilization - weights - adapters - reserve        on each GPU
 
 The reserve is what vLLM measures at its start as activations, CUDA graphs and memory outside of torch. It is estimated here
 (`reserve_bytes`), and `reserve_error_gib` says how well.
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from serve_app.errors import ConfigError
 from serve_app.simulated.profiles import ACCELERATORS, MIB, Accelerator
+from serve_app.sizing.adapters import Places
 from serve_app.sizing.architecture import Architecture
 from serve_app.sizing.kv_memory import kv_bytes_of_request, longest_context
 from serve_app.sizing.weights import ParameterCounts, bytes_on_each_gpu
@@ -45,6 +46,8 @@ class Plan:
     has_graphs: bool = True
     kv_bytes: int | None = None
     """`kv_cache_memory_bytes`, which replaces what is left of the utilization."""
+    adapters: Places | None = None
+    """None: the engine takes no LoRA adapters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,8 @@ class Fit:
     context: int
     """Tokens of the longest request that is wanted."""
     weight_bytes: int
+    adapter_bytes: int
+    """Places for LoRA adapters."""
     reserve_bytes: int
     kv_bytes: int
     """Bytes of the KV cache; 0 if nothing is left."""
@@ -137,9 +142,11 @@ def fit(
     """Return how a model of ``weights`` bytes lies on ``num_gpus`` GPUs, of all its nodes together."""
     own = bytes_on_each_gpu(shape, counts, weights, num_gpus)
     reserve = reserve_bytes(shape, plan, num_gpus)
-    left = int((accelerator.memory_bytes - HIDDEN_BYTES) * plan.utilization) - own - reserve
+    adapters = plan.adapters.bytes_on_each_gpu(shape, plan.element, num_gpus) if plan.adapters else 0
+    taken = own + adapters + reserve
+    left = int((accelerator.memory_bytes - HIDDEN_BYTES) * plan.utilization) - taken
     if plan.kv_bytes is not None:
-        left = plan.kv_bytes if own + reserve + plan.kv_bytes <= accelerator.memory_bytes - HIDDEN_BYTES else 0
+        left = plan.kv_bytes if taken + plan.kv_bytes <= accelerator.memory_bytes - HIDDEN_BYTES else 0
     kv = max(0, left)
     of = {"element": plan.kv_element, "num_gpus": num_gpus, "step_tokens": plan.step_tokens}
     return Fit(
@@ -149,6 +156,7 @@ def fit(
         plan=plan,
         context=context,
         weight_bytes=own,
+        adapter_bytes=adapters,
         reserve_bytes=reserve,
         kv_bytes=kv,
         longest_context=longest_context(shape, kv, **of),

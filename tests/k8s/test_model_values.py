@@ -91,7 +91,7 @@ def estimates(name: str) -> Iterator[tuple[str, dict[str, Any], Estimate]]:
         wish = Wish(
             accelerator=ACCELERATORS[instance_of(name).accelerator],
             num_gpus=settings["gpus_per_replica"],
-            engine_args=settings["engine_args"],
+            engine_args=settings["engine_args"] | {"enable_lora": bool(settings.get("adapters"))},
         )
         yield model, settings, estimate(architecture_of(CASES[name].configs[model], model), None, wish)
 
@@ -223,3 +223,19 @@ def test_the_files_show_turns_adapters_a_bucket_and_scale_to_zero() -> None:
     (chat,) = own.config["models"].values()
     assert (chat["replicas"]["min"], list(chat["adapters"])) == (0, ["chat-support"])
     assert "s3://my-bucket/llama-3.1-8b-instruct" in own.text
+
+
+@pytest.mark.parametrize("name", ["serve-app", "8b-l4"])
+def test_on_fsx_pods_mount_the_claim_of_its_file_and_nothing_is_downloaded(name: str, tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}.yaml" for number, _ in enumerate(filled(name))]
+    for file, text in zip(files, filled(name), strict=True):
+        file.write_text(text)
+    made = render(files=(*files, VALUES / "fsx.yaml"))
+    volume, claim = yaml.safe_load_all((VALUES.parent / "fsx.yaml").read_text())
+    assert claim["spec"]["volumeName"] == volume["metadata"]["name"]
+    assert volume["spec"]["claimRef"] == {key: claim["metadata"][key] for key in ("namespace", "name")}
+    assert [o["kind"] for o in made.objects if "weights" in o["metadata"]["name"]] == ["ServiceAccount"]
+    (mounted,) = (v["persistentVolumeClaim"]["claimName"] for v in made.pod("model")["volumes"] if "persistentVolumeClaim" in v)
+    assert mounted == claim["metadata"]["name"]
+    assert claim["metadata"]["namespace"] == "serve-app"
+    assert list(manifest_problems(made.text, client_s=900, load_balancer_idle_s=None)) == []
