@@ -4,9 +4,9 @@
     python -m tests.replica.sharded second MODEL_PATH STAGES PORT FIRST_PORT SECRET
 
 STAGES is 1, where the nodes share each layer, or 2, where each has half of the layers. vLLM's CPU build takes the place of CUDA's, as in
-`tensor_parallel.py`. The first prints `summons PORT FIRST_PORT SECRET`, which the second takes; `engine PID`, `ready measured` or `ready
-unmeasured`, `tokens` with the ids of each step of the request, and `died REASON`. The second prints `engine PID` and `ended REASON`. A
-supervisor whose engine has ended ends. Only an engine with stages measures its steps.
+`tensor_parallel.py`. The first prints `summons PORT FIRST_PORT SECRET`, which the second takes; `engine PID`, `ready`, `tokens` with the
+ids of each step of the request, and `died REASON`. The second prints `engine PID` and `ended REASON`. A supervisor whose engine has ended
+ends. An engine with stages measures its steps first.
 """
 
 import asyncio
@@ -102,8 +102,8 @@ async def first(path: str, stages: str, request_file: str) -> None:
         node=NodeOfEngine(0, HERE, HERE, rendezvous.port),
         members=members,
     )
-    ready = await alongside(start, engine)
-    say("ready", "unmeasured" if ready.measured is None else "measured")
+    await alongside(start, engine)
+    say("ready")
     if request:
         engine.send(pipe.AddToEngine(0, ATTEMPT_ID, [request], 0))
     say("died", await lost)

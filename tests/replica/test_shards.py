@@ -57,7 +57,6 @@ each_process = pytest.mark.parametrize("victim", VICTIMS)
 @pytest.mark.parametrize("stages", [1, 2])
 def test_greedy_answers_are_those_of_one_process(model: Path, stages: int) -> None:
     with two_nodes(model, request_file(model), stages=stages) as nodes:
-        assert nodes[0].hears("ready") == ["measured" if stages > 1 else "unmeasured"]
         ids: list[int] = []
         while len(ids) < NUM_TOKENS:
             ids += map(int, nodes[0].hears("tokens"))
