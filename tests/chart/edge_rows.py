@@ -63,9 +63,9 @@ EDGE: list[Row] = [
     ),
     (
         "ingress.albCertificateArn",
-        "arn",
+        "arn:aws:acm:a",
         lambda r: annotations("Ingress")(r)["alb.ingress.kubernetes.io/certificate-arn"],
-        "arn",
+        "arn:aws:acm:a",
         ALB,
     ),
     ("ingress.annotations", MAPPING, lambda r: annotations("Ingress")(r)["a/b"], "c", ALB),

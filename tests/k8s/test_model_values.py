@@ -156,8 +156,7 @@ def test_fit_finds_in_what_the_chart_makes_the_repositories_of_the_models_and_th
     assert {each.settings.name for each in found} == CASES[name].configs.keys()
     for each in found:
         path = values["config"]["models"][each.settings.name]["model"]
-        kind, _, repository = sources[path].partition(":")
-        assert each.source == (repository if kind == "hf" else path)
+        assert each.source == sources[path].removeprefix("hf:")
         sizes = pod_sizes(each.settings.gpus_per_replica)
         limit = sizes.limit_of_chart_gib(checkpoint_gib(name, each.settings.name))
         assert each.pod == replace(sizes, memory_limit_gib=limit)
