@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.fairness_virtual import print_table, row, spread
+from benchmarks.loaded_fleet import LoadedFleet
 from loadtest.quantiles import quantile
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.core.apart import Apart
@@ -40,7 +41,6 @@ from serve_app.core.request import RequestState
 from serve_app.core.routing import Choice, Reason, ReplicaState
 from serve_app.engine_args import PROCESS_ENVIRONMENT
 from serve_app.planning.engines import ENVIRONMENT, clock_of, costs_of, engine_cores
-from serve_app.planning.virtual_fleet import VirtualFleet
 from serve_app.planning.virtual_loads import Asked, Load
 
 PROFILE: dict[str, Any] = {"accelerator": "h100", "model": "llama-8b", "num_accelerators": 2}
@@ -53,7 +53,7 @@ TTFT_S, LONG_TTFT_S, ITL_S = 0.5, 3.0, 0.05
 """Limits of a good answer: its first token, by kind, and the 99th percentile of its other gaps."""
 STREAMS = Load("stream", depth=64, own=(9744, 9744), answer=(4000, 4000))
 DRAIN_AT_S, DRAIN_S = 45.0, 2.0
-Play = Callable[..., VirtualFleet]
+Play = Callable[..., LoadedFleet]
 
 
 class FixedRoles(Apart):
@@ -115,7 +115,7 @@ SIDES: Mapping[str, Mapping[str, Any]] = {
     "threshold 1": fixed({"0"}, 1000, 3),
     "threshold 2": fixed({"0", "1"}, 1000, 3),
 }
-"""Side -> arguments of `VirtualFleet`."""
+"""Side -> arguments of `LoadedFleet`."""
 
 
 def is_good(asked: Asked) -> bool:
@@ -178,7 +178,7 @@ def drain(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
 def _drained(play: Play, seed: int, *, with_kv: bool) -> tuple[float, ...]:
     """Let one engine have all streams, and then drain in two seconds."""
 
-    def begin(fleet: VirtualFleet) -> None:
+    def begin(fleet: LoadedFleet) -> None:
         for number in range(1, ENGINES):
             fleet.drain(number, 1e6)
             fleet.at(DRAIN_AT_S - 2.0, fleet.drain, number, None)
@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--link", default="efa-400g")
     arguments = parser.parse_args()
     os.environ |= PROCESS_ENVIRONMENT | ENVIRONMENT
-    playing: list[VirtualFleet] = []
+    playing: list[LoadedFleet] = []
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = make_tiny_llama(Path(folder) / "tiny-llama")
         costs = costs_of(PROFILE)
@@ -218,10 +218,10 @@ def main() -> None:
             seed: int,
             side: str,
             ingresses: int = 1,
-            begin: Callable[[VirtualFleet], None] = lambda fleet: None,
+            begin: Callable[[LoadedFleet], None] = lambda fleet: None,
             with_kv: bool = True,
-        ) -> VirtualFleet:
-            playing[:] = [VirtualFleet(cores, seed=seed, ingresses=ingresses, costs=costs, moves_kv=with_kv, **SIDES[side])]
+        ) -> LoadedFleet:
+            playing[:] = [LoadedFleet(cores, seed=seed, ingresses=ingresses, costs=costs, moves_kv=with_kv, **SIDES[side])]
             begin(playing[-1])
             playing[-1].run(loads, seconds)
             return playing[-1]

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fairness_virtual import ENVIRONMENT, engine_core, print_table, row, spread
+from benchmarks.loaded_fleet import LoadedFleet
 from serve_app.autoscaling.simulation.simulated_replica import steps_of_profile
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.core.step_costs import CHUNK_TOKENS, CONTEXT_TOKENS, SEQUENCES, MeasuredCosts, TimedBatch, measured_costs
-from serve_app.planning.virtual_fleet import VirtualFleet
 from serve_app.planning.virtual_loads import Load
 from serve_app.simulated.profiles import PROFILES
 
@@ -48,7 +48,7 @@ class GpuTime:
 
     def __init__(self, cores: Sequence[Any]) -> None:
         self.seconds: Counter[str] = Counter()
-        self.fleet: VirtualFleet | None = None
+        self.fleet: LoadedFleet | None = None
         self.counts_from = 0.0
         accelerator = PROFILE.accelerator
         self._kv_token_s = PROFILE.model.kv_bytes_per_token / (
@@ -95,7 +95,7 @@ def main() -> None:
             times, tokens = list[float](), list[float]()
             for seed in arguments.seeds:
                 gpu_time.seconds.clear()
-                gpu_time.fleet = fleet = VirtualFleet(cores, seed=seed, costs=costs_of(with_context=with_context))
+                gpu_time.fleet = fleet = LoadedFleet(cores, seed=seed, costs=costs_of(with_context=with_context))
                 gpu_time.counts_from = fleet.monotonic() + 20.0
                 fleet.run(LOADS, arguments.seconds)
                 times.append(100 * gpu_time.seconds["long"] / gpu_time.seconds.total())

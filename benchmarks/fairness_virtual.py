@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.fairness_figures import RETRY_WITHIN, WEIGHTS, jain
+from benchmarks.loaded_fleet import LoadedFleet
 from loadtest.quantiles import quantile
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.engine_args import BATCH_STEP_SHARE
-from serve_app.planning.virtual_fleet import BLOCK, VirtualFleet
+from serve_app.planning.virtual_fleet import BLOCK
 from serve_app.planning.virtual_loads import Load
 
 CAPACITY = 26.0
@@ -58,7 +59,7 @@ ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "HF_HUB_OFFLINE": "1",
 }
-Play = Callable[..., VirtualFleet]
+Play = Callable[..., LoadedFleet]
 
 
 def noisy(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
@@ -105,7 +106,7 @@ def late(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
             )
 
 
-def retry_after_right(fleet: VirtualFleet, until_s: float) -> tuple[float, float, float]:
+def retry_after_right(fleet: LoadedFleet, until_s: float) -> tuple[float, float, float]:
     """Return the share of refused requests that were told within 25 % when all of their tenants have begun that waited then.
 
     That is for Retry-After as it was sent, without its jitter, and for one who knew how many requests of the tenant begin per second in the
@@ -185,8 +186,8 @@ def main() -> None:
         checkpoint = make_tiny_llama(Path(folder) / "tiny-llama")
         cores = [engine_core(checkpoint) for _ in range(2)]
 
-        def play(loads: Sequence[Load], seconds: float, *, seed: int, ingresses: int = 1) -> VirtualFleet:
-            fleet = VirtualFleet(cores, seed=seed, ingresses=ingresses)
+        def play(loads: Sequence[Load], seconds: float, *, seed: int, ingresses: int = 1) -> LoadedFleet:
+            fleet = LoadedFleet(cores, seed=seed, ingresses=ingresses)
             fleet.run(loads, seconds)
             return fleet
 

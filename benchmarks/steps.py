@@ -28,12 +28,13 @@ from typing import Any
 
 from benchmarks.apart import p99
 from benchmarks.fairness_virtual import print_table, row, spread
+from benchmarks.loaded_fleet import LoadedFleet
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.engine_args import BATCH_STEP_SHARE, ITL_TARGET_S
 from serve_app.planning.engines import costs_of
 from serve_app.planning.engines import start_anew as forget
-from serve_app.planning.virtual_fleet import BLOCK, VirtualFleet
+from serve_app.planning.virtual_fleet import BLOCK
 from serve_app.planning.virtual_loads import Asked, Load
 
 PROFILE = "h100-llama-8b"
@@ -48,7 +49,7 @@ TARGETS_S = (0.025, 0.1, 0.2)
 KEPT, LIMIT_ALONE = "keep_itl", "limit alone"
 SIDES = ("fixed 512", "fixed 2048", "fixed 8192", KEPT)
 MORE_SIDES = ("priority 512", "priority 2048", LIMIT_ALONE)
-Play = Callable[[float, float, int, str, float | None], VirtualFleet]
+Play = Callable[[float, float, int, str, float | None], LoadedFleet]
 """Runs requests of a rate, or with 0 chats alone, for so many seconds: seed, side, and the target of sides that have one."""
 
 
@@ -69,7 +70,7 @@ def is_good(asked: Asked, itl_s: float) -> bool:
     return asked.begun_at - asked.at <= first_s and p99(asked.gaps) <= itl_s
 
 
-def figures(fleets: Sequence[VirtualFleet], seconds: float, itl_s: float) -> list[str]:
+def figures(fleets: Sequence[LoadedFleet], seconds: float, itl_s: float) -> list[str]:
     """Return the cells of runs with several seeds. Requests of the last `TAIL_S` seconds do not count: many cannot end in time."""
     good, kept, tokens = list[float](), list[float](), list[float]()
     waits: dict[str, list[float]] = {"short": [], "long": []}
@@ -196,8 +197,8 @@ def main() -> None:
         cores = Cores(make_tiny_llama(Path(folder) / "tiny-llama"))
 
         @functools.cache
-        def play(rate: float, seconds: float, seed: int, side: str, itl_s: float | None) -> VirtualFleet:
-            fleet = VirtualFleet([cores.of(side, itl_s)], seed=seed, costs=cores.costs)
+        def play(rate: float, seconds: float, seed: int, side: str, itl_s: float | None) -> LoadedFleet:
+            fleet = LoadedFleet([cores.of(side, itl_s)], seed=seed, costs=cores.costs)
             fleet.run(mixed(rate) if rate else [GREEDY_CHATS], seconds, warmup_s=WARMUP_S)
             return fleet
 

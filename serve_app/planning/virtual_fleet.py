@@ -1,4 +1,4 @@
-"""`VirtualFleet` plays loads on real engine cores behind real ingress cores, in virtual time.
+"""`VirtualFleet` plays requests on real engine cores behind real ingress cores, in virtual time.
 
 The engine cores are vLLM's with our scheduler; a step takes as long as the simulated accelerator says. An ingress is a `FleetState` with
 `PrefixAffinity`. Nothing sleeps, and the clock of the scheduler is the fleet's. So a run depends on its seed alone, and a minute takes
@@ -36,41 +36,32 @@ from serve_app.core.instructions import (
 )
 from serve_app.core.load import EngineLoad
 from serve_app.core.order_board import OrderBoard
-from serve_app.core.prefix_index import Prefix, tokens_at
-from serve_app.core.queue_rate import jitter
-from serve_app.core.refusals import MIN_RETRY_AFTER_S
+from serve_app.core.prefix_index import Prefix
 from serve_app.core.request import Resume
 from serve_app.core.step_costs import MeasuredCosts
-from serve_app.errors import CannotStartInTime
 from serve_app.planning.virtual_loads import Asked, Load
 from serve_app.planning.virtual_time import time_of_schedulers
 from serve_app.replica.kv_params import CAME_AT
 
-TEXT, KINDS = 256, 4
-"""Each prompt begins with one of `KINDS` texts of `TEXT` tokens, repeated up to `Load.shared`."""
-BLOCK, CONNECTIONS = 16, 8
-"""Tokens of a block; connections of each tenant with a rate, each of which stays at one ingress."""
+BLOCK = 16
+"""Tokens of a block."""
 _STEP_S, _PROMPT_TOKEN_S = 0.033, 3.5e-4
 """Costs of a simulated A10G: a step of answers takes about as long with one as with 16."""
-_DELIVERED_S, _START_S = 1e-3, 0.1
-"""Seconds from one end of a link to the other, and those in which the first requests of all clients come."""
+DELIVERED_S = 1e-3
+"""Seconds from one end of a link to the other."""
 _HEARTBEAT_S, _TICK_S, _EXCHANGE_S, _SILENCE_S = 0.5, 0.25, 1.0, 10.0
 _NUMBERS = itertools.count(1)
 """Numbers of the fleets of this process. Each starts its clock later than the one before it, because they use the same engine cores."""
 
 
 @dataclass(eq=False)
-class _Engine:
+class Engine:
+    """An engine core and what the fleet knows of it."""
+
     name: str
     core: Any
     is_busy: bool = False
     drain_ends_at: float | None = None
-    stalled_until: float = 0.0
-    num_free: int = 0
-    """Places that are free, if no request waits."""
-    free_s: float = 0.0
-    """Seconds of free places since the warm-up, up to ``seen_at``."""
-    seen_at: float = 0.0
 
     @property
     def scheduler(self) -> Any:
@@ -78,7 +69,9 @@ class _Engine:
 
 
 @dataclass(eq=False)
-class _Ingress:
+class Ingress:
+    """An ingress core and its requests."""
+
     fleet: FleetState
     asked: dict[str, Asked] = field(default_factory=dict)
     """Its requests that have not ended."""
@@ -108,17 +101,14 @@ class VirtualFleet:
         change: Callable[[FleetState], object] = lambda fleet: None,
         moves_kv: bool = True,
     ) -> None:
-        self._engines = {str(number): _Engine(str(number), core) for number, core in enumerate(cores)}
-        self._places: int = cores[0].scheduler.max_num_running_reqs
+        self._engines = {str(number): Engine(str(number), core) for number, core in enumerate(cores)}
         self._random, self._slowness = random.Random(seed), slowness
         self._costs, self._settings, self._change, self._moves_kv = costs, settings or {}, change, moves_kv
         self._now = self._counts_from = 10_000.0 * next(_NUMBERS)
-        self._ingresses = [_Ingress(self._make_fleet()) for _ in range(ingresses)]
+        self._ingresses = [Ingress(self._make_fleet()) for _ in range(ingresses)]
         self._board = OrderBoard(_SILENCE_S)
         self._num = itertools.count(1)
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._connections: dict[Load, list[int]] = {}
-        self._kinds = [[self._random.randrange(10, 210) for _ in range(TEXT)] for _ in range(KINDS)]
         self.asked: list[Asked] = []
         """All requests in the order of arrival."""
         self.tokens: Counter[str] = Counter()
@@ -132,19 +122,14 @@ class VirtualFleet:
         return self._now
 
     def run(self, loads: Sequence[Load], seconds: float, *, warmup_s: float = 20.0, to_the_end: bool = False) -> None:
-        """Play the loads once. What comes before the end of the warm-up is not counted.
+        """Play the loads, and what `at` has planned, once. What comes before the end of the warm-up is not counted.
 
         Args:
-            to_the_end: Continue until each request that came by then has ended. Loads of their own rate or depth never end.
+            to_the_end: Continue until each request that came by then has ended.
         """
         self._counts_from = self._now + warmup_s
         ends_at = self._counts_from + seconds
-        for load in loads:
-            self._connections[load] = [self._random.randrange(len(self._ingresses)) for _ in range(load.depth or CONNECTIONS)]
-            for connection in range(load.depth):
-                self._at(self._random.uniform(0.0, _START_S), self._ask, load, connection)
-            if load.rate:
-                self._at(self._random.expovariate(load.rate), self._arrive, load)
+        self._begin(loads)
         for number, ingress in enumerate(self._ingresses):
             self._at(self._random.uniform(0.0, _EXCHANGE_S), self._exchange, number, ingress)
             self._at(self._random.uniform(0.0, _TICK_S), self._tick, ingress)
@@ -167,10 +152,6 @@ class VirtualFleet:
         engine.drain_ends_at = None if left_s is None else self._now + left_s
         self._say(engine)
 
-    def stall(self, number: int, seconds: float) -> None:
-        """Let an engine stand still from now on for so many seconds. Its heartbeats go on."""
-        self._engines[str(number)].stalled_until = self._now + seconds
-
     def at(self, second: float, happen: Callable[..., None], *arguments: Any) -> None:
         """Plan something, so many seconds from now on. To be called before `run`, or by what happens."""
         self._at(second, happen, *arguments)
@@ -179,28 +160,29 @@ class VirtualFleet:
         """Return the waits for the first token, of the counted requests that have it."""
         return [asked.begun_at - asked.at for asked in self.counted(prefix) if asked.begun_at is not None]
 
-    def hand_overs(self) -> Counter[str]:
-        """Return the results of all hand-overs."""
-        return sum((ingress.fleet.hand_overs.results for ingress in self._ingresses), Counter[str]())
-
     def kv_read(self) -> tuple[int, int]:
         """Return the tokens whose KV was read, and the bytes of that KV."""
         hand_overs = [ingress.fleet.hand_overs for ingress in self._ingresses]
         return sum(each.tokens for each in hand_overs), sum(each.num_bytes for each in hand_overs)
 
-    def shares(self) -> dict[str, float]:
-        """Return each tenant's share of the tokens of answers."""
-        return {load.tenant: self.tokens[load.tenant] / self.tokens.total() for load in self._connections}
+    def _begin(self, loads: Sequence[Load]) -> None:
+        """Plan what the loads send by themselves: nothing here."""
 
-    def idle(self) -> float:
-        """Return the share of all places and seconds since the warm-up in which a place was free while no request waited."""
-        free_s = sum(engine.free_s for engine in self._engines.values())
-        return free_s / (len(self._engines) * self._places * (self._now - self._counts_from))
+    def _ingress_of(self, load: Load, connection: int) -> Ingress:
+        """Return where a connection of the load leads."""
+        return self._ingresses[connection % len(self._ingresses)]
+
+    def _ended(self, asked: Asked) -> None:
+        """Note that an answer is complete."""
+
+    def _fail(self, name: str, asked: Asked, error: Exception) -> None:
+        raise error
 
     def _make_fleet(self) -> FleetState:
         limits: dict[str, Any] = {"max_waiting_requests": 10**7, "no_replica_s": 1e9, "heartbeat_timeout_s": 1e9}
-        engine = next(iter(self._engines.values())).core.vllm_config
-        preempts = engine.scheduler_config.policy == "priority" and bool(engine.cache_config.enable_prefix_caching)
+        first = next(iter(self._engines.values()))
+        config = first.core.vllm_config
+        preempts = config.scheduler_config.policy == "priority" and bool(config.cache_config.enable_prefix_caching)
         limits |= {"max_replicas": len(self._engines), "engines_preempt": preempts, **self._settings}
         fleet = FleetState(FleetSettings(model="m", **limits), PrefixAffinity())
         self._change(fleet)
@@ -212,28 +194,14 @@ class VirtualFleet:
                 opened = replace(opened, kv_transfer="simulated", kv_token_bytes=token_bytes)
             fleet.handle(opened, now=self._now)
         errors = dict.fromkeys(("step_error_s", "output_token_error_s", "prompt_token_error_s"), 1e-4)
-        token_s, prompt_token_s = self._slowness * _STEP_S / self._places, self._slowness * _PROMPT_TOKEN_S
+        token_s = self._slowness * _STEP_S / first.scheduler.max_num_running_reqs
+        prompt_token_s = self._slowness * _PROMPT_TOKEN_S
         costs = MeasuredCosts(step_s=0.0, output_token_s=token_s, prompt_token_s=prompt_token_s, **errors)
         fleet.handle(StepCostsMeasured(self._costs or costs), now=self._now)
         return fleet
 
     def _at(self, in_s: float, happen: Callable[..., None], *arguments: Any) -> None:
         heapq.heappush(self._events, (self._now + in_s, next(self._num), happen, arguments))
-
-    def _arrive(self, load: Load) -> None:
-        self._at(self._random.expovariate(load.rate), self._arrive, load)
-        self._ask(load, self._random.randrange(CONNECTIONS))
-
-    def _ask(self, load: Load, connection: int) -> None:
-        number, kind = next(self._num), self._random.randrange(KINDS)
-        name = f"{load.tenant}-{number}"
-        own = [self._random.randrange(10, 210) for _ in range(self._random.randint(*load.own))]
-        answer = self._random.randint(*load.answer)
-        beginning = list(self._connections).index(load) * KINDS + kind + 1
-        points = [(beginning << 40) + point for point in itertools.takewhile(_is_within(load.shared), itertools.count())]
-        rest = itertools.takewhile(_is_within(load.shared + len(own)), itertools.count(len(points)))
-        points += [(1 << 63) + (number << 16) + point for point in rest]
-        self.ask(load, name, self._kinds[kind] * (load.shared // TEXT) + own, answer, points, connection)
 
     def ask(self, load: Load, name: str, prompt: list[int], answer: int, points: Sequence[int], connection: int = 0) -> None:
         """Send a request of one of the loads that run. ``points`` are the hashes of `Prefix`."""
@@ -250,12 +218,12 @@ class VirtualFleet:
             tenant=load.of_tenant,
             weight=load.weight,
         )
-        ingress = self._ingresses[self._connections[load][connection]]
+        ingress = self._ingress_of(load, connection)
         ingress.asked[name] = asked
         self.asked.append(asked)
         self._follow(ingress, ingress.fleet.handle(arrived, now=self._now))
 
-    def _follow(self, ingress: _Ingress, instructions: Sequence[Instruction]) -> None:
+    def _follow(self, ingress: Ingress, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
                 case StartAttempt():
@@ -272,15 +240,15 @@ class VirtualFleet:
                 case FailRequest():
                     self._fail(instruction.request_id, ingress.asked.pop(instruction.request_id), instruction.error)
 
-    def _hand_over(self, ingress: _Ingress, engine: _Engine, attempt_id: str) -> None:
+    def _hand_over(self, ingress: Ingress, engine: Engine, attempt_id: str) -> None:
         ended = [each for outputs in engine.scheduler.hand_over([attempt_id]).values() for each in outputs]
         if ended:
             self._at(
-                _DELIVERED_S,
+                DELIVERED_S,
                 lambda: self._follow(ingress, ingress.fleet.handle(OutputsArrived(engine.name, ended), now=self._now)),
             )
 
-    def _start(self, ingress: _Ingress, start: StartAttempt) -> None:
+    def _start(self, ingress: Ingress, start: StartAttempt) -> None:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
@@ -305,20 +273,14 @@ class VirtualFleet:
         if not engine.is_busy:
             self._step(engine)
 
-    def _step(self, engine: _Engine) -> None:
-        engine.free_s += engine.num_free * max(0.0, self._now - max(engine.seen_at, self._counts_from))
-        engine.seen_at, engine.num_free = self._now, self._places
+    def _step(self, engine: Engine) -> None:
         engine.is_busy = engine.scheduler.has_requests()
         if engine.is_busy:
             planned = engine.scheduler.schedule()
             made, step_s = engine.core.model_executor._step(planned)
-            engine.num_free = 0 if engine.scheduler.waiting else self._places - len(engine.scheduler.running)
-            self._at(max(step_s, _DELIVERED_S) * self._slowness + _DELIVERED_S, self._deliver, engine, planned, made)
+            self._at(max(step_s, DELIVERED_S) * self._slowness + DELIVERED_S, self._deliver, engine, planned, made)
 
-    def _deliver(self, engine: _Engine, planned: Any, made: Any) -> None:
-        if self._now < engine.stalled_until:
-            self._at(engine.stalled_until - self._now, self._deliver, engine, planned, made)
-            return
+    def _deliver(self, engine: Engine, planned: Any, made: Any) -> None:
         outputs = [each for frame in engine.scheduler.update_from_output(planned, made).values() for each in frame.outputs]
         for ingress in self._ingresses:
             own = [each for each in outputs if each.request_id.rpartition("@")[0] in ingress.asked]
@@ -326,7 +288,7 @@ class VirtualFleet:
                 self._follow(ingress, ingress.fleet.handle(OutputsArrived(engine.name, own), now=self._now))
         self._step(engine)
 
-    def _take(self, ingress: _Ingress, output: Any) -> None:
+    def _take(self, ingress: Ingress, output: Any) -> None:
         asked = ingress.asked[output.request_id]
         if output.new_token_ids:
             if asked.begun_at is None:
@@ -338,27 +300,13 @@ class VirtualFleet:
         if output.finish_reason is not None:
             del ingress.asked[output.request_id]
             asked.is_complete = True
-            self._ask_again(asked, _DELIVERED_S)
+            self._ended(asked)
 
-    def _fail(self, name: str, asked: Asked, error: Exception) -> None:
-        assert isinstance(error, CannotStartInTime)
-        assert error.retry_after_s is not None
-        if error.waited_s:
-            asked.late_at = self._now
-        else:
-            asked.refused_at, asked.retry_after_s = self._now, error.retry_after_s
-            asked.said_s = max(MIN_RETRY_AFTER_S, error.retry_after_s / jitter(name))
-        self._ask_again(asked, 1.0)
-
-    def _ask_again(self, asked: Asked, in_s: float) -> None:
-        if asked.load.depth:
-            self._at(in_s, self._ask, asked.load, asked.connection)
-
-    def _beat(self, engine: _Engine) -> None:
+    def _beat(self, engine: Engine) -> None:
         self._at(_HEARTBEAT_S, self._beat, engine)
         self._say(engine)
 
-    def _say(self, engine: _Engine) -> None:
+    def _say(self, engine: Engine) -> None:
         scheduler = engine.scheduler
         load = EngineLoad(0, len(scheduler.running), len(scheduler.waiting))
         if scheduler.connector is not None:  # requests that wait for their KV count as running ones, as in a replica
@@ -369,11 +317,11 @@ class VirtualFleet:
             beat = HeartbeatArrived(engine.name, load, ends_at is not None, max(0.0, (ends_at or 0.0) - self._now))
             self._follow(ingress, ingress.fleet.handle(beat, now=self._now))
 
-    def _tick(self, ingress: _Ingress) -> None:
+    def _tick(self, ingress: Ingress) -> None:
         self._at(_TICK_S, self._tick, ingress)
         self._follow(ingress, ingress.fleet.handle(Ticked(), now=self._now))
 
-    def _exchange(self, number: int, ingress: _Ingress) -> None:
+    def _exchange(self, number: int, ingress: Ingress) -> None:
         self._at(_EXCHANGE_S, self._exchange, number, ingress)
         order, before = ingress.fleet.order, ingress.num_reports
         ingress.num_reports += 1
@@ -381,10 +329,6 @@ class VirtualFleet:
         waits = self._board.exchange(str(number), {"m": report}, self._now, number=before + 1, last_answered=before)
         order.answered(report)
         self._follow(ingress, ingress.fleet.handle(WaitsReported(waits["m"]), now=self._now))
-
-
-def _is_within(tokens: int) -> Callable[[int], bool]:
-    return lambda point: tokens_at(point, BLOCK) <= tokens
 
 
 def _aborted() -> Any:

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from benchmarks.apart import CHATS, ENGINE, LONG, PROFILE, SIDES, STREAMS, p99
+from benchmarks.loaded_fleet import LoadedFleet
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.planning.engines import ENVIRONMENT, clock_of, costs_of, engine_cores
-from serve_app.planning.virtual_fleet import VirtualFleet
 
 pytestmark = pytest.mark.engine
 
 ENGINES = 3
 LOADS = [replace(CHATS, rate=30.0), replace(LONG, rate=3.0)]
-Play = Callable[..., VirtualFleet]
+Play = Callable[..., LoadedFleet]
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +24,13 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
-        playing: list[VirtualFleet] = []
+        playing: list[LoadedFleet] = []
         checkpoint = make_tiny_llama(tmp_path_factory.mktemp("apart") / "tiny-llama")
         cores: list[Any] = engine_cores(checkpoint, ENGINES, clock_of(playing), link="efa-400g", **ENGINE)
 
-        def play(side: str, *, begin: Callable[[VirtualFleet], None] = lambda fleet: None, **kwargs: Any) -> VirtualFleet:
+        def play(side: str, *, begin: Callable[[LoadedFleet], None] = lambda fleet: None, **kwargs: Any) -> LoadedFleet:
             loads = kwargs.pop("loads", LOADS)
-            playing[:] = [VirtualFleet(cores, seed=1, costs=costs_of(PROFILE), **SIDES[side], **kwargs)]
+            playing[:] = [LoadedFleet(cores, seed=1, costs=costs_of(PROFILE), **SIDES[side], **kwargs)]
             begin(playing[-1])
             playing[-1].run(loads, 10.0, warmup_s=5.0)
             return playing[-1]
@@ -40,7 +40,7 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
             core.shutdown()
 
 
-def gaps(fleet: VirtualFleet) -> list[float]:
+def gaps(fleet: LoadedFleet) -> list[float]:
     """Return the seconds between the tokens of chats."""
     return [gap for asked in fleet.counted("chat") for gap in asked.gaps]
 
@@ -64,7 +64,7 @@ def test_with_pools_long_prompts_stop_no_answers_of_the_other_pool(play: Play) -
 
 
 def test_a_drain_with_kv_computes_no_prompt_again_and_leaves_shorter_gaps(play: Play) -> None:
-    def begin(fleet: VirtualFleet) -> None:
+    def begin(fleet: LoadedFleet) -> None:
         for number in range(1, ENGINES):
             fleet.drain(number, 1e6)
             fleet.at(8.0, fleet.drain, number, None)

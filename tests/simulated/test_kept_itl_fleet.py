@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.loaded_fleet import LoadedFleet
 from benchmarks.steps import KEPT, TARGET_S, Cores, is_good, mixed
 from serve_app.checkpoints import make_tiny_llama
-from serve_app.planning.virtual_fleet import VirtualFleet
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -27,7 +27,7 @@ def cores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cores]:
 
 def played(cores: Cores, side: str, itl_s: float | None) -> tuple[int, float]:
     """Return the number of good answers, and the share of gaps within the target."""
-    fleet = VirtualFleet([cores.of(side, itl_s)], seed=1, costs=cores.costs)
+    fleet = LoadedFleet([cores.of(side, itl_s)], seed=1, costs=cores.costs)
     fleet.run(mixed(16.0), SECONDS, warmup_s=5.0)
     counted: list[Any] = [asked for asked in fleet.counted() if asked.at < fleet.monotonic() - TAIL_S]
     gaps = [gap for asked in fleet.counted() for gap in asked.gaps]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.fairness_virtual import GREEDY, NOISY, OVERLOADS, VICTIMS, retry_after_right
-from serve_app.planning.virtual_fleet import VirtualFleet
+from benchmarks.loaded_fleet import LoadedFleet
 from serve_app.planning.virtual_loads import Load
 
 MakeCores = Callable[[int], list[Any]]
@@ -33,7 +33,7 @@ def make_cores(make_traffic: Callable[..., Any]) -> Iterator[Callable[[int], lis
 
 def p99_s(cores: list[Any], *loads: Load, ingresses: int) -> float:
     """Return the p99 of the victims' waits."""
-    fleet = VirtualFleet(cores, seed=1, ingresses=ingresses)
+    fleet = LoadedFleet(cores, seed=1, ingresses=ingresses)
     fleet.run([*VICTIMS, *loads], 45)
     return statistics.quantiles(fleet.waits_s("victim"), n=100)[-1]
 
@@ -53,21 +53,21 @@ def test_beside_a_tenant_at_ten_times_its_share_others_wait_at_most_so_many_time
 def test_tenants_that_want_all_share_by_weight_whatever_part_of_each_an_ingress_has(
     ingresses: int, make_cores: MakeCores
 ) -> None:
-    fleet = VirtualFleet(make_cores(16), seed=1, ingresses=ingresses)
+    fleet = LoadedFleet(make_cores(16), seed=1, ingresses=ingresses)
     fleet.run(GREEDY, 90, warmup_s=30)
     assert list(fleet.shares().values()) == pytest.approx([1 / 7, 2 / 7, 4 / 7], rel=0.12)
 
 
 @pytest.mark.parametrize("seed", [1, 3])
 def test_one_request_that_is_held_up_does_not_make_others_wait(seed: int, make_cores: MakeCores) -> None:
-    fleet = VirtualFleet(make_cores(16), seed=seed, ingresses=2)
+    fleet = LoadedFleet(make_cores(16), seed=seed, ingresses=2)
     fleet.at(10.0, fleet.stall, 0, 6.0)
     fleet.run([*VICTIMS, NOISY["as the others"]], 40)
     assert max(fleet.waits_s("victim")) < 1.0
 
 
 def test_a_flood_comes_to_its_share_beside_tenants_that_are_never_far_ahead(make_cores: MakeCores) -> None:
-    fleet = VirtualFleet(make_cores(16), seed=1)
+    fleet = LoadedFleet(make_cores(16), seed=1)
     fleet.run([*(Load(f"few{number}", depth=6) for number in range(6)), Load("flood", depth=100)], 60, warmup_s=120)
     assert list(fleet.shares().values()) == pytest.approx([1 / 7] * 7, rel=0.06)
 
@@ -84,7 +84,7 @@ def test_a_flood_comes_to_its_share_beside_tenants_that_are_never_far_ahead(make
 def test_small_and_slow_engines_are_shared_by_weight_and_no_request_waits_for_ever(
     loads: list[Load], seed: int, make_cores: MakeCores
 ) -> None:
-    fleet = VirtualFleet(make_cores(4), seed=seed, slowness=3.0)
+    fleet = LoadedFleet(make_cores(4), seed=seed, slowness=3.0)
     fleet.run(loads, 480, warmup_s=60)
     weights = sum(load.weight for load in loads)
     assert list(fleet.shares().values()) == pytest.approx([load.weight / weights for load in loads], rel=0.2)
@@ -96,7 +96,7 @@ def test_at_three_times_the_load_one_in_20_admitted_requests_at_most_begins_too_
     name: str, make_cores: MakeCores
 ) -> None:
     """With other seeds up to 26 % of chats beside long prompts began too late: benchmarks/results/fairness-virtual.md."""
-    fleet = VirtualFleet(make_cores(16), seed=5)
+    fleet = LoadedFleet(make_cores(16), seed=5)
     fleet.run([replace(load, first_token_s=10.0) for load in OVERLOADS[name]], 45)
     admitted = [asked for asked in fleet.counted() if asked.refused_at is None]
     assert 0.5 * len(fleet.counted()) > len(admitted) > 400
@@ -105,6 +105,6 @@ def test_at_three_times_the_load_one_in_20_admitted_requests_at_most_begins_too_
 
 
 def test_most_refused_requests_are_told_when_all_of_their_tenant_have_begun_that_wait(make_cores: MakeCores) -> None:
-    fleet = VirtualFleet(make_cores(16), seed=1)
+    fleet = LoadedFleet(make_cores(16), seed=1)
     fleet.run([replace(load, first_token_s=10.0) for load in OVERLOADS["four equal tenants"]], 45)
     assert retry_after_right(fleet, until_s=11.0)[0] >= 0.6
