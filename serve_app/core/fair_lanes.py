@@ -84,6 +84,8 @@ class Place:
     prompt_s: float
     earlier_tag_s: float
     """The tenant's latest tag before it."""
+    unknown_tokens: int
+    """Tokens of its prompt that no replica has cached, as far as this ingress knew at its arrival."""
     waits: bool = True
 
 
@@ -97,8 +99,8 @@ class Lane(Queue):
     accounts: dict[str, Account] = field(default_factory=dict)
     elsewhere_s: Mapping[str, float] = field(default_factory=dict)
     """Tenant -> expected GPU-seconds of what waits at other ingresses, as last heard."""
-    active: set[Account] = field(default_factory=set)
-    """Tenants with waiting requests."""
+    active: dict[Account, None] = field(default_factory=dict)
+    """Tenants with waiting requests. It is no set, whose order, and so the rounding of sums, would change from run to run."""
     weights: float = 0.0
     """The sum of the weights of ``active``."""
     queueing: set[str] = field(default_factory=set)

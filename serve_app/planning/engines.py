@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from serve_app.autoscaling.simulation.simulated_replica import Hardware, steps_of_profile
 from serve_app.config.model import ModelSettings
-from serve_app.core.step_costs import CHUNK_TOKENS, CONTEXT_TOKENS, SEQUENCES, MeasuredCosts, TimedBatch, measured_costs
+from serve_app.core.step_costs import SEQUENCES, MeasuredCosts
 from serve_app.engine_args import BATCH_STEP_SHARE, engine_core_args
 from serve_app.planning.virtual_fleet import BLOCK, VirtualFleet
 from serve_app.simulated.profiles import profile_from
-from serve_app.simulated.timing import step_time_s, step_work
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -27,13 +27,7 @@ ENVIRONMENT = {
 def costs_of(settings: str | Mapping[str, Any]) -> MeasuredCosts:
     """Return what a replica of the profile would measure of its own steps."""
     profile = profile_from(settings)
-
-    def timed(context: Sequence[int], new: Sequence[int], *, outputs: int) -> TimedBatch:
-        seconds = step_time_s(profile, step_work(context, new))
-        return TimedBatch(output_tokens=outputs, prefilled_tokens=sum(new) if not outputs else 0, seconds=seconds)
-
-    answers = [timed([CONTEXT_TOKENS] * n, [1] * n, outputs=n) for n in SEQUENCES]
-    costs = measured_costs([*answers, timed([0], [CHUNK_TOKENS], outputs=0)])
+    costs = Hardware(step_s=steps_of_profile(profile), kv_tokens=profile.kv_cache_tokens, max_num_seqs=max(SEQUENCES)).measured()
     assert costs is not None
     return costs
 

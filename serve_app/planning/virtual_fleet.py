@@ -50,8 +50,9 @@ _STEP_S, _PROMPT_TOKEN_S = 0.033, 3.5e-4
 DELIVERED_S = 1e-3
 """Seconds from one end of a link to the other."""
 _HEARTBEAT_S, _TICK_S, _EXCHANGE_S, _SILENCE_S = 0.5, 0.25, 1.0, 10.0
-_NUMBERS = itertools.count(1)
-"""Numbers of the fleets of this process. Each starts its clock later than the one before it, because they use the same engine cores."""
+_STARTS = itertools.count(1 << 24, 10_000)
+"""When the clock of each fleet of this process starts: later than that of the one before it, because they use the same engine cores. From
+2^24 to 2^25 all floats have the same spacing, so equal runs have times that are equal to the last bit."""
 
 
 @dataclass(eq=False)
@@ -104,7 +105,7 @@ class VirtualFleet:
         self._engines = {str(number): Engine(str(number), core) for number, core in enumerate(cores)}
         self._random, self._slowness = random.Random(seed), slowness
         self._costs, self._settings, self._change, self._moves_kv = costs, settings or {}, change, moves_kv
-        self._now = self._counts_from = 10_000.0 * next(_NUMBERS)
+        self._now = self._counts_from = float(next(_STARTS))
         self._ingresses = [Ingress(self._make_fleet()) for _ in range(ingresses)]
         self._board = OrderBoard(_SILENCE_S)
         self._num = itertools.count(1)
@@ -113,9 +114,13 @@ class VirtualFleet:
         """All requests in the order of arrival."""
         self.tokens: Counter[str] = Counter()
         """Tenant -> tokens of answers since the warm-up."""
+        from serve_app.replica.scheduler import YieldingScheduler
+
         for core in cores:
             core.scheduler.finish_requests(list(core.scheduler.requests), _aborted())
             core.scheduler.reset_prefix_cache()
+            if isinstance(core.scheduler, YieldingScheduler):
+                core.scheduler.start_anew()
 
     def monotonic(self) -> float:
         """Return the virtual time: the scheduler's clock."""

@@ -48,10 +48,17 @@ class YieldingScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         self._most_tokens: int = self.max_num_scheduled_tokens
         ours = self.vllm_config.additional_config
-        self._budget = StepBudget(ours[BATCH_STEP_SHARE], self._most_tokens)
         # An item that models read in one step only, such as an image, may be longer than a limit: then it would never begin.
         can_cut = self.scheduler_config.enable_chunked_prefill and not self.scheduler_config.disable_chunked_mm_input
         self._prompts = PromptSteps(self, ours[ITL_TARGET_S]) if can_cut and ITL_TARGET_S in ours else None
+        self._can_preempt = (
+            self.policy is SchedulingPolicy.PRIORITY and self.cache_config.enable_prefix_caching and not self.has_mamba_layers
+        )
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Forget all that earlier requests left here, but for what `PromptSteps` learned. The scheduler has no request."""
+        self._budget = StepBudget(self.vllm_config.additional_config[BATCH_STEP_SHARE], self._most_tokens)
         self._background = set[str]()
         """Ids of batches' requests; may hold some that have ended."""
         self._queued = set[str]()
@@ -71,9 +78,6 @@ class YieldingScheduler(Scheduler):
         """Whether in the last step only requests that had been put first could begin."""
         self._short_of_kv_id = ""
         """Id of the first queued request if it had a place and room in the last step and did not begin."""
-        self._can_preempt = (
-            self.policy is SchedulingPolicy.PRIORITY and self.cache_config.enable_prefix_caching and not self.has_mamba_layers
-        )
         self._gave_way = dict[str, int]()
         """Id of a request that gave way -> its tokens then; may hold some that have ended."""
         self._overtakers = Overtakers()

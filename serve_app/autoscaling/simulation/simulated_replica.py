@@ -18,6 +18,9 @@ from serve_app.core.step_costs import CHUNK_TOKENS, CONTEXT_TOKENS, SEQUENCES, M
 from serve_app.simulated.profiles import Profile
 from serve_app.simulated.timing import StepWork, step_time_s
 
+_TIMED_CONTEXT = 8192
+"""Tokens of the long context that is timed, if the KV cache has room for twice as many. A replica times as many as it can in a second."""
+
 
 class StepModel(Protocol):
     """Gives the duration of a step. Equal arguments must give equal seconds: `Replica` asks once for equal steps in a row."""
@@ -64,7 +67,10 @@ class Hardware:
         decodes = [TimedBatch(output_tokens=n, prefilled_tokens=0, seconds=self.step_s(n, n * CONTEXT_TOKENS, 0)) for n in sizes]
         chunk = min(CHUNK_TOKENS, self.max_batched_tokens)
         prefill = TimedBatch(output_tokens=1, prefilled_tokens=chunk, seconds=self.step_s(0, 0, chunk))
-        return measured_costs([*decodes, prefill])
+        length = max(CONTEXT_TOKENS, min(_TIMED_CONTEXT, self.kv_tokens // 2))
+        beyond, seconds = length - CONTEXT_TOKENS, self.step_s(1, length, 0)
+        long = TimedBatch(output_tokens=1, prefilled_tokens=0, context_tokens=beyond, seconds=seconds)
+        return measured_costs([*decodes, prefill, long])
 
 
 @dataclass(slots=True)
