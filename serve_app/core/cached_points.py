@@ -10,7 +10,7 @@ goes, until a request uses the other.
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -81,7 +81,8 @@ class _Block:
     marks: tuple[tuple[int, int], ...]
     """Place in the block and identity."""
     root: int
-    media: set[str] = field(default_factory=set)
+    tiers: int = 0
+    """A bit for each tier that has the block."""
     is_reached: bool = False
     depth: int = 0
     """While it is reached: blocks of the prompt up to the end of this one; and the hash of the last point up to there."""
@@ -95,6 +96,8 @@ class CachedPoints:
         self.points: dict[int, None] = {}
         """All points that are cached."""
         self._block_size = block_size
+        self._bits: dict[str, int] = {}
+        """Tier -> its bit."""
         self._blocks: dict[BlockHash, _Block] = {}
         self._after: dict[BlockHash, list[BlockHash]] = {}
         """Block, which may be gone -> the blocks that follow it."""
@@ -122,7 +125,7 @@ class CachedPoints:
         return changes
 
     def _store(self, report: BlocksStored) -> None:
-        parent, size = report.parent, self._block_size
+        parent, size, bit = report.parent, self._block_size, self._bits.setdefault(report.medium, 1 << len(self._bits))
         if report.token_ids and len(report.token_ids) != len(report.hashes) * size:
             return  # part of a block, which the prompts' points know nothing of
         for number, hashed in enumerate(report.hashes):
@@ -138,14 +141,14 @@ class CachedPoints:
                 if block.parent is not None:
                     self._after.setdefault(block.parent, []).append(hashed)
                 self._reach(hashed)
-            block.media.add(report.medium)
+            block.tiers |= bit
             parent = hashed
 
     def _remove(self, hashed: BlockHash, medium: str) -> None:
         if (block := self._blocks.get(hashed)) is None:
             return
-        block.media.discard(medium)
-        if block.media:
+        block.tiers &= ~self._bits.get(medium, 0)
+        if block.tiers:
             return
         for each in self._with_those_after(hashed) if block.is_reached else ():
             each.is_reached = False
@@ -198,7 +201,7 @@ class CachedPoints:
 
     def validate(self) -> None:
         """Assert the invariants."""
-        assert all(block.media for block in self._blocks.values())
+        assert all(block.tiers for block in self._blocks.values())
         assert self._gone.keys().isdisjoint(self._blocks)
         assert len(self._gone) <= MAX_GONE
         assert {(parent, each) for parent, after in self._after.items() for each in after} == {

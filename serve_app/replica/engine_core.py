@@ -37,7 +37,7 @@ from serve_app.replica.cold_start import EnginePhases
 from serve_app.replica.engine_io import AttemptRefused, InputThread, OutputThread
 from serve_app.replica.grammar import accept_emitted
 from serve_app.replica.hand_over import HandingOver, handing_over
-from serve_app.replica.kv_events import KvReporter, is_reportable, with_events
+from serve_app.replica.kv_events import KvReporter, events_config, is_reportable
 from serve_app.replica.kv_params import params_of
 from serve_app.replica.own_requests import own_request
 from serve_app.replica.scheduler import YieldingScheduler, bounded
@@ -365,7 +365,7 @@ def build_engine(
     if moves_kv(vllm_config.kv_transfer_config):
         scheduling.scheduler_cls = handing_over(scheduling.get_scheduler_cls())
     if offloaded_bytes(vllm_config.kv_transfer_config):
-        with_events(vllm_config)
+        vllm_config.kv_events_config = events_config()
     maybe_register_config_serialize_by_value()
     executor = Executor.get_class(vllm_config)
     if executor is MultiprocExecutor:
