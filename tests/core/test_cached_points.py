@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from serve_app.core.affinity import PrefixAffinity
 from serve_app.core.cached_points import (
     MAX_GONE,
     BlocksRemoved,
@@ -17,8 +18,14 @@ from serve_app.core.cached_points import (
     Digest,
     Telling,
 )
+from serve_app.core.events import CacheReported, LinkOpened, RequestArrived
+from serve_app.core.fleet import FleetState
+from serve_app.core.fleet_settings import FleetSettings
+from serve_app.core.instructions import StartAttempt
 from serve_app.core.prefix_index import Prefix, PrefixIndex, blocks_to, tokens_at
 from serve_app.core.prompt_hashes import hash_points
+from serve_app.core.request import Resume
+from tests.core.apart_fleet import fleet_apart
 
 BLOCK = 2
 TIERS = ("GPU", "CPU")
@@ -300,3 +307,22 @@ def test_a_replica_with_more_points_than_its_share_is_guessed() -> None:
     index.take_digest("r", 2, False, [4], ())
     assert index.count("r", range(9)) == 2
     index.validate(["r", "other"])
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_a_prompt_goes_where_it_is_reported_to_be_and_reports_of_others_than_linked_replicas_are_ignored(is_apart: bool) -> None:
+    words = [1, 0, 1, 1]
+    if is_apart:
+        fleet = fleet_apart("a", "b", routing=PrefixAffinity())
+    else:
+        fleet = FleetState(FleetSettings(model="m"), PrefixAffinity())
+        for replica_id in "ab":
+            fleet.handle(LinkOpened(replica_id, 8), now=0.0)
+    for replica_id in ("b", "gone"):
+        assert fleet.handle(CacheReported(replica_id, 0, True, points(words), ()), now=0.0) == []
+    arrived = RequestArrived("r", 2 * len(words), 1, Resume.CONTINUE, "f", prefix=Prefix(points(words), BLOCK))
+    (start,) = fleet.handle(arrived, now=0.0)
+    assert isinstance(start, StartAttempt)
+    assert start.replica_id == "b"
+    assert fleet.requests["r"].trail.expected_hit_tokens == 2 * len(words) - 1, "an engine computes the last token"
+    fleet.validate()
