@@ -169,17 +169,18 @@ def test_the_reported_points_are_those_that_the_next_prompt_finds(make: Callable
             media.update([report.medium] if isinstance(report, BlocksRemoved) else [])
 
     engine.scheduler.kv_event_publisher = KvReporter(note, {})
-    most = (PROMPT - 1) // BLOCK * BLOCK
+    whole = PROMPT - BLOCK, PROMPT - 1
+    """Tokens of a whole prompt that need not be computed: on the accelerator whole blocks, from the host all but the last token."""
     found = []
     for turn, first in enumerate([20, 90, 160, 230, 90, 300, 20, 370, 300, 440, 90, 230]):
         hashes = hash_points([first + (7 * i) % 900 for i in range(PROMPT)], BLOCK)
         num_cached = next((n for n, point in enumerate(hashes) if point not in cached.points), len(hashes))
         engine.play(f"turn{turn}", first)
         found.append(PROMPT + ANSWER - 1 - engine.computed(f"turn{turn}"))
-        assert found[-1] == min(most, num_cached * BLOCK)
+        assert found[-1] in (whole if num_cached == len(hashes) else (num_cached * BLOCK,))
         cached.validate()
     assert 0 in found
-    assert most in found
+    assert not {*whole}.isdisjoint(found)
     assert media == {"GPU", "CPU"}, "both tiers forgot something"
 
 
