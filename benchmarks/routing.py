@@ -20,9 +20,9 @@ from serve_app.autoscaling.simulation.simulated_replica import Hardware, steps_o
 from serve_app.core.affinity import PrefixAffinity
 from serve_app.core.least_loaded import LeastOutstandingTokens
 from serve_app.core.prefix_index import Prefix
+from serve_app.core.prompt_hashes import hash_points
 from serve_app.core.request import RequestState
 from serve_app.core.routing import Choice, Reason, ReplicaState
-from serve_app.ingress.fleet.intake import hash_points
 from serve_app.simulated.profiles import profile_from
 
 NUM_REPLICAS = 16
@@ -146,8 +146,9 @@ WORKLOADS = [
 class Clients:
     """The clients of a workload. Each has its own random generator, so that its prompts do not depend on the routing."""
 
-    def __init__(self, workload: Workload, *, seed: int, duration_s: float, num_ingresses: int) -> None:
+    def __init__(self, workload: Workload, *, seed: int, duration_s: float, num_ingresses: int, reports: bool = False) -> None:
         self._workload = workload
+        self._reports = reports
         self._num_ingresses = num_ingresses
         self._rng = random.Random(f"{workload.name} {seed}")
         self._duration_s = duration_s
@@ -191,6 +192,7 @@ class Clients:
             blocks=blocks,
             blocks_after=_blocks(answered),
             prefix=prefix,
+            points_after=hash_points(answered, BLOCK_SIZE) if self._reports else (),
         )
 
 
@@ -223,12 +225,18 @@ def played(
     num_ingresses: int,
     minutes: float,
     cache_share: float = 1.0,
+    host_share: float = 0.0,
+    reports: bool = False,
 ) -> tuple[RoutedFleet, list[Ask]]:
-    """Run a workload once, with prefix caches of ``cache_share`` of the KV cache; return the fleet and the counted requests."""
+    """Run a workload once; return the fleet and the counted requests.
+
+    Prefix caches have ``cache_share`` of the KV cache, and ``host_share`` of it in the host's memory. ``reports``: replicas report them.
+    """
     profile = profile_from(PROFILE)
     hardware = Hardware(step_s=steps_of_profile(profile), kv_tokens=profile.kv_cache_tokens, max_num_seqs=256)
-    clients = Clients(workload, seed=seed, duration_s=60 * minutes, num_ingresses=num_ingresses)
-    fleet = RoutedFleet(hardware, NUM_REPLICAS, num_ingresses, policy, cache_tokens=int(cache_share * hardware.kv_tokens))
+    clients = Clients(workload, seed=seed, duration_s=60 * minutes, num_ingresses=num_ingresses, reports=reports)
+    sizes = [int(share * hardware.kv_tokens) for share in (cache_share, host_share)]
+    fleet = RoutedFleet(hardware, NUM_REPLICAS, num_ingresses, policy, *sizes, reports=reports)
     asks = fleet.run(clients.first(), clients.following)
     counted = asks[int(WARM_UP_SHARE * len(asks)) :]
     assert all(ask.first_at is not None for ask in counted)

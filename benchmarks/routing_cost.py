@@ -11,9 +11,9 @@ import time
 
 from serve_app.core.affinity import PrefixAffinity
 from serve_app.core.prefix_index import Prefix
+from serve_app.core.prompt_hashes import hash_points
 from serve_app.core.request import RequestState, Resume
 from serve_app.core.routing import ReplicaState
-from serve_app.ingress.fleet.intake import hash_points
 
 NUM_CHOICES = 4000
 PROMPT_TOKENS = 1000

@@ -1,23 +1,26 @@
 """This module simulates replicas with prefix caches behind one or several ingresses, in simulated time. Pure.
 
 Queueing and routing are the product's own (a `FleetState` per ingress), the replicas those of `serve_app.simulated`. This module adds each
-replica's prefix cache: blocks of prompts and answers, evicted in the order of their last use.
+replica's prefix cache: blocks of prompts and answers, evicted in the order of their last use. A second cache in the memory of the host gets
+all blocks, too; a hit there costs no time.
 """
 
 import heapq
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, Replica, SimulatedOutput
-from serve_app.core.events import HeartbeatArrived, LinkOpened, OutputsArrived, RequestArrived
+from serve_app.core.cached_points import Changes, Telling
+from serve_app.core.events import CacheReported, HeartbeatArrived, LinkOpened, OutputsArrived, RequestArrived
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import Instruction, StartAttempt
 from serve_app.core.prefix_index import Prefix, tokens_at
 from serve_app.core.request import Resume
 from serve_app.core.routing import RoutingPolicy
+from serve_app.replica.cache_teller import EVERY_S
 
 BLOCK_SIZE = 16
 CREDIT = 2048
@@ -41,6 +44,8 @@ class Ask(Job):
     blocks_after: Sequence[int]
     prefix: Prefix
     """The prefix as the ingress sees it."""
+    points_after: Sequence[int] = ()
+    """The points of the prompt with its answer, for replicas that report what they have cached."""
     expected_tokens: int = 0
     """Tokens that the ingress expected in the chosen replica's cache."""
 
@@ -55,13 +60,8 @@ class BlockCache:
     def __contains__(self, block: object) -> bool:
         return block in self._blocks
 
-    def hit_tokens(self, ask: Ask) -> int:
-        count = 0
-        for block in ask.blocks:
-            if block not in self._blocks:
-                break
-            count += 1
-        return min(count, (ask.prompt_tokens - 1) // BLOCK_SIZE) * BLOCK_SIZE
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._blocks)
 
     def add(self, blocks: Sequence[int]) -> None:
         """Add blocks. Later blocks are evicted before earlier ones, as in vLLM."""
@@ -75,15 +75,36 @@ class BlockCache:
 class CachingReplica(Replica):
     """A replica that computes only the uncached part of a prompt."""
 
-    def __init__(self, replica_id: str, hardware: Hardware, cache_tokens: int) -> None:
+    def __init__(self, replica_id: str, hardware: Hardware, cache_tokens: int, host_tokens: int = 0) -> None:
         super().__init__(replica_id, hardware, 0.0)
-        self.cache = BlockCache(cache_tokens // BLOCK_SIZE)
+        self._tiers = BlockCache(cache_tokens // BLOCK_SIZE), BlockCache(host_tokens // BLOCK_SIZE)
+        self.telling = Telling()
+        self._points: dict[int, int] = {}
+        """Block -> the point at its end."""
+        self._reported: dict[int, None] = {}
+
+    def holds(self, block: int) -> bool:
+        return any(block in tier for tier in self._tiers)
+
+    def add_blocks(self, blocks: Sequence[int]) -> None:
+        for tier in self._tiers:
+            tier.add(blocks)
 
     def begin(self, job: Job) -> int:
         assert isinstance(job, Ask)
-        cached_tokens = self.cache.hit_tokens(job)
-        self.cache.add(job.blocks)
-        return cached_tokens
+        count = next((n for n, block in enumerate(job.blocks) if not self.holds(block)), len(job.blocks))
+        self.add_blocks(job.blocks)
+        return min(count, (job.prompt_tokens - 1) // BLOCK_SIZE) * BLOCK_SIZE
+
+    def learn_points(self, ask: Ask) -> None:
+        """Note the points of a prompt and its answer, which a real replica computes from the tokens."""
+        self._points.update(zip(Points(ask.points_after, ask.blocks_after).blocks, ask.points_after, strict=True))
+
+    def changes(self) -> Changes:
+        """Return the points that were added and removed since the last call."""
+        points = {self._points[block]: None for tier in self._tiers for block in tier if block in self._points}
+        before, self._reported = self._reported, points
+        return Changes([p for p in points if p not in before], [p for p in before if p not in points])
 
 
 Policy = Callable[[int, Mapping[str, CachingReplica]], RoutingPolicy]
@@ -99,6 +120,10 @@ class RoutedFleet:
     policy: Policy
     cache_tokens: int
     """Size of each replica's prefix cache, and the size that the ingresses are given."""
+    host_tokens: int = 0
+    """Size of each replica's cache in the memory of its host."""
+    reports: bool = False
+    """Whether replicas report what they have cached, each `EVERY_S`."""
     asks: list[Ask] = field(default_factory=list)
     ingresses: list[FleetState] = field(default_factory=list)
     placed: Counter[str] = field(default_factory=Counter)
@@ -117,24 +142,32 @@ class RoutedFleet:
         limits = FleetSettings(model="m", max_waiting_requests=1 << 20, no_replica_s=1e9)
         self.ingresses = [FleetState(limits, self.policy(i, self.replicas)) for i in range(self.num_ingresses)]
         for number in range(self.num_replicas):
-            replica = CachingReplica(f"replica-{number}", self.hardware, self.cache_tokens)
+            replica = CachingReplica(f"replica-{number}", self.hardware, self.cache_tokens, self.host_tokens)
             self.replicas[replica.replica_id] = replica
             self._versions[replica.replica_id] = 0
             for fleet in self.ingresses:
-                fleet.handle(LinkOpened(replica.replica_id, CREDIT, kv_tokens=self.cache_tokens), now=0.0)
+                opened = LinkOpened(replica.replica_id, CREDIT, kv_tokens=self.cache_tokens, host_kv_tokens=self.host_tokens)
+                fleet.handle(opened, now=0.0)
         for ask in asks:
             self._put(ask.due_at, "ask", ask)
         self._put(BEAT_S, "beat", None)
+        if self.reports:
+            self._put(EVERY_S, "report", None)
         while self._agenda:
             at, _, kind, what = heapq.heappop(self._agenda)
             if kind == "ask":
                 self._arrive(what, at)
             elif kind == "step" and what[1] == self._versions[what[0]]:
                 self._advance(self.replicas[what[0]], at)
+            elif kind == "report":
+                for replica in self.replicas.values():
+                    self._tell(replica, at)
+                if len(self._agenda) > self.reports or self._running:
+                    self._put(at + EVERY_S, "report", None)
             elif kind == "beat":
                 for replica in self.replicas.values():
                     self._beat(replica, at)
-                if self._agenda or self._running:
+                if len(self._agenda) > self.reports or self._running:
                     self._put(at + BEAT_S, "beat", None)
         return self.asks
 
@@ -156,6 +189,7 @@ class RoutedFleet:
                 replica = self.replicas[start.replica_id]
                 happened = replica.run_to(at)
                 ask = self._running[start.request_id]
+                replica.learn_points(ask)
                 ask.expected_tokens = self.ingresses[ask.ingress].requests[ask.request_id].trail.expected_hit_tokens
                 replica.add(ask, start.attempt_id, at)
                 self._told[start.attempt_id] = 0
@@ -181,11 +215,17 @@ class RoutedFleet:
             self._told[attempt_id] += tokens
             if ended:
                 del self._told[attempt_id], self._running[ask.request_id]
-                replica.cache.add(ask.blocks_after)
+                replica.add_blocks(ask.blocks_after)
                 if (following := self._next_ask(ask, at)) is not None:
                     self._put(following.due_at, "ask", following)
         for ingress, items in outputs.items():
             self._start(self.ingresses[ingress].handle(OutputsArrived(replica.replica_id, items), now=at), at)
+
+    def _tell(self, replica: CachingReplica, at: float) -> None:
+        changes = replica.changes()
+        for digest in replica.telling.digests(changes, changes.added, 1 << 30, has_room=True) if any(changes) else ():
+            for fleet in self.ingresses:
+                self._start(fleet.handle(CacheReported(replica.replica_id, *digest), now=at), at)
 
     def _beat(self, replica: CachingReplica, at: float) -> None:
         self._advance(replica, at)

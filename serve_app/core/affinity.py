@@ -14,6 +14,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
+from serve_app.core.events import CacheReported
 from serve_app.core.least_loaded import LeastOutstandingTokens, Loads
 from serve_app.core.prefix_index import Prefix, PrefixIndex
 from serve_app.core.request import RequestState
@@ -73,6 +74,9 @@ class PrefixAffinity:
     def forget(self, replica_id: str) -> None:
         self.changed(replica_id)
         self.index.forget(replica_id)
+
+    def cache_reported(self, event: CacheReported) -> None:
+        self.index.take_digest(event.replica_id, event.number, event.anew, event.added, event.removed)
 
     def placed(self, request: RequestState, replica: ReplicaState) -> int:
         self._changed.add(replica.replica_id)

@@ -16,6 +16,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from dataclasses import dataclass
 
 from serve_app.core.drain import MAX_UNANSWERED, takes_moved
+from serve_app.core.events import CacheReported
 from serve_app.core.fair_order import FairOrder
 from serve_app.core.hand_over import HandOvers
 from serve_app.core.request import RequestState, Trial
@@ -65,6 +66,9 @@ class Apart:
         self._inner.forget(replica_id)
         self._looked_at.discard(replica_id)
         self._long = deque(each for each in self._long if each[1].replica_id != replica_id)
+
+    def cache_reported(self, event: CacheReported) -> None:
+        self._inner.cache_reported(event)
 
     def placed(self, request: RequestState, replica: ReplicaState) -> int:
         return self._inner.placed(request, replica)

@@ -107,6 +107,17 @@ class HeartbeatArrived:
     sleeping: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class CacheReported:
+    """A replica with several tiers of KV reported which points of prompts it has cached, since its report before: as in `Digest`."""
+
+    replica_id: str
+    number: int
+    anew: bool
+    added: Sequence[int]
+    removed: Sequence[int]
+
+
 class LinkEnd(Enum):
     """Why a link to a replica ended. The values go into clients' errors: they are our words, never the peer's."""
 
@@ -210,6 +221,7 @@ Event = (
     | RequestsAborted
     | LinkOpened
     | HeartbeatArrived
+    | CacheReported
     | LinkLost
     | TrialBegan
     | BlocksReported

@@ -14,6 +14,7 @@ from serve_app.core.events import (
     ENGINE_ENDED,
     AttemptUnsendable,
     BlocksReported,
+    CacheReported,
     Event,
     HeartbeatArrived,
     LinkEnd,
@@ -62,6 +63,8 @@ class FleetState(Attempts):
                 return self._on_requests_aborted(event, now=now)
             case HeartbeatArrived():
                 return self._on_heartbeat_arrived(event, now=now)
+            case CacheReported() if event.replica_id in self.replicas:
+                self._routing.cache_reported(event)
             case LinkOpened():
                 return self._on_link_opened(event, now=now)
             case LinkLost():

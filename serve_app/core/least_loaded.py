@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from operator import attrgetter
 
+from serve_app.core.events import CacheReported
 from serve_app.core.request import RequestState
 from serve_app.core.routing import Choice, Kind, Reason, ReplicaState
 
@@ -116,6 +117,9 @@ class LeastOutstandingTokens:
 
     def forget(self, replica_id: str) -> None:
         self.changed(replica_id)
+
+    def cache_reported(self, event: CacheReported) -> None:
+        """Do nothing: what is cached does not count."""
 
     def placed(self, request: RequestState, replica: ReplicaState) -> int:
         self.changed(replica.replica_id)

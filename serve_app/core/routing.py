@@ -9,7 +9,7 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, Self
 
-from serve_app.core.events import HeartbeatArrived, LinkOpened
+from serve_app.core.events import CacheReported, HeartbeatArrived, LinkOpened
 from serve_app.core.load import NO_LOAD, EngineLoad
 from serve_app.core.request import RequestState, Trial
 
@@ -253,6 +253,10 @@ class RoutingPolicy(Protocol):
 
     def forget(self, replica_id: str) -> None:
         """Note that a replica is gone, and its cache with it."""
+        ...
+
+    def cache_reported(self, event: CacheReported) -> None:
+        """Take in what a replica, which has a link, has cached. It does so only if it has several tiers of KV."""
         ...
 
     def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> Choice | None:

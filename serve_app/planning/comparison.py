@@ -17,6 +17,7 @@ import numpy as np
 
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.core.pool_sizes import PoolSizes
+from serve_app.core.prompt_hashes import hash_points
 from serve_app.errors import ConfigError
 from serve_app.planning.engines import clock_of, costs_of, engine_cores, start_anew
 from serve_app.planning.trace import BLOCK_TOKENS, TraceRequest
@@ -155,8 +156,6 @@ class Comparison:
         Raises:
             ConfigError: The last answer has not ended after `MAX_S`.
         """
-        from serve_app.ingress.fleet.intake import hash_points
-
         fleet = VirtualFleet(self._cores, seed=seed, costs=self._costs, settings=side.settings)
         self._playing[:] = [fleet]
         for core in self._cores:

@@ -37,6 +37,7 @@ from serve_app.replica.cold_start import EnginePhases
 from serve_app.replica.engine_io import AttemptRefused, InputThread, OutputThread
 from serve_app.replica.grammar import accept_emitted
 from serve_app.replica.hand_over import HandingOver, handing_over
+from serve_app.replica.kv_events import KvReporter, events_config, is_reportable
 from serve_app.replica.kv_params import params_of
 from serve_app.replica.own_requests import own_request
 from serve_app.replica.scheduler import YieldingScheduler, bounded
@@ -88,6 +89,9 @@ class PipedEngineCore(EngineCoreProc):
         self.busy_s = 0.0
         super().__init__(vllm_config, True, "", executor_class, log_stats=True)
         model = vllm_config.model_config
+        if is_reportable(self.scheduler, self._host_kv_tokens()):
+            paths = {adapter["name"]: str(adapter["path"]) for adapter in adapters_in(vllm_config.additional_config)}
+            self.scheduler.kv_event_publisher = KvReporter(lambda it: self.output_queue.put_nowait((pipe.CACHE_SLOT, it)), paths)
         self._makes_text = "generate" in self.get_supported_tasks() and not model.is_encoder_decoder
 
     @contextlib.contextmanager
@@ -360,6 +364,8 @@ def build_engine(
         scheduling.scheduler_cls = bounded(scheduling.get_scheduler_cls())
     if moves_kv(vllm_config.kv_transfer_config):
         scheduling.scheduler_cls = handing_over(scheduling.get_scheduler_cls())
+    if offloaded_bytes(vllm_config.kv_transfer_config):
+        vllm_config.kv_events_config = events_config()
     maybe_register_config_serialize_by_value()
     executor = Executor.get_class(vllm_config)
     if executor is MultiprocExecutor:

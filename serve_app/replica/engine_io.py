@@ -160,6 +160,9 @@ class OutputThread:
             self._put_out(*item)
 
     def _put_out(self, slot: int, outputs: Any) -> None:
+        if slot == pipe.CACHE_SLOT:
+            self._send(outputs)
+            return
         if outputs.utility_output is not None:
             if slot == pipe.HAND_OVER_SLOT:
                 return  # what ended at once comes as outputs

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from serve_app.core.cached_points import Report
 from serve_app.core.load import EngineLoad
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.host.foreign_errors import in_one_line
@@ -39,6 +40,9 @@ HAND_OVER_SLOT = PROBE_SLOT + 4
 """The slot of a `HandOverInEngine` and of a `FreeKvInEngine`, whose answers are not used."""
 SLEEP_SLOT = PROBE_SLOT + 5
 """The slot of a `FallAsleep` and of a `WakeUp`. The answer goes to the supervisor as `SleepChanged`."""
+
+CACHE_SLOT = PROBE_SLOT + 6
+"""The slot of a `CacheChanged`, which the engine's own loop puts among its outputs."""
 
 
 class AddToEngine(msgspec.Struct, tag=1, array_like=True, frozen=True):
@@ -152,6 +156,12 @@ class SleepChanged(msgspec.Struct, tag=16, array_like=True, frozen=True):
     problem: str = ""
 
 
+class CacheChanged(msgspec.Struct, tag=17, array_like=True, frozen=True):
+    """Blocks were stored in a tier of the KV cache or removed from it, in this order. Only engines with several tiers report this."""
+
+    reports: list[Report]
+
+
 class EngineFailed(msgspec.Struct, tag=14, array_like=True, frozen=True):
     """The last message of an engine that could not start or cannot continue."""
 
@@ -159,7 +169,7 @@ class EngineFailed(msgspec.Struct, tag=14, array_like=True, frozen=True):
 
 
 ToEngine = AddToEngine | AbortInEngine | AskTrial | Ping | AskGolden | HandOverInEngine | FreeKvInEngine | FallAsleep | WakeUp
-FromEngine = EngineReady | StepOutputs | Answered | GoldenAnswer | StepsMeasured | SleepChanged | EngineFailed
+FromEngine = EngineReady | StepOutputs | Answered | GoldenAnswer | StepsMeasured | SleepChanged | CacheChanged | EngineFailed
 
 to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 from_engine_decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)

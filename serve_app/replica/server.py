@@ -20,6 +20,7 @@ from serve_app.links.protocol.errors import SlotsExhausted
 from serve_app.links.tls import LinkTls
 from serve_app.links.tls_connection import TlsConnection
 from serve_app.replica import pipe
+from serve_app.replica.cache_teller import CacheTeller
 from serve_app.replica.server_link import ServerLink
 from serve_app.replica.trials import Trials
 
@@ -77,6 +78,7 @@ class ReplicaServer:
         self.first_output = asyncio.Event()
         """Set when the first tokens have gone to an ingress."""
         self.trials = Trials[ServerLink](ServerLink.begin_trial, lambda: self.engine.send(pipe.AskTrial()))
+        self.teller = CacheTeller(ready.capabilities.block_size, self.open_links)
         self._tls = tls
         self._links: dict[int, ServerLink] = {}
         self._unproved: dict[ServerLink, None] = {}  # the oldest first
@@ -195,6 +197,8 @@ class ReplicaServer:
                 self._on_step(message)
             case pipe.Answered():
                 self.trials.answered()
+            case pipe.CacheChanged():
+                self.teller.take(message)
 
     def _on_step(self, step: pipe.StepOutputs) -> None:
         self.load, self.busy_s = step.load, step.busy_s

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from serve_app.core.cached_points import Digest, Telling
 from serve_app.links.protocol.connection import LinkState, ReplicaConnection
 from serve_app.links.protocol.errors import AuthenticationFailed, HandshakeTimeout, ProtocolError, SlotsExhausted
 from serve_app.links.protocol.messages import Abort, Add, AddSuspect, FreeKv, HandOver, Message, TrialPassed, Wake
@@ -32,8 +33,9 @@ class ServerLink(asyncio.Protocol):
         self._idle: asyncio.TimerHandle | None = None
         limits = server.settings
         self._buffer = SendBuffer(
-            limits.send_buffer_bytes, limits.heartbeat_timeout_s, on_room=lambda: None, on_stuck=self._stuck
+            limits.send_buffer_bytes, limits.heartbeat_timeout_s, on_room=self._has_room, on_stuck=self._stuck
         )
+        self.telling = Telling()
 
     @property
     def ingress_id(self) -> str:
@@ -89,6 +91,7 @@ class ServerLink(asyncio.Protocol):
         assert self._deadline is not None
         self._deadline.cancel()
         self.send_heartbeat()
+        self._server.teller.greet(self)
 
     def eof_received(self) -> None:
         self._guarded(self._ended)
@@ -116,6 +119,19 @@ class ServerLink(asyncio.Protocol):
             return
         self._transport.write(step.frame)
         self._buffer.written(self._transport)
+
+    def tell(self, digests: Iterable[Digest]) -> None:
+        """Write what the replica has cached."""
+        for digest in digests:
+            self._transport.write(self._connection.send_digest(*digest))
+        self._buffer.written(self._transport)
+
+    def is_full(self) -> bool:
+        return self._buffer.is_full()
+
+    def _has_room(self) -> None:
+        if self.is_open():
+            self._server.teller.greet(self)
 
     def resume_writing(self) -> None:
         self._buffer.drained()

@@ -12,8 +12,8 @@ def test_the_true_index_knows_all_ingresses_prompts_and_what_was_evicted() -> No
     index = TrueIndex(replicas)
     asked = Points([11, 22, 33], blocks=[1, 2, 3])
     assert index.deepest(asked) == (0, set())
-    replicas["a"].cache.add([1, 2, 3])
-    replicas["b"].cache.add([1])
+    replicas["a"].add_blocks([1, 2, 3])
+    replicas["b"].add_blocks([1])
     assert index.deepest(asked) == (2, {"a"}), "there is room for two blocks, and the end goes first"
-    replicas["a"].cache.add([7, 8])
+    replicas["a"].add_blocks([7, 8])
     assert index.deepest(asked) == (1, {"b"})

@@ -105,6 +105,7 @@ CALLED = {
         KVConnectorBase_V1.wait_for_save(self)
         SupportsHMA.request_finished_all_groups(self, request, block_ids)""",
     "vllm.v1.core.kv_cache_manager": "KVCacheBlocks.get_unhashed_block_ids(self) KVCacheManager.get_computed_blocks(self, request)",
+    "vllm.distributed.kv_events": "NullEventPublisher.publish(self, events)",
     "vllm.v1.executor.abstract": """
         Executor.get_class(vllm_config) Executor.init_kv_output_aggregator(self, connector)
         Executor.get_kv_connector_handshake_metadata(self)""",
@@ -155,8 +156,9 @@ USED = {
         "kv_connector_module_path kv_load_failure_policy kv_role",
         "ParallelConfig": "decode_context_parallel_size pipeline_parallel_size tensor_parallel_size world_size",
         "SchedulerConfig": "disable_chunked_mm_input enable_chunked_prefill max_num_seqs",
-        "VllmConfig": "__post_init__ additional_config cache_config kv_transfer_config model_config parallel_config scheduler_config "
-        "speculative_config use_v2_model_runner",
+        "KVEventsConfig": "enable_kv_cache_events publisher",
+        "VllmConfig": "__post_init__ additional_config cache_config kv_events_config kv_transfer_config model_config "
+        "parallel_config scheduler_config speculative_config use_v2_model_runner",
     },
     "vllm.connections": {
         "HTTPConnection": "get_async_client get_async_response get_sync_client",
@@ -226,7 +228,8 @@ USED = {
     "vllm.v1.core.sched.scheduler": {
         "Scheduler": """_holds_kv_blocks _inflight_prefills _pause_state _preempt_request _request_blocks_can_be_freed block_size
             cache_config current_step
-            connector failed_recving_kv_req_ids has_mamba_layers kv_cache_config kv_cache_manager kv_holding_waiting lora_config
+            connector failed_recving_kv_req_ids has_mamba_layers kv_cache_config kv_cache_manager kv_event_publisher
+            kv_holding_waiting lora_config
             max_num_active_reqs max_num_running_reqs max_num_scheduled_tokens
             num_waiting_for_streaming_input policy prefill_capacity_bound prefix_replay_tokens
             prev_step_scheduled_req_ids requests requires_kv_delivery
@@ -265,6 +268,12 @@ USED = {
             prompt_token_ids request_id sampling_params status structured_output_request trace_headers""",
         "RequestStatus": "FINISHED_ABORTED FINISHED_LENGTH_CAPPED FINISHED_STOPPED PREEMPTED RUNNING WAITING WAITING_FOR_REMOTE_KVS "
         "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR",
+    },
+    "vllm.distributed.kv_events": {
+        "AllBlocksCleared": "",
+        "BlockRemoved": "block_hashes medium",
+        "BlockStored": "block_hashes extra_keys lora_name medium parent_block_hash token_ids",
+        "KVEventBatch": "events",
     },
     "vllm.distributed.kv_transfer.kv_connector.v1.base": {
         "KVConnectorBase_V1": "_cache_hit_source _vllm_config",

@@ -16,7 +16,8 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import Request
 
 from serve_app.core.prefix_index import NO_PREFIX, tokens_at
-from serve_app.ingress.fleet.intake import hash_points, prefix_of
+from serve_app.core.prompt_hashes import hash_points
+from serve_app.ingress.fleet.intake import prefix_of
 
 BLOCK = 2
 CACHE = SimpleNamespace(enable_prefix_caching=True, block_size=BLOCK)

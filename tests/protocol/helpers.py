@@ -13,6 +13,7 @@ from serve_app.links.protocol.messages import (
     Abort,
     Add,
     AddSuspect,
+    CacheDigest,
     Capabilities,
     Challenge,
     FreeKv,
@@ -131,6 +132,7 @@ def assert_silent(connection: IngressConnection | ReplicaConnection) -> None:
 
 ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=256)
 counts = st.integers(0, 2**63 - 1)
+points = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4)
 nonces = st.binary(min_size=32, max_size=32)
 labels = st.text(st.characters(codec="utf-8"), min_size=1, max_size=64)
 buffers = st.lists(st.binary(max_size=64), min_size=1, max_size=4)
@@ -169,6 +171,7 @@ messages_to_ingress = st.one_of(
     ),
     st.builds(Outputs, buffers=buffers),
     st.builds(TrialBegins, attempt_id=ids),
+    st.builds(CacheDigest, number=counts, anew=st.booleans(), added=points, removed=points),
 )
 messages_of_the_handshake = st.one_of(
     st.builds(Hello, ingress_id=ids, **opening),

@@ -19,6 +19,7 @@ from serve_app.links.protocol.messages import (
     Abort,
     Add,
     AddSuspect,
+    CacheDigest,
     FreeKv,
     Goodbye,
     HandOver,
@@ -155,6 +156,7 @@ SAMPLE_TO_INGRESS = TO_INGRESS + wire_of(
     [
         Heartbeat(1, 1, 0, 0.25, False, 0.0, False),
         TrialBegins("r3@1"),
+        CacheDigest(0, True, [1, -(2**63)], []),
         Outputs([b"o" * 40]),
         Goodbye("shutdown", "drained"),
     ]
@@ -278,10 +280,11 @@ def test_every_message_of_an_open_link_arrives() -> None:
     wire = ingress.ping() + ingress.send_add("a", [b"x", memoryview(b"y")])
     assert replica.receive_data(wire) == [Ping(), Add("a", [b"x", b"y"], 0, b"")]
     wire = replica.send_heartbeat(EngineLoad(5, 1, 2, 0.5), drain_left_s=7.5)
-    wire += outputs(b"o")
+    wire += outputs(b"o") + replica.send_digest(3, False, (1, 2), (-3,))
     assert ingress.receive_data(wire) == [
         Heartbeat(5, 1, 2, 0.5, True, 7.5, False),
         Outputs([b"o"]),
+        CacheDigest(3, False, [1, 2], [-3]),
     ]
 
 

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from serve_app.links.protocol.errors import MalformedMessage
 from serve_app.links.protocol.messages import (
     MAX_KV_BYTES,
+    MAX_POINTS_A_DIGEST,
     Abort,
     Add,
     AddSuspect,
+    CacheDigest,
     Challenge,
     FreeKv,
     Goodbye,
@@ -108,6 +110,9 @@ def replaced(message: Message, **changes: Any) -> Message:
         AddSuspect("a", [], 0, b""),
         AddSuspect("a", [b""], -1, b""),
         TrialBegins(""),
+        CacheDigest(-1, True, [], []),
+        CacheDigest(0, False, [0] * (MAX_POINTS_A_DIGEST + 1), []),
+        CacheDigest(0, False, [], [1 << 63]),
         TrialPassed("x" * 257),
         HandOver([]),
         FreeKv([]),

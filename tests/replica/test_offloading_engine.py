@@ -8,7 +8,10 @@ import pytest
 
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import HealthSettings, ModelSettings
+from serve_app.core.cached_points import BlocksStored, CachedPoints
+from serve_app.core.prompt_hashes import hash_points
 from serve_app.errors import EngineLost
+from serve_app.replica import pipe
 from serve_app.replica.process import EngineProcess
 from serve_app.replica.side_channel import reserve
 from serve_app.simulated.profiles import PROFILES
@@ -23,7 +26,7 @@ PROFILE = "a10g-llama-8b"
 
 @pytest.mark.parametrize(("transfer", "label"), [("none", ""), ("nixl", "nixl")])
 @in_loop
-async def test_an_engine_says_what_its_host_keeps_and_whether_others_can_read_it(
+async def test_an_engine_says_what_its_host_keeps_and_has_and_whether_others_can_read_it(
     transfer: str, label: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -42,8 +45,18 @@ async def test_an_engine_says_what_its_host_keeps_and_whether_others_can_read_it
     try:
         assert ready.capabilities.host_kv_tokens == 2**30 // PROFILES[PROFILE].model.kv_bytes_per_token
         assert ready.capabilities.kv_transfer.partition(" ")[0] == label
-        process.send(request("r@0"))
+        block_size = ready.capabilities.block_size
+        process.send(request("r@0", 2 * block_size))
         await heard.until_finished("r@0")
+        process.send(request("next@0"))  # its steps report the copies to the host
+        await heard.until_finished("next@0")
+        cached = CachedPoints(block_size)
+        media = set[str]()
+        for report in (each for message in heard.messages if isinstance(message, pipe.CacheChanged) for each in message.reports):
+            cached.note(report)
+            media |= {report.medium} if isinstance(report, BlocksStored) else set()
+        assert list(cached.points) == hash_points(range(5, 5 + 2 * block_size), block_size)
+        assert media == {"GPU", "CPU"}
         assert lost == []
     finally:
         await process.stop()

@@ -25,11 +25,11 @@ HEALTH = HealthSettings(probe_after_s=1.0, eject_after_s=4.0)
 """A wake-up at level 2 takes six seconds without CPU time: the watch must not take it for a deadlock."""
 
 
-def request(attempt_id: str) -> pipe.AddToEngine:
+def request(attempt_id: str, num_tokens: int = 3) -> pipe.AddToEngine:
     (encoded,) = MsgpackEncoder().encode(
         EngineCoreRequest(
             request_id=attempt_id,
-            prompt_token_ids=[5, 6, 7],
+            prompt_token_ids=list(range(5, 5 + num_tokens)),
             mm_features=None,
             sampling_params=SamplingParams(max_tokens=3, ignore_eos=True),
             pooling_params=None,

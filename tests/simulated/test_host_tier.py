@@ -10,6 +10,8 @@ import msgspec
 import pytest
 
 from serve_app.config import ModelSettings
+from serve_app.core.cached_points import BlocksRemoved, CachedPoints
+from serve_app.core.prompt_hashes import hash_points
 from serve_app.engine_args import engine_core_args
 from serve_app.replica.kv_params import params_of
 from serve_app.simulated.exchange import MemoryExchange
@@ -150,6 +152,36 @@ def test_a_host_with_room_for_one_prompt_forgets_the_older_one(make: Callable[..
     engine.play_others()
     engine.play("again", 20)
     assert engine.computed("again") >= PROMPT - BLOCK
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_reported_points_are_those_that_the_next_prompt_finds(make: Callable[..., Engine], is_async: bool) -> None:
+    from serve_app.replica.kv_events import KvReporter, events_config, is_reportable
+
+    engine = make(offload_gib=70 * BLOCK_BYTES / 2**30, is_async=is_async, kv_events_config=events_config())
+    assert is_reportable(engine.scheduler, 70 * BLOCK)
+    assert not is_reportable(engine.scheduler, 0)
+    cached, media = CachedPoints(BLOCK), set[str]()
+
+    def note(changed: Any) -> None:
+        for report in changed.reports:
+            cached.note(report)
+            media.update([report.medium] if isinstance(report, BlocksRemoved) else [])
+
+    engine.scheduler.kv_event_publisher = KvReporter(note, {})
+    whole = PROMPT - BLOCK, PROMPT - 1
+    """Tokens of a whole prompt that need not be computed: on the accelerator whole blocks, from the host all but the last token."""
+    found = []
+    for turn, first in enumerate([20, 90, 160, 230, 90, 300, 20, 370, 300, 440, 90, 230]):
+        hashes = hash_points([first + (7 * i) % 900 for i in range(PROMPT)], BLOCK)
+        num_cached = next((n for n, point in enumerate(hashes) if point not in cached.points), len(hashes))
+        engine.play(f"turn{turn}", first)
+        found.append(PROMPT + ANSWER - 1 - engine.computed(f"turn{turn}"))
+        assert found[-1] in (whole if num_cached == len(hashes) else (num_cached * BLOCK,))
+        cached.validate()
+    assert 0 in found
+    assert not {*whole}.isdisjoint(found)
+    assert media == {"GPU", "CPU"}, "both tiers forgot something"
 
 
 def test_a_client_that_leaves_while_its_prompt_comes_back_leaves_no_block_behind(make: Callable[..., Engine]) -> None:

@@ -21,14 +21,12 @@ from serve_app.config import ModelSettings, Settings
 from serve_app.core.events import (
     AttemptUnsendable,
     Event,
-    HeartbeatArrived,
     LinkEnd,
     LinkLost,
     OutputsArrived,
     RequestArrived,
     RequestsAborted,
     Ticked,
-    TrialBegan,
 )
 from serve_app.core.fair_tags import BACKGROUND_PRIORITY
 from serve_app.core.fleet import FleetState
@@ -44,7 +42,6 @@ from serve_app.core.instructions import (
     StartAttempt,
     WakeReplica,
 )
-from serve_app.core.load import EngineLoad
 from serve_app.errors import SendFailed, ServingError
 from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.exchange.held_answer import current_exchange, refuse
@@ -66,7 +63,7 @@ from serve_app.ingress.fleet.replica_links import ReplicaLinks
 from serve_app.ingress.fleet.start_times import StartTimes
 from serve_app.ingress.fleet.ticks import next_tick
 from serve_app.ingress.http.error_answers import FleetError
-from serve_app.links.protocol.messages import Heartbeat, Message, Outputs, TrialBegins
+from serve_app.links.protocol.messages import Message, Outputs
 from serve_app.links.tls import LinkTls
 from serve_app.membership import Lease
 
@@ -171,18 +168,9 @@ class FleetClient(EngineCoreClient):
             if isinstance(message, Outputs):
                 if not self._outputs_arrived(link, message):
                     break  # a later frame would leave a hole in an answer; each request resumes after the last token that was read
-            else:
-                self._message(link, message)
+            elif (event := link.event_of(message)) is not None:
+                self.handle(event)
         self.output_path.write()
-
-    def _message(self, link: ReplicaLink, message: Message) -> None:
-        match message:
-            case Heartbeat():
-                load = EngineLoad(message.step, message.running, message.waiting, message.kv_usage)
-                drain = message.draining, message.drain_left_s, message.sleeping
-                self.handle(HeartbeatArrived(link.replica_id, load, *drain))
-            case TrialBegins():
-                self.handle(TrialBegan(message.attempt_id))
 
     def _outputs_arrived(self, link: ReplicaLink, message: Outputs) -> bool:
         """Return whether the frame could be read; if not, the link is closed."""

@@ -6,17 +6,13 @@ wait for its tenant's quota.
 
 The ways to resume are an allow-list: a parameter that `WAYS` does not name came with a newer vLLM, and it is unknown which state the engine
 keeps for it. tests/contracts/test_resume_ways.py compares the table with the installed vLLM and with docs/reliability.md.
-
-The hashes of a prompt must be equal in all ingresses; no engine sees them. Python's own hash of a tuple of integers is equal in all
-processes, and ten times as fast as a digest of each block. A client that makes two prompts collide gains only a cache miss.
 """
 
 import dataclasses
 import functools
 import hashlib
 from array import array
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from operator import attrgetter
 from typing import Any
@@ -27,7 +23,8 @@ from vllm.lora.request import LoRARequest
 from serve_app.config import ModelSettings
 from serve_app.core.events import RequestArrived
 from serve_app.core.fair_tags import BACKGROUND_PRIORITY
-from serve_app.core.prefix_index import NO_PREFIX, Prefix, tokens_at
+from serve_app.core.prefix_index import NO_PREFIX, Prefix
+from serve_app.core.prompt_hashes import hash_points, number, root_of
 from serve_app.core.request import Resume
 from serve_app.core.request_limits import problem_of
 from serve_app.core.tenants import Priority, Tenant
@@ -35,8 +32,6 @@ from serve_app.errors import BadRequest, ServingError
 from serve_app.ingress.exchange.exchange import Exchange
 from serve_app.ingress.fleet.quotas import Quotas
 
-MAX_POINTS = 4096
-"""The most points of one prompt that are hashed: the 4096th is after 4 million tokens in blocks of 16."""
 TOKENS_AT_ONCE, _REQUEST_TOKENS = 60_000, 500
 """Tokens of the prompts that are taken in during one turn of the event loop, about 12 ms. A request itself costs as much as 500 tokens."""
 _GREEDY_BELOW = 1e-5  # vllm.sampling_params: a lower temperature is greedy
@@ -345,43 +340,11 @@ def prefix_of(request: Any, cache_config: Any) -> Prefix:
     ``cache_config`` is vLLM's. Without a prefix cache, the prefix consists of the session only.
     """
     block_size = cache_config.block_size  # None until the first replica has reported it
-    session = None if request.session_id is None else _number("session", request.session_id)
+    session = None if request.session_id is None else number("session", request.session_id)
     ids = request.prompt_token_ids
     if not ids or request.prompt_embeds is not None or not (cache_config.enable_prefix_caching and block_size):
         return NO_PREFIX if session is None else Prefix(session=session)
     lora = request.lora_request
-    root = 0
-    if lora is not None or request.cache_salt is not None:
-        root = _number("root", None if lora is None else (lora.lora_name, lora.lora_path), request.cache_salt)
-    media = ((f.mm_position.offset, _number("media", f.identifier)) for f in request.mm_features or ())
+    root = root_of(None if lora is None else (lora.lora_name, lora.lora_path), request.cache_salt)
+    media = ((f.mm_position.offset, number("media", f.identifier)) for f in request.mm_features or ())
     return Prefix(hash_points(ids, block_size, root, media), block_size, session)
-
-
-def hash_points(ids: Sequence[int], block_size: int, root: int = 0, media: Iterable[tuple[int, int]] = ()) -> list[int]:
-    """Return for each point of the prompt a hash of the prompt up to that point.
-
-    Args:
-        ids: Token ids of the prompt.
-        root: Differs between prompts that share no blocks although their tokens are equal.
-        media: Position of the first token and identity of each image, sound or video.
-    """
-    marks = sorted(media)
-    hashes: list[int] = []
-    start, hashed = 0, root
-    for end in _ends(block_size)[: bisect_left(_ends(block_size), len(ids) + 1)]:
-        hashed = hash((hashed, *ids[start:end]))
-        while marks and marks[0][0] < end:
-            hashed = hash((hashed, *marks.pop(0)))
-        hashes.append(hashed)
-        start = end
-    return hashes
-
-
-@functools.cache
-def _ends(block_size: int) -> list[int]:
-    return [tokens_at(point, block_size) for point in range(MAX_POINTS)]
-
-
-def _number(*parts: object) -> int:
-    """Return a number that is equal for equal parts in every process, which Python's hash of a text is not."""
-    return int.from_bytes(hashlib.blake2b(repr(parts).encode("utf-8", "backslashreplace"), digest_size=8).digest())

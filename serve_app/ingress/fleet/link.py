@@ -5,13 +5,14 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from serve_app.core.events import LinkEnd, LinkOpened
+from serve_app.core.events import CacheReported, Event, HeartbeatArrived, LinkEnd, LinkOpened, TrialBegan
 from serve_app.core.instructions import StartAttempt
+from serve_app.core.load import EngineLoad
 from serve_app.errors import EngineStopped
 from serve_app.ingress.books.metrics import count_goodbye
 from serve_app.links.protocol.connection import IngressConnection, LinkState
 from serve_app.links.protocol.errors import CODES, HandshakeTimeout, PeerClosed, ProtocolError
-from serve_app.links.protocol.messages import ENGINE_LOST, Message
+from serve_app.links.protocol.messages import ENGINE_LOST, CacheDigest, Heartbeat, Message, TrialBegins
 from serve_app.links.send_buffer import SendBuffer
 from serve_app.links.tls_connection import TlsConnection
 
@@ -81,6 +82,18 @@ class ReplicaLink(asyncio.Protocol):
             offered.kv_token_bytes,
             offered.host_kv_tokens,
         )
+
+    def event_of(self, message: Message) -> Event | None:
+        """Return the event of a message other than Outputs."""
+        match message:
+            case Heartbeat():
+                load = EngineLoad(message.step, message.running, message.waiting, message.kv_usage)
+                return HeartbeatArrived(self.replica_id, load, message.draining, message.drain_left_s, message.sleeping)
+            case TrialBegins():
+                return TrialBegan(message.attempt_id)
+            case CacheDigest():
+                return CacheReported(self.replica_id, message.number, message.anew, message.added, message.removed)
+        return None
 
     def is_open(self) -> bool:
         return self.connection.state is LinkState.OPEN

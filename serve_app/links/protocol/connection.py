@@ -43,6 +43,7 @@ from serve_app.links.protocol.messages import (
     Add,
     AddSuspect,
     BytesLike,
+    CacheDigest,
     Capabilities,
     Challenge,
     FreeKv,
@@ -228,7 +229,7 @@ class _Connection:
 class IngressConnection(_Connection):
     """The ingress's end, which connects and speaks first."""
 
-    _received_when_open = (Outputs, Heartbeat, TrialBegins)
+    _received_when_open = (Outputs, Heartbeat, TrialBegins, CacheDigest)
 
     ingress_id: str
     peer: Challenge | None = field(default=None, init=False)
@@ -338,6 +339,10 @@ class ReplicaConnection(_Connection):
         """Return a Heartbeat. ``drain_left_s`` is None while the replica takes requests."""
         load_now = load.step, load.running, load.waiting, load.kv_usage
         return self._frame(Heartbeat(*load_now, drain_left_s is not None, drain_left_s or 0.0, sleeping))
+
+    def send_digest(self, number: int, anew: bool, added: Sequence[int], removed: Sequence[int]) -> bytes:
+        """Return the frame that says what the replica has cached."""
+        return self._frame(CacheDigest(number, anew, list(added), list(removed)))
 
     def send_trial_begins(self, attempt_id: str) -> bytes:
         """Return the frame to write before the engine gets this suspect."""

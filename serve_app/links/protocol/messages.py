@@ -29,6 +29,7 @@ MAX_ATTEMPTS_PER_ABORT = 10_000
 MAX_BUFFERS = 4096
 MAX_REASON_CHARS = 1000
 MAX_KV_BYTES = 1 << 20
+MAX_POINTS_A_DIGEST = 10_000
 
 # 256: a request id is the client's X-Request-Id (ingress: at most 128) with vLLM's and our suffixes.
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS)]
@@ -47,6 +48,8 @@ Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Positive = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 # 1 MiB: the numbers of 200,000 blocks of KV.
 Kv = Annotated[bytes, Meta(max_length=MAX_KV_BYTES)]
+# 10,000 points of 9 bytes, and as many in the other field: no single frame holds the link for long.
+Points = Annotated[list[Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]], Meta(max_length=MAX_POINTS_A_DIGEST)]
 # 4096: vLLM's encoder makes one more buffer per array of 256 bytes or more; logprobs of 1024 sequences make 3 each.
 Buffers = Annotated[list[bytes], Meta(min_length=1, max_length=MAX_BUFFERS)]
 BytesLike = bytes | bytearray | memoryview
@@ -200,6 +203,19 @@ class Wake(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag
     """Ingress to replica, each second while it lasts: requests wait for this replica, whose engine sleeps."""
 
 
+class CacheDigest(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=17):
+    """Replica to ingress, if its engine has several tiers of KV: first points are removed from what it has cached, then added.
+
+    A point is one of the hashes of `core.prompt_hashes.hash_points`. ``number`` counts the digests of a link from 0. ``anew``: all earlier
+    points are removed.
+    """
+
+    number: Count
+    anew: bool
+    added: Points
+    removed: Points
+
+
 class Goodbye(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=10):
     """Either side, last: why the sender closes. ``code`` is that of a ProtocolError, or of the sender's own reason to stop."""
 
@@ -224,6 +240,7 @@ Message = (
     | HandOver
     | FreeKv
     | Wake
+    | CacheDigest
 )
 
 

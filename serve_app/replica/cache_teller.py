@@ -1,0 +1,64 @@
+"""`CacheTeller` tells a replica's ingresses which points of prompts its engine has cached, where the engine has several tiers of KV."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from serve_app.core.cached_points import CachedPoints, Changes, Digest, Telling
+from serve_app.links.protocol.messages import MAX_POINTS_A_DIGEST
+from serve_app.replica import pipe
+
+EVERY_S = 0.2
+"""The least time between two digests. A point is one in 16 tokens or fewer, so at 20,000 prompt tokens/s a link carries 11 kB/s more, and
+as much for what is removed."""
+
+
+class Link(Protocol):
+    """An ingress's link, which is open."""
+
+    telling: Telling
+
+    def tell(self, digests: Iterable[Digest]) -> None: ...
+
+    def is_full(self) -> bool:
+        """Return whether the ingress reads too slowly."""
+        ...
+
+
+class CacheTeller:
+    """Says nothing before the engine's first report, which only engines with several tiers make.
+
+    Args:
+        links: Returns the open links.
+    """
+
+    def __init__(self, block_size: int, links: Callable[[], Iterable[Link]]) -> None:
+        self._cached = CachedPoints(block_size)
+        self._links = links
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_reports = False
+
+    def take(self, message: pipe.CacheChanged) -> None:
+        """Take in what the engine reports. The ingresses hear of it, and of what follows, after `EVERY_S`."""
+        self._has_reports = True
+        for report in message.reports:
+            self._cached.note(report)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(EVERY_S, self._tell_all)
+
+    def greet(self, link: Link) -> None:
+        """Tell all that is cached over a new link, or over one that was full and has room again."""
+        if self._has_reports and not link.telling.is_in_step:
+            self._tell(link, Changes((), ()))
+
+    def _tell_all(self) -> None:
+        self._timer = None
+        changes = self._cached.take()
+        if changes.added or changes.removed:
+            for link in self._links():
+                self._tell(link, changes)
+
+    def _tell(self, link: Link, changes: Changes) -> None:
+        digests = link.telling.digests(changes, self._cached.points, MAX_POINTS_A_DIGEST, has_room=not link.is_full())
+        if digests:
+            link.tell(digests)
