@@ -33,7 +33,7 @@ def make_cores(make_traffic: Callable[..., Any]) -> Iterator[Callable[[int], lis
 
 def test_a_run_depends_on_its_seed_alone_and_not_on_earlier_runs_of_the_same_engines(make_cores: MakeCores) -> None:
     def play(seed: int) -> list[tuple[str, float | None]]:
-        fleet = VirtualFleet(make_cores(16), seed=seed)
+        fleet = LoadedFleet(make_cores(16), seed=seed)
         began = fleet.monotonic()
         fleet.run([replace(load, first_token_s=10.0) for load in next(reversed(OVERLOADS.values()))], 10, warmup_s=10)
         return [(asked.load.tenant, asked.begun_at and asked.begun_at - began) for asked in fleet.asked]
