@@ -75,13 +75,8 @@ def _started_and_shown(settings: Settings) -> bool:
 
 @contextlib.contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Let the first SIGTERM interrupt as Ctrl-C does. `timeout make demo` sends a second one at once, which would cut the stopping."""
-
-    def interrupt(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    """Let SIGTERM interrupt as Ctrl-C does. The second one, which `timeout make demo` sends at once, no longer waits for the drain."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
