@@ -233,7 +233,7 @@ def test_on_fsx_pods_mount_the_claim_of_its_file_and_nothing_is_downloaded(name:
     volume, claim = yaml.safe_load_all((VALUES.parent / "fsx.yaml").read_text())
     assert claim["spec"]["volumeName"] == volume["metadata"]["name"]
     assert volume["spec"]["claimRef"] == {key: claim["metadata"][key] for key in ("namespace", "name")}
-    assert [o["kind"] for o in made.objects if "weights" in o["metadata"]["name"]] == ["ServiceAccount"]
+    assert [o["kind"] for o in made.objects if "weights" in o["metadata"]["name"]] == []
     (mounted,) = (v["persistentVolumeClaim"]["claimName"] for v in made.pod("model")["volumes"] if "persistentVolumeClaim" in v)
     assert mounted == claim["metadata"]["name"]
     assert claim["metadata"]["namespace"] == "serve-app"
