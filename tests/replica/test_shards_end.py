@@ -46,7 +46,7 @@ KILLED = "the engine core process ended without a message (killed?)"
 REASONS = {
     "engine core": KILLED,
     "first worker": "RuntimeError: a worker has ended",
-    "second supervisor": "node 1 of the engine: its connection ended",
+    "second supervisor": "node 1 of the engine: its connection ",  # "was lost", if the killed process had not read all of it
     "headless executor": f"node 1 of the engine: {KILLED}",
     "second worker": "node 1 of the engine: RuntimeError: a worker has ended",
 }
@@ -69,7 +69,7 @@ def test_nothing_is_left_on_either_node_when_one_process_is_killed(nodes: Nodes,
     os.kill(VICTIMS[victim](nodes), signal.SIGKILL)
     until_all_gone(nodes)
     if victim in REASONS:
-        assert " ".join(first.hears("died")) == f"the engine core died: {REASONS[victim]}"
+        assert " ".join(first.hears("died")).startswith(f"the engine core died: {REASONS[victim]}")
 
 
 def cgroup(folder: Path, num_kills: int) -> None:
