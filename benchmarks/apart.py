@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from benchmarks.fairness_virtual import print_table, row, spread
 from benchmarks.loaded_fleet import LoadedFleet
@@ -202,7 +203,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--link", default="efa-400g")
+    parser.add_argument("--link", type=yaml.safe_load, default="efa-400g", help="a name, or a mapping as in simulated.link")
     arguments = parser.parse_args()
     os.environ |= PROCESS_ENVIRONMENT | ENVIRONMENT
     playing: list[LoadedFleet] = []
