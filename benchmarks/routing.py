@@ -235,8 +235,8 @@ def played(
     profile = profile_from(PROFILE)
     hardware = Hardware(step_s=steps_of_profile(profile), kv_tokens=profile.kv_cache_tokens, max_num_seqs=256)
     clients = Clients(workload, seed=seed, duration_s=60 * minutes, num_ingresses=num_ingresses, reports=reports)
-    sizes = [int(share * hardware.kv_tokens) for share in (cache_share, host_share)]
-    fleet = RoutedFleet(hardware, NUM_REPLICAS, num_ingresses, policy, *sizes, reports=reports)
+    cache_tokens, host_tokens = (int(share * hardware.kv_tokens) for share in (cache_share, host_share))
+    fleet = RoutedFleet(hardware, NUM_REPLICAS, num_ingresses, policy, cache_tokens, host_tokens, reports)
     asks = fleet.run(clients.first(), clients.following)
     counted = asks[int(WARM_UP_SHARE * len(asks)) :]
     assert all(ask.first_at is not None for ask in counted)
