@@ -69,6 +69,10 @@ def test_the_schema_has_the_configuration_as_serve_app_defines_it() -> None:
         replicas = made["$defs"][name]["properties"]["replicas"]
         assert (replicas.pop("if"), replicas["else"]) == ({"type": "number"}, {"$ref": f"#/$defs/{form}"})
         replicas["$ref"] = replicas.pop("else")["$ref"]
+    adapters = made["$defs"]["ModelSettings"]["properties"]["adapters"]
+    refused_by_rule = {"if": {"type": "string"}, "else": {"$ref": "#/$defs/AdapterSettings"}}  # a path alone
+    assert adapters["additionalProperties"] == refused_by_rule
+    adapters["additionalProperties"] = refused_by_rule["else"]
     assert made["$defs"] == sections | tenants_json_schema()["$defs"]
     assert made["properties"]["config"]["properties"].keys() == defined["properties"].keys() - {"ui"}
 
