@@ -176,7 +176,7 @@ class YieldingScheduler(Scheduler):
         giving.sort(key=lambda r: (r.priority >= FIRST_TAG["batch"], r.priority >= BACKGROUND_PRIORITY, -self._computed_again(r)))
         adapters = self._adapters(self.running)
         queued = [r for i in self._not_ahead if self._may_start(r := self.requests[i], adapters)]
-        queued = sorted((r for r in queued if is_in_same_range(r.priority, level)), key=lambda r: r.priority)
+        queued = sorted(r for r in queued if is_in_same_range(r.priority, level))  # as vLLM's queue: equal priorities by arrival
         if self._prompts is not None and free and len(queued) <= free:
             return 0  # none lacks a place, and the order is that of deadlines
         if (
