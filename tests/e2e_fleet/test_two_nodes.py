@@ -184,8 +184,9 @@ def test_a_member_whose_node_ray_drains_ends_the_engine_in_order_and_a_stream_go
 
 def drain(node: Part) -> None:
     """Let Ray drain a node, as before a spot instance ends."""
-    (node_id,) = {word for p in node.family() for word in p.cmdline() if word.startswith("--node-id=")}
-    command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", ADDRESS, node_id]
+    option = "--node_id="  # of the raylet; Ray's Python processes replace their command lines by titles
+    (node_id,) = {word.removeprefix(option) for p in node.family() for word in p.cmdline() if word.startswith(option)}
+    command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", ADDRESS, "--node-id", node_id]
     command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test", "--deadline-remaining-seconds", "60"]
     subprocess.run(command, env={**environment(node.home), **node.variables}, check=True)
 
