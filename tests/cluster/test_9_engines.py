@@ -44,7 +44,7 @@ SLEEP = {
                 "engine_args": {"max_model_len": 2048, "max_num_seqs": 64},
             },
         },
-        "timeouts": {"no_replica_s": 300},
+        "timeouts": {"no_replica_s": 300, "drain_s": 300},
         "ingress": {"keep_alive_s": 610},
     },
     "timeouts": {"loadBalancerIdleSeconds": 600},
