@@ -13,11 +13,13 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.chart.render import merged
 from tests.cluster.karpenter import GPU, FakeKarpenter
 from tests.cluster.kube import get, kubectl, run, wait_until
 from tests.cluster.release import MODEL, NAMESPACE, RELEASE, Release, images_from_environment
 from tests.cluster.test_1_release import ask
 from tests.cluster.test_4_losses import engines
+from tests.replica.tensor_parallel import ENVIRONMENT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -50,6 +52,27 @@ SLEEP = {
     "timeouts": {"loadBalancerIdleSeconds": 600},
 }
 NODES = {"config": {"models": {MODEL: {"nodes": 2, "gpus_per_replica": 2, "replicas": {"min": 2, "max": 2}}}}}
+CHECKPOINT = "/tiny/model"
+MAKE = f"from pathlib import Path; from serve_app.checkpoints import make_tiny_llama; make_tiny_llama(Path('{CHECKPOINT}'))"
+REAL_NODES = {
+    "config": {
+        "models": {
+            MODEL: {
+                "model": CHECKPOINT,
+                "device": "cuda",  # vLLM's CPU build takes the place of CUDA's
+                "simulated": None,
+                "nodes": 2,
+                "gpus_per_replica": 2,
+                "replicas": {"min": 1, "max": 1},
+                "engine_args": {"max_num_seqs": 8, "enforce_eager": True, "dtype": "float32"},
+                "env": {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1", "GLOO_SOCKET_IFNAME": "eth0"},
+            }
+        },
+        "timeouts": {"no_replica_s": 300, "drain_s": 300},
+        "ingress": {"keep_alive_s": 610},
+    },
+    "timeouts": {"loadBalancerIdleSeconds": 600},
+}
 NODES_ON_GPUS = ("--set", "config.models.sim.gpus_per_replica=2,modelPods.gpusPerNode=1")
 
 
@@ -99,7 +122,7 @@ def answers(release: Release, model: str, tokens: int = 20) -> bool:
 @pytest.mark.usefixtures("karpenter")
 def test_the_streams_of_a_pod_that_is_evicted_take_their_kv_to_another_pod(tmp_path: Path) -> None:
     """The two pods reach each other's ports for KV under policies that refuse the rest (test_2_network.py)."""
-    release = installed(KV, tmp_path)
+    release = installed(KV, tmp_path, "--set", "modelPods.onePerNode=true")
     wait_until("two replicas", lambda: len(release.ready_pods("model")) == 2)
     victim = release.ready_pods("model")[0]
     with release.streams(num=NUM_STREAMS, tokens=LONG_TOKENS) as seen:
@@ -138,6 +161,36 @@ def test_the_streams_of_an_engine_over_two_pods_continue_when_one_pod_is_lost_an
         wait_until("four pods again", lambda: (now := four_pods(release)) and victim not in now)
         wait_until("two replicas", lambda: len(series(release, "serve_app_replica_draining")) == 2)
     seen[0].require_all_complete()
+
+
+@pytest.mark.usefixtures("karpenter")
+def test_a_real_engine_over_two_pods_ends_with_either_and_its_streams_wait_for_the_next(tmp_path: Path) -> None:
+    """It computes on CPUs, tensor parallel over two nodes, with random weights."""
+    image = images_from_environment()
+    assert image is not None
+    release = installed(merged(REAL_NODES, with_checkpoint(image.app)), tmp_path, *NODES_ON_GPUS)
+    wait_until("an answer", lambda: answers(release, MODEL))
+    pods = release.ready_pods("model")
+    assert len(pods) == 2
+    with release.streams(num=2, tokens=TOKENS) as seen:
+        kubectl("delete", "pod", "-n", NAMESPACE, pods[1], *AT_ONCE)
+        wait_until("two pods again", lambda: len(now := release.ready_pods("model")) == 2 and pods[1] not in now)
+    seen[0].require_all_complete()
+
+
+def with_checkpoint(image: str) -> dict[str, Any]:
+    """Return the values by which pods make the checkpoint before they start."""
+    restricted = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    mounts = [{"name": "tiny", "mountPath": "/tiny"}]
+    make = {
+        "name": "tiny",
+        "image": image,
+        "command": ["python", "-c", MAKE],
+        "volumeMounts": mounts,
+        "securityContext": restricted,
+    }
+    pods = {"extraVolumes": [{"name": "tiny", "emptyDir": {}}], "extraVolumeMounts": mounts, "extra": {"initContainers": [make]}}
+    return {"head": pods, "ingressPods": pods, "modelPods": {**pods, "image": "cpu"}, "ignoredRules": ["cuda-model-in-cpu-image"]}
 
 
 def four_pods(release: Release) -> list[str]:
