@@ -77,12 +77,12 @@ class Release:
     def __init__(self, images: Images) -> None:
         self.images = images
 
-    def install(self) -> None:
-        """Make the namespaces, the release and the client, and wait until the first answer could come."""
+    def install(self, *arguments: str) -> None:
+        """Make the namespaces, the release with `upgrade`'s arguments and the client, and wait until the first answer could come."""
         for name in (NAMESPACE, CLIENT_NAMESPACE):
             labels = {"pod-security.kubernetes.io/enforce": "restricted"}
             apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
-        self.upgrade()
+        self.upgrade(*arguments)
         apply(client_pod(self.images.app))
         self.wait_ready()
         wait_until("client pod", lambda: is_ready(get("pod", "client", "-n", CLIENT_NAMESPACE)))
