@@ -274,10 +274,10 @@ test-cluster-cuda: image image-cuda ## the same for a fleet of both images: inst
 	SERVE_APP_IMAGE=$(IMAGE) SERVE_APP_REDIS_IMAGE=$(REDIS_IMAGE) SERVE_APP_CUDA_IMAGE=$(CUDA_IMAGE) $(BIN)/pytest -m cluster --durations=0 \
 	  $(addprefix tests/cluster/test_,1_release.py 4_losses.py 5_scaling.py 7_gpu_values.py)
 
-test-interruptions: image ## spot notices, drift, consolidation, upgrades without spare GPUs, k8s/cluster/values/models, on a cluster with three nodes of pretended GPUs that have the taint nvidia.com/gpu: .ci/interruptions makes one; 50 minutes
+test-interruptions: image ## spot notices, drift, consolidation, upgrades without spare GPUs, k8s/cluster/values/models, KV between pods, engines that share a GPU or span pods, on a cluster with three nodes of pretended GPUs that have the taint nvidia.com/gpu: .ci/interruptions makes one; an hour
 	@[ -n "$${KUBECONFIG:-}" ] || { echo "error: KUBECONFIG names no cluster" >&2; exit 2; }
 	$(BUILD) -t $(REDIS_IMAGE) tests/cluster/redis
-	SERVE_APP_IMAGE=$(IMAGE) SERVE_APP_REDIS_IMAGE=$(REDIS_IMAGE) $(BIN)/pytest -m cluster --durations=0 $(addprefix tests/cluster/test_,4_interruptions.py 8_first_models.py)
+	SERVE_APP_IMAGE=$(IMAGE) SERVE_APP_REDIS_IMAGE=$(REDIS_IMAGE) $(BIN)/pytest -m cluster --durations=0 $(addprefix tests/cluster/test_,4_interruptions.py 8_first_models.py 9_engines.py)
 
 lock: .venv ## renew requirements/*.lock after a change of pyproject.toml; known versions stay
 	@links=$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}; \
