@@ -65,7 +65,7 @@ REAL_NODES = {
                 "gpus_per_replica": 2,
                 "replicas": {"min": 1, "max": 1},
                 "engine_args": {"max_num_seqs": 8, "enforce_eager": True, "dtype": "float32"},
-                "env": {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1", "GLOO_SOCKET_IFNAME": "eth0"},
+                "env": {**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "eth0"},
             }
         },
         "timeouts": {"no_replica_s": 300, "drain_s": 300},
@@ -190,7 +190,12 @@ def with_checkpoint(image: str) -> dict[str, Any]:
         "securityContext": restricted,
     }
     pods = {"extraVolumes": [{"name": "tiny", "emptyDir": {}}], "extraVolumeMounts": mounts, "extra": {"initContainers": [make]}}
-    return {"head": pods, "ingressPods": pods, "modelPods": {**pods, "image": "cpu"}, "ignoredRules": ["cuda-model-in-cpu-image"]}
+    return {
+        "head": pods,
+        "ingressPods": pods,
+        "modelPods": {**pods, "image": "cpu", "extraEnv": [{"name": "VLLM_CPU_KVCACHE_SPACE", "value": "1"}]},
+        "ignoredRules": ["cuda-model-in-cpu-image"],
+    }
 
 
 def four_pods(release: Release) -> list[str]:
