@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app.autoscaling.simulation.simulated_replica import Hardware, Job, Replica, SimulatedOutput
-from serve_app.core.cached_points import Changes, Telling
+from serve_app.core.cached_points import Changes, DigestStream
 from serve_app.core.events import CacheReported, HeartbeatArrived, LinkOpened, OutputsArrived, RequestArrived
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
@@ -20,7 +20,7 @@ from serve_app.core.instructions import Instruction, StartAttempt
 from serve_app.core.prefix_index import Prefix, tokens_at
 from serve_app.core.request import Resume
 from serve_app.core.routing import RoutingPolicy
-from serve_app.replica.cache_teller import EVERY_S
+from serve_app.replica.cache_reporter import EVERY_S
 
 BLOCK_SIZE = 16
 CREDIT = 2048
@@ -78,12 +78,13 @@ class CachingReplica(Replica):
     def __init__(self, replica_id: str, hardware: Hardware, cache_tokens: int, host_tokens: int = 0) -> None:
         super().__init__(replica_id, hardware, 0.0)
         self._tiers = BlockCache(cache_tokens // BLOCK_SIZE), BlockCache(host_tokens // BLOCK_SIZE)
-        self.telling = Telling()
+        self.digest_stream = DigestStream()
         self._points: dict[int, int] = {}
         """Block -> the point at its end."""
         self._reported: dict[int, None] = {}
 
-    def holds(self, block: int) -> bool:
+    def __contains__(self, block: object) -> bool:
+        """Return whether a tier has the block."""
         return any(block in tier for tier in self._tiers)
 
     def add_blocks(self, blocks: Sequence[int]) -> None:
@@ -92,7 +93,7 @@ class CachingReplica(Replica):
 
     def begin(self, job: Job) -> int:
         assert isinstance(job, Ask)
-        count = next((n for n, block in enumerate(job.blocks) if not self.holds(block)), len(job.blocks))
+        count = next((n for n, block in enumerate(job.blocks) if block not in self), len(job.blocks))
         self.add_blocks(job.blocks)
         return min(count, (job.prompt_tokens - 1) // BLOCK_SIZE) * BLOCK_SIZE
 
@@ -223,7 +224,7 @@ class RoutedFleet:
 
     def _tell(self, replica: CachingReplica, at: float) -> None:
         changes = replica.changes()
-        for digest in replica.telling.digests(changes, changes.added, 1 << 30, has_room=True) if any(changes) else ():
+        for digest in replica.digest_stream.digests(changes, changes.added, 1 << 30, has_room=True) if any(changes) else ():
             for fleet in self.ingresses:
                 self._start(fleet.handle(CacheReported(replica.replica_id, *digest), now=at), at)
 

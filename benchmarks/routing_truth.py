@@ -1,9 +1,9 @@
 """This benchmark compares an ingress's guess of prefix caches with the true contents, in the simulation of `benchmarks.routing`.
 
-    python -m benchmarks.routing_truth [--seeds 1 2 3] [--minutes 1] [--host 0.5]
+    python -m benchmarks.routing_truth [--seeds 1 2 3] [--minutes 1] [--host 0.5] [--shares 0.125] [--ingresses 3] [--workloads NAME]
 
 There are three sides. *guess* is the product's `PrefixIndex`: each ingress remembers its own requests, and does not learn of evictions.
-*told* is the same index with the digests of replicas that have several tiers. *truth* is the same routing with an index that looks into
+*digests* is the same index with the digests of replicas that have several tiers. *truth* is the same routing with an index that looks into
 the simulated caches at the moment of the choice. That is the best that vLLM's KV events could report: requests of all ingresses, each
 eviction, no delay. Caches have the size of the KV cache, or an eighth, to evict; ``--host`` adds a second tier of that share.
 """
@@ -17,16 +17,6 @@ from serve_app.core.affinity import PrefixAffinity
 from serve_app.core.prefix_index import Prefix, PrefixIndex, count_known
 
 CACHE_SHARES = (1.0, 0.125)
-
-
-class _Held:
-    """The blocks of a replica."""
-
-    def __init__(self, replica: CachingReplica) -> None:
-        self._replica = replica
-
-    def __contains__(self, block: object) -> bool:
-        return isinstance(block, int) and self._replica.holds(block)
 
 
 class TrueIndex(PrefixIndex):
@@ -43,7 +33,7 @@ class TrueIndex(PrefixIndex):
 
     def count(self, replica_id: str, hashes: Sequence[int]) -> int:
         assert isinstance(hashes, Points)
-        return count_known(hashes.blocks, _Held(self._replicas[replica_id]))
+        return count_known(hashes.blocks, self._replicas[replica_id])
 
     def add(self, replica_id: str, prefix: Prefix, capacity_tokens: int) -> None:
         """Do nothing: the replica's cache adds the prompt when its engine computes it."""
@@ -56,7 +46,7 @@ def knowing(_: int, replicas: Mapping[str, CachingReplica]) -> PrefixAffinity:
     return routing
 
 
-SIDES: dict[str, Policy] = {"guess": lambda *_: PrefixAffinity(), "told": lambda *_: PrefixAffinity(), "truth": knowing}
+SIDES: dict[str, Policy] = {"guess": lambda *_: PrefixAffinity(), "digests": lambda *_: PrefixAffinity(), "truth": knowing}
 
 
 def main() -> None:
@@ -84,7 +74,7 @@ def main() -> None:
                     minutes=arguments.minutes,
                     cache_share=share,
                     host_share=arguments.host,
-                    reports=side == "told",
+                    reports=side == "digests",
                 )
                 missing = sum(max(0, ask.expected_tokens - ask.cached_tokens) for ask in asks)
                 wrong.append(100 * missing / max(1, sum(ask.expected_tokens for ask in asks)))

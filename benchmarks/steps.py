@@ -32,8 +32,7 @@ from benchmarks.loaded_fleet import LoadedFleet
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.engine_args import BATCH_STEP_SHARE, ITL_TARGET_S
-from serve_app.planning.engines import costs_of
-from serve_app.planning.engines import start_anew as forget
+from serve_app.planning.engines import aim, costs_of
 from serve_app.planning.virtual_fleet import BLOCK
 from serve_app.planning.virtual_loads import Asked, Load
 
@@ -146,7 +145,7 @@ class Cores:
             ours = {} if side.startswith("fixed") else {BATCH_STEP_SHARE: 0.1} | ({} if itl_s is None else {ITL_TARGET_S: itl_s})
             self._made[key] = self._make(8192 if itl_s is not None else int(side.split()[1]), ours)
         if itl_s is not None:
-            start_anew(self._made[key].scheduler, self.costs, has_deadlines=side == KEPT)
+            aim_of_side(self._made[key].scheduler, self.costs, has_deadlines=side == KEPT)
         return self._made[key]
 
     def _make(self, step_tokens: int, ours: Mapping[str, float]) -> Any:
@@ -178,9 +177,9 @@ class Cores:
             core.shutdown()
 
 
-def start_anew(scheduler: Any, costs: MeasuredCosts, *, has_deadlines: bool) -> None:
-    """Let a scheduler forget what an earlier run taught it."""
-    forget(scheduler, costs, scheduler.vllm_config.additional_config[ITL_TARGET_S])
+def aim_of_side(scheduler: Any, costs: MeasuredCosts, *, has_deadlines: bool) -> None:
+    """Let a scheduler keep the side's target, and order by deadlines or not."""
+    aim(scheduler, costs, scheduler.vllm_config.additional_config[ITL_TARGET_S])
     if not has_deadlines:
         scheduler._prompts.due = lambda request: request.priority
 

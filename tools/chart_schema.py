@@ -87,10 +87,9 @@ def _named(*keys: str) -> Schema:
 _NEVER_IGNORED = {
     *("release-name", "set-by-chart", "foreign-key", "port-taken", "min-above-max", "config-too-large"),
     *("nodes-cannot-be", "pods-cannot-be-shared", "label-of-chart", "annotation-of-helm", "name-twice", "mount-without-volume"),
-    "request-above-limit",
-    *("value-moved", "weights-path-twice", "weights-revision-moves", "weights-place-wrong", "not-a-mapping"),
-    *("host-is-no-name", "certificate-without-arn", "redis-address-wrong"),
-    *("alb-check-not-a-number", "redis-secret-of-chart", "serve-outlasts-drain", "nothing-served"),
+    *("request-above-limit", "value-moved", "weights-path-twice", "weights-revision-moves", "weights-place-wrong"),
+    *("not-a-mapping", "host-is-no-name", "certificate-without-arn", "redis-address-wrong", "nothing-served"),
+    *("alb-check-not-a-number", "redis-secret-of-chart", "serve-outlasts-drain"),
     *("tenant-name", "tenant-model-not-served", "tenant-key-twice", "tenant-day", "oidc-without-tenants"),
 }
 """Rules that cannot be ignored: Kubernetes, Helm or serve-app itself would refuse the release, or the chart could not make it."""

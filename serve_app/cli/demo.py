@@ -75,7 +75,7 @@ def _started_and_shown(settings: Settings) -> bool:
 
 @contextlib.contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM interrupt as Ctrl-C does. The second one, which `timeout make demo` sends at once, no longer waits for the drain."""
+    """Let SIGTERM interrupt as Ctrl-C does. A second SIGTERM, which `timeout make demo` sends at once, ends the demo without the drain."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

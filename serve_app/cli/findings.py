@@ -143,7 +143,7 @@ def descriptors(soft: int, hard: int, streams: int) -> Finding:
 
 
 def running(name: str, pid: int) -> Finding:
-    """Return that the application runs: `serve-app up` refuses a second one of its name."""
+    """Return a warning that the application already runs: `serve-app up` refuses a second one of its name."""
     return Finding("application", "warning", f"{name} runs already, pid {pid}", f"before another start: {as_typed()} down {name}")
 
 

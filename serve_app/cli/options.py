@@ -1,4 +1,4 @@
-"""Options and the exit status that several commands have in common. The module imports nothing that `--help` can do without."""
+"""This module has options, command classes and an exit status that several commands share, and imports nothing that `--help` can spare."""
 
 import re
 from collections.abc import Mapping

@@ -271,8 +271,8 @@ def _show_release(name: str, context: str | None, namespace: str | None, console
     pods = cluster.pods(service)
     state = fleet_state(of_release(service, pods))
     if as_json:
-        told = {"state": state._asdict(), "rollout": asdict(judge(service, pods)), "pods": [asdict(p) for p in pods]}
-        typer.echo(json.dumps({**asdict(service), **told}, indent=2))
+        more = {"state": state._asdict(), "rollout": asdict(judge(service, pods)), "pods": [asdict(p) for p in pods]}
+        typer.echo(json.dumps({**asdict(service), **more}, indent=2))
         return
     console.print(f"{name}: {': '.join(state)}", markup=False)
     console.print(f"namespace {cluster.namespace}" + (f", context {cluster.context}" if cluster.context else ""))

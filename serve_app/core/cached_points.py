@@ -1,7 +1,7 @@
 """`CachedPoints` turns an engine's reports of stored and removed blocks into the points that ingresses' `PrefixIndex` looks for.
 
-Pure. A replica has one for an engine with several tiers of KV, and a `Telling` for each link. Of a block that is in some tier a prompt can
-use the KV only if all blocks before it are there, too: a point counts as cached while its block is *reached* in this sense.
+Pure. A replica has one for an engine with several tiers of KV, and a `DigestStream` for each link. A prompt can use
+the KV of a block only if all blocks before it are there, too: a point counts as cached while its block is *reached* in this sense.
 
 vLLM reports each copy of a block, and names none. So a block of which the engine has two copies in a tier counts as gone when one of them
 goes, until a request uses the other.
@@ -22,6 +22,7 @@ MAX_GONE = 1024
 """Blocks that have left all tiers and are remembered: a report of the slower tier, which has no tokens, may come after that."""
 
 _MAX_DEPTH = tokens_at(MAX_POINTS - 1, 1)
+"""Blocks of the longest prompt that has points."""
 
 BlockHash = int | bytes
 
@@ -63,7 +64,7 @@ class Changes(NamedTuple):
 
 
 class Digest(NamedTuple):
-    """One message to an ingress: first points are removed, then added. ``anew``: all that was told before is removed.
+    """One message to an ingress: first points are removed, then added. ``anew``: all earlier points are removed.
 
     ``number`` counts the digests of a link from 0.
     """
@@ -215,8 +216,8 @@ class CachedPoints:
 
 
 @dataclass(slots=True)
-class Telling:
-    """What an ingress was told over one link. A digest that was left out makes the next one begin anew."""
+class DigestStream:
+    """What was sent to an ingress over one link. After a digest that was left out, the next one begins anew."""
 
     is_in_step: bool = False
     _next_number: int = 0

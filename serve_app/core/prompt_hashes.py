@@ -15,7 +15,7 @@ MAX_POINTS = 4096
 """The most points of one prompt that are hashed: the 4096th is after 4 million tokens in blocks of 16."""
 
 Mark = tuple[int, int]
-"""Position of the first token, counted from the prompt's beginning, and identity (`number`) of an image, sound or video."""
+"""Position of the first token, counted from the prompt's beginning, and identity (`stable_hash`) of an image, sound or video."""
 
 
 def hash_points(ids: Sequence[int], block_size: int, root: int = 0, media: Iterable[Mark] = ()) -> list[int]:
@@ -48,10 +48,10 @@ def next_hash(hashed: int, ids: Iterable[int], marks: Iterable[Mark] = ()) -> in
 
 def root_of(adapter: tuple[str, str] | None, salt: str | None) -> int:
     """Return `hash_points`'s root of prompts with this LoRA adapter, by name and path, and this cache salt."""
-    return 0 if adapter is None and salt is None else number("root", adapter, salt)
+    return 0 if adapter is None and salt is None else stable_hash("root", adapter, salt)
 
 
-def number(*parts: object) -> int:
+def stable_hash(*parts: object) -> int:
     """Return a number that is equal for equal parts in every process, which Python's hash of a text is not."""
     return int.from_bytes(blake2b(repr(parts).encode("utf-8", "backslashreplace"), digest_size=8).digest())
 

@@ -19,7 +19,7 @@ from serve_app.checkpoints import make_tiny_llama
 from serve_app.core.pool_sizes import PoolSizes
 from serve_app.core.prompt_hashes import hash_points
 from serve_app.errors import ConfigError
-from serve_app.planning.engines import clock_of, costs_of, engine_cores, start_anew
+from serve_app.planning.engines import aim, clock_of, costs_of, engine_cores
 from serve_app.planning.trace import BLOCK_TOKENS, TraceRequest
 from serve_app.planning.virtual_fleet import BLOCK, VirtualFleet
 from serve_app.planning.virtual_loads import Asked, Load
@@ -159,7 +159,7 @@ class Comparison:
         fleet = VirtualFleet(self._cores, seed=seed, costs=self._costs, settings=side.settings)
         self._playing[:] = [fleet]
         for core in self._cores:
-            start_anew(core.scheduler, self._costs, side.itl_s)
+            aim(core.scheduler, self._costs, side.itl_s)
         load = Load("trace", account="")
 
         def send(number: int, request: TraceRequest) -> None:

@@ -89,8 +89,8 @@ def engine_cores(
     return cores
 
 
-def start_anew(scheduler: Any, costs: MeasuredCosts, itl_s: float | None) -> None:
-    """Let a scheduler with priorities forget what it learned in an earlier run.
+def aim(scheduler: Any, costs: MeasuredCosts, itl_s: float | None) -> None:
+    """Let a scheduler keep a target of ITL, from the costs that its engine measured at its start.
 
     Args:
         costs: What its engine measured at its start.

@@ -13,7 +13,7 @@ from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStor
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from serve_app.core.cached_points import BlocksRemoved, BlocksStored, CacheCleared, Report
-from serve_app.core.prompt_hashes import number, root_of
+from serve_app.core.prompt_hashes import root_of, stable_hash
 from serve_app.replica import pipe
 
 MAX_REPORTED_TOKENS = 1 << 22
@@ -84,10 +84,10 @@ def _stored(event: BlockStored, adapters: Mapping[str, str]) -> BlocksStored:
             if isinstance(key, tuple):
                 identifier, place = key
                 if place >= 0:  # else it began in an earlier block
-                    marks.append((block, place, number("media", identifier)))
+                    marks.append((block, place, stable_hash("media", identifier)))
             elif isinstance(key, str):
                 salt = key
             else:
-                marks.append((block, 0, number("embeddings", key)))
+                marks.append((block, 0, stable_hash("embeddings", key)))
     root = 0 if event.parent_block_hash is not None else root_of(adapter, salt)
     return BlocksStored(event.medium or "", event.block_hashes, event.parent_block_hash, event.token_ids, root, marks)

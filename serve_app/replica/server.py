@@ -20,7 +20,7 @@ from serve_app.links.protocol.errors import SlotsExhausted
 from serve_app.links.tls import LinkTls
 from serve_app.links.tls_connection import TlsConnection
 from serve_app.replica import pipe
-from serve_app.replica.cache_teller import CacheTeller
+from serve_app.replica.cache_reporter import CacheReporter
 from serve_app.replica.server_link import ServerLink
 from serve_app.replica.trials import Trials
 
@@ -78,7 +78,7 @@ class ReplicaServer:
         self.first_output = asyncio.Event()
         """Set when the first tokens have gone to an ingress."""
         self.trials = Trials[ServerLink](ServerLink.begin_trial, lambda: self.engine.send(pipe.AskTrial()))
-        self.teller = CacheTeller(ready.capabilities.block_size, self.open_links)
+        self.cache_reporter = CacheReporter(ready.capabilities.block_size, self.open_links)
         self._tls = tls
         self._links: dict[int, ServerLink] = {}
         self._unproved: dict[ServerLink, None] = {}  # the oldest first
@@ -198,7 +198,7 @@ class ReplicaServer:
             case pipe.Answered():
                 self.trials.answered()
             case pipe.CacheChanged():
-                self.teller.take(message)
+                self.cache_reporter.take(message)
 
     def _on_step(self, step: pipe.StepOutputs) -> None:
         self.load, self.busy_s = step.load, step.busy_s

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from serve_app.core.cached_points import Digest, Telling
+from serve_app.core.cached_points import Digest, DigestStream
 from serve_app.links.protocol.connection import LinkState, ReplicaConnection
 from serve_app.links.protocol.errors import AuthenticationFailed, HandshakeTimeout, ProtocolError, SlotsExhausted
 from serve_app.links.protocol.messages import Abort, Add, AddSuspect, FreeKv, HandOver, Message, TrialPassed, Wake
@@ -35,7 +35,7 @@ class ServerLink(asyncio.Protocol):
         self._buffer = SendBuffer(
             limits.send_buffer_bytes, limits.heartbeat_timeout_s, on_room=self._has_room, on_stuck=self._stuck
         )
-        self.telling = Telling()
+        self.digest_stream = DigestStream()
 
     @property
     def ingress_id(self) -> str:
@@ -91,7 +91,7 @@ class ServerLink(asyncio.Protocol):
         assert self._deadline is not None
         self._deadline.cancel()
         self.send_heartbeat()
-        self._server.teller.greet(self)
+        self._server.cache_reporter.greet(self)
 
     def eof_received(self) -> None:
         self._guarded(self._ended)
@@ -120,7 +120,7 @@ class ServerLink(asyncio.Protocol):
         self._transport.write(step.frame)
         self._buffer.written(self._transport)
 
-    def tell(self, digests: Iterable[Digest]) -> None:
+    def send_digests(self, digests: Iterable[Digest]) -> None:
         """Write what the replica has cached."""
         for digest in digests:
             self._transport.write(self._connection.send_digest(*digest))
@@ -131,7 +131,7 @@ class ServerLink(asyncio.Protocol):
 
     def _has_room(self) -> None:
         if self.is_open():
-            self._server.teller.greet(self)
+            self._server.cache_reporter.greet(self)
 
     def resume_writing(self) -> None:
         self._buffer.drained()

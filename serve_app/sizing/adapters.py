@@ -1,4 +1,4 @@
-"""This module counts the GPU memory that vLLM keeps for LoRA adapters. Pure; `tests/contracts/test_vllm_adapters.py` compares both.
+"""This module counts the GPU memory that vLLM keeps for LoRA adapters. Pure; `tests/contracts/test_vllm_lora_memory.py` compares both.
 
 At its start vLLM allocates `max_loras` places. For each linear layer a place has a matrix A of rank x inputs and a matrix B of outputs x
 rank, with the rank `max_lora_rank`, whatever the adapters have. Where GPUs share a layer by its outputs, each GPU holds all of A and its

@@ -146,9 +146,12 @@ def estimate(shape: Architecture, files: TensorBytes | None, wish: Wish) -> Esti
     plan = _plan(shape, accelerator, args)
     online = online_quantization(str(args.get("quantization") or ""))
     weights = weight_bytes(shape, counts, element=plan.element, files=files, online=online)
+    stages = _whole(args, "pipeline_parallel_size") or 1
     if wish.num_gpus is not None:
-        check_gpus(shape, wish.num_gpus, wish.num_nodes, _whole(args, "pipeline_parallel_size") or 1)
+        check_gpus(shape, wish.num_gpus, wish.num_nodes, stages)
         found = fit(shape, counts, weights, accelerator, wish.num_gpus, context, plan, wish.num_nodes)
+    elif stages > 1:
+        raise ConfigError("--gpus", f"is not given, and pipeline_parallel_size is {stages}", "give the GPUs of all stages")
     else:
         check_gpus(shape, wish.num_nodes, wish.num_nodes)
         most = max(shared_by(shape, wish.num_nodes))
@@ -200,13 +203,16 @@ def check_gpus(shape: Architecture, num_gpus: int, num_nodes: int, stages: int =
     """Refuse a number of GPUs that cannot share the model.
 
     Raises:
-        ConfigError: The nodes do not divide the GPUs, or the GPUs not the model's heads.
+        ConfigError: The nodes or stages do not divide the GPUs, or the GPUs of a stage not the model's heads.
     """
     if num_gpus % num_nodes:
         problem = f"is {num_gpus} on {num_nodes} nodes"
         raise ConfigError("--gpus, or gpus_per_replica", problem, "each node holds the same number: give a multiple of the nodes")
+    if num_gpus % stages:
+        problem = f"is {num_gpus} and pipeline_parallel_size is {stages}"
+        raise ConfigError("--gpus, or gpus_per_replica", problem, "each stage has the same number: give a multiple of the stages")
     if not can_share(shape, num_gpus // stages):
-        possible = ", ".join(str(n) for n in sorted({*shared_by(shape), *shared_by(shape, num_nodes)}))
+        possible = ", ".join(str(stages * n) for n in sorted({*shared_by(shape), *shared_by(shape, num_nodes)}))
         problem = f"is {num_gpus}, and the model has {shape.num_heads} attention heads and {shape.num_kv_heads} KV heads"
         raise ConfigError("--gpus, or gpus_per_replica", problem, f"vLLM splits them evenly: possible are {possible}")
 

@@ -26,6 +26,11 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
 NUM_STREAMS, TOKENS, LONG_TOKENS = 6, 300, 1900  # 61 s at 32 ms a step: longer than drain_s, so that a drain moves the stream
 GUEST = "guest"
 AT_ONCE = ("--force", "--grace-period=0")
+PATIENT = {
+    "config": {"timeouts": {"no_replica_s": 300, "drain_s": 300}, "ingress": {"keep_alive_s": 610}},
+    "timeouts": {"loadBalancerIdleSeconds": 600},
+}
+"""Requests wait for a replica that starts or wakes."""
 KV = {"config": {"models": {MODEL: {"kv": {"transfer": "nixl"}, "replicas": {"min": 2, "max": 2}}}}}
 SLEEPER: dict[str, Any] = {
     "required": False,
@@ -46,10 +51,7 @@ SLEEP = {
                 "engine_args": {"max_model_len": 2048, "max_num_seqs": 64},
             },
         },
-        "timeouts": {"no_replica_s": 300, "drain_s": 300},
-        "ingress": {"keep_alive_s": 610},
-    },
-    "timeouts": {"loadBalancerIdleSeconds": 600},
+    }
 }
 NODES = {"config": {"models": {MODEL: {"nodes": 2, "gpus_per_replica": 2, "replicas": {"min": 2, "max": 2}}}}}
 CHECKPOINT = "/tiny/model"
@@ -68,10 +70,7 @@ REAL_NODES = {
                 "env": {**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "eth0"},
             }
         },
-        "timeouts": {"no_replica_s": 300, "drain_s": 300},
-        "ingress": {"keep_alive_s": 610},
-    },
-    "timeouts": {"loadBalancerIdleSeconds": 600},
+    }
 }
 NODES_ON_GPUS = ("--set", "config.models.sim.gpus_per_replica=2,modelPods.gpusPerNode=1")
 
@@ -137,7 +136,7 @@ def test_the_streams_of_a_pod_that_is_evicted_take_their_kv_to_another_pod(tmp_p
 
 @pytest.mark.usefixtures("karpenter")
 def test_two_models_share_the_gpu_of_one_pod_and_change_places_without_a_start(tmp_path: Path) -> None:
-    release = installed(SLEEP, tmp_path)
+    release = installed(merged(SLEEP, PATIENT), tmp_path)
     for model in (MODEL, GUEST):
         wait_until(f"an answer of {model}", functools.partial(answers, release, model))
     (pod,) = release.pods("model")
@@ -168,7 +167,7 @@ def test_a_real_engine_over_two_pods_ends_with_either_and_its_streams_wait_for_t
     """It computes on CPUs, tensor parallel over two nodes, with random weights."""
     image = images_from_environment()
     assert image is not None
-    release = installed(merged(REAL_NODES, with_checkpoint(image.app)), tmp_path, *NODES_ON_GPUS)
+    release = installed(merged(REAL_NODES, PATIENT, with_checkpoint(image.app)), tmp_path, *NODES_ON_GPUS)
     wait_until("an answer", lambda: answers(release, MODEL))
     pods = release.ready_pods("model")
     assert len(pods) == 2

@@ -16,7 +16,7 @@ from serve_app.core.cached_points import (
     CachedPoints,
     Changes,
     Digest,
-    Telling,
+    DigestStream,
 )
 from serve_app.core.events import CacheReported, LinkOpened, RequestArrived
 from serve_app.core.fleet import FleetState
@@ -108,24 +108,24 @@ def test_a_slower_tier_may_report_a_block_after_the_faster_one_has_dropped_it() 
         cached.note(BlocksStored("GPU", [number], None, [number, 0]))
         cached.note(BlocksRemoved("GPU", [number]))
     cached.note(stored(words, 1, "CPU", named=False))
-    assert list(cached.points) == points(words[:1]), "nobody knows its tokens any more"
+    assert list(cached.points) == points(words[:1]), "its tokens are forgotten"
     cached.validate()
 
 
 def test_a_digest_is_split_and_what_is_removed_goes_first() -> None:
-    telling = Telling()
-    assert telling.digests(Changes((), ()), range(5), 3, has_room=True) == [
+    digest_stream = DigestStream()
+    assert digest_stream.digests(Changes((), ()), range(5), 3, has_room=True) == [
         Digest(0, True, [0, 1, 2], ()),
         Digest(1, False, [3, 4], ()),
     ]
     changes = Changes([1, 2, 3, 4], [5, 6, 7, 8])
-    assert telling.digests(changes, (), 3, has_room=True) == [
+    assert digest_stream.digests(changes, (), 3, has_room=True) == [
         Digest(2, False, (), [5, 6, 7]),
         Digest(3, False, [1, 2, 3], [8]),
         Digest(4, False, [4], ()),
     ]
-    assert telling.digests(changes, (), 3, has_room=False) == []
-    assert telling.digests(changes, [9], 3, has_room=True) == [Digest(5, True, [9], ())]
+    assert digest_stream.digests(changes, (), 3, has_room=False) == []
+    assert digest_stream.digests(changes, [9], 3, has_room=True) == [Digest(5, True, [9], ())]
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -135,7 +135,7 @@ class CacheMachine(RuleBasedStateMachine):
         super().__init__()
         self.cached = CachedPoints(BLOCK)
         self.tiers: dict[str, set[tuple[int, ...]]] = {tier: set() for tier in TIERS}
-        self.tellings = {link: Telling() for link in LINKS}
+        self.streams = {link: DigestStream() for link in LINKS}
         self.indexes = {link: PrefixIndex(1000) for link in LINKS}
         self.on_the_way: dict[str, list[Digest]] = {link: [] for link in LINKS}
         self.in_step: dict[str, bool] = {}
@@ -182,7 +182,7 @@ class CacheMachine(RuleBasedStateMachine):
     def tell(self, full: set[str]) -> None:
         changes = self.cached.take()
         for link in LINKS:
-            told = self.tellings[link].digests(changes, self.cached.points, MOST, has_room=link not in full)
+            told = self.streams[link].digests(changes, self.cached.points, MOST, has_room=link not in full)
             self.on_the_way[link] += told
 
     @rule(link=st.sampled_from(LINKS), fate=st.sampled_from(["comes", "comes", "comes", "lost", "late", "twice"]))
@@ -236,7 +236,7 @@ class CacheMachine(RuleBasedStateMachine):
     def link_anew(self, link: str) -> None:
         self.indexes[link].forget("r")
         self.on_the_way[link].clear()
-        self.tellings[link] = Telling()
+        self.streams[link] = DigestStream()
         self.come[link].clear()
 
     @invariant()

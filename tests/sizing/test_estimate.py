@@ -91,6 +91,21 @@ def test_gpus_that_cannot_share_the_model_over_nodes_are_refused(gpus: int, node
     assert said in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [
+        (1, "is 1 and pipeline_parallel_size is 2; each stage has the same number: give a multiple of the stages"),
+        (3, "is 3 and pipeline_parallel_size is 2; each stage has the same number: give a multiple of the stages"),
+        (12, "vLLM splits them evenly: possible are 2, 4, 8, 16"),
+        (None, "--gpus: is not given, and pipeline_parallel_size is 2; give the GPUs of all stages"),
+    ],
+)
+def test_gpus_that_stages_cannot_share_are_refused(gpus: int | None, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        of(shapes.LLAMA_8B, "h100", gpus=gpus, pipeline_parallel_size=2)
+    assert said in str(refused.value)
+
+
 def test_without_a_wish_the_context_is_the_one_that_vllm_takes() -> None:
     assert of(shapes.PHI3_MINI_128K, "h100", context=None).fit.context == 4096
     assert of(shapes.PHI3_MINI_128K, "h100", context=131072).fit.context == 131072

@@ -24,7 +24,7 @@ from serve_app.config import ModelSettings
 from serve_app.core.events import RequestArrived
 from serve_app.core.fair_tags import BACKGROUND_PRIORITY
 from serve_app.core.prefix_index import NO_PREFIX, Prefix
-from serve_app.core.prompt_hashes import hash_points, number, root_of
+from serve_app.core.prompt_hashes import hash_points, root_of, stable_hash
 from serve_app.core.request import Resume
 from serve_app.core.request_limits import problem_of
 from serve_app.core.tenants import Priority, Tenant
@@ -340,11 +340,11 @@ def prefix_of(request: Any, cache_config: Any) -> Prefix:
     ``cache_config`` is vLLM's. Without a prefix cache, the prefix consists of the session only.
     """
     block_size = cache_config.block_size  # None until the first replica has reported it
-    session = None if request.session_id is None else number("session", request.session_id)
+    session = None if request.session_id is None else stable_hash("session", request.session_id)
     ids = request.prompt_token_ids
     if not ids or request.prompt_embeds is not None or not (cache_config.enable_prefix_caching and block_size):
         return NO_PREFIX if session is None else Prefix(session=session)
     lora = request.lora_request
     root = root_of(None if lora is None else (lora.lora_name, lora.lora_path), request.cache_salt)
-    media = ((f.mm_position.offset, number("media", f.identifier)) for f in request.mm_features or ())
+    media = ((f.mm_position.offset, stable_hash("media", f.identifier)) for f in request.mm_features or ())
     return Prefix(hash_points(ids, block_size, root, media), block_size, session)

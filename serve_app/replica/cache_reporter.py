@@ -1,10 +1,10 @@
-"""`CacheTeller` tells a replica's ingresses which points of prompts its engine has cached, where the engine has several tiers of KV."""
+"""`CacheReporter` reports to a replica's ingresses which points of prompts its engine has cached, if that has several tiers of KV."""
 
 import asyncio
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from serve_app.core.cached_points import CachedPoints, Changes, Digest, Telling
+from serve_app.core.cached_points import CachedPoints, Changes, Digest, DigestStream
 from serve_app.links.protocol.messages import MAX_POINTS_A_DIGEST
 from serve_app.replica import pipe
 
@@ -16,17 +16,17 @@ as much for what is removed."""
 class Link(Protocol):
     """An ingress's link, which is open."""
 
-    telling: Telling
+    digest_stream: DigestStream
 
-    def tell(self, digests: Iterable[Digest]) -> None: ...
+    def send_digests(self, digests: Iterable[Digest]) -> None: ...
 
     def is_full(self) -> bool:
         """Return whether the ingress reads too slowly."""
         ...
 
 
-class CacheTeller:
-    """Says nothing before the engine's first report, which only engines with several tiers make.
+class CacheReporter:
+    """Sends nothing before the engine's first report, which only engines with several tiers make.
 
     Args:
         links: Returns the open links.
@@ -44,21 +44,21 @@ class CacheTeller:
         for report in message.reports:
             self._cached.note(report)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(EVERY_S, self._tell_all)
+            self._timer = asyncio.get_running_loop().call_later(EVERY_S, self._send_all)
 
     def greet(self, link: Link) -> None:
-        """Tell all that is cached over a new link, or over one that was full and has room again."""
-        if self._has_reports and not link.telling.is_in_step:
-            self._tell(link, Changes((), ()))
+        """Send all that is cached over a new link, or over one that was full and has room again."""
+        if self._has_reports and not link.digest_stream.is_in_step:
+            self._send(link, Changes((), ()))
 
-    def _tell_all(self) -> None:
+    def _send_all(self) -> None:
         self._timer = None
         changes = self._cached.take()
         if changes.added or changes.removed:
             for link in self._links():
-                self._tell(link, changes)
+                self._send(link, changes)
 
-    def _tell(self, link: Link, changes: Changes) -> None:
-        digests = link.telling.digests(changes, self._cached.points, MAX_POINTS_A_DIGEST, has_room=not link.is_full())
+    def _send(self, link: Link, changes: Changes) -> None:
+        digests = link.digest_stream.digests(changes, self._cached.points, MAX_POINTS_A_DIGEST, has_room=not link.is_full())
         if digests:
-            link.tell(digests)
+            link.send_digests(digests)
