@@ -86,7 +86,15 @@ def _named(*keys: str) -> Schema:
 
 _NEVER_IGNORED = {
     *("release-name", "set-by-chart", "foreign-key", "port-taken", "min-above-max", "config-too-large"),
-    *("nodes-cannot-be", "pods-cannot-be-shared", "label-of-chart", "annotation-of-helm", "name-twice", "mount-without-volume"),
+    *(
+        "nodes-cannot-be",
+        "stages-cannot-be",
+        "pods-cannot-be-shared",
+        "label-of-chart",
+        "annotation-of-helm",
+        "name-twice",
+        "mount-without-volume",
+    ),
     *("request-above-limit", "value-moved", "weights-path-twice", "weights-revision-moves", "weights-place-wrong"),
     *("not-a-mapping", "host-is-no-name", "certificate-without-arn", "redis-address-wrong", "nothing-served"),
     *("alb-check-not-a-number", "redis-secret-of-chart", "serve-outlasts-drain"),

@@ -281,7 +281,7 @@ def memory_notes(models: Mapping[str, ModelSettings]) -> Iterator[str]:
             yield f"{at}.gpus_per_replica {exc.problem}; {exc.hint}"
             continue
         named = [key.removeprefix(_RAYS_KIND) for key in model.resources if key.startswith(_RAYS_KIND)]
-        if not named:
+        if not named or model.stages() > 1:  # the estimate shares each layer among all GPUs
             continue
         try:
             accelerator = accelerator_named(named[0])

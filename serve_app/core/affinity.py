@@ -96,7 +96,7 @@ class PrefixAffinity:
 
     def cached_tokens(self, request: RequestState) -> int:
         count, _ = self.index.deepest(request.prefix.hashes)
-        return min(request.prefix.tokens(count), request.prompt_tokens - 1)
+        return max(0, min(request.prefix.tokens(count), request.prompt_tokens - 1))
 
     def leaving(self, queued: Sequence[RequestState], replicas: Mapping[str, ReplicaState]) -> Sequence[RequestState]:
         """Return those with little of their prompt cached at the replica, and of the others the last ones that exceed its bound."""

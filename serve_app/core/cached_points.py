@@ -100,7 +100,7 @@ class CachedPoints:
         self._bits: dict[str, int] = {}
         """Tier -> its bit."""
         self._blocks: dict[BlockHash, _Block] = {}
-        self._after: dict[BlockHash, list[BlockHash]] = {}
+        self._after: dict[BlockHash, dict[BlockHash, None]] = {}
         """Block, which may be gone -> the blocks that follow it."""
         self._gone: OrderedDict[BlockHash, _Block] = OrderedDict()
         self._added: dict[int, None] = {}
@@ -140,7 +140,7 @@ class CachedPoints:
                     block = _Block(parent, ids, marks, report.root)
                 self._blocks[hashed] = block
                 if block.parent is not None:
-                    self._after.setdefault(block.parent, []).append(hashed)
+                    self._after.setdefault(block.parent, {})[hashed] = None
                 self._reach(hashed)
             block.tiers |= bit
             parent = hashed
@@ -160,7 +160,7 @@ class CachedPoints:
         del self._blocks[hashed]
         if block.parent is not None:
             after = self._after[block.parent]
-            after.remove(hashed)
+            del after[hashed]
             if not after:
                 del self._after[block.parent]
         self._gone[hashed] = block

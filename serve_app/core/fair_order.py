@@ -27,7 +27,7 @@ from serve_app.core.request import RequestState
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.core.tenants import PRIORITIES, Priority
 from serve_app.core.trail import ENGINES_OWN_ENDS
-from serve_app.core.usual_costs import GUESS, LATEST, RUNNING, answer_cost_s
+from serve_app.core.usual_costs import GUESS, LATEST, LEAST_COMPUTED, RUNNING, answer_cost_s
 from serve_app.core.wait_margin import LEAST_MARGIN
 
 _LEAST_S = 1e-6
@@ -180,7 +180,7 @@ class FairOrder:
         if is_answered:
             cost_s = self._cost(request, place)
         else:
-            cost_s = place.prompt_s if prompt_begun else 0.0
+            cost_s = max(place.prompt_s, self._least_s(request)) if prompt_begun else 0.0
             if account.latest is place:
                 account.tag_s = place.earlier_tag_s
         if place.waits:
@@ -334,7 +334,7 @@ class FairOrder:
         """Return the GPU-seconds of a request that has ended, and learn from them."""
         answer_s = answer_cost_s(request, self.costs)
         if place.unknown_tokens:
-            place.account.usual.learn_prompt(_computed_tokens(request), place.unknown_tokens)
+            place.account.usual.learn_prompt(_computed_tokens(request), place.unknown_tokens, request.prompt_tokens)
         for queue in (place.account, place.lane):
             queue.usual.learn_answer(answer_s)
         return self._prompt_cost(request) + answer_s
@@ -342,6 +342,10 @@ class FairOrder:
     def _prompt_cost(self, request: RequestState) -> float:
         """Return the GPU-seconds of a prompt that was computed."""
         return self.costs.seconds(computed_tokens=_computed_tokens(request))
+
+    def _least_s(self, request: RequestState) -> float:
+        """Return what a prompt without a token costs at least: it may be known to the index only because it was sent before."""
+        return self.costs.seconds(computed_tokens=LEAST_COMPUTED * request.prompt_tokens)
 
 
 def _computed_tokens(request: RequestState) -> int:

@@ -101,6 +101,7 @@ class PrefixIndex:
         """Add a prompt that the replica gets; forget its oldest points beyond ``capacity_tokens``. 0: the capacity is unknown."""
         held = self._held.setdefault(replica_id, OrderedDict())
         used = self._tokens.get(replica_id, 0)
+        self._limit_reported(replica_id)
         reported = self._reported.get(replica_id, {})
         for point in range(len(prefix.hashes) - 1, -1, -1):
             hashed = prefix.hashes[point]
@@ -122,8 +123,8 @@ class PrefixIndex:
     def take_digest(self, replica_id: str, number: int, anew: bool, added: Sequence[int], removed: Sequence[int]) -> None:
         """Take in what a replica reports, as in `Digest`. One that comes late or twice is ignored.
 
-        After a gap, or with more points than this replica's share of ``max_entries``, the index forgets the points, and guesses until a
-        digest begins anew.
+        After a gap the index forgets the points, and guesses until a digest begins anew. It keeps the points that came first, up to half of
+        this replica's share of ``max_entries``.
         """
         expected = self._next_digest.get(replica_id, 0)
         if number < expected:
@@ -135,7 +136,8 @@ class PrefixIndex:
             self._reported[replica_id] = {}
         elif replica_id not in self._reported:
             return
-        reported, held = self._reported[replica_id], self._held.setdefault(replica_id, OrderedDict())
+        reported = self._reported[replica_id]
+        self._held.setdefault(replica_id, OrderedDict())
         for hashed in removed:
             if reported.pop(hashed, 0) is None or self._forget_point(replica_id, hashed):
                 self._drop(hashed, replica_id)
@@ -145,8 +147,13 @@ class PrefixIndex:
             if not self._forget_point(replica_id, hashed):
                 self._hold(hashed, replica_id)
             reported[hashed] = None
-        if len(reported) + len(held) > self._max_entries // len(self._held):
-            self._forget_points(replica_id)
+        self._limit_reported(replica_id)
+
+    def _limit_reported(self, replica_id: str) -> None:
+        """Forget the last points beyond half of the replica's share: the other half is for prompts that were sent there since."""
+        reported, most = self._reported.get(replica_id, {}), self._max_entries // (2 * len(self._held))
+        while len(reported) > most:
+            self._drop(reported.popitem()[0], replica_id)
 
     def forget(self, replica_id: str) -> None:
         """Forget a replica that is gone, and its cache with it."""

@@ -8,7 +8,7 @@ from serve_app.core.step_costs import MeasuredCosts, long_context
 LATEST, RUNNING = 1 / 8, 1 / 16
 """Weights in the moving means: of a request that ended, and of a running answer that costs more than usual, each time that its length has
 doubled. With 1/4 for the latter, a tenant with one long answer in 100 would wait too long for its short ones."""
-_LEAST_COMPUTED = 0.25
+LEAST_COMPUTED = 0.25
 """At least this part of the unknown tokens of a prompt is expected to be computed: a tenant must not make its next prompts seem to cost
 nothing."""
 _FIRST_ANSWER_TOKENS = 64
@@ -37,8 +37,10 @@ class UsualCosts:
     def learn_answer(self, answer_s: float, weight: float = LATEST) -> None:
         self.answer_s = answer_s if self.answer_s is None else self.answer_s + weight * (answer_s - self.answer_s)
 
-    def learn_prompt(self, computed_tokens: int, unknown_tokens: int) -> None:
-        self.computed += LATEST * (min(1.0, computed_tokens / unknown_tokens) - self.computed)
+    def learn_prompt(self, computed_tokens: int, unknown_tokens: int, prompt_tokens: int) -> None:
+        """Learn from a prompt as much as its unknown part is of it: a known prompt, of which the last block is computed, teaches little."""
+        weight = LATEST * unknown_tokens / max(unknown_tokens, prompt_tokens)
+        self.computed += weight * (min(1.0, computed_tokens / unknown_tokens) - self.computed)
 
     def expected(
         self, request: RequestState, unknown_tokens: int, others: "UsualCosts", costs: MeasuredCosts
@@ -49,7 +51,7 @@ class UsualCosts:
             answer_s = _FIRST_ANSWER_TOKENS * costs.output_token_s
         most = request.max_tokens
         longest_s = costs.seconds(output_tokens=most, context_tokens=long_context(request.prompt_tokens, most), step_part=most)
-        computed = max(_LEAST_COMPUTED, self.computed)
+        computed = max(LEAST_COMPUTED, self.computed)
         return costs.seconds(computed_tokens=unknown_tokens * computed), min(answer_s, longest_s)
 
 

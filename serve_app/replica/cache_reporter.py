@@ -5,12 +5,15 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from serve_app.core.cached_points import CachedPoints, Changes, Digest, DigestStream
-from serve_app.links.protocol.messages import MAX_POINTS_A_DIGEST
 from serve_app.replica import pipe
 
 EVERY_S = 0.2
 """The least time between two digests. A point is one in 16 tokens or fewer, so at 20,000 prompt tokens/s a link carries 11 kB/s more, and
 as much for what is removed."""
+
+
+_MAX_POINTS = 2000
+"""The most points that a digest adds, and that it removes. An ingress takes in each between the outputs of its streams."""
 
 
 class Link(Protocol):
@@ -59,6 +62,6 @@ class CacheReporter:
                 self._send(link, changes)
 
     def _send(self, link: Link, changes: Changes) -> None:
-        digests = link.digest_stream.digests(changes, self._cached.points, MAX_POINTS_A_DIGEST, has_room=not link.is_full())
+        digests = link.digest_stream.digests(changes, self._cached.points, _MAX_POINTS, has_room=not link.is_full())
         if digests:
             link.send_digests(digests)

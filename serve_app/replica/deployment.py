@@ -67,6 +67,7 @@ class Replica:
         self._membership = Membership(self.settings.name, self.settings.membership)
         self._sleeper: Sleeper | None = None
         self._end = OrderlyEnd(self._drain, serve_shutdown_s(self.settings))
+        self._drain_s = self.settings.timeouts.drain_s
         self._engine = EngineProcess(self.settings.health, on_message=self._from_engine, on_lost=self._engine_lost)
         if self.model.sleep is not None:
             self._sleeper = Sleeper(self.model, self.settings.timeouts, self._membership, self.replica_id)
@@ -122,7 +123,9 @@ class Replica:
         )
 
     async def _end_with_a_node(self, group: Group) -> None:
-        self._end.begin(f"Ray drains node {await group.drained_node()} of the engine")
+        node, left_s = await group.drained_node()
+        self._drain_s = min(self._drain_s, left_s)
+        self._end.begin(f"Ray drains node {node} of the engine")
 
     def _show_start(self, phases: Mapping[str, float]) -> None:
         for phase, seconds in phases.items():
@@ -205,7 +208,7 @@ class Replica:
         assert self._server is not None
         logger.info("draining %d attempts", self._server.num_attempts())
         can_run = self._sleeper is None or self._sleeper.end()
-        await self._server.drain(self.settings.timeouts.drain_s if can_run else 0.0)
+        await self._server.drain(self._drain_s if can_run else 0.0)
         if self._sleeper is not None:
             await self._engine.stop()  # before the tasks end, with which its place on the GPU goes to another replica
         for task in self._tasks:

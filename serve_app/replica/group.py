@@ -1,8 +1,11 @@
 """`Group` makes one engine of the nodes of a replica's placement group: an actor on each node but the first, which joins the replica."""
 
 import asyncio
+import functools
 import logging
+import math
 import os
+import time
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
@@ -90,12 +93,14 @@ class ShardActor:
         os._exit(0)
 
 
-async def first_draining(nodes: Set[str], look: Callable[[], Mapping[str, int]], *, every_s: float) -> str:
-    """Wait until ``look`` shows one of these nodes, and return it. A look that fails, as while Ray's head restarts, is repeated."""
+async def first_draining(nodes: Set[str], look: Callable[[], Mapping[str, int]], *, every_s: float) -> tuple[str, int]:
+    """Wait until ``look`` shows one of these nodes, and return it with what it shows. A look that fails, as while Ray's head restarts,
+    is repeated."""
     while True:
         try:
-            if found := nodes & (await asyncio.to_thread(look)).keys():
-                return min(found)
+            draining = await asyncio.to_thread(look)
+            if found := nodes & draining.keys():
+                return min(found), draining[min(found)]
         except AWAY as exc:
             logger.warning("no look at the nodes that Ray drains: %s", in_one_line(exc))
         await asyncio.sleep(every_s)
@@ -152,10 +157,15 @@ class Group:
             for run in runs:
                 run.cancel()
 
-    async def drained_node(self) -> str:
-        """Wait until Ray drains the node of a member; return its id. Serve migrates an actor only by the actor's own node."""
+    async def drained_node(self) -> tuple[str, float]:
+        """Wait until Ray drains the node of a member; return its id and the seconds until it ends, which may be infinite.
+
+        Serve migrates an actor only by the actor's own node.
+        """
         gcs = worker.global_worker.gcs_client
-        return await first_draining(self._nodes, lambda: gcs.get_draining_nodes(timeout=_GCS_S), every_s=_LOOK_EVERY_S)
+        look = functools.partial(gcs.get_draining_nodes, timeout=_GCS_S)  # node -> Unix time in ms, 0 without a deadline
+        node, ends_at_ms = await first_draining(self._nodes, look, every_s=_LOOK_EVERY_S)
+        return node, max(0.0, ends_at_ms / 1000 - time.time()) if ends_at_ms else math.inf
 
     async def _summon(self, rank: int, settings: Mapping[str, Any], summons: Mapping[str, Any]) -> None:
         model = self._model

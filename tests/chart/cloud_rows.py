@@ -61,10 +61,7 @@ CLOUD: list[Check] = [
             (f"redis-read-only: gcsFaultTolerance.address is {address}", "name the primary endpoint"),
             redis(PRIMARY),
         )
-        for address in (
-            PRIMARY.replace("master.", "replica."),
-            "redis://a-ro.b.ng.0001.euc1.cache.amazonaws.com:6379",
-        )
+        for address in [PRIMARY.replace("master.", "replica.")]
     ],
     (
         "a certificate's name",

@@ -296,16 +296,17 @@ def test_after_a_gap_the_index_guesses_until_a_digest_begins_anew() -> None:
     assert (index.count("r", points([0])), index.count("r", points([1, 1]))) == (1, 0)
 
 
-def test_a_replica_with_more_points_than_its_share_is_guessed() -> None:
-    index = PrefixIndex(8)
+def test_of_more_points_than_half_of_a_replicas_share_the_first_are_kept_also_when_the_share_shrinks() -> None:
+    index = PrefixIndex(16)
+    index.take_digest("r", 0, True, range(7), ())
+    assert index.count("r", range(7)) == 7
+    index.add("r", Prefix(range(7, 9), BLOCK), 100)
     index.add("other", Prefix(range(100, 102), BLOCK), 100)
-    index.take_digest("r", 0, True, range(4), ())
-    assert index.count("r", range(4)) == 4
-    index.take_digest("r", 1, False, [4], ())
-    assert index.count("r", range(5)) == 0
-    index.add("r", Prefix(range(9), BLOCK), 2 * BLOCK)
-    index.take_digest("r", 2, False, [4], ())
-    assert index.count("r", range(9)) == 2
+    index.take_digest("r", 1, False, [20], [1000])
+    assert (index.count("r", range(7)), index.count("r", range(7, 9)), index.count("r", [20])) == (4, 2, 0)
+    index.take_digest("r", 2, False, (), [3])
+    index.take_digest("r", 3, False, [20], ())
+    assert (index.count("r", range(7)), index.count("r", [20])) == (3, 1), "there is room again"
     index.validate(["r", "other"])
 
 

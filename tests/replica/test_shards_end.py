@@ -139,5 +139,5 @@ async def test_a_member_whose_node_ray_drains_is_found_also_after_a_look_that_fa
             raise seen
         return seen
 
-    assert await first_draining({"second", "third"}, look, every_s=0.0) == "second"
+    assert await first_draining({"second", "third"}, look, every_s=0.0) == ("second", 1)
     assert not looks

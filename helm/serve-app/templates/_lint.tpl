@@ -136,6 +136,7 @@ which key is meant. */}}
 {{- include "serve-app.judge" (dict "in" . "table" "served" "models" (include "serve-app.models" $root | fromYamlArray)) -}}
 {{- range include "serve-app.groups" $root | fromYamlArray -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "bound" "model" . "nodes" (include "serve-app.nodesOf" . | int)
-    "gpus" (dig "gpus_per_replica" 0 . | int)) -}}
+    "gpus" (dig "gpus_per_replica" 0 . | int)
+    "stages" (get (.engine_args | default dict) "pipeline_parallel_size" | default 1 | int)) -}}
 {{- end -}}
 {{- end }}

@@ -18,10 +18,10 @@ in, as of serve-app.judge. */}}
 {{- end -}}
 {{- $labels := dict "commonLabels" $v.commonLabels "head.podLabels" $v.head.podLabels "ingressPods.podLabels" $v.ingressPods.podLabels
     "gcsFaultTolerance.redis.podLabels" $v.gcsFaultTolerance.redis.podLabels "jobs.podLabels" $v.jobs.podLabels -}}
-{{- $annotations := dict "modelPods" $v.modelPods.podAnnotations -}}
+{{- $annotations := dict "modelPods" ($v.modelPods.podAnnotations | default dict) -}}
 {{- range .groups -}}
 {{- $_ := set $labels (printf "%s.podLabels" .path) .pods.podLabels -}}
-{{- $_ := set $annotations (printf "%s.pods" .model.at) (dig "pods" "podAnnotations" dict .model) -}}
+{{- $_ := set $annotations (printf "%s.pods" .model.at) (dig "podAnnotations" dict (.model.pods | default dict) | default dict) -}}
 {{- $all = append $all (dict "path" .path "pods" .pods "whose" (printf " for %s" .model.at)) -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "checkpoints" "model" .model "pods" .pods "path" .path
     "memory" (dig "limits" "memory" "" .pods.resources) "least" (include "serve-app.readAheadGi" .pods | int64)) -}}
