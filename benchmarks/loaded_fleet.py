@@ -53,13 +53,15 @@ class LoadedFleet(VirtualFleet):
         """Return the share of all places and seconds since the warm-up in which a place was free while no request waited."""
         return self._free_s / (len(self._engines) * self._places * (self._now - self._counts_from))
 
-    def _begin(self, loads: Sequence[Load]) -> None:
+    def run(self, loads: Sequence[Load], seconds: float, *, warmup_s: float = 20.0) -> None:
+        """Play what the loads send, and what `at` has planned, once. What comes before the end of the warm-up is not counted."""
         for load in loads:
             self._connections[load] = [self._random.randrange(len(self._ingresses)) for _ in range(load.depth or CONNECTIONS)]
             for connection in range(load.depth):
                 self._at(self._random.uniform(0.0, _START_S), self._ask, load, connection)
             if load.rate:
                 self._at(self._random.expovariate(load.rate), self._arrive, load)
+        self.play(seconds, warmup_s=warmup_s)
 
     def _ingress_of(self, load: Load, connection: int) -> Ingress:
         return self._ingresses[self._connections[load][connection]]

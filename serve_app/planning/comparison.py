@@ -171,7 +171,7 @@ class Comparison:
             fleet.at(max(0.0, request.due_s + moved.uniform(-JITTER_S, JITTER_S)), send, number, request)
         fleet.at(MAX_S, _end)
         span_s = self._trace[-1].due_s + JITTER_S
-        fleet.run([load], (1 - WARMUP) * span_s, warmup_s=WARMUP * span_s, to_the_end=True)
+        fleet.play((1 - WARMUP) * span_s, warmup_s=WARMUP * span_s, to_the_end=True)
         return self._figures(fleet, (1 - WARMUP) * span_s)
 
     def _figures(self, fleet: VirtualFleet, seconds: float) -> Figures:

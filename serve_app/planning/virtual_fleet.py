@@ -126,15 +126,14 @@ class VirtualFleet:
         """Return the virtual time: the scheduler's clock."""
         return self._now
 
-    def run(self, loads: Sequence[Load], seconds: float, *, warmup_s: float = 20.0, to_the_end: bool = False) -> None:
-        """Play the loads, and what `at` has planned, once. What comes before the end of the warm-up is not counted.
+    def play(self, seconds: float, *, warmup_s: float, to_the_end: bool = False) -> None:
+        """Play what `at` has planned, once. What comes before the end of the warm-up is not counted.
 
         Args:
             to_the_end: Continue until each request that came by then has ended.
         """
         self._counts_from = self._now + warmup_s
         ends_at = self._counts_from + seconds
-        self._begin(loads)
         for number, ingress in enumerate(self._ingresses):
             self._at(self._random.uniform(0.0, _EXCHANGE_S), self._exchange, number, ingress)
             self._at(self._random.uniform(0.0, _TICK_S), self._tick, ingress)
@@ -158,7 +157,7 @@ class VirtualFleet:
         self._say(engine)
 
     def at(self, second: float, happen: Callable[..., None], *arguments: Any) -> None:
-        """Plan something, so many seconds from now on. To be called before `run`, or by what happens."""
+        """Plan something, so many seconds from now on. To be called before `play`, or by what happens."""
         self._at(second, happen, *arguments)
 
     def waits_s(self, prefix: str) -> list[float]:
@@ -169,9 +168,6 @@ class VirtualFleet:
         """Return the tokens whose KV was read, and the bytes of that KV."""
         hand_overs = [ingress.fleet.hand_overs for ingress in self._ingresses]
         return sum(each.tokens for each in hand_overs), sum(each.num_bytes for each in hand_overs)
-
-    def _begin(self, loads: Sequence[Load]) -> None:
-        """Plan what the loads send by themselves: nothing here."""
 
     def _ingress_of(self, load: Load, connection: int) -> Ingress:
         """Return where a connection of the load leads."""
