@@ -12,7 +12,7 @@ import typer
 
 from serve_app.cli import autoscale, batch, ledger, model, models, tenants
 from serve_app.cli.commands import check, demo, doctor, explain, fit, plan, rollout, top, ui, up
-from serve_app.cli.options import NamesFile, WithOtherNames, WithSlashes
+from serve_app.cli.options import NamesFile, TakesFile, WithOtherNames, WithSlashes
 from serve_app.cli.status import down, status
 from serve_app.environment import as_typed, clean
 from serve_app.errors import KeyRefused, ServingError
@@ -47,8 +47,8 @@ app.add_typer(autoscale.app, name="autoscale")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(batch.app, name="batch")
 app.add_typer(tenants.app, name="tenants")
-app.command()(check)
-app.command()(doctor)
+app.command(cls=TakesFile)(check)
+app.command(cls=TakesFile)(doctor)
 app.command(cls=WithSlashes)(fit)
 app.command()(plan)
 app.command(cls=NamesFile)(up)

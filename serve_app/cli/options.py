@@ -30,6 +30,16 @@ class NamesFile(typer.core.TyperCommand):
         return list(super().parse_args(ctx, args))
 
 
+class TakesFile(typer.core.TyperCommand):
+    """A command whose configuration file is its argument. `serve-app up -f FILE` takes it after `-f`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse a file after `-f` by the line to write: click would say that there is no such option."""
+        if len(args) > 1 and args[0] in ("-f", "--file"):
+            ctx.fail(f"write the file without {args[0]}: {ctx.command_path} {args[1]}")
+        return list(super().parse_args(ctx, args))
+
+
 _OTHER_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("start", "run", "serve", "deploy"), "up"),
     **dict.fromkeys(("stop", "shutdown", "delete"), "down"),

@@ -39,6 +39,8 @@ def test_help_needs_none_of_what_the_commands_work_with(command: list[str]) -> N
         (["chek"], "No such command 'chek'. Did you mean 'check'?"),
         (["up", "my.yaml"], "write -f before the file: serve-app up -f my.yaml"),
         (["demo", "my.yml"], "write -f before the file: serve-app demo -f my.yml"),
+        (["check", "-f", "my.yaml"], "write the file without -f: serve-app check my.yaml"),
+        (["doctor", "--file", "my.yaml"], "write the file without --file: serve-app doctor my.yaml"),
     ],
 )
 def test_a_command_typed_as_in_another_system_is_refused_with_the_one_that_is_meant(typed: list[str], said: str) -> None:
