@@ -208,6 +208,15 @@ def test_an_ingress_that_is_gone_is_told_in_one_line() -> None:
         client.wait_for_replicas(limit_s=0)
 
 
+@pytest.fixture
+def ctrl_c_interrupts() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, which it does not in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_interrupts")
 @pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGTERM, signal.SIGTERM)])
 def test_a_signal_stops_all_and_one_line_says_what(
     signals: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
