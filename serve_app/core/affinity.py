@@ -94,10 +94,6 @@ class PrefixAffinity:
         hit_tokens = prefix.tokens(self.index.count(replica.replica_id, prefix.hashes))
         return min(hit_tokens, request.prompt_tokens - 1)  # an engine computes the last token in any case
 
-    def cached_tokens(self, request: RequestState) -> int:
-        count, _ = self.index.deepest(request.prefix.hashes)
-        return max(0, min(request.prefix.tokens(count), request.prompt_tokens - 1))
-
     def leaving(self, queued: Sequence[RequestState], replicas: Mapping[str, ReplicaState]) -> Sequence[RequestState]:
         """Return those with little of their prompt cached at the replica, and of the others the last ones that exceed its bound."""
         if not queued:

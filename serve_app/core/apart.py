@@ -76,9 +76,6 @@ class Apart:
     def hit_tokens(self, request: RequestState, replica: ReplicaState) -> int:
         return self._inner.hit_tokens(request, replica)
 
-    def cached_tokens(self, request: RequestState) -> int:
-        return self._inner.cached_tokens(request)
-
     def leaving(self, queued: Sequence[RequestState], replicas: Mapping[str, ReplicaState]) -> Sequence[RequestState]:
         return self._inner.leaving(queued, replicas)
 

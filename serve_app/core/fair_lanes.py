@@ -84,8 +84,6 @@ class Place:
     prompt_s: float
     earlier_tag_s: float
     """The tenant's latest tag before it."""
-    unknown_tokens: int
-    """Tokens of its prompt that no replica has cached, as far as this ingress knew at its arrival."""
     waits: bool = True
 
 

@@ -7,11 +7,10 @@ finished, if its tenant always had its share. The engines and the ingress's own 
 
 Virtual time is the mean start of the requests that had their first token lately, and each start moves it by at least a part of its cost
 (`fair_lanes.py`). A tenant that asks little starts at the virtual time, so it goes before the backlog of one that asks for more than its
-share, and one that comes anew starts level. GPU-seconds are expected at arrival, from the prompt's tokens that no replica is known to have
-cached, and from the tenant's earlier requests. The prompt's part is corrected at the first token. The answer's part is raised while the
-answer is longer than expected, and corrected at its end. Nothing waits while an engine has room. Requests of a tenant that is far ahead of
-its share have tags that make them give way in the engines (`fair_tags.py`). A tenant that is behind, because its requests wait at few
-replicas, has further ones spread by load.
+share, and one that comes anew starts level. GPU-seconds are expected at arrival, from the prompt and from the tenant's earlier requests.
+They are raised while an answer is longer than expected, and corrected at its end. Nothing waits while an engine has room. Requests of a
+tenant that is far ahead of its share have tags that make them give way in the engines (`fair_tags.py`). A tenant that is behind, because
+its requests wait at few replicas, has further ones spread by load.
 
 Requests of several ingresses meet in the engines. Once a second the ingresses exchange their virtual times, what they have charged each
 tenant since, and what waits for it (`order_board.py`). A charge moves the tenant's finish at all ingresses.
@@ -27,7 +26,7 @@ from serve_app.core.request import RequestState
 from serve_app.core.step_costs import MeasuredCosts
 from serve_app.core.tenants import PRIORITIES, Priority
 from serve_app.core.trail import ENGINES_OWN_ENDS
-from serve_app.core.usual_costs import GUESS, LATEST, LEAST_COMPUTED, RUNNING, answer_cost_s
+from serve_app.core.usual_costs import GUESS, LATEST, RUNNING, answer_cost_s
 from serve_app.core.wait_margin import LEAST_MARGIN
 
 _LEAST_S = 1e-6
@@ -62,15 +61,12 @@ class FairOrder:
                     queue.rate.forget()
         self.costs = measured
 
-    def place(
-        self, request: RequestState, tenant: str, weight: float, priority: Priority, now: float, *, cached_tokens: int = 0
-    ) -> None:
+    def place(self, request: RequestState, tenant: str, weight: float, priority: Priority, now: float) -> None:
         """Take in a request that has arrived, and give it its number and its tag: the request with the lowest tag goes first.
 
         Args:
             tenant: Name of the tenant, "" for all requests without one.
             weight: The tenant's share of GPU time among those of its priority, > 0.
-            cached_tokens: Tokens of the prompt that some replica has probably cached, fewer than all.
         """
         lane = self._lanes[priority]
         account = lane.accounts.get(tenant) or self._open_account(lane, tenant)
@@ -83,8 +79,7 @@ class FairOrder:
             lane.weights += weight
         if not lane.num_waiting:
             lane.rate.note(0, is_waiting=lane.is_full, now=now, virtual_s=lane.virtual_s)
-        unknown_tokens = request.prompt_tokens - cached_tokens
-        prompt_s, answer_s = account.usual.expected(request, unknown_tokens, lane.usual, self.costs)
+        prompt_s, answer_s = account.usual.expected(request, lane.usual, self.costs)
         expected_s = max(prompt_s + answer_s, _LEAST_S)
         self._limit_lead(account, lane, now)
         account.waiting_s += expected_s
@@ -98,7 +93,7 @@ class FairOrder:
         ahead = tenant != "" and lane.usual_s > 0.0 and start_s > lane.ahead_from_s(account)
         request.priority = tag_of(priority, account.tag_s, is_ahead=ahead)
         request.gives_way = ahead or priority != "interactive"
-        place = Place(lane, account, start_s, expected_s, prompt_s, earlier_s, unknown_tokens)
+        place = Place(lane, account, start_s, expected_s, prompt_s, earlier_s)
         self._places[request.request_id] = account.latest = place
         account.waiting[place] = None
         request.spreads = self._is_behind(account, lane)
@@ -139,15 +134,10 @@ class FairOrder:
             account.finish_s = min(account.finish_s, lane.virtual_s + lead_s)
 
     def begin(self, request: RequestState, now: float) -> None:
-        """Note that the request has its first token, and correct the tenant's account by what its prompt cost."""
+        """Note that the request has its first token."""
         if (place := self._places[request.request_id]).waits:
             place.account.margin.learn(request, now, has_begun=True)
             self._leave_queue(place, 1, now)
-            if request.trail.cached_tokens is not None:
-                more_s = self._prompt_cost(request) - place.prompt_s
-                place.prompt_s += more_s
-                place.expected_s += more_s
-                place.account.charge(more_s)
 
     def charge(self, request: RequestState) -> None:
         """Charge a running answer as if it were to become twice as long, ``max_tokens`` at most, if that costs more than was charged.
@@ -180,7 +170,7 @@ class FairOrder:
         if is_answered:
             cost_s = self._cost(request, place)
         else:
-            cost_s = max(place.prompt_s, self._least_s(request)) if prompt_begun else 0.0
+            cost_s = place.prompt_s if prompt_begun else 0.0
             if account.latest is place:
                 account.tag_s = place.earlier_tag_s
         if place.waits:
@@ -332,24 +322,13 @@ class FairOrder:
 
     def _cost(self, request: RequestState, place: Place) -> float:
         """Return the GPU-seconds of a request that has ended, and learn from them."""
+        computed = request.prompt_tokens - min(request.trail.cached_tokens or 0, request.prompt_tokens)
         answer_s = answer_cost_s(request, self.costs)
-        if place.unknown_tokens:
-            place.account.usual.learn_prompt(_computed_tokens(request), place.unknown_tokens, request.prompt_tokens)
+        if request.prompt_tokens:
+            place.account.usual.learn_prompt(computed / request.prompt_tokens)
         for queue in (place.account, place.lane):
             queue.usual.learn_answer(answer_s)
-        return self._prompt_cost(request) + answer_s
-
-    def _prompt_cost(self, request: RequestState) -> float:
-        """Return the GPU-seconds of a prompt that was computed."""
-        return self.costs.seconds(computed_tokens=_computed_tokens(request))
-
-    def _least_s(self, request: RequestState) -> float:
-        """Return what a prompt without a token costs at least: it may be known to the index only because it was sent before."""
-        return self.costs.seconds(computed_tokens=LEAST_COMPUTED * request.prompt_tokens)
-
-
-def _computed_tokens(request: RequestState) -> int:
-    return request.prompt_tokens - min(request.trail.cached_tokens or 0, request.prompt_tokens)
+        return self.costs.seconds(computed_tokens=computed) + answer_s
 
 
 def _has_answered_whole(request: RequestState) -> bool:

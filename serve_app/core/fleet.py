@@ -121,8 +121,7 @@ class FleetState(Attempts):
             return [FailRequest(event.request_id, no_place)]
         self.tally.arrival(event)
         request = self.requests[event.request_id] = event.state(now)
-        cached_tokens = self._routing.cached_tokens(request)
-        self.order.place(request, event.tenant, event.weight, event.priority, now, cached_tokens=cached_tokens)
+        self.order.place(request, event.tenant, event.weight, event.priority, now)
         request.gives_way = request.gives_way and self.settings.engines_preempt
         if (too_late := self.refusals.of_arrival(request, now)) is not None:
             return [self._reject(request, too_late, now)]
@@ -266,13 +265,13 @@ class FleetState(Attempts):
                     swallowed.append((len(deliver), count))
             output.request_id = request.request_id
             if output.new_token_ids:
-                request.trail.delivered(output, now)
                 if not request.emitted_ids:
                     replica.begin_answer(request)
                     self.order.begin(request, now)
                     late = now - request.arrived_at > self.settings.ttft_s
                     self.tally.first_token(request, output, late=late, apart=self._apart)
                 self._count_emitted(replica, request, output.new_token_ids)
+                request.trail.delivered(output, now)
                 is_first = len(request.emitted_ids) == len(output.new_token_ids) and output.finish_reason is None
                 if replica.long_tokens and is_first and self._apart is not None:
                     for _, target in self._apart.moves(replica, self.replicas, now, only=request):

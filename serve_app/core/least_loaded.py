@@ -130,9 +130,6 @@ class LeastOutstandingTokens:
     def hit_tokens(self, request: RequestState, replica: ReplicaState) -> int:
         return 0
 
-    def cached_tokens(self, request: RequestState) -> int:
-        return 0
-
     def leaving(self, queued: Sequence[RequestState], replicas: Mapping[str, ReplicaState]) -> Sequence[RequestState]:
         return queued
 

@@ -271,10 +271,6 @@ class RoutingPolicy(Protocol):
         """Return the prompt tokens that are probably cached at the replica."""
         ...
 
-    def cached_tokens(self, request: RequestState) -> int:
-        """Return the most prompt tokens that are probably cached at one replica."""
-        ...
-
     def leaving(self, queued: Sequence[RequestState], replicas: Mapping[str, ReplicaState]) -> Sequence[RequestState]:
         """Return those of a replica's queued requests that should leave it for a new replica, in the same order."""
         ...

@@ -8,9 +8,8 @@ from serve_app.core.step_costs import MeasuredCosts, long_context
 LATEST, RUNNING = 1 / 8, 1 / 16
 """Weights in the moving means: of a request that ended, and of a running answer that costs more than usual, each time that its length has
 doubled. With 1/4 for the latter, a tenant with one long answer in 100 would wait too long for its short ones."""
-LEAST_COMPUTED = 0.25
-"""At least this part of the unknown tokens of a prompt is expected to be computed: a tenant must not make its next prompts seem to cost
-nothing."""
+_LEAST_COMPUTED = 0.25
+"""At least this part of a prompt is expected to be in no cache: a tenant must not make its next prompts seem to cost nothing."""
 _FIRST_ANSWER_TOKENS = 64
 """Expected length of an answer while none has ended."""
 GUESS = MeasuredCosts(
@@ -31,28 +30,23 @@ class UsualCosts:
     answer_s: float | None = None
     """GPU-seconds of an answer without its prompt; None before the first one."""
     computed: float = 1.0
-    """Part of the prompts' *unknown* tokens that was computed, from 0 to 1. Unknown are those that no replica has cached as far as this
-    ingress knows: other ingresses' prompts are not known here, and with ``routing: {by: load}`` none is."""
+    """Part of a prompt that was in no prefix cache, from 0 to 1."""
 
     def learn_answer(self, answer_s: float, weight: float = LATEST) -> None:
         self.answer_s = answer_s if self.answer_s is None else self.answer_s + weight * (answer_s - self.answer_s)
 
-    def learn_prompt(self, computed_tokens: int, unknown_tokens: int, prompt_tokens: int) -> None:
-        """Learn from a prompt as much as its unknown part is of it: a known prompt, of which the last block is computed, teaches little."""
-        weight = LATEST * unknown_tokens / max(unknown_tokens, prompt_tokens)
-        self.computed += weight * (min(1.0, computed_tokens / unknown_tokens) - self.computed)
+    def learn_prompt(self, computed: float) -> None:
+        self.computed += LATEST * (computed - self.computed)
 
-    def expected(
-        self, request: RequestState, unknown_tokens: int, others: "UsualCosts", costs: MeasuredCosts
-    ) -> tuple[float, float]:
+    def expected(self, request: RequestState, others: "UsualCosts", costs: MeasuredCosts) -> tuple[float, float]:
         """Return the GPU-seconds that the prompt and the answer will probably cost. ``others`` count until an answer is known here."""
         answer_s = others.answer_s if self.answer_s is None else self.answer_s
         if answer_s is None:
             answer_s = _FIRST_ANSWER_TOKENS * costs.output_token_s
         most = request.max_tokens
         longest_s = costs.seconds(output_tokens=most, context_tokens=long_context(request.prompt_tokens, most), step_part=most)
-        computed = max(LEAST_COMPUTED, self.computed)
-        return costs.seconds(computed_tokens=unknown_tokens * computed), min(answer_s, longest_s)
+        computed = max(_LEAST_COMPUTED, self.computed)
+        return costs.seconds(computed_tokens=request.prompt_tokens * computed), min(answer_s, longest_s)
 
 
 def answer_cost_s(request: RequestState, costs: MeasuredCosts) -> float:

@@ -55,9 +55,8 @@ def test_alerts_ask_the_jobs_that_the_pod_monitors_make() -> None:
     others = ("serve_app:", "DCGM_")  # recorded series, and those of NVIDIA's exporter, whose job the cluster names
     asked = [selector for rule in rules(r) for selector in selectors(rule["expr"]) if not selector.name.startswith(others)]
     strangers = [s.text for s in asked if 'job="serving/demo-ingress"' not in s.text]
-    of_ray = {"up", f"ray_{PREFIX}desired"}  # whose pods have the GPUs; what the autoscaler wants
-    of_head = {f'{name}{{RayNodeType="head",job="serving/demo-ray"}}' for name in OF_RAYS_NODES}
-    assert set(strangers) <= of_head | {f'{name}{{job="serving/demo-ray"}}' for name in of_ray}
+    of_ray = {"up", f"ray_{PREFIX}desired", *OF_RAYS_NODES}  # whose pods have the GPUs; what the autoscaler wants; memory
+    assert set(strangers) <= {f'{name}{{job="serving/demo-ray"}}' for name in of_ray}
 
 
 def test_pod_monitors_scrape_ports_that_their_pods_have() -> None:

@@ -293,8 +293,8 @@ class TenantMachine(FleetMachine):
         self.tags: dict[str, int] = {}
         place = self.fleet.order.place
 
-        def noting(request: RequestState, *args: Any, **options: Any) -> None:
-            place(request, *args, **options)
+        def noting(request: RequestState, *args: Any) -> None:
+            place(request, *args)
             self.tags[request.request_id] = request.priority
 
         self.fleet.order.place = noting  # type: ignore[method-assign, assignment]

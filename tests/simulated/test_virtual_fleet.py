@@ -106,7 +106,7 @@ def test_small_and_slow_engines_are_shared_by_weight_and_no_request_waits_for_ev
 def test_at_three_times_the_load_one_in_20_admitted_requests_at_most_begins_too_late_and_no_place_is_free(
     name: str, make_cores: MakeCores
 ) -> None:
-    """With other seeds up to 22 % of requests beside long prompts began too late: benchmarks/results/fairness-virtual.md."""
+    """With other seeds up to 15 % of requests beside long prompts began too late: benchmarks/results/fairness-virtual.md."""
     fleet = LoadedFleet(make_cores(16), seed=5)
     fleet.run([replace(load, first_token_s=10.0) for load in OVERLOADS[name]], 45)
     admitted = [asked for asked in fleet.counted() if asked.refused_at is None]
