@@ -85,18 +85,10 @@ def _named(*keys: str) -> Schema:
 
 
 _NEVER_IGNORED = {
-    *("release-name", "set-by-chart", "foreign-key", "port-taken", "min-above-max", "config-too-large"),
-    *(
-        "nodes-cannot-be",
-        "stages-cannot-be",
-        "pods-cannot-be-shared",
-        "label-of-chart",
-        "annotation-of-helm",
-        "name-twice",
-        "mount-without-volume",
-    ),
+    *("release-name", "set-by-chart", "foreign-key", "port-taken", "min-above-max", "config-too-large", "name-twice"),
+    *("nodes-cannot-be", "stages-cannot-be", "pods-cannot-be-shared", "label-of-chart", "annotation-of-helm", "nothing-served"),
     *("request-above-limit", "value-moved", "weights-path-twice", "weights-revision-moves", "weights-place-wrong"),
-    *("not-a-mapping", "host-is-no-name", "certificate-without-arn", "redis-address-wrong", "nothing-served"),
+    *("mount-without-volume", "not-a-mapping", "host-is-no-name", "certificate-without-arn", "redis-address-wrong"),
     *("alb-check-not-a-number", "redis-secret-of-chart", "serve-outlasts-drain"),
     *("tenant-name", "tenant-model-not-served", "tenant-key-twice", "tenant-day", "oidc-without-tenants"),
 }

@@ -128,7 +128,7 @@ class CachedPoints:
     def _store(self, report: BlocksStored) -> None:
         parent, size, bit = report.parent, self._block_size, self._bits.setdefault(report.medium, 1 << len(self._bits))
         if report.token_ids and len(report.token_ids) != len(report.hashes) * size:
-            return  # part of a block, which the prompts' points know nothing of
+            return  # a partial block, at whose end no point is
         for number, hashed in enumerate(report.hashes):
             block = self._blocks.get(hashed)
             if block is None:

@@ -1,7 +1,8 @@
 """These tests kill or stop an engine or an ingress while streams move with their KV: real engines, NIXL over TCP, two ingresses.
 
 A read takes milliseconds here. So where a fault is to come between the source's answer and the target's first token, the other engines
-stand still first: what the source hands over then waits to be read.
+stand still first: what the source hands over then waits to be read. Two sleeps are part of the fault: when it comes, and how long an
+ingress is stopped.
 """
 
 import contextlib
