@@ -2,8 +2,9 @@
 
     python -c "$(cat streams.py)" URL MODEL STREAMS TOKENS
 
-STREAMS clients ask the same question, greedily, again and again, until standard input ends; what runs then is finished. Prints
-`started` once every client has a first token, and at the end one JSON line. $API_KEY is the key. The pod has httpx, but no tests.
+STREAMS clients ask the same question, greedily, again and again, until standard input ends; what runs then is finished. Each
+client has a cache salt of its own, so that no engine has its KV of another's. Prints `started` once every client has a first token, and
+at the end one JSON line. $API_KEY is the key. The pod has httpx, but no tests.
 A client whose request failed sleeps before it asks again, as clients do; nothing else would slow a loop of failures down.
 """
 
@@ -68,9 +69,10 @@ class Client:
 async def main(url: str, model: str, streams: int, tokens: int) -> None:
     """Run until standard input ends, then print the sums."""
     messages = [{"role": "user", "content": QUESTION}]
-    body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": tokens, "stream": True}
+    body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": tokens, "stream": True, "ignore_eos": True}
     headers = {"authorization": f"Bearer {key}"} if (key := os.environ.get("API_KEY")) else {}
-    clients = [Client(httpx.AsyncClient(base_url=url, timeout=ANSWER_LIMIT_S, headers=headers), body) for _ in range(streams)]
+    bodies = [{**body, "cache_salt": f"client {number}"} for number in range(streams)]
+    clients = [Client(httpx.AsyncClient(base_url=url, timeout=ANSWER_LIMIT_S, headers=headers), body) for body in bodies]
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         for client in clients:

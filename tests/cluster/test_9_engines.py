@@ -1,6 +1,6 @@
 """These tests install models whose engines need more than a pod of their own: KV between pods, one GPU for two models, two pods for one.
 
-Accelerators are simulated, GPUs pretended. The namespace has the chart's network policies.
+GPUs are pretended, and accelerators simulated unless a test says that its engines are real. The namespace has the chart's network policies.
 """
 
 import functools
@@ -72,6 +72,19 @@ REAL_NODES = {
         },
     }
 }
+REAL_KV = {
+    "config": {
+        "models": {
+            MODEL: {
+                "model": CHECKPOINT,
+                "simulated": None,
+                "engine_args": {"max_num_seqs": 8, "enforce_eager": True, "dtype": "float32"},
+                "env": ENVIRONMENT,
+            }
+        },
+        "timeouts": {"drain_s": 3, "no_replica_s": 3},
+    }
+}
 NODES_ON_GPUS = ("--set", "config.models.sim.gpus_per_replica=2,modelPods.gpusPerNode=1")
 
 
@@ -119,9 +132,16 @@ def answers(release: Release, model: str, tokens: int = 20) -> bool:
 
 
 @pytest.mark.usefixtures("karpenter")
-def test_the_streams_of_a_pod_that_is_evicted_take_their_kv_to_another_pod(tmp_path: Path) -> None:
-    """The two pods reach each other's ports for KV under policies that refuse the rest (test_2_network.py)."""
-    release = installed(KV, tmp_path, "--set", "modelPods.onePerNode=true")
+@pytest.mark.parametrize("is_real", [False, True], ids=["simulated", "real"])
+def test_the_streams_of_a_pod_that_is_evicted_take_their_kv_to_another_pod(tmp_path: Path, *, is_real: bool) -> None:
+    """The two pods reach each other's ports for KV under policies that refuse the rest (test_2_network.py).
+
+    The real engines compute on CPUs, with random weights, and move KV by NIXL over TCP.
+    """
+    image = images_from_environment()
+    assert image is not None
+    values = merged(KV, REAL_KV, with_checkpoint(image.app)) if is_real else KV
+    release = installed(values, tmp_path, "--set", "modelPods.onePerNode=true")
     wait_until("two replicas", lambda: len(release.ready_pods("model")) == 2)
     victim = release.ready_pods("model")[0]
     with release.streams(num=NUM_STREAMS, tokens=LONG_TOKENS) as seen:
