@@ -220,13 +220,11 @@ BY_KEY: dict[str, Schema] = {
     "pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
     "nodesWithin": {"type": "string", "pattern": r"^(([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$"},
     "topologySpread": {"enum": ["ScheduleAnyway", "DoNotSchedule", ""]},
-    "upscalingMode": {"enum": ["Default", "Conservative"]},
     "type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
     "albScheme": {"enum": ["internal", "internet-facing"]},
     "accessMode": {"enum": ["ReadWriteMany", "ReadOnlyMany", "ReadWriteOnce"]},
     "whenDeleted": {"enum": ["Delete", "Retain"]},
     "port": _PORT,
-    "bytes": {"type": "integer", "minimum": 78643200},  # Ray's minimum
     "prefillSeconds": {"type": "integer", "minimum": 30},
     "activeDeadlineSeconds": {"type": "integer", "minimum": 1},
     "upgradeStrategy": {"enum": ["NewCluster", "None"]},
