@@ -17,12 +17,13 @@ from typing import Any
 import yaml
 
 from serve_app.config import settings_json_schema
-from serve_app.config.checks import MAX_WRITTEN_REPLICAS, RESERVED_PORTS
+from serve_app.config.checks import MAX_WRITTEN_REPLICAS, RESERVED_PORTS, ZERO_HINTS
 from serve_app.config.foreign import FOREIGN
 from serve_app.config.tenants_file import RESERVED_NAMES, TENANT_PATTERN, tenants_json_schema
 from serve_app.config.timeouts import FOLLOWING, RULES
 from serve_app.config.vllm_arguments import misplaced_arguments
 from serve_app.config.weight_places import FOLDER_FORMS, MODEL_FORMS
+from tools.chart_forms import FREE_MAPS, forms_of, let_zero_through, loosened
 from tools.chart_sections import open_to_foreign_names, places
 
 CHART = Path(__file__).parents[1] / "helm" / "serve-app"
@@ -89,7 +90,15 @@ _NEVER_IGNORED = {
     *("nodes-cannot-be", "stages-cannot-be", "pods-cannot-be-shared", "label-of-chart", "annotation-of-helm", "nothing-served"),
     *("request-above-limit", "value-moved", "weights-path-twice", "weights-revision-moves", "weights-place-wrong"),
     *("mount-without-volume", "not-a-mapping", "host-is-no-name", "certificate-without-arn", "redis-address-wrong"),
-    *("alb-check-not-a-number", "redis-secret-of-chart", "serve-outlasts-drain"),
+    *(
+        "wrong-form",
+        "account-without-name",
+        "download-cannot-be",
+        "max-is-zero",
+        "alb-check-not-a-number",
+        "redis-secret-of-chart",
+        "serve-outlasts-drain",
+    ),
     *("tenant-name", "tenant-model-not-served", "tenant-key-twice", "tenant-day", "oidc-without-tenants"),
 }
 """Rules that cannot be ignored: Kubernetes, Helm or serve-app itself would refuse the release, or the chart could not make it."""
@@ -145,11 +154,6 @@ def rule_names() -> set[str]:
     return own | {rule.name for rule in RULES}
 
 
-def _only(one: str, other: str) -> Schema:
-    """Return the schema of an object that has the key ``one`` and not ``other``."""
-    return {"required": [one], "properties": {other: {"type": "null"}}}  # `false` would be reported as "false schema"
-
-
 _SPREAD: Schema = {
     "type": "array",
     "items": {
@@ -167,15 +171,7 @@ _DOWNLOAD: Schema = {
     "type": "object",
     "additionalProperties": False,
     "required": ["path", "source"],
-    "if": {"properties": {"source": {"pattern": "^hf:"}}},
-    "then": _only("revision", "sha256"),
-    "else": _only("sha256", "revision"),
-    "properties": {
-        "path": {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9._-]*$"},
-        "source": {"type": "string", "pattern": r"^(hf:[^/@:]+/[^/@:]+|s3://[^/]+/.+)$"},
-        "revision": {"type": "string", "pattern": r"^[A-Za-z0-9._/-]+$"},  # the chart's rule says how to find the commit
-        "sha256": {"type": "string", "pattern": r"^[0-9a-f]{64}$"},
-    },
+    "properties": {key: {"type": "string"} for key in ("path", "source", "revision", "sha256")},  # rules judge them
 }
 
 _TIMEOUTS = ("rayDrainSeconds", "gcsReconnectSeconds", "terminationGracePeriodSeconds", "rayClusterDeletionDelaySeconds")
@@ -220,13 +216,11 @@ BY_KEY: dict[str, Schema] = {
     "pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
     "nodesWithin": {"type": "string", "pattern": r"^(([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$"},
     "topologySpread": {"enum": ["ScheduleAnyway", "DoNotSchedule", ""]},
-    "upscalingMode": {"enum": ["Default", "Conservative"]},
     "type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
     "albScheme": {"enum": ["internal", "internet-facing"]},
     "accessMode": {"enum": ["ReadWriteMany", "ReadOnlyMany", "ReadWriteOnce"]},
     "whenDeleted": {"enum": ["Delete", "Retain"]},
     "port": _PORT,
-    "bytes": {"type": "integer", "minimum": 78643200},  # Ray's minimum
     "prefillSeconds": {"type": "integer", "minimum": 30},
     "activeDeadlineSeconds": {"type": "integer", "minimum": 1},
     "upgradeStrategy": {"enum": ["NewCluster", "None"]},
@@ -258,15 +252,14 @@ def values_schema() -> Schema:
     del config["properties"]["ui"], config["$defs"]["UiSettings"]  # only for `serve-app up`; the chart's own value is `ui`
     del values["config"]
     old = dict(_moved_values())
-    properties = {key: schema_of(value, (key,), described) for key, value in values.items()}
+    by_key = {path: loosened(path.rpartition(".")[2], schema) for path, schema in BY_KEY.items()}
+    properties = {key: schema_of(value, (key,), described, by_key) for key, value in values.items()}
     tenants = tenants_json_schema()
     config["$defs"] |= tenants.pop("$defs")
     inline = tenants["properties"]["tenants"]
     properties["tenants"]["properties"]["inline"] |= {
         key: value for key, value in inline.items() if key not in ("description", "minProperties", "propertyNames")
     }
-    for account in properties["serviceAccounts"]["properties"].values():
-        account |= {"if": {"properties": {"create": {"const": False}}}, "then": {"properties": {"name": {"minLength": 1}}}}
     for path in old:
         _let_through(path, properties)
     pods = properties["modelPods"]["properties"]
@@ -275,6 +268,7 @@ def values_schema() -> Schema:
     closed = {"additionalProperties": False, "patternProperties": properties["modelPods"]["patternProperties"]}
     of_models = {"order": _ORDER, "pods": {**described_pods, **closed}, "podsOf": _PODS_OF, "served": _SERVED}
     config["$defs"]["ModelSettings"]["properties"] |= of_models
+    let_zero_through(config["$defs"])
     foreign = dict(open_to_foreign_names(config))
     for name in ("ModelSettings", "IngressSettings"):
         replicas = config["$defs"][name]["properties"]["replicas"]
@@ -326,6 +320,9 @@ def chart_rules() -> dict[str, Any]:
         "folderForms": [form._asdict() for form in FOLDER_FORMS],
         "foreignValues": _FOREIGN_VALUES,
         "moved": dict(_moved_values()),
+        "forms": forms_of(BY_KEY),
+        "freeMaps": list(FREE_MAPS),
+        "zeros": ZERO_HINTS,
         "tenantNames": {"pattern": TENANT_PATTERN, "reserved": list(RESERVED_NAMES)},
     }
 

@@ -222,8 +222,10 @@ def _folder(asked: Asked) -> Path:
         CheckpointError: An embedded model is unknown, not fetched, or damaged.
     """
     source = resolve_model(asked.model, default_cache_dir())
-    if os.path.exists(source):
-        return Path(source)
+    mounted = asked.settings.model if asked.settings else ""
+    for place in (source, mounted):  # of manifests, where a job fetches the weights from and where pods have them
+        if place and os.path.exists(place):
+            return Path(place)
     named = "" if asked.settings is None else f"{source} "
     where = asked.where if asked.settings is None else f"{asked.where}.model"
     if is_hub_id(source) and source.count("/") == 1 and not source.startswith("."):
@@ -238,6 +240,10 @@ def _folder(asked: Asked) -> Path:
         copy = Path(source).name
         command = f"aws s3 cp {source}/config.json {copy}/config.json"
         hint = f"fit reads no bucket: run `{command}`, then `{as_typed()} fit {copy}` for this model"
+        raise ConfigError(where, f"{named}is not on this machine", hint)
+    if asked.settings is not None and os.path.isabs(source):
+        copy = Path(source).name
+        hint = f"fit sees no volume of the cluster: copy the folder's config.json to {copy}/, then run `{as_typed()} fit {copy}`"
         raise ConfigError(where, f"{named}is not on this machine", hint)
     hint = (
         "give a checkpoint's folder, its config.json, or a configuration of serve-app (.yaml); embedded:NAME is an embedded model"
@@ -281,7 +287,7 @@ def memory_notes(models: Mapping[str, ModelSettings]) -> Iterator[str]:
             yield f"{at}.gpus_per_replica {exc.problem}; {exc.hint}"
             continue
         named = [key.removeprefix(_RAYS_KIND) for key in model.resources if key.startswith(_RAYS_KIND)]
-        if not named or model.stages() > 1:  # the estimate shares each layer among all GPUs
+        if not named:
             continue
         try:
             accelerator = accelerator_named(named[0])

@@ -56,7 +56,7 @@ def _memory(found: Estimate) -> Iterator[tuple[str, str, str]]:
     yield (
         f"on {of.num_gpus} x {of.accelerator.name}",
         _gib(of.accelerator.memory_bytes),
-        f"each; {of.plan.utilization:.0%} for vLLM{_on_nodes(of)}",
+        f"each; {of.plan.utilization:.0%} for vLLM{_on_nodes(of)}{_in_stages(of)}",
     )
     weight_error = found.weight_error if found.weight_error.startswith("exact") else f"error {found.weight_error}"
     yield "  weights", _gib(of.weight_bytes), f"of each GPU; {weight_error}"
@@ -71,12 +71,17 @@ def _on_nodes(of: Fit) -> str:
     return f"; {of.num_gpus // of.num_nodes} on each of {of.num_nodes} nodes" if of.num_nodes > 1 else ""
 
 
+def _in_stages(of: Fit) -> str:
+    stages = of.plan.stages
+    return f"; {stages} stages, and below is stage {of.stage}, which holds the fewest requests" if stages > 1 else ""
+
+
 def _contexts(found: Estimate) -> Iterator[tuple[str, str, str]]:
     of = found.fit
     per_token = of.request_bytes / of.context / 1024
     yield "KV per token", f"{per_token:,.4g} KiB", f"of each GPU, at {of.context:,} tokens; {found.kv_error}"
     yield "longest context", f"{of.longest_context:,}", f"the model allows {found.shape.max_tokens:,}"
-    spread = GIB / of.request_bytes
+    spread = GIB / max(1, of.request_bytes)
     error = f"{spread:.0f} more or fewer per GiB of error" if spread >= 1 else "a GiB of error is less than one"
     yield "requests at once", str(of.concurrency), f"of {of.context:,} tokens each; {error}"
     if found.offload_bytes:
@@ -153,6 +158,7 @@ def as_json_value(found: Estimate) -> dict[str, Any]:
         "gpu": of.accelerator.name,
         "gpus": of.num_gpus,
         "nodes_of_a_replica": of.num_nodes,
+        "stages": {"num": of.plan.stages, "of_these_bytes": of.stage},
         "architecture": shape.family,
         "quantization": shape.quantization.method if shape.quantization else None,
         "parameters": found.counts.total,

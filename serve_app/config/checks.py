@@ -222,12 +222,25 @@ def _plain_words(detail: ErrorDetails) -> tuple[str, str]:
         return f"is {text}, but should match {detail['ctx']['pattern']}", "for example my-model"
     if kind in ("int_type", "float_type") and isinstance(value, str):
         return f"is {text}, {should}", number_hint(name, value)
+    if (
+        kind == "greater_than_equal"
+        and value == 0
+        and (detail["loc"][:1] == ("autoscaling",) or "replicas" in detail["loc"][2:3])
+    ):
+        return f"is {text}, {should}", ZERO_HINTS.get(name, "")
     if kind in ("bool_type", "bool_parsing"):
         return f"is {text}, {should}", "write true or false"
     if kind == "string_type" and isinstance(value, int | float):
         is_whole = isinstance(value, float) or abs(value) < 10**50  # `shown` cuts longer ones
         return f"is {text}, {should}", f'write "{text}" in quotes' if is_whole else "write it in quotes"
     return f"is {text}, {should}", ""
+
+
+ZERO_HINTS = {
+    "max": "for no replicas at times set replicas.min to 0, and min to 1 in the windows of replicas.schedule that need some",
+    "max_gpus": "remove it for no limit",
+}
+"""The way out for a key of a model's `replicas` or of `autoscaling` that is 0 and must not be. The chart's rule max-is-zero has it too."""
 
 
 def _mapping_hint(location: Sequence[int | str], value: Any) -> str:

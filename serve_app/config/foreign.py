@@ -53,7 +53,7 @@ _UPDATES = "set models.NAME.replicas.surge to 1 or 0: whether a new replica is r
 _TLS = "TLS of clients ends at a load balancer or proxy, with the Helm chart at ingress.tls or httpRoute; protocol.tls is for the links"
 _WORKERS = "nodes follow the replicas: set models.NAME.replicas: {min: 1, max: 2}; the Helm chart makes a pod for each"
 _MEMORY = "the memory of pods is the Helm chart's modelPods.resources; the KV cache on CPUs has models.NAME.kv_cache_gib"
-_OBJECTS = "remove it: serve-app up sets it itself; the Helm chart has objectStore.bytes"
+_OBJECTS = "remove it: serve-app up and the Helm chart set it themselves"
 _RECORDS = "set ingress.ledger for a line per request, tracing for traces"
 _CHECKPOINT = (
     "remove it: what a model is and how long its context may be comes from its checkpoint, and from models.NAME.engine_args"

@@ -31,12 +31,13 @@ class Places:
 
     def bytes_on_each_gpu(self, shape: Architecture, element: int, num_gpus: int) -> int:
         """Return the bytes on each of ``num_gpus``. ``element``: bytes of a number, as of an unquantized weight."""
-        moe_layers, moe = (shape.experts.num_layers, self._experts(shape, shape.experts, num_gpus)) if shape.experts else (0, 0)
+        moe_layers = shape.num_expert_layers
+        moe = self._experts(shape, shape.experts, num_gpus) if shape.experts else 0
         numbers = shape.num_layers * _attention(shape, num_gpus)
         numbers += (shape.num_layers - moe_layers) * _feed_forward(shape, shape.intermediate_size, num_gpus)
         numbers += moe_layers * moe
         if shape.family not in _PLAIN_EMBEDDINGS:
-            numbers += 2 * (shape.vocab_size + shape.hidden_size)
+            numbers += (shape.has_embeddings + shape.has_output) * (shape.vocab_size + shape.hidden_size)
         return self.num * self.rank * element * numbers
 
     def _experts(self, shape: Architecture, moe: Experts, num_gpus: int) -> int:

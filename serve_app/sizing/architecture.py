@@ -6,7 +6,7 @@ media the text part is read. A `model_type` outside `FAMILIES` is read like a Ll
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from serve_app.errors import ConfigError
 from serve_app.sizing.config_values import ConfigValues
@@ -24,6 +24,8 @@ FAMILIES = frozenset(
 )
 _ENCODERS = frozenset({"bert", "roberta", "xlm-roberta", "modernbert", "distilbert", "nomic_bert", "t5", "whisper", "clip"})
 _SHIFTED_POSITIONS = {"opt": 2}
+_ON_EVERY_STAGE = frozenset({"gemma3", "gemma3_text", "gemma2", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "opt", "gpt2"})
+"""Families of which vLLM keeps the embeddings and the output layer on every pipeline stage."""
 MOST_TOKENS = 2**30
 _CONTEXT_KEYS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
@@ -33,9 +35,21 @@ _CONTEXT_KEYS = (
 _UNNAMED_CONTEXT = 2048
 
 
+_Kind = Literal["full", "sliding", "stateful"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer of the transformer."""
+
+    attention: _Kind = "full"
+    """stateful: linear attention, whose state does not grow with the context."""
+    has_experts: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """The expert layers of a mixture of experts."""
+    """What each layer with experts holds."""
 
     num: int
     per_token: int
@@ -43,8 +57,6 @@ class Experts:
     """Inner size of one expert's feed-forward."""
     shared_size: int = 0
     """Inner size of the feed-forward that every token passes beside its experts."""
-    num_layers: int
-    """Layers with experts; the others are dense."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +73,12 @@ class Latent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """The shape of a model, as far as memory and step times depend on it."""
+    """The shape of a model or of one of its pipeline stages, as far as memory and step times depend on it."""
 
     family: str
     dtype: str
     """Type of the weights that are not quantized, by its name in the file; "" if the file names none."""
-    num_layers: int
+    layers: tuple[Layer, ...]
     hidden_size: int
     intermediate_size: int
     num_heads: int
@@ -82,9 +94,9 @@ class Architecture:
     qkv_bias: bool = False
     sliding_window: int = 0
     """Tokens that a layer with a sliding window sees; 0 without such layers."""
-    num_sliding_layers: int = 0
-    num_stateful_layers: int = 0
-    """Layers of linear attention, whose state does not grow with the context."""
+    is_first: bool = True
+    """Whether this is the first pipeline stage. A whole model is the first and the last stage."""
+    is_last: bool = True
     experts: Experts | None = None
     latent: Latent | None = None
     quantization: Quantization | None = None
@@ -92,9 +104,34 @@ class Architecture:
     """What this estimate leaves out or assumes."""
 
     @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def num_sliding_layers(self) -> int:
+        return sum(layer.attention == "sliding" for layer in self.layers)
+
+    @property
+    def num_stateful_layers(self) -> int:
+        return sum(layer.attention == "stateful" for layer in self.layers)
+
+    @property
     def num_full_layers(self) -> int:
         """Layers whose KV cache grows with every token."""
-        return self.num_layers - self.num_sliding_layers - self.num_stateful_layers
+        return sum(layer.attention == "full" for layer in self.layers)
+
+    @property
+    def num_expert_layers(self) -> int:
+        return sum(layer.has_experts for layer in self.layers)
+
+    @property
+    def has_embeddings(self) -> bool:
+        return self.is_first or (self.tied and self.is_last) or self.family in _ON_EVERY_STAGE
+
+    @property
+    def has_output(self) -> bool:
+        """Whether the output layer and the norm before it are here."""
+        return self.is_last or self.family in _ON_EVERY_STAGE
 
     @property
     def is_plain(self) -> bool:
@@ -132,15 +169,16 @@ def architecture_of(values: object, where: str) -> Architecture:
     heads = config.whole("num_attention_heads", "n_head", "n_heads", most=2**14)
     hidden = config.whole("hidden_size", "n_embd", "d_model", most=2**20)
     layers = config.whole("num_hidden_layers", "n_layer", "n_layers", most=2**12)
-    experts = _experts(config, layers)
+    experts, with_experts = _experts(config, layers)
     inner = config.whole("intermediate_size", "ffn_dim", "n_inner", most=2**24, default=4 * hidden)
     latent = _latent(config)
-    window, sliding, stateful = _layer_kinds(config, family, layers)
+    window, kinds = _layer_kinds(config, family, layers)
+    stateful = kinds.count("stateful")
     if stateful == layers:
         raise ConfigError(f"{where}: layer_types", "has no layer of attention", "fit sizes models whose requests hold a KV cache")
     if stateful:
         notes.append(f"{stateful} layers of linear attention: their state, some MiB per request, is left out")
-    if sliding:
+    if "sliding" in kinds:
         notes.append("KV of layers with a sliding window: vLLM pads groups of layers, up to 15 % more")
     shape: dict[str, Any] = {
         "num_kv_heads": config.whole("num_key_value_heads", "num_kv_heads", "n_head_kv", most=2**14, default=heads),
@@ -158,7 +196,7 @@ def architecture_of(values: object, where: str) -> Architecture:
     return Architecture(
         family=family,
         dtype=whole.text("dtype", "torch_dtype") or config.text("dtype", "torch_dtype"),
-        num_layers=layers,
+        layers=tuple(Layer(kind, n in with_experts) for n, kind in enumerate(kinds)),
         hidden_size=hidden,
         intermediate_size=inner,
         num_heads=heads,
@@ -167,8 +205,6 @@ def architecture_of(values: object, where: str) -> Architecture:
         tied=whole.flag("tie_word_embeddings", config.flag("tie_word_embeddings", family in _TIED)),
         qkv_bias=config.flag("attention_bias", family in ("qwen2", "qwen2_moe", "gpt_oss")),
         sliding_window=window,
-        num_sliding_layers=sliding,
-        num_stateful_layers=stateful,
         experts=experts,
         latent=latent,
         quantization=quantization,
@@ -221,24 +257,27 @@ def _ropes(config: ConfigValues) -> list[ConfigValues]:
     return [part for part in nested if part is not None] or [whole]
 
 
-def _experts(config: ConfigValues, layers: int) -> Experts | None:
+def _experts(config: ConfigValues, layers: int) -> tuple[Experts | None, frozenset[int]]:
+    """Return the experts, and the layers that have them."""
     num = config.whole("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts", least=0, most=2**14, default=0)
     if num < 2:
-        return None
+        return None, frozenset()
     size = config.whole("moe_intermediate_size", "intermediate_size", most=2**24)
     shared = config.whole("shared_expert_intermediate_size", least=0, most=2**24, default=0)
     shared = shared or config.whole("n_shared_experts", least=0, most=2**10, default=0) * size
     dense = config.whole("first_k_dense_replace", least=0, most=layers, default=0)
-    only_dense = config.values.get("mlp_only_layers")
-    dense += len(only_dense) if isinstance(only_dense, list) else 0
+    named = config.values.get("mlp_only_layers")
+    only_dense = {each for each in named if isinstance(each, int)} if isinstance(named, list) else set()
     step = config.whole("decoder_sparse_step", "moe_layer_freq", most=2**12, default=1)
-    return Experts(
+    before = 1 if config.has("decoder_sparse_step") else 0  # with a step of 2 these families begin at layer 1, others at 0
+    where = frozenset(n for n in range(dense, layers) if n not in only_dense and (n + before) % step == 0)
+    experts = Experts(
         num=num,
         per_token=config.whole("num_experts_per_tok", "num_experts_per_token", "moe_topk", most=num, default=min(2, num)),
         size=size,
         shared_size=shared,
-        num_layers=max(1, (layers - min(dense, layers)) // step),
     )
+    return (experts, where) if where else (None, where)
 
 
 def _latent(config: ConfigValues) -> Latent | None:
@@ -253,22 +292,28 @@ def _latent(config: ConfigValues) -> Latent | None:
     )
 
 
-def _layer_kinds(config: ConfigValues, family: str, layers: int) -> tuple[int, int, int]:
-    """Return the tokens of the sliding window, and the number of layers with one and of layers of linear attention."""
+def _layer_kinds(config: ConfigValues, family: str, layers: int) -> tuple[int, list[_Kind]]:
+    """Return the tokens of the sliding window, and the attention of each layer."""
     window = config.whole("sliding_window", least=0, most=MOST_TOKENS, default=0)
     if not config.flag("use_sliding_window", True):
         window = 0
+    in_window: _Kind = "sliding" if window else "full"
     kinds = config.texts("layer_types", layers)
     if kinds is not None:
-        sliding = sum(kind in ("sliding_attention", "chunked_attention") for kind in kinds)
-        stateful = layers - sliding - sum(kind in ("full_attention", "attention") for kind in kinds)
-        return (window, sliding, stateful) if window else (0, 0, stateful)
+        named: dict[str, _Kind] = {"sliding_attention": in_window, "chunked_attention": in_window}
+        named |= {"full_attention": "full", "attention": "full"}
+        found = [named.get(kind, "stateful") for kind in kinds]
+        return (window if "sliding" in found else 0), found
     if every := config.whole("full_attention_interval", least=0, most=layers, default=0):
-        return 0, 0, layers - layers // every
+        return 0, _full_every(every, "stateful", layers)
     if not window:
-        return 0, 0, 0
+        return 0, ["full"] * layers
     if family == "gemma2":
-        return window, (layers + 1) // 2, 0  # layers 0, 2, 4, ... have the window
+        return window, ["full" if n % 2 else "sliding" for n in range(layers)]
     if every := config.whole("sliding_window_pattern", least=0, most=layers, default=6 if family.startswith("gemma3") else 0):
-        return window, layers - layers // every, 0
-    return window, layers, 0
+        return window, _full_every(every, "sliding", layers)
+    return window, ["sliding"] * layers
+
+
+def _full_every(every: int, other: _Kind, layers: int) -> list[_Kind]:
+    return [other if (n + 1) % every else "full" for n in range(layers)]

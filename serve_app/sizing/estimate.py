@@ -22,7 +22,7 @@ from serve_app.sizing.fits import (
     shared_by,
     ways_out,
 )
-from serve_app.sizing.kv_memory import kv_element_bytes
+from serve_app.sizing.kv_memory import kv_bytes_of_request, kv_element_bytes
 from serve_app.sizing.nodes import Nodes, PodSizes, nodes_for, pod_sizes
 from serve_app.sizing.quantization import online_quantization
 from serve_app.sizing.rate import Load, Replicas, replicas_for
@@ -35,7 +35,6 @@ _LEFT_OUT = (
     "fully_sharded_loras",
     "lora_target_modules",
     "cpu_offload_gb",
-    "pipeline_parallel_size",
     "hf_overrides",
     "kv_offloading_size",
 )
@@ -91,7 +90,17 @@ class Estimate:
     @property
     def offload_tokens(self) -> int:
         """The tokens whose KV the pod's memory keeps, in requests of the context's length."""
-        return self.offload_bytes * self.fit.context // (self.fit.request_bytes * self.fit.num_gpus)
+        of, plan = self.fit, self.fit.plan
+        shared = of.num_gpus // plan.stages
+        held = kv_bytes_of_request(
+            self.shape,
+            of.context,
+            element=plan.kv_element,
+            num_gpus=shared,
+            step_tokens=plan.step_tokens,
+            stages=plan.stages,
+        )
+        return self.offload_bytes * of.context // (held * shared)
 
     @property
     def weight_error(self) -> str:
@@ -146,7 +155,7 @@ def estimate(shape: Architecture, files: TensorBytes | None, wish: Wish) -> Esti
     plan = _plan(shape, accelerator, args)
     online = online_quantization(str(args.get("quantization") or ""))
     weights = weight_bytes(shape, counts, element=plan.element, files=files, online=online)
-    stages = _whole(args, "pipeline_parallel_size") or 1
+    stages = plan.stages
     if wish.num_gpus is not None:
         check_gpus(shape, wish.num_gpus, wish.num_nodes, stages)
         found = fit(shape, counts, weights, accelerator, wish.num_gpus, context, plan, wish.num_nodes)
@@ -203,8 +212,11 @@ def check_gpus(shape: Architecture, num_gpus: int, num_nodes: int, stages: int =
     """Refuse a number of GPUs that cannot share the model.
 
     Raises:
-        ConfigError: The nodes or stages do not divide the GPUs, or the GPUs of a stage not the model's heads.
+        ConfigError: The nodes or stages do not divide the GPUs, a stage has no layer, or its GPUs do not divide the model's heads.
     """
+    if stages > shape.num_layers:
+        problem = f"is {stages}, and the model has {shape.num_layers} layers"
+        raise ConfigError("engine_args.pipeline_parallel_size", problem, "give each stage a layer or more")
     if num_gpus % num_nodes:
         problem = f"is {num_gpus} on {num_nodes} nodes"
         raise ConfigError("--gpus, or gpus_per_replica", problem, "each node holds the same number: give a multiple of the nodes")
@@ -235,6 +247,7 @@ def _plan(shape: Architecture, accelerator: Accelerator, args: Mapping[str, Any]
         has_graphs=not args.get("enforce_eager"),
         kv_bytes=_whole(args, "kv_cache_memory_bytes"),
         adapters=_places(args) if args.get("enable_lora") else None,
+        stages=_whole(args, "pipeline_parallel_size") or 1,
     )
 
 
@@ -267,6 +280,8 @@ def _notes(shape: Architecture, wish: Wish, found: Fit, replicas: Replicas | Non
         yield "a T4 does not run bfloat16: leave dtype out"
     if found.num_nodes > 1:
         yield f"no engine over {found.num_nodes} nodes was measured: reserve and times leave out the network between them"
+    if replicas is not None and found.plan.stages > 1:
+        yield f"times are those of GPUs that share every layer: in {found.plan.stages} stages a token takes longer, up to so many times"
     if wish.load is not None and found.fits and replicas is None:
         yield "replicas: the limits of the engine leave too few batches to tell its costs apart"
     if replicas is not None and replicas.missed:

@@ -2,6 +2,8 @@
 
     KV = (memory - HIDDEN_BYTES) x gpu_memory_utilization - weights - adapters - reserve        on each GPU
 
+Of a model in pipeline stages, the stage whose KV cache holds the fewest requests decides.
+
 The reserve is what vLLM measures at its start as activations, CUDA graphs and memory outside of torch. It is estimated here
 (`reserve_bytes`), and `reserve_error_gib` says how well.
 """
@@ -14,7 +16,8 @@ from serve_app.simulated.profiles import ACCELERATORS, MIB, Accelerator
 from serve_app.sizing.adapters import Places
 from serve_app.sizing.architecture import Architecture
 from serve_app.sizing.kv_memory import kv_bytes_of_request, longest_context
-from serve_app.sizing.weights import ParameterCounts, bytes_on_each_gpu
+from serve_app.sizing.stages import stages_of
+from serve_app.sizing.weights import ParameterCounts, bytes_of_stage, bytes_on_each_gpu, parameters_of
 
 GIB = 2**30
 HIDDEN_BYTES = 512 * MIB
@@ -48,16 +51,20 @@ class Plan:
     """`kv_cache_memory_bytes`, which replaces what is left of the utilization."""
     adapters: Places | None = None
     """None: the engine takes no LoRA adapters."""
+    stages: int = 1
+    """`pipeline_parallel_size`. The GPUs of a stage share each of its layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A model on ``num_gpus`` GPUs. Bytes are those of each GPU."""
+    """A model on ``num_gpus`` GPUs. Bytes are those of each GPU, with several stages of that which decides."""
 
     accelerator: Accelerator
     num_gpus: int
     num_nodes: int = 1
     """Nodes that share the GPUs evenly."""
+    stage: int = 1
+    """The pipeline stage that decides, counted from 1."""
     plan: Plan
     context: int
     """Tokens of the longest request that is wanted."""
@@ -79,7 +86,12 @@ class Fit:
     @property
     def concurrency(self) -> int:
         """Requests of the whole context that the cache holds at once, at most `Plan.max_seqs`."""
-        return min(self.plan.max_seqs, self.kv_bytes // self.request_bytes)
+        return min(self.plan.max_seqs, int(self.requests))
+
+    @property
+    def requests(self) -> float:
+        """Requests of the whole context that the KV cache has room for. A stage of linear attention alone holds no KV."""
+        return self.kv_bytes / max(1, self.request_bytes)
 
 
 def accelerator_named(name: str) -> Accelerator:
@@ -112,7 +124,8 @@ def reserve_bytes(shape: Architecture, plan: Plan, num_gpus: int) -> int:
         inner = moe.per_token * (shape.hidden_size + 2 * moe.size // num_gpus) + 2 * moe.shared_size // num_gpus
     activations = plan.step_tokens * (6 * shape.hidden_size + inner) * plan.element
     logits = min(plan.max_seqs, plan.step_tokens) * shape.vocab_size * 8  # as 32-bit floats, and a copy of them for sampling
-    fixed = NON_TORCH_BYTES + (GRAPH_BYTES if plan.has_graphs else 0) + (NCCL_BYTES if num_gpus > 1 else 0)
+    logits = logits if shape.is_last else 0
+    fixed = NON_TORCH_BYTES + (GRAPH_BYTES if plan.has_graphs else 0) + (NCCL_BYTES if num_gpus * plan.stages > 1 else 0)
     return activations + logits + fixed
 
 
@@ -139,7 +152,27 @@ def fit(
     plan: Plan,
     num_nodes: int = 1,
 ) -> Fit:
-    """Return how a model of ``weights`` bytes lies on ``num_gpus`` GPUs, of all its nodes together."""
+    """Return how a model of ``weights`` bytes lies on ``num_gpus`` GPUs, of all its nodes and stages together."""
+    found = []
+    for number, stage in enumerate(stages_of(shape, plan.stages), start=1):
+        part, own = counts, weights
+        if plan.stages > 1:
+            part = parameters_of(stage)
+            own = bytes_of_stage(part, counts, weights, plan.element)
+        of_stage = _fit_of_stage(stage, part, own, accelerator, num_gpus // plan.stages, context, plan)
+        found.append(replace(of_stage, num_gpus=num_gpus, num_nodes=num_nodes, stage=number))
+    return replace(min(found, key=lambda each: each.requests), longest_context=min(each.longest_context for each in found))
+
+
+def _fit_of_stage(
+    shape: Architecture,
+    counts: ParameterCounts,
+    weights: int,
+    accelerator: Accelerator,
+    num_gpus: int,
+    context: int,
+    plan: Plan,
+) -> Fit:
     own = bytes_on_each_gpu(shape, counts, weights, num_gpus)
     reserve = reserve_bytes(shape, plan, num_gpus)
     adapters = plan.adapters.bytes_on_each_gpu(shape, plan.element, num_gpus) if plan.adapters else 0
@@ -148,11 +181,10 @@ def fit(
     if plan.kv_bytes is not None:
         left = plan.kv_bytes if taken + plan.kv_bytes <= accelerator.memory_bytes - HIDDEN_BYTES else 0
     kv = max(0, left)
-    of = {"element": plan.kv_element, "num_gpus": num_gpus, "step_tokens": plan.step_tokens}
+    of = {"element": plan.kv_element, "num_gpus": num_gpus, "step_tokens": plan.step_tokens, "stages": plan.stages}
     return Fit(
         accelerator=accelerator,
         num_gpus=num_gpus,
-        num_nodes=num_nodes,
         plan=plan,
         context=context,
         weight_bytes=own,
@@ -174,13 +206,16 @@ def least_fit(
     num_nodes: int = 1,
 ) -> Fit | None:
     """Return the fit on the fewest GPUs that hold a request of ``context`` tokens; None if 8 on each node do not."""
-    tries = (fit(shape, counts, weights, accelerator, n, context, plan, num_nodes) for n in shared_by(shape, num_nodes))
+    tries = (
+        fit(shape, counts, weights, accelerator, n, context, plan, num_nodes) for n in shared_by(shape, num_nodes, plan.stages)
+    )
     return next((found for found in tries if found.fits), None)
 
 
-def shared_by(shape: Architecture, num_nodes: int = 1) -> list[int]:
-    """Return the numbers of GPUs on so many nodes that can share the model, in ascending order."""
-    return [n * num_nodes for n in GPU_NUMBERS if can_share(shape, n * num_nodes)]
+def shared_by(shape: Architecture, num_nodes: int = 1, stages: int = 1) -> list[int]:
+    """Return the numbers of GPUs on so many nodes that can share the model in so many stages, in ascending order."""
+    numbers = [n * num_nodes for n in GPU_NUMBERS]
+    return [n for n in numbers if n % stages == 0 and can_share(shape, n // stages)]
 
 
 def ways_out(shape: Architecture, counts: ParameterCounts, weights: int, of: Fit) -> Iterator[str]:

@@ -5,8 +5,6 @@ from serve_app.sizing.architecture import Architecture
 
 BLOCK_TOKENS = 16
 """Tokens of a block of vLLM's KV cache on GPUs; a request takes whole blocks."""
-STEPS_IN_FLIGHT = 2
-"""With async scheduling, vLLM's default on GPUs, a window is cut only after the step behind it."""
 _TYPES = {"float16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1}
 
 
@@ -36,23 +34,27 @@ def kv_bytes_per_token(shape: Architecture, element: int, num_gpus: int = 1) -> 
     return (shape.num_full_layers + shape.num_sliding_layers) * layer_bytes_per_token(shape, element, num_gpus)
 
 
-def kv_bytes_of_request(shape: Architecture, tokens: int, *, element: int, num_gpus: int, step_tokens: int) -> int:
+def kv_bytes_of_request(
+    shape: Architecture, tokens: int, *, element: int, num_gpus: int, step_tokens: int, stages: int = 1
+) -> int:
     """Return the bytes on each GPU of a request with a context of ``tokens``.
 
-    A layer with a sliding window holds the window and, while a prompt is computed, the tokens of the steps in flight.
+    A layer with a sliding window holds the window and, while a prompt is computed, the tokens of the steps in flight: one for each
+    pipeline stage, and with async scheduling, vLLM's default on GPUs, one more.
     """
     layer = layer_bytes_per_token(shape, element, num_gpus)
     held = _in_blocks(tokens)
-    in_window = min(held, _in_blocks(shape.sliding_window - 1 + STEPS_IN_FLIGHT * step_tokens) + BLOCK_TOKENS)
+    in_window = min(held, _in_blocks(shape.sliding_window - 1 + (stages + 1) * step_tokens) + BLOCK_TOKENS)
     return layer * (shape.num_full_layers * held + shape.num_sliding_layers * in_window)
 
 
-def longest_context(shape: Architecture, kv_bytes: int, *, element: int, num_gpus: int, step_tokens: int) -> int:
+def longest_context(shape: Architecture, kv_bytes: int, *, element: int, num_gpus: int, step_tokens: int, stages: int = 1) -> int:
     """Return the tokens of the longest context that ``kv_bytes`` on each GPU hold, in whole blocks; at most the model's own limit."""
     low, high = 0, -(-shape.max_tokens // BLOCK_TOKENS)
     while low < high:
         middle = (low + high + 1) // 2
-        need = kv_bytes_of_request(shape, middle * BLOCK_TOKENS, element=element, num_gpus=num_gpus, step_tokens=step_tokens)
+        tokens = middle * BLOCK_TOKENS
+        need = kv_bytes_of_request(shape, tokens, element=element, num_gpus=num_gpus, step_tokens=step_tokens, stages=stages)
         low, high = (middle, high) if need <= kv_bytes else (low, middle - 1)
     return min(shape.max_tokens, low * BLOCK_TOKENS)
 

@@ -13,6 +13,7 @@ from serve_app.simulated.profiles import ModelShape, Profile
 from serve_app.sizing.architecture import Architecture
 from serve_app.sizing.fits import Fit
 from serve_app.sizing.kv_memory import kv_bytes_of_request
+from serve_app.sizing.stages import stages_of
 from serve_app.sizing.weights import ParameterCounts
 
 _UNLIMITED = 1e30
@@ -79,12 +80,16 @@ def steps_of(profile: Profile, counts: ParameterCounts) -> StepModel:
 
 def hardware_of(shape: Architecture, counts: ParameterCounts, of: Fit, tokens: int) -> Hardware:
     """Return a simulated replica whose KV cache holds as many requests of ``tokens`` as the GPUs of ``of`` do."""
-    held = kv_bytes_of_request(shape, tokens, element=of.plan.kv_element, num_gpus=of.num_gpus, step_tokens=of.plan.step_tokens)
+    plan = of.plan
+    stage, shared = stages_of(shape, plan.stages)[of.stage - 1], of.num_gpus // plan.stages
+    held = kv_bytes_of_request(
+        stage, tokens, element=plan.kv_element, num_gpus=shared, step_tokens=plan.step_tokens, stages=plan.stages
+    )
     return Hardware(
         step_s=steps_of(profile_of(shape, counts, of), counts),
         kv_tokens=int(of.kv_bytes / held * tokens),
-        max_num_seqs=of.plan.max_seqs,
-        max_batched_tokens=of.plan.step_tokens,
+        max_num_seqs=plan.max_seqs,
+        max_batched_tokens=plan.step_tokens,
     )
 
 

@@ -77,7 +77,7 @@ def parameters_of(shape: Architecture) -> ParameterCounts:
         rest += queries + 2 * values + hidden + shape.intermediate_size + hidden + 2 * hidden
     matrices = 2 if shape.is_plain else 3
     moe = shape.experts
-    moe_layers = moe.num_layers if moe else 0
+    moe_layers = shape.num_expert_layers
     feed_forward = (layers - moe_layers) * matrices * hidden * shape.intermediate_size
     experts = active = routers = 0
     if moe is not None:
@@ -90,9 +90,9 @@ def parameters_of(shape: Architecture) -> ParameterCounts:
         feed_forward=feed_forward,
         experts=experts,
         active_experts=active,
-        embeddings=(shape.vocab_size + shape.num_positions) * hidden,
-        output=0 if shape.tied else shape.vocab_size * hidden,
-        rest=layers * rest + routers + hidden * (2 if shape.is_plain else 1),
+        embeddings=(shape.vocab_size + shape.num_positions) * hidden if shape.has_embeddings else 0,
+        output=shape.vocab_size * hidden if shape.has_output and not shape.tied else 0,
+        rest=layers * rest + routers + (hidden * (2 if shape.is_plain else 1) if shape.has_output else 0),
     )
 
 
@@ -141,6 +141,12 @@ def weight_bytes(
 def _quantized(counts: ParameterCounts, how: Quantization, element: int) -> int:
     packed = counts.linear - (counts.attention if how.keeps_attention else 0)
     return int((counts.total - packed) * element + packed * min(how.bits / 8, element))
+
+
+def bytes_of_stage(stage: ParameterCounts, whole: ParameterCounts, total: int, element: int) -> int:
+    """Return the bytes of one pipeline stage of a model of ``total`` bytes. Quantization counts for the layers, not for the rest."""
+    per_linear = (total - element * (whole.total - whole.linear)) / max(1, whole.linear)
+    return round(per_linear * stage.linear) + element * (stage.total - stage.linear)
 
 
 def bytes_on_each_gpu(shape: Architecture, counts: ParameterCounts, total: int, num_gpus: int) -> int:

@@ -136,13 +136,9 @@ PODS: list[Check] = [
     ),
     (
         "objects that the /dev/shm of a second model cannot hold",
-        merged(
-            models(CUDA, {"name": "c", "model": "/opt/c"}),
-            at("objectStore.bytes", 1073741825),
-            *(at(f"{path}.shmSize", "2Gi") for path in ("head", "ingressPods")),
-        ),
-        ("objectStore.bytes is 1073741825, but modelPods.shmSize is 1Gi for config.models.c",),
-        merged(GPU, at("objectStore.bytes", 1073741825), *(at(f"{path}.shmSize", "2Gi") for path in ("head", "ingressPods"))),
+        models(CUDA, {"name": "c", "model": "/opt/c", "pods": {"shmSize": "127Mi"}}),
+        ("config.models.c.pods.shmSize is 127Mi for config.models.c, but Ray's object store there has 128Mi",),
+        models(CUDA, {"name": "c", "model": "/opt/c", "pods": {"shmSize": "128Mi"}}),
     ),
     *[
         (
@@ -212,12 +208,6 @@ PODS: list[Check] = [
             ),
         )
     ],
-    (
-        "objects that /dev/shm cannot hold",
-        at("objectStore.bytes", 268435457),
-        ("objectStore.bytes is 268435457, but head.shmSize is 256Mi", "raise the latter"),
-        at("objectStore.bytes", 268435456),
-    ),
     *[
         (
             f"{what} of the chart's name",

@@ -107,8 +107,9 @@ def pods(path: str, group: str) -> Iterator[Row]:
     volume = at(f"{path}.extraVolumes", [VOLUME])
     yield f"{path}.extraVolumeMounts", [MOUNT], lambda r: r.container(group)["volumeMounts"][-1], MOUNT, volume
     yield f"{path}.tmpSize", "3Mi", size_of(group, "tmp"), "3Mi", {}
-    yield f"{path}.homeSize", "3Mi", size_of(group, "home"), "3Mi", {}
-    yield f"{path}.shmSize", "300Mi", size_of(group, "shm"), "300Mi", {}
+    if path == "modelPods":
+        yield f"{path}.homeSize", "3Mi", size_of(group, "home"), "3Mi", {}
+        yield f"{path}.shmSize", "300Mi", size_of(group, "shm"), "300Mi", {}
 
 
 def extra_of(group: str) -> tuple[dict[str, Any], Place, dict[str, Any]]:

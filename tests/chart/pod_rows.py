@@ -130,7 +130,5 @@ PODS: list[Row] = [
         at("modelPods.headroom.pods", 1),
     ),
     ("autoscaler.idleTimeoutSeconds", 9, lambda r: r.cluster["autoscalerOptions"]["idleTimeoutSeconds"], 9, {}),
-    ("autoscaler.upscalingMode", "Conservative", lambda r: r.cluster["autoscalerOptions"]["upscalingMode"], "Conservative", {}),
     *resources("autoscaler.resources", lambda r: r.cluster["autoscalerOptions"]["resources"]),
-    ("objectStore.bytes", 80000000, lambda r: r.group(MODEL)["rayStartParams"]["object-store-memory"], "80000000", {}),
 ]

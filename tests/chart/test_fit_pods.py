@@ -104,3 +104,17 @@ def test_fit_says_how_to_get_the_config_of_a_model_that_a_job_will_fetch(hub: Pa
     assert code == 1
     assert "models.chat.model: s3://b/p is not on this machine" in output
     assert "run `aws s3 cp s3://b/p/config.json p/config.json`, then `serve-app fit p` for this model" in output
+    code, output = fit(tmp_path, merged(models(CHAT), at("weights", {"enabled": True, "existingClaim": "mine"})))
+    assert code == 1
+    assert "models.chat.model: /models/m is not on this machine; fit sees no volume of the cluster: copy the folder's" in output
+
+
+def test_fit_reads_the_folder_of_a_bucket_where_the_volume_is_mounted(tmp_path: Path) -> None:
+    (tmp_path / S3["path"]).mkdir()
+    (tmp_path / S3["path"] / "config.json").write_text(json.dumps(LLAMA_8B))
+    file = tmp_path / "manifests.yaml"
+    values = merged(LOADED, at("config.models.chat.model", f"/models/{S3['path']}"))
+    file.write_text(render(values).text.replace("/models/", f"{tmp_path}/"))
+    done = CliRunner().invoke(app, ["fit", str(file), "--gpu", "l4"], terminal_width=80)
+    assert done.exit_code == 0, done.output
+    assert "chat: llama, 8.03 billion parameters" in done.output

@@ -227,9 +227,6 @@ def test_numbers_are_whole_however_large() -> None:
     """Helm holds numbers as floats, which would print as 1.048576e+07."""
     config = render(merged(at("config.ingress.max_body_bytes", 10485760), at("config.protocol.max_frame_bytes", 1 << 30))).config
     assert (config["ingress"]["max_body_bytes"], config["protocol"]["max_frame_bytes"]) == (10485760, 1 << 30)
-    room = merged(*(at(f"{pods}.shmSize", "2Gi") for pods in ("head", "ingressPods", "modelPods")))
-    store = render(merged(room, at("objectStore.bytes", 1 << 31))).group("head")["rayStartParams"]
-    assert store["object-store-memory"] == str(1 << 31)
 
 
 def test_the_runbook_forwards_to_the_services_port_by_its_name() -> None:

@@ -38,7 +38,7 @@ template:
 {{- define "serve-app.autoscalerOptions" -}}
 version: v2
 idleTimeoutSeconds: {{ .Values.autoscaler.idleTimeoutSeconds }}
-upscalingMode: {{ .Values.autoscaler.upscalingMode }}
+upscalingMode: Default
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 env:
   {{- include "serve-app.logRotation" . | nindent 2 }}

@@ -5,7 +5,8 @@ whose rules ignoredRules names; tests/chart/test_lint.py and test_lint_timeouts.
 {{- $tables := dict -}}
 {{- range $file, $_ := .Files.Glob "files/lints/*.yaml" }}{{ $tables = merge $tables ($.Files.Get $file | fromYaml) }}{{ end -}}
 {{- $in := dict "root" . "tables" $tables "shared" (.Files.Get "files/rules.yaml" | fromYaml) -}}
-{{- $problems := include "serve-app.lintForeign" $in | trim | default (include "serve-app.lintConfig" $in | trim) -}}
+{{- $problems := printf "%s\n%s" (include "serve-app.lintForeign" $in) (include "serve-app.lintForms" $in) | trim
+    | default (include "serve-app.lintConfig" $in | trim) -}}
 {{- if not $problems -}}{{- /* the other checks read names and configuration that these refuse */ -}}
 {{- $_ := set $in "models" (include "serve-app.models" . | fromYamlArray) -}}
 {{- $_ := set $in "groups" list -}}

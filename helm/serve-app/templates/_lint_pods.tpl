@@ -34,8 +34,7 @@ in, as of serve-app.judge. */}}
 {{- include "serve-app.judge" (dict "in" $in "table" "requests" "path" $of.path "whose" $of.whose "name" $name "request" $request
     "limit" (get ($of.pods.resources.limits | default dict) $name)) -}}
 {{- end -}}
-{{- include "serve-app.judge" (dict "in" $in "table" "objects" "path" .path "whose" .whose "bytes" $v.objectStore.bytes
-    "shm" (get .pods "shmSize")) -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "objects" "path" .path "whose" .whose "shm" (get .pods "shmSize")) -}}
 {{- end -}}
 {{- range $path, $given := $annotations -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "evictions" "path" $path "annotations" $given) -}}

@@ -102,5 +102,5 @@ dashboard-agent-listen-port: "52365"
 metrics-export-port: "8080"
 min-worker-port: "10002"
 max-worker-port: "10999"
-object-store-memory: {{ .Values.objectStore.bytes | int64 | quote }}
+object-store-memory: "134217728" {{- /* serve-app hardly uses it; Ray's own default would be 30 % of the memory */}}
 {{- end }}

@@ -20,14 +20,14 @@
 {{- end }}
 {{- end }}
 
-{{- /* What a container of Ray may write to. Args: the pods' settings. */}}
+{{- /* What a container of Ray may write to. /dev/shm counts as memory. Args: the pods' settings: a model's have all three sizes. */}}
 {{- define "serve-app.scratchVolumes" -}}
 - name: tmp
   emptyDir: {sizeLimit: {{ .tmpSize }}}
 - name: home
-  emptyDir: {sizeLimit: {{ .homeSize }}}
+  emptyDir: {sizeLimit: {{ .homeSize | default "1Gi" }}}
 - name: shm
-  emptyDir: {medium: Memory, sizeLimit: {{ .shmSize }}}
+  emptyDir: {medium: Memory, sizeLimit: {{ .shmSize | default "256Mi" }}}
 {{- with include "serve-app.compileCacheClaim" . }}
 - name: compile-cache
   persistentVolumeClaim: {claimName: {{ . | quote }}}
