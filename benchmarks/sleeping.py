@@ -11,7 +11,7 @@ import argparse
 import math
 import random
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 import numpy as np
 
@@ -109,7 +109,7 @@ def slow_parts(worlds: list[SleepWorld]) -> str:
     """Return how the slowest requests spent their time, from each world's log of phases."""
     served = [(ttft_s, at, name, world) for world in worlds for at, name, ttft_s in world.served]
     slowest = sorted(served, key=lambda each: each[0])[-math.ceil(SLOW * len(served)) :]
-    spent = Counter[str]()
+    spent: dict[str, float] = defaultdict(float)
     for ttft_s, at, name, world in slowest:
         gpus = world.engines[name].applicant.gpus
         phases: dict[str, list[tuple[float, Phase]]] = defaultdict(list)
@@ -125,7 +125,7 @@ def slow_parts(worlds: list[SleepWorld]) -> str:
                     spent[_PARTS[phase]] += lasted_s
                     known_s += lasted_s
         spent["news and answers of others"] += ttft_s - known_s
-    return ", ".join(f"{part} {seconds / len(slowest):.2f} s" for part, seconds in spent.most_common())
+    return ", ".join(f"{part} {seconds / len(slowest):.2f} s" for part, seconds in sorted(spent.items()))
 
 
 def _row(gap_s: float, side: str, runs: list[list[float]]) -> None:
