@@ -14,8 +14,9 @@ ASKED_S = 3.0
 """An ingress whose requests wait repeats its `Wake` each second. Its wish is forgotten after this many seconds without another."""
 DEFAULT_CHANGE_S = 10.0
 """The assumed seconds of a sleep and a wake-up together, before they were measured."""
-MIN_DRAIN_S = 0.5
-"""The least seconds from the news that the replica takes nothing until it sleeps: attempts that are on their way arrive within them."""
+MIN_DRAIN_S = 0.1
+"""The least seconds from the news that the replica takes nothing until it sleeps: attempts that are on their way arrive within them, unless
+their ingress's loop lags. Those that come later are let go, and wait as long as requests that came after the drain."""
 
 
 class Phase(StrEnum):

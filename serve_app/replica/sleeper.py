@@ -1,6 +1,7 @@
 """`Sleeper` lets one replica's engine sleep: it claims the replica's GPUs at the lease board, and does what ``core/sleep.py`` decides."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -85,6 +86,7 @@ class Sleeper:
         self._engine: EngineProcess | None = None
         self._server: ReplicaServer | None = None
         self._placed = asyncio.Event()
+        self._news = asyncio.Event()  # ends the wait of `run` for its next look: a change of places needs several looks in a row
         self._changing: asyncio.Task[None] | None = None
         self._claimed: tuple[Claim, asyncio.Task[Order | None]] | None = None
         self._numbers = itertools.count(1)
@@ -117,17 +119,20 @@ class Sleeper:
     def begin(self, engine: EngineProcess, server: ReplicaServer, host_bytes: int) -> None:
         """Take in that the engine is up and the replica listens. ``host_bytes``: what its weights take while it sleeps."""
         self._engine, self._server, self._host_bytes = engine, server, host_bytes
-        server.on_wake = lambda: self._take(Asked())
+        server.on_wake = lambda: self._hear(Asked())
         self._take(EngineChanged())
 
     async def run(self) -> None:
         """Renew the claim and look at the attempts until cancelled. A board that does not answer is asked again."""
         try:
             while True:
+                self._news.clear()
                 self._look(0 if self._server is None else self._server.num_attempts())
                 if self._changing is not None and self._changing.done():
                     self._changing.result()
-                await asyncio.sleep(_LOOK_EVERY_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_EVERY_S):
+                        await self._news.wait()
         finally:
             if self._claimed is not None:
                 self._claimed[1].cancel()
@@ -155,7 +160,9 @@ class Sleeper:
         if claim.holds:
             self._placed.set()
         if self._claimed is None:
-            self._claimed = claim, asyncio.create_task(self._ask(claim), name="place")
+            answer = asyncio.create_task(self._ask(claim), name="place")
+            answer.add_done_callback(lambda _: self._news.set())
+            self._claimed = claim, answer
 
     async def _ask(self, claim: Claim) -> Order | None:
         """Return the board's answer; None if it gives none. The first of several silences is logged.
@@ -176,6 +183,10 @@ class Sleeper:
             return None
         self._is_unheard = False
         return order
+
+    def _hear(self, event: Event) -> None:
+        self._take(event)
+        self._news.set()
 
     def _take(self, event: Event) -> None:
         before = self.phase
@@ -205,7 +216,7 @@ class Sleeper:
 
     async def _note(self, change: Coroutine[Any, Any, bool]) -> None:
         done = await change
-        self._take(EngineChanged() if done else Ended())
+        self._hear(EngineChanged() if done else Ended())
 
     def _show(self) -> None:
         self._asleep.set(float(self.phase is Phase.ASLEEP), {"model": self._model})

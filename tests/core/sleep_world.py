@@ -44,8 +44,15 @@ class SleepWorld:
         self.after_s = after_s
         self.places = Places(EXPIRY_S, now=-EXPIRY_S)
         self.engines: dict[str, Engine] = {}
-        self.ttfts_s: list[float] = []
+        self.served: list[tuple[float, str, float]] = []
+        """When each request's attempt began, at which engine, and how long the request had waited."""
+        self.phases: list[tuple[float, str, Phase]] = []
+        """When each engine entered which phase."""
         self.num_starts = 0
+
+    @property
+    def ttfts_s(self) -> list[float]:
+        return [ttft_s for _, _, ttft_s in self.served]
 
     def add(
         self, name: str, gpu: str, *, start_s: float = 5.0, sleep_s: float = 0.5, wake_s: float = 0.5, priority: int = 0
@@ -91,7 +98,7 @@ class SleepWorld:
             engine.running += [self.now + lasting_s for arrives_at in engine.in_flight if arrives_at <= self.now]
         engine.in_flight = [arrives_at for arrives_at in engine.in_flight if arrives_at > self.now]
         if not engine.draining:
-            self.ttfts_s += [self.now - came for came in engine.waiting]
+            self.served += [(self.now, engine.name, self.now - came) for came in engine.waiting]
             engine.running += [self.now + lasting_s] * len(engine.waiting)
             engine.waiting.clear()
         elif engine.waiting and self.now - engine.asked_at >= ASK_EVERY_S and engine.sleep.phase is not Phase.STARTING:
@@ -113,6 +120,12 @@ class SleepWorld:
             self.num_starts += 1
 
     def tell(self, engine: Engine, event: Event) -> None:
+        before = engine.sleep.phase
+        self._obey(engine, event)
+        if engine.sleep.phase is not before:
+            self.phases.append((self.now, engine.name, engine.sleep.phase))
+
+    def _obey(self, engine: Engine, event: Event) -> None:
         for instruction in engine.sleep.handle(event, now=self.now):
             match instruction:
                 case Instruction.START_DRAIN:
