@@ -5,7 +5,7 @@
 Both always have 40 requests open, with answers of 400 to 600 tokens. Prompts of the one are 300 tokens, of the other 28,700, of which the
 prefix cache has all but 64. They are charged by costs that were measured without and with a long context. GPU time is that of the simulated
 accelerator: the keys and values that a request reads in a step, and of the rest of the step a part by its tokens in it. The warm-up is long
-because all 80 requests come at once, before the cost of an answer is known. Each tenant's share takes about 100 s to settle after that.
+because all 80 requests come at once, before the cost of an answer is known.
 """
 
 import argparse

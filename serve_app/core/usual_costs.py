@@ -1,5 +1,6 @@
 """`UsualCosts` learns what requests of a tenant usually cost; `FairOrder` expects the same of the tenant's next request. Pure."""
 
+import math
 from dataclasses import dataclass
 
 from serve_app.core.request import RequestState
@@ -11,7 +12,8 @@ doubled. With 1/4 for the latter, a tenant with one long answer in 100 would wai
 _LEAST_COMPUTED = 0.25
 """At least this part of a prompt is expected to be in no cache: a tenant must not make its next prompts seem to cost nothing."""
 _FIRST_ANSWER_TOKENS = 64
-"""Expected length of an answer while none has ended."""
+"""Expected length of an answer while none has ended. Such an answer is expected to have all its steps alone: how many others will share
+them is not known, and 64 steps of its own cost as much as 1,024 that 16 answers share."""
 GUESS = MeasuredCosts(
     step_s=0.0,
     output_token_s=1e-3,
@@ -40,17 +42,20 @@ class UsualCosts:
 
     def expected(self, request: RequestState, others: "UsualCosts", costs: MeasuredCosts) -> tuple[float, float]:
         """Return the GPU-seconds that the prompt and the answer will probably cost. ``others`` count until an answer is known here."""
+        most = request.max_tokens
         answer_s = others.answer_s if self.answer_s is None else self.answer_s
         if answer_s is None:
-            answer_s = _FIRST_ANSWER_TOKENS * costs.output_token_s
-        most = request.max_tokens
-        longest_s = costs.seconds(output_tokens=most, context_tokens=long_context(request.prompt_tokens, most), step_part=most)
+            most, answer_s = min(most, _FIRST_ANSWER_TOKENS), math.inf
         computed = max(_LEAST_COMPUTED, self.computed)
+        longest_s = _answer_s(request, most, most, costs)
         return costs.seconds(computed_tokens=request.prompt_tokens * computed), min(answer_s, longest_s)
 
 
 def answer_cost_s(request: RequestState, costs: MeasuredCosts) -> float:
     """Return the GPU-seconds of the answer so far."""
-    num_tokens = len(request.emitted_ids)
+    return _answer_s(request, len(request.emitted_ids), request.step_part, costs)
+
+
+def _answer_s(request: RequestState, num_tokens: int, step_part: float, costs: MeasuredCosts) -> float:
     context_tokens = long_context(request.prompt_tokens, num_tokens)
-    return costs.seconds(output_tokens=num_tokens, context_tokens=context_tokens, step_part=request.step_part)
+    return costs.seconds(output_tokens=num_tokens, context_tokens=context_tokens, step_part=step_part)
