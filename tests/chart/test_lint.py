@@ -133,7 +133,7 @@ CHECKS: list[Check] = [
     (
         "one pod on a node with GPUs for several",
         merged(models(CUDA), at("modelPods.gpusPerNode", 8)),
-        ("gpus_per_replica is 2", "gpusPerNode is 8", "onePerNode is true", "6 GPUs"),
+        ("onePerNode is true", "6 GPUs", "nodes of 2 GPUs by config.models.m.pods: {gpusPerNode: 2, nodeSelector"),
         merged(models(CUDA), at("modelPods.gpusPerNode", 2)),
     ),
     (

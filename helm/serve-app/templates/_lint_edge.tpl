@@ -51,7 +51,11 @@ in, as of serve-app.judge. */}}
 {{- $_ := set $networks (printf "networkPolicies.%s" $name) (get $v.networkPolicies $name) -}}
 {{- end -}}
 {{- range $at, $all := $networks -}}
-{{- range $all }}{{ include "serve-app.judge" (dict "in" $in "table" "cidrs" "at" $at "cidr" .) }}{{ end -}}
+{{- range $all -}}
+{{- if or (regexMatch "/[0-9]{1,3}$" .) (hasPrefix "ingress." $at) -}}{{- /* else it is refused by its form already */ -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "cidrs" "at" $at "cidr" .) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- include "serve-app.judge" (dict "in" . "table" "inbound" "key" $key "cidrs" $cidrs "has_groups" $has_groups) -}}
 {{- $is_narrow := or $has_groups (hasKey $v.ingress.annotations (printf "%ssecurity-group-prefix-lists" $of)) -}}
