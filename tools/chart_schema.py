@@ -90,15 +90,8 @@ _NEVER_IGNORED = {
     *("nodes-cannot-be", "stages-cannot-be", "pods-cannot-be-shared", "label-of-chart", "annotation-of-helm", "nothing-served"),
     *("request-above-limit", "value-moved", "weights-path-twice", "weights-revision-moves", "weights-place-wrong"),
     *("mount-without-volume", "not-a-mapping", "host-is-no-name", "certificate-without-arn", "redis-address-wrong"),
-    *(
-        "wrong-form",
-        "account-without-name",
-        "download-cannot-be",
-        "max-is-zero",
-        "alb-check-not-a-number",
-        "redis-secret-of-chart",
-        "serve-outlasts-drain",
-    ),
+    *("wrong-form", "account-without-name", "download-cannot-be", "max-is-zero", "cidr-wrong"),
+    *("alb-check-not-a-number", "redis-secret-of-chart", "serve-outlasts-drain"),
     *("tenant-name", "tenant-model-not-served", "tenant-key-twice", "tenant-day", "oidc-without-tenants"),
 }
 """Rules that cannot be ignored: Kubernetes, Helm or serve-app itself would refuse the release, or the chart could not make it."""

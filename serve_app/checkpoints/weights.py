@@ -15,7 +15,7 @@ MARK = ".serve-app-complete"
 SUMS = "SHA256SUMS"
 POLL_S = 2.0
 _HUB = "hf:"
-_UNUSED = ("original/*", "*.pth", "*.onnx", "*.msgpack", "*.h5")  # other formats of the same weights
+_UNUSED = ("original/*", "*.pth", "*.onnx", "*.onnx_data", "*.msgpack", "*.h5")  # other formats of the same weights
 _CHUNK_BYTES = 1 << 22
 
 Say = Callable[[str], None]

@@ -69,7 +69,12 @@ def fit(
             show_default=False,
         ),
     ],
-    gpu: Annotated[str, typer.Option(help="The kind of GPU, for example l4, a10g, l40s, a100-80gb, h100.", show_default=False)],
+    gpu: Annotated[
+        list[str],
+        typer.Option(
+            help="The kind of GPU: l4, a10g, l40s, a100-80gb, h100, ...; again as MODEL=KIND for one model of a CONFIG."
+        ),
+    ],
     gpus: Annotated[
         int | None,
         typer.Option(

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,8 @@ class Options:
     """The options of the command, read."""
 
     gpu: str
+    gpu_of: Mapping[str, str]
+    """The kinds of single models."""
     gpus: int | None
     nodes: int | None
     context: int | None
@@ -75,7 +77,7 @@ class Options:
 def fit(
     source: str,
     *,
-    gpu: str,
+    gpu: Sequence[str],
     gpus: int | None,
     nodes: int | None,
     context: str | None,
@@ -87,8 +89,11 @@ def fit(
     """Run `serve-app fit`."""
     if requests_per_s is not None and not (math.isfinite(requests_per_s) and 0 < requests_per_s <= 1e6):
         raise ConfigError("--requests-per-s", f"is {requests_per_s:g}", "give requests per second above 0, at most a million")
+    asked = list(_asked(source))
+    kinds = _kinds_of(gpu, [each.name for each in asked])
     options = Options(
-        gpu=accelerator_named(gpu).name,
+        gpu=kinds.pop("", ""),
+        gpu_of=kinds,
         gpus=gpus,
         nodes=nodes,
         context=None if context is None else tokens_of(context, "--context"),
@@ -96,7 +101,7 @@ def fit(
         prompt=prompt,
         answer=answer,
     )
-    found = {asked.name: _answered(asked, options) for asked in _asked(source)}
+    found = {each.name: _answered(each, options) for each in asked}
     if as_json:
         models = {name: as_json_value(each) if isinstance(each, Estimate) else {"error": each} for name, each in found.items()}
         typer.echo(json.dumps({"models": models}, indent=2))
@@ -111,6 +116,27 @@ def fit(
         raise typer.Exit(1)
     if not all(isinstance(each, Estimate) and each.fit.fits for each in found.values()):
         raise typer.Exit(DOES_NOT_FIT)
+
+
+def _kinds_of(gpu: Sequence[str], models: Sequence[str]) -> dict[str, str]:
+    """Return the kind of GPU of each model that has one of its own, and that of all others at "".
+
+    Raises:
+        ConfigError: A kind or a model is unknown, or a model has no kind.
+    """
+    kinds = {}
+    for given in gpu:
+        name, _, kind = given.rpartition("=")
+        if name and name not in models:
+            raise ConfigError("--gpu", f"names the model {name!r}", f"give one of {', '.join(models)}")
+        if name in kinds:
+            raise ConfigError(
+                "--gpu", f"is given twice for {name or 'all models'}", "give one kind, and MODEL=KIND for other models"
+            )
+        kinds[name] = accelerator_named(kind).name
+    if "" not in kinds and (without := [name for name in models if name not in kinds]):
+        raise ConfigError("--gpu", f"names no kind for {', '.join(without)}", "give a kind without MODEL= too")
+    return kinds
 
 
 def _asked(source: str) -> Iterator[Asked]:
@@ -160,7 +186,7 @@ def _estimate(asked: Asked, options: Options) -> Estimate:
         num_gpus = options.gpus or asked.settings.gpus_per_replica or None
         num_nodes = options.nodes or asked.settings.nodes
     wish = Wish(
-        accelerator=ACCELERATORS[options.gpu],
+        accelerator=ACCELERATORS[options.gpu_of.get(asked.name, options.gpu)],
         num_gpus=num_gpus,
         num_nodes=num_nodes or 1,
         context=options.context,
@@ -222,8 +248,12 @@ def _folder(asked: Asked) -> Path:
         CheckpointError: An embedded model is unknown, not fetched, or damaged.
     """
     source = resolve_model(asked.model, default_cache_dir())
+    is_bucket = source.startswith("s3://")
+    is_elsewhere = is_bucket or (asked.settings is not None and os.path.isabs(source))
+    copy = source.removeprefix("s3://").strip("/") if is_elsewhere else ""
     mounted = asked.settings.model if asked.settings else ""
-    for place in (source, mounted):  # of manifests, where a job fetches the weights from and where pods have them
+    # Of manifests: where a job fetches from, where pods have it, and where the commands below put it.
+    for place in (source, mounted, copy):
         if place and os.path.exists(place):
             return Path(place)
     named = "" if asked.settings is None else f"{source} "
@@ -236,14 +266,11 @@ def _folder(asked: Asked) -> Path:
         if asked.revision:
             hint = f"fit downloads nothing: run `{command} --revision {asked.revision}` first"
         raise ConfigError(where, f"{named}is neither here nor in the cache of the hub", hint)
-    if source.startswith("s3://"):
-        copy = Path(source).name
-        command = f"aws s3 cp {source}/config.json {copy}/config.json"
-        hint = f"fit reads no bucket: run `{command}`, then `{as_typed()} fit {copy}` for this model"
-        raise ConfigError(where, f"{named}is not on this machine", hint)
-    if asked.settings is not None and os.path.isabs(source):
-        copy = Path(source).name
-        hint = f"fit sees no volume of the cluster: copy the folder's config.json to {copy}/, then run `{as_typed()} fit {copy}`"
+    if is_elsewhere:
+        there, way = "volume of the cluster", f"copy its config.json to {copy}/"
+        if is_bucket:
+            there, way = "bucket", f"run `aws s3 cp s3://{copy}/config.json {copy}/config.json`"
+        hint = f"fit reads no {there}: {way}, then the same command again in this folder"
         raise ConfigError(where, f"{named}is not on this machine", hint)
     hint = (
         "give a checkpoint's folder, its config.json, or a configuration of serve-app (.yaml); embedded:NAME is an embedded model"

@@ -31,7 +31,7 @@ def _verdict(found: Estimate) -> str:
     of = found.fit
     where = f"on {of.num_gpus} x {of.accelerator.name} with requests of {of.context:,} tokens"
     if of.fits:
-        return f"It fits {where}, {of.concurrency} at once."
+        return f"It fits {where}." if found.shape.is_encoder else f"It fits {where}, {of.concurrency} at once."
     ways = f"What would fit: {'; '.join(found.ways_out)}" if found.ways_out else "No GPU that is known here would hold it"
     return f"It does not fit {where}. {ways}."
 
@@ -64,7 +64,7 @@ def _memory(found: Estimate) -> Iterator[tuple[str, str, str]]:
         text = f"{places.num} LoRA adapters of rank {places.rank}; {found.adapter_error}"
         yield "  adapters", _gib(of.adapter_bytes), text
     yield "  reserve", _gib(of.reserve_bytes), f"activations, graphs; error {found.reserve_error}"
-    yield "  KV cache", _gib(of.kv_bytes), "what is left, with the errors above"
+    yield ("  left" if found.shape.is_encoder else "  KV cache"), _gib(of.kv_bytes), "what is left, with the errors above"
 
 
 def _on_nodes(of: Fit) -> str:
@@ -78,6 +78,11 @@ def _in_stages(of: Fit) -> str:
 
 def _contexts(found: Estimate) -> Iterator[tuple[str, str, str]]:
     of = found.fit
+    if found.shape.is_encoder:
+        yield "KV per token", "none", "an encoder has no KV cache"
+        yield "longest text", f"{of.longest_context:,}", "tokens"
+        yield "tokens of a step", f"{of.plan.step_tokens:,}", "max_num_batched_tokens; a text is computed in one step"
+        return
     per_token = of.request_bytes / of.context / 1024
     yield "KV per token", f"{per_token:,.4g} KiB", f"of each GPU, at {of.context:,} tokens; {found.kv_error}"
     yield "longest context", f"{of.longest_context:,}", f"the model allows {found.shape.max_tokens:,}"

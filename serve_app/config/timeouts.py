@@ -78,6 +78,8 @@ class TimeoutRule(NamedTuple):
     shorter: tuple[str, ...]
     margin_s: float
     reason: str
+    way_out: str = ""
+    """What to do where ``longer`` cannot be raised."""
 
 
 RULES = (
@@ -156,7 +158,8 @@ RULES = (
         "spot_notice_s",
         ("drain_s", "unready_s"),
         0,
-        "the node would go under the streams of its ingress; put ingresses on on-demand nodes",
+        "the node would go under the streams of its ingress",
+        "put ingresses on on-demand nodes: the notice is the cloud's (AWS: 120 s), and drain_s has to fit it",
     ),
     TimeoutRule(
         "head-outlasts-worker-sleep",
@@ -240,6 +243,6 @@ def broken_rules(timeouts: Timeouts, ignored: Collection[str] = ()) -> Iterator[
             continue
         others = " and ".join(f"{KEYS[name]} {'must be' if name in needed else 'is'} {value:g}" for name, value in known.items())
         problem = f"{KEYS[rule.longer]} is {longer:g} and {others}: {rule.reason}"
-        yield Broken(rule.name, problem, f"{least:g} or more is needed")
+        yield Broken(rule.name, problem, rule.way_out or f"{least:g} or more is needed")
         if rule.longer not in FOLLOWING:
             all_needed[rule.longer] = max(all_needed.get(rule.longer, 0), least)

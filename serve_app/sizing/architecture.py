@@ -1,4 +1,4 @@
-"""This module reads the shape of a decoder-only transformer from its config.json. Pure.
+"""This module reads the shape of a transformer from its config.json: a decoder, or an encoder built like BERT. Pure.
 
 Dense models with grouped-query attention, mixtures of experts and multi-head latent attention (MLA) are known. Of a model for text and
 media the text part is read. A `model_type` outside `FAMILIES` is read like a Llama, and `Architecture.notes` says so.
@@ -16,14 +16,17 @@ _TIED = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text", "opt", "gpt2"})
 """Families whose config.json leaves `tie_word_embeddings` out when it is true."""
 _FOUR_NORMS = frozenset({"gemma2", "gemma3", "gemma3_text"})
 _QK_NORMS = frozenset({"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2"})
-_PLAIN_MLP = frozenset({"opt", "gpt2"})
+_BERT = frozenset({"bert", "roberta", "xlm-roberta"})
+"""Encoders, of which vLLM leaves the pooler and the output layer out. They hold no KV cache: every text is computed in one step."""
+_PLAIN_MLP = _BERT | {"opt", "gpt2"}
 """Families whose feed-forward has two matrices and no gate, and whose layers all have biases."""
 FAMILIES = frozenset(
-    {*_TIED, *_QK_NORMS, "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "phi3", "smollm3", "gpt_oss", "granite"}
+    {*_TIED, *_QK_NORMS, *_BERT, "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "phi3", "smollm3", "gpt_oss", "granite"}
     | {"deepseek_v2", "deepseek_v3", "kimi_k2"}
 )
-_ENCODERS = frozenset({"bert", "roberta", "xlm-roberta", "modernbert", "distilbert", "nomic_bert", "t5", "whisper", "clip"})
-_SHIFTED_POSITIONS = {"opt": 2}
+_OTHER_ENCODERS = frozenset({"modernbert", "distilbert", "nomic_bert", "t5", "whisper", "clip"})
+_SHIFTED_POSITIONS = {"opt": 2, "roberta": 2, "xlm-roberta": 2}
+"""Rows of the table of positions that no token has."""
 _ON_EVERY_STAGE = frozenset({"gemma3", "gemma3_text", "gemma2", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "opt", "gpt2"})
 """Families of which vLLM keeps the embeddings and the output layer on every pipeline stage."""
 MOST_TOKENS = 2**30
@@ -35,7 +38,7 @@ _CONTEXT_KEYS = (
 _UNNAMED_CONTEXT = 2048
 
 
-_Kind = Literal["full", "sliding", "stateful"]
+_Kind = Literal["full", "sliding", "stateful", "encoder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Layer:
     """One layer of the transformer."""
 
     attention: _Kind = "full"
-    """stateful: linear attention, whose state does not grow with the context."""
+    """stateful: linear attention, whose state does not grow with the context. encoder: attention over the text of the step, without KV."""
     has_experts: bool = False
 
 
@@ -91,6 +94,8 @@ class Architecture:
     """Longest context that vLLM takes where `max_model_len` says nothing."""
     tied: bool = False
     """Whether the output layer shares the token embeddings."""
+    num_types: int = 0
+    """Rows of the table of token types, which encoders have."""
     qkv_bias: bool = False
     sliding_window: int = 0
     """Tokens that a layer with a sliding window sees; 0 without such layers."""
@@ -134,6 +139,10 @@ class Architecture:
         return self.is_last or self.family in _ON_EVERY_STAGE
 
     @property
+    def is_encoder(self) -> bool:
+        return self.family in _BERT
+
+    @property
     def is_plain(self) -> bool:
         """Whether the feed-forward has two matrices and every layer has biases, as in OPT."""
         return self.family in _PLAIN_MLP
@@ -160,7 +169,7 @@ def architecture_of(values: object, where: str) -> Architecture:
         where: The file's name, for errors.
 
     Raises:
-        ConfigError: It is no mapping, no decoder-only transformer, or a value is missing or out of range.
+        ConfigError: It is no mapping, neither a decoder nor like BERT, or a value is missing or out of range.
     """
     if not isinstance(values, Mapping):
         raise ConfigError(where, f"holds a {type(values).__name__} and no mapping", "give a checkpoint's config.json")
@@ -202,7 +211,8 @@ def architecture_of(values: object, where: str) -> Architecture:
         num_heads=heads,
         max_tokens=max_tokens,
         default_tokens=default_tokens,
-        tied=whole.flag("tie_word_embeddings", config.flag("tie_word_embeddings", family in _TIED)),
+        tied=family in _BERT or whole.flag("tie_word_embeddings", config.flag("tie_word_embeddings", family in _TIED)),
+        num_types=config.whole("type_vocab_size", least=0, most=2**16, default=2) if family in _BERT else 0,
         qkv_bias=config.flag("attention_bias", family in ("qwen2", "qwen2_moe", "gpt_oss")),
         sliding_window=window,
         experts=experts,
@@ -220,10 +230,9 @@ def _language_model(whole: ConfigValues, where: str) -> tuple[ConfigValues, str,
         config = text
         notes.append("the encoders of images and sounds are counted only where the weights' own files are read")
     family = config.text("model_type") or whole.text("model_type")
-    if family in _ENCODERS:
-        raise ConfigError(
-            f"{where}: model_type", f"is {family!r}", "an encoder has no KV cache: fit sizes models that write text"
-        )
+    if family in _OTHER_ENCODERS:
+        hint = f"fit sizes models that write text, and of encoders {', '.join(sorted(_BERT))}"
+        raise ConfigError(f"{where}: model_type", f"is {family!r}", hint)
     if family not in FAMILIES:
         notes.append(f"model_type {family or '(none)'} is counted like a Llama; its own parts may be missing")
     return config, family, notes
@@ -237,6 +246,8 @@ def _contexts(config: ConfigValues, family: str) -> tuple[int, int]:
     """
     named = [config.whole(key, most=MOST_TOKENS) for key in _CONTEXT_KEYS if config.has(key)]
     most = config.whole("model_max_length", most=MOST_TOKENS, default=min(named, default=_UNNAMED_CONTEXT))
+    if family in _BERT:
+        most = max(1, most - _SHIFTED_POSITIONS.get(family, 0))
     kinds = {rope.text("rope_type", "type"): rope.values.get("factor") for rope in _ropes(config)}
     if "longrope" in kinds or "su" in kinds:
         return most, config.whole("original_max_position_embeddings", most=MOST_TOKENS, default=most)
@@ -294,6 +305,8 @@ def _latent(config: ConfigValues) -> Latent | None:
 
 def _layer_kinds(config: ConfigValues, family: str, layers: int) -> tuple[int, list[_Kind]]:
     """Return the tokens of the sliding window, and the attention of each layer."""
+    if family in _BERT:
+        return 0, ["encoder"] * layers
     window = config.whole("sliding_window", least=0, most=MOST_TOKENS, default=0)
     if not config.flag("use_sliding_window", True):
         window = 0

@@ -100,7 +100,7 @@ class Estimate:
             step_tokens=plan.step_tokens,
             stages=plan.stages,
         )
-        return self.offload_bytes * of.context // (held * shared)
+        return self.offload_bytes * of.context // max(1, held * shared)
 
     @property
     def weight_error(self) -> str:
@@ -153,6 +153,8 @@ def estimate(shape: Architecture, files: TensorBytes | None, wish: Wish) -> Esti
         shape = replace(shape, max_tokens=context, notes=(*shape.notes, note))
     counts = parameters_of(shape)
     plan = _plan(shape, accelerator, args)
+    if shape.is_encoder and not args.get("max_num_batched_tokens"):
+        plan = replace(plan, step_tokens=max(plan.step_tokens, context))  # a text is computed in one step
     online = online_quantization(str(args.get("quantization") or ""))
     weights = weight_bytes(shape, counts, element=plan.element, files=files, online=online)
     stages = plan.stages
@@ -168,10 +170,16 @@ def estimate(shape: Architecture, files: TensorBytes | None, wish: Wish) -> Esti
         found = least or fit(shape, counts, weights, accelerator, most, context, plan, wish.num_nodes)
     if _is_to_memory(wish) and 0 < found.longest_context < context:
         found = fit(shape, counts, weights, accelerator, found.num_gpus, found.longest_context, plan, wish.num_nodes)
-    if wish.load is not None and (tokens := wish.load.prompt_tokens + wish.load.answer_tokens) > found.context:
+    if (
+        not shape.is_encoder
+        and wish.load is not None
+        and (tokens := wish.load.prompt_tokens + wish.load.answer_tokens) > found.context
+    ):
         problem = f"prompt and answer are {tokens} tokens, and the longest request has {found.context}"
         raise ConfigError("--prompt", problem, "lower --prompt or --answer, or raise --context")
-    replicas = replicas_for(shape, counts, found, wish.load) if wish.load is not None and found.fits else None
+    replicas = None
+    if wish.load is not None and found.fits and not shape.is_encoder:
+        replicas = replicas_for(shape, counts, found, wish.load)
     per_pod = found.num_gpus // found.num_nodes
     pod = wish.pod or pod_sizes(per_pod, wish.offload_gib)
     stored = files.file_bytes if files is not None else weight_bytes(shape, counts, element=4 if shape.dtype == "float32" else 2)
@@ -282,7 +290,9 @@ def _notes(shape: Architecture, wish: Wish, found: Fit, replicas: Replicas | Non
         yield f"no engine over {found.num_nodes} nodes was measured: reserve and times leave out the network between them"
     if replicas is not None and found.plan.stages > 1:
         yield f"times are those of GPUs that share every layer: in {found.plan.stages} stages a token takes longer, up to so many times"
-    if wish.load is not None and found.fits and replicas is None:
+    if shape.is_encoder and wish.load is not None:
+        yield "the rate is not computed for an encoder: measure one replica (docs/loadtest.md)"
+    elif wish.load is not None and found.fits and replicas is None:
         yield "replicas: the limits of the engine leave too few batches to tell its costs apart"
     if replicas is not None and replicas.missed:
         yield f"even one request alone breaks the limit of {', '.join(replicas.missed)}: more replicas do not help"

@@ -124,7 +124,7 @@ def reserve_bytes(shape: Architecture, plan: Plan, num_gpus: int) -> int:
         inner = moe.per_token * (shape.hidden_size + 2 * moe.size // num_gpus) + 2 * moe.shared_size // num_gpus
     activations = plan.step_tokens * (6 * shape.hidden_size + inner) * plan.element
     logits = min(plan.max_seqs, plan.step_tokens) * shape.vocab_size * 8  # as 32-bit floats, and a copy of them for sampling
-    logits = logits if shape.is_last else 0
+    logits = logits if shape.is_last and not shape.is_encoder else 0
     fixed = NON_TORCH_BYTES + (GRAPH_BYTES if plan.has_graphs else 0) + (NCCL_BYTES if num_gpus * plan.stages > 1 else 0)
     return activations + logits + fixed
 
@@ -220,7 +220,7 @@ def shared_by(shape: Architecture, num_nodes: int = 1, stages: int = 1) -> list[
 
 def ways_out(shape: Architecture, counts: ParameterCounts, weights: int, of: Fit) -> Iterator[str]:
     """Yield what would make a model fit that does not: a shorter context, more GPUs, fewer bits, another kind of GPU."""
-    if of.longest_context:
+    if of.longest_context and not shape.is_encoder:
         yield f"a context of {of.longest_context:,} tokens"
     if more := least_fit(shape, counts, weights, of.accelerator, of.context, of.plan):
         yield f"{more.num_gpus} x {of.accelerator.name}"

@@ -90,7 +90,7 @@ def parameters_of(shape: Architecture) -> ParameterCounts:
         feed_forward=feed_forward,
         experts=experts,
         active_experts=active,
-        embeddings=(shape.vocab_size + shape.num_positions) * hidden if shape.has_embeddings else 0,
+        embeddings=(shape.vocab_size + shape.num_positions + shape.num_types) * hidden if shape.has_embeddings else 0,
         output=shape.vocab_size * hidden if shape.has_output and not shape.tied else 0,
         rest=layers * rest + routers + (hidden * (2 if shape.is_plain else 1) if shape.has_output else 0),
     )

@@ -9,11 +9,29 @@ from tests.chart.render import at, merged, models
 EVICT = "karpenter.sh/do-not-disrupt"
 PRIMARY = "rediss://master.a.b.euc1.cache.amazonaws.com:6379"
 ARN = "arn:aws:acm:eu-central-1:1:certificate/a"
+INBOUND = "alb.ingress.kubernetes.io/inbound-cidrs"
+GROUPS = "alb.ingress.kubernetes.io/security-groups"
+LIMITED = {"limits": {"max_concurrent": 8}}
 TWO = models(CUDA | {"replicas": {"min": 1, "max": 2}})
 
 
 def redis(address: str, **more: str) -> dict[str, Any]:
     return {"gcsFaultTolerance": {"enabled": True, "address": address, **more}}
+
+
+def public(**annotations: str) -> dict[str, Any]:
+    """Return values of a load balancer that the internet reaches, but for what these annotations keep out."""
+    return merged(ALB, at("ingress.albScheme", "internet-facing"), at("ingress.annotations", annotations))
+
+
+def clients(*cidrs: str) -> dict[str, Any]:
+    return at("networkPolicies.clients", [{"ipBlock": {"cidr": cidr}} for cidr in cidrs])
+
+
+def pools(given: dict[str, Any]) -> dict[str, Any]:
+    """Return values of a model on nodes of two GPUs, and of another on nodes of one, with these values of its pods."""
+    small = CUDA | {"name": "n", "gpus_per_replica": 1, "pods": {"gpusPerNode": 1, **given}}
+    return merged(models(CUDA, small), at("modelPods", {"gpusPerNode": 2, "nodeSelector": {"serve-app/nodes": "gpu"}}))
 
 
 def claim(**more: str) -> dict[str, Any]:
@@ -63,6 +81,70 @@ CLOUD: list[Check] = [
         )
         for address in [PRIMARY.replace("master.", "replica.")]
     ],
+    *[
+        (
+            f"a public load balancer and {what}",
+            merged(public(**annotations), given),
+            ("open-without-limits: ingress.albScheme is internet-facing", says, f"{INBOUND}: 203.0.113.0/24"),
+            merged(public(**better), mended),
+        )
+        for what, annotations, given, says, better, mended in (
+            ("keys of nobody", {}, {}, "keys without tenants have no limits", {INBOUND: "203.0.113.0/24"}, {}),
+            ("networks of all", {INBOUND: "10.0.0.0/8,0.0.0.0/0"}, {}, "keys without tenants", {GROUPS: "sg-1"}, {}),
+            (
+                "a tenant without limits",
+                {},
+                at("tenants.inline", {"a": LIMITED, "b": {"limits": {"max_tokens": 9}}}),
+                "tenants.inline.b has no limits",
+                {},
+                at("tenants.inline", {"a": LIMITED, "b": LIMITED}),
+            ),
+        )
+    ],
+    *[
+        (
+            f"{cidr} in {place}",
+            given,
+            (f"cidr-wrong: {place} has {cidr}, which is no network", "such as 203.0.113.0/24"),
+            mended,
+        )
+        for place, cidr, given, mended in (
+            (
+                f"ingress.annotations with {INBOUND}",
+                "203.0.113.0/33",
+                public(**{INBOUND: "203.0.113.0/33"}),
+                public(**{INBOUND: "203.0.113.0/24, 2001:db8::/32"}),
+            ),
+            ("networkPolicies.clients", "10.0.0.0/40", clients("10.0.0.0/40"), clients("10.0.0.0/8", "fd00::/64")),
+            (
+                "networkPolicies.redisCidrs",
+                "fd00::/129",
+                at("networkPolicies.redisCidrs", ["fd00::/129"]),
+                at("networkPolicies.redisCidrs", ["fd00::/128"]),
+            ),
+        )
+    ],
+    (
+        "networks beside security groups, which replace them",
+        public(**{INBOUND: "10.0.0.0/8", GROUPS: "sg-1"}),
+        (f"ingress.annotations has {INBOUND} and {GROUPS}", "remove one of them"),
+        public(**{GROUPS: "sg-1"}),
+    ),
+    (
+        "nodes of one label and two sizes",
+        pools({}),
+        (
+            "nodes-of-two-sizes: gpusPerNode is 1 for config.models.n and 2 for config.models.m",
+            "give config.models.n.pods a nodeSelector of nodes with 1 GPU, ",
+        ),
+        pools({"nodeSelector": {"serve-app/nodes": "gpu-l4"}}),
+    ),
+    (
+        "an office in the place of the load balancer's subnets",
+        merged(ALB, clients("203.0.113.0/24")),
+        ("clients-are-not-the-balancer: networkPolicies.clients has public addresses alone (203.0.113.0/24)", INBOUND),
+        merged(ALB, clients("203.0.113.0/24", "100.64.0.0/16")),
+    ),
     (
         "a certificate's name",
         merged(ALB, at("ingress.albCertificateArn", "my-cert")),

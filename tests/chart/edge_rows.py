@@ -59,7 +59,7 @@ EDGE: list[Row] = [
         "internet-facing",
         lambda r: annotations("Ingress")(r)["alb.ingress.kubernetes.io/scheme"],
         "internet-facing",
-        ALB,
+        merged(ALB, at("tenants.existingSecret", "s")),
     ),
     (
         "ingress.albCertificateArn",

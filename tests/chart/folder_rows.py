@@ -21,6 +21,14 @@ FOLDERS: list[Check] = [
         at("config.ingress.batch.dir", "/tmp/batches"),
     ),
     (
+        "a folder of batches for several ingresses",
+        merged(at("config.ingress.batch.dir", "/b"), at("config.ingress.replicas.max", 2)),
+        ("config.ingress.batch.dir is /b", "config.ingress.replicas.max is 2", "set batches.databaseSecret"),
+        merged(
+            at("config.ingress.batch.files", "s3://b/p"), at("config.ingress.replicas.max", 2), at("batches.databaseSecret", "s")
+        ),
+    ),
+    (
         "a ledger beside the volume that is mounted",
         kept_in("/data-2/ledger", {"mountPath": "/data"}),
         ("config.ingress.ledger.dir is /data-2/ledger", "mounts nothing there that it may write to"),

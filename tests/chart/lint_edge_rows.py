@@ -18,7 +18,7 @@ EDGE: list[Check] = [
         "an annotation that opens the models to the internet",
         merged(NO_KEYS, at("ingress", {"enabled": True, "annotations": SCHEME})),
         ("alb.ingress.kubernetes.io/scheme in ingress.annotations is internet-facing", "apiKeys.enabled is false"),
-        at("ingress", {"enabled": True, "annotations": SCHEME}),
+        at("ingress", {"enabled": True, "annotations": {**SCHEME, "alb.ingress.kubernetes.io/inbound-cidrs": "10.0.0.0/8"}}),
     ),
     (
         "a Service for everybody",

@@ -103,10 +103,28 @@ def test_fit_says_how_to_get_the_config_of_a_model_that_a_job_will_fetch(hub: Pa
     code, output = fit(tmp_path, merged(LOADED, at("config.models.chat.model", f"/models/{S3['path']}")))
     assert code == 1
     assert "models.chat.model: s3://b/p is not on this machine" in output
-    assert "run `aws s3 cp s3://b/p/config.json p/config.json`, then `serve-app fit p` for this model" in output
+    assert "run `aws s3 cp s3://b/p/config.json b/p/config.json`, then the same command again in this folder" in output
     code, output = fit(tmp_path, merged(models(CHAT), at("weights", {"enabled": True, "existingClaim": "mine"})))
     assert code == 1
-    assert "models.chat.model: /models/m is not on this machine; fit sees no volume of the cluster: copy the folder's" in output
+    assert "models.chat.model: /models/m is not on this machine; fit reads no volume of the cluster" in output
+    assert "copy its config.json to models/m/, then the same command again" in output
+
+
+@pytest.mark.parametrize(
+    ("copy", "weights"),
+    [("b/p", {"downloads": [S3]}), ("models/s", {"existingClaim": "mine"})],
+)
+def test_fit_reads_the_file_where_its_own_command_has_put_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy: str, weights: Values
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    values = merged(models(CHAT | {"model": "/models/s"}), {"weights": {"enabled": True, **weights}})
+    code, output = fit(tmp_path, values)
+    assert (code, f"{copy}/" in output) == (1, True)
+    (tmp_path / copy).mkdir(parents=True)
+    (tmp_path / copy / "config.json").write_text(json.dumps(LLAMA_8B))
+    code, output = fit(tmp_path, values)
+    assert (code, "chat: llama, 8.03 billion parameters" in output) == (0, True), output
 
 
 def test_fit_reads_the_folder_of_a_bucket_where_the_volume_is_mounted(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ CHECKS: list[Check] = [
     (
         "one pod on a node with GPUs for several",
         merged(models(CUDA), at("modelPods.gpusPerNode", 8)),
-        ("gpus_per_replica is 2", "gpusPerNode is 8", "onePerNode is true", "6 GPUs"),
+        ("onePerNode is true", "6 GPUs", "nodes of 2 GPUs by config.models.m.pods: {gpusPerNode: 2, nodeSelector"),
         merged(models(CUDA), at("modelPods.gpusPerNode", 2)),
     ),
     (
@@ -176,7 +176,7 @@ CHECKS: list[Check] = [
         "models for everybody on the internet",
         merged(ALB, {"ingress": {"albScheme": "internet-facing"}, "apiKeys": {"enabled": False}}),
         ("albScheme is internet-facing", "apiKeys.enabled is false"),
-        merged(ALB, at("ingress.albScheme", "internet-facing")),
+        merged(ALB, at("ingress.albScheme", "internet-facing"), at("tenants.existingSecret", "s")),
     ),
     (
         "an AWS load balancer that no policy lets in",
@@ -281,31 +281,31 @@ CHECKS: list[Check] = [
     (
         "something that looks like a secret anywhere",
         at("service.annotations", {"note": "hf_" + "a" * 34}),
-        ("looks like a secret (hf_aaa",),
+        ("service.annotations.note holds something that looks like a secret (hf_aaa",),
         at("service.annotations", {"note": "hf_short"}),
     ),
     (
         "a key of OpenAI's anywhere",
         at("service.annotations", {"note": "Bearer sk-proj-" + "a1" * 12}),
-        ("looks like a secret (sk-pro",),
+        ("service.annotations.note holds something that looks like a secret (sk-pro",),
         at("service.annotations", {"note": "task-inference-of-the-second-floor"}),
     ),
     (
         "a password in a proxy's address",
         at("weights.extraEnv", [{"name": "HTTPS_PROXY", "value": "http://user:pass@proxy:3128"}]),
-        ("looks like a secret (://use",),
+        ("weights.extraEnv[0].value holds something that looks like a secret (://use",),
         at("weights.extraEnv", [{"name": "HTTPS_PROXY", "value": "http://user@proxy:3128/a:b@c"}]),
     ),
     (
         "a key of OpenAI's in a second line",
         at("extraObjects", ["kind: A\nkey:\n  sk-proj-" + "a1" * 12]),
-        ("looks like a secret (sk-pro",),
+        ("extraObjects[0] holds something that looks like a secret (sk-pro",),
         at("service.annotations", {"note": "eu-sk-learn-workers-of-the-second-floor"}),
     ),
     (
         "a password in Redis' address",
         {"gcsFaultTolerance": {"enabled": True, "address": "redis://user:pw@host:6379"}},
-        ("looks like a secret (://use",),
+        ("gcsFaultTolerance.address holds something that looks like a secret (://use",),
         {"gcsFaultTolerance": {"enabled": True, "address": "redis://host:6379"}},
     ),
     ("another name", at("config.name", "x"), ('config.name is "x"', '"demo"'), at("config.name", "demo")),

@@ -15,7 +15,7 @@ from serve_app.checkpoints import fetch_embedded, make_tiny_llama
 from serve_app.cli.fit import memory_notes
 from serve_app.cli.main import app, main
 from serve_app.config import default_cache_dir, parse_settings
-from tests.sizing.shapes import LLAMA_8B, QWEN3_235B_FP8
+from tests.sizing.shapes import BGE_M3, LLAMA_8B, QWEN3_235B_FP8
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +83,46 @@ def test_the_page_shows_what_the_command_prints_after_make_model() -> None:
     code, more = run(*command.split()[2:], *options.split())
     assert code == 0
     assert all(said in more for said in told)
+
+
+def test_an_encoder_has_no_kv_and_a_gpu_of_its_own_beside_a_chat(folder: Path) -> None:
+    encoder = folder.parent / "encoder"
+    encoder.mkdir()
+    (encoder / "config.json").write_text(json.dumps(BGE_M3))
+    models = {
+        name: {"model": str(at), "device": "cuda", "gpus_per_replica": 1} for name, at in [("chat", folder), ("bge", encoder)]
+    }
+    models["chat"]["engine_args"] = {"max_model_len": 8192}
+    models["bge"]["engine_args"] = {"runner": "pooling"}
+    config = folder.parent / "both.yaml"
+    config.write_text(yaml.safe_dump({"models": models}))
+    code, output = run(config, "--gpu", "l40s", "--gpu", "bge=l4", "--requests/s", "2")
+    assert code == 0, output
+    chat, bge = sorted(output.split("\n\n"), reverse=True)
+    assert "It fits on 1 x l4 with requests of 8,192 tokens.\n" in bge
+    assert "  weights                1.06 GiB  of each GPU; error below 1 %" in bge
+    assert "KV per token                 none  an encoder has no KV cache" in bge
+    assert "g6.xlarge" in bge
+    assert "It fits on 1 x l40s with requests of 8,192 tokens, " in chat
+    told = json.loads(run(config, "--gpu", "bge=l4", "--gpu", "chat=l40s", "--json")[1])["models"]
+    assert {name: (each["gpu"], each["kv_bytes"]["of_a_request"] > 0) for name, each in told.items()} == {
+        "chat": ("l40s", True),
+        "bge": ("l4", False),
+    }
+
+
+@pytest.mark.parametrize(
+    ("kinds", "said"),
+    [
+        (["chat=l4"], "--gpu: names the model 'chat'; give one of "),
+        (["l4", "h100"], "--gpu: is given twice for all models; "),
+        (["x="], "--gpu: names the model 'x'; "),
+    ],
+)
+def test_kinds_that_name_no_model_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kinds: list[str], said: str
+) -> None:
+    assert said in error(monkeypatch, capsys, folder, *(word for kind in kinds for word in ("--gpu", kind)))
 
 
 def test_an_equals_sign_after_the_slash_works_too(folder: Path) -> None:

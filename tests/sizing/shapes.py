@@ -82,6 +82,28 @@ QWEN3_EMBEDDING = QWEN3_32B | {
     "max_position_embeddings": 32768,
     "tie_word_embeddings": True,
 }
+BGE_M3 = _config(
+    "xlm-roberta",
+    "XLMRobertaModel",
+    hidden_size=1024,
+    intermediate_size=4096,
+    num_hidden_layers=24,
+    num_attention_heads=16,
+    vocab_size=250002,
+    max_position_embeddings=8194,
+    type_vocab_size=1,
+)
+BERT_BASE = _config(
+    "bert",
+    "BertForMaskedLM",
+    hidden_size=768,
+    intermediate_size=3072,
+    num_hidden_layers=12,
+    num_attention_heads=12,
+    vocab_size=30522,
+    max_position_embeddings=512,
+    type_vocab_size=2,
+)
 MIXTRAL = _config(
     "mixtral",
     "MixtralForCausalLM",

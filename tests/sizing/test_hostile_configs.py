@@ -42,7 +42,10 @@ KEYS = sorted({*LLAMA_8B, *QWEN3_235B, *DEEPSEEK_V3, *GPT_OSS_120B, "rope_scalin
         ({"quantization_config": {"quant_method": "awq", "bits": "x"}}, "quantization_config.bits: is 'x', and"),
         ({"layer_types": ["mamba"] * 32}, "layer_types: has no layer of attention; "),
         ({"model_type": "gemma2"}, "head_dim: is missing; "),
-        ({"model_type": "bert"}, "model_type: is 'bert'; an encoder has no KV cache"),
+        (
+            {"model_type": "t5"},
+            "model_type: is 't5'; fit sizes models that write text, and of encoders bert, roberta, xlm-roberta",
+        ),
         ({"model_type": ["llama"]}, "model_type: is a list of 1 entries, and should be a text"),
     ],
 )

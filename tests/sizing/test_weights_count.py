@@ -22,6 +22,8 @@ GIB = 2**30
         (shapes.LLAMA_70B, 70_553_706_496, 70_553_706_496),  # the hub: 70.6 B
         (shapes.MIXTRAL, 46_702_792_704, 12_879_925_248),  # paper: 47 B and 13 B
         (shapes.QWEN3_235B, 235_093_634_560, 22_190_763_520),  # model card: 235 B and 22 B
+        (shapes.BGE_M3, 566_705_152, 566_705_152),  # transformers' XLMRobertaModel without pooler
+        (shapes.BERT_BASE, 108_891_648, 108_891_648),  # transformers' BertModel without pooler
         (shapes.GEMMA2_9B, 9_241_705_984, 9_241_705_984),  # the hub: 9.24 B
     ],
 )

@@ -88,11 +88,18 @@
 {{- define "serve-app.lintGpus" -}}
 {{- $in := . -}}
 {{- $wait := dig "timeouts" "no_replica_s" 30 .root.Values.config | float64 -}}
+{{- $sizes := dict -}}
 {{- range .groups -}}
 {{- $all := dig "gpus_per_replica" 0 .model | int -}}
 {{- $has := ternary (printf "%d" $all) (printf "%d on %d nodes" $all (int .pods.nodes)) (eq (int .pods.nodes) 1) -}}
 {{- $args := dict "in" $in "model" .model "pods" .pods "gpus" (int .pods.gpus) "has" $has "per_node" (int .pods.gpusPerNode) "wait_s" $wait -}}
 {{- include "serve-app.judge" (set $args "table" "gpus") -}}
+{{- if and (int .pods.gpusPerNode) (int .pods.gpus) -}}
+{{- $place := list .pods.nodeSelector .pods.tolerations .pods.affinity | toJson -}}
+{{- $args := dict "in" $in "table" "same_nodes" "model" .model "per_node" (int .pods.gpusPerNode) -}}
+{{- with get $sizes $place }}{{ include "serve-app.judge" (merge $args .) }}{{ end -}}
+{{- $_ := set $sizes $place (get $sizes $place | default (dict "other" .model.at "its" (int .pods.gpusPerNode))) -}}
+{{- end -}}
 {{- range $kind, $amounts := .pods.resources -}}
 {{- include "serve-app.judge" (merge (dict "table" "amounts" "kind" $kind "amounts" ($amounts | default dict)) $args) -}}
 {{- end -}}

@@ -54,7 +54,24 @@ path of a file, nor another variable. Args: name, value. */}}
 {{- end -}}
 {{- $known := printf "(%s)" (join "|" .tables.secretForms) -}}
 {{- $found := regexFind $known (toJson $v) | regexFind "[A-Za-z:-].{5,}" -}}
-{{- include "serve-app.judge" (dict "in" . "table" "secret_texts" "found" $found) -}}
+{{- if $found -}}
+{{- $at := include "serve-app.placeOf" (dict "at" "" "value" $v "form" $known) -}}
+{{- include "serve-app.judge" (dict "in" . "table" "secret_texts" "found" $found "at" $at) -}}
+{{- end -}}
+{{- end }}
+
+{{- /* The path of the first text of this form below a value. Args: at (the path of the value), value, form. */}}
+{{- define "serve-app.placeOf" -}}
+{{- $found := "" -}}{{- $args := . -}}
+{{- $below := dict -}}
+{{- if kindIs "map" .value }}{{ range $key, $value := .value }}{{ $_ := set $below (printf ".%s" $key) $value }}{{ end }}{{ end -}}
+{{- if kindIs "slice" .value }}{{ range $i, $value := .value }}{{ $_ := set $below (printf "[%d]" $i) $value }}{{ end }}{{ end -}}
+{{- range $step, $value := $below -}}
+{{- if and (not $found) (regexMatch $args.form (toJson (dict $step $value))) -}}
+{{- $found = include "serve-app.placeOf" (dict "at" (printf "%s%s" $args.at $step) "value" $value "form" $args.form) -}}
+{{- end -}}
+{{- end -}}
+{{ $found | default (trimPrefix "." .at) }}
 {{- end }}
 
 {{- /* Args: in, at, path, what, paths, as of the table `fetched`. A download brings all that is below its path. */}}

@@ -17,12 +17,49 @@ in, as of serve-app.judge. */}}
 {{- end -}}
 {{- end }}
 
+{{- /* A phrase: whose keys have no limit of requests or tokens; "" where each has one, or where a Secret of yours has the tenants. */}}
+{{- define "serve-app.unlimited" -}}
+{{- if eq (include "serve-app.keysFrom" .) "api-keys" }}keys without tenants have no limits{{ end -}}
+{{- $names := list -}}
+{{- range $name, $tenant := .Values.tenants.inline -}}
+{{- $limits := get ($tenant | default dict) "limits" | default dict -}}
+{{- if not (keys (pick $limits "requests_per_minute" "tokens_per_minute" "tokens_per_day" "max_concurrent")) -}}
+{{- $names = append $names $name -}}
+{{- end -}}
+{{- end -}}
+{{- with $names }}tenants.inline.{{ sortAlpha . | join " and tenants.inline." }} has no limits{{ end -}}
+{{- end }}
+
 {{- define "serve-app.lintEdge" -}}
 {{- $in := . -}}{{- $v := .root.Values -}}
 {{- $blocks := list -}}
 {{- range $v.networkPolicies.clients }}{{ if .ipBlock }}{{ $blocks = append $blocks .ipBlock }}{{ end }}{{ end -}}
+{{- $vpc := "^(0|10|192[.]168|172[.](1[6-9]|2[0-9]|3[01])|100[.](6[4-9]|[7-9][0-9]|1[01][0-9]|12[0-7]))[.]|:" -}}
+{{- $private := false -}}{{- /* RFC 1918 and 6598, of which VPCs are made, and 0.0.0.0/0 */ -}}
+{{- range $blocks }}{{ $private = or $private (regexMatch $vpc (.cidr | default "")) }}{{ end -}}
 {{- $is_alb := eq (include "serve-app.alb" .root) "true" -}}
-{{- include "serve-app.judge" (dict "in" . "table" "edge" "ingress" $v.ingress "is_alb" $is_alb "blocks" $blocks) -}}
+{{- include "serve-app.judge" (dict "in" . "table" "edge" "ingress" $v.ingress "is_alb" $is_alb "blocks" $blocks "private" $private) -}}
+{{- $of := "alb.ingress.kubernetes.io/" -}}
+{{- $has_groups := hasKey $v.ingress.annotations (printf "%ssecurity-groups" $of) -}}
+{{- $key := printf "%sinbound-cidrs" $of -}}
+{{- $cidrs := list -}}
+{{- range get $v.ingress.annotations $key | splitList "," }}{{ with trim . }}{{ $cidrs = append $cidrs . }}{{ end }}{{ end -}}
+{{- $in_policy := list -}}{{- range $blocks }}{{ $in_policy = append $in_policy (.cidr | default "nothing") }}{{ end -}}
+{{- $networks := dict (printf "ingress.annotations with %s" $key) $cidrs "networkPolicies.clients" $in_policy
+    "service.loadBalancerSourceRanges" $v.service.loadBalancerSourceRanges -}}
+{{- range $name := list "apiServerCidrs" "weightsCidrs" "redisCidrs" -}}
+{{- $_ := set $networks (printf "networkPolicies.%s" $name) (get $v.networkPolicies $name) -}}
+{{- end -}}
+{{- range $at, $all := $networks -}}
+{{- range $all -}}
+{{- if or (regexMatch "/[0-9]{1,3}$" .) (hasPrefix "ingress." $at) -}}{{- /* else it is refused by its form already */ -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "cidrs" "at" $at "cidr" .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- include "serve-app.judge" (dict "in" . "table" "inbound" "key" $key "cidrs" $cidrs "has_groups" $has_groups) -}}
+{{- $is_narrow := or $has_groups (hasKey $v.ingress.annotations (printf "%ssecurity-group-prefix-lists" $of)) -}}
+{{- if and $cidrs (not $has_groups) }}{{ $is_narrow = not (or (has "0.0.0.0/0" $cidrs) (has "::/0" $cidrs)) }}{{ end -}}
 {{- range $name := list "healthcheck-interval-seconds" "unhealthy-threshold-count" -}}
 {{- $given := get $v.ingress.annotations (printf "alb.ingress.kubernetes.io/%s" $name) -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "alb_checks" "name" $name "given" $given) -}}
@@ -32,7 +69,8 @@ in, as of serve-app.judge. */}}
 {{- end -}}
 {{- $given := get $v.ingress.annotations "alb.ingress.kubernetes.io/scheme" -}}
 {{- include "serve-app.judge" (dict "in" . "table" "open" "alb_scheme" ($given | default (ternary $v.ingress.albScheme "" $v.ingress.alb))
-    "scheme_at" (ternary "alb.ingress.kubernetes.io/scheme in ingress.annotations" "ingress.albScheme" (ne $given ""))) -}}
+    "scheme_at" (ternary "alb.ingress.kubernetes.io/scheme in ingress.annotations" "ingress.albScheme" (ne $given ""))
+    "is_narrow" $is_narrow "unlimited" (include "serve-app.unlimited" .root)) -}}
 {{- range $kind := .tables.kindsOfOthers -}}
 {{- $given := include "serve-app.valueAt" (dict "values" $v "path" $kind.path) | fromJson -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "kinds" "has" $in.root.Capabilities.APIVersions "kind" $kind "given" $given.value) -}}

@@ -88,7 +88,8 @@ in, as of serve-app.judge. */}}
 {{- $longest = $mount -}}{{- $is_writable = not .readOnly -}}
 {{- end -}}
 {{- end -}}
-{{- include "serve-app.judge" (dict "in" $in "table" "folders" "key" $key "dir" . "is_writable" $is_writable) -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "folders" "key" $key "dir" . "is_writable" $is_writable
+    "ingresses" (dig "ingress" "replicas" "max" 1 $in.root.Values.config | int)) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

@@ -64,7 +64,8 @@ Args: in, as of serve-app.judge. */}}
 {{- end -}}
 {{- if lt (float64 $longer.s) (float64 $least) -}}
 {{- $is := printf "%s is %s and %s" $longer.at (include "serve-app.seconds" $longer.s) (join " and " $others) -}}
-{{- list $rule.name (printf "%s: %s; %s or more is needed" $is $rule.reason (include "serve-app.seconds" $least)) | toJson | nindent 0 -}}
+{{- $way := $rule.way_out | default (printf "%s or more is needed" (include "serve-app.seconds" $least)) -}}
+{{- list $rule.name (printf "%s: %s; %s" $is $rule.reason $way) | toJson | nindent 0 -}}
 {{- if and $counts (not $follows) -}}
 {{- $_ := set $needed $longer.at (maxf (get $needed $longer.at | default 0) $least) -}}
 {{- end -}}
