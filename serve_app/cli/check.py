@@ -1,4 +1,7 @@
-"""`serve-app check FILE` refuses a wrong configuration, in under 2 s where vLLM is not asked, and shows what a right one asks for."""
+"""`serve-app check FILE` refuses a wrong configuration, in under 2 s where vLLM is not asked, and shows what a right one asks for.
+
+For models on GPUs it asks the driver as well, which may take seconds.
+"""
 
 import json
 import math
@@ -230,7 +233,7 @@ def _model_line(model: ModelSettings) -> str:
     if model.simulated is not None:
         profile = model.simulated.profile
         what = f"vLLM with simulated {profile if isinstance(profile, str) else 'accelerator'}"
-    replicas = _count(model.replicas.min, model.replicas.max, "replica")
+    replicas = _replicas(model.replicas.min, model.replicas.max)
     return f"  {model.name}: {model.model}, {what}, {replicas} with {_needs(model)}"
 
 
@@ -246,7 +249,7 @@ def _needs(model: ModelSettings) -> str:
 
 def _summary(settings: Settings) -> Iterator[str]:
     ingress = settings.ingress
-    replicas = _count(ingress.replicas.min, ingress.replicas.max, "replica")
+    replicas = _replicas(ingress.replicas.min, ingress.replicas.max)
     yield f"  ingress: http://{ingress.host}:{ingress.port}/v1, {replicas} with {ingress.num_cpus:g} CPU"
     cpus = ingress.num_cpus * ingress.replicas.max + sum(m.num_cpus * m.nodes * m.replicas.max for m in settings.models.values())
     gpus = math.ceil(sum(m.gpu_share() * m.replicas.max for m in settings.models.values()))
@@ -254,11 +257,27 @@ def _summary(settings: Settings) -> Iterator[str]:
     held = f", of {gpus} that all models at their maximum would have" if gpus > limit else ""
     and_gpus = f" and {min(gpus, limit)} GPU" if gpus else ""
     yield f"At full scale Ray reserves {cpus:g} CPU{and_gpus} for it{held}."
-    if (cores := os.cpu_count() or 1) < cpus:
+    if lacks := list(_lacks(settings)):
+        yield f"{as_typed()} up does not start on this machine: {'; '.join(lacks)}."
+        yield "It starts on a machine that has all this, on a Ray cluster (--address), or on Kubernetes by the Helm chart."
+    elif (cores := os.cpu_count() or 1) < cpus:
         # `cluster.local_cluster` tells Ray that the machine has them all.
         yield f"A cluster needs that many CPUs; on this machine {as_typed()} up starts with {cores}, which its processes share."
 
 
-def _count(low: int, high: int, noun: str) -> str:
+def _lacks(settings: Settings) -> Iterator[str]:
+    """Yield what this machine lacks for the smallest fleet. What it lacks of packages and models, `_notes` yields."""
+    from serve_app.cli.doctor import gpus_here, needed_gpus
+
+    needed = needed_gpus(settings)
+    if needed and (has := len(gpus_here())) < needed:
+        seen = f"{has} {'is' if has == 1 else 'are'}" if has else "none is"
+        yield f"the smallest fleet needs {needed} GPU{'s' * (needed > 1)}, and {seen} seen here"
+    yield from (f"{model.name} needs {model.nodes} nodes" for model in settings.models.values() if model.nodes > 1)
+    if missing := sum(not os.path.exists(path) for path in named_files(settings).values()):
+        yield f"{missing} {'files are' if missing > 1 else 'file is'} missing, see below"
+
+
+def _replicas(low: int, high: int) -> str:
     amount = str(low) if low == high else f"{low} to {high}"
-    return f"{amount} {noun}" + ("" if high == 1 else "s")
+    return f"{amount} replica" if high == 1 else f"{amount} replicas, each"

@@ -22,6 +22,7 @@ from typing import Any, Self, TypeVar
 import psutil
 from pydantic import TypeAdapter, ValidationError
 
+from serve_app.cli.options import INTERRUPTED
 from serve_app.cli.reaper import Reaper, end_processes
 from serve_app.config import Settings, default_cache_dir
 from serve_app.config.settings import is_application_name
@@ -183,7 +184,10 @@ def within(limit_s: float, call: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def local_cluster(settings: Settings) -> Iterator[str]:
-    """Start a Ray cluster on loopback for this configuration, yield its address, and remove all of it at the end."""
+    """Start a Ray cluster on loopback for this configuration, yield its address, and remove all of it at the end.
+
+    SIGINT or SIGTERM during Ray's start is said at once, ends it without waiting, and raises KeyboardInterrupt.
+    """
     temp_dir = tempfile.mkdtemp(prefix="serve-app-")
     reaper = Reaper(Path(temp_dir))
     # Workers inherit the driver's environment; replicas get the same by runtime_env on a cluster we did not start.
@@ -192,13 +196,25 @@ def local_cluster(settings: Settings) -> Iterator[str]:
     # vLLM leaves its workers' sockets and rendezvous files in the temporary folder. Ray opens its own folder to all users.
     os.environ["TMPDIR"] = temp_dir
     _use_token(secrets.token_hex(32))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        context = _start_ray(settings, temp_dir, reaper)
+    except (KeyboardInterrupt, SystemExit):  # SystemExit: by Ray's own handler of SIGTERM
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        print("ending Ray, which was still starting: a second or two, longer on a busy machine", file=sys.stderr, flush=True)
+        _abandon_start(reaper, INTERRUPTED)
+        raise KeyboardInterrupt from None
+    except ClusterFailed:
+        _abandon_start(reaper, 1)
+        raise
     import ray
 
     try:
-        context = _start_ray(settings, temp_dir, reaper)
         yield str(context.address_info["address"])
     finally:
-        mine = _descendants(reaper)
+        mine = reaper.others()
         try:
             refuse_dead_ray()
             within(RAY_LIMIT_S, ray.shutdown)
@@ -210,6 +226,13 @@ def local_cluster(settings: Settings) -> Iterator[str]:
         reaper.finish()
 
 
+def _abandon_start(reaper: Reaper, status: int) -> None:
+    """Kill what a start of Ray has begun, for nothing serves yet that would have to end in order. This process exits with ``status``."""
+    end_processes(reaper.others(), grace_s=0)
+    reaper.finish()
+    atexit.register(os._exit, status)  # Ray's own handlers would wait for the processes that were killed
+
+
 def _start_ray(settings: Settings, temp_dir: str, reaper: Reaper) -> Any:
     """Return what ``ray.init`` returns for a new Ray node in the folder ``ray`` of ``temp_dir``.
 
@@ -217,7 +240,7 @@ def _start_ray(settings: Settings, temp_dir: str, reaper: Reaper) -> Any:
     may need longer, so Ray is started once more.
 
     Raises:
-        ClusterFailed: Ray has not started ``RAY_STARTS`` times in a row. The caller ends the processes of the last start.
+        ClusterFailed: Ray has not started ``RAY_STARTS`` times in a row. The processes of the last start are left.
     """
     import ray
 
@@ -241,13 +264,8 @@ def _start_ray(settings: Settings, temp_dir: str, reaper: Reaper) -> Any:
             if attempt == RAY_STARTS:
                 raise ClusterFailed(problem=problem, hint="on a busy machine, start again") from exc
             print(f"{problem}; trying once more", file=sys.stderr, flush=True)
-            end_processes(_descendants(reaper), grace_s=0)
+            end_processes(reaper.others(), grace_s=0)
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _descendants(reaper: Reaper) -> list[psutil.Process]:
-    """Return the processes that this process has started, directly or not, without the reaper."""
-    return [p for p in psutil.Process().children(recursive=True) if p.pid != reaper.pid]
 
 
 def refuse_dead_ray() -> None:

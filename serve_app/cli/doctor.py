@@ -100,7 +100,7 @@ def examine(file: Path) -> Iterator[Finding]:
         )
         yield from kv_needs.locked_memory(settings)
     yield from _libraries(settings)
-    yield findings.driver(_gpus(), _torch()[1], needed_gpus(settings))
+    yield findings.driver(gpus_here(), _torch()[1], needed_gpus(settings))
     shm = shutil.disk_usage("/dev/shm")
     # A running fleet holds its share already.
     yield findings.shared_memory(shm.free, 0 if run else OBJECT_STORE_BYTES + kept_kv_bytes(settings))
@@ -155,7 +155,7 @@ def _torch() -> tuple[str, str | None]:
     return str(constants["__version__"]), constants["cuda"]
 
 
-def _gpus() -> list[tuple[str, str]]:
+def gpus_here() -> list[tuple[str, str]]:
     """Return the name and the driver's version of each GPU; no GPU if `nvidia-smi` is missing or fails."""
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
@@ -228,7 +228,7 @@ def _libraries(settings: Settings) -> Iterator[Finding]:
         missing = list(missing_libraries())
         yield from (Finding("libraries", "error", said, way_out) for said, way_out in missing)
         if not missing:
-            yield Finding("libraries", "ok", "vLLM's kernels for CPUs find theirs")
+            yield Finding("libraries", "ok", "the system libraries of vLLM's CPU kernels are installed")
 
 
 def _files(settings: Settings) -> Iterator[Finding]:

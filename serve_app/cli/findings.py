@@ -133,13 +133,13 @@ def memory(available_bytes: int, needed_bytes: int) -> Finding:
 def descriptors(soft: int, hard: int, streams: int) -> Finding:
     """Judge the limit of open files: an ingress needs one file for each stream, and ``SPARE`` more (`serve_app/host/descriptors.py`)."""
     needed = streams + SPARE
-    said = f"limit {soft} of open files"
+    said = f"at most {soft} open files"
     if soft >= needed:
         return Finding("descriptors", "ok", said)
     way_out = (
         f"ulimit -n {hard}" if hard >= needed else f"raise the hard limit {hard}: LimitNOFILE= of systemd, --ulimit of docker"
     )
-    return Finding("descriptors", "error", f"{said}, and {streams} streams an ingress need {needed}", way_out)
+    return Finding("descriptors", "error", f"{said}, and {streams} streams per ingress need {needed}", way_out)
 
 
 def running(name: str, pid: int) -> Finding:

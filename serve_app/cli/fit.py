@@ -262,9 +262,8 @@ def _folder(asked: Asked) -> Path:
         if (cached := _cached(source, _revision(asked))) is not None:
             return cached
         command = f"{as_typed('hf')} download {source} config.json"
-        hint = f"fit downloads nothing: give the folder of what `{command}` prints"
-        if asked.revision:
-            hint = f"fit downloads nothing: run `{command} --revision {asked.revision}` first"
+        command += f" --revision {asked.revision}" if asked.revision else ""
+        hint = f"fit downloads nothing: run `{command}` first"
         raise ConfigError(where, f"{named}is neither here nor in the cache of the hub", hint)
     if is_elsewhere:
         there, way = "volume of the cluster", f"copy its config.json to {copy}/"

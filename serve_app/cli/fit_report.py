@@ -129,9 +129,9 @@ def _replicas(found: Estimate) -> Iterator[tuple[str, str, str]]:
     yield f"{load.requests_per_s:g} requests/s", amount, f"for {load.prompt_tokens:,} + {load.answer_tokens:,} tokens each"
     limits = f"first token in {load.slo.ttft_s:g} s, {1000 * load.slo.itl_s:g} ms a token, {load.headroom:.0%} headroom"
     yield "", "", f"{limits}; simulated, error tens of percent"
-    yield "", f"{_figure(replicas.most_per_replica)}/s", "the most that one replica does"
+    yield "", f"{_figure(replicas.most_per_replica)}/s", "the most that one replica can serve"
     yield "", f"{_figure(1000 * replicas.token_s)} ms", f"a token, with {_figure(replicas.batch)} requests at once"
-    yield "", f"{_figure(1000 * replicas.prompt_s)} ms", "a prompt alone"
+    yield "", f"{_figure(1000 * replicas.prompt_s)} ms", "a prompt, on an idle replica"
     if found.nodes and (cost := found.nodes[0].usd_per_month) is not None:
         yield "cost", f"${cost:,.0f}", f"a month (730 h): {_node_count(found.nodes[0])}"
 

@@ -93,7 +93,7 @@ def _answer_of(endpoint: str, repository: str, revision: str, lack: str) -> HubA
     except (requests.Timeout, requests.exceptions.SSLError) as exc:  # the hub's own client may know other certificates
         return HubAnswer("unknown", f"{away} gives no answer: {reason_of(exc)}", _ELSEWHERE)
     except requests.RequestException as exc:
-        return HubAnswer("refused", f"{away} is not reached: {reason_of(exc)}", _ELSEWHERE)
+        return HubAnswer("refused", f"{away} cannot be reached: {reason_of(exc)}", _ELSEWHERE)
     code = done.headers.get("x-error-code", "")
     return _judged(done.status_code, code, f"{endpoint} has {repository}", repository, bool(token))
 

@@ -27,9 +27,9 @@ class Reaper:
         # A session of its own: Ctrl-C reaches the whole process group of the terminal.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+    def others(self) -> list[psutil.Process]:
+        """Return the processes that this process has started, directly or not, without the reaper."""
+        return [p for p in psutil.Process().children(recursive=True) if p.pid != self._process.pid]
 
     def finish(self) -> None:
         """Make the reaper clean up, and wait for its end."""

@@ -152,13 +152,13 @@ def target(details: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show(report: Mapping[str, Any], console: Console) -> None:
-    """Print the report in 80 columns: our word for it, Serve's deployments and messages, the ingresses, and the replicas of each model."""
+    """Print the report in 80 columns: its state, Serve's deployments and messages, the ingresses, and the replicas of each model."""
     from serve_app.cli.fleet_state import fleet_state
 
     console.print(f"{report['name']}: {': '.join(fleet_state(report))}", markup=False)
     versions = sorted({lease["vllm_version"] for lease in report["members"]} - {""})
     vllm = f"vLLM {', '.join(versions)}" if versions else ""
-    serves = f"Ray Serve's word: {report['status']}" if report["status"] else ""  # a report of an ingress has none
+    serves = f"Ray Serve reports {report['status']}" if report["status"] else ""  # a report of an ingress has none
     console.print("  ".join(filter(None, (report["url"], vllm, serves))), markup=False)
     rows = []
     for name, d in report["deployments"].items():

@@ -136,12 +136,14 @@ def _cluster(settings: Settings, address: str) -> Iterator[str]:
         refuse_hopeless_start(settings)
         console.print("starting Ray")
         with local_cluster(settings) as ray_address:
-            _refuse_too_few_gpus(settings)
-            logs = Path(os.environ["TMPDIR"], "ray", "session_latest", "logs")
-            print_deaths_in_one_line(console, logs)
-            console.print(f"logs: {logs}/serve (removed at the end)")
-            yield ray_address
-            console.print("ending Ray's processes")
+            try:
+                _refuse_too_few_gpus(settings)
+                logs = Path(os.environ["TMPDIR"], "ray", "session_latest", "logs")
+                print_deaths_in_one_line(console, logs)
+                console.print(f"logs: {logs}/serve (removed at the end)")
+                yield ray_address
+            finally:
+                console.print("ending Ray's processes")
 
 
 def _refuse_too_few_gpus(settings: Settings) -> None:

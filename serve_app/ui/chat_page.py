@@ -346,4 +346,6 @@ def _problem(text: str) -> Any:
 
 
 def _figures(text: str) -> str:
-    return f'<div aria-live="polite">{html.escape(text)}</div>'
+    """Return the figures; where the line is too narrow for all, it is broken between two of them."""
+    figures = " · ".join(f"<span>{html.escape(figure)}</span>" for figure in text.split(" · "))
+    return f'<div aria-live="polite">{figures}</div>'

@@ -38,16 +38,19 @@ def problem_html(text: str) -> str:
 def _tiles(report: Report, ingresses: Sequence[Mapping[str, Any]], replicas: Mapping[str, Sequence[Replica]]) -> str:
     """Return how many replicas are ready, and the way of requests: how many are at each station now."""
     loads = [replica.member["load"] for of_model in replicas.values() for replica in of_model if replica.member is not None]
-    tiles = [
-        (" whole", *ready_of_all(report)),
-        (" way", str(sum(m["load"].get("streams", 0) for m in ingresses)), "requests at the ingresses"),
-        (" way", str(_total(ingresses, "waiting")), "wait for a replica"),
-        (" way", str(sum(load["waiting"] for load in loads)), "wait in engines"),
-        ("", str(sum(load["running"] for load in loads)), "running on engines"),
-        ("", str(_total(ingresses, "resumptions")), "answers resumed"),
+    stations = [
+        (sum(m["load"].get("streams", 0) for m in ingresses), "requests at the ingresses"),
+        (_total(ingresses, "waiting"), "wait for a replica"),
+        (sum(load["waiting"] for load in loads), "wait in engines"),
+        (sum(load["running"] for load in loads), "running on engines"),
     ]
-    inner = "".join(f'<div class="tile{kind}"><b>{value}</b><span>{label}</span></div>' for kind, value, label in tiles)
-    return f'<div class="tiles">{inner}</div>'
+    way = "".join(_tile(str(value), label) for value, label in stations)
+    resumed = _tile(str(_total(ingresses, "resumptions")), "answers resumed")
+    return f'<div class="tiles">{_tile(*ready_of_all(report), kind=" whole")}<div class="way">{way}</div>{resumed}</div>'
+
+
+def _tile(value: str, label: str, *, kind: str = "") -> str:
+    return f'<div class="tile{kind}"><b>{value}</b><span>{label}</span></div>'
 
 
 def _total(ingresses: Iterable[Mapping[str, Any]], count: str, model: str | None = None) -> int:

@@ -28,7 +28,7 @@ def test_the_schema_command_prints_the_schema() -> None:
 def test_check_sums_up_what_a_file_asks_for() -> None:
     code, output = run("check", str(EXAMPLES / "gpu.yaml"))
     assert code == 0
-    assert "1 to 8 replicas with 4 CPU + 1 GPU" in output
+    assert "1 to 8 replicas, each with 4 CPU + 1 GPU" in output
     assert "At full scale Ray reserves 48 CPU and 8 GPU for it." in output
 
 
@@ -45,6 +45,41 @@ def test_check_says_that_one_machine_may_have_fewer_cpus_than_a_cluster(
     said = "A cluster needs that many CPUs; on this machine serve-app up starts with 2, which its processes share."
     assert (said in output) == lacks
     assert _num_cpus(load_settings(file)) >= 3  # which `up` tells Ray that this machine has
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "minimum", "said"),
+    [
+        (0, 1, "serve-app up does not start on this machine: the smallest fleet needs 1 GPU, and none is seen here."),
+        (1, 2, "serve-app up does not start on this machine: the smallest fleet needs 2 GPUs, and 1 is seen here."),
+        (2, 2, "A cluster needs that many CPUs; on this machine serve-app up starts with 1, which its processes share."),
+    ],
+)
+def test_check_says_where_a_model_on_gpus_can_start(
+    num_gpus: int, minimum: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\n" + "echo NVIDIA L4, 580.1\n" * num_gpus)
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    file = tmp_path / "gpu.yaml"
+    file.write_text(f"models: {{m: {{model: org/m, device: cuda, gpus_per_replica: 1, replicas: {{min: {minimum}, max: 4}}}}}}")
+    code, output = run("check", "--no-vllm", str(file))
+    assert code == 0, output
+    starts = [line for line in output.splitlines() if "this machine" in line and not line.startswith("note:")]
+    assert starts == [said]
+    assert ("It starts on a machine that has all this, on a Ray cluster (--address)" in output) is (num_gpus < minimum)
+
+
+def test_check_counts_missing_files_and_nodes_among_what_this_machine_lacks(tmp_path: Path) -> None:
+    file = tmp_path / "wide.yaml"
+    at = f"ingress: {{api_keys_file: {tmp_path}/nowhere/keys}}"
+    simulated = "simulated: {profile: a10g-llama-8b}"
+    file.write_text(f"models: {{m: {{model: org/wide, {simulated}, gpus_per_replica: 2, nodes: 2}}}}\n{at}")
+    code, output = run("check", "--no-vllm", str(file))
+    assert code == 0, output
+    assert "serve-app up does not start on this machine: m needs 2 nodes; 1 file is missing, see below." in output
 
 
 def test_check_says_what_a_replica_needs_on_each_of_its_nodes(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """A command finds the cluster that it asks."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -54,6 +56,44 @@ def test_an_address_where_nothing_listens_is_refused_before_ray_is_loaded() -> N
         port = taken.getsockname()[1]
     with pytest.raises(ClusterFailed, match=rf"^no Ray cluster answers at 127.0.0.1:{port}: .*Connection refused; name the GCS"):
         cluster.connect(f"127.0.0.1:{port}", "any")
+
+
+RAY = """
+import signal, subprocess, sys, time
+
+def init(**_):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+    process = subprocess.Popen(["sleep", "600"])
+    print(process.pid, flush=True)
+    time.sleep(600)
+"""
+"""Stands for a Ray that starts: its handler of SIGTERM, one process, and no end of the start."""
+START = """
+from serve_app.cli.cluster import local_cluster
+from serve_app.config import parse_settings
+
+try:
+    with local_cluster(parse_settings({"models": {"a": {"model": "some/model"}}})):
+        pass
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_start_of_ray_with_a_line(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "ray.py").write_text(RAY)
+    variables = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(cluster.__file__).parents[2]}", "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", START]
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        started = psutil.Process(int(process.stdout.readline()))
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "interrupted\n")
+    assert err == "ending Ray, which was still starting: a second or two, longer on a busy machine\n"
+    assert not started.is_running()
+    assert [*tmp_path.glob("serve-app-*")] == []
 
 
 @pytest.fixture

@@ -237,7 +237,7 @@ def test_a_model_in_the_cache_of_the_hub_is_found(tmp_path: Path) -> None:
         (["", "--gpu", "l4"], "MODEL|CONFIG: does not exist; "),
         (
             ["some/one", "--gpu", "l4"],
-            "some/one: is neither here nor in the cache of the hub; fit downloads nothing: give the folder",
+            "some/one: is neither here nor in the cache of the hub; fit downloads nothing: run `",
         ),
         (["a b/c", "--gpu", "l4"], "a b/c: is neither here nor in the cache of the hub; "),
         (["embedded:gpt-9", "--gpu", "l4"], "no embedded model 'gpt-9'; known: smollm2-135m-instruct"),

@@ -161,7 +161,7 @@ def test_without_a_network_a_start_is_refused_with_the_cause(monkeypatch: pytest
         with pytest.raises(ConfigError) as refused:
             refuse_missing_checkpoint(model("org/open"))
     assert str(refused.value) == (
-        f"models.m.model: org/open is not on this machine, and {endpoint} is not reached: Connection refused; "
+        f"models.m.model: org/open is not on this machine, and {endpoint} cannot be reached: Connection refused; "
         "give a folder, or set HF_ENDPOINT to a mirror"
     )
 

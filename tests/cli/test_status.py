@@ -79,7 +79,7 @@ def test_a_line_is_one_member_with_its_load() -> None:
         "are",
         "answered",
     ]
-    assert words[1] == ["http://127.0.0.1:8010", "vLLM", "0.32.0", "Ray", "Serve's", "word:", "DEPLOYING"]
+    assert words[1] == ["http://127.0.0.1:8010", "vLLM", "0.32.0", "Ray", "Serve", "reports", "DEPLOYING"]
     assert ["ijklmnop", "draining", "255.255.255.255:8010", "4194304", "15", "4"] in words
     assert [MODEL] in words
     assert ["abcdefgh", "draining", "255.255.255.255:65535", "4194304", "12", "3", "46%", "2"] in words
@@ -154,7 +154,7 @@ def test_an_ingress_asked_by_http_says_which_replicas_start_and_are_lost() -> No
     assert not any(line.startswith("fake#replica#b") and ":4001" in line for line in lines)
 
 
-def test_after_a_killed_engine_the_first_line_says_what_is_answered_and_rays_word_is_a_detail() -> None:
+def test_after_a_killed_engine_the_first_line_says_what_is_answered_and_rays_status_is_a_detail() -> None:
     serves = (
         "A replica's health check failed. This deployment will be UNHEALTHY until the replica recovers or a new deploy happens."
     )
@@ -175,7 +175,7 @@ def test_after_a_killed_engine_the_first_line_says_what_is_answered_and_rays_wor
         seen = asked_by_http(fake.url)
     lines = shown(200, **with_losses({**REPORT, **of_serve}, seen))
     assert lines[0] == "serve-app: degraded: 1 of 2 replicas ready, 1 starting, 1 lost; requests are answered"
-    assert lines[1].endswith("  Ray Serve's word: UNHEALTHY")
+    assert lines[1].endswith("  Ray Serve reports UNHEALTHY")
     assert "replica-fake-model: a replica was lost; Ray Serve starts another" in lines
     assert "fake#replica#b  lost 2 s ago: its engine was killed" in lines
     assert sum("UNHEALTHY" in line for line in lines) == 2  # in the detail of the head, and in the table of Serve's deployments

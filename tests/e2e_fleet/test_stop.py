@@ -16,7 +16,7 @@ import yaml
 
 from tests.e2e.fleet import environment, serve_app, wait_ready, wait_until
 from tests.e2e_fleet.conftest import ELASTIC_PORT, Configure
-from tests.e2e_fleet.operations import MODEL, Fleet, Traces, fleet
+from tests.e2e_fleet.operations import MODEL, Fleet, Traces, fleet, is_running, temporary_folder, title
 from tests.e2e_fleet.streams import completion, play
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
@@ -139,6 +139,24 @@ def test_a_ray_that_does_not_start_in_time_is_started_once_more(configure: Confi
         wait_ready(server, "/readyz")
         assert "Ray did not start" in server.log.read_text()
         assert not stopped.is_running()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_ray_starts_is_answered_at_once_and_leaves_nothing(
+    number: signal.Signals, configure: Configure, tmp_path: Path
+) -> None:
+    """Nothing serves yet, so Ray's processes are killed and not waited for."""
+    with serve_app(config_of(configure, 8049, drain_s=4.0), tmp_path) as server:
+        up = psutil.Process(server.process.pid)
+        wait_until(lambda: any(p.name() == "gcs_server" for p in up.children()), limit_s=FAIL_LIMIT_S, what="Ray's first process")
+        started, folder = up.children(recursive=True), temporary_folder(up)
+        up.send_signal(number)
+        wait_until(lambda: b"ending Ray, which was still starting" in server.log.read_bytes(), limit_s=END_LIMIT_S, what="a word")
+        assert server.process.wait(END_LIMIT_S) == 130, server.tail()
+        last = server.log.read_text().splitlines()[-1]
+        assert last == "ending Ray, which was still starting: a second or two, longer on a busy machine"
+        assert [title(p) for p in started if is_running(p)] == []
+        assert not folder.exists()
 
 
 def raylets(up: psutil.Process) -> list[psutil.Process]:

@@ -41,6 +41,12 @@ LINES = """(selector) => [...document.querySelectorAll(selector)].map((element) 
   return new Set([...text.getClientRects()].map((line) => line.top)).size;
 })"""
 """In how many lines each element's text is drawn."""
+ARROWS = """() => [...document.querySelectorAll(".way .tile + .tile")].map((next) => {
+  const [from, to] = [next.previousElementSibling, next].map((tile) => tile.getBoundingClientRect());
+  const arrow = getComputedStyle(next, "::before").content;
+  return [arrow, Math.round(arrow === '"→"' ? to.left - from.right : to.top - from.bottom)];
+})"""
+"""Each arrow, and the pixels between the two counts that it joins, in its direction."""
 
 
 @contextmanager
@@ -67,6 +73,7 @@ def test_nothing_is_cut_off(page: Any, site: str, fake: FakeService, width: int,
         open_chat(page, f"{site}/?n=2", MODEL)
         assert page.evaluate("() => getComputedStyle(document.querySelector('.nav-holder'), '::before').content") == '"serve-app"'
         answered(page, "Hi")
+        assert set(page.evaluate(LINES, "#figures span")) == {1}
         assert_inside(page, ["#model", "#clear", "#figures", "#prompt", "#add-file", "#send", "#answer-0"])
         if width > 700:
             assert_inside(page, ["#answer-1", "#keep-0", "#keep-1"])
@@ -149,6 +156,14 @@ def test_a_requests_way_shows_its_replicas_in_the_first_window_and_nothing_of_it
             page.evaluate("() => [...document.querySelectorAll('.ways div')].filter((e) => e.scrollWidth > e.clientWidth).length")
             == 0
         )
+
+
+@pytest.mark.parametrize(("width", "arrow"), [(1280, "→"), (800, "→"), (390, "↓")])
+def test_each_arrow_of_the_way_of_requests_is_between_two_counts(page: Any, site: str, width: int, arrow: str) -> None:
+    with window(page, width, 844):
+        page.goto(f"{site}/fleet")
+        page.wait_for_selector(".fleet .card")
+        assert page.evaluate(ARROWS) == [[f'"{arrow}"', 12]] * 3
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
