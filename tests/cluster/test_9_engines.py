@@ -141,7 +141,8 @@ def test_the_streams_of_a_pod_that_is_evicted_take_their_kv_to_another_pod(tmp_p
     image = images_from_environment()
     assert image is not None
     values = merged(KV, REAL_KV, with_checkpoint(image.app)) if is_real else KV
-    release = installed(values, tmp_path, "--set", "modelPods.onePerNode=true")
+    gpus = ["--set", "config.models.sim.gpus_per_replica=0"] if is_real else []
+    release = installed(values, tmp_path, "--set", "modelPods.onePerNode=true", *gpus)
     wait_until("two replicas", lambda: len(release.ready_pods("model")) == 2)
     victim = release.ready_pods("model")[0]
     with release.streams(num=NUM_STREAMS, tokens=LONG_TOKENS) as seen:
