@@ -259,7 +259,8 @@ def _summary(settings: Settings) -> Iterator[str]:
     yield f"At full scale Ray reserves {cpus:g} CPU{and_gpus} for it{held}."
     if lacks := list(_lacks(settings)):
         yield f"{as_typed()} up does not start on this machine: {'; '.join(lacks)}."
-        yield "It starts on a machine that has all this, on a Ray cluster (--address), or on Kubernetes by the Helm chart."
+        one = "" if any(model.nodes > 1 for model in settings.models.values()) else "on a machine that has all this, "
+        yield f"It starts {one}on a Ray cluster (--address), or on Kubernetes by the Helm chart."
     elif (cores := os.cpu_count() or 1) < cpus:
         # `cluster.local_cluster` tells Ray that the machine has them all.
         yield f"A cluster needs that many CPUs; on this machine {as_typed()} up starts with {cores}, which its processes share."

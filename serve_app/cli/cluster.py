@@ -186,7 +186,7 @@ def within(limit_s: float, call: Callable[[], T]) -> T:
 def local_cluster(settings: Settings) -> Iterator[str]:
     """Start a Ray cluster on loopback for this configuration, yield its address, and remove all of it at the end.
 
-    SIGINT or SIGTERM during Ray's start is said at once, ends it without waiting, and raises KeyboardInterrupt.
+    A SIGINT or SIGTERM while Ray starts prints a line, kills Ray's processes and raises KeyboardInterrupt.
     """
     temp_dir = tempfile.mkdtemp(prefix="serve-app-")
     reaper = Reaper(Path(temp_dir))
@@ -197,12 +197,11 @@ def local_cluster(settings: Settings) -> Iterator[str]:
     os.environ["TMPDIR"] = temp_dir
     _use_token(secrets.token_hex(32))
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, _interrupt_once)
     try:
         context = _start_ray(settings, temp_dir, reaper)
     except (KeyboardInterrupt, SystemExit):  # SystemExit: by Ray's own handler of SIGTERM
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+        _ignore_signals()
         print("ending Ray, which was still starting: a second or two, longer on a busy machine", file=sys.stderr, flush=True)
         _abandon_start(reaper, INTERRUPTED)
         raise KeyboardInterrupt from None
@@ -226,11 +225,22 @@ def local_cluster(settings: Settings) -> Iterator[str]:
         reaper.finish()
 
 
+def _interrupt_once(*_: object) -> None:
+    """Raise KeyboardInterrupt; no later signal disturbs what it leads to."""
+    _ignore_signals()
+    raise KeyboardInterrupt
+
+
+def _ignore_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _abandon_start(reaper: Reaper, status: int) -> None:
-    """Kill what a start of Ray has begun, for nothing serves yet that would have to end in order. This process exits with ``status``."""
+    """Kill what a start of Ray has begun: nothing serves yet. This process exits with ``status``."""
+    atexit.register(os._exit, status)  # Ray's own handlers would wait for the processes that are killed here
     end_processes(reaper.others(), grace_s=0)
     reaper.finish()
-    atexit.register(os._exit, status)  # Ray's own handlers would wait for the processes that were killed
 
 
 def _start_ray(settings: Settings, temp_dir: str, reaper: Reaper) -> Any:

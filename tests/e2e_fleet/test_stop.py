@@ -142,7 +142,7 @@ def test_a_ray_that_does_not_start_in_time_is_started_once_more(configure: Confi
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_ray_starts_is_answered_at_once_and_leaves_nothing(
+def test_a_signal_while_ray_starts_is_answered_by_a_line_and_leaves_nothing(
     number: signal.Signals, configure: Configure, tmp_path: Path
 ) -> None:
     """Nothing serves yet, so Ray's processes are killed and not waited for."""

@@ -146,6 +146,15 @@ async def test_an_idle_engine_falls_asleep_and_wakes_for_a_request() -> None:
 
 
 @in_loop
+async def test_a_wish_is_looked_at_when_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with sleeping(Board(), "a", after_s=0.01) as one:
+        await reach(one, Phase.ASLEEP)
+        monkeypatch.setattr(sleeper, "_LOOK_EVERY_S", 3600.0)
+        one.replica.server.on_wake()
+        await reach(one, Phase.AWAKE)
+
+
+@in_loop
 async def test_a_second_replica_starts_only_when_the_first_sleeps() -> None:
     board = Board()
     async with sleeping(board, "a") as first, sleeping(board, "b") as second:
